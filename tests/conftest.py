@@ -1,0 +1,31 @@
+"""Small models and run folders that the tests share; nothing here is downloaded."""
+import os
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import pytest
+import torch
+
+from qwen2_model import ModelConfig, Qwen2
+
+SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def two_threads():
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def small_model():
+    """A model with untidy weights: biases and norms away from their defaults, logits far from uniform."""
+    torch.manual_seed(0)
+    model = Qwen2(ModelConfig(vocab_size=50, head_dim=16, tie_word_embeddings=True, pad_token_id=0, eos_token_id=(2,), **SMALL))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model
