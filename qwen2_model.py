@@ -54,7 +54,7 @@ class ModelConfig:
         eos = raw.get("eos_token_id") if eos is None else eos
         heads, width = raw["num_attention_heads"], raw["hidden_size"]
         head_dim = raw.get("head_dim") or (128 if raw["model_type"] == "qwen3" else width // heads)
-        rope = raw.get("rope_parameters") or {}
+        rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
         return cls(
             **{name: raw[name] for name in REQUIRED}, head_dim=head_dim, model_type=raw["model_type"],
             rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
@@ -80,7 +80,9 @@ def read_json(path: Path) -> dict:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} should hold a JSON object")
@@ -89,7 +91,10 @@ def read_json(path: Path) -> dict:
 
 def refuse_what_is_not_implemented(raw: dict, folder: Path) -> None:
     kind, window = raw.get("model_type"), raw.get("sliding_window", 4096)
-    slides = raw.get("use_sliding_window") and window and raw.get("max_window_layers", 28) < raw.get("num_hidden_layers", 0)
+    lacking = [key for key in REQUIRED if type(raw.get(key)) is not int or raw[key] < 1]
+    if kind in ("qwen2", "qwen3") and lacking:
+        raise UserError(f"{folder / 'config.json'} lacks a positive whole number for {', '.join(lacking)}")
+    slides = raw.get("use_sliding_window") and window and raw.get("max_window_layers", 28) < (raw.get("num_hidden_layers") or 0)
     found = {
         "model_type": kind not in ("qwen2", "qwen3"),
         "rope_scaling": not plain_rope(raw.get("rope_scaling")),
@@ -101,13 +106,11 @@ def refuse_what_is_not_implemented(raw: dict, folder: Path) -> None:
         "attention_dropout": raw.get("attention_dropout"),
         "attention_bias": raw.get("attention_bias") and kind == "qwen3",
         "quantization_config": raw.get("quantization_config"),
+        "num_key_value_heads": not lacking and raw["num_attention_heads"] % raw["num_key_value_heads"],
     }
     for key, refused in found.items():
         if refused:
             raise UserError(f"{folder / 'config.json'}: {key} {raw.get(key)!r} is not implemented here")
-    lacking = [key for key in REQUIRED if type(raw.get(key)) is not int]
-    if lacking:
-        raise UserError(f"{folder / 'config.json'} lacks a whole number for {', '.join(lacking)}")
 
 
 def plain_rope(rope: dict | None) -> bool:
@@ -264,21 +267,24 @@ class Qwen2(nn.Module):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = set(read_json(index).get("weight_map", {}).values())
-        if not names:
-            raise UserError(f"{index} has no weight_map")
-        return [folder / name for name in sorted(names)]
-    if not (folder / "model.safetensors").is_file():
-        raise UserError(f"{folder} has neither model.safetensors nor model.safetensors.index.json "
-                         "(weights in pickle files are not read)")
-    return [folder / "model.safetensors"]
+    """One file, or the many that an index names."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle files are not read)")
+    names = set((read_json(index).get("weight_map") or {}).values())
+    if not names:
+        raise UserError(f"{index} has no weight_map")
+    return [folder / name for name in sorted(names)]
 
 
 def load_weights(model: Qwen2, folder: Path) -> None:
     """Every tensor of the files must have its place, and every place its tensor."""
-    places = dict(model.named_parameters())
+    places, repeated = dict(model.named_parameters()), []
+    if model.lm_head is None:  # a tied model's files may hold the output matrix a second time
+        places["lm_head.weight"] = torch.empty_like(model.model.embed_tokens.weight)
+        repeated = ["lm_head.weight"]
     missing, extra = set(places), []
     for path in weight_files(folder):
         try:
@@ -287,11 +293,14 @@ def load_weights(model: Qwen2, folder: Path) -> None:
                     if name in places:
                         copy_tensor(places[name], file.get_tensor(name), name, path)
                         missing.discard(name)
-                    elif not (name == "lm_head.weight" and repeats_embeddings(file, path)):
+                    else:
                         extra.append(name)
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path} cannot be read, it may be cut off: {error}") from None
-    for names, what in ((sorted(missing), "lacks"), (extra, "has, beyond what config.json asks for,")):
+    for name in set(repeated) - missing:
+        if not torch.equal(places[name], model.model.embed_tokens.weight):
+            extra.append(f"{name} (not the embeddings, although tie_word_embeddings is true)")
+    for names, what in ((sorted(missing - set(repeated)), "lacks"), (extra, "has, beyond what config.json asks for,")):
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UserError(f"{folder} {what} {', '.join(names[:5])}{more}")
@@ -302,12 +311,6 @@ def copy_tensor(place: torch.Tensor, tensor: torch.Tensor, name: str, path: Path
     if place.shape != tensor.shape:
         raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, config.json asks for {tuple(place.shape)}")
     place.copy_(tensor)
-
-
-def repeats_embeddings(file, path: Path) -> bool:
-    """A tied model's file may hold its output matrix a second time; another matrix there would be lost silently."""
-    name = "model.embed_tokens.weight"
-    return name in file.keys() and torch.equal(file.get_tensor(name), file.get_tensor("lm_head.weight"))
 
 
 class KVCache:

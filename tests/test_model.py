@@ -1,5 +1,6 @@
 """The model against `transformers`, the cache against no cache, the sampler against the model."""
 import json
+import os
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ def reference(kind: str, tied: bool, folder, shard_size="1GB", **more):
     """A random model of the other implementation, with biases and norms away from 0 and 1 (defaults hide mistakes)."""
     torch.manual_seed(1)
     own = dict(head_dim=20) if kind == "qwen3" else {}
-    config = transformers.AutoConfig.for_model(kind, **SHAPE, tie_word_embeddings=tied, **own, **more)
+    config = transformers.AutoConfig.for_model(kind, **{**SHAPE, **own, **more}, tie_word_embeddings=tied)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -65,6 +66,56 @@ def test_rope_theta_of_older_configs(tmp_path):
         torch.testing.assert_close(Qwen2.from_pretrained(tmp_path)(IDS), other(IDS).logits, atol=1e-4, rtol=0)
 
 
+def test_rope_theta_in_the_place_of_scaling(tmp_path):
+    other = reference("qwen2", True, tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 300.0})
+    edit_config(tmp_path, rope_parameters=KeyError, rope_scaling={"rope_type": "default", "rope_theta": 300.0})
+    with torch.no_grad():
+        torch.testing.assert_close(Qwen2.from_pretrained(tmp_path)(IDS), other(IDS).logits, atol=1e-4, rtol=0)
+
+
+def test_a_tied_output_matrix_may_stand_in_another_shard(tmp_path):
+    other = reference("qwen3", True, tmp_path)
+    tensors = {k: v.clone() for k, v in load_file(tmp_path / "model.safetensors").items()}
+    (tmp_path / "model.safetensors").unlink()
+    second = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    save_file(tensors, tmp_path / "a.safetensors")
+    save_file(second, tmp_path / "b.safetensors")
+    index = {"weight_map": {**{name: "a.safetensors" for name in tensors}, "lm_head.weight": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with torch.no_grad():
+        torch.testing.assert_close(Qwen2.from_pretrained(tmp_path)(IDS), other(IDS).logits, atol=1e-4, rtol=0)
+
+
+def test_saving_over_a_sharded_model_is_not_shadowed_by_its_index(tmp_path):
+    reference("qwen2", True, tmp_path, "60KB")
+    model = Qwen2.from_pretrained(tmp_path)
+    with torch.no_grad():
+        model.model.norm.weight.add_(1)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(Qwen2.from_pretrained(tmp_path).model.norm.weight, model.model.norm.weight)
+
+
+@pytest.mark.parametrize("config, generation, stop", [(5, None, (5, 0)), ([5, 6], None, (5, 6, 0)), (5, [7, 8], (7, 8, 0)), (None, 9, (9, 0))])
+def test_stop_tokens_come_from_the_generation_config_first(tmp_path, config, generation, stop):
+    reference("qwen2", True, tmp_path)
+    edit_config(tmp_path, eos_token_id=config, pad_token_id=0)
+    (tmp_path / "generation_config.json").write_text(json.dumps({} if generation is None else {"eos_token_id": generation}))
+    model = Qwen2.from_pretrained(tmp_path)
+    assert model.config.stop_ids == stop
+    model.save_pretrained(tmp_path / "again")
+    assert Qwen2.from_pretrained(tmp_path / "again").config.stop_ids == stop
+
+
+@pytest.mark.skipif(not os.environ.get("REAL_SHAPES"), reason="takes minutes and 5 GB: REAL_SHAPES=1 python -m pytest -k real")
+def test_the_real_shapes_of_qwen2_5_0_5b(tmp_path):
+    shape = dict(vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+                 num_key_value_heads=2, max_position_embeddings=32_768)
+    other = reference("qwen2", True, tmp_path, "500MB", **shape, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
+    ids = torch.randint(0, 151_936, (2, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(Qwen2.from_pretrained(tmp_path)(ids), other(ids).logits, atol=1e-4, rtol=1e-4)
+
+
 def test_dtype_is_the_one_asked_for(tmp_path):
     reference("qwen2", True, tmp_path)
     assert {p.dtype for p in Qwen2.from_pretrained(tmp_path, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
@@ -83,6 +134,8 @@ def test_dtype_is_the_one_asked_for(tmp_path):
     (dict(num_hidden_layers=4), "layers.3."),
     (dict(intermediate_size=81), "shape"),
     (dict(hidden_size=KeyError), "hidden_size"),
+    (dict(num_attention_heads=0), "num_attention_heads"),
+    (dict(num_key_value_heads=4), "num_key_value_heads"),
 ])
 def test_what_is_not_implemented_is_refused_by_name(tmp_path, changes, named):
     reference("qwen2", True, tmp_path)
@@ -192,6 +245,14 @@ def test_a_departure_changes_nothing_for_those_who_stay(small_model):
     assert torch.equal(stopping.tokens[stopping.mask], endless.tokens[stopping.mask])
     torch.testing.assert_close(stopping.log_prob[stopping.mask], endless.log_prob[stopping.mask], atol=1e-5, rtol=0)
     assert not endless.finished.any() and endless.mask.all()
+
+
+def test_finished_rows_leave_the_batch(small_model, monkeypatch):
+    rows, forward = [], small_model.model.forward
+    monkeypatch.setattr(small_model.model, "forward", lambda ids, cache=None: rows.append(len(ids)) or forward(ids, cache))
+    result = generate(small_model, PROMPTS, answers=20, max_new_tokens=25, seed=3, stop_ids=(2, 4, 9, 17, 30))
+    live = result.mask.sum(0).tolist()
+    assert all(alive <= computed <= alive * 8 / 7 + 1 for computed, alive in zip(rows[1:], live[1:]))
 
 
 def test_alone_or_in_company(small_model):
