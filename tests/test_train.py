@@ -1,0 +1,318 @@
+"""The loop as a person meets it: whole runs, runs that were killed, and wrong commands."""
+import errno
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import train
+from conftest import ROOT
+from grpo import collect, update
+from qwen2_model import Qwen2
+
+TIME = ("seconds", "tokens_per_second", "memory")
+
+
+def run(*argv, expect=0, cwd=None):
+    result = subprocess.run([sys.executable, str(ROOT / "train.py"), *map(str, argv)], capture_output=True, text=True, cwd=cwd)
+    assert result.returncode == expect, result.stdout + result.stderr
+    return result
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def timeless(line):
+    return {k: v for k, v in line.items() if not any(word in k for word in TIME)}
+
+
+def assert_same_run(a: Path, b: Path):
+    """Bit for bit, times and memory aside."""
+    for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
+        assert list(map(timeless, lines(a / name))) == list(map(timeless, lines(b / name))), name
+    names = sorted(p.relative_to(a) for p in a.rglob("*") if p.suffix in (".npz", ".safetensors"))
+    assert names == sorted(p.relative_to(b) for p in b.rglob("*") if p.suffix in (".npz", ".safetensors"))
+    for name in names:
+        if name.suffix == ".npz":
+            with np.load(a / name) as x, np.load(b / name) as y:
+                assert all(np.array_equal(x[c], y[c]) for c in x.files) and x.files == y.files, name
+        else:
+            x, y = load_file(a / name), load_file(b / name)
+            assert x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x), name
+
+
+@pytest.fixture(scope="session")
+def whole(learner, tmp_path_factory):
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    printed = run("--model", learner, "--out", folder).stdout
+    return folder, printed
+
+
+def test_what_a_run_leaves_behind(whole, learner):
+    folder, printed = whole
+    assert {p.name for p in folder.iterdir()} == {"config.json", "metrics.jsonl", "evaluations.jsonl", "samples.jsonl",
+                                                  "tokenizer.json", "credit", "checkpoints"}
+    metrics = lines(folder / "metrics.jsonl")
+    assert [m["step"] for m in metrics] == [1, 2, 3, 4, 5, 6] == [int(p.stem[5:]) for p in sorted((folder / "credit").iterdir())]
+    for m in metrics:
+        with np.load(folder / f"credit/step_{m['step']:06d}.npz") as credit:
+            assert len(credit["token_id"]) == m["tokens"] and len(credit["reward"]) == 16
+            assert credit["reward"].mean() == pytest.approx(m["reward"], abs=1e-6)
+            assert credit["entropy"].mean() == pytest.approx(m["entropy"], rel=1e-5)
+            np.testing.assert_allclose(credit["reward"], 0.1 * credit["reward_format"] + credit["reward_answer"], atol=1e-6)
+            assert np.all(credit["weight"] == 1)
+    assert [(e["step"], e["mode"]) for e in lines(folder / "evaluations.jsonl")] == \
+        [(s, mode) for s in (0, 3, 6) for mode in ("sampled", "greedy")]
+    assert all(len(e["answer"]) == len(e["length"]) == len(e["format"]) == 24 for e in lines(folder / "evaluations.jsonl"))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model"] == str(learner) and config["learning_rate"] == 1e-3 and config["versions"]["torch"] == torch.__version__
+    assert len(re.findall(r"^ +\d/6 ", printed, re.M)) == 6 and "held-out, sampled" in printed and "left" in printed
+
+
+def test_checkpoints_open_as_model_folders_and_only_two_can_be_resumed(whole):
+    steps = sorted((whole[0] / "checkpoints").iterdir())
+    assert [p.name for p in steps] == ["step_000002", "step_000004", "step_000006"]
+    assert [(p / "trainer").exists() for p in steps] == [False, True, True]
+    transformers = pytest.importorskip("transformers")
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(steps[-1])(ids).logits
+        torch.testing.assert_close(Qwen2.from_pretrained(steps[-1])(ids), theirs, atol=1e-4, rtol=0)
+
+
+def test_step_n_was_sampled_by_checkpoint_n_minus_1(whole):
+    from grpo import Rollouts, response_log_probs
+    with np.load(whole[0] / "credit/step_000005.npz") as credit:
+        start, stop = credit["episode_start"][:2]
+        prompt = credit["prompt_ids"][:credit["prompt_start"][1]]
+        ids = torch.tensor(np.concatenate([prompt, credit["token_id"][start:stop]]))[None]
+        recorded = torch.tensor(credit["log_prob"][start:stop])
+    for step, same in ((4, True), (6, False)):
+        model = Qwen2.from_pretrained(whole[0] / f"checkpoints/step_{step:06d}")
+        with torch.no_grad():
+            log_probs = model(ids.long())[0, len(prompt) - 1:-1].log_softmax(-1)
+        ours = log_probs[range(len(recorded)), ids[0, len(prompt):].long()]
+        assert torch.allclose(ours, recorded, atol=1e-4) == same
+
+
+def test_training_changes_the_model_and_the_seed_changes_the_run(whole, learner, tmp_path):
+    before, after = Qwen2.from_pretrained(learner), Qwen2.from_pretrained(whole[0] / "checkpoints/step_000006")
+    assert any(not torch.equal(x, y) for x, y in zip(before.parameters(), after.parameters()))
+    run("--model", learner, "--out", tmp_path / "other", "--seed", 1, "--steps", 1, "--eval-every", 0, "--checkpoint_every=0")
+    with np.load(whole[0] / "credit/step_000001.npz") as x, np.load(tmp_path / "other/credit/step_000001.npz") as y:
+        assert x["prompt_ids"].tolist() != y["prompt_ids"].tolist()
+    assert not (tmp_path / "other/evaluations.jsonl").exists() and not (tmp_path / "other/checkpoints").exists()
+
+
+def test_a_run_repeats_from_its_own_config(whole, tmp_path):
+    run("--config", whole[0] / "config.json", "--out", tmp_path / "again")
+    assert_same_run(whole[0], tmp_path / "again")
+
+
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, step):
+    """SIGKILL once the credit file of this step shows: before the first checkpoint, between two, after the last but one."""
+    folder, wait_for = tmp_path / "killed", f"credit/step_{step:06d}.npz"
+    process = subprocess.Popen([sys.executable, ROOT / "train.py", "--model", learner, "--out", folder], stdout=subprocess.DEVNULL)
+    while not (folder / wait_for).exists():
+        assert process.poll() is None or (folder / wait_for).exists()
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    for name in ("metrics.jsonl", "samples.jsonl"):  # a line that the kill cut off
+        with open(folder / name, "a") as file:
+            file.write('{"step": 4, "rew')
+    (folder / "credit/step_000007.tmp").write_bytes(b"half")
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints/.step_000004.tmp").mkdir(exist_ok=True)
+    run("--resume", folder)
+    assert_same_run(whole[0], folder)
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path):
+    folder = tmp_path / "stopped"
+    process = subprocess.Popen([sys.executable, "-u", ROOT / "train.py", "--model", learner, "--out", folder],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not (folder / "credit/step_000001.npz").exists():
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate()
+    assert process.returncode == 130 and f"python train.py --resume {folder}" in printed and "Traceback" not in errors
+    stopped = int(re.search(r"stopped at step (\d)", printed)[1])
+    assert (folder / f"checkpoints/step_{stopped:06d}/trainer/state.json").exists()
+    run("--resume", folder)
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        assert list(map(timeless, lines(folder / name))) == list(map(timeless, lines(whole[0] / name)))
+
+
+def test_a_finished_run_says_so_and_more_steps_go_on(whole, learner, tmp_path):
+    assert "is finished" in run("--resume", whole[0]).stdout
+    folder = tmp_path / "longer"
+    run("--model", learner, "--out", folder, "--steps", 4, "--eval_every", 0)
+    run("--resume", folder, "--steps", 6)
+    assert list(map(timeless, lines(folder / "metrics.jsonl"))) == list(map(timeless, lines(whole[0] / "metrics.jsonl")))
+    assert "--seed cannot be changed" in run("--resume", folder, "--seed", 3, expect=1).stderr
+
+
+def test_more_steps_are_remembered_by_a_run_that_is_stopped_again(learner, tmp_path, monkeypatch):
+    folder = tmp_path / "longer"
+    run("--model", learner, "--out", folder, "--steps", 2, "--eval_every", 0)
+    monkeypatch.setattr(train, "train", lambda *args: None)  # killed before it got anywhere
+    train.main(["--resume", str(folder), "--steps", "6"])
+    assert json.loads((folder / "config.json").read_text())["steps"] == 6
+    monkeypatch.undo()
+    run("--resume", folder)
+    assert len(lines(folder / "metrics.jsonl")) == 6
+
+
+def test_problems_from_a_file_are_the_ones_trained_on(learner, tmp_path):
+    data = tmp_path / "problems.jsonl"
+    data.write_text("".join(json.dumps({"nums": [a, b, 3], "target": a + b + 3}) + "\n" for a in range(1, 8) for b in range(1, 8)))
+    run("--model", learner, "--out", tmp_path / "x", "--data", data, "--steps", 1)
+    tokenizer = train.load_tokenizer(learner)
+    with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
+        prompts = tokenizer.decode(credit["prompt_ids"].tolist(), skip_special_tokens=False)
+    found = re.findall(r"user\n (\d+) (\d+) 3 make (\d+)<", prompts)
+    assert len(found) == 4 and all(int(a) + int(b) + 3 == int(c) for a, b, c in found)
+    data.write_text(data.read_text() + '{"nums": [3, 5, 700], "target": 22}\n')
+    with pytest.raises(train.UserError, match="cannot spell"):
+        train.main(["--model", str(learner), "--out", str(tmp_path / "y"), "--data", str(data)])
+
+
+def test_nothing_grows_with_the_number_of_steps(learner, tmp_path):
+    lab = train.make_lab(train.make_settings({"model": str(learner), "out": str(tmp_path / "x")}))
+    folder = train.Run.create(lab.settings, lab)
+    counts = []
+    for step in range(1, 7):
+        train.train_step(lab, folder, step)
+        gc.collect()
+        counts.append(sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects()))
+    assert counts[2] == counts[-1]
+
+
+def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatch):
+    lab = train.make_lab(train.make_settings({"model": str(learner), "temperature": 0.7, "weight_decay": 0.25,
+                                              "max_grad_norm": 0.125, "micro_batch": 3, "learning_rate": 0.5, "out": str(tmp_path / "x")}))
+    assert lab.optimizer.defaults["weight_decay"] == 0.25 and lab.optimizer.defaults["lr"] == 0.5
+    sampling, updating = {}, []
+    monkeypatch.setattr(train, "collect", lambda *args, **given: sampling.update(given) or collect(*args, **given))
+    monkeypatch.setattr(train, "update", lambda *args: updating.extend(args) or update(*args))
+    train.train_step(lab, train.Run.create(lab.settings, lab), 1)
+    assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 40 and updating[5:7] == [3, 0.125]
+
+
+def test_zero_steps_evaluate_and_stop(learner, tmp_path):
+    run("--model", learner, "--out", tmp_path / "zero", "--steps", 0)
+    assert len(lines(tmp_path / "zero/evaluations.jsonl")) == 2 and not (tmp_path / "zero/metrics.jsonl").exists()
+    assert "is finished" in run("--resume", tmp_path / "zero").stdout
+
+
+def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
+    run("--model", learner, "--out", tmp_path / "half", "--dtype", "bfloat16", "--steps", 2, "--eval_every", 0)
+    assert {t.dtype for t in load_file(tmp_path / "half/checkpoints/step_000002/model.safetensors").values()} == {torch.float32}
+    gaps = [m["sampler_gap"] for m in lines(tmp_path / "half/metrics.jsonl") if m["sampler_gap"] is not None]
+    assert gaps and all(1e-5 < gap < 0.2 for gap in gaps)  # float32 has about 1e-7
+
+
+@pytest.mark.parametrize("argv, said", [
+    (["--mitigation", "nome"], "--mitigation nome is not one of: none"),
+    (["--model", "nowhere"], "there is no model folder nowhere"),
+    (["--lerning_rate", "1"], "did you mean --learning_rate"),
+    (["--dtype", "float8"], "--dtype float8 is not one of: float"),
+    (["--device", "tpu"], "--device tpu"), (["--device", "cuda:99"], "CUDA devices"), (["--device", "meta"], "only cpu and cuda"),
+    (["--steps", "many"], "invalid int value"), (["--answers", "1"], "--answers 1 should be at least 2"),
+    (["--temperature", "0"], "--temperature 0.0 should be above 0"), (["--learning_rate", "nan"], "should be a number"),
+    (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
+    (["--data", "nothing.jsonl"], "cannot read nothing.jsonl"), (["--config", "nothing.json"], "nothing.json does not exist"), (["--config", "."], "cannot read"),
+    (["--max_new_tokens", "5000"], "and the answer exceed the 1024"), (["--max_number", "500"], "cannot spell"),
+    (["--resume", "nowhere"], "nowhere is not a run folder"), (["stray"], "unknown argument stray"),
+])
+def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
+    model = [] if "--model" in argv or "--resume" in argv else ["--model", str(learner)]
+    with pytest.raises(train.UserError) as error:
+        train.main([*model, "--out", str(tmp_path / "x"), *argv] if "--resume" not in argv else argv)
+    assert said in str(error.value) and "\n" not in str(error.value) and not (tmp_path / "x").exists()
+
+
+def test_the_line_is_printed_without_a_traceback(learner, tmp_path):
+    (tmp_path / "file").write_text("")
+    for argv, said in ((["--out", tmp_path / "file"], "exists already"), (["--out", tmp_path / "file/run"], "cannot write")):
+        errors = run("--model", learner, *argv, expect=1).stderr
+        assert errors.startswith("train.py: ") and said in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["save_file", "shutil.rmtree", "os.replace", "shutil.copyfile"])
+def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeypatch, name):
+    """Whatever call of the second checkpoint the end comes in, the folder can be resumed to the same run."""
+    folder, calls = tmp_path / "cut", []
+    owner, _, attribute = name.rpartition(".")
+    target = getattr(train, owner) if owner else train
+    original = getattr(target, attribute)
+
+    def cut_off(*args, **kwargs):
+        calls.append(1)
+        if "step_000004" in str(args) or attribute == "rmtree" and "step_000002" in str(args):
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+    monkeypatch.setattr(target, attribute, cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        train.main(["--model", str(learner), "--out", str(folder)])
+    monkeypatch.undo()
+    run("--resume", folder)
+    assert_same_run(whole[0], folder)
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(whole, learner, tmp_path, monkeypatch):
+    """The disk fills at the credit file of step 5; with room again the run goes on from step 4."""
+    folder, save, calls = tmp_path / "full", np.savez_compressed, []
+
+    def fails_at_fifth(file, **columns):
+        calls.append(1)
+        if len(calls) == 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(file, **columns)
+    monkeypatch.setattr(np, "savez_compressed", fails_at_fifth)
+    with pytest.raises(train.UserError, match="No space left"):
+        train.main(["--model", str(learner), "--out", str(folder)])
+    monkeypatch.undo()
+    run("--resume", folder)
+    assert_same_run(whole[0], folder)
+
+
+def test_a_typo_in_a_recipe_fails(learner, tmp_path):
+    for path in learner.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "recipe.json").write_text('{"lerning_rate": 1}')
+    with pytest.raises(train.UserError, match="lerning_rate"):
+        train.main(["--model", str(tmp_path), "--out", str(tmp_path / "x")])
+
+
+def test_flags_win_over_the_recipe_and_the_recipe_over_the_defaults(learner):
+    settings = train.make_settings(train.read_flags(["--model", str(learner), "--max-new-tokens", "7", "--eval-tasks=3"]))
+    assert (settings.max_new_tokens, settings.eval_tasks, settings.questions, settings.temperature) == (7, 3, 4, 1.0)
+
+
+def test_help_names_every_flag_and_mitigation(capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    text = capsys.readouterr().out
+    assert all(f"--{f.name} " in text for f in train.fields(train.Settings)) and "plain GRPO" in text
+
+
+@pytest.mark.parametrize("hits, count, low, high", [(15, 128, 0.0723, 0.1847), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0)])
+def test_wilson_interval(hits, count, low, high):
+    """Values of the textbook formula, worked out separately."""
+    assert train.wilson_interval(hits, count) == pytest.approx((low, high), abs=1e-3)
