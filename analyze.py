@@ -1,0 +1,122 @@
+"""Reads run folders, never a model: how well each run did, and the picture of its learning curve.
+
+    python analyze.py runs/none-grpo-s0
+    python analyze.py runs/none-grpo-s*         # several runs in one table and picture
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from qwen2_model import UserError, read_json
+
+SAMPLED, GREEDY, TRAINING = "#0072b2", "#d55e00", "#999999"  # told apart by colour-blind readers too
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The lines of a JSONL file. The last one may still be being written; any other must be whole."""
+    found, lines = [], path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise UserError(f"{path}, line {number} is not JSON") from None
+    return found
+
+
+def read_run(folder: str) -> dict:
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a run folder: it has no config.json")
+    run = {"folder": folder, "config": read_json(folder / "config.json"),
+           "metrics": read_lines(folder / "metrics.jsonl"), "evaluations": read_lines(folder / "evaluations.jsonl")}
+    if not run["metrics"] and not run["evaluations"]:
+        raise UserError(f"{folder} has no metrics and no evaluations yet")
+    return run
+
+
+def evaluations(run: dict, mode: str) -> list[dict]:
+    return [line for line in run["evaluations"] if line["mode"] == mode]
+
+
+def print_table(runs: list[dict]) -> None:
+    """Start and end of every run, and the mean over the runs with its spread from run to run."""
+    print("| run | mode | problems | start | end | gain | 95% of the gain | format | finished | length |\n" + "|---" * 10 + "|")
+    for run in runs:
+        for mode in ("sampled", "greedy"):
+            found = evaluations(run, mode)
+            if len(found) > 1:
+                print_row(run, mode, found[0], found[-1])
+    for mode in ("sampled", "greedy") if len(runs) > 1 else ():
+        pairs = [(found[0], found[-1]) for run in runs if len(found := evaluations(run, mode)) > 1]
+        if len(pairs) > 1:
+            print_mean(mode, pairs)
+
+
+def print_row(run: dict, mode: str, start: dict, end: dict) -> None:
+    """The gain is paired: the same held-out problems at the start and at the end."""
+    gains = np.array(end["answer"]) - np.array(start["answer"])
+    half = 1.96 * gains.std(ddof=1) / len(gains) ** 0.5
+    print(f"| {run['folder'].name} | {mode} | {len(gains)} | {start['success']:.1%} | {end['success']:.1%} | "
+          f"{gains.mean():+.1%} | {gains.mean() - half:+.1%} to {gains.mean() + half:+.1%} | {end['format_mean']:.2f} | "
+          f"{end['finished_mean']:.1%} | {end['length_mean']:.0f} |")
+
+
+def print_mean(mode: str, pairs: list[tuple[dict, dict]]) -> None:
+    start, end = np.array([[line["success"] for line in pair] for pair in pairs]).T
+    mean = {key: np.mean([last[key] for _, last in pairs]) for key in ("format_mean", "finished_mean", "length_mean")}
+    gain = end - start
+    print(f"| mean of {len(pairs)} runs | {mode} | | {start.mean():.1%} | {end.mean():.1%} | {gain.mean():+.1%} | "
+          f"runs from {gain.min():+.1%} to {gain.max():+.1%} | {mean['format_mean']:.2f} | {mean['finished_mean']:.1%} | "
+          f"{mean['length_mean']:.0f} |")
+
+
+def plot_learning_curve(runs: list[dict], path: Path) -> None:
+    figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+    for run in runs:
+        first = run is runs[0]
+        if run["metrics"]:
+            axis.plot([m["step"] for m in run["metrics"]], [m["success"] for m in run["metrics"]], color=TRAINING, lw=0.8,
+                      alpha=0.6, label="training batches" if first else None)
+        for mode, colour in (("greedy", GREEDY), ("sampled", SAMPLED)):
+            lines = evaluations(run, mode)
+            success = np.array([line["success"] for line in lines])
+            reach = np.abs(np.array([[line["success_low"], line["success_high"]] for line in lines]).reshape(-1, 2).T - success)
+            axis.errorbar([line["step"] for line in lines], success, reach, color=colour, marker="o", ms=3, lw=1.4, capsize=2,
+                          label=f"held-out, {mode} (95% interval)" if first else None)
+    axis.set(xlabel="step", ylabel="share of problems solved", ylim=(0, None),
+             title=runs[0]["folder"].name if len(runs) == 1 else f"{len(runs)} runs: success while training")
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, loc="upper left")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", help="run folders")
+    parser.add_argument("--output_dir", help="where the picture goes; by default the (first) run's own folder")
+    args = parser.parse_args(argv)
+    runs = [read_run(folder) for folder in args.runs]
+    print_table(runs)
+    picture = Path(args.output_dir or runs[0]["folder"]) / "learning_curve.png"
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        plot_learning_curve(runs, picture)
+    except OSError as error:
+        raise UserError(f"cannot write {picture}: {error.strerror or error}") from None
+    print(f"\npicture: {picture}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"analyze.py: {error}")
