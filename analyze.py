@@ -4,7 +4,6 @@
     python analyze.py runs/none-grpo-s*         # several runs in one table and picture
 """
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -15,20 +14,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from qwen2_model import UserError, read_json
+from run_folder import read_lines
 
 SAMPLED, GREEDY, TRAINING = "#0072b2", "#d55e00", "#999999"  # told apart by colour-blind readers too
-
-
-def read_lines(path: Path) -> list[dict]:
-    """The lines of a JSONL file. The last one may still be being written; any other must be whole."""
-    found, lines = [], path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            if number < len(lines):
-                raise UserError(f"{path}, line {number} is not JSON") from None
-    return found
 
 
 def read_run(folder: str) -> dict:
@@ -94,7 +82,7 @@ def plot_learning_curve(runs: list[dict], path: Path) -> None:
     axis.set(xlabel="step", ylabel="share of problems solved", ylim=(0, None),
              title=runs[0]["folder"].name if len(runs) == 1 else f"{len(runs)} runs: success while training")
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False, loc="upper left")
+    axis.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

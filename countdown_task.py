@@ -314,19 +314,18 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
+@lru_cache(maxsize=4)
+def spellings(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """The bytes of every token, worked out once."""
+    alphabet, added = byte_alphabet(), tokenizer.get_added_tokens_decoder()
+    return {i: word.encode() if i in added else bytes(alphabet[character] for character in word)
+            for word, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+
+
 def token_bytes(tokenizer: Tokenizer, ids) -> list[bytes]:
     """The bytes of each token. A character may be spread over several tokens, bytes never are."""
-    alphabet, added = byte_alphabet(), tokenizer.get_added_tokens_decoder()
-    pieces = []
-    for i in ids:
-        piece = tokenizer.id_to_token(i)
-        if piece is None:  # embedding matrices are often larger than the vocabulary
-            pieces.append("\N{REPLACEMENT CHARACTER}".encode())
-        elif i in added:
-            pieces.append(piece.encode())
-        else:
-            pieces.append(bytes(alphabet[character] for character in piece))
-    return pieces
+    known, unknown = spellings(tokenizer), "\N{REPLACEMENT CHARACTER}".encode()
+    return [known.get(i, unknown) for i in ids]  # embedding matrices are often larger than the vocabulary
 
 
 def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
@@ -349,7 +348,7 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
         while tags and tags[0][1] <= start:
             tags.pop(0)
         kind.append(kind_of(piece, bool(tags) and tags[0][0] < end))
-        inside = THINK if end <= think_to else ANSWER if answer_from <= start and end <= answer_to else OTHER
+        inside = THINK if start < think_to else ANSWER if answer_from <= start < answer_to else OTHER
         section.append(OTHER if kind[-1] in (TAG, END) else inside)
         start = end
     return section, kind

@@ -113,9 +113,9 @@ def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> 
     L = max(map(len, sequences))
     ids = torch.tensor([row + [0] * (L - len(row)) for row in sequences], device=tokens.device)
     first = torch.tensor([len(rollouts.prompt_ids[g]) - 1 for g in groups], device=tokens.device)
-    hidden = model.model(ids)  # (rows, L, D)
+    hidden = model.model(ids).flatten(0, 1)  # (rows * L, D)
     row, t = mask.nonzero(as_tuple=True)
-    log_prob = token_log_probs(model, hidden[row, first[row] + t], tokens[row, t])
+    log_prob = token_log_probs(model, hidden.index_select(0, row * L + first[row] + t), tokens[row, t])
     return torch.zeros(mask.shape, device=tokens.device).index_put((row, t), log_prob)
 
 

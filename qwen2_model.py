@@ -362,7 +362,7 @@ class Generation:
     """What was sampled, in response coordinates: index t is the t-th generated token. Beyond the mask all is 0.
 
     log_prob, entropy -sum p log p and collision sum p^2 are of the temperature-1 distribution, the one
-    that training sees, whatever the sampling temperature was. finished: the row ended itself (B,).
+    that training sees, whatever the sampling temperature was. finished: the row ended itself.
     """
     tokens: torch.Tensor     # (B, T) int64
     mask: torch.Tensor       # (B, T) bool, the stop token included
@@ -370,6 +370,20 @@ class Generation:
     log_prob: torch.Tensor   # (B, T) float32
     entropy: torch.Tensor
     collision: torch.Tensor
+
+    @classmethod
+    def empty(cls, B: int, T: int, device) -> "Generation":
+        return cls(torch.zeros(B, T, dtype=torch.long, device=device), torch.zeros(B, T, dtype=torch.bool, device=device),
+                   torch.zeros(B, dtype=torch.bool, device=device), *torch.zeros(3, B, T, device=device))
+
+    def record(self, rows, t: int, token, log_probs, stop) -> None:
+        """One token for each of these rows; those that have finished stay as they are."""
+        live, probs = ~self.finished[rows], log_probs.exp()
+        self.tokens[rows, t], self.mask[rows, t] = token * live, live
+        self.log_prob[rows, t] = log_probs.gather(1, token[:, None]).squeeze(1) * live
+        self.entropy[rows, t] = -torch.special.xlogy(probs, probs).sum(-1) * live
+        self.collision[rows, t] = probs.square().sum(-1) * live
+        self.finished[rows] |= torch.isin(token, stop)
 
 
 def prefill(model: Qwen2, prompts: list[list[int]], answers: int, max_new_tokens: int):
@@ -411,30 +425,21 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int, ans
     device, B = model.device, len(prompts) * answers
     uniform = torch.rand(B, max_new_tokens, generator=torch.Generator().manual_seed(seed)).to(device)
     stop = torch.tensor(model.config.stop_ids if stop_ids is None else stop_ids, dtype=torch.long, device=device)
-    tokens = torch.zeros(B, max_new_tokens, dtype=torch.long, device=device)
-    mask = torch.zeros(B, max_new_tokens, dtype=torch.bool, device=device)
-    log_prob, entropy, collision = torch.zeros(3, B, max_new_tokens, device=device)
-    finished = torch.zeros(B, dtype=torch.bool, device=device)
+    result, rows = Generation.empty(B, max_new_tokens, device), torch.arange(B, device=device)
     cache, hidden = prefill(model, prompts, answers, max_new_tokens)
-    row = torch.arange(B, device=device)  # which rows of the result the current batch computes
     for t in range(max_new_tokens):
         log_probs = model.logits(hidden).float().log_softmax(-1)  # (rows, V)
-        token = pick(log_probs, uniform[row, t], temperature, greedy)
-        probs, live = log_probs.exp(), ~finished[row]
-        tokens[row, t], mask[row, t] = token * live, live
-        log_prob[row, t] = log_probs.gather(1, token[:, None]).squeeze(1) * live
-        entropy[row, t] = -torch.special.xlogy(probs, probs).sum(-1) * live
-        collision[row, t] = probs.square().sum(-1) * live
-        finished[row] |= torch.isin(token, stop)
-        done = finished[row]
+        token = pick(log_probs, uniform[rows, t], temperature, greedy)
+        result.record(rows, t, token, log_probs, stop)
+        done = result.finished[rows]
         if done.all() or t == max_new_tokens - 1:
             break
-        if 8 * done.sum() >= len(row):
-            keep = (~done).nonzero().squeeze(1)
-            cache.keep(keep)
-            row, token = row[keep], token[keep]
+        if 8 * done.sum() >= len(rows):
+            stay = (~done).nonzero().squeeze(1)
+            cache.keep(stay)
+            rows, token = rows[stay], token[stay]
         hidden = model.model(token[:, None], cache)[:, -1]
-    return Generation(tokens, mask, finished, log_prob, entropy, collision)
+    return result
 
 
 def check_generate(model, prompts, max_new_tokens, answers, temperature) -> None:

@@ -7,20 +7,17 @@ Every random draw of step n follows from (seed, n) alone, so a resumed run needs
 what the uninterrupted run would have sampled, bit for bit on the same CPU.
 """
 import argparse
-import contextlib
 import difflib
 import hashlib
 import json
 import math
 import os
-import platform
-import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 import time
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -29,17 +26,18 @@ try:
 except ImportError:  # Windows keeps no record of peak memory
     resource = None
 
-import numpy
-import safetensors
-import tokenizers
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from countdown_task import PROMPTS, Problem, Problems, Ranges, encode_prompt, load_tokenizer
 from grpo import ADVANTAGES, collect, token_advantage, update, write_credit
 from mitigations import MITIGATIONS, token_weight
 from qwen2_model import Qwen2, UserError, read_json
+from run_folder import RunFolder, provenance, writing
+
+NOT_SETTINGS = ("versions", "git_commit", "model_config")  # in config.json beside the settings
 
 
 def option(topic: str, default, text: str, least=None, above=None, choices=None):
@@ -95,16 +93,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> Parser:
-    parser = Parser(description=__doc__.split("\n")[0], allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                    formatter_class=argparse.RawDescriptionHelpFormatter, epilog=describe_mitigations())
+    parser = Parser(usage="python train.py [flags]", description=__doc__, epilog=describe_mitigations(), allow_abbrev=False,
+                    argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     topics = {topic: parser.add_argument_group(topic) for topic in dict.fromkeys(f.metadata["topic"] for f in fields(Settings))}
     for f in fields(Settings):
         meta = f.metadata
-        kind = {int: int, float: float}.get(f.type, str)
+        kind, sign = {int: (int, "N"), float: (float, "X")}.get(f.type, (str, "TEXT"))
+        choices = ": " + " | ".join(meta["choices"]) if meta["choices"] else ""
         default = "" if f.default is None else f" (default {f.default})"
-        choices = ": " + ", ".join(meta["choices"]) if meta["choices"] else ""
-        topics[meta["topic"]].add_argument(f"--{f.name}", type=kind, metavar=f.name.split("_")[-1].upper(),
-                           help=f"{meta['text']}{choices}{default}")
+        topics[meta["topic"]].add_argument(f"--{f.name}", type=kind, metavar=sign, help=meta["text"] + choices + default)
     again = parser.add_argument_group("going on")
     again.add_argument("--resume", metavar="RUN", help="continue this run folder; only --steps may be given with it")
     again.add_argument("--config", metavar="FILE", help="take the settings of a run's config.json; flags override them")
@@ -112,9 +109,10 @@ def make_parser() -> Parser:
 
 
 def describe_mitigations() -> str:
-    rows = [f"  {name:24s}{(function.__doc__ or '').strip()}" for name, function in MITIGATIONS.items()]
-    return "mitigations:\n" + "\n".join(rows) + "\n\nHyphens work as well as underscores. A model folder's recipe.json " \
-        "sets other defaults\n(models/tiny has one); config.json in the run folder shows what was used."
+    rows = [f"  {name:22s}{(function.__doc__ or '').strip()}" for name, function in MITIGATIONS.items()]
+    recipe = ("A model folder's recipe.json sets its own defaults (models/tiny has one), flags override them, and config.json\n"
+              "in the run folder shows what was used. Hyphens work as well as underscores.")
+    return "\n".join(["mitigations:", *rows, "", recipe])
 
 
 def read_flags(argv: list[str]) -> dict:
@@ -135,7 +133,7 @@ def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then flags."""
     config = {}
     if path := given.pop("config", None):
-        config = {k: v for k, v in read_json(Path(path)).items() if k not in RECORDED}
+        config = {k: v for k, v in read_json(Path(path)).items() if k not in NOT_SETTINGS}
     folder = Path(given.get("model", config.get("model", Settings.model)))
     recipe = read_json(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
     for source, values in ((folder / "recipe.json", recipe), (path, config)):
@@ -164,120 +162,15 @@ def check(settings: Settings) -> None:
         raise UserError(f"--min_number {settings.min_number} is above --max_number {settings.max_number}")
 
 
-TRAVELS_ALONG = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
-                 "added_tokens.json", "generation_config.json", "recipe.json")  # from the model's folder to checkpoints
-RECORDED = ("versions", "git_commit", "model_config")  # in config.json beside the settings
-
-
-class Run:
-    """The folder a run leaves behind. Every file appears whole: written under another name, then renamed."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    @classmethod
-    def create(cls, settings: Settings, lab: "Lab") -> "Run":
-        folder = settings.folder
-        config = {**asdict(settings), "threads": torch.get_num_threads(), "model_config": lab.model.config.to_json(),
-                  "git_commit": git_commit(), "versions": {
-                      "python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__,
-                      "safetensors": safetensors.__version__, "tokenizers": tokenizers.__version__}}
-        with writing(folder):
-            fresh = folder.with_name(f".{folder.name}.tmp")
-            shutil.rmtree(fresh, ignore_errors=True)
-            fresh.mkdir(parents=True)
-            cls(fresh).write_config(config)
-            shutil.copyfile(lab.folder / "tokenizer.json", fresh / "tokenizer.json")
-            fresh.rename(folder)
-        return cls(folder)
-
-    def write_config(self, config: dict) -> None:
-        self.replace("config.json", json.dumps(config, indent=2) + "\n")
-
-    def replace(self, name: str, text: str) -> None:
-        with writing(self.folder / name):
-            (self.folder / f"{name}.tmp").write_text(text, encoding="utf-8")
-            os.replace(self.folder / f"{name}.tmp", self.folder / name)
-
-    def append(self, name: str, line: dict) -> None:
-        with writing(self.folder / name), open(self.folder / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps({key: defined(value) for key, value in line.items()}, allow_nan=False) + "\n")
-
-    def lines(self, name: str) -> list[dict]:
-        path = self.folder / name
-        found = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                break  # the line a kill cut off; nothing was written after it
-        return found
-
-    def checkpoints(self) -> list[Path]:
-        """Those that training can go on from, oldest first."""
-        return sorted(path.parent.parent for path in self.folder.glob("checkpoints/step_*/trainer/state.json"))
-
-    def forget_after(self, step: int) -> None:
-        """Remove what a stopped run wrote past its last checkpoint: it will be written again, the same."""
-        with writing(self.folder):
-            for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
-                kept = [json.dumps(line) + "\n" for line in self.lines(name) if line["step"] <= step]
-                if (self.folder / name).exists():
-                    self.replace(name, "".join(kept))
-            for path in self.folder.glob("credit/step_*"):
-                if path.suffix == ".tmp" or int(path.stem.removeprefix("step_")) > step:
-                    path.unlink()
-            for path in self.folder.glob("checkpoints/.*.tmp"):
-                shutil.rmtree(path)
-
-    def save_checkpoint(self, lab: "Lab", step: int) -> None:
-        final = self.folder / "checkpoints" / f"step_{step:06d}"
-        if final.exists():
-            return
-        fresh = final.with_name(f".{final.name}.tmp")
-        with writing(final):
-            shutil.rmtree(fresh, ignore_errors=True)
-            lab.model.save_pretrained(fresh)
-            for name in TRAVELS_ALONG:
-                if (lab.folder / name).is_file():
-                    shutil.copyfile(lab.folder / name, fresh / name)
-            (fresh / "trainer").mkdir()
-            save_file(optimizer_tensors(lab), fresh / "trainer" / "state.safetensors")
-            (fresh / "trainer" / "state.json").write_text(json.dumps({"step": step}) + "\n")
-            fresh.rename(final)
-            for old in sorted(self.folder.glob("checkpoints/step_*/trainer"))[:-2]:
-                shutil.rmtree(old)
-
-
-def defined(value):
-    """An undefined number is null: JSON has no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@contextlib.contextmanager
-def writing(path: Path):
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot write {path}: {reason}") from None
-
-
-def git_commit() -> str | None:
-    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True) \
-        if shutil.which("git") else None
-    return result.stdout.strip() if result and result.returncode == 0 else None
-
-
 @dataclass
 class Lab:
     settings: Settings
     folder: Path  # the model was read from here
     model: Qwen2
-    tokenizer: tokenizers.Tokenizer
+    tokenizer: Tokenizer
     optimizer: torch.optim.Optimizer
     problems: Problems
-    autocast: contextlib.AbstractContextManager
+    autocast: AbstractContextManager
 
 
 def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
@@ -288,7 +181,7 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     counts = tuple(int(n) for n in settings.numbers.split(","))
     ranges = Ranges(counts, settings.min_number, settings.max_number, settings.max_target, settings.max_result)
-    autocast = contextlib.nullcontext() if settings.dtype == "float32" else torch.autocast(device.type, torch.bfloat16)
+    autocast = nullcontext() if settings.dtype == "float32" else torch.autocast(device.type, torch.bfloat16)
     lab = Lab(settings, folder, model, tokenizer, optimizer, Problems(ranges, settings.data), autocast)
     check_prompts(lab)
     if checkpoint:
@@ -352,7 +245,7 @@ def sample(lab: Lab, problems, answers: int, seed: int, greedy: bool = False):
                        temperature=s.temperature, greedy=greedy, seed=seed)
 
 
-def train_step(lab: Lab, run: Run, step: int) -> dict:
+def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     """One step of the algorithm; returns its line of metrics.jsonl."""
     s = lab.settings
     start = time.perf_counter()
@@ -364,9 +257,8 @@ def train_step(lab: Lab, run: Run, step: int) -> dict:
     show_status(f"step {step}: updating")
     result = update(lab.model, lab.optimizer, rollouts, advantage, weight, s.micro_batch, s.max_grad_norm, lab.autocast)
     updated = time.perf_counter()
-    record = run.folder / "credit" / f"step_{step:06d}.npz"
-    with writing(record):
-        write_credit(record, rollouts, advantage, weight)
+    with writing(run.credit(step)):
+        write_credit(run.credit(step), rollouts, advantage, weight)
     if s.sample_every and step % s.sample_every == 0:
         keep_samples(run, step, rollouts)
     return {"step": step, **batch_metrics(rollouts, advantage), **result,
@@ -398,13 +290,13 @@ def peak_memory(device: torch.device) -> int | None:
     return resource and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def keep_samples(run: Run, step: int, rollouts) -> None:
+def keep_samples(run: RunFolder, step: int, rollouts) -> None:
     for i in sorted({0, int(rollouts.scores["reward"].argmax())}):
         run.append("samples.jsonl", {"step": step, "episode": i, "reward": rollouts.scores["reward"][i].item(),
                                      "answer": rollouts.scores["answer"][i].item(), "text": rollouts.texts[i]})
 
 
-def evaluate(lab: Lab, run: Run, step: int, greedy: bool) -> tuple[dict, str]:
+def evaluate(lab: Lab, run: RunFolder, step: int, greedy: bool) -> tuple[dict, str]:
     """All held-out problems, one answer each, in parts no larger than a training batch. Also the first answer."""
     s, mode = lab.settings, "greedy" if greedy else "sampled"
     problems, rows = lab.problems.evaluation(s.eval_tasks), s.questions * s.answers
@@ -453,7 +345,7 @@ def show_status(text: str) -> None:
         print(f"\r  {text:70s}\r", end="", flush=True)
 
 
-def run_evaluations(lab: Lab, run: Run, step: int) -> None:
+def run_evaluations(lab: Lab, run: RunFolder, step: int) -> None:
     for greedy in (False, True):
         start = time.perf_counter()
         line, answer = evaluate(lab, run, step, greedy)
@@ -483,7 +375,7 @@ class Interrupt:
         os.write(1, b"\nstopping after this step (once more: at once, back to the last checkpoint)\n")  # print may be busy
 
 
-def train(lab: Lab, run: Run, done: int, interrupt: Interrupt) -> None:
+def train(lab: Lab, run: RunFolder, done: int, interrupt: Interrupt) -> None:
     """Steps done + 1 to the last; evaluation comes before the checkpoint, so that what a checkpoint says is complete."""
     s, seconds = lab.settings, deque(maxlen=20)
     if done == 0 and s.eval_every and not run.lines("evaluations.jsonl"):
@@ -497,11 +389,17 @@ def train(lab: Lab, run: Run, done: int, interrupt: Interrupt) -> None:
         if s.eval_every and (last or step % s.eval_every == 0):
             run_evaluations(lab, run, step)
         if interrupt.asked or s.checkpoint_every and (last or step % s.checkpoint_every == 0):
-            run.save_checkpoint(lab, step)
+            run.save_checkpoint(step, lab.model, lab.folder, optimizer_tensors(lab))
         if interrupt.asked and not last:
-            print(f"stopped at step {step}. Go on with: python train.py --resume {run.folder}")
+            print(f"stopped at step {step}. Go on with: python train.py --resume {run.path}")
             raise SystemExit(130)
-    print(f"done. Everything is in {run.folder}")
+    print(f"done. Everything is in {run.path}")
+
+
+def create_run(lab: Lab) -> RunFolder:
+    config = {**asdict(lab.settings), "threads": torch.get_num_threads(), **provenance(),
+              "model_config": lab.model.config.to_json()}
+    return RunFolder.create(lab.settings.folder, config, lab.folder / "tokenizer.json")
 
 
 def resume(folder: Path, given: dict) -> None:
@@ -509,7 +407,7 @@ def resume(folder: Path, given: dict) -> None:
         raise UserError(f"--{sorted(set(given) - {'steps'})[0]} cannot be changed in a resumed run, only --steps can")
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
-    run, config = Run(folder), read_json(folder / "config.json")
+    run, config = RunFolder(folder), read_json(folder / "config.json")
     settings = make_settings({"config": folder / "config.json", **given})
     checkpoints = run.checkpoints()
     done = int(checkpoints[-1].name.removeprefix("step_")) if checkpoints else 0
@@ -519,13 +417,13 @@ def resume(folder: Path, given: dict) -> None:
     print(f"going on after step {done}" if done else "no checkpoint yet: starting again at step 1")
     lab = make_lab(settings, checkpoints[-1] if checkpoints else None)
     if config["steps"] != settings.steps:
-        run.write_config({**config, "steps": settings.steps})
+        run.replace("config.json", json.dumps({**config, "steps": settings.steps}, indent=2) + "\n")
     run.forget_after(done if done else -1)  # without a checkpoint the evaluation at step 0 is made again too
     with Interrupt() as interrupt:
         train(lab, run, done, interrupt)
 
 
-def is_finished(run: Run, settings: Settings, done: int) -> bool:
+def is_finished(run: RunFolder, settings: Settings, done: int) -> bool:
     if settings.checkpoint_every and settings.steps:
         return done >= settings.steps
     last = max((line["step"] for line in run.lines("metrics.jsonl")), default=0)
@@ -541,10 +439,10 @@ def main(argv: list[str]) -> None:
     if settings.folder.exists():
         raise UserError(f"{settings.folder} exists already: go on with --resume {settings.folder}, or name another with --out")
     lab = make_lab(settings)
-    run = Run.create(settings, lab)
+    run = create_run(lab)
     count = sum(p.numel() for p in lab.model.parameters())
     print(f"{settings.model}: {count / 1e6:.2f} million parameters on {settings.device}, {torch.get_num_threads()} threads; "
-          f"{settings.questions} questions x {settings.answers} answers a step; writing to {run.folder}", flush=True)
+          f"{settings.questions} questions x {settings.answers} answers a step; writing to {run.path}", flush=True)
     with Interrupt() as interrupt:
         train(lab, run, 0, interrupt)
 

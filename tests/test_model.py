@@ -224,7 +224,7 @@ def test_recorded_numbers_are_those_of_temperature_1(small_model, temperature):
         torch.testing.assert_close(result.log_prob[b][mask], distribution.log_prob(row[mask]), atol=1e-4, rtol=0)
         torch.testing.assert_close(result.entropy[b][mask], distribution.entropy(), atol=1e-4, rtol=0)
         torch.testing.assert_close(result.collision[b][mask], distribution.probs.square().sum(-1), atol=1e-5, rtol=0)
-        assert not result.log_prob[b][~mask].any() and not result.tokens[b][~mask].any()
+        assert not any(values[b][~mask].any() for values in (result.tokens, result.log_prob, result.entropy, result.collision))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

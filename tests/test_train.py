@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import run_folder
 import train
 from conftest import ROOT
 from grpo import collect, update
@@ -194,7 +195,7 @@ def test_problems_from_a_file_are_the_ones_trained_on(learner, tmp_path):
 
 def test_nothing_grows_with_the_number_of_steps(learner, tmp_path):
     lab = train.make_lab(train.make_settings({"model": str(learner), "out": str(tmp_path / "x")}))
-    folder = train.Run.create(lab.settings, lab)
+    folder = train.create_run(lab)
     counts = []
     for step in range(1, 7):
         train.train_step(lab, folder, step)
@@ -210,7 +211,7 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     sampling, updating = {}, []
     monkeypatch.setattr(train, "collect", lambda *args, **given: sampling.update(given) or collect(*args, **given))
     monkeypatch.setattr(train, "update", lambda *args: updating.extend(args) or update(*args))
-    train.train_step(lab, train.Run.create(lab.settings, lab), 1)
+    train.train_step(lab, train.create_run(lab), 1)
     assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 40 and updating[5:7] == [3, 0.125]
 
 
@@ -259,7 +260,7 @@ def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeyp
     """Whatever call of the second checkpoint the end comes in, the folder can be resumed to the same run."""
     folder, calls = tmp_path / "cut", []
     owner, _, attribute = name.rpartition(".")
-    target = getattr(train, owner) if owner else train
+    target = getattr(run_folder, owner) if owner else run_folder
     original = getattr(target, attribute)
 
     def cut_off(*args, **kwargs):
