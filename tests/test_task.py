@@ -139,8 +139,8 @@ def test_the_seed_changes_the_problems_and_the_order_of_numbers_does_not_change_
     problems = Problems(RANGES)
     assert problems.training(0, 1, 8) == problems.training(0, 1, 8)
     assert problems.training(0, 1, 8) != problems.training(1, 1, 8) != problems.training(1, 2, 8)
-    for numbers in itertools.permutations((3, 5, 7)):
-        assert held_out(Problem(numbers, 22)) == held_out(Problem((3, 5, 7), 22))
+    for target in range(1, 21):
+        assert len({held_out(Problem(numbers, target)) for numbers in itertools.permutations((3, 5, 7))}) == 1
 
 
 def test_nothing_evaluated_was_ever_trained_on():
@@ -211,6 +211,8 @@ def test_the_answer_section_neither_starts_nor_ends_a_token_early():
 def test_answers_without_their_tags():
     assert [s for s, _ in labels([b"a", b"b"])] == ["think", "think"]
     assert [s for s, _ in labels([b"a", b"<answer>", b"3"])] == ["think", "other", "answer"]
+    assert [s for s, _ in labels([b"<answer>", b"3", b"</answer>", b" so", b"<answer>", b"4"])] == \
+        ["other", "answer", "other", "other", "other", "other"]  # only the first answer is one
     assert [s for s, _ in labels([b"<think>", b"a", b"</think>", b"b"])] == ["other", "think", "other", "other"]
     assert annotate([]) == ([], [])
 
