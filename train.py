@@ -192,9 +192,10 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
 def check_prompts(lab: Lab) -> None:
     """Before anything is written: can the tokenizer spell the problems, and do prompt and answer fit the model?"""
     s, ranges, given = lab.settings, lab.problems.ranges, lab.problems.train + lab.problems.test
-    values = {n for p in given for n in (*p.numbers, p.target)} or {ranges.max_number, ranges.max_target}
-    longest = max((len(p.numbers) for p in given), default=max(ranges.counts))
-    length = max(len(encode_prompt(lab.tokenizer, Problem((value,) * longest, value), s.prompt)) for value in values)
+    most = max((len(problem.numbers) for problem in given), default=max(ranges.counts))
+    values = {n for problem in given for n in (*problem.numbers, problem.target)}
+    extremes = [Problem((value,) * most, value) for value in values] or [Problem((ranges.max_number,) * most, ranges.max_target)]
+    length = max(len(encode_prompt(lab.tokenizer, problem, s.prompt)) for problem in extremes)
     limit = lab.model.config.max_position_embeddings
     if length + s.max_new_tokens > limit:
         raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {length} tokens and the answer exceed the "

@@ -215,6 +215,19 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 40 and updating[5:7] == [3, 0.125]
 
 
+def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(learner, tmp_path, monkeypatch):
+    seeds = []
+    monkeypatch.setattr(train, "collect", lambda *args, **given: seeds.append(given["seed"]) or collect(*args, **given))
+    for seed in (0, 1):
+        lab = train.make_lab(train.make_settings({"model": str(learner), "seed": seed, "out": str(tmp_path / str(seed))}))
+        run_folder = train.create_run(lab)
+        for step in (1, 2):
+            train.train_step(lab, run_folder, step)
+            train.evaluate(lab, run_folder, step, greedy=False)  # 24 problems in parts of 16
+    assert len(seeds) == 12 and len({seeds[0], seeds[3], seeds[6], seeds[9]}) == 4
+    assert seeds[1:3] == seeds[4:6] == seeds[7:9] == seeds[10:12]
+
+
 def test_zero_steps_evaluate_and_stop(learner, tmp_path):
     run("--model", learner, "--out", tmp_path / "zero", "--steps", 0)
     assert len(lines(tmp_path / "zero/evaluations.jsonl")) == 2 and not (tmp_path / "zero/metrics.jsonl").exists()
