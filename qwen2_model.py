@@ -65,59 +65,9 @@ class ModelConfig:
         """Both spellings of the keys that were renamed between versions 4 and 5 of `transformers`."""
         name = "Qwen3ForCausalLM" if self.model_type == "qwen3" else "Qwen2ForCausalLM"
         own = {key: getattr(self, key) for key in (*REQUIRED, *OPTIONAL, "head_dim", "model_type", "rope_theta")}
-        return {"architectures": [name], **own, "eos_token_id": list(self.eos_token_id) or None,
+        return {"architectures": [name], **own, "eos_token_id": list(self.eos_token_id) or None, "hidden_act": "silu",
                 "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
-                "hidden_act": "silu", "attention_dropout": 0.0, "attention_bias": False, "use_sliding_window": False}
-
-
-REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-            "num_key_value_heads")
-OPTIONAL = ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "bos_token_id", "pad_token_id")
-
-
-def read_json(path: Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} should hold a JSON object")
-    return content
-
-
-def refuse_what_is_not_implemented(raw: dict, folder: Path) -> None:
-    kind, window = raw.get("model_type"), raw.get("sliding_window", 4096)
-    lacking = [key for key in REQUIRED if type(raw.get(key)) is not int or raw[key] < 1]
-    if kind in ("qwen2", "qwen3") and lacking:
-        raise UserError(f"{folder / 'config.json'} lacks a positive whole number for {', '.join(lacking)}")
-    slides = raw.get("use_sliding_window") and window and raw.get("max_window_layers", 28) < (raw.get("num_hidden_layers") or 0)
-    found = {
-        "model_type": kind not in ("qwen2", "qwen3"),
-        "rope_scaling": not plain_rope(raw.get("rope_scaling")),
-        "rope_parameters": not plain_rope(raw.get("rope_parameters")),
-        "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0) != 1.0,
-        "layer_types": set(raw.get("layer_types") or []) - {"full_attention"},
-        "use_sliding_window": slides,
-        "hidden_act": raw.get("hidden_act", "silu") != "silu",
-        "attention_dropout": raw.get("attention_dropout"),
-        "attention_bias": raw.get("attention_bias") and kind == "qwen3",
-        "quantization_config": raw.get("quantization_config"),
-        "num_key_value_heads": not lacking and raw["num_attention_heads"] % raw["num_key_value_heads"],
-    }
-    for key, refused in found.items():
-        if refused:
-            raise UserError(f"{folder / 'config.json'}: {key} {raw.get(key)!r} is not implemented here")
-
-
-def plain_rope(rope: dict | None) -> bool:
-    """Whether these rotary settings, in the older or the newer spelling, ask for nothing but a base frequency."""
-    rope = rope or {}
-    return set(rope) <= {"rope_type", "type", "rope_theta", "partial_rotary_factor"} \
-        and rope.get("rope_type", rope.get("type", "default")) == "default" and rope.get("partial_rotary_factor", 1.0) == 1.0
+                "attention_dropout": 0.0, "use_sliding_window": False}
 
 
 def rotary(positions: torch.Tensor, config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -264,6 +214,56 @@ class Qwen2(nn.Module):
         config = {**self.config.to_json(), "dtype": dtype, "torch_dtype": dtype}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads")
+OPTIONAL = ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "bos_token_id", "pad_token_id")
+
+
+def read_json(path: Path) -> dict:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} should hold a JSON object")
+    return content
+
+
+def refuse_what_is_not_implemented(raw: dict, folder: Path) -> None:
+    kind, window = raw.get("model_type"), raw.get("sliding_window", 4096)
+    lacking = [key for key in REQUIRED if type(raw.get(key)) is not int or raw[key] < 1]
+    if kind in ("qwen2", "qwen3") and lacking:
+        raise UserError(f"{folder / 'config.json'} lacks a positive whole number for {', '.join(lacking)}")
+    slides = raw.get("use_sliding_window") and window and raw.get("max_window_layers", 28) < (raw.get("num_hidden_layers") or 0)
+    found = {
+        "model_type": kind not in ("qwen2", "qwen3"),
+        "rope_scaling": not plain_rope(raw.get("rope_scaling")),
+        "rope_parameters": not plain_rope(raw.get("rope_parameters")),
+        "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0) != 1.0,
+        "layer_types": set(raw.get("layer_types") or []) - {"full_attention"},
+        "use_sliding_window": slides,
+        "hidden_act": raw.get("hidden_act", "silu") != "silu",
+        "attention_dropout": raw.get("attention_dropout"),
+        "attention_bias": raw.get("attention_bias") and kind == "qwen3",
+        "quantization_config": raw.get("quantization_config"),
+        "num_key_value_heads": not lacking and raw["num_attention_heads"] % raw["num_key_value_heads"],
+    }
+    for key, refused in found.items():
+        if refused:
+            raise UserError(f"{folder / 'config.json'}: {key} {raw.get(key)!r} is not implemented here")
+
+
+def plain_rope(rope: dict | None) -> bool:
+    """Whether these rotary settings, in the older or the newer spelling, ask for nothing but a base frequency."""
+    rope = rope or {}
+    return set(rope) <= {"rope_type", "type", "rope_theta", "partial_rotary_factor"} \
+        and rope.get("rope_type", rope.get("type", "default")) == "default" and rope.get("partial_rotary_factor", 1.0) == 1.0
 
 
 def weight_files(folder: Path) -> list[Path]:
