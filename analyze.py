@@ -51,7 +51,7 @@ def print_table(runs: list[dict]) -> None:
 def print_row(run: dict, mode: str, start: dict, end: dict) -> None:
     """The gain is paired: the same held-out problems at the start and at the end."""
     gains = np.array(end["answer"]) - np.array(start["answer"])
-    half = 1.96 * gains.std(ddof=1) / len(gains) ** 0.5
+    half = 1.96 * gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else 1.0  # one problem says nothing
     print(f"| {run['folder'].name} | {mode} | {len(gains)} | {start['success']:.1%} | {end['success']:.1%} | "
           f"{gains.mean():+.1%} | {gains.mean() - half:+.1%} to {gains.mean() + half:+.1%} | {end['format_mean']:.2f} | "
           f"{end['finished_mean']:.1%} | {end['length_mean']:.0f} |")

@@ -87,14 +87,15 @@ def make_problem(rng: random.Random, ranges: Ranges, wanted=lambda problem: True
             problem = Problem(tuple(numbers), rng.choice(targets))
             if wanted(problem):
                 return problem
-    raise UserError(f"found no problem with a solution in {ranges}")
+    raise UserError(f"found no problem with a solution: numbers {ranges.counts}, min_number {ranges.min_number}, max_number "
+                    f"{ranges.max_number}, max_target {ranges.max_target}, max_result {ranges.max_result}")
 
 
 def read_problems(path: str | Path) -> list[Problem]:
     """JSON lines {"nums": [3, 5, 7], "target": 22}."""
     problems = []
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     for number, line in enumerate(lines, 1):
@@ -114,7 +115,7 @@ def parse_problem(line: str, where: str) -> Problem:
         whole = False
     if not whole:
         raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with whole positive numbers, '
-                         f"got {line[:80]!r}")
+                        f"got {line[:80]!r}")
     return Problem(tuple(numbers), target)
 
 
@@ -128,7 +129,7 @@ class Problems:
         self.test = list(dict.fromkeys(p for p in file if held_out(p)))
         if data and not (self.train and self.test):
             raise UserError(f"{data}: {len(self.train)} problems to train on and {len(self.test)} held out by their "
-                             "hash (about a fifth): both are needed, the file is too small")
+                            "hash (about a fifth): both are needed, the file is too small")
 
     def training(self, seed: int, step: int, count: int) -> list[Problem]:
         rng = random.Random(f"train {seed} {step}")
@@ -223,7 +224,9 @@ def format_score(text: str) -> float:
     return 0.1 * pairs[0] + 0.5 * pairs[1]
 
 
-STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9}) {0,2}= {0,2}(-?[0-9]{1,9})(?![0-9]))")
+# a op b = c. The look-ahead lets the c of one step be the a of the next: "3 * 5 = 15 + 7 = 22" is two steps.
+STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
+                  r" {0,2}= {0,2}(-?[0-9]{1,9})(?![0-9]))")
 
 
 def reasoning_score(text: str, numbers) -> float:
@@ -336,7 +339,7 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
     tokenizers cut "<think>" into "<", "think", ">" and glue ">" to a newline.
     """
     text = b"".join(pieces)
-    tags = sorted((m.start(), m.end()) for tag in TAGS for m in re.finditer(re.escape(tag), text))
+    tags = sorted(((m.start(), m.end()) for tag in TAGS for m in re.finditer(re.escape(tag), text)), reverse=True)
     opening = text.find(b"<answer>")
     answer_from = opening + len(b"<answer>") if opening >= 0 else len(text) + 1
     closing = text.find(b"</answer>", answer_from)
@@ -345,9 +348,9 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
     section, kind, start = [], [], 0
     for piece in pieces:
         end = start + len(piece)
-        while tags and tags[0][1] <= start:
-            tags.pop(0)
-        kind.append(kind_of(piece, bool(tags) and tags[0][0] < end))
+        while tags and tags[-1][1] <= start:  # the next tag is at the end of the list
+            tags.pop()
+        kind.append(kind_of(piece, bool(tags) and tags[-1][0] < end))
         inside = THINK if start < think_to else ANSWER if answer_from <= start < answer_to else OTHER
         section.append(OTHER if kind[-1] in (TAG, END) else inside)
         start = end

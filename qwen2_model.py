@@ -49,16 +49,13 @@ class ModelConfig:
     def from_folder(cls, folder: Path) -> "ModelConfig":
         raw = read_json(folder / "config.json")
         refuse_what_is_not_implemented(raw, folder)
-        generation = folder / "generation_config.json"
-        eos = read_json(generation).get("eos_token_id") if generation.is_file() else None
-        eos = raw.get("eos_token_id") if eos is None else eos
         heads, width = raw["num_attention_heads"], raw["hidden_size"]
         head_dim = raw.get("head_dim") or (128 if raw["model_type"] == "qwen3" else width // heads)
         rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
         return cls(
             **{name: raw[name] for name in REQUIRED}, head_dim=head_dim, model_type=raw["model_type"],
             rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
-            eos_token_id=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+            eos_token_id=read_stop_tokens(raw, folder),
             **{name: raw[name] for name in OPTIONAL if name in raw})
 
     def to_json(self) -> dict:
@@ -218,6 +215,7 @@ class Qwen2(nn.Module):
 
 REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
             "num_key_value_heads")
+KINDS = ("qwen2", "qwen3")
 OPTIONAL = ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "bos_token_id", "pad_token_id")
 
 
@@ -236,13 +234,10 @@ def read_json(path: Path) -> dict:
 
 
 def refuse_what_is_not_implemented(raw: dict, folder: Path) -> None:
+    check_values(raw, folder)
     kind, window = raw.get("model_type"), raw.get("sliding_window", 4096)
-    lacking = [key for key in REQUIRED if type(raw.get(key)) is not int or raw[key] < 1]
-    if kind in ("qwen2", "qwen3") and lacking:
-        raise UserError(f"{folder / 'config.json'} lacks a positive whole number for {', '.join(lacking)}")
-    slides = raw.get("use_sliding_window") and window and raw.get("max_window_layers", 28) < (raw.get("num_hidden_layers") or 0)
+    slides = raw.get("use_sliding_window") and window and raw.get("max_window_layers", 28) < raw["num_hidden_layers"]
     found = {
-        "model_type": kind not in ("qwen2", "qwen3"),
         "rope_scaling": not plain_rope(raw.get("rope_scaling")),
         "rope_parameters": not plain_rope(raw.get("rope_parameters")),
         "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0) != 1.0,
@@ -252,11 +247,49 @@ def refuse_what_is_not_implemented(raw: dict, folder: Path) -> None:
         "attention_dropout": raw.get("attention_dropout"),
         "attention_bias": raw.get("attention_bias") and kind == "qwen3",
         "quantization_config": raw.get("quantization_config"),
-        "num_key_value_heads": not lacking and raw["num_attention_heads"] % raw["num_key_value_heads"],
+        "num_key_value_heads": raw["num_attention_heads"] % raw["num_key_value_heads"],
     }
     for key, refused in found.items():
         if refused:
             raise UserError(f"{folder / 'config.json'}: {key} {raw.get(key)!r} is not implemented here")
+
+
+def check_values(raw: dict, folder: Path) -> None:
+    """Every value the model is built from is of its kind, before anything is built."""
+    def whole(value, least=1):
+        return type(value) is int and least <= value < 2 ** 31
+
+    def positive(value):
+        return type(value) in (int, float) and 0 < value < float("inf")
+
+    def some(value, test):
+        return value is None or test(value)
+
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    right = {key: whole(raw.get(key)) for key in REQUIRED} | {
+        "head_dim": some(raw.get("head_dim"), whole), "rms_norm_eps": positive(raw.get("rms_norm_eps", 1e-6)),
+        "max_position_embeddings": whole(raw.get("max_position_embeddings", 1)),
+        "tie_word_embeddings": type(raw.get("tie_word_embeddings", False)) is bool,
+        "rope_theta": positive(raw.get("rope_theta", 1.0)),
+        "rope_parameters": isinstance(rope, dict) and positive(rope.get("rope_theta", 1.0)),
+        "layer_types": some(raw.get("layer_types"), lambda value: isinstance(value, list)),
+        **{key: some(raw.get(key), lambda value: whole(value, 0)) for key in ("bos_token_id", "pad_token_id")}}
+    wrong = [f"{key} {raw.get(key)!r}" for key, fine in right.items() if not fine] if raw.get("model_type") in KINDS else []
+    if wrong:
+        raise UserError(f"{folder / 'config.json'} has no sensible value for {wrong[0]}")
+    if raw.get("model_type") not in KINDS:
+        raise UserError(f"{folder / 'config.json'}: model_type {raw.get('model_type')!r} is not implemented here")
+
+
+def read_stop_tokens(raw: dict, folder: Path) -> tuple[int, ...]:
+    """The generation config's list first: an instruct model's is longer than that of config.json."""
+    path = folder / "generation_config.json"
+    found = read_json(path).get("eos_token_id") if path.is_file() else None
+    found = raw.get("eos_token_id") if found is None else found
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise UserError(f"{folder}: eos_token_id {found!r} should be a token number or a list of them")
+    return tuple(ids)
 
 
 def plain_rope(rope: dict | None) -> bool:
@@ -273,10 +306,10 @@ def weight_files(folder: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle files are not read)")
-    names = set((read_json(index).get("weight_map") or {}).values())
-    if not names:
-        raise UserError(f"{index} has no weight_map")
-    return [folder / name for name in sorted(names)]
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise UserError(f"{index} has no weight_map of tensors to files")
+    return [folder / name for name in sorted(set(names.values()))]
 
 
 def load_weights(model: Qwen2, folder: Path) -> None:
@@ -447,7 +480,7 @@ def check_generate(model, prompts, max_new_tokens, answers, temperature) -> None
         raise UserError("generate needs at least one prompt, and no empty one")
     if max_new_tokens < 1 or answers < 1 or not temperature > 0:
         raise UserError(f"max_new_tokens {max_new_tokens} and answers {answers} must be at least 1, "
-                         f"temperature {temperature} above 0 (greedy=True takes the likeliest token)")
+                        f"temperature {temperature} above 0 (greedy=True takes the likeliest token)")
     longest, limit = max(map(len, prompts)) + max_new_tokens, model.config.max_position_embeddings
     if longest > limit:
         raise UserError(f"prompt and answer can reach {longest} tokens, the model's limit is {limit}")

@@ -7,10 +7,16 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes on one folder are not told apart there
+    fcntl = None
 
 import numpy
 import safetensors
@@ -40,6 +46,21 @@ class RunFolder:
             fresh.rename(path)
         return cls(path)
 
+    def __enter__(self) -> "RunFolder":
+        """Entered by the one process that writes it. The lock goes with the process, whatever ends it."""
+        self.lock = os.open(self.path, os.O_RDONLY) if fcntl else None
+        try:
+            if fcntl:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self.lock)
+            raise UserError(f"{self.path} is being written by another process") from None
+        return self
+
+    def __exit__(self, *_) -> None:
+        if fcntl:
+            os.close(self.lock)
+
     def replace(self, name: str, text: str) -> None:
         with writing(self.path / name):
             (self.path / f"{name}.tmp").write_text(text, encoding="utf-8")
@@ -57,7 +78,8 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Those that training can go on from, oldest first."""
-        return sorted(path.parent.parent for path in self.path.glob("checkpoints/step_*/trainer/state.json"))
+        found = [path.parent.parent for path in self.path.glob("checkpoints/step_*/trainer/state.json")]
+        return sorted((path for path in found if step_of(path) is not None), key=step_of)
 
     def forget_after(self, step: int) -> None:
         """Remove what a stopped run wrote past its last checkpoint: it will be written again, the same."""
@@ -67,7 +89,7 @@ class RunFolder:
                 if (self.path / name).exists():
                     self.replace(name, "".join(kept))
             for path in self.path.glob("credit/step_*"):
-                if path.suffix == ".tmp" or int(path.stem.removeprefix("step_")) > step:
+                if path.suffix == ".tmp" or (step_of(path) or 0) > step:
                     path.unlink()
             for path in self.path.glob("checkpoints/.*.tmp"):
                 shutil.rmtree(path)
@@ -89,8 +111,15 @@ class RunFolder:
             save_file(state, fresh / "trainer" / "state.safetensors")
             (fresh / "trainer" / "state.json").write_text(json.dumps({"step": step}) + "\n")
             fresh.rename(final)
-            for old in sorted(self.path.glob("checkpoints/step_*/trainer"))[:-2]:
+            kept = [path for path in self.path.glob("checkpoints/step_*/trainer") if step_of(path.parent) is not None]
+            for old in sorted(kept, key=lambda path: step_of(path.parent))[:-2]:
                 shutil.rmtree(old)
+
+
+def step_of(path: Path) -> int | None:
+    """100 of step_000100 or step_000100.npz; None for a name that people gave, a backup say."""
+    match = re.fullmatch("step_([0-9]+)", path.stem)
+    return int(match[1]) if match else None
 
 
 def read_lines(path: Path) -> list[dict]:

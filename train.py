@@ -35,7 +35,7 @@ from countdown_task import PROMPTS, Problem, Problems, Ranges, encode_prompt, lo
 from grpo import ADVANTAGES, collect, token_advantage, update, write_credit
 from mitigations import MITIGATIONS, token_weight
 from qwen2_model import Qwen2, UserError, read_json
-from run_folder import RunFolder, provenance, writing
+from run_folder import RunFolder, provenance, step_of, writing
 
 NOT_SETTINGS = ("versions", "git_commit", "model_config")  # in config.json beside the settings
 
@@ -134,7 +134,7 @@ def make_settings(given: dict) -> Settings:
     config = {}
     if path := given.pop("config", None):
         config = {k: v for k, v in read_json(Path(path)).items() if k not in NOT_SETTINGS}
-    folder = Path(given.get("model", config.get("model", Settings.model)))
+    folder = Path(str(given.get("model", config.get("model", Settings.model))))
     recipe = read_json(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
     for source, values in ((folder / "recipe.json", recipe), (path, config)):
         unknown = set(values) - {f.name for f in fields(Settings)}
@@ -149,7 +149,8 @@ def check(settings: Settings) -> None:
     for f in fields(settings):
         value, meta = getattr(settings, f.name), f.metadata
         number = type(value) in (int, f.type) and math.isfinite(value) if f.type in (int, float) else True
-        if not number or f.type not in (int, float) and not isinstance(value, str | None):
+        text = isinstance(value, str) and value or value is None and f.default is None
+        if not (number if f.type in (int, float) else text):
             raise UserError(f"--{f.name} {value!r} should be a {'number' if f.type in (int, float) else 'text'}")
         if meta["choices"] and value not in meta["choices"]:
             near = sorted(meta["choices"], key=lambda c: -difflib.SequenceMatcher(None, c, str(value)).ratio())
@@ -183,15 +184,16 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
     ranges = Ranges(counts, settings.min_number, settings.max_number, settings.max_target, settings.max_result)
     autocast = nullcontext() if settings.dtype == "float32" else torch.autocast(device.type, torch.bfloat16)
     lab = Lab(settings, folder, model, tokenizer, optimizer, Problems(ranges, settings.data), autocast)
-    check_prompts(lab)
+    check_problems(lab)
     if checkpoint:
         load_optimizer(lab, checkpoint / "trainer" / "state.safetensors")
     return lab
 
 
-def check_prompts(lab: Lab) -> None:
-    """Before anything is written: can the tokenizer spell the problems, and do prompt and answer fit the model?"""
+def check_problems(lab: Lab) -> None:
+    """Before anything is written: are there problems, can the tokenizer spell them, do prompt and answer fit the model?"""
     s, ranges, given = lab.settings, lab.problems.ranges, lab.problems.train + lab.problems.test
+    lab.problems.training(s.seed, 1, 1), lab.problems.evaluation(1)
     most = max((len(problem.numbers) for problem in given), default=max(ranges.counts))
     values = {n for problem in given for n in (*problem.numbers, problem.target)}
     extremes = [Problem((value,) * most, value) for value in values] or [Problem((ranges.max_number,) * most, ranges.max_target)]
@@ -330,31 +332,39 @@ HEADER = "    step  reward  success  format  length  finished  entropy  grad nor
 
 def print_step(settings: Settings, line: dict, left: float, header: bool) -> None:
     if header:
-        print(HEADER)
+        say(HEADER)
     norm = f"{line['gradient_norm']:9.3f}" if line["gradient_norm"] is not None else "  skipped"
     minutes, seconds = divmod(round(left), 60)
-    print(f"{line['step']:4d}/{settings.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}{line['reward_format']:8.2f}"
-          f"{line['length']:8.1f}{line['finished']:10.1%}{line['entropy']:9.3f}  {norm}"
-          f"{line['tokens'] / line['seconds']:10.0f}{minutes:7d}:{seconds:02d}", flush=True)
+    say(f"{line['step']:4d}/{settings.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}{line['reward_format']:8.2f}"
+        f"{line['length']:8.1f}{line['finished']:10.1%}{line['entropy']:9.3f}  {norm}"
+        f"{line['tokens'] / line['seconds']:10.0f}{minutes:7d}:{seconds:02d}")
     if line["skipped"]:
-        print(f"          no update: {line['skipped']}", flush=True)
+        say(f"          no update: {line['skipped']}")
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print at once. When nobody reads any more (`| head`), the run goes on in silence."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_status(text: str) -> None:
     """A line that the next one overwrites, for people at a terminal only."""
     if sys.stdout.isatty():
-        print(f"\r  {text:70s}\r", end="", flush=True)
+        say(f"\r  {text:70s}\r", end="")
 
 
 def run_evaluations(lab: Lab, run: RunFolder, step: int) -> None:
     for greedy in (False, True):
         start = time.perf_counter()
         line, answer = evaluate(lab, run, step, greedy)
-        print(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval {line['success_low']:.1%} to "
-              f"{line['success_high']:.1%}  ({len(line['answer'])} problems, format {line['format_mean']:.2f}, length "
-              f"{line['length_mean']:.0f}, finished {line['finished_mean']:.0%}, {time.perf_counter() - start:.0f} s)", flush=True)
+        say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval {line['success_low']:.1%} to "
+            f"{line['success_high']:.1%}  ({len(line['answer'])} problems, format {line['format_mean']:.2f}, length "
+            f"{line['length_mean']:.0f}, finished {line['finished_mean']:.0%}, {time.perf_counter() - start:.0f} s)")
         if not greedy:
-            print("  " + textwrap.shorten(answer, 600, placeholder=" ..."), flush=True)
+            say("  " + textwrap.shorten(answer, 600, placeholder=" ..."))
 
 
 class Interrupt:
@@ -392,9 +402,9 @@ def train(lab: Lab, run: RunFolder, done: int, interrupt: Interrupt) -> None:
         if interrupt.asked or s.checkpoint_every and (last or step % s.checkpoint_every == 0):
             run.save_checkpoint(step, lab.model, lab.folder, optimizer_tensors(lab))
         if interrupt.asked and not last:
-            print(f"stopped at step {step}. Go on with: python train.py --resume {run.path}")
+            say(f"stopped at step {step}. Go on with: python train.py --resume {run.path}")
             raise SystemExit(130)
-    print(f"done. Everything is in {run.path}")
+    say(f"done. Everything is in {run.path}")
 
 
 def create_run(lab: Lab) -> RunFolder:
@@ -408,14 +418,17 @@ def resume(folder: Path, given: dict) -> None:
         raise UserError(f"--{sorted(set(given) - {'steps'})[0]} cannot be changed in a resumed run, only --steps can")
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
-    run, config = RunFolder(folder), read_json(folder / "config.json")
-    settings = make_settings({"config": folder / "config.json", **given})
+    with RunFolder(folder) as run:
+        go_on(run, read_json(folder / "config.json"), make_settings({"config": folder / "config.json", **given}))
+
+
+def go_on(run: RunFolder, config: dict, settings: Settings) -> None:
     checkpoints = run.checkpoints()
-    done = int(checkpoints[-1].name.removeprefix("step_")) if checkpoints else 0
+    done = step_of(checkpoints[-1]) if checkpoints else 0
     if is_finished(run, settings, done):
-        print(f"{folder} is finished: {settings.steps} of {settings.steps} steps (--steps N goes on to N)")
+        say(f"{run.path} is finished after {max(done, config['steps'])} steps (--steps N goes on to N)")
         return
-    print(f"going on after step {done}" if done else "no checkpoint yet: starting again at step 1")
+    say(f"going on after step {done}" if done else "no checkpoint yet: starting again at step 1")
     lab = make_lab(settings, checkpoints[-1] if checkpoints else None)
     if config["steps"] != settings.steps:
         run.replace("config.json", json.dumps({**config, "steps": settings.steps}, indent=2) + "\n")
@@ -437,14 +450,15 @@ def main(argv: list[str]) -> None:
     if "resume" in given:
         return resume(Path(given.pop("resume")), given)
     settings = make_settings(given)
-    if settings.folder.exists():
+    with writing(settings.folder):
+        exists = settings.folder.exists()
+    if exists:
         raise UserError(f"{settings.folder} exists already: go on with --resume {settings.folder}, or name another with --out")
     lab = make_lab(settings)
-    run = create_run(lab)
     count = sum(p.numel() for p in lab.model.parameters())
-    print(f"{settings.model}: {count / 1e6:.2f} million parameters on {settings.device}, {torch.get_num_threads()} threads; "
-          f"{settings.questions} questions x {settings.answers} answers a step; writing to {run.path}", flush=True)
-    with Interrupt() as interrupt:
+    say(f"{settings.model}: {count / 1e6:.2f} million parameters on {settings.device}, {torch.get_num_threads()} threads; "
+        f"{settings.questions} questions x {settings.answers} answers a step; writing to {settings.folder}")
+    with create_run(lab) as run, Interrupt() as interrupt:
         train(lab, run, 0, interrupt)
 
 

@@ -140,7 +140,7 @@ def make_tokenizer() -> Tokenizer:
     whole when `transformers` rebuilds a Qwen tokenizer, which splits all other numbers into digits.
     """
     phrases = [*OPENERS, *ORDINALS, *STARTERS, *CONTINUE, *JOINERS, *MISS, *HIT, *GIVE_UP, " make", " big", " small"]
-    words = [word for phrase in phrases for word in re.findall(r" ?[a-z]+|[.,!]", phrase.replace("{target}", "").replace("{size}", ""))]
+    words = re.findall(r" ?[a-z]+|[.,!]", "".join(phrases).replace(" {target}", "").replace(" {size}", ""))
     words += [f" {n}" for n in range(RANGES.max_result + 1)] + [f" {sign}" for sign in "+-*/=()"]
     tokenizer = Tokenizer(models.BPE({}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -228,6 +229,38 @@ def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(learn
     assert seeds[1:3] == seeds[4:6] == seeds[7:9] == seeds[10:12]
 
 
+def test_a_run_that_is_being_written_cannot_be_resumed(learner, tmp_path):
+    folder = tmp_path / "alive"
+    process = subprocess.Popen([sys.executable, ROOT / "train.py", "--model", learner, "--out", folder, "--steps", "10000"],
+                               stdout=subprocess.DEVNULL)
+    while not (folder / "credit/step_000002.npz").exists():
+        assert process.poll() is None
+        time.sleep(0.002)
+    assert "is being written by another process" in run("--resume", folder, expect=1).stderr
+    process.kill()
+    process.wait()
+    assert [line["step"] for line in lines(folder / "metrics.jsonl")[:2]] == [1, 2]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(whole, learner, tmp_path):
+    process = subprocess.Popen([sys.executable, ROOT / "train.py", "--model", learner, "--out", tmp_path / "x"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait() == 0 and process.stderr.read() == ""
+    assert_same_run(whole[0], tmp_path / "x")
+
+
+def test_names_that_people_gave_are_left_alone(learner, tmp_path):
+    folder = tmp_path / "x"
+    run("--model", learner, "--out", folder, "--steps", 4, "--eval_every", 0)
+    shutil.copytree(folder / "checkpoints/step_000004", folder / "checkpoints/step_000002_best")
+    (folder / "credit/step_notes.txt").write_text("mine")
+    run("--resume", folder, "--steps", 6)
+    assert (folder / "credit/step_notes.txt").exists() and (folder / "checkpoints/step_000002_best/trainer").exists()
+    assert [(folder / f"checkpoints/step_00000{n}/trainer").exists() for n in (2, 4, 6)] == [False, True, True]
+
+
 def test_zero_steps_evaluate_and_stop(learner, tmp_path):
     run("--model", learner, "--out", tmp_path / "zero", "--steps", 0)
     assert len(lines(tmp_path / "zero/evaluations.jsonl")) == 2 and not (tmp_path / "zero/metrics.jsonl").exists()
@@ -252,6 +285,7 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
     (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
     (["--data", "nothing.jsonl"], "cannot read nothing.jsonl"), (["--config", "nothing.json"], "nothing.json does not exist"), (["--config", "."], "cannot read"),
     (["--max_new_tokens", "5000"], "and the answer exceed the 1024"), (["--max_number", "500"], "cannot spell"),
+    (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem"), (["--model", ""], "--model '' should be a text"),
     (["--resume", "nowhere"], "nowhere is not a run folder"), (["stray"], "unknown argument stray"),
 ])
 def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
@@ -263,7 +297,8 @@ def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
 
 def test_the_line_is_printed_without_a_traceback(learner, tmp_path):
     (tmp_path / "file").write_text("")
-    for argv, said in ((["--out", tmp_path / "file"], "exists already"), (["--out", tmp_path / "file/run"], "cannot write")):
+    for argv, said in ((["--out", tmp_path / "file"], "exists already"), (["--out", tmp_path / "file/run"], "cannot write"),
+                       (["--out", tmp_path / ("a" * 300)], "name too long")):
         errors = run("--model", learner, *argv, expect=1).stderr
         assert errors.startswith("train.py: ") and said in errors and errors.count("\n") == 1
 
