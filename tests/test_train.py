@@ -95,7 +95,6 @@ def test_checkpoints_open_as_model_folders_and_only_two_can_be_resumed(whole):
 
 
 def test_step_n_was_sampled_by_checkpoint_n_minus_1(whole):
-    from grpo import Rollouts, response_log_probs
     with np.load(whole[0] / "credit/step_000005.npz") as credit:
         start, stop = credit["episode_start"][:2]
         prompt = credit["prompt_ids"][:credit["prompt_start"][1]]
