@@ -105,13 +105,27 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(size, config.rms_norm_eps)
             self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
-    def forward(self, x, cos, sin, mask, cache):
+    def heads(self, x, cos, sin):
+        """Queries, keys and values with their positions turned in, each (B, heads, L, head_dim)."""
         B, L, _ = x.shape
         q, k, v = (project(x).view(B, L, -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj))
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, L, head_dim)
-        q, k = rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v), v
+
+    def probabilities(self, x, cos, sin):
+        """(B, L, L): how much each position looks at each one up to itself, mean over heads. For looking at only:
+        `forward` never has these numbers."""
+        q, k, _ = self.heads(x, cos, sin)
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        score = (q @ k.transpose(-1, -2)).float() / self.head_dim ** 0.5
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        return score.masked_fill(later, float("-inf")).softmax(-1).mean(1)
+
+    def forward(self, x, cos, sin, mask, cache):
+        B, L, _ = x.shape
+        q, k, v = self.heads(x, cos, sin)
         if cache is not None:
             k, v = cache.write(self.layer, k, v)
         causal = mask is None and L > 1
@@ -409,14 +423,14 @@ class Generation:
         return cls(torch.zeros(B, T, dtype=torch.long, device=device), torch.zeros(B, T, dtype=torch.bool, device=device),
                    torch.zeros(B, dtype=torch.bool, device=device), *torch.zeros(3, B, T, device=device))
 
-    def record(self, rows, t: int, token, log_probs, stop) -> None:
-        """One token for each of these rows; those that have finished stay as they are."""
-        live, probs = ~self.finished[rows], log_probs.exp()
+    def record(self, rows, live, t: int, token, log_probs, stop) -> None:
+        """One token for each of these rows that are still live; the others stay as they are."""
+        probs = log_probs.exp()
         self.tokens[rows, t], self.mask[rows, t] = token * live, live
         self.log_prob[rows, t] = log_probs.gather(1, token[:, None]).squeeze(1) * live
         self.entropy[rows, t] = -torch.special.xlogy(probs, probs).sum(-1) * live
         self.collision[rows, t] = probs.square().sum(-1) * live
-        self.finished[rows] |= torch.isin(token, stop)
+        self.finished[rows] |= torch.isin(token, stop) & live
 
 
 def prefill(model: Qwen2, prompts: list[list[int]], answers: int, max_new_tokens: int):
@@ -446,41 +460,44 @@ def pick(log_probs, uniform, temperature: float, greedy: bool):
 
 
 @torch.no_grad()
-def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int, answers: int = 1, temperature: float = 1.0,
-             greedy: bool = False, seed: int = 0, stop_ids: tuple[int, ...] | None = None) -> Generation:
-    """`answers` continuations of every prompt, rows in the order of the prompts.
+def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int], answers: int = 1,
+             temperature: float = 1.0, greedy: bool = False, seed: int = 0, stop_ids: tuple[int, ...] | None = None) -> Generation:
+    """`answers` continuations of every prompt, rows in the order of the prompts; `max_new_tokens` for all or one for each.
 
     The random numbers of all (row, t) are drawn before the first token, so what a row samples does not
     depend on which other rows are still there. Rows that are done leave the batch a few at a time,
     since every departure moves the cache.
     """
-    check_generate(model, prompts, max_new_tokens, answers, temperature)
-    device, B = model.device, len(prompts) * answers
-    uniform = torch.rand(B, max_new_tokens, generator=torch.Generator().manual_seed(seed)).to(device)
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+    check_generate(model, prompts, limits, answers, temperature)
+    device, B, T = model.device, len(prompts) * answers, max(limits)
+    limit = torch.tensor(limits, device=device).repeat_interleave(answers)
+    uniform = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)).to(device)
     stop = torch.tensor(model.config.stop_ids if stop_ids is None else stop_ids, dtype=torch.long, device=device)
-    result, rows = Generation.empty(B, max_new_tokens, device), torch.arange(B, device=device)
-    cache, hidden = prefill(model, prompts, answers, max_new_tokens)
-    for t in range(max_new_tokens):
+    result, rows = Generation.empty(B, T, device), torch.arange(B, device=device)
+    done = torch.zeros(B, dtype=torch.bool, device=device)
+    cache, hidden = prefill(model, prompts, answers, T)
+    for t in range(T):
         log_probs = model.logits(hidden).float().log_softmax(-1)  # (rows, V)
         token = pick(log_probs, uniform[rows, t], temperature, greedy)
-        result.record(rows, t, token, log_probs, stop)
-        done = result.finished[rows]
-        if done.all() or t == max_new_tokens - 1:
+        result.record(rows, ~done, t, token, log_probs, stop)
+        done = result.finished[rows] | (t + 1 >= limit[rows])
+        if done.all():
             break
         if 8 * done.sum() >= len(rows):
             stay = (~done).nonzero().squeeze(1)
             cache.keep(stay)
-            rows, token = rows[stay], token[stay]
+            rows, token, done = rows[stay], token[stay], done[stay]
         hidden = model.model(token[:, None], cache)[:, -1]
     return result
 
 
-def check_generate(model, prompts, max_new_tokens, answers, temperature) -> None:
-    if not prompts or not all(prompts):
-        raise UserError("generate needs at least one prompt, and no empty one")
-    if max_new_tokens < 1 or answers < 1 or not temperature > 0:
-        raise UserError(f"max_new_tokens {max_new_tokens} and answers {answers} must be at least 1, "
+def check_generate(model, prompts, limits, answers, temperature) -> None:
+    if not prompts or not all(prompts) or len(limits) != len(prompts):
+        raise UserError("generate needs at least one prompt, no empty one, and one max_new_tokens for all or one for each")
+    if min(limits) < 1 or answers < 1 or not temperature > 0:
+        raise UserError(f"max_new_tokens {min(limits)} and answers {answers} must be at least 1, "
                         f"temperature {temperature} above 0 (greedy=True takes the likeliest token)")
-    longest, limit = max(map(len, prompts)) + max_new_tokens, model.config.max_position_embeddings
+    longest, limit = max(len(p) + n for p, n in zip(prompts, limits)), model.config.max_position_embeddings
     if longest > limit:
         raise UserError(f"prompt and answer can reach {longest} tokens, the model's limit is {limit}")

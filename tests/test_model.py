@@ -283,6 +283,18 @@ def test_a_stop_token_or_a_pad_ends_the_answer_and_the_limit_says_so(small_model
     assert (cut.mask.sum(1) == 4).all() and not cut.finished.any()  # the same budget for every prompt length
 
 
+def test_every_prompt_may_have_a_limit_of_its_own(small_model):
+    """Each row is the start of what it would be with room to spare, and no stop token past the limit finishes it."""
+    free = generate(small_model, PROMPTS, answers=6, max_new_tokens=25, seed=3, stop_ids=(2, 4, 9, 17, 30))
+    limits = [3, 25, 7]
+    bound = generate(small_model, PROMPTS, answers=6, max_new_tokens=limits, seed=3, stop_ids=(2, 4, 9, 17, 30))
+    limit = torch.tensor(limits).repeat_interleave(6)
+    assert torch.equal(bound.mask, free.mask & (torch.arange(25) < limit[:, None]))
+    assert torch.equal(bound.tokens, free.tokens * bound.mask)
+    assert torch.equal(bound.finished, free.finished & (free.mask.sum(1) <= limit))
+    torch.testing.assert_close(bound.log_prob, free.log_prob * bound.mask, atol=1e-5, rtol=0)
+
+
 def test_a_prompt_is_computed_once_per_question(small_model, monkeypatch):
     rows = []
     forward = small_model.model.forward
@@ -292,7 +304,8 @@ def test_a_prompt_is_computed_once_per_question(small_model, monkeypatch):
     assert rows == [3] and cache.rows == 15 and len(hidden) == 15
 
 
-@pytest.mark.parametrize("bad", [dict(max_new_tokens=0), dict(answers=0), dict(temperature=0.0), dict(max_new_tokens=40_000)])
+@pytest.mark.parametrize("bad", [dict(max_new_tokens=0), dict(answers=0), dict(temperature=0.0), dict(max_new_tokens=40_000),
+                                 dict(max_new_tokens=[4, 4]), dict(max_new_tokens=[4, 0, 4])])
 def test_senseless_requests_are_refused(small_model, bad):
     with pytest.raises(ValueError):
         generate(small_model, PROMPTS, **{"max_new_tokens": 4, **bad})
