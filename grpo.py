@@ -3,182 +3,294 @@
     A_i   = (R_i - mean of the group) / (std of the group + 1e-4)
     loss  = - sum over answers i and tokens t of  weight_it * A_it * log pi(y_it | prompt, y_i<t)  / N
 
-N is the number of response tokens of the whole batch. Everything per token is (B, T) in response
-coordinates, index t being the t-th generated token, and everything is computed for the whole batch
-before it is cut into micro-batches, so their size changes nothing.
+N is the number of response tokens of the whole batch. Advantages and weights are computed for the whole
+batch before it is cut into micro-batches, so their size changes nothing. With one update a batch the ratio
+of new to old probability is exactly 1 and clipping would do nothing; --epochs above 1 brings both in.
 
-Left out: the ratio and its clipping. With one update a batch the ratio is exactly 1 and the clipped
-objective has this very gradient.
+The baselines that need more than the rewards (a critic, Monte Carlo values) are in critic.py, the ways to
+choose the weights in mitigations.py. Left out: anything asynchronous, so there is no stale policy to correct.
 """
-import os
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
-from countdown_task import END_OF_TURN, Problem, annotate, encode_prompt, score, token_bytes
-from qwen2_model import Qwen2, generate
+from countdown_task import ANSWER, TAG, THINK
+from qwen2_model import Qwen2
+from rollouts import Rollouts, response_log_probs
 
-LOGITS_AT_ONCE = 2 ** 26  # more than this many logits are computed in chunks, and again in the backward pass
+
+def group_mean(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """(B,) -> (B,): the mean of each one's group. In float32 the mean of equal rewards can be off by a bit."""
+    count, value = torch.bincount(group), value.double()
+    return (torch.zeros_like(count, dtype=value.dtype).index_add(0, group, value) / count)[group]
+
+
+def group_z_score(value: torch.Tensor, group: torch.Tensor, epsilon: float = 1e-4) -> torch.Tensor:
+    """(B,) -> (B,), with the population's spread. A group whose values are all equal gets exactly 0."""
+    centred = value.double() - group_mean(value, group)
+    std = group_mean(centred.square(), group).sqrt()
+    return torch.where(std < 1e-8, 0.0, centred / (std + epsilon)).float()
+
+
+def grpo(rollouts: Rollouts) -> torch.Tensor:
+    """z-score in the group"""
+    return spread(group_z_score(rollouts.reward, rollouts.group), rollouts)
+
+
+def dr_grpo(rollouts: Rollouts) -> torch.Tensor:
+    """Reward minus the group's mean (2503.20783): without the division no question counts more than another."""
+    return spread(centred(rollouts.reward, rollouts.group), rollouts)
+
+
+def rloo(rollouts: Rollouts) -> torch.Tensor:
+    """Reward minus the mean of the others (2402.14740), which is G/(G-1) (R - mean)."""
+    size = torch.bincount(rollouts.group)[rollouts.group]
+    return spread(centred(rollouts.reward, rollouts.group) * size / (size - 1), rollouts)
+
+
+def span(rollouts: Rollouts) -> torch.Tensor:
+    """Each part of the score minus its group's mean, given to its own span: format to tags, reasoning (a process
+    reward) to think tokens, the answer to answer tokens. Biased for think tokens: the answer they lead to
+    is not theirs. Other tokens, the end of turn say, get 0."""
+    advantage = torch.zeros_like(rollouts.log_prob)
+    places = {"format": rollouts.kind == TAG, "reasoning": rollouts.section == THINK, "answer": rollouts.section == ANSWER}
+    for part, place in places.items():
+        advantage += spread(centred(rollouts.scores[part], rollouts.group), rollouts) * place
+    return advantage
+
+
+def centred(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    difference = value.double() - group_mean(value, group)
+    return torch.where(difference.abs() < 1e-8, 0.0, difference).float()
+
+
+def spread(value: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:
+    """(B,) -> (B, T): the same number to every token of an answer."""
+    return value[:, None] * rollouts.mask
+
+
+ADVANTAGES = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "span": span}
+
+
+def shuffled_advantage(rollouts: Rollouts) -> torch.Tensor:
+    """The placebo: within each group, another answer's advantage. Where tokens of an answer differ, the
+    advantages of the group's tokens change places instead."""
+    advantage, mask, result = rollouts.advantage, rollouts.mask, torch.zeros_like(rollouts.advantage)
+    constant = torch.equal(advantage, advantage[:, :1] * mask)
+    for g in range(len(rollouts.prompt_ids)):
+        rows = (rollouts.group == g).nonzero().squeeze(1)
+        order = torch.randperm(len(rows) if constant else int(mask[rows].sum()), generator=rollouts.generator).to(rows.device)
+        if constant:
+            result[rows] = advantage[rows[order], :1] * mask[rows]
+        else:
+            result[rows] = torch.zeros_like(result[rows]).masked_scatter(mask[rows], advantage[rows][mask[rows]][order])
+    return result
+
+
+def gradient_size(log_prob: torch.Tensor, collision: torch.Tensor) -> torch.Tensor:
+    """norm(onehot - p) = sqrt(1 - 2 p + sum p^2): the size of a log-prob's gradient at the logits.
+    It lies between 1 - p and sqrt(2) (1 - p); the plain form loses its digits where p is near 1."""
+    rest = -torch.expm1(log_prob)
+    return (1 - 2 * log_prob.exp() + collision).clamp(rest.square(), 2 * rest.square()).sqrt()
+
+
+def policy_loss(log_prob, advantage, weight, mask, total: float, old=None, clip=(0.2, 0.28)) -> torch.Tensor:
+    """The formula at the top of this file, for the rows given; `total` is N of the whole batch.
+
+    With `old`, the log-probs from before the batch's first update, the clipped ratio of PPO (1707.06347; a
+    wider upper bound as in DAPO, 2503.14476) takes the place of log_prob. At ratio 1 its gradient is the same.
+    """
+    if old is None:
+        objective = weight * advantage * log_prob
+    else:
+        ratio = (log_prob - old).exp()
+        objective = weight * torch.minimum(ratio * advantage, ratio.clamp(1 - clip[0], 1 + clip[1]) * advantage)
+    return -(objective * mask).sum() / total
+
+
+def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> torch.Tensor:
+    """Per token, of pi from the reference, estimated at the token that pi sampled (Schulman's k2 and k3).
+
+    As a loss at a fixed prefix k2 has the gradient of KL(pi || ref) and k3 that of KL(ref || pi). Neither
+    knows that a token also decides which prefixes come after it.
+    """
+    d = reference - log_prob
+    return d.exp() - d - 1 if kind == "k3" else d.square() / 2
+
+
+def answer_shares(rollouts: Rollouts, kind: str, max_new_tokens: int) -> torch.Tensor:
+    """(B, 1): what an answer's tokens count for, relative to 1 / N each.
+
+    token: 1. sequence: every answer the same, its tokens 1 / length. constant: 1 / (B * max_new_tokens),
+    which nothing sampled has any part in.
+    """
+    N, length = rollouts.mask.sum(), rollouts.length[:, None]
+    if kind == "sequence":
+        return torch.where(length > 0, N / ((length > 0).sum() * length.clamp(min=1)), 0.0)
+    return N / (len(length) * max_new_tokens) * torch.ones_like(length) if kind == "constant" else torch.ones_like(length).float()
 
 
 @dataclass
-class Rollouts:
-    """A batch of B answers to Q questions, group g holding the answers to question g."""
-    prompt_ids: list[list[int]]     # of each question
-    texts: list[str]                # of each answer
-    group: torch.Tensor             # (B,) 0..Q-1
-    tokens: torch.Tensor            # (B, T) int64, 0 beyond the mask
-    mask: torch.Tensor              # (B, T) bool
-    finished: torch.Tensor          # (B,) bool, ended itself before the limit
-    log_prob: torch.Tensor          # (B, T) the sampler's, temperature 1
-    entropy: torch.Tensor           # (B, T)
-    collision: torch.Tensor         # (B, T) sum of squared probabilities
-    section: torch.Tensor           # (B, T) uint8, codes in countdown_task.py
-    kind: torch.Tensor              # (B, T) uint8
-    scores: dict[str, torch.Tensor]  # reward, format, answer, reasoning: (B,) float32
+class Terms:
+    """What the loss of a batch is made of; all but the two numbers are (B, T) or (B, 1)."""
+    mask: torch.Tensor
+    advantage: torch.Tensor
+    weight: torch.Tensor
+    share: torch.Tensor                   # answer_shares
+    total: int                            # N
+    old: torch.Tensor | None = None       # log-probs before the first update, when there are several
+    reference: torch.Tensor | None = None  # log-probs of the initial model, when it holds the policy back
 
-    @property
-    def length(self) -> torch.Tensor:
-        return self.mask.sum(1)
+    def loss(self, log_prob: torch.Tensor, rows: torch.Tensor, s) -> torch.Tensor:
+        mask, weight, share = self.mask[rows], self.weight[rows], self.share[rows]
+        old = None if self.old is None else self.old[rows]
+        loss = policy_loss(log_prob, self.advantage[rows], weight * share, mask, self.total, old, (s.clip_low, s.clip_high))
+        if self.reference is not None:
+            apart = divergence(log_prob, self.reference[rows], s.kl_kind)
+            loss = loss + s.kl * (share * apart * mask).sum() / self.total
+        return loss
 
-
-def collect(model: Qwen2, tokenizer, problems: list[Problem], prompt_form: str, answers: int, **sampling) -> Rollouts:
-    """Sample `answers` answers to each problem, label every token, score every answer."""
-    prompts = [encode_prompt(tokenizer, problem, prompt_form) for problem in problems]
-    ends = [tokenizer.token_to_id(token) for token in END_OF_TURN]  # a base model's own list lacks <|im_end|>
-    stop_ids = tuple({*model.config.stop_ids, *(i for i in ends if i is not None)})
-    generation = generate(model, prompts, answers=answers, stop_ids=stop_ids, **sampling)
-    section, kind = torch.zeros(2, *generation.tokens.shape, dtype=torch.uint8)
-    texts, scores = [], []
-    for i, (row, length) in enumerate(zip(generation.tokens.tolist(), generation.mask.sum(1).tolist())):
-        pieces = token_bytes(tokenizer, row[:length])
-        labels = annotate(pieces)
-        section[i, :length], kind[i, :length] = torch.tensor(labels, dtype=torch.uint8)
-        problem = problems[i // answers]
-        texts.append(b"".join(pieces).decode(errors="replace"))
-        scores.append(score(texts[-1], problem.numbers, problem.target))
-    device = model.device
-    return Rollouts(
-        prompt_ids=prompts, texts=texts, group=torch.arange(len(texts), device=device) // answers, **vars(generation),
-        section=section.to(device), kind=kind.to(device),
-        scores={name: torch.tensor([s[name] for s in scores], device=device) for name in scores[0]})
+    def measure(self, log_prob: torch.Tensor, rows: torch.Tensor, s) -> dict[str, torch.Tensor]:
+        """Sums over these rows' tokens: of k3, of the ratio, and of tokens beyond a clipping bound."""
+        mask, sums = self.mask[rows], {}
+        if self.reference is not None:
+            sums["kl"] = (divergence(log_prob, self.reference[rows], "k3") * mask).sum()
+        if self.old is not None:
+            ratio, up = (log_prob - self.old[rows]).exp(), self.advantage[rows] > 0
+            beyond = torch.where(up, ratio > 1 + s.clip_high, ratio < 1 - s.clip_low) & (self.advantage[rows] != 0)
+            sums |= {"ratio": (ratio * mask).sum(), "clipped": (beyond & mask).sum()}
+        return sums
 
 
-def group_z_score(reward: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """(B,) -> (B,). A group whose rewards are all equal gets exactly 0: there is nothing to compare."""
-    reward = reward.double()  # in float32 the mean of equal rewards can be off by a bit, and eps would magnify it
-    count = torch.bincount(group)
-    mean = torch.zeros_like(count, dtype=reward.dtype).index_add(0, group, reward) / count
-    centred = reward - mean[group]
-    std = (torch.zeros_like(mean).index_add(0, group, centred.square()) / count).sqrt()[group]
-    return torch.where(std < 1e-8, 0.0, centred / (std + 1e-4)).float()
-
-
-ADVANTAGES = {"grpo": group_z_score}
-
-
-def token_advantage(name: str, rollouts: Rollouts) -> torch.Tensor:
-    """(B, T): the answer's advantage at each of its tokens."""
-    advantage = ADVANTAGES[name](rollouts.scores["reward"], rollouts.group)
-    return advantage[:, None] * rollouts.mask
-
-
-def token_log_probs(model: Qwen2, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """(n, D), (n,) -> (n,). With a large vocabulary the logits are made a chunk at a time and not kept."""
-    def log_prob(hidden, targets):
-        return -F.cross_entropy(model.logits(hidden).float(), targets, reduction="none")
-
-    chunk = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-    if len(hidden) <= chunk:
-        return log_prob(hidden, targets)
-    return torch.cat([checkpoint(log_prob, *part, use_reentrant=False, preserve_rng_state=False)
-                      for part in zip(hidden.split(chunk), targets.split(chunk))])
-
-
-def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
-    """The training forward pass of some rows in response coordinates: (rows, T), 0 beyond the mask.
-
-    The one place where the shift is made: the state at position P - 1 + t of a row, P the length of its
-    prompt, is the one that predicts generated token t. Rows are padded on the right, where causal
-    attention never looks.
-    """
-    mask, tokens = rollouts.mask[rows], rollouts.tokens[rows]
-    lengths, groups = mask.sum(1).tolist(), rollouts.group[rows].tolist()
-    sequences = [rollouts.prompt_ids[g] + row[:n - 1] for g, row, n in zip(groups, tokens.tolist(), lengths)]
-    L = max(map(len, sequences))
-    ids = torch.tensor([row + [0] * (L - len(row)) for row in sequences], device=tokens.device)
-    first = torch.tensor([len(rollouts.prompt_ids[g]) - 1 for g in groups], device=tokens.device)
-    hidden = model.model(ids).flatten(0, 1)  # (rows * L, D)
-    row, t = mask.nonzero(as_tuple=True)
-    log_prob = token_log_probs(model, hidden.index_select(0, row * L + first[row] + t), tokens[row, t])
-    return torch.zeros(mask.shape, device=tokens.device).index_put((row, t), log_prob)
-
-
-def policy_loss(log_prob, advantage, weight, mask, total: int) -> torch.Tensor:
-    """The formula at the top of this file, for the rows given; `total` is N of the whole batch."""
-    return -(weight * advantage * log_prob * mask).sum() / total
-
-
-def update(model: Qwen2, optimizer, rollouts: Rollouts, advantage, weight, micro_batch: int, max_grad_norm: float,
-           autocast=nullcontext()) -> dict:
-    """One optimizer step on the whole batch; the numbers worth watching come back.
+def update(model: Qwen2, optimizer, rollouts: Rollouts, weight, s, reference: Qwen2 | None = None, autocast=nullcontext()) -> dict:
+    """One optimizer step on the whole batch, or with s.epochs several; the numbers worth watching come back.
 
     Answers whose every token has weight times advantage 0 add nothing to the gradient and are not computed;
-    they still count in N. When no answer is left, or the gradient is not finite, nothing is changed.
+    they still count in N. When no answer is left, or a gradient is not finite, nothing is changed.
     """
-    credit = (weight * advantage * rollouts.mask).abs().sum(1)
+    credit = (weight * rollouts.advantage * rollouts.mask).abs().sum(1) + s.kl * rollouts.length
     rows = credit.nonzero().squeeze(1)
     rows = rows[rollouts.length[rows].argsort(stable=True)]  # answers of like length together: less padding
-    total, loss, gap, computed = int(rollouts.mask.sum()), 0.0, 0.0, 0
+    if not len(rows):
+        return skipped(why_nothing_is_left(rollouts))
+    share = answer_shares(rollouts, s.loss_norm, s.max_new_tokens)
+    terms = Terms(rollouts.mask, rollouts.advantage, weight, share, int(rollouts.mask.sum()))
+    terms.old = torch.zeros_like(weight) if s.epochs > 1 else None
+    terms.reference = frozen_log_probs(reference, rollouts, rows, s.micro_batch, autocast) if s.kl else None
+    passes = []
+    for epoch in range(s.epochs):
+        passes.append(one_pass(model, optimizer, rollouts, rows, terms, s, autocast, epoch == 0))
+        if not np.isfinite(passes[-1]["norm"]):
+            break
+    return report(passes, terms)
+
+
+def one_pass(model, optimizer, rollouts, rows, terms: Terms, s, autocast, first: bool) -> Counter:
+    """The gradient of the whole batch, one micro-batch after another, and a step along it."""
+    sums = Counter()
     optimizer.zero_grad(set_to_none=True)
-    for part in rows.split(micro_batch) if len(rows) else ():
-        mask = rollouts.mask[part]
+    for part in rows.split(s.micro_batch):
         with autocast:
             log_prob = response_log_probs(model, rollouts, part)
-        part_loss = policy_loss(log_prob, advantage[part], weight[part], mask, total)
-        part_loss.backward()
-        loss += part_loss.item()
-        gap += ((log_prob.detach() - rollouts.log_prob[part]) * mask).abs().sum().item()
-        computed += int(mask.sum())
-    if not computed:
-        return {"loss": 0.0, "gradient_norm": None, "sampler_gap": None, "trained_tokens": 0,
-                "skipped": "every group's answers had equal rewards" if not advantage.any() else "all weights are 0"}
+        if first and terms.old is not None:
+            terms.old[part] = log_prob.detach()  # the training forward's own: the ratio starts at exactly 1
+        loss = terms.loss(log_prob, part, s)
+        loss.backward()
+        gap = (log_prob.detach() - rollouts.log_prob[part]) * rollouts.mask[part]
+        measured = {"loss": loss, "gap": gap.abs().sum(), "tokens": rollouts.mask[part].sum(), **terms.measure(log_prob.detach(), part, s)}
+        sums.update({name: value.item() for name, value in measured.items()})
+    sums["norm"] = clip_and_step(model, optimizer, s.max_grad_norm)
+    return sums
+
+
+def report(passes: list[Counter], terms: Terms | None = None) -> dict:
+    """Loss, gradient norm and sampler gap of the first pass over the batch; ratio, clipping and KL of the last."""
+    first, last = passes[0], passes[-1]
+    found = {"loss": first["loss"], "gradient_norm": first["norm"], "sampler_gap": first["gap"] / first["tokens"],
+             "trained_tokens": first["tokens"]}
+    if terms is not None and terms.old is not None:
+        found |= {"ratio_mean": last["ratio"] / last["tokens"], "clipped_share": last["clipped"] / last["tokens"],
+                  "gradient_norm_last": last["norm"]}
+    if terms is not None and terms.reference is not None:
+        found["kl"] = last["kl"] / last["tokens"]
+    finite = all(np.isfinite(p["norm"]) for p in passes)
+    return {**found, "skipped": None if finite else "the gradient was not finite"}
+
+
+def skipped(reason: str) -> dict:
+    return {"loss": 0.0, "gradient_norm": None, "sampler_gap": None, "trained_tokens": 0, "skipped": reason}
+
+
+def why_nothing_is_left(rollouts: Rollouts) -> str:
+    if not rollouts.mask.any():
+        return "no answer was finished"
+    return "all weights are 0" if rollouts.advantage.any() else "every group's answers had equal rewards"
+
+
+@torch.no_grad()
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor, micro_batch: int, autocast) -> torch.Tensor:
+    """(B, T), 0 in other rows."""
+    log_prob = torch.zeros_like(rollouts.log_prob)
+    with autocast:
+        for part in rows.split(micro_batch):
+            log_prob[part] = response_log_probs(model, rollouts, part)
+    return log_prob
+
+
+def clip_and_step(model, optimizer, max_grad_norm: float) -> float:
+    """The gradient's norm before clipping. One that is not finite changes nothing."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm or float("inf")).item()
-    finite = bool(np.isfinite(norm))
-    if finite:
+    if np.isfinite(norm):
         optimizer.step()
-    return {"loss": loss, "gradient_norm": norm, "sampler_gap": gap / computed, "trained_tokens": computed,
-            "skipped": None if finite else "the gradient was not finite"}
+    return norm
 
 
-def write_credit(path: Path, rollouts: Rollouts, advantage: torch.Tensor, weight: torch.Tensor) -> None:
-    """One step's record: a value a token (answers end to end), an answer, or a question. See the README."""
-    mask, lengths = rollouts.mask, rollouts.length.cpu().numpy()
+def best_and_worst(rollouts: Rollouts) -> torch.Tensor:
+    """(pairs, 2) rows: the first best and the first worst answer of each group whose rewards differ."""
+    pairs = []
+    for g in range(len(rollouts.prompt_ids)):
+        rows = (rollouts.group == g).nonzero().squeeze(1)
+        reward = rollouts.reward[rows]
+        if reward.max() > reward.min():
+            pairs.append(rows[torch.stack([reward.argmax(), reward.argmin()])])
+    return torch.stack(pairs) if pairs else torch.zeros(0, 2, dtype=torch.long)
 
-    def flat(values, dtype=np.float32):
-        return values[mask].cpu().numpy().astype(dtype)
 
-    def starts(sizes):
-        return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
+def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s, reference: Qwen2, autocast=nullcontext()) -> tuple[dict, torch.Tensor]:
+    """DPO (2305.18290) on pairs from the batch:  - log sigmoid(beta (margin of the better - margin of the worse)),
+    an answer's margin being its log-prob minus that under the initial model, summed over its tokens.
 
-    columns = {
-        "token_id": flat(rollouts.tokens, np.int32), "log_prob": flat(rollouts.log_prob),
-        "entropy": flat(rollouts.entropy), "collision": flat(rollouts.collision),
-        "weight": flat(weight), "advantage": flat(advantage),
-        "section": flat(rollouts.section, np.uint8), "kind": flat(rollouts.kind, np.uint8),
-        "episode_start": starts(lengths), "group": rollouts.group.cpu().numpy().astype(np.int32),
-        "finished": rollouts.finished.cpu().numpy(),
-        "reward": rollouts.scores["reward"].cpu().numpy(),
-        **{f"reward_{name}": rollouts.scores[name].cpu().numpy() for name in ("format", "answer", "reasoning")},
-        "prompt_ids": np.concatenate(rollouts.prompt_ids).astype(np.int32),
-        "prompt_start": starts([len(prompt) for prompt in rollouts.prompt_ids])}
-    path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    with open(unfinished, "wb") as file:
-        np.savez_compressed(file, **columns)
-    os.replace(unfinished, path)
+    Its gradient is the policy loss's with an advantage of its own, +-N beta sigmoid(-beta * difference) / pairs,
+    the same for every token of an answer. That is what comes back, for the record, from before the update.
+    """
+    pairs, implied = best_and_worst(rollouts), torch.zeros_like(rollouts.log_prob)
+    if not len(pairs):
+        return skipped("every group's answers had equal rewards"), implied
+    anchor = frozen_log_probs(reference, rollouts, pairs.flatten(), s.micro_batch, autocast)
+    passes = []
+    for epoch in range(s.epochs):
+        optimizer.zero_grad(set_to_none=True)
+        sums = Counter()
+        for part in pairs.split(max(1, s.micro_batch // 2)):
+            rows = part.flatten()
+            with autocast:
+                log_prob = response_log_probs(model, rollouts, rows)
+            margin = (log_prob - anchor[rows]).sum(1).view(-1, 2)  # (pairs, better and worse)
+            difference = s.dpo_beta * (margin[:, 0] - margin[:, 1])
+            loss = -F.logsigmoid(difference).sum() / len(pairs)
+            loss.backward()
+            if epoch == 0:
+                pull = s.dpo_beta * torch.sigmoid(-difference.detach()) * rollouts.mask.sum() / len(pairs)
+                implied[rows] = torch.stack([pull, -pull], 1).view(-1, 1) * rollouts.mask[rows]
+            gap = ((log_prob.detach() - rollouts.log_prob[rows]) * rollouts.mask[rows]).abs().sum()
+            measured = {"loss": loss, "gap": gap, "tokens": rollouts.mask[rows].sum(), "ordered": (difference > 0).sum()}
+            sums.update({name: value.item() for name, value in measured.items()})
+        sums["norm"] = clip_and_step(model, optimizer, s.max_grad_norm)
+        passes.append(sums)
+        if not np.isfinite(passes[-1]["norm"]):
+            break
+    return {**report(passes), "pairs": len(pairs), "pairs_in_order": passes[-1]["ordered"] / len(pairs)}, implied

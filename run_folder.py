@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import subprocess
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,14 +19,16 @@ try:
 except ImportError:  # Windows: two processes on one folder are not told apart there
     fcntl = None
 
-import numpy
+import numpy as np
 import safetensors
 import tokenizers
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from countdown_task import token_bytes
 from qwen2_model import Qwen2, UserError
+from rollouts import Rollouts
 
 TRAVELS_ALONG = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
                  "added_tokens.json", "generation_config.json", "recipe.json")  # from the model's folder to checkpoints
@@ -116,6 +119,63 @@ class RunFolder:
                 shutil.rmtree(old)
 
 
+def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor) -> None:
+    """One step's record: a value a token (answers end to end), an answer, or a question. See the README."""
+    mask, lengths = rollouts.mask, rollouts.length.cpu().numpy()
+
+    def flat(values, dtype=np.float32):
+        return values[mask].cpu().numpy().astype(dtype)
+
+    def starts(sizes):
+        return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
+
+    columns = {
+        "token_id": flat(rollouts.ids, np.int32), "log_prob": flat(rollouts.log_prob),
+        "entropy": flat(rollouts.entropy), "collision": flat(rollouts.collision),
+        "weight": flat(weight), "advantage": flat(rollouts.advantage),
+        "section": flat(rollouts.section, np.uint8), "kind": flat(rollouts.kind, np.uint8),
+        "episode_start": starts(lengths), "group": rollouts.group.cpu().numpy().astype(np.int32),
+        "finished": rollouts.finished.cpu().numpy(),
+        "reward": rollouts.reward.cpu().numpy(),
+        **{f"reward_{name}": rollouts.scores[name].cpu().numpy() for name in ("format", "answer", "reasoning")},
+        "prompt_ids": np.concatenate(rollouts.prompt_ids).astype(np.int32),
+        "prompt_start": starts([len(prompt) for prompt in rollouts.prompt_ids])}
+    path.parent.mkdir(exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    with open(unfinished, "wb") as file:
+        np.savez_compressed(file, **columns)
+    os.replace(unfinished, path)
+
+
+def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollouts:
+    """The batch that was written, as far as it is on record."""
+    path = RunFolder(run).credit(step)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            columns = dict(file)
+        ends = np.append(columns["episode_start"][1:], len(columns["token_id"]))
+        lengths = ends - columns["episode_start"]
+        mask = torch.arange(int(lengths.max()))[None] < torch.from_numpy(lengths)[:, None]
+
+        def frame(name, dtype=None):
+            values = torch.from_numpy(columns[name])
+            return torch.zeros(mask.shape, dtype=dtype or values.dtype).masked_scatter(mask, values.to(dtype or values.dtype))
+
+        rows = np.split(columns["token_id"], ends[:-1])
+        pieces = [token_bytes(tokenizer, row.tolist()) for row in rows]
+        return Rollouts(
+            problems=problems, prompt_ids=[row.tolist() for row in np.split(columns["prompt_ids"], columns["prompt_start"][1:])],
+            responses=[b"".join(row).decode(errors="replace") for row in pieces],
+            texts=[[piece.decode(errors="replace") for piece in row] for row in pieces], mask=mask,
+            group=torch.from_numpy(columns["group"]).long(), ids=frame("token_id", torch.long), finished=torch.from_numpy(columns["finished"]),
+            **{name: frame(name) for name in ("log_prob", "entropy", "collision", "section", "kind", "advantage")},
+            true_credit=frame("true_credit") if "true_credit" in columns else None, step=step,
+            scores={name.removeprefix("reward_"): torch.from_numpy(columns[name])
+                    for name in ("reward", "reward_format", "reward_answer", "reward_reasoning")}, **known)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is not a credit file of this program: {error}") from None
+
+
 def step_of(path: Path) -> int | None:
     """100 of step_000100 or step_000100.npz; None for a name that people gave, a backup say."""
     match = re.fullmatch("step_([0-9]+)", path.stem)
@@ -154,5 +214,5 @@ def provenance() -> dict:
     git = ["git", "rev-parse", "HEAD"]
     result = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True) if shutil.which("git") else None
     return {"git_commit": result.stdout.strip() if result and result.returncode == 0 else None,
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
                          "safetensors": safetensors.__version__, "tokenizers": tokenizers.__version__}}

@@ -6,8 +6,6 @@
 Every random draw of step n follows from (seed, n) alone, so a resumed run needs no random state: it samples
 what the uninterrupted run would have sampled, bit for bit on the same CPU.
 """
-import argparse
-import difflib
 import hashlib
 import json
 import math
@@ -17,8 +15,9 @@ import sys
 import textwrap
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 try:
@@ -31,140 +30,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from countdown_task import PROMPTS, Problem, Problems, Ranges, encode_prompt, load_tokenizer
-from grpo import ADVANTAGES, collect, token_advantage, update, write_credit
-from mitigations import MITIGATIONS, token_weight
+import mitigations
+from countdown_task import Problem, Problems, Ranges, encode_prompt, load_tokenizer
+from critic import CRITICS, Trained, load_optimizer_tensors, optimizer_tensors
+from grpo import ADVANTAGES, shuffled_advantage, update, update_preferences
 from qwen2_model import Qwen2, UserError, read_json
-from run_folder import RunFolder, provenance, step_of, writing
-
-NOT_SETTINGS = ("versions", "git_commit", "model_config")  # in config.json beside the settings
-
-
-def option(topic: str, default, text: str, least=None, above=None, choices=None):
-    return field(default=default, metadata=dict(topic=topic, text=text, least=least, above=above, choices=choices))
-
-
-@dataclass
-class Settings:
-    """Every flag. A model folder's recipe.json overrides these defaults, flags override both."""
-    model: str = option("model and machine", "models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model")
-    device: str = option("model and machine", "cpu", "cpu, cuda or cuda:N")
-    dtype: str = option("model and machine", "float32", "numbers to compute with; parameters stay float32",
-                        choices=("float32", "bfloat16"))
-    threads: int = option("model and machine", 0, "CPU threads, 0 for what PyTorch finds", least=0)
-
-    data: str | None = option("problems", None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')
-    prompt: str = option("problems", "full", "wording of the prompt", choices=tuple(PROMPTS))
-    numbers: str = option("problems", "3,4", "how many numbers a made problem has", choices=("3", "4", "3,4"))
-    min_number: int = option("problems", 1, "smallest number", least=1)
-    max_number: int = option("problems", 99, "largest number", least=1)
-    max_target: int = option("problems", 99, "largest target", least=1)
-    max_result: int = option("problems", 10_000, "largest intermediate result of the known solution", least=1)
-
-    mitigation: str = option("credit", "none", "how an answer's advantage is spread over its tokens",
-                             choices=tuple(MITIGATIONS))
-    advantage: str = option("credit", "grpo", "how rewards become advantages", choices=tuple(ADVANTAGES))
-
-    steps: int = option("training", 100, "updates; 0 evaluates and stops", least=0)
-    questions: int = option("training", 8, "questions a step", least=1)
-    answers: int = option("training", 8, "answers to each question", least=2)
-    max_new_tokens: int = option("training", 512, "an answer is cut off here", least=1)
-    temperature: float = option("training", 1.0, "of the sampling", above=0)
-    learning_rate: float = option("training", 5e-6, "of AdamW", above=0)
-    weight_decay: float = option("training", 0.0, "of AdamW", least=0)
-    micro_batch: int = option("training", 8, "answers in memory at once during the update; changes no result", least=1)
-    max_grad_norm: float = option("training", 1.0, "the gradient is clipped to this norm, 0 for never", least=0)
-    seed: int = option("training", 0, "of problems and sampling", least=0)
-
-    eval_every: int = option("record", 25, "steps between evaluations (also at the start and end), 0 for never", least=0)
-    eval_tasks: int = option("record", 500, "held-out problems of an evaluation", least=1)
-    sample_every: int = option("record", 10, "steps between sample answers kept in samples.jsonl, 0 for never", least=0)
-    checkpoint_every: int = option("record", 25, "steps between checkpoints (also at the end), 0 for never", least=0)
-    out: str | None = option("record", None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>")
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.out or f"runs/{self.mitigation}-{self.advantage}-s{self.seed}")
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message} (python train.py --help lists the flags)")
-
-
-def make_parser() -> Parser:
-    parser = Parser(usage="python train.py [flags]", description=__doc__, epilog=describe_mitigations(), allow_abbrev=False,
-                    argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
-    topics = {topic: parser.add_argument_group(topic) for topic in dict.fromkeys(f.metadata["topic"] for f in fields(Settings))}
-    for f in fields(Settings):
-        meta = f.metadata
-        kind, sign = {int: (int, "N"), float: (float, "X")}.get(f.type, (str, "TEXT"))
-        choices = ": " + " | ".join(meta["choices"]) if meta["choices"] else ""
-        default = "" if f.default is None else f" (default {f.default})"
-        topics[meta["topic"]].add_argument(f"--{f.name}", type=kind, metavar=sign, help=meta["text"] + choices + default)
-    again = parser.add_argument_group("going on")
-    again.add_argument("--resume", metavar="RUN", help="continue this run folder; only --steps may be given with it")
-    again.add_argument("--config", metavar="FILE", help="take the settings of a run's config.json; flags override them")
-    return parser
-
-
-def describe_mitigations() -> str:
-    rows = [f"  {name:22s}{(function.__doc__ or '').strip()}" for name, function in MITIGATIONS.items()]
-    recipe = ("A model folder's recipe.json sets its own defaults (models/tiny has one), flags override them, and config.json\n"
-              "in the run folder shows what was used. Hyphens work as well as underscores.")
-    return "\n".join(["mitigations:", *rows, "", recipe])
-
-
-def read_flags(argv: list[str]) -> dict:
-    """The flags that were given. --max-new-tokens is --max_new_tokens."""
-    def underscores(argument):
-        name, equals, value = argument.partition("=")
-        return "--" + name[2:].replace("-", "_") + equals + value if name.startswith("--") else argument
-
-    given, unknown = make_parser().parse_known_args([underscores(argument) for argument in argv])
-    if unknown:
-        known = [f"--{f.name}" for f in fields(Settings)] + ["--resume", "--config"]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
-        raise UserError(f"unknown argument {unknown[0]}" + (f", did you mean {near[0]}?" if near else ""))
-    return vars(given)
-
-
-def make_settings(given: dict) -> Settings:
-    """Defaults, then the model's recipe, then --config, then flags."""
-    config = {}
-    if path := given.pop("config", None):
-        config = {k: v for k, v in read_json(Path(path)).items() if k not in NOT_SETTINGS}
-    folder = Path(str(given.get("model", config.get("model", Settings.model))))
-    recipe = read_json(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
-    for source, values in ((folder / "recipe.json", recipe), (path, config)):
-        unknown = set(values) - {f.name for f in fields(Settings)}
-        if unknown:
-            raise UserError(f"{source} has the unknown setting {sorted(unknown)[0]}")
-    settings = Settings(**{**recipe, **config, **given})
-    check(settings)
-    return settings
-
-
-def check(settings: Settings) -> None:
-    for f in fields(settings):
-        value, meta = getattr(settings, f.name), f.metadata
-        number = type(value) in (int, f.type) and math.isfinite(value) if f.type in (int, float) else True
-        text = isinstance(value, str) and value or value is None and f.default is None
-        if not (number if f.type in (int, float) else text):
-            raise UserError(f"--{f.name} {value!r} should be a {'number' if f.type in (int, float) else 'text'}")
-        if meta["choices"] and value not in meta["choices"]:
-            near = sorted(meta["choices"], key=lambda c: -difflib.SequenceMatcher(None, c, str(value)).ratio())
-            raise UserError(f"--{f.name} {value} is not one of: {', '.join(near)}")
-        if meta["least"] is not None and value < meta["least"]:
-            raise UserError(f"--{f.name} {value} should be at least {meta['least']}")
-        if meta["above"] is not None and value <= meta["above"]:
-            raise UserError(f"--{f.name} {value} should be above {meta['above']}")
-    if settings.min_number > settings.max_number:
-        raise UserError(f"--min_number {settings.min_number} is above --max_number {settings.max_number}")
-
+from rollouts import Forward, Rollouts, collect
+from run_folder import RunFolder, provenance, step_of, write_credit, writing
+from settings import Settings, make_settings, read_flags
 
 @dataclass
 class Lab:
+    """What a run works with; mitigations and critics with a state are given it."""
     settings: Settings
     folder: Path  # the model was read from here
     model: Qwen2
@@ -172,12 +49,47 @@ class Lab:
     optimizer: torch.optim.Optimizer
     problems: Problems
     autocast: AbstractContextManager
+    reference: Qwen2 | None = None       # the initial model, where a loss needs it
+    advantage: Callable | None = None    # (rollouts, lab) -> (B, T)
+    mitigation: Callable | None = None   # (tokens, lab) -> (B, T)
+
+    @property
+    def extra_parameters(self) -> int:
+        """Beside the policy: of a critic, a net that makes weights, a frozen copy."""
+        modules = [value.module for part in (self.advantage, self.mitigation) for value in vars(part).values() if isinstance(value, Trained)]
+        return sum(p.numel() for module in [*modules, *filter(None, [self.reference])] for p in module.parameters())
+
+    def trainer_tensors(self) -> dict[str, torch.Tensor]:
+        """All that a run needs to go on, beside the model."""
+        tensors = optimizer_tensors(self.optimizer, self.model)
+        for part in ("advantage", "mitigation"):
+            state = getattr(getattr(self, part), "state_dict", dict)()
+            tensors |= {f"{part}.{name}": value for name, value in state.items()}
+        return {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+
+    def load_trainer_tensors(self, path: Path) -> None:
+        try:
+            tensors, rest = load_file(path), {}
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} cannot be read: {error}") from None
+        parts = {"advantage": {}, "mitigation": {}, "": rest}
+        for key, value in tensors.items():
+            part, dot, name = key.partition(".")
+            parts[part if part in parts else ""][name if part in parts else key] = value
+        try:
+            load_optimizer_tensors(self.optimizer, self.model, rest)
+            for part in ("advantage", "mitigation"):
+                if hasattr(getattr(self, part), "load_state_dict"):
+                    getattr(self, part).load_state_dict(parts[part])
+        except (UserError, RuntimeError) as error:
+            raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
 
 
-def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
+def make_lab(settings: Settings, folder: Path | None = None) -> Lab:
+    """With the model of the settings, or the same model as it was later, from `folder`."""
     device = pick_device(settings.device)
     torch.set_num_threads(settings.threads or torch.get_num_threads())  # set, so that a resumed run computes alike
-    folder = checkpoint or Path(settings.model)
+    folder = folder or Path(settings.model)
     model, tokenizer = Qwen2.from_pretrained(folder, device), load_tokenizer(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     counts = tuple(int(n) for n in settings.numbers.split(","))
@@ -185,8 +97,11 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
     autocast = nullcontext() if settings.dtype == "float32" else torch.autocast(device.type, torch.bfloat16)
     lab = Lab(settings, folder, model, tokenizer, optimizer, Problems(ranges, settings.data), autocast)
     check_problems(lab)
-    if checkpoint:
-        load_optimizer(lab, checkpoint / "trainer" / "state.safetensors")
+    if settings.kl or settings.loss == "dpo":
+        lab.reference = Qwen2.from_pretrained(settings.model, device).requires_grad_(False)
+    lab.advantage = CRITICS[settings.advantage](lab) if settings.advantage in CRITICS else \
+        lambda rollouts, lab: ADVANTAGES[settings.advantage](rollouts)
+    lab.mitigation = mitigations.make(settings.mitigation, settings.own, lab)
     return lab
 
 
@@ -216,27 +131,6 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-ADAM = ("step", "exp_avg", "exp_avg_sq")
-
-
-def optimizer_tensors(lab: Lab) -> dict:
-    return {f"{key}.{name}": value.detach().cpu().contiguous() for name, parameter in lab.model.named_parameters()
-            for key, value in lab.optimizer.state[parameter].items()}
-
-
-def load_optimizer(lab: Lab, path: Path) -> None:
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    wanted = {f"{key}.{name}" for name, _ in lab.model.named_parameters() for key in ADAM}
-    if tensors and set(tensors) != wanted:  # empty before the first update
-        raise UserError(f"{path} does not fit the model: {sorted(set(tensors) ^ wanted)[0]}")
-    for name, parameter in lab.model.named_parameters() if tensors else ():
-        state = {key: tensors[f"{key}.{name}"].clone() for key in ADAM}
-        lab.optimizer.state[parameter] = {k: v if k == "step" else v.to(parameter.device) for k, v in state.items()}
-
-
 def derived_seed(*parts) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
 
@@ -250,40 +144,61 @@ def sample(lab: Lab, problems, answers: int, seed: int, greedy: bool = False):
 
 def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     """One step of the algorithm; returns its line of metrics.jsonl."""
-    s = lab.settings
-    start = time.perf_counter()
+    s, clock = lab.settings, [time.perf_counter()]
     show_status(f"step {step}: sampling")
     rollouts = sample(lab, lab.problems.training(s.seed, step, s.questions), s.answers, derived_seed("train", s.seed, step))
-    sampled = time.perf_counter()
-    advantage = token_advantage(s.advantage, rollouts)
-    weight = token_weight(s.mitigation, rollouts)
+    clock.append(time.perf_counter())
+    show_status(f"step {step}: spreading credit")
+    rollouts, kept, weight, said = spread_credit(lab, rollouts, step)
+    clock.append(time.perf_counter())
     show_status(f"step {step}: updating")
-    result = update(lab.model, lab.optimizer, rollouts, advantage, weight, s.micro_batch, s.max_grad_norm, lab.autocast)
-    updated = time.perf_counter()
+    if s.loss == "dpo":
+        result, advantage = update_preferences(lab.model, lab.optimizer, kept, s, lab.reference, lab.autocast)
+        rollouts = replace(rollouts, advantage=advantage)
+    else:
+        result = update(lab.model, lab.optimizer, kept, weight, s, lab.reference, lab.autocast)
+    clock.append(time.perf_counter())
     with writing(run.credit(step)):
-        write_credit(run.credit(step), rollouts, advantage, weight)
+        write_credit(run.credit(step), rollouts, weight)
     if s.sample_every and step % s.sample_every == 0:
         keep_samples(run, step, rollouts)
-    return {"step": step, **batch_metrics(rollouts, advantage), **result,
-            **speed_metrics(lab, rollouts, result, sampled - start, updated - sampled, time.perf_counter() - start)}
+    clock.append(time.perf_counter())
+    return {"step": step, **batch_metrics(rollouts), **result, **said, **speed_metrics(lab, rollouts, result, clock)}
 
 
-def batch_metrics(rollouts, advantage) -> dict:
+def spread_credit(lab: Lab, rollouts: Rollouts, step: int) -> tuple[Rollouts, Rollouts, torch.Tensor, dict]:
+    """The two axes: advantage (B, T), then weight (B, T). Also the batch without answers that are not trained on,
+    and what those who computed have to say."""
+    s = lab.settings
+    rollouts = replace(rollouts, step=step, generator=torch.Generator().manual_seed(derived_seed("credit", s.seed, step)),
+                       forward=Forward(lab.model, s.micro_batch, lab.autocast))
+    rollouts = replace(rollouts, advantage=lab.advantage(rollouts, lab))
+    if s.placebo == "advantages":
+        rollouts = replace(rollouts, advantage=shuffled_advantage(rollouts))
+    kept = replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None]) if s.drop_unfinished else rollouts
+    weight, said = mitigations.token_weight(lab.mitigation, s.mitigation, kept, lab, s.rescale, s.placebo)
+    for part in (lab.advantage, lab.mitigation):
+        found = getattr(part, "metrics", {})
+        said |= {**found, "extra_tokens": said.get("extra_tokens", 0) + found.get("extra_tokens", 0)}
+    return rollouts, kept, weight, said
+
+
+def batch_metrics(rollouts: Rollouts) -> dict:
     mean = {name: value.mean().item() for name, value in rollouts.scores.items()}
     total = rollouts.mask.sum().item()
-    by_group = advantage.abs().sum(1).view(len(rollouts.prompt_ids), -1).sum(1)
+    reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)
     return {"reward": mean["reward"], "reward_format": mean["format"], "reward_answer": mean["answer"],
             "reward_reasoning": mean["reasoning"], "success": mean["answer"], "tokens": total,
             "length": total / len(rollouts.texts), "finished": rollouts.finished.float().mean().item(),
-            "groups_without_spread": (by_group == 0).float().mean().item(),
+            "groups_without_spread": (reward == reward[:, :1]).all(1).float().mean().item(),
             "entropy": rollouts.entropy.sum().item() / total, "collision": rollouts.collision.sum().item() / total}
 
 
-def speed_metrics(lab, rollouts, result, rollout_seconds: float, update_seconds: float, seconds: float) -> dict:
-    return {"rollout_seconds": rollout_seconds, "update_seconds": update_seconds, "seconds": seconds,
-            "rollout_tokens_per_second": rollouts.mask.sum().item() / rollout_seconds,
-            "update_tokens_per_second": result["trained_tokens"] / update_seconds,
-            "peak_memory_bytes": peak_memory(lab.model.device)}
+def speed_metrics(lab, rollouts, result, clock: list[float]) -> dict:
+    rollout, credit, update, record = (later - earlier for earlier, later in zip(clock, clock[1:]))
+    return {"rollout_seconds": rollout, "credit_seconds": credit, "update_seconds": update, "record_seconds": record,
+            "seconds": clock[-1] - clock[0], "rollout_tokens_per_second": rollouts.mask.sum().item() / rollout,
+            "update_tokens_per_second": result["trained_tokens"] / update, "peak_memory_bytes": peak_memory(lab.model.device)}
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -294,9 +209,9 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def keep_samples(run: RunFolder, step: int, rollouts) -> None:
-    for i in sorted({0, int(rollouts.scores["reward"].argmax())}):
-        run.append("samples.jsonl", {"step": step, "episode": i, "reward": rollouts.scores["reward"][i].item(),
-                                     "answer": rollouts.scores["answer"][i].item(), "text": rollouts.texts[i]})
+    for i in sorted({0, int(rollouts.reward.argmax())}):
+        run.append("samples.jsonl", {"step": step, "episode": i, "reward": rollouts.reward[i].item(),
+                                     "answer": rollouts.scores["answer"][i].item(), "text": rollouts.responses[i]})
 
 
 def evaluate(lab: Lab, run: RunFolder, step: int, greedy: bool) -> tuple[dict, str]:
@@ -311,7 +226,7 @@ def evaluate(lab: Lab, run: RunFolder, step: int, greedy: bool) -> tuple[dict, s
         well_formed += [round(value, 3) for value in rollouts.scores["format"].tolist()]
         length += rollouts.length.tolist()
         finished += rollouts.finished.int().tolist()
-        texts += rollouts.texts[:1]
+        texts += rollouts.responses[:1]
     low, high = wilson_interval(sum(answer), len(answer))
     line = {"step": step, "mode": mode, "success": sum(answer) / len(answer), "success_low": low, "success_high": high,
             "format_mean": sum(well_formed) / len(well_formed), "length_mean": sum(length) / len(length),
@@ -338,8 +253,9 @@ def print_step(settings: Settings, line: dict, left: float, header: bool) -> Non
     say(f"{line['step']:4d}/{settings.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}{line['reward_format']:8.2f}"
         f"{line['length']:8.1f}{line['finished']:10.1%}{line['entropy']:9.3f}  {norm}"
         f"{line['tokens'] / line['seconds']:10.0f}{minutes:7d}:{seconds:02d}")
-    if line["skipped"]:
-        say(f"          no update: {line['skipped']}")
+    for said in (line["skipped"] and f"no update: {line['skipped']}", line.get("weight_note")):
+        if said:
+            say(f"          {said}")
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -400,7 +316,7 @@ def train(lab: Lab, run: RunFolder, done: int, interrupt: Interrupt) -> None:
         if s.eval_every and (last or step % s.eval_every == 0):
             run_evaluations(lab, run, step)
         if interrupt.asked or s.checkpoint_every and (last or step % s.checkpoint_every == 0):
-            run.save_checkpoint(step, lab.model, lab.folder, optimizer_tensors(lab))
+            run.save_checkpoint(step, lab.model, lab.folder, lab.trainer_tensors())
         if interrupt.asked and not last:
             say(f"stopped at step {step}. Go on with: python train.py --resume {run.path}")
             raise SystemExit(130)
@@ -408,7 +324,7 @@ def train(lab: Lab, run: RunFolder, done: int, interrupt: Interrupt) -> None:
 
 
 def create_run(lab: Lab) -> RunFolder:
-    config = {**asdict(lab.settings), "threads": torch.get_num_threads(), **provenance(),
+    config = {**lab.settings.to_json(), "threads": torch.get_num_threads(), **provenance(),
               "model_config": lab.model.config.to_json()}
     return RunFolder.create(lab.settings.folder, config, lab.folder / "tokenizer.json")
 
@@ -430,6 +346,8 @@ def go_on(run: RunFolder, config: dict, settings: Settings) -> None:
         return
     say(f"going on after step {done}" if done else "no checkpoint yet: starting again at step 1")
     lab = make_lab(settings, checkpoints[-1] if checkpoints else None)
+    if checkpoints:
+        lab.load_trainer_tensors(checkpoints[-1] / "trainer" / "state.safetensors")
     if config["steps"] != settings.steps:
         run.replace("config.json", json.dumps({**config, "steps": settings.steps}, indent=2) + "\n")
     run.forget_after(done if done else -1)  # without a checkpoint the evaluation at step 0 is made again too
@@ -456,7 +374,8 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{settings.folder} exists already: go on with --resume {settings.folder}, or name another with --out")
     lab = make_lab(settings)
     count = sum(p.numel() for p in lab.model.parameters())
-    say(f"{settings.model}: {count / 1e6:.2f} million parameters on {settings.device}, {torch.get_num_threads()} threads; "
+    beside = f" and {lab.extra_parameters:,} beside them" if lab.extra_parameters else ""
+    say(f"{settings.model}: {count / 1e6:.2f} million parameters{beside} on {settings.device}, {torch.get_num_threads()} threads; "
         f"{settings.questions} questions x {settings.answers} answers a step; writing to {settings.folder}")
     with create_run(lab) as run, Interrupt() as interrupt:
         train(lab, run, 0, interrupt)

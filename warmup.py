@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from countdown_task import Problem, Problems, Ranges, encode_prompt, held_out, make_problem, operations
-from grpo import collect
 from qwen2_model import ModelConfig, Qwen2
+from rollouts import collect
 
 RANGES = Ranges(counts=(3,), min_number=1, max_number=15, max_target=99, max_result=150)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -225,12 +225,12 @@ def report(model: Qwen2, tokenizer, count: int) -> str:
     problems = Problems(RANGES).evaluation(count)
     rollouts = collect(model, tokenizer, problems, "short", 1, max_new_tokens=RECIPE["max_new_tokens"])
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
-    claims = [any(hit.split("{")[0] in text for hit in HIT) for text in rollouts.texts]
+    claims = [any(hit.split("{")[0] in text for hit in HIT) for text in rollouts.responses]
     true = sum(right for claim, right in zip(claims, rollouts.scores["answer"].tolist()) if claim) / max(1, sum(claims))
     results = (f"success {mean['answer']:.1%}, format {mean['format']:.2f}, right steps {mean['reasoning']:.1%}, true claims "
-               f"of success {true:.1%}, {sum(text.count('=') for text in rollouts.texts) / 2 / len(problems):.1f} tries, "
+               f"of success {true:.1%}, {sum(text.count('=') for text in rollouts.responses) / 2 / len(problems):.1f} tries, "
                f"{rollouts.length.float().mean().item():.0f} tokens, finished {rollouts.finished.float().mean().item():.1%}")
-    print(f"  {results}", *rollouts.texts[:3], sep="\n    ", flush=True)
+    print(f"  {results}", *rollouts.responses[:3], sep="\n    ", flush=True)
     return results
 
 

@@ -1,4 +1,5 @@
 """Small models and run folders that the tests share; nothing here is downloaded."""
+import dataclasses
 import json
 import os
 import sys
@@ -11,15 +12,94 @@ sys.path.insert(0, str(ROOT))
 import pytest
 import torch
 
-from qwen2_model import ModelConfig, Qwen2
+from countdown_task import Problem, encode_prompt
+from grpo import grpo
+from qwen2_model import ModelConfig, Qwen2, generate
+from rollouts import Forward, Rollouts, label
+from settings import make_settings
+from train import make_lab
 from warmup import make_tokenizer
 
 SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 
 
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12]]
+
+
+def hand_made(mask, **known):
+    """A batch with the given (B, T) tensors; what is not given is there, and dull."""
+    mask = torch.as_tensor(mask)
+    B, T = mask.shape
+    zeros, code = torch.zeros(B, T), torch.zeros(B, T, dtype=torch.uint8)
+    group = known.get("group", torch.zeros(B, dtype=torch.long))
+    questions, reward = int(group.max()) + 1, torch.zeros(B)
+    dull = dict(problems=[None] * questions, prompt_ids=[[5]] * questions, responses=[""] * B, texts=[["x"] * int(n) for n in mask.sum(1)],
+                group=group, ids=torch.ones(B, T, dtype=torch.long), finished=torch.ones(B, dtype=torch.bool), log_prob=zeros - 1.0,
+                entropy=zeros + 1.0, collision=zeros + 0.5, section=code, kind=code, advantage=zeros, step=1,
+                scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward), generator=torch.Generator().manual_seed(0))
+    return Rollouts(mask=mask, **{**dull, **known})
+
+
+def copied(model):
+    copy = Qwen2(model.config)
+    copy.load_state_dict(model.state_dict())
+    return copy
+
+
+def gradients(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.fixture
+def rollouts(small_model):
+    """Two questions, three answers each, of different lengths; rewards spread in the first group only."""
+    g = generate(small_model, PROMPTS, answers=3, max_new_tokens=14, seed=2, stop_ids=(2, 4, 9, 17, 30, 31, 33))
+    reward = torch.tensor([1.1, 0.1, 0.06, 0.1, 0.1, 0.1])
+    assert len(set(g.mask.sum(1).tolist())) > 2
+    known = {name: value for name, value in vars(g).items() if name not in ("tokens", "mask")}
+    scores = {"reward": reward, "format": reward, "answer": (reward > 1).float(), "reasoning": reward}
+    batch = hand_made(g.mask, ids=g.tokens, prompt_ids=PROMPTS, group=torch.arange(6) // 3, **known, scores=scores,
+                      section=g.mask.byte(), kind=g.mask.byte(), forward=Forward(small_model, 4))
+    return dataclasses.replace(batch, advantage=grpo(batch))
+
+
+SPOKEN = [  # two questions, three answers each: right, wrong, without an answer; one token, no tags, right after a try
+    " 3 + 5 = 8, 8 + 7 = 15 hit.</think>\n<answer> ( 3 + 5 ) + 7</answer><|im_end|>",
+    " first 3 * 5 = 15, 15 - 7 = 8 wrong.</think>\n<answer> ( 3 * 5 ) - 7</answer><|im_end|>",
+    " first 3 * 5 = 15, 15 - 7 = 8 wrong. now second 3 + 7 = 10", "<|im_end|>", " hmm. stop here.<|im_end|>",
+    " hmm. 4 * 2 = 8, 8 - 6 = 2 hit.</think>\n<answer> ( 4 * 2 ) - 6</answer><|im_end|>"]
+ASKED = [Problem((3, 5, 7), 15), Problem((2, 4, 6), 2)]
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory):
+    """The shipped model, ready to be asked by a mitigation."""
+    return make_lab(make_settings({"model": str(ROOT / "models/tiny"), "max_new_tokens": 60, "questions": 2, "answers": 3, "threads": 1}))
+
+
+def spoken(lab, texts=SPOKEN, problems=ASKED, micro_batch=64, **known):
+    """These texts as if the model had sampled them, with its own numbers at every token."""
+    ids = [lab.tokenizer.encode(text).ids for text in texts]
+    T = max(map(len, ids))
+    mask = torch.tensor([[True] * len(row) + [False] * (T - len(row)) for row in ids])
+    group = torch.arange(len(ids)) // (len(ids) // len(problems))
+    prompts, frames = [encode_prompt(lab.tokenizer, problem, "short") for problem in problems], torch.zeros(3, *mask.shape)
+    for b, row in enumerate(ids):
+        prompt = prompts[group[b]]
+        with torch.no_grad():
+            log_probs = lab.model(torch.tensor([prompt + row]))[0, len(prompt) - 1:-1].log_softmax(-1)
+        chosen = log_probs[range(len(row)), row]
+        for frame, value in zip(frames, (chosen, -(log_probs.exp() * log_probs).sum(-1), log_probs.exp().square().sum(-1))):
+            frame[b, :len(row)] = value
+    batch = label(lab.tokenizer, ids, problems=problems, prompt_ids=prompts, group=group, mask=mask, finished=torch.ones(len(ids), dtype=torch.bool),
+                  ids=torch.tensor([row + [0] * (T - len(row)) for row in ids]), log_prob=frames[0], entropy=frames[1], collision=frames[2])
+    return dataclasses.replace(batch, **{"advantage": grpo(batch), "step": 20, "generator": torch.Generator().manual_seed(3),
+                                         "forward": Forward(lab.model, micro_batch), **known})
+
+
 @pytest.fixture(autouse=True, scope="session")
-def two_threads():
-    torch.set_num_threads(2)
+def one_thread():
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

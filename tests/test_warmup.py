@@ -11,8 +11,8 @@ import train
 import warmup
 from conftest import ROOT
 from countdown_task import Problem, Problems, encode_prompt, held_out, load_tokenizer, make_problem, score
-from grpo import collect
 from qwen2_model import Qwen2
+from rollouts import collect
 from warmup import candidates, demonstration, make_tokenizer, orthogonal
 
 TINY = ROOT / "models" / "tiny"
