@@ -4,6 +4,8 @@
     python analyze.py runs/none-grpo-s*         # several runs in one table and picture
 """
 import argparse
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -35,17 +37,27 @@ def evaluations(run: dict, mode: str) -> list[dict]:
 
 
 def print_table(runs: list[dict]) -> None:
-    """Start and end of every run, and the mean over the runs with its spread from run to run."""
-    print("| run | mode | problems | start | end | gain | 95% of the gain | format | finished | length |\n" + "|---" * 10 + "|")
+    """Start and end of every run, and the mean over the seeds of each arm with its spread from run to run."""
+    print("| run | mode | problems | start | end | gain | 95% of the gain | format | finished | length | entropy | gradient norm |\n" + "|---" * 12 + "|")
     for run in runs:
         for mode in ("sampled", "greedy"):
             found = evaluations(run, mode)
             if len(found) > 1:
                 print_row(run, mode, found[0], found[-1])
-    for mode in ("sampled", "greedy") if len(runs) > 1 else ():
-        pairs = [(found[0], found[-1]) for run in runs if len(found := evaluations(run, mode)) > 1]
-        if len(pairs) > 1:
-            print_mean(mode, pairs)
+    arms = {}
+    for run in runs:
+        arms.setdefault(arm_of(run), []).append(run)
+    for arm in arms.values():
+        for mode in ("sampled", "greedy"):
+            pairs = [(found[0], found[-1]) for run in arm if len(found := evaluations(run, mode)) > 1]
+            if len(pairs) > 1:
+                print_mean(mode, pairs, re.sub(r"-s\d+$", "", arm[0]["folder"].name) if len(arms) > 1 else "")
+
+
+def arm_of(run: dict) -> str:
+    """What runs that differ in their seed alone have in common."""
+    apart = ("seed", "out", "threads", "versions", "git_commit")
+    return json.dumps({key: value for key, value in run["config"].items() if key not in apart}, sort_keys=True)
 
 
 def print_row(run: dict, mode: str, start: dict, end: dict) -> None:
@@ -54,16 +66,22 @@ def print_row(run: dict, mode: str, start: dict, end: dict) -> None:
     half = 1.96 * gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else 1.0  # one problem says nothing
     print(f"| {run['folder'].name} | {mode} | {len(gains)} | {start['success']:.1%} | {end['success']:.1%} | "
           f"{gains.mean():+.1%} | {gains.mean() - half:+.1%} to {gains.mean() + half:+.1%} | {end['format_mean']:.2f} | "
-          f"{end['finished_mean']:.1%} | {end['length_mean']:.0f} |")
+          f"{end['finished_mean']:.1%} | {end['length_mean']:.0f} | {first_and_last(run, 'entropy')} | {first_and_last(run, 'gradient_norm')} |")
 
 
-def print_mean(mode: str, pairs: list[tuple[dict, dict]]) -> None:
+def first_and_last(run: dict, key: str, count: int = 10) -> str:
+    """Means over the first and the last steps of training, those without an update left out."""
+    found = [[line[key] for line in part if line[key] is not None] for part in (run["metrics"][:count], run["metrics"][-count:])]
+    return " to ".join(f"{np.mean(values):.3f}" if values else "none" for values in found)
+
+
+def print_mean(mode: str, pairs: list[tuple[dict, dict]], arm: str) -> None:
     start, end = np.array([[line["success"] for line in pair] for pair in pairs]).T
     mean = {key: np.mean([last[key] for _, last in pairs]) for key in ("format_mean", "finished_mean", "length_mean")}
     gain = end - start
-    print(f"| mean of {len(pairs)} runs | {mode} | | {start.mean():.1%} | {end.mean():.1%} | {gain.mean():+.1%} | "
+    print(f"| mean of {len(pairs)} runs{arm and ' of ' + arm} | {mode} | | {start.mean():.1%} | {end.mean():.1%} | {gain.mean():+.1%} | "
           f"runs from {gain.min():+.1%} to {gain.max():+.1%} | {mean['format_mean']:.2f} | {mean['finished_mean']:.1%} | "
-          f"{mean['length_mean']:.0f} |")
+          f"{mean['length_mean']:.0f} | | |")
 
 
 def plot_learning_curve(runs: list[dict], path: Path) -> None:

@@ -25,6 +25,8 @@ class Trained:
     def descend(self, loss: torch.Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        for parameter in self.module.parameters():  # one that had no part gets its state all the same, so that checkpoints are whole
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -53,7 +53,7 @@ def rloo(rollouts: Rollouts) -> torch.Tensor:
 
 
 def span(rollouts: Rollouts) -> torch.Tensor:
-    """Each part of the score minus its group's mean, given to its own span: format to tags, reasoning (a process
+    """Each part of the score (0 to 1) minus its group's mean, given to its own span: format to tags, reasoning (a process
     reward) to think tokens, the answer to answer tokens. Biased for think tokens: the answer they lead to
     is not theirs. Other tokens, the end of turn say, get 0."""
     advantage = torch.zeros_like(rollouts.log_prob)
@@ -74,17 +74,17 @@ def spread(value: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:
 
 
 ADVANTAGES = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "span": span}
+WHOLE_ANSWERS = ("grpo", "dr_grpo", "rloo")  # the same advantage for every token of an answer
 
 
-def shuffled_advantage(rollouts: Rollouts) -> torch.Tensor:
-    """The placebo: within each group, another answer's advantage. Where tokens of an answer differ, the
+def shuffled_advantage(rollouts: Rollouts, whole_answers: bool) -> torch.Tensor:
+    """The placebo: within each group, another answer's advantage. Where the tokens of an answer may differ, the
     advantages of the group's tokens change places instead."""
     advantage, mask, result = rollouts.advantage, rollouts.mask, torch.zeros_like(rollouts.advantage)
-    constant = torch.equal(advantage, advantage[:, :1] * mask)
     for g in range(len(rollouts.prompt_ids)):
         rows = (rollouts.group == g).nonzero().squeeze(1)
-        order = torch.randperm(len(rows) if constant else int(mask[rows].sum()), generator=rollouts.generator).to(rows.device)
-        if constant:
+        order = torch.randperm(len(rows) if whole_answers else int(mask[rows].sum()), generator=rollouts.generator).to(rows.device)
+        if whole_answers:
             result[rows] = advantage[rows[order], :1] * mask[rows]
         else:
             result[rows] = torch.zeros_like(result[rows]).masked_scatter(mask[rows], advantage[rows][mask[rows]][order])
@@ -176,7 +176,7 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight, s, reference: Qw
     rows = credit.nonzero().squeeze(1)
     rows = rows[rollouts.length[rows].argsort(stable=True)]  # answers of like length together: less padding
     if not len(rows):
-        return skipped(why_nothing_is_left(rollouts))
+        return skipped(why_nothing_is_left(rollouts, weight))
     share = answer_shares(rollouts, s.loss_norm, s.max_new_tokens)
     terms = Terms(rollouts.mask, rollouts.advantage, weight, share, int(rollouts.mask.sum()))
     terms.old = torch.zeros_like(weight) if s.epochs > 1 else None
@@ -217,18 +217,21 @@ def report(passes: list[Counter], terms: Terms | None = None) -> dict:
                   "gradient_norm_last": last["norm"]}
     if terms is not None and terms.reference is not None:
         found["kl"] = last["kl"] / last["tokens"]
-    finite = all(np.isfinite(p["norm"]) for p in passes)
-    return {**found, "skipped": None if finite else "the gradient was not finite"}
+    if np.isfinite(last["norm"]):
+        return {**found, "skipped": None}
+    return {**found, "skipped": ("" if len(passes) == 1 else f"from pass {len(passes)} on, ") + "the gradient was not finite"}
 
 
 def skipped(reason: str) -> dict:
     return {"loss": 0.0, "gradient_norm": None, "sampler_gap": None, "trained_tokens": 0, "skipped": reason}
 
 
-def why_nothing_is_left(rollouts: Rollouts) -> str:
+def why_nothing_is_left(rollouts: Rollouts, weight: torch.Tensor) -> str:
     if not rollouts.mask.any():
         return "no answer was finished"
-    return "all weights are 0" if rollouts.advantage.any() else "every group's answers had equal rewards"
+    if not rollouts.advantage.any():
+        return "every group's answers had equal rewards"
+    return "no token has both a weight and an advantage" if (weight * rollouts.mask).any() else "all weights are 0"
 
 
 @torch.no_grad()

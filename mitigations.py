@@ -28,9 +28,9 @@ import torch.nn as nn
 
 from countdown_task import ANSWER
 from critic import Trained, continuation_rewards, prefix_values
-from grpo import gradient_size, group_z_score, policy_loss
-from qwen2_model import UserError
-from rollouts import Rollouts
+from grpo import answer_shares, gradient_size, group_z_score, policy_loss
+from qwen2_model import UserError, pick
+from rollouts import LOGITS_AT_ONCE, Rollouts
 
 MITIGATIONS = {}
 
@@ -47,8 +47,8 @@ class Bounds:
     most: float | None = None
 
 
-NotNegative = typing.Annotated[float, Bounds(least=0)]
-Positive = typing.Annotated[float, Bounds(above=0)]
+NotNegative = typing.Annotated[float, Bounds(least=0, most=1e6)]
+Positive = typing.Annotated[float, Bounds(above=0, most=1e6)]
 Share = typing.Annotated[float, Bounds(least=0, most=1)]
 Percent = typing.Annotated[float, Bounds(least=0, most=100)]
 Count = typing.Annotated[int, Bounds(least=1)]
@@ -146,7 +146,7 @@ def entropy_ratio(tokens: Rollouts, *, entropy_beta: NotNegative = 1.0) -> torch
 
 
 @mitigation
-def random(tokens: Rollouts, *, placebo_std: Positive = 1.0) -> torch.Tensor:
+def random(tokens: Rollouts, *, placebo_std: typing.Annotated[float, Bounds(least=0.01, most=100)] = 1.0) -> torch.Tensor:
     """Gamma noise with mean 1: a placebo that knows nothing."""
     seed = int(torch.randint(2 ** 62, (1,), generator=tokens.generator))
     noise = np.random.default_rng(seed).gamma(placebo_std ** -2, placebo_std ** 2, tokens.mask.shape)
@@ -161,17 +161,18 @@ class lambda_grpo:
     with log_prob fixed and the weight live, after the weights of the batch are made.
     """
 
-    def __init__(self, lab, *, lambda_init: float = 0.0, lambda_lr: Positive = 0.01):
+    def __init__(self, lab, *, lambda_init: typing.Annotated[float, Bounds(least=-100, most=100)] = 0.0, lambda_lr: Positive = 0.01):
         self.scalar = Trained(nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))}), lambda_lr, lab.model.device)
         self.metrics = {}
 
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
-        exponent = self.scalar.module["lambda"]
+        exponent, share = self.scalar.module["lambda"], answer_shares(tokens, lab.settings.loss_norm, lab.settings.max_new_tokens)
         with torch.enable_grad():
             weight = self.answer_weights(tokens, exponent)[:, None].expand_as(tokens.log_prob)
-            loss = policy_loss(tokens.log_prob, tokens.advantage, weight, tokens.mask, max(1, int(tokens.mask.sum())))
+            loss = policy_loss(tokens.log_prob, tokens.advantage, weight * share, tokens.mask, int(tokens.mask.sum()))
         self.metrics = {"lambda": exponent.item()}
-        self.scalar.descend(loss)
+        if (tokens.advantage * tokens.mask).any():
+            self.scalar.descend(loss)
         return weight.detach()
 
     def answer_weights(self, tokens: Rollouts, exponent: torch.Tensor) -> torch.Tensor:
@@ -258,13 +259,11 @@ class causal_ablation:
         lengths, groups = tokens.length.tolist(), tokens.group.tolist()
         at = [(b, t) for b, n in enumerate(lengths) for t in range(0, n, self.every)]
         row, t = torch.tensor(at, device=tokens.ids.device).T
-        logits = lab.model.logits(tokens.hidden[row, t]).float()
-        logits.scatter_(1, tokens.ids[row, t][:, None], float("-inf"))
-        uniform = torch.rand(len(at), 1, generator=tokens.generator).to(logits.device)
-        cumulative = logits.softmax(-1).cumsum(-1)
-        other = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).clamp(max=logits.shape[1] - 1)
+        uniform = torch.rand(len(at), generator=tokens.generator).to(row.device)
+        chunk = max(1, LOGITS_AT_ONCE // lab.model.config.vocab_size)
+        others = [self.draw(lab, tokens, *part) for part in zip(row.split(chunk), t.split(chunk), uniform.split(chunk))]
         ids = tokens.ids.tolist()
-        prefixes = [(groups[b], (*ids[b][:t], o)) for (b, t), o in zip(at, other.squeeze(1).tolist())]
+        prefixes = [(groups[b], (*ids[b][:t], other)) for (b, t), other in zip(at, torch.cat(others).tolist())]
         rewards, spent = continuation_rewards(lab, tokens, prefixes, 1)
         self.metrics = {"extra_tokens": spent}
         change = (tokens.reward[row] - rewards[:, 0]).abs().tolist()
@@ -274,6 +273,12 @@ class causal_ablation:
             weight[b, :n] = torch.tensor(np.interp(range(n), here, change[start:start + len(here)])) if n else 0.0
             start += len(here)
         return weight
+
+    def draw(self, lab, tokens: Rollouts, row, t, uniform) -> torch.Tensor:
+        """Another token for each of these places, from the policy without the one that stands there."""
+        logits = lab.model.logits(tokens.hidden[row, t]).float() / lab.settings.temperature
+        logits.scatter_(1, tokens.ids[row, t][:, None], float("-inf"))
+        return pick(logits.log_softmax(-1), uniform, temperature=1, greedy=False)
 
 
 @mitigation
@@ -289,7 +294,8 @@ class oracle:
         self.k, self.metrics = oracle_k, {}
 
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
-        open_ones = (-torch.expm1(tokens.log_prob) > 1e-3) & tokens.mask
+        sure = -torch.expm1(tokens.log_prob) <= 1e-3 if lab.settings.temperature <= 1 else False  # hotter, a sure token is not
+        open_ones = tokens.mask & ~torch.as_tensor(sure)
         chosen = [[t for t, is_open in enumerate(row) if is_open] for row in open_ones.tolist()]
         lengths = tokens.length.tolist()
         cuts = [sorted({n for t in row for n in (t, t + 1) if n < length}) for row, length in zip(chosen, lengths)]
@@ -314,10 +320,11 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
     mask, note = tokens.mask, None
     if not mask.any():  # every answer was dropped
         return torch.zeros_like(tokens.log_prob), {}
-    versions = {key: value._version for key, value in vars(tokens).items() if isinstance(value, torch.Tensor)}
+    given = {key: value for key, value in (vars(tokens) | tokens.scores).items() if isinstance(value, torch.Tensor)}
+    versions = {key: value._version for key, value in given.items()}
     weight = checked(chosen(tokens, lab), name, mask)
     for key, version in versions.items():
-        if getattr(tokens, key)._version != version:
+        if given[key]._version != version:
             raise UserError(f"{name} in mitigations.py changed tokens.{key} in place; it should make a new tensor")
     if not weight.any():
         weight, note = mask.float(), "all weights were 0: every token gets 1"
@@ -325,19 +332,20 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
         order = torch.randperm(int(mask.sum()), generator=tokens.generator).to(mask.device)
         weight = torch.zeros_like(weight).masked_scatter(mask, weight[mask][order])
     factor = scale_factor(weight, tokens, rescale)
+    if not (weight * factor).isfinite().all():
+        factor, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
     weight = weight * factor
-    if not weight.isfinite().all():
-        raise UserError(f"the weights of {name} are not finite after rescaling")
-    return weight, {"weight_factor": factor, "weight_max": weight.max().item(), "weight_note": note}
+    return weight, {"weight_factor": factor, "weight_max": weight.max().item(), "weight_note": note, **getattr(chosen, "metrics", {})}
 
 
 def checked(weight, name: str, mask: torch.Tensor) -> torch.Tensor:
     """Somebody's new idea may be wrong: say what is, in one line."""
     try:
+        assert weight.dim() == 2  # one number an answer is (B, 1): a (B,) would be spread along the tokens where B is T
         weight = torch.broadcast_to(weight.detach().float(), mask.shape).masked_fill(~mask, 0.0)
-    except (AttributeError, RuntimeError):
-        found = f"of shape {tuple(weight.shape)}" if isinstance(weight, torch.Tensor) else repr(weight)[:40]
-        raise UserError(f"{name} in mitigations.py should return a tensor (B, T) = {tuple(mask.shape)}, got one {found}") from None
+    except (AttributeError, AssertionError, RuntimeError):
+        found = f"on {weight.device} of shape {tuple(weight.shape)}" if isinstance(weight, torch.Tensor) else repr(weight)[:40]
+        raise UserError(f"{name} in mitigations.py should return a tensor (B, T) = {tuple(mask.shape)} on {mask.device}, got one {found}") from None
     for wrong, words in ((~weight.isfinite(), "not finite"), (weight < 0, "negative")):
         if wrong.any():
             b, t = wrong.nonzero()[0].tolist()
@@ -353,8 +361,8 @@ def scale_factor(weight: torch.Tensor, tokens: Rollouts, rescale: str) -> float:
     size = tokens.mask.double()
     if rescale == "gradient":
         size = size * tokens.advantage.abs() * gradient_size(tokens.log_prob, tokens.collision)
-    weighted = (weight * size).sum()
-    return (size.sum() / weighted).item() if weighted > 0 else 1.0
+    whole, weighted = size.sum().item(), (weight * size).sum().item()
+    return 1.0 if whole == 0 else whole / weighted if weighted > 0 else float("inf")
 
 
 if __name__ == "__main__":

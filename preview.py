@@ -21,7 +21,7 @@ from qwen2_model import UserError, read_json
 from rollouts import Forward, Rollouts
 from run_folder import read_credit, step_of
 from settings import Parser, Settings, check_value, flag_kind, make_settings, mitigation_flags, parameters, underscores
-from train import Lab, derived_seed, make_lab
+from train import Lab, derived_seed, make_lab, pick_device
 
 SHADES = ((0.25, 255, 0), (0.5, 254, 0), (0.8, 195, 0), (1.25, 153, 0), (2.0, 111, 0), (4.0, 32, 15), (float("inf"), 18, 15))
 
@@ -62,7 +62,8 @@ class Recorded:
         s, chosen = self.settings, mitigations.MITIGATIONS[self.settings.mitigation]
         problems = self.lab.problems.training(s.seed, self.step, s.questions) if isinstance(chosen, type) else []
         generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, self.step))
-        return read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems, forward=self, generator=generator)
+        found = read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems, forward=self, generator=generator)
+        return found.to(self.settings.device)
 
     def weights(self, tokens: Rollouts) -> tuple[torch.Tensor, dict]:
         s = self.settings
@@ -97,8 +98,8 @@ def shaded(texts: list[str], weights, colour: bool) -> str:
 
 
 def legend() -> str:
-    limits = ["0", *(f"{limit:g}" for limit, *_ in SHADES[:-1]), "more"]
-    return " ".join(shaded([f" {low} to {high} "], [float(low)], True) for low, high in zip(limits, limits[1:]))
+    limits = ["0", *(f"{limit:g}" for limit, *_ in SHADES[:-1])]
+    return " ".join(shaded([f" from {low} "], [float(low)], True) for low in limits)
 
 
 def choose_answers(tokens: Rollouts, count: int) -> list[int]:
@@ -121,6 +122,7 @@ def make_parser() -> Parser:
     parser.add_argument("--show", type=int, default=4, metavar="N", help="answers to show (default 4)")
     parser.add_argument("--episode", type=int, nargs="+", metavar="N", help="show these instead: places in the batch, from 0")
     parser.add_argument("--numbers", action="store_true", default=False, help="weights as numbers, as when this is not a terminal")
+    parser.add_argument("--device", metavar="TEXT", default="cpu", help="where a model is asked, if one is (default cpu)")
     for name, found in mitigation_flags().items():
         kind = parameters(mitigations.MITIGATIONS[found[0]])[name].kind
         parser.add_argument(f"--{name}", help=f"of {' and '.join(found)}", **flag_kind(kind))
@@ -137,7 +139,8 @@ def main(argv: list[str]) -> None:
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     check_value("mitigation", args.mitigation, str, mitigations.Bounds(), mitigations.MITIGATIONS)
-    settings = make_settings({"config": folder / "config.json", "loss": "policy", "placebo": "none", "rescale": Settings.rescale
+    pick_device(args.device)
+    settings = make_settings({"config": folder / "config.json", "device": args.device, "loss": "policy", "placebo": "none", "rescale": Settings.rescale
                               if args.mitigation not in mitigations.NEVER_RESCALED else "none", **own})
     recorded = Recorded(folder, given.get("step"), settings)
     tokens = recorded.tokens()

@@ -5,7 +5,7 @@ writes in this frame, `lay_out` makes the one shift that brings a training forwa
 else does arithmetic with positions.
 """
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,10 @@ class Rollouts:
     generator: torch.Generator | None = None  # on the CPU, for whoever needs random numbers
     forward: "Forward | None" = None          # where hidden and attention come from
     true_credit: torch.Tensor | None = None   # (B, T), only where a probe knows it
+
+    def to(self, device) -> "Rollouts":
+        moved = {key: value.to(device) for key, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return replace(self, **moved, scores={name: value.to(device) for name, value in self.scores.items()})
 
     @property
     def length(self) -> torch.Tensor:

@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 import mitigations
 from countdown_task import Problem, Problems, Ranges, encode_prompt, load_tokenizer
 from critic import CRITICS, Trained, load_optimizer_tensors, optimizer_tensors
-from grpo import ADVANTAGES, shuffled_advantage, update, update_preferences
+from grpo import ADVANTAGES, WHOLE_ANSWERS, shuffled_advantage, update, update_preferences
 from qwen2_model import Qwen2, UserError, read_json
 from rollouts import Forward, Rollouts, collect
 from run_folder import RunFolder, provenance, step_of, write_credit, writing
@@ -174,13 +174,12 @@ def spread_credit(lab: Lab, rollouts: Rollouts, step: int) -> tuple[Rollouts, Ro
                        forward=Forward(lab.model, s.micro_batch, lab.autocast))
     rollouts = replace(rollouts, advantage=lab.advantage(rollouts, lab))
     if s.placebo == "advantages":
-        rollouts = replace(rollouts, advantage=shuffled_advantage(rollouts))
+        rollouts = replace(rollouts, advantage=shuffled_advantage(rollouts, s.advantage in WHOLE_ANSWERS))
     kept = replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None]) if s.drop_unfinished else rollouts
     weight, said = mitigations.token_weight(lab.mitigation, s.mitigation, kept, lab, s.rescale, s.placebo)
-    for part in (lab.advantage, lab.mitigation):
-        found = getattr(part, "metrics", {})
-        said |= {**found, "extra_tokens": said.get("extra_tokens", 0) + found.get("extra_tokens", 0)}
-    return rollouts, kept, weight, said
+    critic = getattr(lab.advantage, "metrics", {})
+    extra = critic.get("extra_tokens", 0) + said.get("extra_tokens", 0)
+    return rollouts, kept, weight, {**said, **critic, "extra_tokens": extra}
 
 
 def batch_metrics(rollouts: Rollouts) -> dict:

@@ -6,10 +6,12 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 import train
 from conftest import ROOT
 from countdown_task import load_tokenizer
+from grpo import group_z_score
 from mitigations import MITIGATIONS
 from qwen2_model import UserError
 from run_folder import read_credit
@@ -25,6 +27,7 @@ ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     "epochs": ["--epochs", "2", "--clip_low", "0.1", "--clip_high", "0.1"], "kl": ["--kl", "0.1", "--kl_kind", "k2"], "dpo": ["--loss", "dpo"],
     "sequence": ["--loss_norm", "sequence"], "constant": ["--loss_norm", "constant", "--advantage", "dr_grpo"], "unfinished": ["--drop_unfinished"],
     "placebo": ["--mitigation", "entropy_weighted", "--placebo", "weights"], "shuffled": ["--placebo", "advantages"],
+    "few are left": ["--mitigation", "causal_ablation", "--drop_unfinished", "--questions", "1", "--answers", "2", "--max_new_tokens", "28"],
     "both axes": ["--mitigation", "learned_importance", "--importance_warmup", "0", "--advantage", "gae", "--rescale", "gradient", "--epochs", "2"]}
 
 
@@ -46,11 +49,11 @@ def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path, monkeypatch):
     train.main(["--resume", str(tmp_path / "stopped")])
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
     metrics = lines(tmp_path / "whole/metrics.jsonl")
-    assert len(metrics) == 3 and any(m["trained_tokens"] for m in metrics)
+    assert len(metrics) == 3 and (any(m["trained_tokens"] for m in metrics) or arm == "few are left")
     expected = {"gae": "explained_variance", "epochs": "clipped_share", "kl": "kl", "dpo": "pairs_in_order", "lambda_grpo": "lambda",
                 "learned": "importance_loss"}.get(arm)
     assert expected is None or any(m.get(expected) is not None for m in metrics)
-    assert (metrics[0]["extra_tokens"] > 0) == (arm in ("oracle", "causal_ablation", "vine", "values every 8"))
+    assert (metrics[0]["extra_tokens"] > 0) == (arm in ("oracle", "causal_ablation", "vine", "values every 8")) or arm == "few are left"
 
 
 def test_unfinished_answers_are_on_record_with_weight_0(tmp_path):
@@ -62,6 +65,22 @@ def test_unfinished_answers_are_on_record_with_weight_0(tmp_path):
     for done, start, end in zip(credit["finished"], credit["episode_start"], ends):
         assert (credit["weight"][start:end] == float(done)).all()
     assert credit["advantage"][credit["weight"] == 0].any()  # the group's statistics knew them
+
+
+def test_the_published_weights_are_on_record_as_they_are(tmp_path):
+    train.main([*SHORT, "--mitigation", "inverse_logprob_as_published", "--steps", "1", "--out", str(tmp_path / "x")])
+    with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
+        np.testing.assert_allclose(credit["weight"], 0.1 / (np.abs(credit["log_prob"]) + 0.1) ** 2, rtol=1e-5)
+
+
+def test_shuffled_advantages_are_on_record_beside_the_true_rewards(tmp_path):
+    train.main([*SHORT, "--placebo", "advantages", "--questions", "6", "--steps", "1", "--out", str(tmp_path / "x")])
+    credit = read_credit(tmp_path / "x", 1, load_tokenizer(ROOT / "models/tiny"))
+    true = group_z_score(credit.reward, credit.group)
+    found = credit.advantage[:, 0]
+    assert not torch.equal(found, true)
+    for g in range(6):
+        assert torch.equal(found[credit.group == g].sort().values, true[credit.group == g].sort().values)
 
 
 def test_what_dpo_did_is_on_record_as_an_advantage(tmp_path):
@@ -101,8 +120,8 @@ def test_the_folder_is_named_by_all_that_makes_the_arm(argv, name):
     (["--mitigation", "entropy_ratio", "--entropy_beta", "inf"], "--entropy_beta inf should be a number"),
     (["--mitigation", "causal_ablation", "--ablate_every", "0"], "should be at least 1"),
     (["--mitigation", "oracle", "--oracle_k", "2.5"], "invalid int value"),
-    (["--mitigation", "random", "--placebo_std", "0"], "should be above 0"),
-    (["--mitigation", "lambda_grpo", "--lambda_lr", "0"], "should be above 0"), (["--mitigation", "lambda_grpo", "--lambda_init", "nan"], "should be a number"),
+    (["--mitigation", "random", "--placebo_std", "1e-200"], "should be at least 0.01"), (["--mitigation", "attention_credit", "--credit_scale", "1e39"], "at most 1000000.0"),
+    (["--mitigation", "lambda_grpo", "--lambda_lr", "0"], "should be above 0"), (["--mitigation", "lambda_grpo", "--lambda_init", "nan"], "should be a number"), (["--mitigation", "lambda_grpo", "--lambda_init", "1000"], "at most 100"),
     (["--mitigation", "learned_importance", "--importance_warmup", "-1"], "should be at least 0"),
     (["--mitigation", "outcome_conditional", "--think_discont", "1"], "did you mean --think_discount"),
     (["--mitigation", "inverse_logprob_as_published", "--rescale", "mean"], "is never rescaled"),

@@ -253,6 +253,26 @@ def test_lambda_grpo_by_hand(lab):
     assert mitigation.scalar.module["lambda"].item() == pytest.approx(2.0 - 0.1 * math.copysign(1, slope), abs=1e-4)
 
 
+def test_lambda_stays_where_nothing_is_to_be_learned_and_follows_the_normalisation_of_the_loss(lab):
+    tokens, mitigation = lambda_batch(), make("lambda_grpo", {"lambda_init": 1.0, "lambda_lr": 0.1}, lab)
+    mitigation(tokens, lab)
+    before = mitigation.scalar.module["lambda"].item()
+    mitigation(dataclasses.replace(tokens, advantage=torch.zeros(4, 4)), lab)  # momentum alone would move it
+    assert mitigation.scalar.module["lambda"].item() == before != 1.0
+    slopes = []
+    for norm in ("token", "sequence"):
+        other = SimpleNamespace(settings=SimpleNamespace(loss_norm=norm, max_new_tokens=4), model=lab.model)
+        fresh = make("lambda_grpo", {"lambda_init": 1.0, "lambda_lr": 0.1}, other)
+        fresh(tokens, other)
+        slopes.append(fresh.scalar.module["lambda"].grad.item())
+    by_answer = [(tokens.advantage * tokens.log_prob * tokens.mask)[b].sum().item() / n / 4 for b, n in enumerate((1, 3, 2, 4))]
+
+    def surrogate(lam):
+        w = torch.tensor([math.exp((8 / 9) ** lam), math.exp((10 / 9) ** lam)])
+        return -sum(w * a for w, a in zip((2 * w / w.sum()).tolist() * 2, by_answer))
+    assert slopes[1] == pytest.approx((surrogate(1.01) - surrogate(0.99)) / 0.02, rel=1e-2) and slopes[0] != slopes[1]
+
+
 def test_lambda_grpo_in_a_group_of_equal_lengths_is_one(lab):
     tokens = dataclasses.replace(lambda_batch(), mask=torch.ones(4, 4, dtype=torch.bool))
     assert torch.equal(make("lambda_grpo", {"lambda_init": 5.0, "lambda_lr": 0.1}, lab)(tokens, lab), torch.ones(4, 4))
@@ -295,6 +315,8 @@ def test_learned_importance_takes_true_credit_where_it_is_known(lab):
     mitigation = make("learned_importance", {"importance_warmup": 0, "importance_lr": 1e-2}, lab)
     for _ in range(200):
         weight = mitigation(tokens, lab)
+    again = make("learned_importance", {"importance_warmup": 0, "importance_lr": 1e-2}, lab)
+    again.load_state_dict(mitigation.state_dict())  # also of the part that had no gradient
     torch.testing.assert_close(weight, credit, atol=0.1, rtol=0)
 
 
@@ -342,6 +364,13 @@ def test_oracle_by_hand(lab, monkeypatch):
     assert mitigation.metrics == {"extra_tokens": 5}
 
 
+def test_hotter_sampling_leaves_the_oracle_no_token_for_sure(lab, monkeypatch):
+    monkeypatch.setattr("critic.continuation_rewards", lambda lab, tokens, prefixes, k: (torch.arange(1.0 * len(prefixes))[:, None].expand(-1, k), 5))
+    tokens, hot = one_row(log_prob=[-1e-4, -1e-4]), SimpleNamespace(settings=SimpleNamespace(temperature=1.5))
+    assert make("oracle", {}, hot)(tokens, hot).tolist() == [[1, 1]]
+    assert make("oracle", {}, lab)(tokens, lab).tolist() == [[0, 0]]
+
+
 def test_rescaling_by_hand():
     tokens = hand_made([[True, True], [True, False]], log_prob=torch.log(torch.tensor([[0.8, 0.5], [0.8, 0.1]])),
                        collision=torch.tensor([[0.68, 0.5], [0.68, 0.9]]), advantage=torch.tensor([[1.0, 1.0], [-2.0, 9.0]]))
@@ -354,6 +383,15 @@ def test_rescaling_by_hand():
     torch.testing.assert_close(how("mean"), weight * tokens.mask * 3 / 6.5)
     before, after = (tokens.advantage.abs() * s * tokens.mask).sum(), (how("gradient") * tokens.advantage.abs() * s).sum()
     assert before.item() == pytest.approx(after.item(), rel=1e-5)
+
+
+def test_weights_that_cannot_be_rescaled_to_the_gradient_are_left_and_it_is_said():
+    tokens = hand_made([[True, True], [True, True]], advantage=torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
+    for tiny in (0.0, 1e-42):
+        weight, said = token_weight(lambda tokens, lab: torch.tensor([[tiny, tiny], [2.0, 1.0]]), "", tokens, rescale="gradient")
+        assert weight[1].tolist() == [2, 1] and "not rescaled" in said["weight_note"]
+    nothing = dataclasses.replace(tokens, advantage=torch.zeros(2, 2))
+    assert token_weight(lambda tokens, lab: torch.ones(2, 2), "", nothing, rescale="gradient")[1]["weight_note"] is None
 
 
 def test_weights_that_are_all_zero_become_one_and_it_is_said():
@@ -374,7 +412,7 @@ def test_the_placebo_of_the_weights_permutes_them_over_the_tokens():
 
 @pytest.mark.parametrize("wrong, words", [
     (lambda t: -torch.ones_like(t.entropy), "negative"), (lambda t: t.entropy / 0, "not finite"), (lambda t: torch.ones(3), r"should return a tensor \(B, T\)"),
-    (lambda t: 1.0, "should return a tensor"), (lambda t: t.entropy.mul_(2), "changed tokens.entropy in place"),
+    (lambda t: 1.0, "should return a tensor"), (lambda t: 1 / t.length, "should return a tensor"), (lambda t: t.reward.add_(1)[:, None] * 0, "changed tokens.reward in place"), (lambda t: t.entropy.mul_(2), "changed tokens.entropy in place"),
 ])
 def test_an_idea_that_is_wrong_gets_one_clear_line(wrong, words):
     with pytest.raises(UserError, match=words) as error:

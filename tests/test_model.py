@@ -48,6 +48,18 @@ def test_logits_agree_with_transformers(tmp_path, kind, tied, shard_size):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_attention_that_is_looked_at_agrees_with_transformers(tmp_path, kind):
+    other = reference(kind, True, tmp_path, attn_implementation="eager")
+    ours, seen = Qwen2.from_pretrained(tmp_path), []
+    for layer in ours.model.layers:
+        layer.self_attn.register_forward_pre_hook(lambda module, inputs: seen.append(module.probabilities(*inputs[:3])))
+    with torch.no_grad():
+        ours.model(IDS)
+        for mine, theirs in zip(seen, other(IDS, output_attentions=True).attentions, strict=True):
+            torch.testing.assert_close(mine, theirs.mean(1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_what_we_save_transformers_opens(tmp_path, kind):
     reference(kind, kind == "qwen2", tmp_path / "a", rope_parameters={"rope_type": "default", "rope_theta": 5e4})
     ours = Qwen2.from_pretrained(tmp_path / "a")

@@ -62,7 +62,7 @@ def test_shades_and_numbers():
     assert preview.shaded([" a", " b"], [0.5, 2.25], colour=False) == " a·0.50  b·2.25 "
     shades = preview.shaded([" a", " b", " c"], [0.0, 1.0, 9.0], colour=True)
     assert shades.count("\033[48;5;") == 3 and "48;5;255m" in shades and "48;5;153m" in shades and "48;5;18m" in shades
-    assert preview.legend().count("to") == 7
+    assert preview.legend().count("from") == 7 and "48;5;18m\033[38;5;15m from 4 " in preview.legend()
 
 
 def test_the_choice_of_answers_begins_where_they_differ(lab):
