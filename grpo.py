@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from countdown_task import ANSWER, TAG, THINK
 from qwen2_model import Qwen2
-from rollouts import Rollouts, response_log_probs
+from rollouts import Rollouts, by_length, response_log_probs
 
 
 def group_mean(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
@@ -173,8 +173,7 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight, s, reference: Qw
     they still count in N. When no answer is left, or a gradient is not finite, nothing is changed.
     """
     credit = (weight * rollouts.advantage * rollouts.mask).abs().sum(1) + s.kl * rollouts.length
-    rows = credit.nonzero().squeeze(1)
-    rows = rows[rollouts.length[rows].argsort(stable=True)]  # answers of like length together: less padding
+    rows = by_length(rollouts, credit.nonzero().squeeze(1))
     if not len(rows):
         return skipped(why_nothing_is_left(rollouts, weight))
     share = answer_shares(rollouts, s.loss_norm, s.max_new_tokens)
@@ -276,24 +275,30 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s, reference
     anchor = frozen_log_probs(reference, rollouts, pairs.flatten(), s.micro_batch, autocast)
     passes = []
     for epoch in range(s.epochs):
-        optimizer.zero_grad(set_to_none=True)
-        sums = Counter()
-        for part in pairs.split(max(1, s.micro_batch // 2)):
-            rows = part.flatten()
-            with autocast:
-                log_prob = response_log_probs(model, rollouts, rows)
-            margin = (log_prob - anchor[rows]).sum(1).view(-1, 2)  # (pairs, better and worse)
-            difference = s.dpo_beta * (margin[:, 0] - margin[:, 1])
-            loss = -F.logsigmoid(difference).sum() / len(pairs)
-            loss.backward()
-            if epoch == 0:
-                pull = s.dpo_beta * torch.sigmoid(-difference.detach()) * rollouts.mask.sum() / len(pairs)
-                implied[rows] = torch.stack([pull, -pull], 1).view(-1, 1) * rollouts.mask[rows]
-            gap = ((log_prob.detach() - rollouts.log_prob[rows]) * rollouts.mask[rows]).abs().sum()
-            measured = {"loss": loss, "gap": gap, "tokens": rollouts.mask[rows].sum(), "ordered": (difference > 0).sum()}
-            sums.update({name: value.item() for name, value in measured.items()})
-        sums["norm"] = clip_and_step(model, optimizer, s.max_grad_norm)
-        passes.append(sums)
+        passes.append(one_preference_pass(model, optimizer, rollouts, pairs, anchor, s, autocast, implied if epoch == 0 else None))
         if not np.isfinite(passes[-1]["norm"]):
             break
     return {**report(passes), "pairs": len(pairs), "pairs_in_order": passes[-1]["ordered"] / len(pairs)}, implied
+
+
+def one_preference_pass(model, optimizer, rollouts, pairs, anchor, s, autocast, implied: torch.Tensor | None) -> Counter:
+    """Some pairs after another, and a step. `implied` is filled with the advantage that has the same gradient."""
+    sums = Counter()
+    optimizer.zero_grad(set_to_none=True)
+    for part in pairs.split(max(1, s.micro_batch // 2)):
+        rows = part.flatten()
+        with autocast:
+            log_prob = response_log_probs(model, rollouts, rows)
+        margin = (log_prob - anchor[rows]).sum(1).view(-1, 2)  # (pairs, better and worse)
+        difference = s.dpo_beta * (margin[:, 0] - margin[:, 1])
+        loss = -F.logsigmoid(difference).sum() / len(pairs)
+        loss.backward()
+        mask = rollouts.mask[rows]
+        if implied is not None:
+            pull = s.dpo_beta * torch.sigmoid(-difference.detach()) * rollouts.mask.sum() / len(pairs)
+            implied[rows] = torch.stack([pull, -pull], 1).view(-1, 1) * mask
+        gap = (log_prob.detach() - rollouts.log_prob[rows]) * mask
+        measured = {"loss": loss, "gap": gap.abs().sum(), "tokens": mask.sum(), "ordered": (difference > 0).sum()}
+        sums.update({name: value.item() for name, value in measured.items()})
+    sums["norm"] = clip_and_step(model, optimizer, s.max_grad_norm)
+    return sums

@@ -123,6 +123,11 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor) -> tuple[torch.Tensor, torch
     return ids, torch.tensor([len(rollouts.prompt_ids[g]) - 1 for g in groups], device=ids.device)
 
 
+def by_length(rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
+    """Answers of like length together: less padding."""
+    return rows[rollouts.length[rows].argsort(stable=True)]
+
+
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
     """The training forward pass of some rows in response coordinates: (rows, T), 0 beyond the mask."""
     ids, first = lay_out(rollouts, rows)
@@ -146,7 +151,7 @@ class Forward:
             self.seen = {"hidden": torch.zeros(B, T, self.model.config.hidden_size, device=device)}
             if attention:
                 self.seen["attention"] = torch.zeros(B, T, T, device=device)
-            for rows in rollouts.length.nonzero().squeeze(1).split(self.micro_batch):
+            for rows in by_length(rollouts, rollouts.length.nonzero().squeeze(1)).split(self.micro_batch):
                 self.look_at(rollouts, rows, attention)
         return self.seen
 
