@@ -212,8 +212,8 @@ class ImportanceNet(nn.Module):
 class learned_importance:
     """A small net on the hidden states, trained to tell an answer's advantage from the weighted mean of them.
 
-    Weight 1 during the warm-up. What helps to predict the outcome need not have caused it. Where a probe knows the
-    true credit of the tokens, the net learns its size instead.
+    Weight 1 during the warm-up. What helps to predict the outcome need not have caused it. Where the
+    true credit of the tokens is known, the net learns its size instead.
     """
 
     def __init__(self, lab, *, importance_warmup: CountOrNone = 10, importance_lr: Positive = 1e-3):
@@ -311,7 +311,11 @@ class oracle:
 def make(name: str, own: dict, lab):
     """The mitigation with its flags, in the one form (tokens, lab) -> weights."""
     chosen = MITIGATIONS[name]
-    return chosen(lab, **own) if inspect.isclass(chosen) else lambda tokens, lab: chosen(tokens, **own)
+    if not inspect.isclass(chosen):
+        return lambda tokens, lab: chosen(tokens, **own)
+    if hasattr(chosen, "state_dict") != hasattr(chosen, "load_state_dict"):
+        raise UserError(f"{name} in mitigations.py needs both state_dict and load_state_dict, or a resumed run would forget its state")
+    return chosen(lab, **own)
 
 
 @torch.no_grad()
@@ -320,12 +324,11 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
     mask, note = tokens.mask, None
     if not mask.any():  # every answer was dropped
         return torch.zeros_like(tokens.log_prob), {}
-    given = {key: value for key, value in (vars(tokens) | tokens.scores).items() if isinstance(value, torch.Tensor)}
-    versions = {key: value._version for key, value in given.items()}
+    given = [value for value in (vars(tokens) | tokens.scores).values() if isinstance(value, torch.Tensor)]
+    versions = [value._version for value in given]
     weight = checked(chosen(tokens, lab), name, mask)
-    for key, version in versions.items():
-        if given[key]._version != version:
-            raise UserError(f"{name} in mitigations.py changed tokens.{key} in place; it should make a new tensor")
+    if versions != [value._version for value in given]:
+        raise UserError(f"{name} in mitigations.py changed a tensor of the batch in place; it should make a new one")
     if not weight.any():
         weight, note = mask.float(), "all weights were 0: every token gets 1"
     if placebo == "weights":
@@ -335,7 +338,8 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
     if not (weight * factor).isfinite().all():
         factor, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
     weight = weight * factor
-    return weight, {"weight_factor": factor, "weight_max": weight.max().item(), "weight_note": note, **getattr(chosen, "metrics", {})}
+    own = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in getattr(chosen, "metrics", {}).items()}
+    return weight, {**own, "weight_factor": factor, "weight_max": weight.max().item(), "weight_note": note}
 
 
 def checked(weight, name: str, mask: torch.Tensor) -> torch.Tensor:

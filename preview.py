@@ -9,6 +9,7 @@ the step where that was kept. Nothing is written.
 import argparse
 import sys
 import textwrap
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,9 +18,9 @@ import torch
 
 import mitigations
 from countdown_task import KINDS, SECTIONS, load_tokenizer, token_bytes
-from qwen2_model import UserError, read_json
+from qwen2_model import UserError
 from rollouts import Forward, Rollouts
-from run_folder import read_credit, step_of
+from run_folder import read_credit, run_config, step_of
 from settings import Parser, Settings, check_value, flag_kind, make_settings, mitigation_flags, parameters, underscores
 from train import Lab, derived_seed, make_lab, pick_device
 
@@ -35,7 +36,7 @@ class Recorded:
         steps = sorted(step_of(p) for p in folder.glob("credit/step_*.npz") if step_of(p))
         if not steps:
             raise UserError(f"{folder} has no credit files yet")
-        self.step = step or max((n for n in steps if n - 1 in self.models), default=steps[-1])
+        self.step = step if step is not None else max((n for n in steps if n - 1 in self.models), default=steps[-1])
         if self.step not in steps:
             raise UserError(f"{folder} has no credit file of step {self.step}, only of {steps[0]} to {steps[-1]}")
 
@@ -45,10 +46,11 @@ class Recorded:
         say = "that sampled them" if at == self.step - 1 else f"after step {at} (the one that sampled them was not kept)"
         print(f"looking with the model {say}: {self.models[at]}")
         lab = make_lab(self.settings, self.models[at])
-        before = read_json(self.folder / "config.json")
         state = self.models[at] / "trainer" / "state.safetensors"
-        if state.is_file() and before.get("mitigation") == self.settings.mitigation:
+        if state.is_file() and run_config(self.folder)["mitigation"] == self.settings.mitigation:
             lab.load_trainer_tensors(state)
+        elif hasattr(lab.mitigation, "state_dict") and self.step > 1:
+            print(f"{self.settings.mitigation} as it is at the start of a run: this run has no state of it from before step {self.step}")
         return lab
 
     def look(self, tokens: Rollouts, attention: bool = False) -> dict:
@@ -69,6 +71,8 @@ class Recorded:
         s = self.settings
         lab = self.lab if isinstance(mitigations.MITIGATIONS[s.mitigation], type) else None
         chosen = lab.mitigation if lab else mitigations.make(s.mitigation, s.own, None)
+        if s.drop_unfinished:
+            tokens = replace(tokens, mask=tokens.mask & tokens.finished[:, None])
         return mitigations.token_weight(chosen, s.mitigation, tokens, lab, s.rescale)
 
 
@@ -116,7 +120,7 @@ def make_parser() -> Parser:
     parser = Parser(usage="python mitigations.py RUN --mitigation NAME [its flags]", description=__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS)
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument("--mitigation", metavar="NAME", default="none", help=" | ".join(mitigations.MITIGATIONS))
+    parser.add_argument("--mitigation", metavar="NAME", help="by default the run's own: " + " | ".join(mitigations.MITIGATIONS))
     parser.add_argument("--rescale", metavar="TEXT", help="mean | gradient | none (default mean)")
     parser.add_argument("--step", type=int, metavar="N", help="by default the last one whose model was kept")
     parser.add_argument("--show", type=int, default=4, metavar="N", help="answers to show (default 4)")
@@ -136,14 +140,18 @@ def main(argv: list[str]) -> None:
     given = vars(args)
     own = {name: given[name] for name in ("mitigation", "rescale", *mitigation_flags()) if name in given}
     folder = Path(args.run)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is not a run folder: it has no config.json")
-    check_value("mitigation", args.mitigation, str, mitigations.Bounds(), mitigations.MITIGATIONS)
+    name = given.get("mitigation", run_config(folder)["mitigation"])
+    check_value("mitigation", name, str, mitigations.Bounds(), mitigations.MITIGATIONS)
+    check_value("show", args.show, int, mitigations.Bounds(least=0))
     pick_device(args.device)
     settings = make_settings({"config": folder / "config.json", "device": args.device, "loss": "policy", "placebo": "none", "rescale": Settings.rescale
-                              if args.mitigation not in mitigations.NEVER_RESCALED else "none", **own})
+                              if name not in mitigations.NEVER_RESCALED else "none", **own})
     recorded = Recorded(folder, given.get("step"), settings)
     tokens = recorded.tokens()
+    rows = given.get("episode") or choose_answers(tokens, args.show)
+    wrong = [b for b in rows if not 0 <= b < len(tokens.texts)]
+    if wrong:
+        raise UserError(f"--episode {wrong[0]}: the batch has answers 0 to {len(tokens.texts) - 1}")
     weight, said = recorded.weights(tokens)
     mask = tokens.mask.cpu().numpy()
     flags = "".join(f" --{name} {value}" for name, value in settings.own.items())
@@ -151,15 +159,13 @@ def main(argv: list[str]) -> None:
           f"(factor {said['weight_factor']:.3g})" + (f"; {said['weight_note']}" if said["weight_note"] else ""))
     print_summary(tokens, weight.cpu().numpy()[mask], mask)
     prompts = [b"".join(token_bytes(load_tokenizer(folder), ids)).decode(errors="replace") for ids in tokens.prompt_ids]
-    show(tokens, weight, prompts, given.get("episode") or choose_answers(tokens, args.show), sys.stdout.isatty() and not args.numbers)
+    show(tokens, weight, prompts, rows, sys.stdout.isatty() and not args.numbers)
 
 
 def show(tokens: Rollouts, weight: torch.Tensor, prompts: list[str], rows: list[int], colour: bool) -> None:
     if colour:
         print(f"\nweight: {legend()}")
     for b in rows:
-        if not 0 <= b < len(tokens.texts):
-            raise UserError(f"--episode {b}: the batch has answers 0 to {len(tokens.texts) - 1}")
         n = len(tokens.texts[b])
         advantage = tokens.advantage[b, :n]
         spread = f"{advantage[0]:+.2f}" if bool((advantage == advantage[0]).all()) else f"{advantage.min():+.2f} to {advantage.max():+.2f}"

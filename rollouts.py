@@ -41,7 +41,7 @@ class Rollouts:
     step: int = 0
     generator: torch.Generator | None = None  # on the CPU, for whoever needs random numbers
     forward: "Forward | None" = None          # where hidden and attention come from
-    true_credit: torch.Tensor | None = None   # (B, T), only where a probe knows it
+    true_credit: torch.Tensor | None = None   # (B, T), where it is known
 
     def to(self, device) -> "Rollouts":
         moved = {key: value.to(device) for key, value in vars(self).items() if isinstance(value, torch.Tensor)}

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from countdown_task import token_bytes
-from qwen2_model import Qwen2, UserError
+from qwen2_model import Qwen2, UserError, read_json
 from rollouts import Rollouts
 
 TRAVELS_ALONG = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
@@ -174,6 +174,15 @@ def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollou
                     for name in ("reward", "reward_format", "reward_answer", "reward_reasoning")}, **known)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is not a credit file of this program: {error}") from None
+
+
+def run_config(folder: Path) -> dict:
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a run folder: it has no config.json")
+    config = read_json(folder / "config.json")
+    if "mitigation" not in config:
+        raise UserError(f"{folder} is not a run folder: its config.json says nothing of a mitigation")
+    return config
 
 
 def step_of(path: Path) -> int | None:

@@ -9,6 +9,7 @@ import argparse
 import difflib
 import inspect
 import math
+import re
 import textwrap
 import typing
 from dataclasses import asdict, dataclass, field, fields
@@ -25,10 +26,12 @@ NOT_SETTINGS = ("versions", "git_commit", "model_config")  # in config.json besi
 
 def option(topic: str, default, text: str, least=None, above=None, most=None, choices=(), only=None):
     """`only` is a test on the settings and the words for it: without it the flag would do nothing."""
-    meta = dict(topic=topic, text=text, bounds=Bounds(least, above, most), choices=tuple(choices), only=only)
+    meta = dict(topic=topic, text=text, bounds=Bounds(least, above, most), choices=choices, only=only)
     return field(default=default, metadata=meta)
 
 
+MADE = (lambda s: s.data is None, "made problems: not with --data")
+EVALUATED = (lambda s: s.eval_every > 0, "--eval_every above 0")
 POLICY = (lambda s: s.loss == "policy", "--loss policy")
 DPO = (lambda s: s.loss == "dpo", "--loss dpo")
 REUSED = (lambda s: s.loss == "policy" and s.epochs > 1, "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
@@ -47,11 +50,11 @@ class Settings:
 
     data: str | None = option("problems", None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')
     prompt: str = option("problems", "full", "wording of the prompt", choices=PROMPTS)
-    numbers: str = option("problems", "3,4", "how many numbers a made problem has", choices=("3", "4", "3,4"))
-    min_number: int = option("problems", 1, "smallest number", least=1)
-    max_number: int = option("problems", 99, "largest number", least=1)
-    max_target: int = option("problems", 99, "largest target", least=1)
-    max_result: int = option("problems", 10_000, "largest intermediate result of the known solution", least=1)
+    numbers: str = option("problems", "3,4", "how many numbers a made problem has", choices=("3", "4", "3,4"), only=MADE)
+    min_number: int = option("problems", 1, "smallest number", least=1, only=MADE)
+    max_number: int = option("problems", 99, "largest number", least=1, only=MADE)
+    max_target: int = option("problems", 99, "largest target", least=1, only=MADE)
+    max_result: int = option("problems", 10_000, "largest intermediate result of the known solution", least=1, only=MADE)
 
     mitigation: str = option("spreading credit over tokens", "none", "how an answer's advantage is spread over its tokens, listed below",
                              choices=MITIGATIONS)
@@ -95,7 +98,7 @@ class Settings:
     seed: int = option("training", 0, "of problems and sampling", least=0)
 
     eval_every: int = option("record", 25, "steps between evaluations (also at the start and end), 0 for never", least=0)
-    eval_tasks: int = option("record", 500, "held-out problems of an evaluation", least=1)
+    eval_tasks: int = option("record", 500, "held-out problems of an evaluation", least=1, only=EVALUATED)
     sample_every: int = option("record", 10, "steps between sample answers kept in samples.jsonl, 0 for never", least=0)
     checkpoint_every: int = option("record", 25, "steps between checkpoints (also at the end), 0 for never", least=0)
     out: str | None = option("record", None, "run folder, by default runs/<mitigation>-<advantage>-s<seed> with whatever is not default in between")
@@ -105,11 +108,14 @@ class Settings:
     @property
     def folder(self) -> Path:
         """Named by everything that makes an arm of an experiment, so that sweeps never meet in one folder."""
+        def named(name, value):
+            return name + re.sub(r"[^\w.+-]", "_", str(value))[:40]
+
         def changed(names):
-            return [f"{name}{getattr(self, name)}" for name in names if getattr(self, name) != getattr(Settings, name)]
+            return [named(name, getattr(self, name)) for name in names if getattr(self, name) != getattr(Settings, name)]
 
         defaults = {name: p.default for name, p in parameters(MITIGATIONS[self.mitigation]).items()}
-        parts = [self.mitigation, *(f"{name}{value}" for name, value in self.own.items() if value != defaults[name])]
+        parts = [self.mitigation, *(named(name, value) for name, value in self.own.items() if value != defaults[name])]
         parts += changed(["placebo"] + ["rescale"] * (self.mitigation not in NEVER_RESCALED))
         parts += [self.advantage, *changed(name for name in TOPIC if TOPIC[name] in ("from reward to advantage", "loss") and name != "advantage")]
         return Path(self.out or f"runs/{'-'.join(parts)}-s{self.seed}")
@@ -147,14 +153,17 @@ def parameters(function) -> dict[str, Parameter]:
     """The keyword-only parameters, which are the flags."""
     signed = function.__init__ if inspect.isclass(function) else function
     hints, found = typing.get_type_hints(signed, include_extras=True), {}
-    for name, p in inspect.signature(signed).parameters.items():
+    for place, (name, p) in enumerate(inspect.signature(signed).parameters.items()):
+        if p.kind is p.POSITIONAL_OR_KEYWORD and place >= (2 if inspect.isclass(function) else 1):
+            raise UserError(f"the parameter {name} of {function.__name__} in mitigations.py comes after tokens (a class: after lab): "
+                            "write a * before it to make it a flag")
         if p.kind is p.KEYWORD_ONLY:
             hint = hints.get(name, type(p.default))
             bounds = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Bounds)]
             found[name] = Parameter(p.default, getattr(hint, "__origin__", hint), bounds[0] if bounds else Bounds())
             if found[name].kind not in (int, float, bool, str) or p.default is p.empty:
-                raise UserError(f"the parameter {name} of {function.__name__} in mitigations.py needs a default that is a number, "
-                                "a text, True or False: it becomes a flag")
+                raise UserError(f"the parameter {name} of {function.__name__} in mitigations.py needs a default, and a "
+                                "type that is int, float, bool or str: it becomes a flag")
     return found
 
 
@@ -190,9 +199,12 @@ def make_parser() -> Parser:
         meta = f.metadata
         choices = ": " + " | ".join(meta["choices"]) if meta["choices"] and name != "mitigation" else ""
         default = "" if f.default is None or f.default is False else f" (default {f.default})"
-        only = f"; needs {meta['only'][1].split(' (')[0]}" if meta["only"] and meta["only"] is not POLICY else ""
+        only = f"; needs {meta['only'][1].split(' (')[0]}" if meta["only"] and meta["only"] not in (POLICY, MADE, EVALUATED) else ""
         topics[meta["topic"]].add_argument(f"--{name}", help=meta["text"] + choices + default + only, **flag_kind(f.type))
     for name, found in mitigation_flags().items():
+        kinds = {parameters(MITIGATIONS[owner])[name].kind for owner in found}
+        if len(kinds) > 1:
+            raise UserError(f"the parameter {name} of {' and '.join(found)} in mitigations.py should have the same type: it is one flag")
         if name in OPTIONS or name in ("resume", "config", "help", "own"):
             raise UserError(f"the parameter {name} of {found[0]} in mitigations.py needs another name: --{name} is taken")
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS, **flag_kind(parameters(MITIGATIONS[found[0]])[name].kind))
@@ -239,6 +251,9 @@ def make_settings(given: dict) -> Settings:
         unknown = set(values) - set(OPTIONS) - set(mitigation_flags())
         if unknown:
             raise UserError(f"{source} has the unknown setting {sorted(unknown)[0]}")
+    if given.get("mitigation", config.get("mitigation")) != config.get("mitigation"):  # what belonged to the one before stays with it
+        own = [*mitigation_flags(), *(["rescale"] if config.get("mitigation") in NEVER_RESCALED else [])]
+        config = {name: value for name, value in config.items() if name not in own}
     values = {**recipe, **config, **given}
     if type(values.get("values_every")) is int:
         values["values_every"] = str(values["values_every"])
@@ -257,7 +272,7 @@ def own_flags(mitigation: str, values: dict, given: dict) -> dict:
             raise UserError(f"--{name} belongs to {' and '.join(owners(name))}, --mitigation is {mitigation}")
     own = {name: values.get(name, p.default) for name, p in mine.items()}
     for name, p in mine.items():
-        check_value(name, own[name], p.kind, p.bounds)
+        check_value(name, own[name], p.kind, p.bounds, default=p.default)
     return {name: p.kind(own[name]) for name, p in mine.items()}
 
 
@@ -274,8 +289,12 @@ def drop_what_has_no_effect(settings: Settings, given: dict) -> None:
         if given.get("rescale", "none") != "none":
             raise UserError(f"--rescale {given['rescale']}: {settings.mitigation} is never rescaled, its scale is part of the mistake")
         settings.rescale = "none"
-    if settings.mitigation == "none" and settings.placebo == "weights":
-        raise UserError("--placebo weights has no effect on --mitigation none: all its weights are 1")
+    if settings.mitigation == "none":
+        for name, value in (("placebo", "weights"), ("rescale", "gradient"), ("rescale", "none")):
+            if given.get(name) == value:
+                raise UserError(f"--{name} {value} has no effect on --mitigation none: all its weights are 1")
+        settings.rescale = "mean"
+        settings.placebo = "none" if settings.placebo == "weights" else settings.placebo
 
 
 def check(settings: Settings) -> None:
@@ -291,7 +310,7 @@ def check(settings: Settings) -> None:
 def check_value(name: str, value, kind, bounds: Bounds, choices=(), default=0) -> None:
     number = kind in (int, float)
     right = type(value) in (int, kind) and math.isfinite(value) if number else \
-        type(value) is bool if kind is bool else isinstance(value, str) and value or value is None and default is None
+        type(value) is bool if kind is bool else isinstance(value, str) and (value or default == "") or value is None and default is None
     if not right:
         raise UserError(f"--{name} {value!r} should be a {'number' if number else 'yes or no' if kind is bool else 'text'}")
     if choices and value not in choices:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import textwrap
@@ -36,7 +37,7 @@ from critic import CRITICS, Trained, load_optimizer_tensors, optimizer_tensors
 from grpo import ADVANTAGES, WHOLE_ANSWERS, shuffled_advantage, update, update_preferences
 from qwen2_model import Qwen2, UserError, read_json
 from rollouts import Forward, Rollouts, collect
-from run_folder import RunFolder, provenance, step_of, write_credit, writing
+from run_folder import RunFolder, provenance, run_config, step_of, write_credit, writing
 from settings import Settings, make_settings, read_flags
 
 @dataclass
@@ -65,6 +66,9 @@ class Lab:
         for part in ("advantage", "mitigation"):
             state = getattr(getattr(self, part), "state_dict", dict)()
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
+            wrong = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
+            if wrong:
+                raise UserError(f"the {part}'s state_dict should hold tensors only, {wrong[0]} is none")
         return {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
 
     def load_trainer_tensors(self, path: Path) -> None:
@@ -81,7 +85,7 @@ class Lab:
             for part in ("advantage", "mitigation"):
                 if hasattr(getattr(self, part), "load_state_dict"):
                     getattr(self, part).load_state_dict(parts[part])
-        except (UserError, RuntimeError) as error:
+        except (UserError, RuntimeError, LookupError, TypeError) as error:
             raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
 
 
@@ -147,6 +151,8 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     s, clock = lab.settings, [time.perf_counter()]
     show_status(f"step {step}: sampling")
     rollouts = sample(lab, lab.problems.training(s.seed, step, s.questions), s.answers, derived_seed("train", s.seed, step))
+    if not rollouts.log_prob.isfinite().all():
+        raise UserError(f"the model's probabilities are not finite any more after step {step - 1}: is --learning_rate {s.learning_rate} too high?")
     clock.append(time.perf_counter())
     show_status(f"step {step}: spreading credit")
     rollouts, kept, weight, said = spread_credit(lab, rollouts, step)
@@ -163,7 +169,7 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     if s.sample_every and step % s.sample_every == 0:
         keep_samples(run, step, rollouts)
     clock.append(time.perf_counter())
-    return {"step": step, **batch_metrics(rollouts), **result, **said, **speed_metrics(lab, rollouts, result, clock)}
+    return {**said, "step": step, **batch_metrics(rollouts), **result, **speed_metrics(lab, rollouts, result, clock)}
 
 
 def spread_credit(lab: Lab, rollouts: Rollouts, step: int) -> tuple[Rollouts, Rollouts, torch.Tensor, dict]:
@@ -331,10 +337,9 @@ def create_run(lab: Lab) -> RunFolder:
 def resume(folder: Path, given: dict) -> None:
     if set(given) - {"steps"}:
         raise UserError(f"--{sorted(set(given) - {'steps'})[0]} cannot be changed in a resumed run, only --steps can")
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is not a run folder: it has no config.json")
+    config = run_config(folder)
     with RunFolder(folder) as run:
-        go_on(run, read_json(folder / "config.json"), make_settings({"config": folder / "config.json", **given}))
+        go_on(run, config, make_settings({"config": folder / "config.json", **given}))
 
 
 def go_on(run: RunFolder, config: dict, settings: Settings) -> None:
@@ -370,14 +375,30 @@ def main(argv: list[str]) -> None:
     with writing(settings.folder):
         exists = settings.folder.exists()
     if exists:
-        raise UserError(f"{settings.folder} exists already: go on with --resume {settings.folder}, or name another with --out")
+        raise UserError(f"{settings.folder} exists already{what_it_is(settings)}")
     lab = make_lab(settings)
     count = sum(p.numel() for p in lab.model.parameters())
     beside = f" and {lab.extra_parameters:,} beside them" if lab.extra_parameters else ""
     say(f"{settings.model}: {count / 1e6:.2f} million parameters{beside} on {settings.device}, {torch.get_num_threads()} threads; "
         f"{settings.questions} questions x {settings.answers} answers a step; writing to {settings.folder}")
     with create_run(lab) as run, Interrupt() as interrupt:
-        train(lab, run, 0, interrupt)
+        try:
+            train(lab, run, 0, interrupt)
+        except Exception:  # a first step that failed leaves nothing that would stand in the way of the next attempt
+            if not run.lines("metrics.jsonl"):
+                shutil.rmtree(run.path)
+            raise
+
+
+def what_it_is(settings: Settings) -> str:
+    """How to go on where a folder of this name exists: the same run, another one, or something else."""
+    if not (settings.folder / "config.json").is_file():
+        return " and is not a run folder: name another with --out"
+    config, wanted = read_json(settings.folder / "config.json"), settings.to_json()
+    other = [name for name, value in wanted.items() if name in config and config[name] != value and name not in ("threads", "out")]
+    if other:
+        return f", with {other[0]} {config[other[0]]} instead of {wanted[other[0]]}: name another with --out"
+    return f": go on with --resume {settings.folder}, or name another with --out"
 
 
 if __name__ == "__main__":

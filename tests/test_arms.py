@@ -125,7 +125,9 @@ def test_the_folder_is_named_by_all_that_makes_the_arm(argv, name):
     (["--mitigation", "learned_importance", "--importance_warmup", "-1"], "should be at least 0"),
     (["--mitigation", "outcome_conditional", "--think_discont", "1"], "did you mean --think_discount"),
     (["--mitigation", "inverse_logprob_as_published", "--rescale", "mean"], "is never rescaled"),
-    (["--placebo", "weights"], "--placebo weights has no effect on --mitigation none"), (["--placebo", "sugar"], "is not one of"),
+    (["--placebo", "weights"], "--placebo weights has no effect on --mitigation none"), (["--rescale", "gradient"], "--rescale gradient has no effect on"),
+    (["--data", "x.jsonl", "--max_number", "9"], "--max_number has no effect without made problems: not with --data"),
+    (["--eval_every", "0", "--eval_tasks", "9"], "--eval_tasks has no effect without --eval_every above 0"), (["--placebo", "sugar"], "is not one of"),
     (["--rescale", "max"], "--rescale max is not one of: "), (["--advantage", "ppo"], "--advantage ppo is not one of"),
     (["--gamma", "0.9"], "--gamma has no effect without --advantage gae"), (["--advantage", "gae", "--gamma", "1.5"], "--gamma 1.5 should be at most 1"),
     (["--advantage", "gae", "--gae_lambda", "-1"], "should be at least 0"), (["--advantage", "gae", "--critic_lr", "0"], "should be above 0"),
@@ -157,6 +159,88 @@ def test_a_run_repeats_with_its_flags_and_another_mitigation_leaves_them_behind(
     gae = make_settings({"config": config, "advantage": "gae", "gamma": 0.5})
     (tmp_path / "gae.json").write_text(json.dumps(gae.to_json()))
     assert make_settings({"config": tmp_path / "gae.json", "advantage": "grpo"}).gamma == 1.0  # back at its default, not ignored
+
+
+def test_flags_of_a_run_stay_with_its_mitigation(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(make_settings({"mitigation": "inverse_logprob_as_published", "epsilon": 3.0}).to_json()))
+    again = make_settings({"config": tmp_path / "a.json"})
+    assert again.own == {"epsilon": 3.0} and again.rescale == "none"
+    other = make_settings({"config": tmp_path / "a.json", "mitigation": "equal_gradient"})
+    assert other.own == {"epsilon": 0.1} and other.rescale == "mean"
+
+
+def test_what_a_folder_is_decides_how_to_go_on(tmp_path):
+    out = ["--out", str(tmp_path / "x")]
+    train.main([*SHORT, *out, "--steps", "1"])
+    for argv, said in ((["--steps", "1"], "go on with --resume"), (["--steps", "1", "--learning_rate", "1e-3"], "with learning_rate 0.0005 instead of 0.001")):
+        with pytest.raises(UserError, match=said):
+            train.main([*SHORT, *out, *argv])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="exists already and is not a run folder"):
+        train.main([*SHORT, "--out", str(tmp_path / "file")])
+    with pytest.raises(UserError, match="says nothing of a mitigation"):
+        train.main(["--resume", str(ROOT / "models/tiny")])
+
+
+def test_a_model_that_broke_ends_the_run_with_a_word_and_a_first_step_that_failed_leaves_nothing(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="not finite any more after step 1: is --learning_rate 1e[+]30"):
+        train.main([*SHORT, "--learning_rate", "1e30", "--out", str(tmp_path / "x")])
+    assert len(lines(tmp_path / "x/metrics.jsonl")) == 1  # what was done stays
+    monkeypatch.setitem(MITIGATIONS, "wrong", lambda tokens: -tokens.entropy - 1)
+    with pytest.raises(UserError, match="negative"):
+        train.main([*SHORT, "--mitigation", "wrong", "--out", str(tmp_path / "y")])
+    assert not (tmp_path / "y").exists()
+
+
+def put_in(monkeypatch, thing, name):
+    thing.__name__ = name
+    monkeypatch.setitem(MITIGATIONS, name, thing)
+
+
+def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_path, monkeypatch):
+    class Forgets:
+        def __init__(self, lab, *, speed: bool = False):
+            self.metrics = {"told": torch.tensor(2.5), "reward": -7.0}
+
+        def __call__(self, tokens, lab):
+            return tokens.entropy + 1
+
+        def state_dict(self):
+            return {"mean": 0.5}
+    put_in(monkeypatch, Forgets, "forgets")
+    with pytest.raises(UserError, match="needs both state_dict and load_state_dict"):
+        train.main([*SHORT, "--mitigation", "forgets", "--out", str(tmp_path / "x")])
+    Forgets.load_state_dict = lambda self, tensors: None
+    with pytest.raises(UserError, match="should hold tensors only, mean is none"):
+        train.main([*SHORT, "--mitigation", "forgets", "--out", str(tmp_path / "x")])
+    Forgets.state_dict = lambda self: {"mean": torch.tensor(0.5)}
+    train.main([*SHORT, "--mitigation", "forgets", "--speed", "--out", str(tmp_path / "y")])
+    line = lines(tmp_path / "y/metrics.jsonl")[0]
+    assert line["told"] == 2.5 and line["reward"] >= 0 and json.loads((tmp_path / "y/config.json").read_text())["speed"] is True
+    Forgets.load_state_dict = lambda self, tensors: tensors["spread"]
+    with pytest.raises(UserError, match="spread"):
+        train.main(["--resume", str(tmp_path / "y"), "--steps", "4"])
+
+
+def test_functions_that_cannot_become_flags_say_why(monkeypatch):
+    def positional(tokens, power=2.0):
+        return tokens.entropy ** power
+
+    def one(tokens, *, power: int = 2, mode: str = ""):
+        return tokens.entropy
+
+    def two(tokens, *, power: float = 2.0):
+        return tokens.entropy
+    put_in(monkeypatch, positional, "positional")
+    with pytest.raises(UserError, match="power of positional .* write a [*] before it"):
+        read_flags([])
+    monkeypatch.undo()
+    put_in(monkeypatch, one, "one")
+    assert make_settings(read_flags(["--mitigation", "one"])).own == {"power": 2, "mode": ""}
+    assert make_settings(read_flags(["--mitigation", "one", "--mode", "../a b"])).folder.name == "one-mode.._a_b-grpo-s0"
+    put_in(monkeypatch, two, "two")
+    with pytest.raises(UserError, match="power of one and two .* the same type"):
+        read_flags([])
 
 
 def test_help_shows_every_mitigation_with_its_own_flags(capsys):
@@ -219,3 +303,18 @@ def test_a_parameter_named_like_a_flag_of_the_program_is_refused(with_idea):
     (with_idea / "mitigations.py").write_text(source.replace("strength: float = 1.0", "strength"))
     assert "the parameter strength of my_idea" in program(with_idea, "train.py", "--help", expect=1)
     (with_idea / "mitigations.py").write_text(source)
+
+
+def test_the_table_of_costs_by_hand(capsys):
+    """Two steps of an arm against two of plain GRPO, and every mitigation has its row."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import cost
+
+    def line(credit, update, memory, extra=0):
+        return {"credit_seconds": credit, "update_seconds": update, "seconds": 2.0, "tokens": 100, "extra_tokens": extra, "peak_memory_bytes": memory * 2 ** 20}
+    plain = [line(0.0, 1.0, 600), line(0.002, 1.0, 610)]
+    row = cost.row("gae", [line(0.5, 1.1, 640, 250), line(0.502, 1.1, 650, 250)], plain)
+    assert row == "| gae | 501.0 | +25.0% | 1100 | +30% | 2.5 | 129 | +40 |"
+    assert set(MITIGATIONS) <= set(cost.ARMS) and all(make_settings(read_flags(argv)) for argv in cost.ARMS.values())
+    with pytest.raises(SystemExit, match="no arm gea; there are: none"):
+        cost.main(["gea"])

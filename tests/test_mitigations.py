@@ -412,7 +412,7 @@ def test_the_placebo_of_the_weights_permutes_them_over_the_tokens():
 
 @pytest.mark.parametrize("wrong, words", [
     (lambda t: -torch.ones_like(t.entropy), "negative"), (lambda t: t.entropy / 0, "not finite"), (lambda t: torch.ones(3), r"should return a tensor \(B, T\)"),
-    (lambda t: 1.0, "should return a tensor"), (lambda t: 1 / t.length, "should return a tensor"), (lambda t: t.reward.add_(1)[:, None] * 0, "changed tokens.reward in place"), (lambda t: t.entropy.mul_(2), "changed tokens.entropy in place"),
+    (lambda t: 1.0, "should return a tensor"), (lambda t: 1 / t.length, "should return a tensor"), (lambda t: t.reward.add_(1)[:, None] * 0, "changed a tensor of the batch in place"), (lambda t: t.entropy.mul_(2), "changed a tensor of the batch in place"),
 ])
 def test_an_idea_that_is_wrong_gets_one_clear_line(wrong, words):
     with pytest.raises(UserError, match=words) as error:

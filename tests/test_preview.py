@@ -49,13 +49,30 @@ def test_what_is_seen_is_what_training_would_have_done(recorded, name, tmp_path)
 
 @pytest.mark.parametrize("argv, said", [
     (["nowhere"], "nowhere is not a run folder"), (["{run}", "--mitigation", "nome"], "--mitigation nome is not one of: none"),
-    (["{run}", "--step", "9"], "has no credit file of step 9, only of 1 to 3"), (["{run}", "--episode", "88"], "the batch has answers 0 to 7"),
+    (["{run}", "--step", "9"], "has no credit file of step 9, only of 1 to 3"), (["{run}", "--episode", "88"], "the batch has answers 0 to 7"), (["{run}", "--step", "0"], "no credit file of step 0"), (["{run}", "--show", "-1"], "at least 0"),
     (["{run}", "--epsilon", "1"], "--epsilon belongs to"), (["{run}", "--speed", "1"], "unknown argument --speed"), ([], "are required: RUN"),
     (["{run}", "--mitigation", "entropy_weighted", "--entropy_temp", "-1"], "should be above 0"),
 ])
 def test_wrong_commands_of_the_preview(recorded, argv, said):
     with pytest.raises(UserError, match=said):
         preview.main([argument.format(run=recorded) for argument in argv])
+
+
+def test_a_state_that_was_not_kept_is_said_and_the_run_has_its_own_mitigation(recorded, capsys):
+    preview.main([str(recorded), "--show", "0"])
+    printed = capsys.readouterr().out
+    assert "; learned_importance" in printed and "as it is at the start" not in printed
+    preview.main([str(recorded), "--mitigation", "lambda_grpo", "--show", "0"])
+    assert "lambda_grpo as it is at the start of a run" in capsys.readouterr().out
+
+
+def test_answers_that_a_run_dropped_are_dropped_here_too(tmp_path):
+    train.main([*SHORT, "--drop_unfinished", "--max_new_tokens", "30", "--steps", "1", "--mitigation", "inverse_logprob", "--out", str(tmp_path / "x")])
+    found = preview.Recorded(tmp_path / "x", 1, make_settings({"config": tmp_path / "x/config.json"}))
+    tokens = found.tokens()
+    weight, _ = found.weights(tokens)
+    with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
+        np.testing.assert_allclose(weight[tokens.mask].numpy(), credit["weight"], rtol=1e-5)
 
 
 def test_shades_and_numbers():
