@@ -323,7 +323,7 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
     """Weights of the whole batch, without gradient, 0 beyond the mask, and what there is to say about them."""
     mask, note = tokens.mask, None
     if not mask.any():  # every answer was dropped
-        return torch.zeros_like(tokens.log_prob), {}
+        return torch.zeros_like(tokens.log_prob), {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
     given = [value for value in (vars(tokens) | tokens.scores).values() if isinstance(value, torch.Tensor)]
     versions = [value._version for value in given]
     weight = checked(chosen(tokens, lab), name, mask)

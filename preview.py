@@ -137,15 +137,10 @@ def main(argv: list[str]) -> None:
     args, unknown = make_parser().parse_known_args([underscores(argument) for argument in argv])
     if unknown:
         raise UserError(f"unknown argument {unknown[0]}")
-    given = vars(args)
-    own = {name: given[name] for name in ("mitigation", "rescale", *mitigation_flags()) if name in given}
-    folder = Path(args.run)
-    name = given.get("mitigation", run_config(folder)["mitigation"])
-    check_value("mitigation", name, str, mitigations.Bounds(), mitigations.MITIGATIONS)
+    given, folder = vars(args), Path(args.run)
     check_value("show", args.show, int, mitigations.Bounds(least=0))
     pick_device(args.device)
-    settings = make_settings({"config": folder / "config.json", "device": args.device, "loss": "policy", "placebo": "none", "rescale": Settings.rescale
-                              if name not in mitigations.NEVER_RESCALED else "none", **own})
+    settings = chosen_settings(folder, given)
     recorded = Recorded(folder, given.get("step"), settings)
     tokens = recorded.tokens()
     rows = given.get("episode") or choose_answers(tokens, args.show)
@@ -160,6 +155,16 @@ def main(argv: list[str]) -> None:
     print_summary(tokens, weight.cpu().numpy()[mask], mask)
     prompts = [b"".join(token_bytes(load_tokenizer(folder), ids)).decode(errors="replace") for ids in tokens.prompt_ids]
     show(tokens, weight, prompts, rows, sys.stdout.isatty() and not args.numbers)
+
+
+def chosen_settings(folder: Path, given: dict) -> Settings:
+    """The run's own, with the mitigation that was asked for."""
+    name = given.get("mitigation", run_config(folder)["mitigation"])
+    check_value("mitigation", name, str, mitigations.Bounds(), mitigations.MITIGATIONS)
+    rescale = "none" if name in mitigations.NEVER_RESCALED else Settings.rescale
+    asked = {key: given[key] for key in ("mitigation", "rescale", *mitigation_flags()) if key in given}
+    return make_settings({"config": folder / "config.json", "device": given["device"], "loss": "policy", "placebo": "none",
+                          "rescale": rescale, **asked})
 
 
 def show(tokens: Rollouts, weight: torch.Tensor, prompts: list[str], rows: list[int], colour: bool) -> None:

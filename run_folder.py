@@ -167,7 +167,8 @@ def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollou
             problems=problems, prompt_ids=[row.tolist() for row in np.split(columns["prompt_ids"], columns["prompt_start"][1:])],
             responses=[b"".join(row).decode(errors="replace") for row in pieces],
             texts=[[piece.decode(errors="replace") for piece in row] for row in pieces], mask=mask,
-            group=torch.from_numpy(columns["group"]).long(), ids=frame("token_id", torch.long), finished=torch.from_numpy(columns["finished"]),
+            group=torch.from_numpy(columns["group"]).long(), finished=torch.from_numpy(columns["finished"]),
+            ids=frame("token_id", torch.long),
             **{name: frame(name) for name in ("log_prob", "entropy", "collision", "section", "kind", "advantage")},
             true_credit=frame("true_credit") if "true_credit" in columns else None, step=step,
             scores={name.removeprefix("reward_"): torch.from_numpy(columns[name])

@@ -30,11 +30,13 @@ def option(topic: str, default, text: str, least=None, above=None, most=None, ch
     return field(default=default, metadata=meta)
 
 
+WEIGHT, BASELINE = "spreading credit over tokens", "from reward to advantage"  # topics of --help
 MADE = (lambda s: s.data is None, "made problems: not with --data")
 EVALUATED = (lambda s: s.eval_every > 0, "--eval_every above 0")
 POLICY = (lambda s: s.loss == "policy", "--loss policy")
 DPO = (lambda s: s.loss == "dpo", "--loss dpo")
-REUSED = (lambda s: s.loss == "policy" and s.epochs > 1, "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
+REUSED = (lambda s: s.loss == "policy" and s.epochs > 1,
+          "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
 ANCHORED = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
 GAE = (lambda s: s.advantage == "gae", "--advantage gae")
 VINE = (lambda s: s.advantage == "vine", "--advantage vine")
@@ -56,22 +58,22 @@ class Settings:
     max_target: int = option("problems", 99, "largest target", least=1, only=MADE)
     max_result: int = option("problems", 10_000, "largest intermediate result of the known solution", least=1, only=MADE)
 
-    mitigation: str = option("spreading credit over tokens", "none", "how an answer's advantage is spread over its tokens, listed below",
+    mitigation: str = option(WEIGHT, "none", "how an answer's advantage is spread over its tokens, listed below",
                              choices=MITIGATIONS)
-    rescale: str = option("spreading credit over tokens", "mean", "weights are scaled to mean 1 over the batch's tokens, to the same sum of "
-                          "gradient sizes, or not", choices=("mean", "gradient", "none"), only=POLICY)
-    placebo: str = option("spreading credit over tokens", "none", "shuffle the weights over the batch's tokens, or the advantages within each "
-                          "group: what the arm owes to anything but its choice of tokens",
+    rescale: str = option(WEIGHT, "mean", "weights are scaled to mean 1 over the batch's tokens, to the same sum of gradient "
+                          "sizes, or not", choices=("mean", "gradient", "none"), only=POLICY)
+    placebo: str = option(WEIGHT, "none", "shuffle the weights over the batch's tokens, or the advantages within each group: "
+                          "what the arm owes to anything but its choice of tokens",
                           choices=("none", "weights", "advantages"), only=POLICY)
 
-    advantage: str = option("from reward to advantage", "grpo", "the z-score in the group, reward minus mean (dr_grpo) or minus the others' mean "
+    advantage: str = option(BASELINE, "grpo", "the z-score in the group, reward minus mean (dr_grpo) or minus the others' mean "
                             "(rloo), a critic (gae), Monte Carlo values (vine), each part of the reward on its own span (span)",
                             choices=(*ADVANTAGES, *CRITICS))
-    gamma: float = option("from reward to advantage", 1.0, "discount of later rewards", least=0, most=1, only=GAE)
-    gae_lambda: float = option("from reward to advantage", 1.0, "1 trusts the reward, 0 the critic", least=0, most=1, only=GAE)
-    critic_lr: float = option("from reward to advantage", 1e-2, "learning rate of the critic", above=0, only=GAE)
-    values_k: int = option("from reward to advantage", 9, "fresh continuations behind each value", least=1, only=VINE)
-    values_every: str = option("from reward to advantage", "line", "a value at every new line, or every so many tokens", only=VINE)
+    gamma: float = option(BASELINE, 1.0, "discount of later rewards", least=0, most=1, only=GAE)
+    gae_lambda: float = option(BASELINE, 1.0, "1 trusts the reward, 0 the critic", least=0, most=1, only=GAE)
+    critic_lr: float = option(BASELINE, 1e-2, "learning rate of the critic", above=0, only=GAE)
+    values_k: int = option(BASELINE, 9, "fresh continuations behind each value", least=1, only=VINE)
+    values_every: str = option(BASELINE, "line", "a value at every new line, or every so many tokens", only=VINE)
 
     loss: str = option("loss", "policy", "weight * advantage * log_prob, or preference pairs: the best and the worst answer of a group",
                        choices=("policy", "dpo"))
@@ -101,13 +103,14 @@ class Settings:
     eval_tasks: int = option("record", 500, "held-out problems of an evaluation", least=1, only=EVALUATED)
     sample_every: int = option("record", 10, "steps between sample answers kept in samples.jsonl, 0 for never", least=0)
     checkpoint_every: int = option("record", 25, "steps between checkpoints (also at the end), 0 for never", least=0)
-    out: str | None = option("record", None, "run folder, by default runs/<mitigation>-<advantage>-s<seed> with whatever is not default in between")
+    out: str | None = option("record", None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the flags about "
+                             "credit and loss that are not at their defaults in between")
 
     own: dict = field(default_factory=dict)  # the chosen mitigation's flags
 
     @property
     def folder(self) -> Path:
-        """Named by everything that makes an arm of an experiment, so that sweeps never meet in one folder."""
+        """Named by everything about credit and loss, so that arms never meet in one folder."""
         def named(name, value):
             return name + re.sub(r"[^\w.+-]", "_", str(value))[:40]
 
@@ -117,7 +120,8 @@ class Settings:
         defaults = {name: p.default for name, p in parameters(MITIGATIONS[self.mitigation]).items()}
         parts = [self.mitigation, *(named(name, value) for name, value in self.own.items() if value != defaults[name])]
         parts += changed(["placebo"] + ["rescale"] * (self.mitigation not in NEVER_RESCALED))
-        parts += [self.advantage, *changed(name for name in TOPIC if TOPIC[name] in ("from reward to advantage", "loss") and name != "advantage")]
+        parts.append(self.advantage)
+        parts += changed(name for name in TOPIC if TOPIC[name] in (BASELINE, "loss") and name != "advantage")
         return Path(self.out or f"runs/{'-'.join(parts)}-s{self.seed}")
 
     def to_json(self) -> dict:

@@ -34,8 +34,9 @@ STEPS, ROUNDS, SLOW = 4, 2, ("oracle", "vine, every 16")  # the slow ones make t
 
 def measure(name: str, steps: int) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, ROOT / "train.py", *ARMS[name], "--learning_rate", "1e-12", "--steps", str(steps), "--eval_every", "0",
-                        "--checkpoint_every", "0", "--sample_every", "0", "--out", f"{folder}/run"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        bare = ["--eval_every", "0", "--checkpoint_every", "0", "--sample_every", "0", "--learning_rate", "1e-12"]
+        subprocess.run([sys.executable, ROOT / "train.py", *ARMS[name], *bare, "--steps", str(steps), "--out", f"{folder}/run"],
+                       cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         return [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()][1:]
 
 
@@ -67,8 +68,9 @@ def main(names: list[str]) -> None:
                 print(f"\rround {turn + 1} of {ROUNDS}: {name:40s}", end="", file=sys.stderr, flush=True)
                 found[name] += measure(name, 2 if name in SLOW else STEPS)
     plain = found["none"]
-    print(f"\r\nplain GRPO: {1000 * median(line['seconds'] for line in plain):.0f} ms a step, of which rollout "
-          f"{1000 * median(line['rollout_seconds'] for line in plain):.0f}, peak memory {max(line['peak_memory_bytes'] for line in plain) / 2 ** 20:.0f} MiB\n")
+    step, rollout = (1000 * median(line[key] for line in plain) for key in ("seconds", "rollout_seconds"))
+    memory = max(line["peak_memory_bytes"] for line in plain) / 2 ** 20
+    print(f"\r\nplain GRPO: {step:.0f} ms a step, of which rollout {rollout:.0f}, peak memory {memory:.0f} MiB\n")
     print("| arm | credit, ms | beyond plain | update, ms | extra time of a step | tokens generated per token trained on | extra parameters | "
           "peak memory, MiB |\n" + "|---" * 8 + "|")
     for name in names:

@@ -66,13 +66,16 @@ def test_a_state_that_was_not_kept_is_said_and_the_run_has_its_own_mitigation(re
     assert "lambda_grpo as it is at the start of a run" in capsys.readouterr().out
 
 
-def test_answers_that_a_run_dropped_are_dropped_here_too(tmp_path):
+def test_answers_that_a_run_dropped_are_dropped_here_too(tmp_path, capsys):
     train.main([*SHORT, "--drop_unfinished", "--max_new_tokens", "30", "--steps", "1", "--mitigation", "inverse_logprob", "--out", str(tmp_path / "x")])
     found = preview.Recorded(tmp_path / "x", 1, make_settings({"config": tmp_path / "x/config.json"}))
     tokens = found.tokens()
     weight, _ = found.weights(tokens)
     with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
         np.testing.assert_allclose(weight[tokens.mask].numpy(), credit["weight"], rtol=1e-5)
+    train.main([*SHORT, "--drop_unfinished", "--max_new_tokens", "5", "--steps", "1", "--mitigation", "inverse_logprob", "--out", str(tmp_path / "y")])
+    preview.main([str(tmp_path / "y")])  # nothing was finished
+    assert "40 tokens" in capsys.readouterr().out
 
 
 def test_shades_and_numbers():
