@@ -18,11 +18,11 @@ import torch
 
 import mitigations
 from countdown_task import KINDS, SECTIONS, load_tokenizer, token_bytes
+from lab import Lab, derived_seed, make_lab, pick_device
 from qwen2_model import UserError
 from rollouts import Forward, Rollouts
 from run_folder import read_credit, run_config, step_of
 from settings import Parser, Settings, check_value, flag_kind, make_settings, mitigation_flags, parameters, underscores
-from train import Lab, derived_seed, make_lab, pick_device
 
 SHADES = ((0.25, 255, 0), (0.5, 254, 0), (0.8, 195, 0), (1.25, 153, 0), (2.0, 111, 0), (4.0, 32, 15), (float("inf"), 18, 15))
 

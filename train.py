@@ -6,7 +6,6 @@
 Every random draw of step n follows from (seed, n) alone, so a resumed run needs no random state: it samples
 what the uninterrupted run would have sampled, bit for bit on the same CPU.
 """
-import hashlib
 import json
 import math
 import os
@@ -16,9 +15,7 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 try:
@@ -27,123 +24,14 @@ except ImportError:  # Windows keeps no record of peak memory
     resource = None
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 
 import mitigations
-from countdown_task import Problem, Problems, Ranges, encode_prompt, load_tokenizer
-from critic import CRITICS, Trained, load_optimizer_tensors, optimizer_tensors
-from grpo import ADVANTAGES, WHOLE_ANSWERS, shuffled_advantage, update, update_preferences
-from qwen2_model import Qwen2, UserError, read_json
-from rollouts import Forward, Rollouts, collect
+from grpo import WHOLE_ANSWERS, shuffled_advantage, update, update_preferences
+from lab import Lab, derived_seed, make_lab, sample
+from qwen2_model import UserError, read_json
+from rollouts import Forward, Rollouts
 from run_folder import RunFolder, provenance, run_config, step_of, write_credit, writing
 from settings import Settings, make_settings, read_flags
-
-@dataclass
-class Lab:
-    """What a run works with; mitigations and critics with a state are given it."""
-    settings: Settings
-    folder: Path  # the model was read from here
-    model: Qwen2
-    tokenizer: Tokenizer
-    optimizer: torch.optim.Optimizer
-    problems: Problems
-    autocast: AbstractContextManager
-    reference: Qwen2 | None = None       # the initial model, where a loss needs it
-    advantage: Callable | None = None    # (rollouts, lab) -> (B, T)
-    mitigation: Callable | None = None   # (tokens, lab) -> (B, T)
-
-    @property
-    def extra_parameters(self) -> int:
-        """Beside the policy: of a critic, a net that makes weights, a frozen copy."""
-        modules = [value.module for part in (self.advantage, self.mitigation) for value in vars(part).values() if isinstance(value, Trained)]
-        return sum(p.numel() for module in [*modules, *filter(None, [self.reference])] for p in module.parameters())
-
-    def trainer_tensors(self) -> dict[str, torch.Tensor]:
-        """All that a run needs to go on, beside the model."""
-        tensors = optimizer_tensors(self.optimizer, self.model)
-        for part in ("advantage", "mitigation"):
-            state = getattr(getattr(self, part), "state_dict", dict)()
-            tensors |= {f"{part}.{name}": value for name, value in state.items()}
-            wrong = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
-            if wrong:
-                raise UserError(f"the {part}'s state_dict should hold tensors only, {wrong[0]} is none")
-        return {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-
-    def load_trainer_tensors(self, path: Path) -> None:
-        try:
-            tensors, rest = load_file(path), {}
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
-        parts = {"advantage": {}, "mitigation": {}, "": rest}
-        for key, value in tensors.items():
-            part, dot, name = key.partition(".")
-            parts[part if part in parts else ""][name if part in parts else key] = value
-        try:
-            load_optimizer_tensors(self.optimizer, self.model, rest)
-            for part in ("advantage", "mitigation"):
-                if hasattr(getattr(self, part), "load_state_dict"):
-                    getattr(self, part).load_state_dict(parts[part])
-        except (UserError, RuntimeError, LookupError, TypeError) as error:
-            raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
-
-
-def make_lab(settings: Settings, folder: Path | None = None) -> Lab:
-    """With the model of the settings, or the same model as it was later, from `folder`."""
-    device = pick_device(settings.device)
-    torch.set_num_threads(settings.threads or torch.get_num_threads())  # set, so that a resumed run computes alike
-    folder = folder or Path(settings.model)
-    model, tokenizer = Qwen2.from_pretrained(folder, device), load_tokenizer(folder)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    counts = tuple(int(n) for n in settings.numbers.split(","))
-    ranges = Ranges(counts, settings.min_number, settings.max_number, settings.max_target, settings.max_result)
-    autocast = nullcontext() if settings.dtype == "float32" else torch.autocast(device.type, torch.bfloat16)
-    lab = Lab(settings, folder, model, tokenizer, optimizer, Problems(ranges, settings.data), autocast)
-    check_problems(lab)
-    if settings.kl or settings.loss == "dpo":
-        lab.reference = Qwen2.from_pretrained(settings.model, device).requires_grad_(False)
-    lab.advantage = CRITICS[settings.advantage](lab) if settings.advantage in CRITICS else \
-        lambda rollouts, lab: ADVANTAGES[settings.advantage](rollouts)
-    lab.mitigation = mitigations.make(settings.mitigation, settings.own, lab)
-    return lab
-
-
-def check_problems(lab: Lab) -> None:
-    """Before anything is written: are there problems, can the tokenizer spell them, do prompt and answer fit the model?"""
-    s, ranges, given = lab.settings, lab.problems.ranges, lab.problems.train + lab.problems.test
-    lab.problems.training(s.seed, 1, 1), lab.problems.evaluation(1)
-    most = max((len(problem.numbers) for problem in given), default=max(ranges.counts))
-    values = {n for problem in given for n in (*problem.numbers, problem.target)}
-    extremes = [Problem((value,) * most, value) for value in values] or [Problem((ranges.max_number,) * most, ranges.max_target)]
-    length = max(len(encode_prompt(lab.tokenizer, problem, s.prompt)) for problem in extremes)
-    limit = lab.model.config.max_position_embeddings
-    if length + s.max_new_tokens > limit:
-        raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {length} tokens and the answer exceed the "
-                        f"{limit} that {s.model} takes")
-
-
-def pick_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"--device {name} is not a device: try cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name}: only cpu and cuda are implemented")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices here")
-    return device
-
-
-def derived_seed(*parts) -> int:
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
-
-
-def sample(lab: Lab, problems, answers: int, seed: int, greedy: bool = False):
-    s = lab.settings
-    with lab.autocast:
-        return collect(lab.model, lab.tokenizer, problems, s.prompt, answers, max_new_tokens=s.max_new_tokens,
-                       temperature=s.temperature, greedy=greedy, seed=seed)
 
 
 def train_step(lab: Lab, run: RunFolder, step: int) -> dict:

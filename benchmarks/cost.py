@@ -18,9 +18,9 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from lab import make_lab
 from mitigations import MITIGATIONS
 from settings import make_settings, read_flags
-from train import make_lab
 
 ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     **{name: ["--advantage", name] for name in ("dr_grpo", "rloo", "gae", "vine", "span")},

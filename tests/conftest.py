@@ -14,10 +14,10 @@ import torch
 
 from countdown_task import Problem, encode_prompt
 from grpo import grpo
+from lab import make_lab
 from qwen2_model import ModelConfig, Qwen2, generate
 from rollouts import Forward, Rollouts, label
 from settings import make_settings
-from train import make_lab
 from warmup import make_tokenizer
 
 SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)

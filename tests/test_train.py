@@ -19,7 +19,9 @@ from safetensors.torch import load_file
 import run_folder
 import train
 from conftest import ROOT
+from countdown_task import load_tokenizer
 from grpo import update
+from lab import make_lab
 from qwen2_model import Qwen2
 from rollouts import collect
 from settings import OPTIONS, make_settings, read_flags
@@ -185,7 +187,7 @@ def test_problems_from_a_file_are_the_ones_trained_on(learner, tmp_path):
     data = tmp_path / "problems.jsonl"
     data.write_text("".join(json.dumps({"nums": [a, b, 3], "target": a + b + 3}) + "\n" for a in range(1, 8) for b in range(1, 8)))
     run("--model", learner, "--out", tmp_path / "x", "--data", data, "--steps", 1)
-    tokenizer = train.load_tokenizer(learner)
+    tokenizer = load_tokenizer(learner)
     with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
         prompts = tokenizer.decode(credit["prompt_ids"].tolist(), skip_special_tokens=False)
     found = re.findall(r"user\n (\d+) (\d+) 3 make (\d+)<", prompts)
@@ -196,7 +198,7 @@ def test_problems_from_a_file_are_the_ones_trained_on(learner, tmp_path):
 
 
 def test_nothing_grows_with_the_number_of_steps(learner, tmp_path):
-    lab = train.make_lab(make_settings({"model": str(learner), "out": str(tmp_path / "x")}))
+    lab = make_lab(make_settings({"model": str(learner), "out": str(tmp_path / "x")}))
     folder = train.create_run(lab)
     counts = []
     for step in range(1, 7):
@@ -207,11 +209,11 @@ def test_nothing_grows_with_the_number_of_steps(learner, tmp_path):
 
 
 def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatch):
-    lab = train.make_lab(make_settings({"model": str(learner), "temperature": 0.7, "weight_decay": 0.25,
+    lab = make_lab(make_settings({"model": str(learner), "temperature": 0.7, "weight_decay": 0.25,
                                               "max_grad_norm": 0.125, "micro_batch": 3, "learning_rate": 0.5, "out": str(tmp_path / "x")}))
     assert lab.optimizer.defaults["weight_decay"] == 0.25 and lab.optimizer.defaults["lr"] == 0.5
     sampling, updating = {}, []
-    monkeypatch.setattr(train, "collect", lambda *args, **given: sampling.update(given) or collect(*args, **given))
+    monkeypatch.setattr("lab.collect", lambda *args, **given: sampling.update(given) or collect(*args, **given))
     monkeypatch.setattr(train, "update", lambda *args: updating.extend(args) or update(*args))
     train.train_step(lab, train.create_run(lab), 1)
     assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 40 and (updating[4].micro_batch, updating[4].max_grad_norm) == (3, 0.125)
@@ -219,9 +221,9 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
 
 def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(learner, tmp_path, monkeypatch):
     seeds = []
-    monkeypatch.setattr(train, "collect", lambda *args, **given: seeds.append(given["seed"]) or collect(*args, **given))
+    monkeypatch.setattr("lab.collect", lambda *args, **given: seeds.append(given["seed"]) or collect(*args, **given))
     for seed in (0, 1):
-        lab = train.make_lab(make_settings({"model": str(learner), "seed": seed, "out": str(tmp_path / str(seed))}))
+        lab = make_lab(make_settings({"model": str(learner), "seed": seed, "out": str(tmp_path / str(seed))}))
         run_folder = train.create_run(lab)
         for step in (1, 2):
             train.train_step(lab, run_folder, step)
