@@ -52,22 +52,21 @@ class Lab:
             wrong = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
             if wrong:
                 raise UserError(f"the {part}'s state_dict should hold tensors only, {wrong[0]} is none")
-        return {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+        return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
     def load_trainer_tensors(self, path: Path) -> None:
         try:
-            tensors, rest = load_file(path), {}
+            tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
-        parts = {"advantage": {}, "mitigation": {}, "": rest}
-        for key, value in tensors.items():
-            part, dot, name = key.partition(".")
-            parts[part if part in parts else ""][name if part in parts else key] = value
+        own = {part: {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
+               for part in ("advantage", "mitigation")}
+        rest = {name: value for name, value in tensors.items() if not name.startswith(tuple(f"{part}." for part in own))}
         try:
             load_optimizer_tensors(self.optimizer, self.model, rest)
-            for part in ("advantage", "mitigation"):
+            for part, state in own.items():
                 if hasattr(getattr(self, part), "load_state_dict"):
-                    getattr(self, part).load_state_dict(parts[part])
+                    getattr(self, part).load_state_dict(state)
         except (UserError, RuntimeError, LookupError, TypeError) as error:
             raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
 
