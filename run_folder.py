@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import zipfile
+import zlib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from countdown_task import token_bytes
+from countdown_task import KINDS, SECTIONS, token_bytes
 from qwen2_model import Qwen2, UserError, read_json
 from rollouts import Rollouts
 
@@ -149,32 +150,50 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor) -> None:
 
 def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollouts:
     """The batch that was written, as far as it is on record."""
+    columns = read_columns(run, step)
+    ends = np.append(columns["episode_start"][1:], len(columns["token_id"]))
+    lengths = ends - columns["episode_start"]
+    mask = torch.arange(int(lengths.max()))[None] < torch.from_numpy(lengths)[:, None]
+
+    def frame(name, dtype=None):
+        values = torch.from_numpy(columns[name])
+        return torch.zeros(mask.shape, dtype=dtype or values.dtype).masked_scatter(mask, values.to(dtype or values.dtype))
+
+    pieces = [token_bytes(tokenizer, row.tolist()) for row in np.split(columns["token_id"], ends[:-1])]
+    return Rollouts(
+        problems=problems, prompt_ids=[row.tolist() for row in np.split(columns["prompt_ids"], columns["prompt_start"][1:])],
+        responses=[b"".join(row).decode(errors="replace") for row in pieces],
+        texts=[[piece.decode(errors="replace") for piece in row] for row in pieces], mask=mask,
+        group=torch.from_numpy(columns["group"]).long(), finished=torch.from_numpy(columns["finished"]),
+        ids=frame("token_id", torch.long),
+        **{name: frame(name) for name in ("log_prob", "entropy", "collision", "section", "kind", "advantage")},
+        true_credit=frame("true_credit") if "true_credit" in columns else None, step=step,
+        scores={name.removeprefix("reward_"): torch.from_numpy(columns[name])
+                for name in ("reward", "reward_format", "reward_answer", "reward_reasoning")}, **known)
+
+
+PER_TOKEN = ("token_id", "log_prob", "entropy", "collision", "weight", "advantage", "section", "kind")
+PER_ANSWER = ("episode_start", "group", "finished", "reward", "reward_format", "reward_answer", "reward_reasoning")
+
+
+def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
+    """A credit file as it is, checked: a broken one, or one of something else, is named."""
     path = RunFolder(run).credit(step)
     try:
         with np.load(path, allow_pickle=False) as file:
             columns = dict(file)
-        ends = np.append(columns["episode_start"][1:], len(columns["token_id"]))
-        lengths = ends - columns["episode_start"]
-        mask = torch.arange(int(lengths.max()))[None] < torch.from_numpy(lengths)[:, None]
-
-        def frame(name, dtype=None):
-            values = torch.from_numpy(columns[name])
-            return torch.zeros(mask.shape, dtype=dtype or values.dtype).masked_scatter(mask, values.to(dtype or values.dtype))
-
-        rows = np.split(columns["token_id"], ends[:-1])
-        pieces = [token_bytes(tokenizer, row.tolist()) for row in rows]
-        return Rollouts(
-            problems=problems, prompt_ids=[row.tolist() for row in np.split(columns["prompt_ids"], columns["prompt_start"][1:])],
-            responses=[b"".join(row).decode(errors="replace") for row in pieces],
-            texts=[[piece.decode(errors="replace") for piece in row] for row in pieces], mask=mask,
-            group=torch.from_numpy(columns["group"]).long(), finished=torch.from_numpy(columns["finished"]),
-            ids=frame("token_id", torch.long),
-            **{name: frame(name) for name in ("log_prob", "entropy", "collision", "section", "kind", "advantage")},
-            true_credit=frame("true_credit") if "true_credit" in columns else None, step=step,
-            scores={name.removeprefix("reward_"): torch.from_numpy(columns[name])
-                    for name in ("reward", "reward_format", "reward_answer", "reward_reasoning")}, **known)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path} is not a credit file of this program: {error}") from None
+    missing = [name for name in (*PER_TOKEN, *PER_ANSWER, "prompt_ids", "prompt_start") if name not in columns]
+    if missing:
+        raise UserError(f"{path} is not a credit file of this program: it has no column {missing[0]}")
+    tokens, answers, starts = len(columns["token_id"]), len(columns["group"]), columns["episode_start"]
+    uneven = [name for names, count in ((PER_TOKEN, tokens), (PER_ANSWER, answers)) for name in names if columns[name].shape != (count,)]
+    for name, limit in (("section", len(SECTIONS)), ("kind", len(KINDS)), ("group", len(columns["prompt_start"]))):
+        uneven += [name] * (name not in uneven and len(columns[name]) > 0 and not 0 <= columns[name].min() <= columns[name].max() < limit)
+    if uneven or not answers or starts[0] != 0 or np.any(np.diff(np.append(starts, tokens)) < 1):
+        raise UserError(f"{path} is broken: its {uneven[0] if uneven else 'episode_start'} does not fit the other columns")
+    return columns
 
 
 def run_config(folder: Path) -> dict:
