@@ -1,0 +1,163 @@
+"""The statistics that numpy lacks: how sure a number is when tokens are not independent.
+
+Tokens of an answer share one advantage, and the advantages of a group sum to zero, so the group is what can be
+drawn again, not the token. Across runs it is the seed. Nothing here assumes more than that.
+"""
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Estimate:
+    value: float
+    low: float      # 95% interval
+    high: float
+    p: float        # two-sided, of what `value` would be without an effect
+    visible: float = float("nan")  # an effect of this size would be seen in 80 of 100 repetitions
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.low, self.high
+
+
+@cache
+def student(df: float) -> tuple[np.ndarray, np.ndarray]:
+    """Student's t as a table: t = sqrt(df) tan(angle), where the angle has density cos(angle)^(df - 1)."""
+    angle = np.linspace(-np.pi / 2, np.pi / 2, 100_001)
+    density = np.cos(angle).clip(0) ** (min(df, 10_000) - 1)  # beyond that it is the normal distribution
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return angle, below / below[-1]
+
+
+def student_quantile(probability: float, df: float) -> float:
+    angle, below = student(df)
+    return float(np.sqrt(min(df, 10_000)) * np.tan(np.interp(probability, below, angle)))
+
+
+def two_sided_p(t: float, df: float) -> float:
+    angle, below = student(df)
+    return float(2 * np.interp(np.arctan(-abs(t) / np.sqrt(min(df, 10_000))), angle, below))
+
+
+def estimate(value: float, error: float, df: float) -> Estimate:
+    """A value and its standard error, of which df degrees of freedom are known."""
+    if not np.isfinite(value) or not np.isfinite(error):
+        return Estimate(value, np.nan, np.nan, np.nan)
+    reach = student_quantile(0.975, df) * error
+    p = two_sided_p(value / error, df) if error > 0 else float(value == 0)
+    return Estimate(value, value - reach, value + reach, p, reach + student_quantile(0.8, df) * error)
+
+
+def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
+    """A ratio and the same ratio with the groups drawn again; the interval is made for the logarithm."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        centre, spread = np.log(value), np.log(draws)
+    spread = spread[np.isfinite(spread)]
+    if groups < 2 or len(spread) < 0.9 * len(draws) or not np.isfinite(centre):  # seen in too few groups to be drawn again
+        return Estimate(float(value), np.nan, np.nan, np.nan)
+    found = estimate(float(centre), float(spread.std(ddof=1)), groups - 1)
+    return Estimate(float(value), *np.exp([found.low, found.high]).tolist(), found.p, float(np.exp(found.visible)))
+
+
+def poisson_draws(rng: np.random.Generator, draws: int, groups: int) -> np.ndarray:
+    """(draws, groups): how often each group is drawn. With independent Poisson(1) counts the bootstrap needs no list
+    of all groups, and so no memory that grows with them (Chamandy et al. 2012, "Estimating uncertainty for massive
+    data streams")."""
+    return rng.poisson(1.0, (draws, groups)).astype(np.float64)
+
+
+def shuffle_within(values: np.ndarray, group: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
+    """(n,) -> (draws, n): the values change places within their group, as if nothing distinguished them."""
+    slots = np.argsort(group, kind="stable")
+    shuffled = np.empty((draws, len(values)))
+    shuffled[:, slots] = values[np.argsort(group + rng.random((draws, len(values))), axis=1)]
+    return shuffled
+
+
+def permutation_p(value: float, null: np.ndarray) -> float:
+    """Two-sided; the observed order is one of the possible ones and counts as such."""
+    tail = min((null >= value).sum(), (null <= value).sum())
+    return float(min(1.0, 2 * (1 + tail) / (1 + len(null))))
+
+
+def holm(p: list[float]) -> list[float]:
+    """Holm's adjusted p-values: below 0.05 for any of several true nulls in at most 5% of experiments."""
+    order, count = np.argsort(p), len(p)
+    adjusted = np.empty(count)
+    adjusted[order] = np.maximum.accumulate((count - np.arange(count)) * np.asarray(p, float)[order]).clip(max=1)
+    return adjusted.tolist()
+
+
+class Regression:
+    """Least squares with errors clustered by group (Liang and Zeger 1986), from sums alone.
+
+    The error needs sum_g u_g u_g', where u_g = h_g - M_g b, h_g = X_g'y_g, M_g = X_g'X_g; b is known only at the end, so
+    the products of h and M are summed up to fourth order instead of keeping each group.
+    """
+
+    def __init__(self, terms: list[str]):
+        k = len(terms)
+        self.terms, self.groups = terms, 0
+        self.m, self.h = np.zeros((k, k)), np.zeros(k)
+        self.hh, self.hm, self.mm = np.zeros((k, k)), np.zeros((k, k, k)), np.zeros((k, k, k, k))
+
+    def add(self, x: np.ndarray, y: np.ndarray, group: np.ndarray) -> None:
+        """x (n, k), y (n,), group (n,) in 0..Q-1: whole groups."""
+        members = [np.flatnonzero(group == g) for g in np.unique(group)]
+        m = np.stack([x[i].T @ x[i] for i in members])
+        h = np.stack([x[i].T @ y[i] for i in members])
+        self.groups += len(members)
+        self.m, self.h = self.m + m.sum(0), self.h + h.sum(0)
+        self.hh += np.einsum("gi,gj->ij", h, h)
+        self.hm += np.einsum("gi,gjl->ijl", h, m)
+        self.mm += np.einsum("gil,gjm->iljm", m, m)
+
+    def estimates(self) -> dict[str, Estimate]:
+        """Of the terms that occur and are not sums of those before them. The first term is the constant."""
+        here, n = [], self.m[0, 0]
+        scale = np.sqrt(np.diag(self.m))
+        for i in np.flatnonzero(scale):
+            tried = [*here, i]
+            if np.linalg.matrix_rank(self.m[np.ix_(tried, tried)] / np.outer(scale[tried], scale[tried]), tol=1e-9) == len(tried):
+                here = tried
+        m, k = self.m[np.ix_(here, here)], len(here)
+        if self.groups < 2 or n <= k:
+            return {}
+        inverse = np.linalg.inv(m)
+        b = inverse @ self.h[here]
+        cross = self.hm[np.ix_(here, here, here)] @ b
+        meat = self.hh[np.ix_(here, here)] - cross - cross.T + np.einsum("iljm,l,m->ij", self.mm[np.ix_(here, here, here, here)], b, b)
+        few = self.groups / (self.groups - 1) * (n - 1) / (n - k)
+        error = np.sqrt((few * np.diag(inverse @ meat @ inverse)).clip(0))
+        return {self.terms[i]: estimate(float(b[j]), float(error[j]), self.groups - 1) for j, i in enumerate(here)}
+
+
+def paired_difference(differences: np.ndarray, draws: int = 4000) -> Estimate:
+    """(seeds, items): the same seed and the same held-out item in two arms. How far would the mean be off with other
+    seeds, and with other items?
+
+    Bootstrap over seeds and bootstrap over items, whose variances add. (To draw both at once would count the chance in
+    every single answer three times, Owen 2007; here it counts twice, still on the safe side.) A bootstrap over few
+    seeds is too narrow by sqrt((S - 1) / S) and by the difference between Student's t and the normal distribution: both
+    are put right. With one seed the interval is about items alone.
+    """
+    rng, (seeds, items) = np.random.default_rng(0), differences.shape
+
+    def spread(means: np.ndarray) -> float:
+        return means[rng.integers(0, len(means), (draws, len(means)))].mean(1).var()
+
+    of_items = spread(differences.mean(0)) * items / max(items - 1, 1)
+    of_seeds = spread(differences.mean(1)) * seeds / (seeds - 1) if seeds > 1 else 0.0
+    error = float(np.sqrt(of_items + of_seeds)) if differences.size > 1 else np.nan
+    return estimate(float(differences.mean()), error, seeds - 1 if seeds > 1 else max(items - 1, 1))
+
+
+def verdicts(found: list[Estimate], words=("more", "less"), null: float = 1.0) -> list[str]:
+    """Holm over the rows of a table: with nothing behind any of them, 95 of 100 tables say nothing."""
+    known = [i for i, e in enumerate(found) if np.isfinite(e.p)]
+    said = ["too few"] * len(found)
+    for i, p in zip(known, holm([found[i].p for i in known]) if known else []):
+        said[i] = "none seen" if p >= 0.05 else words[0] if found[i].value > null else words[1]
+    return said
