@@ -32,6 +32,7 @@ WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)                     
 SECTIONS = ("other", "think", "answer")
 KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 FORMAT_WEIGHT = 0.1
+REWARD = f"answer + {FORMAT_WEIGHT} format"  # in config.json: runs with another reward are not comparable
 
 
 @dataclass(frozen=True)

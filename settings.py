@@ -21,7 +21,7 @@ from grpo import ADVANTAGES
 from mitigations import MITIGATIONS, NEVER_RESCALED, Bounds
 from qwen2_model import UserError, read_json
 
-NOT_SETTINGS = ("versions", "git_commit", "model_config")  # in config.json beside the settings
+NOT_SETTINGS = ("versions", "git_commit", "model_config", "reward")  # in config.json beside the settings
 
 
 def option(topic: str, default, text: str, least=None, above=None, most=None, choices=(), only=None):
@@ -209,11 +209,14 @@ def make_parser() -> Parser:
         kinds = {parameters(MITIGATIONS[owner])[name].kind for owner in found}
         if len(kinds) > 1:
             raise UserError(f"the parameter {name} of {' and '.join(found)} in mitigations.py should have the same type: it is one flag")
-        if name in OPTIONS or name in ("resume", "config", "help", "own"):
+        if name in OPTIONS or name in ("resume", "continue", "config", "help", "own"):
             raise UserError(f"the parameter {name} of {found[0]} in mitigations.py needs another name: --{name} is taken")
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS, **flag_kind(parameters(MITIGATIONS[found[0]])[name].kind))
     again = parser.add_argument_group("going on")
     again.add_argument("--resume", metavar="RUN", help="continue this run folder; only --steps may be given with it")
+    again.add_argument("--continue", action="store_true", default=argparse.SUPPRESS,
+                       help="if the run folder exists and has these settings, resume it (a finished run is passed over): for loops that "
+                            "can be stopped and started again")
     again.add_argument("--config", metavar="FILE", help="take the settings of a run's config.json; flags override them")
     return parser
 
@@ -233,7 +236,7 @@ def read_flags(argv: list[str]) -> dict:
     """The flags that were given. --max-new-tokens is --max_new_tokens."""
     given, unknown = make_parser().parse_known_args([underscores(argument) for argument in argv])
     if unknown:
-        known = [f"--{name}" for name in (*OPTIONS, *mitigation_flags(), "resume", "config")]
+        known = [f"--{name}" for name in (*OPTIONS, *mitigation_flags(), "resume", "continue", "config")]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
         raise UserError(f"unknown argument {unknown[0]}" + (f", did you mean {near[0]}?" if near else ""))
     return vars(given)

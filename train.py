@@ -26,6 +26,7 @@ except ImportError:  # Windows keeps no record of peak memory
 import torch
 
 import mitigations
+from countdown_task import REWARD
 from grpo import WHOLE_ANSWERS, shuffled_advantage, update, update_preferences
 from lab import Lab, derived_seed, make_lab, sample
 from qwen2_model import UserError, read_json
@@ -217,7 +218,7 @@ def train(lab: Lab, run: RunFolder, done: int, interrupt: Interrupt) -> None:
 
 
 def create_run(lab: Lab) -> RunFolder:
-    config = {**lab.settings.to_json(), "threads": torch.get_num_threads(), **provenance(),
+    config = {**lab.settings.to_json(), "threads": torch.get_num_threads(), **provenance(), "reward": REWARD,
               "model_config": lab.model.config.to_json()}
     return RunFolder.create(lab.settings.folder, config, lab.folder / "tokenizer.json")
 
@@ -259,11 +260,15 @@ def main(argv: list[str]) -> None:
     given = read_flags(argv)
     if "resume" in given:
         return resume(Path(given.pop("resume")), given)
+    go_on_with_it = given.pop("continue", False)
     settings = make_settings(given)
     with writing(settings.folder):
         exists = settings.folder.exists()
     if exists:
-        raise UserError(f"{settings.folder} exists already{what_it_is(settings)}")
+        other = what_it_is(settings)
+        if go_on_with_it and not other:
+            return resume(settings.folder, {})
+        raise UserError(f"{settings.folder} exists already{other or f': go on with --resume {settings.folder}, or'} name another with --out")
     lab = make_lab(settings)
     count = sum(p.numel() for p in lab.model.parameters())
     beside = f" and {lab.extra_parameters:,} beside them" if lab.extra_parameters else ""
@@ -279,14 +284,12 @@ def main(argv: list[str]) -> None:
 
 
 def what_it_is(settings: Settings) -> str:
-    """How to go on where a folder of this name exists: the same run, another one, or something else."""
+    """How what is in the folder differs from the run that was asked for; empty if it is that run."""
     if not (settings.folder / "config.json").is_file():
-        return " and is not a run folder: name another with --out"
+        return " and is not a run folder:"
     config, wanted = read_json(settings.folder / "config.json"), settings.to_json()
     other = [name for name, value in wanted.items() if name in config and config[name] != value and name not in ("threads", "out")]
-    if other:
-        return f", with {other[0]} {config[other[0]]} instead of {wanted[other[0]]}: name another with --out"
-    return f": go on with --resume {settings.folder}, or name another with --out"
+    return f", with {other[0]} {config[other[0]]} instead of {wanted[other[0]]}:" if other else ""
 
 
 if __name__ == "__main__":

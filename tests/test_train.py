@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import run_folder
 import train
+from qwen2_model import UserError
 from conftest import ROOT
 from countdown_task import load_tokenizer
 from grpo import update
@@ -170,6 +171,29 @@ def test_a_finished_run_says_so_and_more_steps_go_on(whole, learner, tmp_path):
     run("--resume", folder, "--steps", 6)
     assert list(map(timeless, lines(folder / "metrics.jsonl"))) == list(map(timeless, lines(whole[0] / "metrics.jsonl")))
     assert "--seed cannot be changed" in run("--resume", folder, "--seed", 3, expect=1).stderr
+
+
+def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
+    """--continue starts what is not there, goes on with what was stopped, passes over what is finished, and touches nothing else."""
+    flags = ["--model", str(learner), "--out", str(tmp_path / "run"), "--steps", "3", "--eval_every", "0", "--continue"]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit), monkeypatch.context() as patch:
+        patch.setattr(train.Interrupt, "__enter__", lambda self: setattr(self, "asked", True) or self)  # Ctrl-C in the first step
+        patch.setattr(train.Interrupt, "__exit__", lambda self, *_: None)
+        train.main(flags)
+    assert len(lines(tmp_path / "run/metrics.jsonl")) == 1
+    train.main(flags)
+    whole = (tmp_path / "run/metrics.jsonl").read_text()
+    assert len(whole.splitlines()) == 3
+    train.main(flags)
+    assert (tmp_path / "run/metrics.jsonl").read_text() == whole
+    with pytest.raises(UserError, match="with learning_rate 0.001 instead of 0.5: name another with --out"):
+        train.main([*flags, "--learning_rate", "0.5"])
+    with pytest.raises(UserError, match="exists already: go on with --resume .*run, or name another with --out"):
+        train.main(flags[:-1])
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(UserError, match="notes exists already and is not a run folder"):
+        train.main([*flags, "--out", str(tmp_path / "notes")])
 
 
 def test_more_steps_are_remembered_by_a_run_that_is_stopped_again(learner, tmp_path, monkeypatch):
