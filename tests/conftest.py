@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,6 +97,34 @@ def spoken(lab, texts=SPOKEN, problems=ASKED, micro_batch=64, **known):
                   ids=torch.tensor([row + [0] * (T - len(row)) for row in ids]), log_prob=frames[0], entropy=frames[1], collision=frames[2])
     return dataclasses.replace(batch, **{"advantage": grpo(batch), "step": 20, "generator": torch.Generator().manual_seed(3),
                                          "forward": Forward(lab.model, micro_batch), **known})
+
+
+def credit_columns(lengths, group, **known):
+    """The columns of a credit file, dull where nothing is given: every token ' 1', p = 0.5 of two, advantage 1, weight 1."""
+    n, answers, groups = sum(lengths), len(lengths), max(group) + 1
+    dull = dict(token_id=np.zeros(n), log_prob=np.full(n, np.log(0.5)), entropy=np.full(n, np.log(2)), collision=np.full(n, 0.5), weight=np.ones(n),
+                advantage=np.ones(n), section=np.zeros(n), kind=np.zeros(n), episode_start=np.cumsum([0, *lengths[:-1]]), group=group,
+                finished=np.ones(answers), reward=np.zeros(answers), reward_format=np.zeros(answers), reward_answer=np.zeros(answers),
+                reward_reasoning=np.zeros(answers), prompt_ids=np.zeros(2 * groups), prompt_start=2 * np.arange(groups))
+    types = dict(token_id=np.int32, section=np.uint8, kind=np.uint8, episode_start=np.int32, group=np.int32, finished=bool, prompt_ids=np.int32, prompt_start=np.int32)
+    return {name: np.asarray(value).astype(types.get(name, np.float32)) for name, value in {**dull, **known}.items()}
+
+
+def write_log(folder, steps, config=(), metrics=(), evaluations=()):
+    """A run folder with these credit files (columns by step), settings and lines."""
+    (folder / "credit").mkdir(parents=True)
+    shutil.copy(ROOT / "models/tiny/tokenizer.json", folder)
+    (folder / "config.json").write_text(json.dumps({"mitigation": "none", "advantage": "grpo", "seed": 0, "steps": len(steps), "model": "models/tiny", **dict(config)}))
+    for name, lines in (("metrics", metrics), ("evaluations", evaluations)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for step, columns in steps.items():
+        np.savez_compressed(folder / f"credit/step_{step:06d}.npz", **columns)
+    return folder
+
+
+def evaluation(step, answer, mode="sampled"):
+    return {"step": step, "mode": mode, "success": sum(answer) / len(answer), "success_low": 0.0, "success_high": 1.0, "answer": answer,
+            "format_mean": 0.5, "finished_mean": 0.75, "length_mean": 12.0}
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,57 +1,471 @@
-"""What analyze.py says of run folders, against numbers put there by hand."""
+"""What analyze.py says of one run: the earlier tables by their own definitions against plain loops, planted effects, true nulls, the page."""
+import html
 import json
+import re
+import statistics
+import weakref
+from html.parser import HTMLParser
 
+import numpy as np
 import pytest
+import torch
+from conftest import credit_columns, evaluation, write_log
+from tokenizers import Tokenizer
 
 import analyze
+import earlier
+import report
+import tally as tally_file
+from earlier import PUBLISHED
+from countdown_task import KINDS, load_tokenizer
+from inference import Estimate, verdicts
 from qwen2_model import UserError
+from report import Table, by_row
+from tally import UNITS, Tally, cut_edges, naive_class, position_quantile, standardised, t_statistics
+
+WORD_ID, NUMBER_ID, TAG_ID = 40, 20, 5  # told apart below by what the tokenizer spells
 
 
-def write_run(folder, start, end, config="{}"):
-    folder.mkdir()
-    (folder / "config.json").write_text(config)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": i, "success": 0.1 * i, "entropy": 0.5 * i, "gradient_norm": None if i == 1 else 3.0}) + "\n" for i in (1, 2)))
-    lines = [{"step": s, "mode": mode, "success": sum(a) / len(a), "success_low": 0.0, "success_high": 1.0, "answer": a,
-              "format_mean": 0.5, "finished_mean": 0.75, "length_mean": 12.0}
-             for s, a in ((0, start), (2, end)) for mode in ("sampled", "greedy")]
-    (folder / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+def ids_of(text):
+    from conftest import ROOT
+    return Tokenizer.from_file(str(ROOT / "models/tiny/tokenizer.json")).encode(text).ids
 
 
-def test_the_gain_is_paired_by_problem(tmp_path, capsys):
-    """Gains 1 0 0 0 1 0 0 0: mean 0.25, sample std sqrt(1.5/7) = 0.4629, half width 1.96 * 0.4629 / sqrt 8 = 0.3208."""
-    run = write_run(tmp_path / "r", [0, 1, 0, 1, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0, 0, 0])
-    analyze.main([str(run)])
+def random_log(folder, steps=3, groups=3, answers=4, longest=9, weights=True, seed=0, **config):
+    """Any tokens, any numbers: what the definitions are checked on."""
+    rng, files, G = np.random.default_rng(seed), {}, groups * answers
+    for step in range(1, steps + 1):
+        lengths, group = rng.integers(1, longest + 1, G).tolist(), np.repeat(np.arange(groups), answers)
+        n, reward = sum(lengths), rng.choice([0.0, 0.1, 1.1], G)
+        reward[group == 0] = 0.1  # one group without spread
+        z = np.concatenate([(r - r.mean()) / (r.std() + 1e-4) if r.std() > 1e-8 else 0 * r for r in reward.reshape(groups, answers)])
+        p = rng.uniform(0.01, 0.99, n)
+        files[step] = credit_columns(lengths, group, token_id=rng.integers(0, 200, n), log_prob=np.log(p), collision=p ** 2 + (1 - p) ** 2 / 2,
+                                     entropy=rng.uniform(0, 2, n), weight=rng.gamma(1, 1, n) if weights else np.ones(n), advantage=np.repeat(z, lengths),
+                                     section=rng.integers(0, 3, n), kind=rng.integers(0, 7, n), reward=reward, reward_answer=reward > 1)
+    return write_log(folder, files, config), files
+
+
+def plain_rows(folder, files):
+    """The same log as a list of dictionaries, one a token, as the earlier experiment kept it."""
+    tokenizer, rows = load_tokenizer(folder), []
+    for step, c in files.items():
+        ends = [*c["episode_start"][1:].tolist(), len(c["token_id"])]
+        for b, (start, end) in enumerate(zip(c["episode_start"].tolist(), ends)):
+            for i in range(start, end):
+                row = {name: float(c[name][i]) for name in ("log_prob", "advantage", "weight", "entropy", "collision")}
+                rows.append(row | {"step": step, "episode": (step, b), "position": i - start, "length": end - start, "kind": int(c["kind"][i]),
+                                   "id": int(c["token_id"][i]), "text": tokenizer.decode([int(c["token_id"][i])], skip_special_tokens=False),
+                                   "contribution": row["advantage"] * row["log_prob"], "group": (step, int(c["group"][b]))})
+    return rows
+
+
+def cut(value, low, high, bins):
+    """pandas.cut: bins of equal width, closed on the right. On an edge the last bit decides, so the edges are made as pandas makes them."""
+    return next(b for b, edge in enumerate(np.linspace(low, high, bins + 1)[1:]) if value <= edge)
+
+
+def by_name(tables):
+    return {table.name: table.to_json()["rows"] for table in tables}
+
+
+def mean_abs(rows):
+    return statistics.fmean(abs(r["contribution"]) for r in rows)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    folder, files = random_log(tmp_path_factory.mktemp("logs") / "run")
+    run = {"folder": folder, "config": {"mitigation": "none", "steps": 3}, "metrics": [], "evaluations": []}
+    tally = Tally(folder)
+    return plain_rows(folder, files), tally, by_name(analyze.all_tables(run, tally))
+
+
+def test_contribution_statistics(log):
+    rows, _, tables = log
+    c = [r["contribution"] for r in rows]
+    found = {row[""]: row["A lp"] for row in tables["contribution"]}
+    expected = {"mean": statistics.fmean(c), "spread": statistics.stdev(c), "mean size": statistics.fmean(map(abs, c)), "smallest": min(c), "largest": max(c)}
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_ten_position_bins(log):
+    rows, _, tables = log
+    top = max(r["position"] / r["length"] for r in rows)
+    for b, found in enumerate(tables["position"]):
+        part = [r for r in rows if cut(r["position"] / r["length"], 0, top, 10) == b]
+        assert found["tokens"] == len(part)
+        if part:
+            assert found["A lp"] == pytest.approx(statistics.fmean(r["contribution"] for r in part))
+            assert found["abs(A lp)"] == pytest.approx(mean_abs(part)) and found["log p"] == pytest.approx(statistics.fmean(r["log_prob"] for r in part))
+            assert found["spread"] is None or found["spread"] == pytest.approx(statistics.stdev(r["contribution"] for r in part))
+
+
+def test_early_over_late_by_both_definitions(log):
+    rows, _, tables = log
+    found = {row["size"]: row for row in tables["ends"]}["abs(A lp)"]
+    low, high = np.quantile([r["position"] for r in rows], [0.2, 0.8])
+    naive = mean_abs([r for r in rows if r["position"] < low]) / mean_abs([r for r in rows if r["position"] > high])
+    ours = mean_abs([r for r in rows if r["position"] / r["length"] < 0.2]) / mean_abs([r for r in rows if r["position"] / r["length"] >= 0.8])
+    assert found["by absolute position"] == pytest.approx(naive) and found["early over late"] == pytest.approx(ours)
+
+
+def test_signs(log):
+    rows, tally, tables = log
+    found = {row["with"]: row for row in tables["signs"]}
+    for name, holds in (("A > 0", lambda a: a > 0), ("A = 0", lambda a: a == 0), ("A < 0", lambda a: a < 0), ("z > 0", lambda a: a > 0), ("z <= 0", lambda a: a <= 0)):
+        part = [r for r in rows if holds(r["advantage"])]
+        assert found[name]["tokens"] == len(part) and found[name]["A lp"] == pytest.approx(statistics.fmean(r["contribution"] for r in part))
+        if name[0] == "z":
+            assert found[name]["answers"] == len({r["episode"] for r in part})
+
+
+def test_classes_and_classes_by_fifth(log):
+    rows, _, tables = log
+    top, seen = max(r["position"] / r["length"] for r in rows), 0
+    for found in tables["classes"]:
+        name, words = found["class"].split(" (")
+        if words == "regex)":
+            part = [r for r in rows if naive_class(r["text"]) == name]
+        elif words == "span)":
+            part = [r for r in rows if KINDS[r["kind"]] == name]
+        else:
+            continue
+        assert found["tokens"] == len(part) and found["of all"] == pytest.approx(len(part) / len(rows))
+        assert found["abs(A lp)"] == pytest.approx(mean_abs(part)) and found["A lp"] == pytest.approx(statistics.fmean(r["contribution"] for r in part))
+    b = -1
+    for found in tables["class by position"]:
+        b += found["part"] != ""
+        part = [r for r in rows if naive_class(r["text"]) == found["class"] and cut(r["position"] / r["length"], 0, top, 5) == b]
+        assert found["tokens"] == len(part) and found["abs(A lp)"] == pytest.approx(mean_abs(part))
+        seen += len(part)
+    assert seen == len(rows)
+
+
+def test_one_t_per_position(log):
+    rows, _, tables = log
+    t = []
+    for position in {r["position"] for r in rows}:
+        c = [r["contribution"] for r in rows if r["position"] == position]
+        if len(c) > 1:
+            spread = statistics.pstdev(c)
+            t.append(abs(statistics.fmean(c) / (spread / len(c) ** 0.5)) if spread else 0.0)
+    found = {row["unit"]: row for row in tables["t"]}["A lp"]
+    assert (found["over 3"], found["under 1.5"], found["mean"]) == pytest.approx((np.mean(np.array(t) > 3), np.mean(np.array(t) < 1.5), np.mean(t)))
+
+
+def test_both_units_weighted_and_not(log):
+    """The gradient at the logits from its definition: advantage, weight, and the norm of onehot - p."""
+    rows, tally, tables = log
+    size = [(1 - 2 * np.exp(r["log_prob"]) + r["collision"]) ** 0.5 for r in rows]
+    expected = {"contribution": [r["contribution"] for r in rows], "weighted contribution": [r["contribution"] * r["weight"] for r in rows],
+                "gradient": [r["advantage"] * s for r, s in zip(rows, size)], "weighted gradient": [r["advantage"] * r["weight"] * s for r, s in zip(rows, size)]}
+    for unit in UNITS:
+        assert tally.total("all", unit)[0] == pytest.approx(sum(expected[unit]), rel=1e-5)
+        assert tally.total("all", f"abs {unit}")[0] == pytest.approx(sum(map(abs, expected[unit])), rel=1e-5)
+        assert tally.total("all", f"squared {unit}")[0] == pytest.approx(sum(x * x for x in expected[unit]), rel=1e-5)
+    last = tables["contribution"][2]
+    assert [last[key] for key in ("A lp", "A w lp", "A s", "A w s")] == pytest.approx([np.mean(np.abs(expected[unit])) for unit in UNITS], rel=1e-5)
+
+
+def test_the_size_of_the_gradient_is_that_of_autograd():
+    logits = torch.tensor([2.0, 0.5, -1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    (1.5 * 0.7 * logits.log_softmax(0)[1]).backward()  # weight 1.5, advantage 0.7
+    p = logits.detach().softmax(0)
+    columns = tally_file.lay_flat(credit_columns([1], [0], log_prob=[p[1].log()], collision=[(p ** 2).sum()], weight=[1.5], advantage=[0.7]))
+    assert abs(0.7 * tally_file.units(columns)["weighted gradient"][0]) == pytest.approx(logits.grad.norm().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("text, name", [("<think>", "structure"), (" </answer> ", "structure"), ("</", "filler"), ("think", "filler"), (">\n", "filler"),
+                                        (" 12", "reasoning"), ("x2", "reasoning"), ("+", "reasoning"), (" =", "reasoning"), ("()", "reasoning"), (" times", "reasoning"),
+                                        ("Times", "filler"), ("", "filler"), (",", "filler"), ("2 + 3", "reasoning"), ("<think>a", "filler"), ("[", "filler")])
+def test_the_earlier_classes(text, name):
+    assert naive_class(text) == name
+
+
+def test_published_tables_standardised_give_1_24():
+    """The earlier classes by position, with their counts: crude 1.31, and 1.24 at like position."""
+    counts = np.array([[56173, 41634, 44111, 26507, 36985], [7016, 18880, 16635, 34007, 21094]], float)
+    sizes = counts * [PUBLISHED["filler by fifth"], PUBLISHED["reasoning by fifth"]]
+    above, below = (sizes[0], counts[0]), (sizes[1], counts[1])
+    assert sizes[0].sum() / counts[0].sum() / (sizes[1].sum() / counts[1].sum()) == pytest.approx(1.31, abs=0.005)
+    assert standardised(above, below, range(5)) == pytest.approx(1.24, abs=0.005)
+
+
+def test_bins_are_those_of_pandas_cut():
+    """pandas.cut([0, 0.25, 0.5, 0.75], 3, retbins=True) has the edges -0.00075, 0.25, 0.5, 0.75."""
+    assert cut_edges(4, 3) == pytest.approx([-0.00075, 0.25, 0.5, 0.75])
+    assert (np.searchsorted(cut_edges(4, 3), [0, 0.25, 0.26, 0.75]) - 1).tolist() == [0, 0, 1, 2]
+    assert (np.searchsorted(cut_edges(1, 10), [0.0]) - 1 < 10).all()
+
+
+def test_quantiles_of_positions_are_those_of_numpy():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        counts = rng.integers(1, 6, rng.integers(1, 12))
+        for q in (0.2, 0.8, 0.5):
+            assert position_quantile(counts, q) == pytest.approx(np.quantile(np.repeat(np.arange(len(counts)), counts), q))
+
+
+def test_t_by_hand():
+    """1 and 3: mean 2, population std 1, t = 2 sqrt 2. Two equal values: 0. One value: no t."""
+    x = [[1.0, 3.0], [0.7, 0.7], [9.0]]
+    found = t_statistics(np.array([len(v) for v in x]), np.array([sum(v) for v in x]), np.array([sum(u * u for u in v) for v in x]))
+    assert found.tolist() == pytest.approx([2 * 2 ** 0.5, 0.0])
+
+
+def planted(folder, rng, steps=10, groups=6, answers=6, length=30, twice=None, trend=0.0):
+    """Tokens of two kinds in random places; p is drawn alike for all, but `twice` a kind's gradient and a trend over position."""
+    files = {}
+    for step in range(1, steps + 1):
+        B = groups * answers
+        lengths, group = [length] * B, np.repeat(np.arange(groups), answers)
+        n, position = B * length, np.tile(np.arange(length) / length, B)
+        kind, advantage = rng.integers(0, 4, n), np.repeat(rng.normal(size=(groups, answers)) * rng.gamma(2, 1, (groups, 1)), length)
+        p = rng.uniform(0.3, 0.9, n)
+        s = 0.3 * (1 - p) * np.where(kind == twice, 2.0, 1.0) * (1 + trend * position)
+        p = 1 - s / 2 ** 0.5  # with the rest on one token s = sqrt 2 (1 - p)
+        ids = np.array([ids_of(t)[0] for t in (" and", "\n", " 7", " +")])[kind]
+        files[step] = credit_columns(lengths, group, token_id=ids, log_prob=np.log(p), collision=p ** 2 + (1 - p) ** 2, advantage=advantage.ravel(), kind=kind,
+                                     reward=advantage.reshape(B, length)[:, 0])
+    return write_log(folder, files)
+
+
+def tables_of(folder):
+    tally = Tally(folder)
+    return by_name(analyze.all_tables({"folder": folder, "config": {"steps": 1}, "metrics": [], "evaluations": []}, tally))
+
+
+def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
+    tables = tables_of(planted(tmp_path / "run", np.random.default_rng(0), twice=2))
+    rows = {row["kind"]: row for row in tables["gradient by kind"]}
+    assert rows["number"]["over rest"] == pytest.approx(2, rel=0.1) and rows["number"]["difference"] == "more"
+    low, high = rows["number"]["95%"]
+    assert 1.5 < low < 2 < high < 2.5 and all(rows[kind]["difference"] == "less" for kind in ("word", "space", "operator"))
+    like = {row["ratio"]: row for row in tables["like position"]}
+    assert like["number/rest (A s)"]["like pos."] == pytest.approx(2, rel=0.1)
+    terms = {row["term"]: row for row in tables["regression of gradient"]}
+    assert terms["number"]["difference"] == "more" and terms["operator"]["difference"] == terms["relative position"]["difference"] == "none seen"
+
+
+def test_a_trend_over_position_is_reported_so(tmp_path):
+    """Size 1 + x: over the first and last fifth 1.1 and 1.9 (positions 0..5 and 24..29 of 30: 1.083 and 1.883)."""
+    tables = tables_of(planted(tmp_path / "run", np.random.default_rng(0), trend=1.0))
+    row = tables["ends"][-1]
+    assert row["early over late"] == pytest.approx(1.083 / 1.883, rel=0.04) and row["difference"] == "late more"
+    terms = {row["term"]: row for row in tables["regression of gradient"]}
+    assert terms["relative position"]["difference"] == "more" and {terms[kind]["difference"] for kind in ("space", "number", "operator")} == {"none seen"}
+
+
+def test_a_class_ahead_for_its_place_only_is_told_so(tmp_path):
+    """Numbers stand late, where everything is larger: ahead crude, not at like position."""
+    rng, files = np.random.default_rng(3), {}
+    for step in range(1, 7):
+        position = np.tile(np.arange(25) // 5, 24)
+        kind = np.where(rng.random(600) < (position + 0.5) / 5, 2, 0)
+        p = 1 - rng.uniform(0.1, 0.2, 600) * (1 + position) / 2 ** 0.5
+        advantage = np.repeat(rng.choice([-1.0, 1.0], 24), 25)
+        files[step] = credit_columns([25] * 24, np.repeat(np.arange(6), 4), log_prob=np.log(p), collision=p ** 2 + (1 - p) ** 2, kind=kind, advantage=advantage)
+    row = {row["ratio"]: row for row in tables_of(write_log(tmp_path / "run", files))["like position"]}["number/rest (A s)"]
+    assert row["crude"] > 1.4 and row["like pos."] == pytest.approx(1, abs=0.06) and row["difference"] == "none seen"
+
+
+def test_a_true_null_is_called_null(tmp_path, monkeypatch):
+    """100 logs without any effect of kind or place: the table of kinds and the table of ends say nothing in at least 90, and
+    the t of shuffled advantages are those of the log in at least 90."""
+    monkeypatch.setattr(tally_file, "DRAWS", 200)
+    monkeypatch.setattr(tally_file, "SHUFFLES", 60)
+    wrong = {"gradient by kind": 0, "ends": 0, "regression of gradient": 0, "t": 0, "like position": 0}
+    for seed in range(100):
+        tally = Tally(planted(tmp_path / f"run{seed}", np.random.default_rng(seed), steps=4, groups=5, answers=4, length=20))
+        tables = by_name([analyze.class_gradients(tally, "kind"), earlier.ends(tally), *analyze.regressions(tally), analyze.like_positions(tally), earlier.t_table(tally)])
+        for name in ("gradient by kind", "ends", "regression of gradient", "like position"):
+            wrong[name] += any(row["difference"] not in ("none seen", "") for row in tables[name])
+        wrong["t"] += tables["t"][-1]["over 3?"] != "as shuffled"
+    assert all(count <= 10 for count in wrong.values()), wrong
+
+
+def test_shuffling_shows_credit_that_goes_with_the_answer(tmp_path):
+    """Where p depends on whether the answer is right, t is far beyond shuffling; shuffled, it is as without effect."""
+    rng, files = np.random.default_rng(0), {}
+    for step in range(1, 6):
+        right = rng.integers(0, 2, 24)
+        p = np.repeat(np.where(right, 0.8, 0.4), 10) * rng.uniform(0.9, 1.1, 240)
+        files[step] = credit_columns([10] * 24, np.repeat(np.arange(6), 4), log_prob=np.log(p), collision=p ** 2, advantage=np.repeat(right - 0.5, 10), reward=right)
+    row = tables_of(write_log(tmp_path / "run", files))["t"][-2]
+    assert row["over 3"] == 1 and row["shuffled"] < 0.1 and row["over 3?"] == "more"
+
+
+def test_advantages_that_differ_within_an_answer_are_shuffled_token_by_token(tmp_path):
+    rng = np.random.default_rng(0)
+    files = {1: credit_columns([6] * 8, np.repeat([0, 1], 4), advantage=rng.normal(size=48))}
+    tally = Tally(write_log(tmp_path / "run", files))
+    sums = tally.positions.shuffled["contribution"][0].sum(1) / np.log(0.5)  # the sum of all advantages stays
+    assert sums == pytest.approx(np.full(tally_file.SHUFFLES, files[1]["advantage"].sum()), abs=1e-4)
+    assert tally.positions.shuffled["contribution"][0].std(0).min() > 0
+
+
+def test_holm_decides_what_a_table_says():
+    found = [Estimate(1.1, 1.01, 1.2, 0.03), Estimate(0.8, 0.7, 0.9, 0.001), Estimate(np.nan, np.nan, np.nan, np.nan), Estimate(1.0, 0.9, 1.1, 0.9)]
+    assert verdicts(found) == ["none seen", "less", "too few", "none seen"]
+
+
+def test_one_step_at_a_time(tmp_path, monkeypatch):
+    """What was read for one step is gone before the next is read."""
+    folder, _ = random_log(tmp_path / "run", steps=4)
+    alive, read = [], tally_file.read_columns
+
+    def watched(*args):
+        assert not any(ref() is not None for ref in alive)
+        columns = read(*args)
+        alive.append(weakref.ref(columns["log_prob"]))
+        return columns
+
+    monkeypatch.setattr(tally_file, "read_columns", watched)
+    Tally(folder)
+    assert len(alive) == 8  # lengths first, then everything
+
+
+def test_what_a_run_in_training_has_so_far(tmp_path, capsys):
+    folder, files = random_log(tmp_path / "run", steps=2)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "steps": 9}))
+    (folder / "metrics.jsonl").write_text('{"step": 1, "success": 0.1, "entropy": 0.5, "length": 4}\n{"step": 2, "suc')
+    analyze.main([str(folder)])
+    assert "step 1 of 9 so far" in capsys.readouterr().out and (folder / "analysis/report.html").exists()
+
+
+def test_gains_are_paired_by_problem(tmp_path):
+    """Gains 1 0 0 0 1 0 0 0: mean 0.25, sample std sqrt(1.5/7) = 0.4629, half width 2.365 * 0.4629 / sqrt 8 = 0.387."""
+    lines = [evaluation(0, [0, 1, 0, 1, 0, 0, 0, 0]), evaluation(2, [1, 1, 0, 1, 1, 0, 0, 0])]
+    table = analyze.gains({"evaluations": lines})
+    row = table.to_json()["rows"][0]
+    assert (row["start"], row["end"], row["gain"]) == (0.25, 0.5, 0.25) and row["95% interval"] == pytest.approx([0.25 - 0.387, 0.25 + 0.387], abs=0.02)
+    assert "did not clearly change" in table.finding
+
+
+def test_a_run_without_credit_files_has_its_gains(tmp_path, capsys):
+    folder = write_log(tmp_path / "run", {}, evaluations=[evaluation(0, [0, 1]), evaluation(5, [1, 1])])
+    analyze.main([str(folder), "--json"])
     printed = capsys.readouterr().out
-    assert "| r | sampled | 8 | 25.0% | 50.0% | +25.0% | -7.1% to +57.1% | 0.50 | 75.0% | 12 | 0.750 to 0.750 | 3.000 to 3.000 |" in printed
-    assert (run / "learning_curve.png").stat().st_size > 5000
+    assert "no credit files" in printed and [t["name"] for t in json.loads((folder / "analysis/analysis.json").read_text())] == ["gains"]
 
 
-def test_several_runs_share_a_picture(tmp_path, capsys):
-    runs = [str(write_run(tmp_path / name, [0, 1], end)) for name, end in (("a", [1, 1]), ("b", [0, 1]))]
-    analyze.main([*runs, "--output_dir", str(tmp_path / "pictures")])
+@pytest.mark.parametrize("weights", (True, False))
+def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys, weights):
+    folder, _ = random_log(tmp_path / "run", steps=12, groups=4, weights=weights)
+    analyze.main([str(folder), "--json", "--output_dir", str(tmp_path / "out")])
     printed = capsys.readouterr().out
-    assert "| mean of 2 runs | sampled | | 50.0% | 75.0% | +25.0% | runs from +0.0% to +50.0% | 0.50 | 75.0% | 12 |" in printed
-    assert printed.count("| sampled |") == 3 and (tmp_path / "pictures/learning_curve.png").exists()
+    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
+    tables = json.loads((tmp_path / "out/analysis.json").read_text())
+    assert len(tables) == printed.count("\n## ") and all(table["rows"] and table["finding"] for table in tables)
+    bare = re.compile(r"[-|: \\]")  # what lining up and Markdown add
+    text = bare.sub("", printed)
+    for table in tables:
+        assert table["title"] in printed
+        for row in table["rows"]:
+            for value in row.values():
+                if isinstance(value, str):
+                    assert bare.sub("", value) in text
+    assert sorted(p.suffix for p in (tmp_path / "out").iterdir()) == [".html", ".json"] + [".png"] * 8
 
 
-def test_means_are_over_the_seeds_of_an_arm_not_over_arms(tmp_path, capsys):
-    runs = [str(write_run(tmp_path / f"{name}-grpo-s{seed}", [0, 1], end, json.dumps({"mitigation": name, "seed": seed})))
-            for name, ends in (("none", ([1, 1], [0, 1])), ("random", ([0, 0], [0, 0]))) for seed, end in enumerate(ends)]
-    analyze.main([*runs, "--output_dir", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert "| mean of 2 runs of none-grpo | sampled | | 50.0% | 75.0% |" in printed
-    assert "| mean of 2 runs of random-grpo | sampled | | 50.0% | 0.0% |" in printed
+def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys):
+    """No advantage at all; one token an answer; a single answer kind; one step."""
+    for name, columns in (("flat", credit_columns([3, 4], [0, 0], advantage=np.zeros(7))), ("short", credit_columns([1, 1], [0, 0], advantage=[1, -1])),
+                          ("silent", credit_columns([2, 2], [0, 0], weight=np.zeros(4))), ("sure", credit_columns([2, 3], [0, 0], log_prob=np.zeros(5), collision=np.ones(5)))):
+        analyze.main([str(write_log(tmp_path / name, {1: columns})), "--json"])
+        printed = capsys.readouterr().out
+        assert "nan" not in printed.replace("tenant", "") and "inf" not in re.sub(r"[a-z]*inf[a-z]+", "", printed), printed
 
 
-def test_a_run_still_going_can_be_read_and_a_broken_file_is_named(tmp_path):
-    run = write_run(tmp_path / "r", [0, 1], [1, 1])
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 3, "suc')
-    analyze.main([str(run)])
-    with open(run / "metrics.jsonl", "a") as file:
-        file.write('\n{"step": 4, "success": 0.5}\n')
-    with pytest.raises(UserError, match="metrics.jsonl, line 3"):
-        analyze.main([str(run)])
-    with pytest.raises(UserError, match="not a run folder"):
-        analyze.main([str(tmp_path)])
+@pytest.mark.parametrize("damage, said", [
+    (lambda f: (f / "credit/step_000002.npz").write_bytes(b"PK nothing"), "step_000002.npz is not a credit file"),
+    (lambda f: np.savez(f / "credit/step_000002.npz", x=np.ones(3)), "step_000002.npz is not a credit file of this program: it has no column token_id"),
+    (lambda f: np.savez(f / "credit/step_000002.npz", **{**credit_columns([2, 2], [0, 0]), "entropy": np.ones(3)}), "step_000002.npz is broken: its entropy"),
+    (lambda f: np.savez(f / "credit/step_000002.npz", **{**credit_columns([2, 2], [0, 0]), "kind": np.full(4, 9)}), "step_000002.npz is broken: its kind"),
+    (lambda f: (f / "config.json").write_text("{}"), "is not a run folder"),
+    (lambda f: (f / "config.json").write_text("{nope"), "config.json"),
+    (lambda f: (f / "metrics.jsonl").write_text('{"a": 1}\n'), "metrics.jsonl, line 1 is not of this program: it has no step"),
+    (lambda f: (f / "metrics.jsonl").write_text('not json\n{"step": 1}\n'), "metrics.jsonl, line 1 is not JSON"),
+    (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
+    (lambda f: (f / "config.json").unlink(), "is not a run folder")])
+def test_broken_files_are_named_in_one_line(tmp_path, damage, said):
+    folder, _ = random_log(tmp_path / "run")
+    damage(folder)
+    with pytest.raises(UserError) as error:
+        analyze.main([str(folder)])
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_wrong_flags_and_folders(tmp_path):
+    folder, _ = random_log(tmp_path / "run")
+    (tmp_path / "file").write_text("x")
+    for argv, said in (([], "RUN"), ([str(tmp_path / "none")], "does not exist"), ([str(folder), "--steps", "7"], "--steps 7"), ([str(folder), "--baseline", "x"], "--baseline"),
+                       ([str(folder), "--outputdir", "x"], "outputdir"), ([str(folder), "--output_dir", str(tmp_path / "file")], "cannot write"), ([str(tmp_path / "file")], "not a run folder")):
+        with pytest.raises(UserError, match=re.escape(said)):
+            analyze.main(argv)
+
+
+class Outside(HTMLParser):
+    """Everything in a page that could be fetched."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.found += [(tag, name, value) for name, value in attributes if name in ("src", "href", "action", "data", "srcset", "poster")]
+        assert tag not in ("link", "iframe", "object", "embed", "base", "form")
+
+
+def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path):
+    folder, files = random_log(tmp_path / "run")
+    analyze.main([str(folder), "--steps", "1", "3"])
+    page = (folder / "analysis/report.html").read_text()
+    assert all(value.startswith("data:image/png") or value.startswith("#") for _, _, value in Outside(page).found)
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttp|import\s*\(|https?://", re.sub(r"data:image/png;base64,[^\"]*", "", page))
+    episodes = json.loads(re.search(r'<script type="application/json" id="episodes">(.*?)</script>', page, re.S)[1])
+    assert {e["step"] for e in episodes} == {1, 3} and len(episodes) == 24
+    tokenizer = load_tokenizer(folder)
+    for e in episodes:
+        c = files[e["step"]]
+        start, n = c["episode_start"][e["episode"]], len(e["texts"])
+        part = slice(start, start + n)
+        assert e["reward"] == pytest.approx(float(c["reward"][e["episode"]])) and e["kind"] == c["kind"][part].tolist() and e["section"] == c["section"][part].tolist()
+        assert "".join(e["texts"]) == tokenizer.decode(c["token_id"][part].tolist(), skip_special_tokens=False)
+        p = np.exp(c["log_prob"][part].astype(float))
+        s = np.sqrt(1 - 2 * p + c["collision"][part])
+        for name, values in {"advantage": c["advantage"][part], "weight": c["weight"][part], "entropy": c["entropy"][part], "log-prob": c["log_prob"][part],
+                             "contribution": c["advantage"][part] * c["weight"][part] * c["log_prob"][part], "gradient size": np.abs(c["advantage"][part]) * c["weight"][part] * s}.items():
+            assert e["values"][name] == pytest.approx(values.tolist(), rel=2e-3, abs=1e-6)
+    assert "true credit" not in episodes[0]["values"]
+
+
+def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_path):
+    columns = credit_columns([2] * 6, [0, 0, 1, 1, 2, 2], reward=[1, 1, 0, 1, 0, 0]) | {"true_credit": np.arange(12, dtype=np.float32) / 10}
+    folder = write_log(tmp_path / "run", {1: columns})
+    found = report.episodes_of(folder, load_tokenizer(folder), [1], most_tokens=4)
+    assert [e["group"] for e in found] == [1, 1] and found[1]["values"]["true credit"] == [0.6, 0.7]
+    assert [e["group"] for e in report.episodes_of(folder, load_tokenizer(folder), [1])] == [1, 1, 0, 0, 2, 2]
+
+
+def test_what_a_model_wrote_stays_text(tmp_path):
+    nasty = "</script><script>alert(1)</script><!-- & \" \u2028"
+    episodes = [{"texts": [nasty], "prompt": nasty, "values": {"advantage": [1.0]}}]
+    table = Table("x", nasty, {nasty: ("", [nasty])}, nasty, [nasty])
+    report.write_page(tmp_path / "r.html", nasty, [nasty], [table], [], {}, episodes)
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<script") == 2 and page.count("</script>") == 2 and "alert(1)</script>" not in page
+    assert json.loads(re.search(r'id="episodes">(.*?)</script>', page, re.S)[1])[0]["texts"] == [nasty]
+    assert html.escape(nasty) in page and "innerHTML" not in page
+
+
+def test_a_table_in_every_form():
+    table = Table("t", "T", by_row({"name": "", "n": ",d", "x": ".2f", "95%": ".1%"}, [["a|b", 1234, 0.5, (0.1, 0.25)], ["c", 5, None, (float("nan"), 1.0)]]))
+    assert table.to_text() == ("| name |     n |    x |            95% |\n|------|------:|-----:|---------------:|\n"
+                               "| a\\|b | 1,234 | 0.50 | 10.0% to 25.0% |\n| c    |     5 |    - |              - |")
+    assert table.to_json()["rows"][1] == {"name": "c", "n": 5, "x": None, "95%": [None, 1.0]}
+    wide = Table("t", "T", {"name": ("", ["x" * 120, "y" * 90]), "n": ("d", [1, 2])}, keys={"y" * 90: "k"}).to_text()
+    assert "| a    |   1 |" in wide and "(k) " + "y" * 90 in wide and max(map(len, wide.split("\n")[:4])) <= 100

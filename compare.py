@@ -1,0 +1,328 @@
+"""Which differences between runs are real: arms paired by seed, on the same held-out problems.
+
+An arm is what runs have in common that differ in nothing but their seed. Runs that differ in model, data, length of
+training, sampling or reward are not comparable: they are said so, and not averaged.
+"""
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from countdown_task import KINDS, SECTIONS
+from inference import Estimate, holm, paired_difference, student_quantile
+from mitigations import NEVER_RESCALED
+from qwen2_model import UserError
+from report import LETTERS, Table, by_row
+from run_folder import read_lines, run_config
+from settings import NOT_SETTINGS, OPTIONS
+from tally import Tally, credit_steps
+
+SETTING = ("model", "data", "reward", "steps", "prompt", "numbers", "min_number", "max_number", "max_target", "max_result", "questions", "answers",
+           "max_new_tokens", "temperature", "eval_tasks")  # what has to agree before two runs are compared
+ASIDE = ("seed", "out", "own", "device", "threads", "micro_batch", "eval_every", "sample_every", "checkpoint_every", *NOT_SETTINGS)
+SEEN = 0.05
+
+
+def read_run(folder: str) -> dict:
+    folder = Path(folder)
+    run = {"folder": folder, "config": run_config(folder), "metrics": read_lines(folder / "metrics.jsonl"),
+           "evaluations": read_lines(folder / "evaluations.jsonl"), "steps": credit_steps(folder)}
+    for name, needed in (("metrics", ("step", "success", "entropy")), ("evaluations", ("step", "mode", "success", "answer"))):
+        for number, line in enumerate(run[name], 1):
+            missing = [key for key in needed if not isinstance(line, dict) or key not in line]
+            if missing:
+                raise UserError(f"{folder}/{name}.jsonl, line {number} is not of this program: it has no {missing[0]}")
+    if not (run["metrics"] or run["evaluations"] or run["steps"]):
+        raise UserError(f"{folder} has nothing to analyse yet: no step is finished")
+    return run
+
+
+def evaluations(run: dict, mode: str) -> list[dict]:
+    return sorted((line for line in run["evaluations"] if line["mode"] == mode), key=lambda line: line["step"])
+
+
+def settings_of(run: dict) -> dict:
+    """The settings that had an effect."""
+    config = {**{name: f.default for name, f in OPTIONS.items()}, **run["config"]}
+    view = SimpleNamespace(**config)
+    idle = [name for name, f in OPTIONS.items() if f.metadata["only"] and not f.metadata["only"][0](view)]
+    idle += ["rescale"] * (config["mitigation"] in NEVER_RESCALED)
+    return {name: value for name, value in config.items() if name not in idle}
+
+
+def setting_of(run: dict) -> dict:
+    settings = settings_of(run)
+    return {name: settings.get(name) for name in SETTING} | {"model": str(Path(settings["model"]))}
+
+
+def arm_of(run: dict) -> dict:
+    return {name: value for name, value in settings_of(run).items() if name not in (*SETTING, *ASIDE)}
+
+
+def alike(runs: list[dict], of) -> list[list[dict]]:
+    """The runs in parts that agree in `of`, in the order in which they came."""
+    parts = {}
+    for run in runs:
+        parts.setdefault(json.dumps(of(run), sort_keys=True), []).append(run)
+    return list(parts.values())
+
+
+def what_differs(parts: list[list[dict]]) -> str:
+    """Why these parts are not compared with each other."""
+    settings = [setting_of(part[0]) for part in parts]
+    names = [name for name in SETTING if len({json.dumps(s[name]) for s in settings}) > 1]
+    kinds = "; ".join(f"kind {i}: {', '.join(f'{name} {s[name]}' for name in names)} ({', '.join(run['folder'].name for run in part)})"
+                      for i, (s, part) in enumerate(zip(settings, parts), 1))
+    return f"Not comparable, so each kind is compared by itself and nothing is averaged over them. {kinds}."
+
+
+def name_arms(arms: list[list[dict]]) -> tuple[list[str], dict]:
+    """The mitigation, and what else tells the arms apart. A common setting (a learning rate, say) is only told where it is not
+    what most runs have; that is given back as well."""
+    settings = [arm_of(arm[0]) for arm in arms]
+    usual = {}
+    for key in OPTIONS:
+        values = [json.dumps(s[key]) for s, arm in zip(settings, arms) if key in s for _ in arm]
+        if key != "mitigation" and len(set(values)) > 1:
+            usual[key] = json.loads(max(values, key=lambda value: (values.count(value), value == json.dumps(OPTIONS[key].default))))
+    names = []
+    for mine in settings:
+        twins = [s for s in settings if s["mitigation"] == mine["mitigation"]]
+        own = [key for key in mine if key not in OPTIONS and any(s.get(key) != mine[key] for s in twins)]
+        names.append(" ".join([mine["mitigation"], *(f"{key} {mine[key]}" for key in own),
+                               *(f"{key} {mine[key]}" for key, value in usual.items() if key in mine and mine[key] != value)]))
+    return names, usual
+
+
+class Comparison:
+    """Comparable runs, arm by arm; the baseline is the arm that all others are compared with."""
+
+    def __init__(self, runs: list[dict], baseline: str | None):
+        self.setting = setting_of(runs[0])
+        arms = alike(runs, arm_of)
+        names, self.usual = name_arms(arms)
+        self.arms = dict(zip(names, arms))
+        for name, arm in self.arms.items():
+            by_seed = {}
+            for run in arm:
+                twin = by_seed.setdefault(run["config"]["seed"], run)
+                if twin is not run:
+                    raise UserError(f"{twin['folder']} and {run['folder']} are the same arm and seed: one of them is enough")
+        self.baseline_was_named = False
+        self.baseline = self.find_baseline(baseline)
+        self.arms = {self.baseline: self.arms[self.baseline], **self.arms}  # it comes first
+        self.keys = dict(zip(self.arms, LETTERS))
+
+    def find_baseline(self, wanted: str | None) -> str:
+        """By name or by one of its runs, otherwise plain GRPO, otherwise the first arm."""
+        for name, arm in self.arms.items():
+            if wanted and (wanted == name or Path(wanted).resolve() in [run["folder"].resolve() for run in arm]):
+                self.baseline_was_named = True
+                return name
+        plain = [name for name, arm in self.arms.items() if is_plain(arm[0])]
+        if len(plain) > 1 and not wanted:
+            raise UserError(f"which arm is the baseline: {' or '.join(plain)}? Say so with --baseline and the name of a run or an arm")
+        return (plain or list(self.arms))[0]
+
+    def seeds(self, name: str) -> dict[int, dict]:
+        return {run["config"]["seed"]: run for run in self.arms[name] if is_done(run)}
+
+    def others(self) -> list[str]:
+        return [name for name in self.arms if name != self.baseline]
+
+    def placebo_of(self, name: str) -> list[str]:
+        """The arms that are this one with something shuffled."""
+        mine = {key: value for key, value in arm_of(self.arms[name][0]).items() if key != "placebo"}
+        if arm_of(self.arms[name][0]).get("placebo", "none") != "none":
+            return []
+        return [other for other in self.arms if other != name and (theirs := arm_of(self.arms[other][0])).get("placebo", "none") != "none"
+                and {key: value for key, value in theirs.items() if key != "placebo"} == mine]
+
+
+def is_plain(run: dict) -> bool:
+    c = run["config"]
+    return (c["mitigation"], c.get("advantage", "grpo"), c.get("loss", "policy"), c.get("placebo", "none")) == ("none", "grpo", "policy", "none")
+
+
+def is_done(run: dict) -> bool:
+    return max((line["step"] for line in run["metrics"]), default=0) >= run["config"]["steps"]
+
+
+def final_answers(run: dict, mode: str) -> np.ndarray | None:
+    lines = evaluations(run, mode)
+    return np.array(lines[-1]["answer"], float) if lines and lines[-1]["step"] == run["config"]["steps"] else None
+
+
+def area(run: dict, mode: str) -> np.ndarray | None:
+    """For each held-out problem, the mean of its curve over training: straight lines between evaluations."""
+    lines = evaluations(run, mode)
+    if len(lines) < 2 or lines[-1]["step"] != run["config"]["steps"] or lines[0]["step"] != 0:
+        return None
+    return np.trapezoid(np.array([line["answer"] for line in lines], float), [line["step"] for line in lines], axis=0) / lines[-1]["step"]
+
+
+def training_mean(run: dict, mode: str) -> np.ndarray:
+    """Success over all training batches, as one item."""
+    return np.array([np.mean([line["success"] for line in run["metrics"]])])
+
+
+MEASURES = {"final success, sampled": (final_answers, "sampled"), "final success, greedy": (final_answers, "greedy"),
+            "area under the held-out curve, sampled": (area, "sampled"), "mean success in training batches": (training_mean, "")}
+
+
+def difference(comparison: Comparison, one: str, other: str, measure: str) -> tuple[list[int], Estimate | None]:
+    """The seeds that both arms have, and how far arm `one` is ahead."""
+    of, mode = MEASURES[measure]
+    mine, theirs = ({seed: of(run, mode) for seed, run in comparison.seeds(name).items()} for name in (one, other))
+    seeds = sorted(seed for seed in mine if mine[seed] is not None and theirs.get(seed) is not None)
+    if not seeds:
+        return [], None
+    return seeds, paired_difference(np.stack([mine[seed] - theirs[seed] for seed in seeds]))
+
+
+def verdict(seeds: list[int], e: Estimate | None, p: float) -> str:
+    """`better` or `worse` only where the interval excludes 0, and still does among all arms (p is Holm's)."""
+    if e is None:
+        return "no seed in common"
+    if len(seeds) == 1:
+        return "one seed: no verdict"
+    if p < SEEN:
+        return "better" if e.value > 0 else "worse"
+    return "no difference seen"
+
+
+def differences(comparison: Comparison, measure: str) -> Table:
+    """Each arm minus the baseline, and each arm minus its own placebo, a question of its own outside Holm's correction."""
+    against = [(name, comparison.baseline) for name in comparison.others()]
+    placebos = [(name, placebo) for name in comparison.arms for placebo in comparison.placebo_of(name)]
+    found = {pair: difference(comparison, *pair, measure) for pair in against + placebos}
+    tested = [pair for pair in against if len(found[pair][0]) > 1]
+    adjusted = dict(zip(tested, holm([found[pair][1].p for pair in tested]))) if tested else {}
+    rows, told = [], {"better": [], "worse": [], "no difference seen": [], "one seed: no verdict": []}
+    for (name, other), (seeds, e) in found.items():
+        pair = name, other
+        said = verdict(seeds, e, adjusted.get(pair, e.p if e else np.nan))
+        several = e is not None and len(seeds) > 1
+        rows.append([name if pair in against else f"{name} - {other}", len(seeds), e.value if e else None, e.interval if e else None,
+                     adjusted.get(pair), e.visible if several else None, said])
+        if pair in against and said in told:
+            told[said].append(f"{name} (could have seen {100 * e.visible:.1f} points)" if said == "no difference seen" else name)
+    sentences = {"better": f"Better than {comparison.baseline}", "worse": f"Worse than {comparison.baseline}",
+                 "no difference seen": "No difference seen", "one seed: no verdict": "One seed is one seed, and no verdict"}
+    finding = " ".join(f"{sentences[said]}: {', '.join(names)}." for said, names in told.items() if names)
+    formats = {"arm": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%", "Holm p": ".3f", "could see": ".1%", "verdict": ""}
+    notes = ["paired by seed and, held out, by problem; bootstrap over seeds and over problems, variances added, Student's t for few seeds; with one "
+             "seed the interval is about problems alone; could see: a difference of this size would have been seen in 80 of 100 such experiments"]
+    if placebos:
+        notes.append("a row with a minus: an arm against its own placebo, a question of its own outside Holm's correction")
+    return Table(measure, f"{measure.capitalize()}: each arm minus {comparison.baseline}", by_row(formats, rows), finding, notes)
+
+
+def mean_and_interval(values: list[float]) -> tuple[float | None, tuple[float, float] | None]:
+    """Of a share over seeds: Student's t, inside 0 and 1."""
+    if len(values) < 2:
+        return (values[0] if values else None), None
+    reach = student_quantile(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return float(np.mean(values)), (max(0.0, float(np.mean(values) - reach)), min(1.0, float(np.mean(values) + reach)))
+
+
+def arms_table(comparison: Comparison) -> Table:
+    rows = []
+    for name, arm in comparison.arms.items():
+        done = comparison.seeds(name)
+        sampled, greedy = ([answers.mean() for run in done.values() if (answers := final_answers(run, mode)) is not None]
+                           for mode in ("sampled", "greedy"))
+        last = [lines[-1] for run in done.values() if (lines := evaluations(run, "sampled"))]
+        means = [np.mean([line[f"{key}_mean"] for line in last]) if last else None for key in ("format", "finished", "length")]
+        going = f" ({len(arm) - len(done)} still going)" if len(arm) > len(done) else ""
+        rows.append([name, (" ".join(map(str, sorted(done))) or "none") + going, *mean_and_interval(sampled), mean_and_interval(greedy)[0], *means])
+    known = [f"{row[0]} {row[2]:.1%}" for row in rows if row[2] is not None]
+    formats = {"arm": "", "seeds": "", "sampled": ".1%", "95% over seeds": ".1%", "greedy": ".1%",
+               "format": ".2f", "finished": ".0%", "length": ".0f"}
+    setting, count = comparison.setting, sum(map(len, comparison.arms.values()))
+    usual = "".join(f"{key} {value} where nothing else is said; " for key, value in comparison.usual.items())
+    finding = f"Final held-out success, sampled: {'; '.join(known)}." if known else "No run is finished yet."
+    return Table("arms", "The arms", by_row(formats, rows), finding,
+                 [f"{count} runs of {setting['model']}, {setting['steps']} steps; finished runs only; {usual}95% over seeds: Student's t over the "
+                  "seeds of an arm"])
+
+
+def runs_table(comparison: Comparison) -> Table:
+    """Each run by itself. The gain is paired: the same held-out problems at the start and at the last evaluation."""
+    rows = []
+    for run in (run for arm in comparison.arms.values() for run in arm):
+        sampled, greedy = (evaluations(run, mode) for mode in ("sampled", "greedy"))
+        if len(sampled) > 1:
+            gain = paired_difference((np.array(sampled[-1]["answer"], float) - np.array(sampled[0]["answer"]))[None])
+            rows.append([run["folder"].name, sampled[0]["success"], sampled[-1]["success"], gain.value, gain.interval,
+                         greedy[-1]["success"] - greedy[0]["success"] if len(greedy) > 1 else None])
+    formats = {"run": "", "start": ".1%", "end": ".1%", "gain": "+.1%", "95%": "+.1%", "greedy": "+.1%"}
+    return Table("runs", "Each run: held-out success, sampled, at the start and at its last evaluation", by_row(formats, rows), "",
+                 ["95%: over problems, paired; greedy: the gain with greedy decoding"])
+
+
+def steadiness(run: dict) -> list[float] | None:
+    """How the gradient norm, the entropy and the success of a run moved."""
+    norm = np.array([line["gradient_norm"] for line in run["metrics"] if line.get("gradient_norm")])
+    entropy, success = ([line[key] for line in run["metrics"]] for key in ("entropy", "success"))
+    if not len(norm):
+        return None
+    best = max(np.mean(success[i:i + 5]) for i in range(max(1, len(success) - 4)))
+    return [norm[:10].mean(), norm[-10:].mean(), norm.std() / norm.mean(), norm.max() / np.median(norm),
+            np.mean(entropy[:10]), np.mean(entropy[-10:]), best, np.mean(success[-5:])]
+
+
+def stability(comparison: Comparison) -> Table:
+    rows, finding = [], ""
+    for name, arm in comparison.arms.items():
+        found = [values for run in arm if (values := steadiness(run))]
+        if found:
+            rows.append([name, len(found), *np.mean(found, 0).tolist()])
+    formats = {"arm": "", "runs": "d", "norm first": ".3f", "last": ".3f", "spread": ".0%", "peak": ".1f",
+               "entropy": ".2f", "to": ".2f", "best": ".0%", "end": ".0%"}
+    columns = by_row(formats, rows)
+    if len(rows) > 1:
+        spread = columns["spread"][1]
+        (steady, low), (wild, high) = ((rows[i][0], spread[i]) for i in (int(np.argmin(spread)), int(np.argmax(spread))))
+        finding = f"The gradient norm varies least in {steady} (spread over steps {low:.0%} of its mean) and most in {wild} ({high:.0%})."
+    fallen = [name for (name, *_), best, end in zip(rows, columns["best"][1], columns["end"][1]) if best - end > 0.2]
+    finding += f" More than 20 points below their best five steps at the end: {', '.join(fallen)}." if fallen else ""
+    return Table("stability", "Gradient norm before clipping, entropy, and success in training batches", columns, finding.strip(),
+                 ["means over runs; norm first, last: ten steps; spread: standard deviation over steps over mean; peak: largest over median; "
+                  "entropy: first ten steps to last ten; best, end: best five steps in a row and last five"])
+
+
+def credit_shares(run: dict, status) -> list[float]:
+    """Of the gradient, weights included: the share of each kind, of think and answer, filler over reasoning, early over late."""
+    tally = Tally(run["folder"], detail=False, status=status)
+    kinds, sections = (tally.total(partition, "abs weighted gradient") for partition in ("kind", "section"))
+    classes, parts = (tally.mean(partition, "abs weighted gradient") for partition in ("class", "ends"))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return [*kinds / kinds.sum(), *(sections / sections.sum())[1:], classes[0] / classes[1], parts[0] / parts[2]]
+
+
+def credit_by_class(comparison: Comparison, status) -> Table:
+    rows, finding = [], ""
+    for name, arm in comparison.arms.items():
+        found = [credit_shares(run, status) for run in arm if run["steps"]]
+        if found:
+            rows.append([name, *np.mean(found, 0).tolist()])
+    if len(rows) > 1 and rows[0][0] == comparison.baseline:
+        kinds = np.array([row[1:1 + len(KINDS)] for row in rows])
+        moved = np.abs(kinds - kinds[0]).sum(1) / 2
+        finding = f"The arm that moves most of the gradient between kinds of tokens is {rows[int(moved.argmax())][0]}: {moved.max():.0%} of it."
+    formats = {"arm": "", **{kind: ".0%" for kind in KINDS}, **{section: ".0%" for section in SECTIONS[1:]}, "f/r": ".2f", "e/l": ".2f"}
+    return Table("credit by class", "Share of the gradient abs(A) w s by kind and section", by_row(formats, rows), finding,
+                 ["means over the runs of an arm; f/r: mean of filler over mean of reasoning (by the earlier regex); e/l: first fifth of the answers "
+                  "over the last"])
+
+
+def all_tables(comparison: Comparison, status=lambda text: None) -> list[Table]:
+    tables = [arms_table(comparison), runs_table(comparison)]
+    if len(comparison.arms) > 1:
+        tables += [differences(comparison, measure) for measure in MEASURES]
+    tables += [stability(comparison), credit_by_class(comparison, status)]
+    for table in tables:
+        table.keys = comparison.keys if "arm" in table.columns else {}
+    return tables
