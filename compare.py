@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from countdown_task import KINDS, SECTIONS
+from countdown_task import KINDS, SECTIONS, load_tokenizer
 from inference import Estimate, holm, paired_difference, student_quantile
 from mitigations import NEVER_RESCALED
 from qwen2_model import UserError
 from report import LETTERS, Table, by_row
-from run_folder import read_lines, run_config
+from run_folder import read_columns, read_lines, run_config
 from settings import NOT_SETTINGS, OPTIONS
-from tally import Tally, credit_steps
+from tally import PARTITIONS, Vocabulary, credit_steps, end_of, lay_flat, units
 
 SETTING = ("model", "data", "reward", "steps", "prompt", "numbers", "min_number", "max_number", "max_target", "max_result", "questions", "answers",
            "max_new_tokens", "temperature", "eval_tasks")  # what has to agree before two runs are compared
@@ -295,11 +295,19 @@ def stability(comparison: Comparison) -> Table:
 
 def credit_shares(run: dict, status) -> list[float]:
     """Of the gradient, weights included: the share of each kind, of think and answer, filler over reasoning, early over late."""
-    tally = Tally(run["folder"], detail=False, status=status)
-    kinds, sections = (tally.total(partition, "abs weighted gradient") for partition in ("kind", "section"))
-    classes, parts = (tally.mean(partition, "abs weighted gradient") for partition in ("class", "ends"))
+    words = Vocabulary(load_tokenizer(run["folder"]))
+    sums = {name: np.zeros((2, len(PARTITIONS[name]))) for name in ("kind", "section", "class", "ends")}  # sizes, tokens
+    for step in run["steps"]:
+        status(f"{run['folder'].name}: step {step} of {run['steps'][-1]}")
+        tokens = lay_flat(read_columns(run["folder"], step))
+        size = np.abs(tokens["advantage"]) * units(tokens)["weighted gradient"]
+        cells = {"kind": tokens["kind"], "section": tokens["section"], "class": words.classes(tokens["token_id"]), "ends": end_of(tokens)}
+        for name, total in sums.items():
+            total += [np.bincount(cells[name], weight, total.shape[1]) for weight in (size, None)]
     with np.errstate(invalid="ignore", divide="ignore"):
-        return [*kinds / kinds.sum(), *(sections / sections.sum())[1:], classes[0] / classes[1], parts[0] / parts[2]]
+        kind, section = (sums[name][0] / sums[name][0].sum() for name in ("kind", "section"))
+        naive, end = (sums[name][0] / sums[name][1] for name in ("class", "ends"))
+        return [*kind, *section[1:], naive[0] / naive[1], end[0] / end[2]]
 
 
 def credit_by_class(comparison: Comparison, status) -> Table:

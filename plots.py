@@ -35,7 +35,7 @@ def final(tally: Tally) -> tuple[str, str]:
 
 def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[tuple[Path, str]]:
     """Path and caption of every picture of one run."""
-    pictures = [learning_curve([run], folder)]
+    pictures = [learning_curve(run, folder)]
     if run["metrics"]:
         pictures.append(length_and_entropy(run, folder))
     if tally:
@@ -44,24 +44,22 @@ def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[tuple[Path, s
     return pictures
 
 
-def learning_curve(runs: list[dict], folder: Path) -> tuple[Path, str]:
+def learning_curve(run: dict, folder: Path) -> tuple[Path, str]:
     figure, axis = panels(1)
-    for run in runs:
-        first = run is runs[0]
-        if run["metrics"]:
-            axis.plot([m["step"] for m in run["metrics"]], [m["success"] for m in run["metrics"]], color=GREY, lw=0.8, alpha=0.6,
-                      label="training batches" if first else None)
-        for mode, colour in (("greedy", ORANGE), ("sampled", BLUE)):
-            lines = [line for line in run["evaluations"] if line["mode"] == mode]
+    if run["metrics"]:
+        axis.plot([m["step"] for m in run["metrics"]], [m["success"] for m in run["metrics"]], color=GREY, lw=0.8, alpha=0.6, label="training batches")
+    title = "Success while training"
+    for mode, colour in (("greedy", ORANGE), ("sampled", BLUE)):
+        lines = [line for line in run["evaluations"] if line["mode"] == mode]
+        if lines:
             success = np.array([line["success"] for line in lines])
-            reach = np.abs(np.array([[line["success_low"], line["success_high"]] for line in lines]).reshape(-1, 2).T - success)
+            reach = np.abs(np.array([[line["success_low"], line["success_high"]] for line in lines]).T - success)
             axis.errorbar([line["step"] for line in lines], success, reach, color=colour, marker="o", ms=3, lw=1.4, capsize=2,
-                          label=f"held-out, {mode} (95% interval)" if first else None)
-    ends = [[line["success"] for line in run["evaluations"] if line["mode"] == "sampled"] for run in runs]
-    said = ", ".join(f"{found[0]:.0%} to {found[-1]:.0%}" for found in ends if found)
-    axis.set(xlabel="step", ylabel="share of problems solved", ylim=(0, None),
-             title=f"Held-out success: {said}" if said else "Success while training")
-    axis.legend(loc="best")
+                          label=f"held-out, {mode} (95% interval)")
+            title = f"Held-out success, {mode}: {success[0]:.0%} to {success[-1]:.0%}"
+    axis.set(xlabel="step", ylabel="share of problems solved", ylim=(0, None), title=title)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(loc="best")
     return save(figure, folder, "learning_curve", "Share of problems solved while training and on held-out problems")
 
 

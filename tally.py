@@ -84,6 +84,11 @@ def lay_flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             "relative": position / length[answer], "token_group": codes["group"][answer]}
 
 
+def end_of(tokens: dict[str, np.ndarray]) -> np.ndarray:
+    """Whether a token stands in the first fifth of its answer, the middle, or the last fifth."""
+    return np.digitize(tokens["relative"], (0.2, 0.8))
+
+
 def units(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What is multiplied by the advantage in each unit."""
     log_prob, weight, s = (tokens[name] for name in ("log_prob", "weight", "s"))
@@ -91,10 +96,10 @@ def units(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 class Tally:
-    """What is known of a run after one pass. Without `detail` only the sums: what a comparison of many runs needs."""
+    """What is known of a run after one pass."""
 
-    def __init__(self, run: Path, detail: bool = True, status=lambda text: None):
-        self.run, self.detail, self.steps = Path(run), detail, credit_steps(run)
+    def __init__(self, run: Path, status=lambda text: None):
+        self.run, self.steps = Path(run), credit_steps(run)
         if not self.steps:
             raise UserError(f"{run} has no credit files yet")
         self.tokenizer = load_tokenizer(self.run)
@@ -127,12 +132,11 @@ class Tally:
         self.groups += len(np.unique(tokens["group"]))
         self.answers += len(tokens["group"])
         self.sums.add(tokens, values, block)
-        if self.detail:
-            self.vocabulary.add(tokens, values)
-            self.positions.add(tokens, values, block)
-            self.histograms.add(tokens, values)
-            for unit, regression in self.regressions.items():
-                regression.add(design(tokens, unit), np.abs(values[unit]), tokens["token_group"])
+        self.vocabulary.add(tokens, values)
+        self.positions.add(tokens, values, block)
+        self.histograms.add(tokens, values)
+        for unit, regression in self.regressions.items():
+            regression.add(design(tokens, unit), np.abs(values[unit]), tokens["token_group"])
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -171,7 +175,7 @@ class Sums:
     """of[partition][block, cell, measure], and drawn[partition][draw, cell, measure] with the groups drawn again."""
 
     def __init__(self, tally: Tally):
-        B, self.detail, self.rng = len(tally.blocks), tally.detail, np.random.default_rng(0)
+        B, self.rng = len(tally.blocks), np.random.default_rng(0)
         self.fifths, self.tenths = cut_edges(tally.longest, 5), cut_edges(tally.longest, 10)
         self.low, self.high = (position_quantile(tally.at_position, q) for q in (0.2, 0.8))
         self.of = {name: np.zeros((B, len(cells), len(MEASURES))) for name, cells in PARTITIONS.items()}
@@ -189,8 +193,7 @@ class Sums:
             index, size = group * shape[1] + cell, shape[0] * shape[1]
             by_group = np.stack([np.bincount(index, of[m], size).reshape(shape) for m in MEASURES], axis=-1)
             self.of[name][block] += by_group.sum(0)
-            if self.detail:
-                self.drawn[name] += np.tensordot(drawn, by_group[..., [MEASURES.index(m) for m in RESAMPLED]], axes=1)
+            self.drawn[name] += np.tensordot(drawn, by_group[..., [MEASURES.index(m) for m in RESAMPLED]], axes=1)
         for name, (low, high) in self.extremes.items():
             self.extremes[name] = [min(low, of[name].min()), max(high, of[name].max())]
 
@@ -203,7 +206,7 @@ class Sums:
         self.answers += [(z > 0).sum(), (z <= 0).sum()]
         return {"all": np.zeros_like(kind), "sign": 1 - np.sign(tokens["advantage"]).astype(np.int64),
                 "normalised": (z <= 0).astype(np.int64)[tokens["answer"]], "class": naive, "kind": kind, "section": section,
-                "position": np.searchsorted(self.tenths, relative) - 1, "ends": np.digitize(relative, (0.2, 0.8)),
+                "position": np.searchsorted(self.tenths, relative) - 1, "ends": end_of(tokens),
                 "far ends": np.where(position < self.low, 0, np.where(position > self.high, 2, 1)),
                 "class by fifth": 5 * naive + fifth, "kind by fifth": 5 * kind + fifth,
                 "class by kind": len(KINDS) * naive + kind, "section by kind": len(KINDS) * section + kind}
