@@ -183,7 +183,7 @@ nav { columns: 18rem; font-size: .85rem; } nav a { display: block; color: inheri
 .note, figcaption { color: var(--soft); font-size: .85rem; margin: .3rem 0; } figure { margin: 1rem 0; } img { max-width: 100%; border-radius: 4px; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .15rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: pre; } .n { text-align: right; }
-.bar { display: flex; flex-wrap: wrap; gap: .6rem; align-items: center; margin: .6rem 0; } select, button { font: inherit; }
+[hidden] { display: none !important; } .bar { display: flex; flex-wrap: wrap; gap: .6rem; align-items: center; margin: .6rem 0; } select, button { font: inherit; }
 #tokens, #prompt { font: 14px/1.9 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line); border-radius: 4px; padding: .6rem; margin: .5rem 0; }
 #prompt { color: var(--soft); line-height: 1.4; max-height: 9rem; overflow: auto; }
 #tokens span { border-bottom: 2px solid transparent; border-radius: 2px; } #tokens .s1 { border-bottom-color: #009e73; } #tokens .s2 { border-bottom-color: #cc79a7; }

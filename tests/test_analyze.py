@@ -17,7 +17,7 @@ import earlier
 import report
 import tally as tally_file
 from earlier import PUBLISHED
-from countdown_task import KINDS, load_tokenizer
+from countdown_task import KINDS, SECTIONS, load_tokenizer
 from inference import Estimate, verdicts
 from qwen2_model import UserError
 from report import Table, by_row
@@ -54,7 +54,7 @@ def plain_rows(folder, files):
         for b, (start, end) in enumerate(zip(c["episode_start"].tolist(), ends)):
             for i in range(start, end):
                 row = {name: float(c[name][i]) for name in ("log_prob", "advantage", "weight", "entropy", "collision")}
-                rows.append(row | {"step": step, "episode": (step, b), "position": i - start, "length": end - start, "kind": int(c["kind"][i]),
+                rows.append(row | {"step": step, "episode": (step, b), "position": i - start, "length": end - start, "kind": int(c["kind"][i]), "section": int(c["section"][i]),
                                    "id": int(c["token_id"][i]), "text": tokenizer.decode([int(c["token_id"][i])], skip_special_tokens=False),
                                    "contribution": row["advantage"] * row["log_prob"], "group": (step, int(c["group"][b]))})
     return rows
@@ -164,8 +164,63 @@ def test_both_units_weighted_and_not(log):
         assert tally.total("all", unit)[0] == pytest.approx(sum(expected[unit]), rel=1e-5)
         assert tally.total("all", f"abs {unit}")[0] == pytest.approx(sum(map(abs, expected[unit])), rel=1e-5)
         assert tally.total("all", f"squared {unit}")[0] == pytest.approx(sum(x * x for x in expected[unit]), rel=1e-5)
+    counted = tally.histograms.by_entropy.sum(1)
+    assert counted == pytest.approx([len(rows), sum(s * s for s in size), sum(1 - r["collision"] for r in rows)], rel=1e-5)
+    assert tally.histograms.log_prob_and_s.sum() == tally.histograms.entropy_and_s.sum() == tally.histograms.log_prob_and_advantage.sum() == len(rows)
+    assert all(tally.histograms.sizes[unit].sum() + tally.histograms.zeros[unit] == len(rows) for unit in UNITS)
     last = tables["contribution"][2]
     assert [last[key] for key in ("A lp", "A w lp", "A s", "A w s")] == pytest.approx([np.mean(np.abs(expected[unit])) for unit in UNITS], rel=1e-5)
+
+
+def gradient(rows):
+    """Mean abs(A) w s."""
+    return statistics.fmean(abs(r["advantage"]) * r["weight"] * (1 - 2 * np.exp(r["log_prob"]) + r["collision"]) ** 0.5 for r in rows) if rows else None
+
+
+def mean_of(rows, name):
+    return statistics.fmean(r[name] for r in rows)
+
+
+def test_entropy_weight_and_gradient_by_section_and_kind(log):
+    rows, tally, tables = log
+    total, seen = gradient(rows) * len(rows), 0
+    for found in tables["sections"]:
+        part = [r for r in rows if SECTIONS[r["section"]] == found["section"] and KINDS[r["kind"]] == found["kind"]]
+        seen += len(part)
+        assert found["tokens"] == len(part) and found["entropy"] == pytest.approx(mean_of(part, "entropy")) and found["weight"] == pytest.approx(mean_of(part, "weight"))
+        assert found["abs(A) w s"] == pytest.approx(gradient(part), rel=1e-5) and found["gradient"] == pytest.approx(gradient(part) * len(part) / total, rel=1e-5)
+    assert seen == len(rows)
+    for found in tables["regex"]:
+        part = [r for r in rows if naive_class(r["text"]) == found["by regex"]]
+        assert [found[kind] for kind in KINDS] == pytest.approx([sum(KINDS[r["kind"]] == kind for r in part) / max(len(part), 1) for kind in KINDS])
+
+
+def test_forking_and_following_tokens(tmp_path):
+    """Three tokens, ten times each, one of them only nine times."""
+    ids = [ids_of(text)[0] for text in (" and", " 7", "\n", " +")]
+    token_id, entropy = np.repeat(ids, [10, 10, 10, 9]), np.repeat([0.5, 2.0, 0.1, 9.0], [10, 10, 10, 9])
+    columns = credit_columns([39], [0], token_id=token_id, entropy=entropy, weight=np.full(39, 3.0), kind=np.repeat([0, 2, 1, 3], [10, 10, 10, 9]))
+    tally = Tally(write_log(tmp_path / "run", {1: columns}))
+    rows = analyze.forks(tally).to_json()["rows"]
+    assert [row["token"] for row in rows if row[""] == "forking"] == ["' 7'", "' and'", "'\\n'"]
+    assert [row["token"] for row in rows if row[""] == "following"] == ["'\\n'", "' and'", "' 7'"]
+    assert rows[0]["entropy"] == pytest.approx(2.0) and rows[0]["count"] == 10 and rows[0]["kind"] == "number" and rows[0]["abs(A) w s"] == pytest.approx(3 * 0.5 ** 0.5)
+
+
+def test_growth_over_training(log):
+    rows, tally, tables = log  # three steps, so each row is one
+    for step, (found, shares) in enumerate(zip(tables["growth"], tables["growth of shares"], strict=True), 1):
+        part = [r for r in rows if r["step"] == step]
+        episodes, flat = len({r["episode"] for r in part}), len({r["episode"] for r in part if r["group"][1] == 0})
+        filler, reasoning = ([r for r in part if naive_class(r["text"]) == name] for name in ("filler", "reasoning"))
+        early, late = ([r for r in part if keep(r["position"] / r["length"])] for keep in (lambda x: x < 0.2, lambda x: x >= 0.8))
+        assert (found["steps"], found["length"], found["flat"]) == (str(step), pytest.approx(len(part) / episodes), pytest.approx(flat / episodes))
+        assert (found["old"], found["new"], found["entropy"]) == pytest.approx((mean_abs(part), gradient(part), mean_of(part, "entropy")), rel=1e-5)
+        assert found["f/r old"] == pytest.approx(mean_abs(filler) / mean_abs(reasoning)) and found["f/r new"] == pytest.approx(gradient(filler) / gradient(reasoning), rel=1e-5)
+        assert found["e/l"] == pytest.approx(gradient(early) / gradient(late), rel=1e-5)
+        for k, kind in enumerate(KINDS):
+            mine = [r for r in part if r["kind"] == k]
+            assert shares[kind] == pytest.approx((gradient(mine) or 0) * len(mine) / (gradient(part) * len(part)), rel=1e-5)
 
 
 def test_the_size_of_the_gradient_is_that_of_autograd():
@@ -246,6 +301,7 @@ def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
     assert like["number/rest (A s)"]["like pos."] == pytest.approx(2, rel=0.1)
     terms = {row["term"]: row for row in tables["regression of gradient"]}
     assert terms["number"]["difference"] == "more" and terms["operator"]["difference"] == terms["relative position"]["difference"] == "none seen"
+    assert terms["constant"]["difference"] == terms["abs(A)"]["difference"] == ""  # nobody asked about them
 
 
 def test_a_trend_over_position_is_reported_so(tmp_path):
@@ -300,9 +356,27 @@ def test_advantages_that_differ_within_an_answer_are_shuffled_token_by_token(tmp
     rng = np.random.default_rng(0)
     files = {1: credit_columns([6] * 8, np.repeat([0, 1], 4), advantage=rng.normal(size=48))}
     tally = Tally(write_log(tmp_path / "run", files))
-    sums = tally.positions.shuffled["contribution"][0].sum(1) / np.log(0.5)  # the sum of all advantages stays
-    assert sums == pytest.approx(np.full(tally_file.SHUFFLES, files[1]["advantage"].sum()), abs=1e-4)
+    sums, squares = tally.positions.shuffled["contribution"].sum(2)  # over the positions they stay
+    assert sums == pytest.approx(np.full(tally_file.SHUFFLES, files[1]["advantage"].sum() * np.log(0.5)), abs=1e-4)
+    assert squares == pytest.approx(np.full(tally_file.SHUFFLES, (files[1]["advantage"].astype(float) ** 2).sum() * np.log(0.5) ** 2), rel=1e-5)
     assert tally.positions.shuffled["contribution"][0].std(0).min() > 0
+
+
+def test_shuffling_equal_advantages_changes_nothing(tmp_path):
+    """So the sums of the shuffled log are those of the log, in every unit, weights and steps with and without them included."""
+    rng = np.random.default_rng(0)
+    files = {step: credit_columns([3, 5, 2, 4], [0, 0, 1, 1], advantage=np.repeat([1.5, -0.5], [8, 6]), log_prob=np.log(rng.uniform(0.1, 0.9, 14)),
+                                  weight=rng.gamma(1, 1, 14) if step > 1 else np.ones(14)) for step in (1, 2, 3)}
+    positions = Tally(write_log(tmp_path / "run", files)).positions
+    for unit in UNITS:
+        for k in (0, 57):
+            assert positions.shuffled[unit][:, k] == pytest.approx(positions.sums[unit].sum(1))
+
+
+def test_the_far_ends_leave_out_the_quantiles_themselves(tmp_path):
+    """One answer of six tokens: the 20% and 80% quantiles of 0..5 are 1 and 4, so 0 is early and 5 is late."""
+    tally = Tally(write_log(tmp_path / "run", {1: credit_columns([6], [0], log_prob=[-1, -2, -3, -4, -5, -6])}))
+    assert tally.count("far ends").tolist() == [1, 4, 1] and tally.total("far ends", "log_prob").tolist() == [-1, -14, -6]
 
 
 def test_holm_decides_what_a_table_says():
