@@ -212,7 +212,8 @@ def differences(comparison: Comparison, measure: str) -> Table:
                  "no difference seen": "No difference seen", "one seed: no verdict": "One seed is one seed, and no verdict"}
     finding = " ".join(f"{sentences[said]}: {', '.join(names)}." for said, names in told.items() if names)
     formats = {"arm": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%", "Holm p": ".3f", "could see": ".1%", "verdict": ""}
-    notes = ["paired by seed and, held out, by problem; bootstrap over seeds and over problems, variances added, Student's t for few seeds; with one "
+    notes = ["the verdict goes by Holm's p: among several arms an interval that just excludes 0 is not enough",
+             "paired by seed and, held out, by problem; bootstrap over seeds and over problems, variances added, Student's t for few seeds; with one "
              "seed the interval is about problems alone; could see: a difference of this size would have been seen in 80 of 100 such experiments"]
     if placebos:
         notes.append("a row with a minus: an arm against its own placebo, a question of its own outside Holm's correction")

@@ -62,6 +62,16 @@ def test_pairs_are_of_the_same_seed_and_the_same_problem(tmp_path):
     runs = {(run["config"]["mitigation"], run["config"]["seed"]): np.array(run["evaluations"][1]["answer"], float) for arm in comparison.arms.values() for run in arm}
     expected = np.stack([runs["random", seed] - runs["none", seed] for seed in (1, 2)])
     assert seeds == [1, 2] and e == paired_difference(expected)
+    assert compare.difference(comparison, "none", "random", "final success, sampled")[0] == [1, 2]
+
+
+def test_an_evaluation_before_the_end_is_not_the_final_one(tmp_path):
+    folders = make(tmp_path, {"base": (0.5, {}), "arm": (0.9, {"mitigation": "random"})}, seeds=2)
+    path = tmp_path / "arm-s1/evaluations.jsonl"
+    path.write_text(path.read_text().replace('"step": 10', '"step": 5'))
+    comparison = comparison_of(folders)
+    assert {measure: rows_of(comparison, measure)["random"]["seeds"] for measure in compare.MEASURES} == {
+        "final success, sampled": 1, "final success, greedy": 1, "area under the held-out curve, sampled": 1, "mean success in training batches": 2}
 
 
 def test_one_seed_is_one_seed(tmp_path):
@@ -97,9 +107,9 @@ def test_a_true_null_between_arms_is_called_null(tmp_path):
 
 
 def test_the_area_is_that_of_straight_lines():
-    """Steps 0, 10, 40: (0 + 1) / 2 * 10 + (1 + 0) / 2 * 30 = 20, over 40 steps 0.5; always right: 1."""
-    run = {"config": {"steps": 40}, "evaluations": [evaluation(40, [0, 1]), evaluation(0, [0, 1]), evaluation(10, [1, 1])]}
-    assert compare.area(run, "sampled").tolist() == [0.5, 1.0]
+    """Steps 0, 10, 40: (0 + 1) / 2 * 10 + (1 + 1) / 2 * 30 = 35, over 40 steps 0.875; then wrong again: 20 / 40."""
+    run = {"config": {"steps": 40}, "evaluations": [evaluation(40, [1, 0]), evaluation(0, [0, 0]), evaluation(10, [1, 1])]}
+    assert compare.area(run, "sampled").tolist() == [0.875, 0.5]
     assert compare.area({"config": {"steps": 50}, "evaluations": run["evaluations"]}, "sampled") is None
 
 
