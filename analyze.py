@@ -28,7 +28,7 @@ from run_folder import writing
 from settings import Parser, underscores
 from tally import LABELS, PARTITIONS, Tally, mean_sizes, over_the_rest, pair, size, t_statistics, text_of
 
-REST = "over rest: mean {} over that of all other tokens; interval by drawing the groups again, Holm's correction over the rows"
+REST = "over rest: mean {} over that of all other tokens; interval by drawing the groups again, Holm's correction over the rows (of this table alone)"
 UNIT_LEGEND = ("A: advantage, w: weight, lp = log p, s = norm(onehot - p) the size of the gradient of log p at the logits. abs(A lp) is the "
                "size in the old unit, abs(A) w s that of the gradient.")
 IN_SHORT = ("gains", "gradient by kind", "gradient by section", "contribution", "ends", "like position", "t")
@@ -106,12 +106,15 @@ def position_gradients(tally: Tally) -> Table:
 def like_positions(tally: Tally) -> Table:
     """Is a class ahead because of where it stands?"""
     asked = [(f"filler/reasoning ({LABELS[unit]})", "class", unit, 0, 1) for unit in tally.units]
-    asked += [(f"{name}/rest ({LABELS[tally.final]})", "kind", tally.final, k, None) for k, name in enumerate(KINDS) if tally.count("kind")[k]]
+    asked += [(f"{name}/rest ({LABELS[tally.final]})", "kind", tally.final, k, None) for k, name in enumerate(KINDS)
+              if tally.count("kind")[k] and name != "end"]  # which has its own place in every answer
     found = [pair(tally, *question) for _, *question in asked]
+    fifths = [pair(tally, *question, bins=5)[1].value if question[0] == "class" else None for _, *question in asked]
     said = verdicts([like for _, like in found])
-    columns = by_row({"ratio": "", "crude": ".2f", "95%": ".2f", "like pos.": ".2f", "95% of it": ".2f", "difference": ""}, [
-        ["filler/reasoning (pub.*)", PUBLISHED["filler over reasoning"], None, PUBLISHED["filler over reasoning, standardised"], None, ""],
-        *([name, crude.value, crude.interval, like.value, like.interval, words] for (name, *_), (crude, like), words in zip(asked, found, said))])
+    columns = by_row({"ratio": "", "crude": ".2f", "95%": ".2f", "fifths": ".2f", "20ths": ".2f", "95% of it": ".2f", "difference": ""}, [
+        ["filler/reasoning (pub.*)", PUBLISHED["filler over reasoning"], None, PUBLISHED["filler over reasoning, standardised"], None, None, ""],
+        *([name, crude.value, crude.interval, five, like.value, like.interval, words]
+          for (name, *_), (crude, like), five, words in zip(asked, found, fifths, said))])
     last = len(tally.units) - 1  # the unit that counts
     old, new = found[0][1], found[last][1]
     words = {"more": "filler gets more", "less": "reasoning gets more"}.get(said[last], "no difference seen")
@@ -119,8 +122,8 @@ def like_positions(tally: Tally) -> Table:
         f"Filler over reasoning at like position: {old.value:.2f} in the old unit, {new.value:.2f} as gradient "
         f"(95%: {shown(new.interval, '.2f')}); {words}.")
     return Table("like position", "One class over another, crude and at like position", columns, finding,
-                 ["like pos.: standardised over the five bins of relative position in which each of the two has at least 1% of its tokens; Holm's "
-                  "correction over the rows; the published tables give 1.24 when standardised so", ELSEWHERE])
+                 ["fifths, 20ths: standardised over so many bins of relative position; within five wide bins position still plays a part, so the "
+                  "interval and Holm's correction over the rows are for twenty; the published tables give 1.24 with fifths", ELSEWHERE])
 
 
 def regressions(tally: Tally) -> list[Table]:
@@ -138,8 +141,8 @@ def regression(tally: Tally, unit: str, against: str) -> Table:
     told = [f"{term} {found[term].value / mean:+.0%}" for term in tested if mean and said[term] in ("more", "less")]
     finding = f"In shares of the mean {size(unit)}: {', '.join(told)}." if told else "No term is clearly different from 0."
     return Table(f"regression of {unit}", f"Regression of {size(unit)} on position, class and advantage; classes against {against}", columns,
-                 "With position, class and abs(A) side by side. " + finding,
-                 [f"errors clustered by group ({tally.groups:,}); position from 0 to 1; Holm's correction over position and classes"])
+                 "With position, class and abs(A) side by side: " + finding[0].lower() + finding[1:],
+                 ["tenths of the answer against the first one; errors clustered by group; Holm's correction over tenths and classes"])
 
 
 def forks(tally: Tally) -> Table:
@@ -248,7 +251,7 @@ def show_status(text: str) -> None:
 def read_runs(folders: list[str]) -> list[dict]:
     """What is no run is an error when it was meant, and passed over, with a line, when a pattern like runs/* caught it."""
     runs, several = [], len(folders) > 1
-    for folder in dict.fromkeys(str(Path(folder)) for folder in folders):
+    for folder in {Path(folder).resolve(): folder for folder in folders}.values():  # a folder named twice counts once
         if not Path(folder).exists():
             raise UserError(f"{folder} does not exist")
         if several and not (Path(folder) / "config.json").is_file():

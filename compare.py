@@ -19,8 +19,10 @@ from settings import NOT_SETTINGS, OPTIONS
 from tally import PARTITIONS, Vocabulary, credit_steps, end_of, lay_flat, units
 
 SETTING = ("model", "data", "reward", "steps", "prompt", "numbers", "min_number", "max_number", "max_target", "max_result", "questions", "answers",
-           "max_new_tokens", "temperature", "eval_tasks")  # what has to agree before two runs are compared
-ASIDE = ("seed", "out", "own", "device", "threads", "micro_batch", "eval_every", "sample_every", "checkpoint_every", *NOT_SETTINGS)
+           "max_new_tokens", "temperature")  # what has to agree before two runs are compared
+ASIDE = ("seed", "out", "own", "eval_tasks", "device", "threads", "micro_batch", "eval_every", "sample_every", "checkpoint_every", *NOT_SETTINGS)
+NEEDED = {"metrics": {"step": int, "success": (int, float), "entropy": (int, float)},
+          "evaluations": {"step": int, "mode": str, "success": (int, float), "success_low": (int, float), "success_high": (int, float), "answer": list}}
 SEEN = 0.05
 
 
@@ -28,11 +30,18 @@ def read_run(folder: str) -> dict:
     folder = Path(folder)
     run = {"folder": folder, "config": run_config(folder), "metrics": read_lines(folder / "metrics.jsonl"),
            "evaluations": read_lines(folder / "evaluations.jsonl"), "steps": credit_steps(folder)}
-    for name, needed in (("metrics", ("step", "success", "entropy")), ("evaluations", ("step", "mode", "success", "answer"))):
+    for name, needed in NEEDED.items():
         for number, line in enumerate(run[name], 1):
-            missing = [key for key in needed if not isinstance(line, dict) or key not in line]
-            if missing:
-                raise UserError(f"{folder}/{name}.jsonl, line {number} is not of this program: it has no {missing[0]}")
+            wrong = [key for key, kind in needed.items() if not isinstance(line, dict) or not isinstance(line.get(key), kind)]
+            if wrong:
+                value = line.get(wrong[0]) if isinstance(line, dict) else line
+                raise UserError(f"{folder}/{name}.jsonl, line {number} is not of this program: its {wrong[0]} is {value}")
+    for number, line in enumerate(run["evaluations"], 1):
+        count, first = len(line["answer"]), len(run["evaluations"][0]["answer"])
+        if count != first or not count:
+            raise UserError(f"{folder}/evaluations.jsonl, line {number} has {count} answers, line 1 has {first}: the held-out problems should be the same")
+    if missing := [key for key in ("steps", "seed") if type(run["config"].get(key)) is not int]:
+        raise UserError(f"{folder}/config.json says nothing of {missing[0]}")
     if not (run["metrics"] or run["evaluations"] or run["steps"]):
         raise UserError(f"{folder} has nothing to analyse yet: no step is finished")
     return run
@@ -53,7 +62,8 @@ def settings_of(run: dict) -> dict:
 
 def setting_of(run: dict) -> dict:
     settings = settings_of(run)
-    return {name: settings.get(name) for name in SETTING} | {"model": str(Path(settings["model"]))}
+    held_out = len(run["evaluations"][0]["answer"]) if run["evaluations"] else None
+    return {name: settings.get(name) for name in SETTING} | {"model": str(Path(settings.get("model"))), "held-out problems": held_out}
 
 
 def arm_of(run: dict) -> dict:
@@ -71,7 +81,7 @@ def alike(runs: list[dict], of) -> list[list[dict]]:
 def what_differs(parts: list[list[dict]]) -> str:
     """Why these parts are not compared with each other."""
     settings = [setting_of(part[0]) for part in parts]
-    names = [name for name in SETTING if len({json.dumps(s[name]) for s in settings}) > 1]
+    names = [name for name in settings[0] if len({json.dumps(s[name]) for s in settings}) > 1]
     kinds = "; ".join(f"kind {i}: {', '.join(f'{name} {s[name]}' for name in names)} ({', '.join(run['folder'].name for run in part)})"
                       for i, (s, part) in enumerate(zip(settings, parts), 1))
     return f"Not comparable, so each kind is compared by itself and nothing is averaged over them. {kinds}."
@@ -149,60 +159,67 @@ def is_done(run: dict) -> bool:
     return max((line["step"] for line in run["metrics"]), default=0) >= run["config"]["steps"]
 
 
-def final_answers(run: dict, mode: str) -> np.ndarray | None:
-    lines = evaluations(run, mode)
-    return np.array(lines[-1]["answer"], float) if lines and lines[-1]["step"] == run["config"]["steps"] else None
+def final_answers(run: dict, at: list[int], mode: str) -> np.ndarray:
+    """Of each held-out problem, whether it is solved at the end."""
+    return np.array([line["answer"] for line in evaluations(run, mode) if line["step"] == at[-1]][0], float)
 
 
-def area(run: dict, mode: str) -> np.ndarray | None:
-    """For each held-out problem, the mean of its curve over training: straight lines between evaluations."""
-    lines = evaluations(run, mode)
-    if len(lines) < 2 or lines[-1]["step"] != run["config"]["steps"] or lines[0]["step"] != 0:
-        return None
-    return np.trapezoid(np.array([line["answer"] for line in lines], float), [line["step"] for line in lines], axis=0) / lines[-1]["step"]
+def area(run: dict, at: list[int], mode: str) -> np.ndarray:
+    """Of each held-out problem, the mean of its curve over training: straight lines between the evaluations at these steps."""
+    curve = [line["answer"] for line in evaluations(run, mode) if line["step"] in at]
+    return np.trapezoid(np.array(curve, float), at, axis=0) / (at[-1] - at[0])
 
 
-def training_mean(run: dict, mode: str) -> np.ndarray:
+def training_mean(run: dict, at: list[int], mode: str) -> np.ndarray:
     """Success over all training batches, as one item."""
     return np.array([np.mean([line["success"] for line in run["metrics"]])])
 
 
-MEASURES = {"final success, sampled": (final_answers, "sampled"), "final success, greedy": (final_answers, "greedy"),
-            "area under the held-out curve, sampled": (area, "sampled"), "mean success in training batches": (training_mean, "")}
+def evaluated(run: dict, mode: str) -> list[int]:
+    """At which steps; none if not at the end."""
+    steps = sorted({line["step"] for line in evaluations(run, mode)})
+    return steps if steps and steps[-1] == run["config"]["steps"] else []
 
 
-def difference(comparison: Comparison, one: str, other: str, measure: str) -> tuple[list[int], Estimate | None]:
-    """The seeds that both arms have, and how far arm `one` is ahead."""
-    of, mode = MEASURES[measure]
-    mine, theirs = ({seed: of(run, mode) for seed, run in comparison.seeds(name).items()} for name in (one, other))
-    seeds = sorted(seed for seed in mine if mine[seed] is not None and theirs.get(seed) is not None)
-    if not seeds:
-        return [], None
-    return seeds, paired_difference(np.stack([mine[seed] - theirs[seed] for seed in seeds]))
+MEASURES = {  # what is computed, from evaluations of which mode, and at how many steps at least
+    "final success, sampled": (final_answers, "sampled", 1), "final success, greedy": (final_answers, "greedy", 1),
+    "area under the held-out curve, sampled": (area, "sampled", 2), "mean success in training batches": (training_mean, None, 0)}
+
+
+def difference(comparison: Comparison, one: str, other: str, measure: str, tests: int = 1) -> tuple[list[int], Estimate | None]:
+    """The seeds that both arms have, and how far arm `one` is ahead, on the evaluations that both have."""
+    of, mode, least = MEASURES[measure]
+    mine, theirs, rows = comparison.seeds(one), comparison.seeds(other), {}
+    for seed in sorted(set(mine) & set(theirs)):
+        pair = mine[seed], theirs[seed]
+        at = sorted(set.intersection(*(set(evaluated(run, mode)) for run in pair))) if mode else []
+        if len(at) >= least and all(run["metrics"] or mode for run in pair):
+            rows[seed] = of(pair[0], at, mode) - of(pair[1], at, mode)
+    return list(rows), paired_difference(np.stack(list(rows.values())), tests) if rows else None
 
 
 def verdict(seeds: list[int], e: Estimate | None, p: float) -> str:
     """`better` or `worse` only where the interval excludes 0, and still does among all arms (p is Holm's)."""
     if e is None:
-        return "no seed in common"
+        return "nothing in common"
     if len(seeds) == 1:
         return "one seed: no verdict"
-    if p < SEEN:
-        return "better" if e.value > 0 else "worse"
-    return "no difference seen"
+    return "no difference seen" if not p < SEEN else "better" if e.value > 0 else "worse"
 
 
 def differences(comparison: Comparison, measure: str) -> Table:
-    """Each arm minus the baseline, and each arm minus its own placebo, a question of its own outside Holm's correction."""
+    """Each arm minus the baseline, and each arm minus its own placebo: two questions, each with its own correction."""
     against = [(name, comparison.baseline) for name in comparison.others()]
     placebos = [(name, placebo) for name in comparison.arms for placebo in comparison.placebo_of(name)]
-    found = {pair: difference(comparison, *pair, measure) for pair in against + placebos}
-    tested = [pair for pair in against if len(found[pair][0]) > 1]
-    adjusted = dict(zip(tested, holm([found[pair][1].p for pair in tested]))) if tested else {}
+    found, adjusted = {}, {}
+    for family in (against, placebos):
+        found |= {pair: difference(comparison, *pair, measure, len(family)) for pair in family}
+        tested = [pair for pair in family if len(found[pair][0]) > 1]
+        adjusted |= dict(zip(tested, holm([found[pair][1].p for pair in tested]))) if tested else {}
     rows, told = [], {"better": [], "worse": [], "no difference seen": [], "one seed: no verdict": []}
     for (name, other), (seeds, e) in found.items():
         pair = name, other
-        said = verdict(seeds, e, adjusted.get(pair, e.p if e else np.nan))
+        said = verdict(seeds, e, adjusted.get(pair, np.nan))
         several = e is not None and len(seeds) > 1
         rows.append([name if pair in against else f"{name} - {other}", len(seeds), e.value if e else None, e.interval if e else None,
                      adjusted.get(pair), e.visible if several else None, said])
@@ -213,10 +230,10 @@ def differences(comparison: Comparison, measure: str) -> Table:
     finding = " ".join(f"{sentences[said]}: {', '.join(names)}." for said, names in told.items() if names)
     formats = {"arm": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%", "Holm p": ".3f", "could see": ".1%", "verdict": ""}
     notes = ["the verdict goes by Holm's p: among several arms an interval that just excludes 0 is not enough",
-             "paired by seed and, held out, by problem; bootstrap over seeds and over problems, variances added, Student's t for few seeds; with one "
-             "seed the interval is about problems alone; could see: a difference of this size would have been seen in 80 of 100 such experiments"]
+             "paired by seed and, held out, by problem; bootstrap over seeds and over problems, Student's t for few seeds; with one seed the interval "
+             "is about problems alone; could see: a difference of this size would have been seen in 80 of 100 such experiments, other arms included"]
     if placebos:
-        notes.append("a row with a minus: an arm against its own placebo, a question of its own outside Holm's correction")
+        notes.append("a row with a minus: an arm against its own placebo, with a Holm's correction of its own")
     return Table(measure, f"{measure.capitalize()}: each arm minus {comparison.baseline}", by_row(formats, rows), finding, notes)
 
 
@@ -232,7 +249,7 @@ def arms_table(comparison: Comparison) -> Table:
     rows = []
     for name, arm in comparison.arms.items():
         done = comparison.seeds(name)
-        sampled, greedy = ([answers.mean() for run in done.values() if (answers := final_answers(run, mode)) is not None]
+        sampled, greedy = ([final_answers(run, at, mode).mean() for run in done.values() if (at := evaluated(run, mode))]
                            for mode in ("sampled", "greedy"))
         last = [lines[-1] for run in done.values() if (lines := evaluations(run, "sampled"))]
         means = [np.mean([line[f"{key}_mean"] for line in last]) if last else None for key in ("format", "finished", "length")]
@@ -275,7 +292,7 @@ def steadiness(run: dict) -> list[float] | None:
 
 
 def stability(comparison: Comparison) -> Table:
-    rows, finding = [], ""
+    rows = []
     for name, arm in comparison.arms.items():
         found = [values for run in arm if (values := steadiness(run))]
         if found:
@@ -283,13 +300,9 @@ def stability(comparison: Comparison) -> Table:
     formats = {"arm": "", "runs": "d", "norm first": ".3f", "last": ".3f", "spread": ".0%", "peak": ".1f",
                "entropy": ".2f", "to": ".2f", "best": ".0%", "end": ".0%"}
     columns = by_row(formats, rows)
-    if len(rows) > 1:
-        spread = columns["spread"][1]
-        (steady, low), (wild, high) = ((rows[i][0], spread[i]) for i in (int(np.argmin(spread)), int(np.argmax(spread))))
-        finding = f"The gradient norm varies least in {steady} (spread over steps {low:.0%} of its mean) and most in {wild} ({high:.0%})."
-    fallen = [name for (name, *_), best, end in zip(rows, columns["best"][1], columns["end"][1]) if best - end > 0.2]
-    finding += f" More than 20 points below their best five steps at the end: {', '.join(fallen)}." if fallen else ""
-    return Table("stability", "Gradient norm before clipping, entropy, and success in training batches", columns, finding.strip(),
+    finding = "; ".join(f"{row[0]} {best:.0%} and {end:.0%}" for row, best, end in zip(rows, columns["best"][1], columns["end"][1]))
+    finding = f"Best five steps in a row of training, and last five: {finding}." if rows else ""
+    return Table("stability", "Gradient norm before clipping, entropy, and success in training batches", columns, finding,
                  ["means over runs; norm first, last: ten steps; spread: standard deviation over steps over mean; peak: largest over median; "
                   "entropy: first ten steps to last ten; best, end: best five steps in a row and last five"])
 
@@ -320,7 +333,8 @@ def credit_by_class(comparison: Comparison, status) -> Table:
     if len(rows) > 1 and rows[0][0] == comparison.baseline:
         kinds = np.array([row[1:1 + len(KINDS)] for row in rows])
         moved = np.abs(kinds - kinds[0]).sum(1) / 2
-        finding = f"The arm that moves most of the gradient between kinds of tokens is {rows[int(moved.argmax())][0]}: {moved.max():.0%} of it."
+        arms = ", ".join(f"{row[0]} {share:.0%}" for row, share in zip(rows[1:], moved[1:]))
+        finding = f"Share of the gradient that lies on other kinds of tokens than in {comparison.baseline}: {arms}."
     formats = {"arm": "", **{kind: ".0%" for kind in KINDS}, **{section: ".0%" for section in SECTIONS[1:]}, "f/r": ".2f", "e/l": ".2f"}
     return Table("credit by class", "Share of the gradient abs(A) w s by kind and section", by_row(formats, rows), finding,
                  ["means over the runs of an arm; f/r: mean of filler over mean of reasoning (by the earlier regex); e/l: first fifth of the answers "

@@ -68,8 +68,8 @@ def ends(tally: Tally) -> Table:
     finding = NOTHING if not np.isfinite(e.value) else (
         f"The first fifth of an answer gets {e.value:.2f} times the gradient of the last fifth (95%: {shown(e.interval, '.2f')}); "
         f"in the old unit {found['contribution'].value:.2f}.")
-    return Table("ends", "Early over late: tokens in the first fifth of their answer over those in the last fifth", columns, finding,
-                 ["by absolute position: tokens below the 20% quantile of absolute position over those above the 80% quantile (in long "
+    return Table("ends", "Early over late: the first fifth of the answers over the last fifth", columns, finding,
+                 ["a token counts where its middle stands, (t + 1/2) / length; by absolute position: tokens below the 20% quantile of absolute position over those above the 80% quantile (in long "
                   "answers only), as the earlier code computed it; its text divided bin 0 by bin 9", ELSEWHERE])
 
 

@@ -41,23 +41,36 @@ def two_sided_p(t: float, df: float) -> float:
     return float(2 * np.interp(np.arctan(-abs(t) / np.sqrt(min(df, 10_000))), angle, below))
 
 
-def estimate(value: float, error: float, df: float) -> Estimate:
+FEWEST = 6  # groups behind a number before anything is said about it
+
+
+def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
     """A value and its standard error, of which df degrees of freedom are known."""
-    if not np.isfinite(value) or not np.isfinite(error):
+    if not np.isfinite(value) or not np.isfinite(error) or df < 1:
         return Estimate(value, np.nan, np.nan, np.nan)
     reach = student_quantile(0.975, df) * error
     p = two_sided_p(value / error, df) if error > 0 else float(value == 0)
-    return Estimate(value, value - reach, value + reach, p, reach + student_quantile(0.8, df) * error)
+    return Estimate(value, value - reach, value + reach, p, detectable(df, tests) * error)
+
+
+@cache
+def detectable(df: float, tests: int = 1) -> float:
+    """How many standard errors an effect must have to be found, at 5% over so many tests, in 80 of 100 experiments.
+    The error is itself estimated: chance is drawn for both."""
+    rng = np.random.default_rng(0)
+    spread = np.sqrt(rng.chisquare(df, 40_000) / df)
+    return float(np.quantile(student_quantile(1 - 0.025 / tests, df) * spread - rng.normal(size=40_000), 0.8))
 
 
 def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
-    """A ratio and the same ratio with the groups drawn again; the interval is made for the logarithm."""
+    """A ratio and the same ratio with the groups drawn again; the interval is made for the logarithm. `groups` are those
+    that carry it: groups whose advantages are all 0 say nothing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         centre, spread = np.log(value), np.log(draws)
     spread = spread[np.isfinite(spread)]
-    if groups < 2 or len(spread) < 0.9 * len(draws) or not np.isfinite(centre):  # seen in too few groups to be drawn again
+    if groups < FEWEST or len(spread) < 0.9 * len(draws) or not np.isfinite(centre):
         return Estimate(float(value), np.nan, np.nan, np.nan)
-    found = estimate(float(centre), float(spread.std(ddof=1)), groups - 1)
+    found = estimate(float(centre), float(spread.std(ddof=1)) * np.sqrt(groups / (groups - 1)), groups - 1)
     return Estimate(float(value), *np.exp([found.low, found.high]).tolist(), found.p, float(np.exp(found.visible)))
 
 
@@ -99,7 +112,7 @@ class Regression:
 
     def __init__(self, terms: list[str]):
         k = len(terms)
-        self.terms, self.groups = terms, 0
+        self.terms, self.groups, self.squares = terms, np.zeros(k, np.int64), 0.0  # groups in which a term occurs and y is not all 0
         self.m, self.h = np.zeros((k, k)), np.zeros(k)
         self.hh, self.hm, self.mm = np.zeros((k, k)), np.zeros((k, k, k)), np.zeros((k, k, k, k))
 
@@ -108,50 +121,71 @@ class Regression:
         members = [np.flatnonzero(group == g) for g in np.unique(group)]
         m = np.stack([x[i].T @ x[i] for i in members])
         h = np.stack([x[i].T @ y[i] for i in members])
-        self.groups += len(members)
+        live = np.array([y[i].any() for i in members])
+        self.groups += (np.diagonal(m, axis1=1, axis2=2)[live] > 0).sum(0)
+        self.squares += float(y @ y)
         self.m, self.h = self.m + m.sum(0), self.h + h.sum(0)
         self.hh += np.einsum("gi,gj->ij", h, h)
         self.hm += np.einsum("gi,gjl->ijl", h, m)
         self.mm += np.einsum("gil,gjm->iljm", m, m)
 
     def estimates(self) -> dict[str, Estimate]:
-        """Of the terms that occur and are not sums of those before them. The first term is the constant."""
+        """Of the terms that occur and are not sums of those before them. The first term is the constant, in every group."""
         here, n = [], self.m[0, 0]
         scale = np.sqrt(np.diag(self.m))
         for i in np.flatnonzero(scale):
             tried = [*here, i]
             if np.linalg.matrix_rank(self.m[np.ix_(tried, tried)] / np.outer(scale[tried], scale[tried]), tol=1e-9) == len(tried):
                 here = tried
-        m, k = self.m[np.ix_(here, here)], len(here)
-        if self.groups < 2 or n <= k:
+        m, k, groups = self.m[np.ix_(here, here)], len(here), self.groups[0]
+        if groups < 2 or n <= k:
             return {}
         inverse = np.linalg.inv(m)
         b = inverse @ self.h[here]
         cross = self.hm[np.ix_(here, here, here)] @ b
         meat = self.hh[np.ix_(here, here)] - cross - cross.T + np.einsum("iljm,l,m->ij", self.mm[np.ix_(here, here, here, here)], b, b)
-        few = self.groups / (self.groups - 1) * (n - 1) / (n - k)
+        few = groups / (groups - 1) * (n - 1) / (n - k)
         error = np.sqrt((few * np.diag(inverse @ meat @ inverse)).clip(0))
-        return {self.terms[i]: estimate(float(b[j]), float(error[j]), self.groups - 1) for j, i in enumerate(here)}
+        found = {}
+        for i, value, spread in zip(here, b.tolist(), error.tolist()):
+            known = self.groups[i] >= FEWEST
+            found[self.terms[i]] = estimate(value, spread if known else np.nan, int(self.groups[i]) - 1)
+            if abs(value) * scale[i] < 1e-6 * np.sqrt(self.squares):  # rounding, not an effect
+                found[self.terms[i]] = Estimate(value, value, value, 1.0)
+        return found
 
 
-def paired_difference(differences: np.ndarray, draws: int = 4000) -> Estimate:
+def paired_difference(differences: np.ndarray, tests: int = 1, draws: int = 4000) -> Estimate:
     """(seeds, items): the same seed and the same held-out item in two arms. How far would the mean be off with other
     seeds, and with other items?
 
-    Bootstrap over seeds and bootstrap over items, whose variances add. (To draw both at once would count the chance in
-    every single answer three times, Owen 2007; here it counts twice, still on the safe side.) A bootstrap over few
-    seeds is too narrow by sqrt((S - 1) / S) and by the difference between Student's t and the normal distribution: both
-    are put right. With one seed the interval is about items alone.
+    Bootstrap over seeds and bootstrap over items; the chance in every single answer is in both, and is taken out of the
+    second. A bootstrap over few seeds is too narrow by sqrt((S - 1) / S) and by the difference between Student's t and the
+    normal distribution: both are put right, the latter for seeds and items apart, as there are many more items than
+    seeds. With one seed the interval is about items alone. `tests`: of how many arms this is one (for what can be seen).
     """
     rng, (seeds, items) = np.random.default_rng(0), differences.shape
 
     def spread(means: np.ndarray) -> float:
-        return means[rng.integers(0, len(means), (draws, len(means)))].mean(1).var()
+        return means[rng.integers(0, len(means), (draws, len(means)))].mean(1).var() * len(means) / max(len(means) - 1, 1)
 
-    of_items = spread(differences.mean(0)) * items / max(items - 1, 1)
-    of_seeds = spread(differences.mean(1)) * seeds / (seeds - 1) if seeds > 1 else 0.0
-    error = float(np.sqrt(of_items + of_seeds)) if differences.size > 1 else np.nan
-    return estimate(float(differences.mean()), error, seeds - 1 if seeds > 1 else max(items - 1, 1))
+    value, by_seed, by_item = float(differences.mean()), differences.mean(1), differences.mean(0)
+    if seeds == 1:
+        return estimate(value, float(np.sqrt(spread(by_item))) if items > 1 else np.nan, items - 1, tests)
+    rest = differences - by_seed[:, None] - by_item + value
+    chance = (rest ** 2).sum() / max((seeds - 1) * (items - 1), 1) / (seeds * items)
+    of_seeds, of_items = spread(by_seed), max(spread(by_item) - chance, 0.0)
+
+    def reach(level: float) -> float:
+        quantiles = student_quantile(1 - level / 2, seeds - 1), student_quantile(1 - level / 2, max(items - 1, 1))
+        return float(np.sqrt(quantiles[0] ** 2 * of_seeds + quantiles[1] ** 2 * of_items))
+
+    low, high = 0.0, 1.0  # the level at which the interval just reaches 0
+    for _ in range(50):
+        low, high = ((low + high) / 2, high) if reach((low + high) / 2) > abs(value) else (low, (low + high) / 2)
+    error = np.sqrt(of_seeds + of_items)
+    visible = reach(0.05 / tests) / student_quantile(1 - 0.025 / tests, seeds - 1) * detectable(seeds - 1, tests)
+    return Estimate(value, value - reach(0.05), value + reach(0.05), high if error > 0 else float(value == 0), float(visible))
 
 
 def verdicts(found: list[Estimate], words=("more", "less"), null: float = 1.0) -> list[str]:

@@ -172,7 +172,9 @@ def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollou
                 for name in ("reward", "reward_format", "reward_answer", "reward_reasoning")}, **known)
 
 
-PER_TOKEN = ("token_id", "log_prob", "entropy", "collision", "weight", "advantage", "section", "kind")
+PER_TOKEN = {  # and between what their values lie, rounding allowed for
+    "token_id": (0, 2 ** 24), "log_prob": (-np.inf, 1e-3), "entropy": (-1e-3, np.inf), "collision": (0, 1.001), "weight": (0, np.inf),
+    "advantage": (-np.inf, np.inf), "section": (0, len(SECTIONS) - 1), "kind": (0, len(KINDS) - 1)}
 PER_ANSWER = ("episode_start", "group", "finished", "reward", "reward_format", "reward_answer", "reward_reasoning")
 
 
@@ -189,10 +191,13 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
         raise UserError(f"{path} is not a credit file of this program: it has no column {missing[0]}")
     tokens, answers, starts = len(columns["token_id"]), len(columns["group"]), columns["episode_start"]
     uneven = [name for names, count in ((PER_TOKEN, tokens), (PER_ANSWER, answers)) for name in names if columns[name].shape != (count,)]
-    for name, limit in (("section", len(SECTIONS)), ("kind", len(KINDS)), ("group", len(columns["prompt_start"]))):
-        uneven += [name] * (name not in uneven and len(columns[name]) > 0 and not 0 <= columns[name].min() <= columns[name].max() < limit)
     if uneven or not answers or starts[0] != 0 or np.any(np.diff(np.append(starts, tokens)) < 1):
         raise UserError(f"{path} is broken: its {uneven[0] if uneven else 'episode_start'} does not fit the other columns")
+    for name, (low, high) in {**PER_TOKEN, "group": (0, len(columns["prompt_start"]) - 1), "reward": (-np.inf, np.inf)}.items():
+        values = columns[name]
+        wrong = values[~(np.isfinite(values) & (values >= low) & (values <= high))]
+        if len(wrong):
+            raise UserError(f"{path} is broken: its {name} has the value {wrong[0]}")
     return columns
 
 

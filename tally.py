@@ -30,7 +30,8 @@ PARTITIONS = {  # name: what its cells are called
     "all": ("all",), "sign": SIGNS, "normalised": NORMALISED, "class": CLASSES, "kind": KINDS, "section": SECTIONS,
     "position": tuple(range(10)), "ends": ("first fifth", "middle", "last fifth"),
     "far ends": ("below the 20% quantile", "middle", "above the 80% quantile"),
-    "class by fifth": [(c, b) for c in CLASSES for b in range(5)], "kind by fifth": [(k, b) for k in KINDS for b in range(5)],
+    "class by fifth": [(c, b) for c in CLASSES for b in range(5)],
+    "class by twentieth": [(c, b) for c in CLASSES for b in range(20)], "kind by twentieth": [(k, b) for k in KINDS for b in range(20)],
     "class by kind": [(c, k) for c in CLASSES for k in KINDS], "section by kind": [(s, k) for s in SECTIONS for k in KINDS]}
 BLOCKS = 50      # parts of training that the curves are drawn from
 DRAWS = 1000     # of the bootstrap over groups
@@ -85,8 +86,8 @@ def lay_flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def end_of(tokens: dict[str, np.ndarray]) -> np.ndarray:
-    """Whether a token stands in the first fifth of its answer, the middle, or the last fifth."""
-    return np.digitize(tokens["relative"], (0.2, 0.8))
+    """Whether the middle of a token stands in the first fifth of its answer, in between, or in the last fifth."""
+    return np.digitize((tokens["position"] + 0.5) / tokens["length"][tokens["answer"]], (0.2, 0.8))
 
 
 def units(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -176,10 +177,11 @@ class Sums:
 
     def __init__(self, tally: Tally):
         B, self.rng = len(tally.blocks), np.random.default_rng(0)
-        self.fifths, self.tenths = cut_edges(tally.longest, 5), cut_edges(tally.longest, 10)
+        self.edges = {bins: cut_edges(tally.longest, bins) for bins in (5, 10, 20)}
         self.low, self.high = (position_quantile(tally.at_position, q) for q in (0.2, 0.8))
         self.of = {name: np.zeros((B, len(cells), len(MEASURES))) for name, cells in PARTITIONS.items()}
         self.drawn = {name: np.zeros((DRAWS, len(cells), len(RESAMPLED))) for name, cells in PARTITIONS.items()}
+        self.live = {name: np.zeros(len(cells), np.int64) for name, cells in PARTITIONS.items()}  # groups with a gradient in a cell
         self.extremes = {name: [np.inf, -np.inf] for name in (*UNITS, "weight")}
         self.answers = np.zeros(len(NORMALISED), np.int64)  # with a normalised reward above 0, and not
 
@@ -193,6 +195,7 @@ class Sums:
             index, size = group * shape[1] + cell, shape[0] * shape[1]
             by_group = np.stack([np.bincount(index, of[m], size).reshape(shape) for m in MEASURES], axis=-1)
             self.of[name][block] += by_group.sum(0)
+            self.live[name] += (by_group[..., MEASURES.index("abs gradient")] > 0).sum(0)
             self.drawn[name] += np.tensordot(drawn, by_group[..., [MEASURES.index(m) for m in RESAMPLED]], axes=1)
         for name, (low, high) in self.extremes.items():
             self.extremes[name] = [min(low, of[name].min()), max(high, of[name].max())]
@@ -201,14 +204,14 @@ class Sums:
         """Which cell of each partition a token falls into."""
         relative, position = tokens["relative"], tokens["position"]
         kind, section, naive = tokens["kind"], tokens["section"], tokens["class"]
-        fifth = np.searchsorted(self.fifths, relative) - 1
+        fifth, tenth, twentieth = (np.searchsorted(self.edges[bins], relative) - 1 for bins in (5, 10, 20))
         z = group_z_score(torch.from_numpy(tokens["reward"]), torch.from_numpy(tokens["group"])).numpy()
         self.answers += [(z > 0).sum(), (z <= 0).sum()]
         return {"all": np.zeros_like(kind), "sign": 1 - np.sign(tokens["advantage"]).astype(np.int64),
                 "normalised": (z <= 0).astype(np.int64)[tokens["answer"]], "class": naive, "kind": kind, "section": section,
-                "position": np.searchsorted(self.tenths, relative) - 1, "ends": end_of(tokens),
+                "position": tenth, "ends": end_of(tokens),
                 "far ends": np.where(position < self.low, 0, np.where(position > self.high, 2, 1)),
-                "class by fifth": 5 * naive + fifth, "kind by fifth": 5 * kind + fifth,
+                "class by fifth": 5 * naive + fifth, "class by twentieth": 20 * naive + twentieth, "kind by twentieth": 20 * kind + twentieth,
                 "class by kind": len(KINDS) * naive + kind, "section by kind": len(KINDS) * section + kind}
 
 
@@ -236,21 +239,23 @@ class Positions:
         return [np.bincount(position, x, self.longest), np.bincount(position, x * x, self.longest)]
 
     def add_shuffled(self, tokens) -> None:
-        """Where an answer has one advantage answers change places, otherwise the tokens of the group do."""
+        """Answers of a group change places, with all their advantages: where those differ within an answer, the new one reads
+        them at the same relative position, so that neighbours stay neighbours."""
         answer, position, advantage, found = tokens["answer"], tokens["position"], tokens["advantage"], {}
-        first = advantage[tokens["episode_start"]]
-        whole = np.array_equal(first[answer], advantage)
-        drawn = shuffle_within(first if whole else advantage, tokens["group"] if whole else tokens["token_group"], SHUFFLES, self.rng)
+        start, length = tokens["episode_start"], tokens["length"]
+        donor = shuffle_within(np.arange(len(start)), tokens["group"], SHUFFLES, self.rng).astype(np.int64)  # (draws, answers)
+        whole = np.array_equal(advantage[start][answer], advantage)
         for unit, base in units(tokens).items():
             plain = unit.removeprefix("weighted ")
             if unit != plain and (tokens["weight"] == 1).all():
                 found[unit] = found[plain]
             elif whole:
-                frame = np.zeros((len(first), self.longest))
+                frame, drawn = np.zeros((len(start), self.longest)), advantage[start][donor]
                 frame[answer, position] = base
                 found[unit] = np.stack([drawn @ frame, drawn ** 2 @ frame ** 2])
             else:
-                found[unit] = np.stack([self.of(position, x) for x in drawn * base], axis=1)
+                drawn = (advantage[(start[d] + position * length[d] // length[answer])] for d in donor[:, answer])
+                found[unit] = np.stack([self.of(position, base * x) for x in drawn], axis=1)
             self.shuffled[unit] += found[unit]
 
 
@@ -307,14 +312,16 @@ class Histograms:
 
 
 def regressions() -> dict[str, Regression]:
-    """Of a token's size on position, advantage and class: the regex's classes against reasoning, kinds against words."""
-    common = ["constant", "relative position", "abs(A)"]
+    """Of a token's size on position, advantage and class: tenths of the answer against the first, the regex's classes against
+    reasoning, kinds against words."""
+    common = ["constant", *(f"tenth {i}" for i in range(2, 11)), "abs(A)"]
     return {"contribution": Regression([*common, "filler", "structure"]), "gradient": Regression([*common, *KINDS[1:]]),
             "weighted gradient": Regression([*common, *KINDS[1:]])}
 
 
 def design(tokens, unit: str) -> np.ndarray:
-    common = [np.ones(len(tokens["s"])), tokens["relative"], np.abs(tokens["advantage"])]
+    tenth = np.minimum(10 * tokens["position"] // tokens["length"][tokens["answer"]], 9)
+    common = [np.ones(len(tokens["s"])), *(tenth == i for i in range(1, 10)), np.abs(tokens["advantage"])]
     naive = [tokens["class"] == CLASSES.index(name) for name in ("filler", "structure")]
     return np.stack([*common, *(naive if unit == "contribution" else (tokens["kind"] == k for k in range(1, len(KINDS))))], axis=1).astype(np.float64)
 
@@ -358,7 +365,7 @@ def over_the_rest(tally: Tally, partition: str, unit: str) -> list[Estimate]:
         return mean_ratio((sizes, tokens), (sizes.sum(-1, keepdims=True) - sizes, tokens.sum(-1, keepdims=True) - tokens))
 
     values, draws = value(tally.total(partition, f"abs {unit}"), tally.total(partition, "tokens")), value(*tally.drawn(partition, unit))
-    return [ratio(float(values[i]), draws[:, i], tally.groups) for i in range(len(values))]
+    return [ratio(float(values[i]), draws[:, i], int(live)) for i, live in enumerate(tally.sums.live[partition])]
 
 
 def early_over_late(tally: Tally, partition: str, unit: str) -> Estimate:
@@ -367,7 +374,7 @@ def early_over_late(tally: Tally, partition: str, unit: str) -> Estimate:
         return mean_ratio((sizes[..., 0], tokens[..., 0]), (sizes[..., 2], tokens[..., 2]))
 
     observed = value(tally.total(partition, f"abs {unit}"), tally.total(partition, "tokens"))
-    return ratio(float(observed), value(*tally.drawn(partition, unit)), tally.groups)
+    return ratio(float(observed), value(*tally.drawn(partition, unit)), int(tally.sums.live[partition][[0, 2]].min()))
 
 
 def standardised(above, below, bins) -> np.ndarray:
@@ -379,19 +386,21 @@ def standardised(above, below, bins) -> np.ndarray:
         return one / other
 
 
-def pair(tally: Tally, partition: str, unit: str, one: int, other: int | None) -> tuple[Estimate, Estimate]:
-    """Class `one` over class `other` (None: over all others): crude, and standardised over the five bins of position in
-    which each of the two has at least 1% of its tokens."""
+def pair(tally: Tally, partition: str, unit: str, one: int, other: int | None, bins: int = 20) -> tuple[Estimate, Estimate]:
+    """Class `one` over class `other` (None: over all others): crude, and standardised over the bins of position in which each
+    of the two has at least 1% of what an even spread would give it."""
     def split(sizes, tokens):
-        (sizes, mine), (tokens, my_tokens) = ((x, x[..., one, :]) for x in (v.reshape(*v.shape[:-1], -1, 5) for v in (sizes, tokens)))
+        (sizes, mine), (tokens, my_tokens) = ((x, x[..., one, :]) for x in (v.reshape(*v.shape[:-1], -1, bins) for v in (sizes, tokens)))
         theirs = (sizes[..., other, :], tokens[..., other, :]) if other is not None else (sizes.sum(-2) - mine, tokens.sum(-2) - my_tokens)
         return (mine, my_tokens), theirs
 
     def crude(above, below):
         return mean_ratio(*([x.sum(-1) for x in side] for side in (above, below)))
 
-    name = f"{partition} by fifth"
+    name = f"{partition} by {'fifth' if bins == 5 else 'twentieth'}"
     observed, drawn = split(tally.total(name, f"abs {unit}"), tally.total(name, "tokens")), split(*tally.drawn(name, unit))
-    bins = [b for b in range(5) if all(tokens[b] > 0 and tokens[b] >= 0.01 * tokens.sum() for _, tokens in observed)]
-    return (ratio(float(crude(*observed)), crude(*drawn), tally.groups),
-            ratio(float(standardised(*observed, bins)), standardised(*drawn, bins), tally.groups))
+    both = [b for b in range(bins) if all(tokens[b] > 0 and tokens[b] >= 0.01 * tokens.mean() for _, tokens in observed)]
+    live = tally.sums.live[partition]
+    groups = int(min(live[one], live[other] if other is not None else live.max()))
+    return (ratio(float(crude(*observed)), crude(*drawn), groups),
+            ratio(float(standardised(*observed, both)), standardised(*drawn, both), groups))

@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from inference import (Regression, estimate, holm, paired_difference, permutation_p, poisson_draws, ratio, shuffle_within,
+from inference import (Regression, detectable, estimate, holm, paired_difference, permutation_p, poisson_draws, ratio, shuffle_within,
                        student_quantile, two_sided_p)
 
 
@@ -20,7 +20,6 @@ def test_an_interval_excludes_zero_exactly_when_p_is_below_5_percent():
     for value in (2.7, 2.85):
         e = estimate(value, 1.0, 4)
         assert (e.low > 0) == (e.p < 0.05) == (value == 2.85)
-    assert e.visible == pytest.approx(2.776 + 0.941, abs=1e-3)
 
 
 def test_holm_by_hand():
@@ -66,7 +65,7 @@ def test_the_bootstrap_of_a_ratio_has_the_error_of_the_delta_method():
 
 def test_a_ratio_that_was_seen_in_too_few_groups_has_no_interval():
     draws = np.array([np.nan, 2.0, np.nan, 2.0])
-    assert np.isnan(ratio(2.0, draws, 3).low) and np.isnan(ratio(2.0, np.ones(4), 1).low) and np.isnan(ratio(np.nan, np.ones(4), 9).p)
+    assert np.isnan(ratio(2.0, draws, 30).low) and np.isnan(ratio(2.0, np.ones(4), 5).low) and np.isnan(ratio(np.nan, np.ones(4), 9).p)
 
 
 def made(groups=30, size=7, seed=0):
@@ -96,12 +95,33 @@ def test_clustered_regression_against_numpy_and_a_plain_loop():
 
 
 def test_clustered_errors_by_hand():
-    """y = 0 2 | 4 6, a constant alone: mean 3, residuals -3 -1 | 1 3, u = -4, 4; bread 1/4, so the variance is
-    2/1 * 3/3 * 32/16 = 4."""
+    """Six groups, y = 0 2 and 4 6 by turns, a constant alone: mean 3, residual sums -4 and 4; bread 1/12, so the variance is
+    6/5 * 11/11 * 96/144 = 0.8."""
     regression = Regression(["constant"])
-    regression.add(np.ones((4, 1)), np.array([0.0, 2, 4, 6]), np.array([0, 0, 1, 1]))
+    regression.add(np.ones((12, 1)), np.array([0.0, 2, 4, 6] * 3), np.repeat(np.arange(6), 2))
     e = regression.estimates()["constant"]
-    assert e.value == 3 and (e.high - e.value) / student_quantile(0.975, 1) == pytest.approx(2.0)
+    assert e.value == 3 and (e.high - e.value) / student_quantile(0.975, 5) == pytest.approx(0.8 ** 0.5)
+
+
+def test_a_term_seen_in_few_groups_or_only_in_the_last_digits_says_nothing():
+    x, y, group = made()
+    rare = (group < 4).astype(float)
+    regression = Regression(["constant", "slope", "class", "rare"])
+    regression.add(np.column_stack([x, rare]), y, group)
+    assert np.isnan(regression.estimates()["rare"].p) and np.isfinite(regression.estimates()["slope"].p)
+    regression = Regression(["constant", "slope", "class"])
+    regression.add(x, np.full(len(y), 0.7), group)  # y is the constant alone
+    assert regression.estimates()["slope"].p == regression.estimates()["class"].p == 1.0
+
+
+@pytest.mark.parametrize("seeds, tests", [(3, 1), (5, 1), (5, 4)])
+def test_what_could_be_seen_is_seen_in_80_of_100(seeds, tests):
+    """Experiments with a true effect of that size, judged by Student's t at 5% over so many tests."""
+    rng = np.random.default_rng(5)
+    effect = detectable(seeds - 1, tests) / seeds ** 0.5
+    x = rng.normal(effect, 1, (20_000, seeds))
+    t = x.mean(1) / (x.std(1, ddof=1) / seeds ** 0.5)
+    assert (t > student_quantile(1 - 0.025 / tests, seeds - 1)).mean() == pytest.approx(0.8, abs=0.015)
 
 
 def test_a_term_that_others_add_up_to_is_left_out():
@@ -141,11 +161,18 @@ def test_a_true_null_is_called_null_and_a_planted_difference_is_seen():
 
 def test_the_paired_error_by_hand():
     """Two seeds, four items. Seed means 0.5 and 0.25: variance 1/32, over two seeds 1/64. Item means 1 0.5 0 0: variance 11/48, over
-    four items 11/192. Together 14/192; Student's t with one degree of freedom."""
-    d = np.array([[1.0, 1, 0, 0], [1, 0, 0, 0]])
-    e = paired_difference(d, draws=200_000)
+    four items 11/192. Interaction: squares sum to 0.375, over 1 * 3 and 8 answers 1/64, so 8/192 is left for the items.
+    Student's t with 1 and 3 degrees of freedom: 12.706 and 3.182."""
+    e = paired_difference(np.array([[1.0, 1, 0, 0], [1, 0, 0, 0]]), draws=200_000)
     assert e.value == 0.375
-    assert (e.high - e.value) / 12.706 == pytest.approx(np.sqrt(14 / 192), rel=0.02)
+    assert e.high - e.value == pytest.approx((12.706 ** 2 / 64 + 3.182 ** 2 / 24) ** 0.5, rel=0.02)
+
+
+def test_p_of_a_paired_difference_is_the_level_at_which_its_interval_reaches_zero():
+    rng = np.random.default_rng(0)
+    for shift in (0.0, 0.05, 0.2):
+        e = paired_difference(arms(rng, shift))
+        assert (e.p < 0.05) == (e.low > 0 or e.high < 0)
 
 
 def test_one_seed_speaks_of_items_alone_and_one_number_of_nothing():
