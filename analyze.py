@@ -29,8 +29,13 @@ from settings import Parser, underscores
 from tally import LABELS, PARTITIONS, Tally, mean_sizes, over_the_rest, pair, size, t_statistics, text_of
 
 REST = "over rest: mean {} over that of all other tokens; interval by drawing the groups again, Holm's correction over the rows (of this table alone)"
+EARLIER = ("An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every token and called it the gradient: the old "
+           "unit below. Its classes came from a regex: reasoning is digits and operators, structure whole tags, filler the rest. pub.* is what it "
+           "published, phase 1 and 2 its two attempts. A group is the answers to one question.")
 UNIT_LEGEND = ("A: advantage, w: weight, lp = log p, s = norm(onehot - p) the size of the gradient of log p at the logits. abs(A lp) is the "
-               "size in the old unit, abs(A) w s that of the gradient.")
+               "size in the old unit, abs(A) w s that of the gradient; shares are of summed sizes, directions do not enter. What --loss_norm "
+               "sequence, a KL term, clipping and later epochs do to the loss is not in it.")
+ONE_RUN = "All intervals are about this run, its groups drawn again; another seed can lie outside them."
 IN_SHORT = ("gains", "gradient by kind", "gradient by section", "contribution", "ends", "like position", "t")
 PLACES = {  # the pictures of each section of the page
     "gains": ("learning_curve",), "contribution": ("histograms", "log_prob_and_gradient"), "gradient by position": ("position",),
@@ -60,12 +65,11 @@ def gains(run: dict) -> Table:
             rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value, gain.interval,
                          *(end.get(f"{name}_mean") for name in ("format", "finished", "length"))])
             word = "rose" if gain.low > 0 else "fell" if gain.high < 0 else "did not clearly change"
-            finding = finding or (f"Held-out success ({mode}) {word}: {start['success']:.1%} at step {start['step']}, {end['success']:.1%} at step "
-                                  f"{end['step']}, on the same {len(end['answer']):,} problems.")
+            finding += (f" Held-out success ({mode}) {word}: {start['success']:.1%} at step {start['step']}, {end['success']:.1%} at step {end['step']}.")
     rows.append(["pub.*", 128, 0.0, 0.15, 0.15, None, None, None, 42])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%", "95% interval": "+.1%", "format": ".2f",
                "finished": ".1%", "length": ".0f"}
-    return Table("gains", "Held-out success, from the first evaluation to the last", by_row(formats, rows), finding, [ELSEWHERE])
+    return Table("gains", "Held-out success, from the first evaluation to the last", by_row(formats, rows), finding.strip(), [ELSEWHERE])
 
 
 def shares(tally: Tally, partition: str, blocks=slice(None)) -> np.ndarray:
@@ -86,7 +90,7 @@ def class_gradients(tally: Tally, partition: str) -> Table:
     noun = {"kind": f"{names[most]} tokens", "section": f"the {names[most]} section", "class": f"{names[most]} (by the regex)"}[partition]
     told = [f"{names[i]} {max(e.value, 0.01):.2f}{' or less' * (e.value < 0.01)}" for i, e, words in zip(here, rest, said)
             if words in ("more", "less")]
-    finding = f"Most of the gradient went to {noun}: {share[most]:.0%} of it, for {tokens[most] / tally.tokens:.0%} of the tokens."
+    finding = f"Most of the gradient went to {noun}: {share[most]:.1%} of the summed sizes, for {tokens[most] / tally.tokens:.1%} of the tokens."
     finding += f" A token's gradient over that of all others: {', '.join(told)}." if told else ""
     titles = {"kind": "Where the gradient went, by kind of token", "section": "Where the gradient went, by section",
               "class": "The gradient by the earlier regex classes"}
@@ -161,7 +165,7 @@ def forks(tally: Tally) -> Table:
     finding = "No token is frequent enough."
     if len(order):
         high, low = (f"{text_of(tally.tokenizer, i)!r} (mean entropy {words.entropy[i] / words.count[i]:.3g})" for i in (order[0], order[-1]))
-        finding = f"The model decides at {high}, and follows at {low}."
+        finding = f"Most uncertain where it drew {high}, surest where it drew {low}."
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)", columns, finding,
                  ["of tokens that make up at least 0.05% of the run and occur ten times; entropy of the distribution they were drawn from"])
 
@@ -257,9 +261,15 @@ def read_runs(folders: list[str]) -> list[dict]:
         if several and not (Path(folder) / "config.json").is_file():
             print(f"passed over: {folder} is not a run folder, it has no config.json", file=sys.stderr)
             continue
-        runs.append(compare.read_run(folder))
+        if list(Path(folder).glob("*/config.json")) and not (Path(folder) / "config.json").is_file():
+            raise UserError(f"{folder} is not a run folder, but holds some: did you mean {folder}/*?")
+        run = compare.read_run(folder)
+        if run["metrics"] or run["evaluations"] or run["steps"]:
+            runs.append(run)
+        elif several:
+            print(f"passed over: {folder} has no finished step yet", file=sys.stderr)
     if not runs:
-        raise UserError("none of these is a run folder")
+        raise UserError(f"none of these is a run folder with a finished step: {', '.join(folders)}")
     return runs
 
 
@@ -279,6 +289,8 @@ def make_parser() -> Parser:
 def main(argv: list[str]) -> None:
     args = make_parser().parse_args([underscores(argument) for argument in argv])
     runs = read_runs(args.runs)
+    if args.output_dir == "":
+        raise UserError("--output_dir needs the name of a folder")
     if len(runs) == 1:
         if args.baseline:
             raise UserError("--baseline needs several runs to compare")
@@ -299,12 +311,13 @@ def analyze_run(run: dict, folder: Path, args) -> None:
     with writing(folder):
         pictures = plots.draw_run(run, tally, folder)
     episodes = report.episodes_of(run["folder"], tally.tokenizer, chosen) if tally else []
-    written = write(folder, run["folder"].name, [describe(run, tally), *short, UNIT_LEGEND], tables, pictures, episodes, args.json)
+    written = write(folder, run["folder"].name, [describe(run, tally), EARLIER, UNIT_LEGEND, ONE_RUN], short, tables, pictures, PLACES, episodes, args.json)
     print(textwrap.fill(describe(run, tally), 100))
     if not tally:
         print("no credit files: nothing is known of single tokens")
     print("\nIn short\n" + "\n".join(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ") for text in short))
-    print("\n" + textwrap.fill(UNIT_LEGEND, 100))
+    for text in (ONE_RUN, EARLIER, UNIT_LEGEND):
+        print("\n" + textwrap.fill(text, 100))
     show(tables)
     print("\n" + written)
 
@@ -314,7 +327,7 @@ def steps_to_show(run: dict, wanted: list[int] | None) -> list[int]:
     if missing := [step for step in wanted or [] if step not in steps]:
         there = f"credit files of {len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "no credit files"
         raise UserError(f"--steps {missing[0]}: {run['folder']} has {there}")
-    return wanted or [steps[i] for i in sorted({round(x) for x in np.linspace(0, len(steps) - 1, 8)})] if steps else []
+    return list(dict.fromkeys(wanted or [])) or [steps[i] for i in sorted({round(x) for x in np.linspace(0, len(steps) - 1, 8)})] if steps else []
 
 
 def describe(run: dict, tally: Tally | None) -> str:
@@ -332,22 +345,25 @@ def describe(run: dict, tally: Tally | None) -> str:
 def compare_runs(runs: list[dict], folder: Path, args) -> None:
     make_folder(folder)
     parts = compare.alike(runs, compare.setting_of)
-    intro = [f"{len(runs)} runs"] + ([compare.what_differs(parts)] if len(parts) > 1 else [])
+    intro = [f"{len(runs)} runs."] + ([compare.what_differs(parts)] if len(parts) > 1 else [])
     comparisons = [compare.Comparison(part, args.baseline) for part in parts]
     if args.baseline and not any(c.baseline_was_named for c in comparisons):
         names = ", ".join(name for comparison in comparisons for name in comparison.arms)
         raise UserError(f"--baseline {args.baseline} is neither one of these runs nor one of the arms: {names}")
-    tables, pictures = [], []
-    for i, comparison in enumerate(comparisons):
+    tables, pictures, short, places = [], [], [], dict(PLACES)
+    for i, comparison in enumerate(comparisons, 1):
         found = compare.all_tables(comparison, show_status)
         with writing(folder):
-            pictures += plots.draw_comparison(comparison, found, folder, f"_{i + 1}" if len(parts) > 1 else "")
-        for table in found:
-            if len(parts) > 1:
-                table.name, table.title = f"{table.name} {i + 1}", f"{table.title} (kind {i + 1})"
+            pictures += plots.draw_comparison(comparison, found, folder, f"_{i}" if len(parts) > 1 else "")
+        short += [table.finding for table in found if table.name in ("arms", compare.PRIMARY) and table.finding]
+        if len(parts) > 1:  # the pictures have the set in their names, too
+            places |= {f"{name} {i}": tuple(f"{picture}_{i}" for picture in names) for name, names in PLACES.items()}
+            for table in found:
+                table.name, table.title = f"{table.name} {i}", f"{table.title} (set {i})"
         tables += found
-    written = write(folder, "Runs compared", intro, tables, pictures, [], args.json)
+    written = write(folder, "Runs compared", intro, short, tables, pictures, places, [], args.json)
     print("\n".join(textwrap.fill(text, 100) for text in intro))
+    print("\nIn short\n" + "\n".join(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ") for text in short))
     show(tables)
     print("\n" + written)
 
@@ -357,8 +373,9 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def write(folder: Path, title: str, intro: list[str], tables: list[Table], pictures: list, episodes: list[dict], as_json: bool) -> str:
-    report.write_page(folder / "report.html", title, intro, tables, pictures, PLACES, episodes)
+def write(folder: Path, title: str, intro: list[str], short: list[str], tables: list[Table], pictures: list, places: dict, episodes: list[dict],
+          as_json: bool) -> str:
+    report.write_page(folder / "report.html", title, intro, short, tables, pictures, places, episodes)
     if as_json:
         with writing(folder / "analysis.json"):
             text = json.dumps([table.to_json() for table in tables], indent=1, allow_nan=False)
@@ -377,3 +394,5 @@ if __name__ == "__main__":
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
+    except OSError as error:  # of printing; files have their own
+        sys.exit(f"analyze.py: {error}")

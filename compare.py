@@ -21,8 +21,9 @@ from tally import PARTITIONS, Vocabulary, credit_steps, end_of, lay_flat, units
 SETTING = ("model", "data", "reward", "steps", "prompt", "numbers", "min_number", "max_number", "max_target", "max_result", "questions", "answers",
            "max_new_tokens", "temperature")  # what has to agree before two runs are compared
 ASIDE = ("seed", "out", "own", "eval_tasks", "device", "threads", "micro_batch", "eval_every", "sample_every", "checkpoint_every", *NOT_SETTINGS)
-NEEDED = {"metrics": {"step": int, "success": (int, float), "entropy": (int, float)},
+NEEDED = {"metrics": {"step": int, "success": (int, float), "entropy": (int, float, type(None))},
           "evaluations": {"step": int, "mode": str, "success": (int, float), "success_low": (int, float), "success_high": (int, float), "answer": list}}
+PRIMARY = "final success, sampled"  # what is decided; the other measures are exploratory
 SEEN = 0.05
 
 
@@ -42,8 +43,6 @@ def read_run(folder: str) -> dict:
             raise UserError(f"{folder}/evaluations.jsonl, line {number} has {count} answers, line 1 has {first}: the held-out problems should be the same")
     if missing := [key for key in ("steps", "seed") if type(run["config"].get(key)) is not int]:
         raise UserError(f"{folder}/config.json says nothing of {missing[0]}")
-    if not (run["metrics"] or run["evaluations"] or run["steps"]):
-        raise UserError(f"{folder} has nothing to analyse yet: no step is finished")
     return run
 
 
@@ -57,13 +56,13 @@ def settings_of(run: dict) -> dict:
     view = SimpleNamespace(**config)
     idle = [name for name, f in OPTIONS.items() if f.metadata["only"] and not f.metadata["only"][0](view)]
     idle += ["rescale"] * (config["mitigation"] in NEVER_RESCALED)
-    return {name: value for name, value in config.items() if name not in idle}
+    return {name: float(value) if name in OPTIONS and OPTIONS[name].type is float else value for name, value in config.items() if name not in idle}
 
 
 def setting_of(run: dict) -> dict:
     settings = settings_of(run)
     held_out = len(run["evaluations"][0]["answer"]) if run["evaluations"] else None
-    return {name: settings.get(name) for name in SETTING} | {"model": str(Path(settings.get("model"))), "held-out problems": held_out}
+    return {name: settings.get(name) for name in SETTING} | {"model": str(Path(settings["model"]).resolve()), "held-out problems": held_out}
 
 
 def arm_of(run: dict) -> dict:
@@ -82,9 +81,9 @@ def what_differs(parts: list[list[dict]]) -> str:
     """Why these parts are not compared with each other."""
     settings = [setting_of(part[0]) for part in parts]
     names = [name for name in settings[0] if len({json.dumps(s[name]) for s in settings}) > 1]
-    kinds = "; ".join(f"kind {i}: {', '.join(f'{name} {s[name]}' for name in names)} ({', '.join(run['folder'].name for run in part)})"
-                      for i, (s, part) in enumerate(zip(settings, parts), 1))
-    return f"Not comparable, so each kind is compared by itself and nothing is averaged over them. {kinds}."
+    sets = "; ".join(f"set {i}: {', '.join(f'{name} {s[name]}' for name in names)} ({', '.join(run['folder'].name for run in part)})"
+                     for i, (s, part) in enumerate(zip(settings, parts), 1))
+    return f"Not comparable, so each set is compared by itself and nothing is averaged over them. {sets}."
 
 
 def name_arms(arms: list[list[dict]]) -> tuple[list[str], dict]:
@@ -112,6 +111,7 @@ class Comparison:
         self.setting = setting_of(runs[0])
         arms = alike(runs, arm_of)
         names, self.usual = name_arms(arms)
+        assert len(set(names)) == len(arms), "two arms would have the same name"
         self.arms = dict(zip(names, arms))
         for name, arm in self.arms.items():
             by_seed = {}
@@ -127,16 +127,21 @@ class Comparison:
     def find_baseline(self, wanted: str | None) -> str:
         """By name or by one of its runs, otherwise plain GRPO, otherwise the first arm."""
         for name, arm in self.arms.items():
-            if wanted and (wanted == name or Path(wanted).resolve() in [run["folder"].resolve() for run in arm]):
+            if wanted and (wanted in (name, *(run["folder"].name for run in arm)) or Path(wanted).resolve() in [run["folder"].resolve() for run in arm]):
                 self.baseline_was_named = True
                 return name
         plain = [name for name, arm in self.arms.items() if is_plain(arm[0])]
-        if len(plain) > 1 and not wanted:
+        usual = [name for name in plain if name == "none"]  # the one with the settings that most runs have
+        if len(plain) > 1 and not usual and not wanted:
             raise UserError(f"which arm is the baseline: {' or '.join(plain)}? Say so with --baseline and the name of a run or an arm")
-        return (plain or list(self.arms))[0]
+        return (usual or plain or list(self.arms))[0]
 
     def seeds(self, name: str) -> dict[int, dict]:
         return {run["config"]["seed"]: run for run in self.arms[name] if is_done(run)}
+
+    def shown(self, name: str) -> list[dict]:
+        """The runs that curves and means are made of: finished ones, or what there is."""
+        return list(self.seeds(name).values()) or self.arms[name]
 
     def others(self) -> list[str]:
         return [name for name in self.arms if name != self.baseline]
@@ -182,7 +187,7 @@ def evaluated(run: dict, mode: str) -> list[int]:
 
 
 MEASURES = {  # what is computed, from evaluations of which mode, and at how many steps at least
-    "final success, sampled": (final_answers, "sampled", 1), "final success, greedy": (final_answers, "greedy", 1),
+    PRIMARY: (final_answers, "sampled", 1), "final success, greedy": (final_answers, "greedy", 1),
     "area under the held-out curve, sampled": (area, "sampled", 2), "mean success in training batches": (training_mean, None, 0)}
 
 
@@ -222,27 +227,31 @@ def differences(comparison: Comparison, measure: str) -> Table:
         said = verdict(seeds, e, adjusted.get(pair, np.nan))
         several = e is not None and len(seeds) > 1
         rows.append([name if pair in against else f"{name} - {other}", len(seeds), e.value if e else None, e.interval if e else None,
-                     adjusted.get(pair), e.visible if several else None, said])
+                     adjusted.get(pair), e.visible if several and len(seeds) > 2 else None, said])
         if pair in against and said in told:
-            told[said].append(f"{name} (could have seen {100 * e.visible:.1f} points)" if said == "no difference seen" else name)
+            seen = f"could have seen about {100 * e.visible:.0f} points" if len(seeds) > 2 else "with two seeds only a huge one would be seen"
+            told[said].append(f"{name} ({seen})" if said == "no difference seen" else name)
     sentences = {"better": f"Better than {comparison.baseline}", "worse": f"Worse than {comparison.baseline}",
                  "no difference seen": "No difference seen", "one seed: no verdict": "One seed is one seed, and no verdict"}
     finding = " ".join(f"{sentences[said]}: {', '.join(names)}." for said, names in told.items() if names)
-    formats = {"arm": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%", "Holm p": ".3f", "could see": ".1%", "verdict": ""}
+    formats = {"arm": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%", "Holm p": "p", "could see": ".1%", "verdict": ""}
     notes = ["the verdict goes by Holm's p: among several arms an interval that just excludes 0 is not enough",
              "paired by seed and, held out, by problem; bootstrap over seeds and over problems, Student's t for few seeds; with one seed the interval "
-             "is about problems alone; could see: a difference of this size would have been seen in 80 of 100 such experiments, other arms included"]
+             "is about problems alone; could see: a difference of about this size would have been seen in 80 of 100 such experiments, other arms "
+             "included (itself an estimate from few seeds)"]
     if placebos:
         notes.append("a row with a minus: an arm against its own placebo, with a Holm's correction of its own")
+    if measure != PRIMARY:
+        finding = f"Exploratory, Holm's correction does not reach over the measures. {finding}"
     return Table(measure, f"{measure.capitalize()}: each arm minus {comparison.baseline}", by_row(formats, rows), finding, notes)
 
 
-def mean_and_interval(values: list[float]) -> tuple[float | None, tuple[float, float] | None]:
-    """Of a share over seeds: Student's t, inside 0 and 1."""
-    if len(values) < 2:
-        return (values[0] if values else None), None
-    reach = student_quantile(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return float(np.mean(values)), (max(0.0, float(np.mean(values) - reach)), min(1.0, float(np.mean(values) + reach)))
+def over_seeds(values) -> tuple[float | None, tuple[float, float] | None]:
+    """Mean, and its interval by Student's t."""
+    if len(values) < 2 or np.std(values) == 0:  # no spread is no knowledge of the spread
+        return (float(values[0]) if len(values) else None), None
+    mean, reach = np.mean(values), student_quantile(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return float(mean), (float(mean - reach), float(mean + reach))
 
 
 def arms_table(comparison: Comparison) -> Table:
@@ -253,16 +262,17 @@ def arms_table(comparison: Comparison) -> Table:
                            for mode in ("sampled", "greedy"))
         last = [lines[-1] for run in done.values() if (lines := evaluations(run, "sampled"))]
         means = [np.mean([line[f"{key}_mean"] for line in last]) if last else None for key in ("format", "finished", "length")]
+        mean, band = over_seeds(sampled)
         going = f" ({len(arm) - len(done)} still going)" if len(arm) > len(done) else ""
-        rows.append([name, (" ".join(map(str, sorted(done))) or "none") + going, *mean_and_interval(sampled), mean_and_interval(greedy)[0], *means])
+        rows.append([name, (" ".join(map(str, sorted(done))) or "none") + going, mean, band and tuple(np.clip(band, 0, 1).tolist()), over_seeds(greedy)[0], *means])
     known = [f"{row[0]} {row[2]:.1%}" for row in rows if row[2] is not None]
     formats = {"arm": "", "seeds": "", "sampled": ".1%", "95% over seeds": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
-    setting, count = comparison.setting, sum(map(len, comparison.arms.values()))
+    config, count = comparison.arms[comparison.baseline][0]["config"], sum(map(len, comparison.arms.values()))
     usual = "".join(f"{key} {value} where nothing else is said; " for key, value in comparison.usual.items())
     finding = f"Final held-out success, sampled: {'; '.join(known)}." if known else "No run is finished yet."
     return Table("arms", "The arms", by_row(formats, rows), finding,
-                 [f"{count} runs of {setting['model']}, {setting['steps']} steps; finished runs only; {usual}95% over seeds: Student's t over the "
+                 [f"{count} runs of {config['model']}, {config['steps']} steps; finished runs only; {usual}95% over seeds: Student's t over the "
                   "seeds of an arm"])
 
 
@@ -283,8 +293,8 @@ def runs_table(comparison: Comparison) -> Table:
 def steadiness(run: dict) -> list[float] | None:
     """How the gradient norm, the entropy and the success of a run moved."""
     norm = np.array([line["gradient_norm"] for line in run["metrics"] if line.get("gradient_norm")])
-    entropy, success = ([line[key] for line in run["metrics"]] for key in ("entropy", "success"))
-    if not len(norm):
+    entropy, success = ([line[key] for line in run["metrics"] if line[key] is not None] for key in ("entropy", "success"))
+    if not len(norm) or not entropy:
         return None
     best = max(np.mean(success[i:i + 5]) for i in range(max(1, len(success) - 4)))
     return [norm[:10].mean(), norm[-10:].mean(), norm.std() / norm.mean(), norm.max() / np.median(norm),
@@ -293,8 +303,8 @@ def steadiness(run: dict) -> list[float] | None:
 
 def stability(comparison: Comparison) -> Table:
     rows = []
-    for name, arm in comparison.arms.items():
-        found = [values for run in arm if (values := steadiness(run))]
+    for name in comparison.arms:
+        found = [values for run in comparison.shown(name) if (values := steadiness(run))]
         if found:
             rows.append([name, len(found), *np.mean(found, 0).tolist()])
     formats = {"arm": "", "runs": "d", "norm first": ".3f", "last": ".3f", "spread": ".0%", "peak": ".1f",
@@ -324,28 +334,32 @@ def credit_shares(run: dict, status) -> list[float]:
         return [*kind, *section[1:], naive[0] / naive[1], end[0] / end[2]]
 
 
-def credit_by_class(comparison: Comparison, status) -> Table:
-    rows, finding = [], ""
-    for name, arm in comparison.arms.items():
-        found = [credit_shares(run, status) for run in arm if run["steps"]]
-        if found:
-            rows.append([name, *np.mean(found, 0).tolist()])
-    if len(rows) > 1 and rows[0][0] == comparison.baseline:
-        kinds = np.array([row[1:1 + len(KINDS)] for row in rows])
-        moved = np.abs(kinds - kinds[0]).sum(1) / 2
-        arms = ", ".join(f"{row[0]} {share:.0%}" for row, share in zip(rows[1:], moved[1:]))
-        finding = f"Share of the gradient that lies on other kinds of tokens than in {comparison.baseline}: {arms}."
-    formats = {"arm": "", **{kind: ".0%" for kind in KINDS}, **{section: ".0%" for section in SECTIONS[1:]}, "f/r": ".2f", "e/l": ".2f"}
-    return Table("credit by class", "Share of the gradient abs(A) w s by kind and section", by_row(formats, rows), finding,
-                 ["means over the runs of an arm; f/r: mean of filler over mean of reasoning (by the earlier regex); e/l: first fifth of the answers "
-                  "over the last"])
+def credit_by_class(comparison: Comparison, status) -> list[Table]:
+    """Where the gradient lies in each arm; and two ratios of sizes with intervals over seeds, which those of one run are not."""
+    found = {name: [credit_shares(run, status) for run in comparison.shown(name) if run["steps"]] for name in comparison.arms}
+    found, finding = {name: np.array(values) for name, values in found.items() if values}, ""
+    kinds = {name: values[:, :len(KINDS)].mean(0) for name, values in found.items()}
+    if comparison.baseline in kinds and len(kinds) > 1:
+        moved = {name: np.abs(share - kinds[comparison.baseline]).sum() / 2 for name, share in kinds.items() if name != comparison.baseline}
+        finding = (f"Share of the gradient that lies on other kinds of tokens than in {comparison.baseline}: "
+                   f"{', '.join(f'{name} {share:.0%}' for name, share in moved.items())}.")
+    formats = {"arm": "", **{kind: ".0%" for kind in KINDS}, **{section: ".0%" for section in SECTIONS[1:]}}
+    shares = by_row(formats, [[name, *values[:, :-2].mean(0).tolist()] for name, values in found.items()])
+    ratios = [[name, len(values), *over_seeds(values[:, -2]), *over_seeds(values[:, -1])] for name, values in found.items()]
+    formats = {"arm": "", "runs": "d", "filler/reasoning": ".2f", "95%": ".2f", "early/late": ".2f", "95% of it": ".2f"}
+    told = "; ".join(f"{row[0]} {row[2]:.2f} and {row[4]:.2f}" for row in ratios)
+    return [Table("credit by class", "Share of the gradient abs(A) w s by kind and section", shares, finding,
+                  ["means over the runs of an arm; policies that learned other things write other texts, so this is not the weighting alone"]),
+            Table("credit over seeds", "Filler over reasoning and early over late, abs(A) w s, over the seeds of an arm", by_row(formats, ratios),
+                  f"Filler over reasoning, and first fifth over last: {told}." if ratios else "",
+                  ["filler and reasoning by the earlier regex; 95%: Student's t over seeds"])]
 
 
 def all_tables(comparison: Comparison, status=lambda text: None) -> list[Table]:
     tables = [arms_table(comparison), runs_table(comparison)]
     if len(comparison.arms) > 1:
         tables += [differences(comparison, measure) for measure in MEASURES]
-    tables += [stability(comparison), credit_by_class(comparison, status)]
+    tables += [stability(comparison), *credit_by_class(comparison, status)]
     for table in tables:
         table.keys = comparison.keys if "arm" in table.columns else {}
     return tables

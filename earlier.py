@@ -26,7 +26,7 @@ PUBLISHED = {
 
 
 def contributions(tally: Tally) -> Table:
-    """Not among what the earlier experiment could see: the same statistics of the gradient and of the weights."""
+    """Beside the old unit what the earlier log could not show: the gradient and the weights."""
     names = ("mean", "spread", "mean size", "smallest", "largest")
 
     def statistics(measure):
@@ -39,8 +39,8 @@ def contributions(tally: Tally) -> Table:
     far = {unit: max(map(abs, tally.sums.extremes[unit])) / size for unit in ("contribution", tally.final) if (size := statistics(unit)[2])}
     w, included = ("", "") if tally.weights_are_one else (" w", ", weights included")
     finding = NOTHING if len(far) < 2 else (
-        f"In the old unit one token reached {far['contribution']:.0f} times the mean; its gradient never passed {far[tally.final]:.0f} times the mean"
-        f"{included}: A lp has no limit as p goes to 0, the gradient has sqrt(2) abs(A){w}.")
+        f"The largest size is {far['contribution']:.0f} times the mean size in the old unit and {far[tally.final]:.0f} times as gradient{included}: "
+        f"A lp has no limit as p goes to 0, the gradient is at most sqrt(2) abs(A){w}.")
     same = ["all weights are 1: weighted and unweighted are the same"] * tally.weights_are_one
     return Table("contribution", "What a token was given: the old unit and the gradient, signed", columns, finding,
                  ["spread: the sample's standard deviation; mean size: the mean of the absolute values", *same, ELSEWHERE])
@@ -123,7 +123,7 @@ def classes_by_fifth(tally: Tally) -> Table:
                "tokens": (",d", tally.count("class by fifth")[order]), "log p": (".3f", tally.mean("class by fifth", "log_prob")[order]),
                **mean_sizes(tally, "class by fifth", cells=order, spec=".3f"), "pub.*": (".3f", published)}
     sizes = {unit: tally.mean("class by fifth", f"abs {unit}") for unit in tally.units}
-    ahead = "; ".join(f"{size(unit)}: in {int((x[:5] > x[5:10]).sum())} of 5" for unit, x in sizes.items())
+    ahead = ", ".join(f"in {int((x[:5] > x[5:10]).sum())} of 5 bins by {size(unit)}" for unit, x in sizes.items())
     return Table("class by position", "Classes (regex) in five bins of relative position", columns,
                  f"Filler is ahead of reasoning {ahead} (published: 4 of 5 in the old unit).", [ELSEWHERE])
 
@@ -140,8 +140,10 @@ def t_table(tally: Tally) -> Table:
         low, high = np.quantile(shuffled, (0.025, 0.975))
         said = "as shuffled" if permutation_p(over, shuffled) >= 0.05 else "more" if over > shuffled.mean() else "fewer"
         rows.append([LABELS[unit], over, shuffled.mean(), (low, high), (t < 1.5).mean(), (null < 1.5).mean(), t.mean(), said])
-        finding = (f"{over:.0%} of the positions have abs(t) > 3 as gradient; with the advantages shuffled within their groups, which leaves nothing "
-                   f"to find, {shuffled.mean():.0%} do ({low:.0%} to {high:.0%}).")  # the last unit is the gradient
+        finding = (f"{over:.0%} of the positions have abs(t) > 3 as gradient, {shuffled.mean():.0%} ({low:.0%} to {high:.0%}) with the answers of a group "
+                   "shuffled: advantage goes with what stands there. That long answers have other advantages is enough for it; it is no "
+                   "sign of credit." if said != "as shuffled" else f"{over:.0%} of the positions have abs(t) > 3 as gradient, no more than with the "
+                   f"answers of a group shuffled ({low:.0%} to {high:.0%}).")  # the last unit is the gradient
     formats = {"unit": "", "over 3": ".1%", "shuffled": ".1%", "95%": ".1%", "under 1.5": ".1%", "shuffled, too": ".1%", "mean": ".2f", "over 3?": ""}
     return Table("t", f"abs(t), one t per absolute position over all answers ({many} positions)", by_row(formats, rows), finding,
                  ["tokens of one answer share one advantage, so these t are not independent and no test; the shuffled columns show what they "

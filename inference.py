@@ -15,7 +15,7 @@ class Estimate:
     low: float      # 95% interval
     high: float
     p: float        # two-sided, of what `value` would be without an effect
-    visible: float = float("nan")  # an effect of this size would be seen in 80 of 100 repetitions
+    visible: float = float("nan")  # an effect of about this size would be seen in 80 of 100 repetitions
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -71,7 +71,7 @@ def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
     if groups < FEWEST or len(spread) < 0.9 * len(draws) or not np.isfinite(centre):
         return Estimate(float(value), np.nan, np.nan, np.nan)
     found = estimate(float(centre), float(spread.std(ddof=1)) * np.sqrt(groups / (groups - 1)), groups - 1)
-    return Estimate(float(value), *np.exp([found.low, found.high]).tolist(), found.p, float(np.exp(found.visible)))
+    return Estimate(float(value), *np.exp([found.low, found.high]).tolist(), found.p)
 
 
 def poisson_draws(rng: np.random.Generator, draws: int, groups: int) -> np.ndarray:

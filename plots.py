@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 
 from countdown_task import KINDS, SECTIONS
 from inference import student_quantile
-from tally import ADVANTAGE_EDGES, CLASSES, ENTROPY_EDGES, LOG_PROB_EDGES, S_EDGES, SIZE_EDGES, Tally
+from tally import ADVANTAGE_EDGES, CLASSES, ENTROPY_EDGES, LOG_PROB_EDGES, S_EDGES, SIZE_EDGES, Tally, size
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")  # Okabe and Ito
 BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
@@ -27,10 +27,6 @@ def save(figure, folder: Path, name: str, caption: str) -> tuple[Path, str]:
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path, caption
-
-
-def final(tally: Tally) -> tuple[str, str]:
-    return ("gradient", "abs(A) s") if tally.weights_are_one else ("weighted gradient", "abs(A) w s")
 
 
 def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[tuple[Path, str]]:
@@ -76,7 +72,7 @@ def length_and_entropy(run: dict, folder: Path) -> tuple[Path, str]:
 
 def position_bars(tally: Tally, folder: Path) -> tuple[Path, str]:
     figure, axes = panels(2)
-    unit, label = final(tally)
+    unit, label = tally.final, size(tally.final)
     for axis, which, name, colour in ((axes[0], "contribution", "abs(A log p)", ORANGE), (axes[1], unit, label, BLUE)):
         mean = tally.mean("position", f"abs {which}")
         sizes, tokens = tally.drawn("position", which)
@@ -90,13 +86,13 @@ def position_bars(tally: Tally, folder: Path) -> tuple[Path, str]:
 
 def histograms(tally: Tally, folder: Path) -> tuple[Path, str]:
     figure, axes = panels(2, sharey=True, sharex=True)
-    unit, label = final(tally)
+    unit, label = tally.final, size(tally.final)
     for axis, which, name in ((axes[0], "contribution", "abs(A log p)"), (axes[1], unit, label)):
         for c, colour in zip(range(len(CLASSES)), (ORANGE, BLUE, GREEN)):
             axis.stairs(tally.histograms.sizes[which][c] / tally.tokens, SIZE_EDGES, color=colour, lw=1.4, label=CLASSES[c])
-        size = tally.mean("all", f"abs {which}")[0]
-        axis.axvline(np.log10(max(size, 1e-6)), color=GREY, lw=0.9, ls="--")
-        axis.set(xlabel=f"{name}, powers of ten", title=f"{name}: mean {size:.2g} (dashed), largest {max(map(abs, tally.sums.extremes[which])):.3g}")
+        mean = tally.mean("all", f"abs {which}")[0]
+        axis.axvline(np.log10(max(mean, 1e-6)), color=GREY, lw=0.9, ls="--")
+        axis.set(xlabel=f"{name}, powers of ten", title=f"{name}: mean {mean:.2g} (dashed), largest {max(map(abs, tally.sums.extremes[which])):.3g}")
     axes[0].set(ylabel="share of all tokens")
     axes[0].legend(title="class by the regex", loc="upper left")
     none = tally.histograms.zeros["contribution"] / tally.tokens
@@ -134,7 +130,7 @@ def entropy_and_gradient(tally: Tally, folder: Path) -> tuple[Path, str]:
     used = np.flatnonzero(tally.histograms.entropy_and_s.sum(1))
     top = ENTROPY_EDGES[used[-1] + 1] if len(used) else 1
     axes[0].set(xlabel="entropy of the distribution", ylabel="gradient size s of the drawn token", xlim=(0, top),
-                title="Uncertain places have large gradients, by either choice")
+                title="Tokens drawn where the model was uncertain, and where it was sure")
     tokens, squares, theory = tally.histograms.by_entropy
     there = tokens >= 30
     middle = (ENTROPY_EDGES[1:] + ENTROPY_EDGES[:-1]) / 2
@@ -150,7 +146,7 @@ def entropy_and_gradient(tally: Tally, folder: Path) -> tuple[Path, str]:
 
 def class_by_position(tally: Tally, folder: Path) -> tuple[Path, str]:
     figure, axes = panels(2)
-    unit, label = final(tally)
+    unit, label = tally.final, size(tally.final)
     for axis, which, name in ((axes[0], "contribution", "abs(A log p)"), (axes[1], unit, label)):
         means = tally.mean("class by fifth", f"abs {which}").reshape(len(CLASSES), 5)
         tokens = tally.total("class by fifth", "tokens").reshape(len(CLASSES), 5)
@@ -165,7 +161,7 @@ def class_by_position(tally: Tally, folder: Path) -> tuple[Path, str]:
 
 def over_training(tally: Tally, folder: Path) -> tuple[Path, str]:
     figure, axes = panels(2)
-    unit, label = final(tally)
+    unit, label = tally.final, size(tally.final)
     steps = [block.mean() for block in tally.blocks]
     def by_block(partition, measure):
         return np.stack([tally.total(partition, measure, [b]) for b in range(len(steps))])  # (blocks, cells)
@@ -251,7 +247,7 @@ def band(axis, runs: list[dict], key: str, label: str, style: dict, window: int 
 def learning_curves(comparison, folder: Path, suffix: str) -> tuple[Path, str]:
     figure, axes = panels(2)
     for name, style in styles(comparison.arms).items():
-        runs = comparison.arms[name]
+        runs = comparison.shown(name)
         band(axes[0], runs, "success", name, style)
         by_step = {}
         for run in runs:
@@ -272,8 +268,8 @@ def learning_curves(comparison, folder: Path, suffix: str) -> tuple[Path, str]:
 def gradient_norms(comparison, folder: Path, suffix: str) -> tuple[Path, str]:
     figure, axes = panels(2)
     for name, style in styles(comparison.arms).items():
-        band(axes[0], comparison.arms[name], "gradient_norm", name, style, log=True)
-        band(axes[1], comparison.arms[name], "entropy", name, style)
+        band(axes[0], comparison.shown(name), "gradient_norm", name, style, log=True)
+        band(axes[1], comparison.shown(name), "entropy", name, style)
     norms = [line["gradient_norm"] for arm in comparison.arms.values() for run in arm for line in run["metrics"] if line.get("gradient_norm")]
     axes[0].set(xlabel="step", ylabel="gradient norm before clipping", yscale="log", ylim=(min(norms) / 2, max(norms) * 2) if norms else None,
                 title="Gradient norm, mean of five steps")
@@ -294,7 +290,7 @@ def difference_bars(table, folder: Path, suffix: str) -> tuple[Path, str]:
     axis.axvline(0, color="#000000", lw=0.8)
     axis.set(yticks=range(len(rows)), yticklabels=[f"{row[0]} ({row[1]} seed{'s' * (row[1] != 1)})" for row in rows],
              xlabel="points of final held-out success, 95% interval", title=table.title)
-    axis.margins(x=0.25)
+    axis.margins(x=0.35)
     axis.set_ylim(-0.6, len(rows) - 0.4)
     return save(figure, folder, "differences" + suffix,
                 "Each arm minus the baseline, paired by seed and problem; grey: no difference seen, or one seed only")

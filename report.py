@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from countdown_task import token_bytes
+from countdown_task import KINDS, SECTIONS, TAG, token_bytes
 from run_folder import read_columns, writing
 from tally import lay_flat
 
@@ -70,11 +70,14 @@ def by_row(formats: dict[str, str], rows: list) -> dict[str, tuple]:
 
 
 def shown(value, spec: str) -> str:
+    """A cell as text. The format `p` is for probabilities, which are never 0."""
     if isinstance(value, tuple):
         return "-" if plain(value[0]) is None else f"{shown(value[0], spec)} to {shown(value[1], spec)}"
     if isinstance(value, str):
         return value
-    return "-" if plain(value) is None else format(value, spec)
+    if plain(value) is None:
+        return "-"
+    return format(value, spec) if spec != "p" else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def plain(value):
@@ -87,13 +90,14 @@ def plain(value):
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
-def write_page(path: Path, title: str, intro: list[str], tables: list[Table], pictures: list[tuple[Path, str]], places: dict[str, tuple],
+def write_page(path: Path, title: str, intro: list[str], short: list[str], tables: list[Table], pictures: list[tuple[Path, str]], places: dict[str, tuple],
                episodes: list[dict]) -> None:
     """One file that needs no other: pictures and data are inside, nothing is fetched. `places` says which pictures, by
     name, stand below which table; the others come at the end."""
     caption, left = dict(pictures), [path for path, _ in pictures]
     links = [(anchor(table.name), table.title) for table in tables] + [("answers", "Answers, token by token")] * bool(episodes)
     body = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(text)}</p>" for text in intro),
+            *(["<h2>In short</h2><ul>", *(f"<li>{escape(text)}</li>" for text in short), "</ul>"] if short else []),
             "<nav>" + "".join(f"<a href=#{name}>{escape(text)}</a>" for name, text in links) + "</nav>"]
     for table in tables:
         mine = [p for name in places.get(table.name, ()) for p in left if p.stem == name]
@@ -102,7 +106,7 @@ def write_page(path: Path, title: str, intro: list[str], tables: list[Table], pi
     body += [figure_of(p, caption[p]) for p in left] + [VIEWER] * bool(episodes)
     data = json.dumps(episodes, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     data = data.replace("<", "\\u003c")  # so that no text can end the script
-    script = SCRIPT if episodes else ""
+    script = f"const SECTIONS = {json.dumps(SECTIONS)}, KINDS = {json.dumps(KINDS)}, TAG = {TAG};" + SCRIPT if episodes else ""
     with writing(path):
         path.write_text(PAGE.format(title=escape(title), style=STYLE, body="\n".join(body), data=data, script=script), encoding="utf-8")
 
@@ -193,6 +197,8 @@ th, td { padding: .15rem .6rem; border-bottom: 1px solid var(--line); text-align
 
 VIEWER = """<section id=answers><h2>Answers, token by token</h2>
 <p class=finding>Every token shaded by what it was given: blue above zero, orange below. Point at a token for its numbers.</p>
+<p class=note>A selection: whole groups of some steps, those whose answers had different rewards first. The contribution is A w lp, so it
+is above zero where the advantage is below; the gradient size is abs(A) w s.</p>
 <div class=bar><label>shade by <select id=quantity></select></label><label>step <select id=step></select></label><label>reward <select id=reward></select></label>
 <label><input type=checkbox id=local> full colour at the largest of this answer</label>
 <button id=previous>&larr; previous</button><button id=next>next &rarr;</button><span id=place></span></div>
@@ -202,7 +208,6 @@ VIEWER = """<section id=answers><h2>Answers, token by token</h2>
 
 SCRIPT = """
 const all = JSON.parse(document.getElementById('episodes').textContent), $ = id => document.getElementById(id);
-const SECTIONS = ['other', 'think', 'answer'], KINDS = ['word', 'space', 'number', 'operator', 'bracket', 'tag', 'end'];
 const BLUE = 'var(--blue)', ORANGE = 'var(--orange)';
 let shown = all, at = 0;
 function fill(select, choices) { for (const [value, text] of choices) select.add(new Option(text, value)); }
@@ -236,7 +241,7 @@ function draw() {
   e.texts.forEach((text, t) => {
     const span = document.createElement('span');
     span.textContent = text.replaceAll('\\n', '\\u21b5\\n');
-    span.className = `s${e.section[t]}${e.kind[t] === 5 ? ' tag' : ''}`;
+    span.className = `s${e.section[t]}${e.kind[t] === TAG ? ' tag' : ''}`;
     span.style.backgroundColor = shade(e.values[name][t], most);
     span.title = `${name} ${e.values[name][t] ?? 'unknown'}`;
     span.onmouseenter = span.onclick = () => tell(e, t);

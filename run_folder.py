@@ -184,8 +184,10 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             columns = dict(file)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path} is not a credit file of this program: {error}") from None
+    except ValueError:  # numpy's words would recommend what is never done here: to load it all the same
+        raise UserError(f"{path} is not a credit file of this program: it holds other things than numbers") from None
     missing = [name for name in (*PER_TOKEN, *PER_ANSWER, "prompt_ids", "prompt_start") if name not in columns]
     if missing:
         raise UserError(f"{path} is not a credit file of this program: it has no column {missing[0]}")
@@ -218,7 +220,10 @@ def step_of(path: Path) -> int | None:
 
 def read_lines(path: Path) -> list[dict]:
     """The lines of a JSONL file. The last may be cut off (being written, or killed), any other must be whole."""
-    found, lines = [], path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    try:
+        found, lines = [], path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text") from None
     for number, line in enumerate(lines, 1):
         try:
             found.append(json.loads(line))

@@ -146,7 +146,7 @@ class Tally:
 
     @property
     def final(self) -> str:
-        """The unit that counts: the gradient that the update really had."""
+        """The unit that counts: the gradient with the weights on record."""
         return "gradient" if self.weights_are_one else "weighted gradient"
 
     def total(self, partition: str, measure: str, blocks=slice(None)) -> np.ndarray:

@@ -288,8 +288,10 @@ def what_it_is(settings: Settings) -> str:
     if not (settings.folder / "config.json").is_file():
         return " and is not a run folder:"
     config, wanted = read_json(settings.folder / "config.json"), settings.to_json()
-    other = [name for name, value in wanted.items() if name in config and config[name] != value and name not in ("threads", "out")]
-    return f", with {other[0]} {config[other[0]]} instead of {wanted[other[0]]}:" if other else ""
+    usual = Settings(mitigation=settings.mitigation).to_json()  # what a run from before a setting existed had
+    before = {name: config.get(name, usual.get(name, value)) for name, value in wanted.items()}
+    other = [name for name, value in wanted.items() if before[name] != value and name not in ("threads", "out")]
+    return f", with {other[0]} {before[other[0]]} instead of {wanted[other[0]]}:" if other else ""
 
 
 if __name__ == "__main__":

@@ -465,7 +465,7 @@ def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("damage, said", [
-    (lambda f: (f / "credit/step_000002.npz").write_bytes(b"PK nothing"), "step_000002.npz is not a credit file"),
+    (lambda f: (f / "credit/step_000002.npz").write_bytes(b"PK nothing"), "step_000002.npz is not a credit file of this program"),
     (lambda f: np.savez(f / "credit/step_000002.npz", x=np.ones(3)), "step_000002.npz is not a credit file of this program: it has no column token_id"),
     (lambda f: np.savez(f / "credit/step_000002.npz", **{**credit_columns([2, 2], [0, 0]), "entropy": np.ones(3)}), "step_000002.npz is broken: its entropy"),
     (lambda f: np.savez(f / "credit/step_000002.npz", **{**credit_columns([2, 2], [0, 0]), "kind": np.full(4, 9)}), "step_000002.npz is broken: its kind"),
@@ -546,7 +546,7 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     nasty = "</script><script>alert(1)</script><!-- & \" \u2028"
     episodes = [{"texts": [nasty], "prompt": nasty, "values": {"advantage": [1.0]}}]
     table = Table("x", nasty, {nasty: ("", [nasty])}, nasty, [nasty])
-    report.write_page(tmp_path / "r.html", nasty, [nasty], [table], [], {}, episodes)
+    report.write_page(tmp_path / "r.html", nasty, [nasty], [nasty], [table], [], {}, episodes)
     page = (tmp_path / "r.html").read_text()
     assert page.count("<script") == 2 and page.count("</script>") == 2 and "alert(1)</script>" not in page
     assert json.loads(re.search(r'id="episodes">(.*?)</script>', page, re.S)[1])[0]["texts"] == [nasty]
