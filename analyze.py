@@ -65,7 +65,7 @@ def gains(run: dict) -> Table:
             rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value, gain.interval,
                          *(end.get(f"{name}_mean") for name in ("format", "finished", "length"))])
             word = "rose" if gain.low > 0 else "fell" if gain.high < 0 else "did not clearly change"
-            finding += (f" Held-out success ({mode}) {word}: {start['success']:.1%} at step {start['step']}, {end['success']:.1%} at step {end['step']}.")
+            finding += f" Held-out success ({mode}) {word}: {start['success']:.1%} at step {start['step']}, {end['success']:.1%} at {end['step']}."
     rows.append(["pub.*", 128, 0.0, 0.15, 0.15, None, None, None, 42])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%", "95% interval": "+.1%", "format": ".2f",
                "finished": ".1%", "length": ".0f"}
@@ -311,7 +311,8 @@ def analyze_run(run: dict, folder: Path, args) -> None:
     with writing(folder):
         pictures = plots.draw_run(run, tally, folder)
     episodes = report.episodes_of(run["folder"], tally.tokenizer, chosen) if tally else []
-    written = write(folder, run["folder"].name, [describe(run, tally), EARLIER, UNIT_LEGEND, ONE_RUN], short, tables, pictures, PLACES, episodes, args.json)
+    intro = [describe(run, tally), EARLIER, UNIT_LEGEND, ONE_RUN]
+    written = write(folder, run["folder"].name, intro, short, tables, pictures, PLACES, episodes, args.json)
     print(textwrap.fill(describe(run, tally), 100))
     if not tally:
         print("no credit files: nothing is known of single tokens")

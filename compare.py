@@ -18,11 +18,16 @@ from run_folder import read_columns, read_lines, run_config
 from settings import NOT_SETTINGS, OPTIONS
 from tally import PARTITIONS, Vocabulary, credit_steps, end_of, lay_flat, units
 
-SETTING = ("model", "data", "reward", "steps", "prompt", "numbers", "min_number", "max_number", "max_target", "max_result", "questions", "answers",
-           "max_new_tokens", "temperature")  # what has to agree before two runs are compared
-ASIDE = ("seed", "out", "own", "eval_tasks", "device", "threads", "micro_batch", "eval_every", "sample_every", "checkpoint_every", *NOT_SETTINGS)
-NEEDED = {"metrics": {"step": int, "success": (int, float), "entropy": (int, float, type(None))},
-          "evaluations": {"step": int, "mode": str, "success": (int, float), "success_low": (int, float), "success_high": (int, float), "answer": list}}
+SETTING = ("model", "data", "reward", "steps", "prompt", "numbers", "min_number", "max_number", "max_target", "max_result",
+           "questions", "answers", "max_new_tokens", "temperature")  # what has to agree before two runs are compared
+ASIDE = ("seed", "out", "own", "eval_tasks", "device", "threads", "micro_batch", "eval_every", "sample_every", "checkpoint_every",
+         *NOT_SETTINGS)
+NUMBER = (int, float)
+NEEDED = {"metrics": {"step": int, "success": NUMBER, "entropy": (*NUMBER, type(None))},
+          "evaluations": {"step": int, "mode": str, "success": NUMBER, "success_low": NUMBER, "success_high": NUMBER, "answer": list}}
+PUBLISHED_ARMS = ("published (Qwen2.5-0.5B, another model, one seed, 128 problems): plain GRPO 15%, outcome_conditional 12% with discounts of "
+                  "0.5 and 0.75, inverse_logprob_as_published 0% at step 60; filler over reasoning 1.31, and 1.41 with 0.75, in the old unit. "
+                  "12% against 15% of 128 is z = 0.74")
 PRIMARY = "final success, sampled"  # what is decided; the other measures are exploratory
 SEEN = 0.05
 
@@ -40,7 +45,8 @@ def read_run(folder: str) -> dict:
     for number, line in enumerate(run["evaluations"], 1):
         count, first = len(line["answer"]), len(run["evaluations"][0]["answer"])
         if count != first or not count:
-            raise UserError(f"{folder}/evaluations.jsonl, line {number} has {count} answers, line 1 has {first}: the held-out problems should be the same")
+            raise UserError(f"{folder}/evaluations.jsonl, line {number} has {count} answers, line 1 has {first}: the held-out problems should be "
+                            "the same")
     if missing := [key for key in ("steps", "seed") if type(run["config"].get(key)) is not int]:
         raise UserError(f"{folder}/config.json says nothing of {missing[0]}")
     return run
@@ -56,7 +62,8 @@ def settings_of(run: dict) -> dict:
     view = SimpleNamespace(**config)
     idle = [name for name, f in OPTIONS.items() if f.metadata["only"] and not f.metadata["only"][0](view)]
     idle += ["rescale"] * (config["mitigation"] in NEVER_RESCALED)
-    return {name: float(value) if name in OPTIONS and OPTIONS[name].type is float else value for name, value in config.items() if name not in idle}
+    floats = [name for name, f in OPTIONS.items() if f.type is float]  # 1 and 1.0 are the same
+    return {name: float(value) if name in floats else value for name, value in config.items() if name not in idle}
 
 
 def setting_of(run: dict) -> dict:
@@ -108,7 +115,6 @@ class Comparison:
     """Comparable runs, arm by arm; the baseline is the arm that all others are compared with."""
 
     def __init__(self, runs: list[dict], baseline: str | None):
-        self.setting = setting_of(runs[0])
         arms = alike(runs, arm_of)
         names, self.usual = name_arms(arms)
         assert len(set(names)) == len(arms), "two arms would have the same name"
@@ -127,7 +133,8 @@ class Comparison:
     def find_baseline(self, wanted: str | None) -> str:
         """By name or by one of its runs, otherwise plain GRPO, otherwise the first arm."""
         for name, arm in self.arms.items():
-            if wanted and (wanted in (name, *(run["folder"].name for run in arm)) or Path(wanted).resolve() in [run["folder"].resolve() for run in arm]):
+            folders = [run["folder"] for run in arm]
+            if wanted and (wanted in (name, *(folder.name for folder in folders)) or Path(wanted).resolve() in map(Path.resolve, folders)):
                 self.baseline_was_named = True
                 return name
         plain = [name for name, arm in self.arms.items() if is_plain(arm[0])]
@@ -236,8 +243,8 @@ def differences(comparison: Comparison, measure: str) -> Table:
     finding = " ".join(f"{sentences[said]}: {', '.join(names)}." for said, names in told.items() if names)
     formats = {"arm": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%", "Holm p": "p", "could see": ".1%", "verdict": ""}
     notes = ["the verdict goes by Holm's p: among several arms an interval that just excludes 0 is not enough",
-             "paired by seed and, held out, by problem; bootstrap over seeds and over problems, Student's t for few seeds; with one seed the interval "
-             "is about problems alone; could see: a difference of about this size would have been seen in 80 of 100 such experiments, other arms "
+             "paired by seed and, held out, by problem; bootstrap over seeds and over problems, Student's t for few seeds; with one seed the "
+             "interval is about problems alone; could see: a difference of about this size would have been seen in 80 of 100 such experiments, other arms "
              "included (itself an estimate from few seeds)"]
     if placebos:
         notes.append("a row with a minus: an arm against its own placebo, with a Holm's correction of its own")
@@ -264,16 +271,19 @@ def arms_table(comparison: Comparison) -> Table:
         means = [np.mean([line[f"{key}_mean"] for line in last]) if last else None for key in ("format", "finished", "length")]
         mean, band = over_seeds(sampled)
         going = f" ({len(arm) - len(done)} still going)" if len(arm) > len(done) else ""
-        rows.append([name, (" ".join(map(str, sorted(done))) or "none") + going, mean, band and tuple(np.clip(band, 0, 1).tolist()), over_seeds(greedy)[0], *means])
+        band = band and tuple(np.clip(band, 0, 1).tolist())  # of a share
+        rows.append([name, (" ".join(map(str, sorted(done))) or "none") + going, mean, band, over_seeds(greedy)[0], *means])
     known = [f"{row[0]} {row[2]:.1%}" for row in rows if row[2] is not None]
     formats = {"arm": "", "seeds": "", "sampled": ".1%", "95% over seeds": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
     config, count = comparison.arms[comparison.baseline][0]["config"], sum(map(len, comparison.arms.values()))
     usual = "".join(f"{key} {value} where nothing else is said; " for key, value in comparison.usual.items())
     finding = f"Final held-out success, sampled: {'; '.join(known)}." if known else "No run is finished yet."
+    mitigations = {arm[0]["config"]["mitigation"] for arm in comparison.arms.values()}
+    published = [PUBLISHED_ARMS] if mitigations & {"outcome_conditional", "inverse_logprob_as_published"} else []
     return Table("arms", "The arms", by_row(formats, rows), finding,
                  [f"{count} runs of {config['model']}, {config['steps']} steps; finished runs only; {usual}95% over seeds: Student's t over the "
-                  "seeds of an arm"])
+                  "seeds of an arm", *published])
 
 
 def runs_table(comparison: Comparison) -> Table:
@@ -286,7 +296,8 @@ def runs_table(comparison: Comparison) -> Table:
             rows.append([run["folder"].name, sampled[0]["success"], sampled[-1]["success"], gain.value, gain.interval,
                          greedy[-1]["success"] - greedy[0]["success"] if len(greedy) > 1 else None])
     formats = {"run": "", "start": ".1%", "end": ".1%", "gain": "+.1%", "95%": "+.1%", "greedy": "+.1%"}
-    return Table("runs", "Each run: held-out success, sampled, at the start and at its last evaluation", by_row(formats, rows), "",
+    finding = f"Gains of single runs go from {min(row[3] for row in rows):+.1%} to {max(row[3] for row in rows):+.1%}." if rows else ""
+    return Table("runs", "Each run: held-out success, sampled, at the start and at its last evaluation", by_row(formats, rows), finding,
                  ["95%: over problems, paired; greedy: the gain with greedy decoding"])
 
 

@@ -13,6 +13,8 @@ from tally import CLASSES, LABELS, NORMALISED, PARTITIONS, SIGNS, Tally, early_o
 NOTHING = "Nothing to compare: no token of one side has a gradient, or none was there."
 ELSEWHERE = ("* published figures of another model (Qwen2.5-0.5B-Instruct, its own problems, 303,042 tokens; "
              "github.com/Ja-Crispy/GRPO-Zero), for orientation, not for comparison")
+SHUFFLED = {"as shuffled": "nothing to see.", "fewer": "fewer than by chance.", "more": "advantage goes with what stands there. That long answers "
+            "have other advantages is enough for it; it is no sign of credit."}
 PUBLISHED = {
     "mean": 0.079, "spread": 1.168, "mean size": 0.307, "smallest": -28.0, "largest": 33.3, "early over late": 1.6,
     "position": (0.347194, 0.366896, 0.329356, 0.303315, 0.318367, 0.306196, 0.305382, 0.300810, 0.270468, 0.212966),
@@ -69,8 +71,9 @@ def ends(tally: Tally) -> Table:
         f"The first fifth of an answer gets {e.value:.2f} times the gradient of the last fifth (95%: {shown(e.interval, '.2f')}); "
         f"in the old unit {found['contribution'].value:.2f}.")
     return Table("ends", "Early over late: the first fifth of the answers over the last fifth", columns, finding,
-                 ["a token counts where its middle stands, (t + 1/2) / length; by absolute position: tokens below the 20% quantile of absolute position over those above the 80% quantile (in long "
-                  "answers only), as the earlier code computed it; its text divided bin 0 by bin 9", ELSEWHERE])
+                 ["a token counts where its middle stands, (t + 1/2) / length; by absolute position: tokens below the 20% quantile of absolute "
+                  "position over those above the 80% quantile (in long answers only), as the earlier code computed it; its text divided bin 0 "
+                  "by bin 9", ELSEWHERE])
 
 
 def signs(tally: Tally) -> Table:
@@ -140,10 +143,8 @@ def t_table(tally: Tally) -> Table:
         low, high = np.quantile(shuffled, (0.025, 0.975))
         said = "as shuffled" if permutation_p(over, shuffled) >= 0.05 else "more" if over > shuffled.mean() else "fewer"
         rows.append([LABELS[unit], over, shuffled.mean(), (low, high), (t < 1.5).mean(), (null < 1.5).mean(), t.mean(), said])
-        finding = (f"{over:.0%} of the positions have abs(t) > 3 as gradient, {shuffled.mean():.0%} ({low:.0%} to {high:.0%}) with the answers of a group "
-                   "shuffled: advantage goes with what stands there. That long answers have other advantages is enough for it; it is no "
-                   "sign of credit." if said != "as shuffled" else f"{over:.0%} of the positions have abs(t) > 3 as gradient, no more than with the "
-                   f"answers of a group shuffled ({low:.0%} to {high:.0%}).")  # the last unit is the gradient
+        finding = (f"{over:.0%} of the positions have abs(t) > 3 as gradient, {shuffled.mean():.0%} ({low:.0%} to {high:.0%}) with the answers of "
+                   f"a group shuffled: {SHUFFLED[said]}")  # the last unit counts
     formats = {"unit": "", "over 3": ".1%", "shuffled": ".1%", "95%": ".1%", "under 1.5": ".1%", "shuffled, too": ".1%", "mean": ".2f", "over 3?": ""}
     return Table("t", f"abs(t), one t per absolute position over all answers ({many} positions)", by_row(formats, rows), finding,
                  ["tokens of one answer share one advantage, so these t are not independent and no test; the shuffled columns show what they "
@@ -161,5 +162,5 @@ def top_tokens(tally: Tally) -> Table:
     rows += [[f"{name} (pub.*)", texts] for name, texts in PUBLISHED["top"].items()]
     rows += [[f"{name} (span)", most(by_kind[:, k])] for k, name in enumerate(KINDS) if by_kind[:, k].any()]
     pieces = np.where((words.class_of == CLASSES.index("filler")) & (by_kind[:, KINDS.index("tag")] > words.count / 2), words.count, 0)
-    finding = f"Among the filler of the regex are pieces of tags: {most(pieces)}." if pieces.any() else "No piece of a tag is among the regex's filler."
+    finding = f"Pieces of tags among the regex's filler: {most(pieces) if pieces.any() else 'none'}."
     return Table("top tokens", "The most frequent tokens of each class", by_row({"class": "", "tokens": ""}, rows), finding, [ELSEWHERE])
