@@ -236,7 +236,11 @@ def growth_of_shares(tally: Tally) -> Table:
                  f"What changed most is the share of {KINDS[k]} tokens: {by_kind[0, k]:.0%} to {by_kind[-1, k]:.0%} of the gradient.")
 
 
-def show(tables: list[Table]) -> None:
+def show(short: list[str], tables: list[Table], legend: tuple = ()) -> None:
+    if short:
+        print("\nIn short\n" + "\n".join(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ") for text in short))
+    for text in legend:
+        print("\n" + textwrap.fill(text, 100))
     for table in tables:
         print(f"\n## {table.title}\n")
         if table.finding:
@@ -277,10 +281,10 @@ def make_parser() -> Parser:
     parser = Parser(usage="python analyze.py RUN [RUN ...] [flags]", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                     allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; with more than one they are compared")
-    parser.add_argument("--output_dir", metavar="FOLDER", 
+    parser.add_argument("--output_dir", metavar="FOLDER",
                         help="for pictures and report.html; by default analysis/ in the run, or comparison/ beside the runs")
     parser.add_argument("--json", action="store_true", help="write every number of every table to analysis.json there, too")
-    parser.add_argument("--baseline", metavar="ARM", 
+    parser.add_argument("--baseline", metavar="ARM",
                         help="what the others are compared with: the name of an arm, or one of its runs (default: plain GRPO)")
     parser.add_argument("--steps", type=int, nargs="+", metavar="N", help="the steps whose answers the page shows (default: eight, evenly spaced)")
     return parser
@@ -316,10 +320,7 @@ def analyze_run(run: dict, folder: Path, args) -> None:
     print(textwrap.fill(describe(run, tally), 100))
     if not tally:
         print("no credit files: nothing is known of single tokens")
-    print("\nIn short\n" + "\n".join(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ") for text in short))
-    for text in (ONE_RUN, EARLIER, UNIT_LEGEND):
-        print("\n" + textwrap.fill(text, 100))
-    show(tables)
+    show(short, tables, (ONE_RUN, EARLIER, UNIT_LEGEND))
     print("\n" + written)
 
 
@@ -328,7 +329,9 @@ def steps_to_show(run: dict, wanted: list[int] | None) -> list[int]:
     if missing := [step for step in wanted or [] if step not in steps]:
         there = f"credit files of {len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "no credit files"
         raise UserError(f"--steps {missing[0]}: {run['folder']} has {there}")
-    return list(dict.fromkeys(wanted or [])) or [steps[i] for i in sorted({round(x) for x in np.linspace(0, len(steps) - 1, 8)})] if steps else []
+    if wanted or not steps:
+        return list(dict.fromkeys(wanted or []))
+    return [steps[i] for i in sorted({round(x) for x in np.linspace(0, len(steps) - 1, 8)})]
 
 
 def describe(run: dict, tally: Tally | None) -> str:
@@ -364,8 +367,7 @@ def compare_runs(runs: list[dict], folder: Path, args) -> None:
         tables += found
     written = write(folder, "Runs compared", intro, short, tables, pictures, places, [], args.json)
     print("\n".join(textwrap.fill(text, 100) for text in intro))
-    print("\nIn short\n" + "\n".join(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ") for text in short))
-    show(tables)
+    show(short, tables)
     print("\n" + written)
 
 
