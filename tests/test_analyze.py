@@ -298,7 +298,7 @@ def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
     low, high = rows["number"]["95%"]
     assert 1.5 < low < 2 < high < 2.5 and all(rows[kind]["difference"] == "less" for kind in ("word", "space", "operator"))
     like = {row["ratio"]: row for row in tables["like position"]}
-    assert like["number/rest (A s)"]["20ths"] == pytest.approx(2, rel=0.1)
+    assert "space/rest (A s)" in like and like["number/rest (A s)"]["20ths"] == pytest.approx(2, rel=0.1)
     terms = {row["term"]: row for row in tables["regression of gradient"]}
     assert terms["number"]["difference"] == "more" and terms["operator"]["difference"] == terms["tenth 5"]["difference"] == "none seen"
     assert terms["constant"]["difference"] == terms["abs(A)"]["difference"] == ""  # nobody asked about them
@@ -311,6 +311,11 @@ def test_a_trend_over_position_is_reported_so(tmp_path):
     assert row["early over late"] == pytest.approx(1.083 / 1.883, rel=0.04) and row["difference"] == "late more"
     terms = {row["term"]: row for row in tables["regression of gradient"]}
     assert terms["tenth 10"]["difference"] == terms["tenth 8"]["difference"] == "more" and {terms[kind]["difference"] for kind in ("space", "number", "operator")} == {"none seen"}
+
+
+def test_the_end_of_an_answer_is_not_compared_at_like_position(log):
+    """Nothing else stands there."""
+    assert "word/rest (A w s)" in {row["ratio"] for row in log[2]["like position"]} and not any("end/" in row["ratio"] for row in log[2]["like position"])
 
 
 def test_a_class_ahead_for_its_place_only_is_told_so(tmp_path):

@@ -113,11 +113,34 @@ def test_the_area_is_that_of_straight_lines():
     assert compare.evaluated(run, "sampled") == [0, 10, 40] and compare.evaluated({**run, "config": {"steps": 50}}, "sampled") == []
 
 
+def test_areas_are_over_the_steps_at_which_both_were_evaluated(tmp_path):
+    """The same curve, evaluated once more in one arm: no difference."""
+    runs = []
+    for name, steps in (("none", (0, 10)), ("random", (0, 5, 10))):
+        for seed in range(2):
+            run = write_run(tmp_path / f"{name}{seed}", 0.5, seed, mitigation=name)
+            answers = {0: [0, 0], 5: [1, 1], 10: [1, seed]}
+            (run / "evaluations.jsonl").write_text("".join(json.dumps(evaluation(step, answers[step])) + "\n" for step in steps))
+            runs.append(run)
+    for baseline in ("none", "random"):
+        rows = rows_of(comparison_of(runs, baseline), "area under the held-out curve, sampled")
+        assert [row["difference"] for row in rows.values()] == [0.0]
+
+
 def test_an_arm_and_its_own_placebo(tmp_path):
     arms = {"base": (0.5, {}), "arm": (0.8, {"mitigation": "entropy_ratio"}), "placebo": (0.5, {"mitigation": "entropy_ratio", "placebo": "weights"})}
     rows = rows_of(comparison_of(make(tmp_path, arms)))
     assert list(rows) == ["entropy_ratio", "entropy_ratio placebo weights", "entropy_ratio - entropy_ratio placebo weights"]
     assert rows["entropy_ratio - entropy_ratio placebo weights"]["verdict"] == "better" and rows["entropy_ratio - entropy_ratio placebo weights"]["Holm p"] < 0.05
+
+
+def test_arms_and_placebos_are_corrected_apart(tmp_path, monkeypatch):
+    """p = 0.03 in all three rows: over two arms 0.06, over one placebo 0.03."""
+    from inference import Estimate
+    arms = {"base": (0.5, {}), "arm": (0.8, {"mitigation": "entropy_ratio"}), "placebo": (0.5, {"mitigation": "entropy_ratio", "placebo": "weights"})}
+    comparison = comparison_of(make(tmp_path, arms, seeds=2))
+    monkeypatch.setattr(compare, "difference", lambda *_: ([0, 1], Estimate(0.1, 0.01, 0.19, 0.03, 0.1)))
+    assert [row["Holm p"] for row in rows_of(comparison).values()] == pytest.approx([0.06, 0.06, 0.03])
 
 
 def test_arms_are_told_apart_by_what_differs(tmp_path):
@@ -170,6 +193,10 @@ def test_a_run_still_going_is_shown_and_not_compared(tmp_path, capsys):
     comparison = comparison_of(runs)
     assert rows_of(comparison)["random"]["seeds"] == 1
     assert compare.arms_table(comparison).to_json()["rows"][1]["seeds"] == "0 (1 still going)"
+    assert [row["runs"] for row in compare.stability(comparison).to_json()["rows"]] == [2, 1]
+    path = tmp_path / "arm-s0/metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(True)[:4]))
+    assert [row["runs"] for row in compare.stability(comparison_of(runs)).to_json()["rows"]] == [2, 2]  # none is finished: what there is
 
 
 def test_stability_by_hand(tmp_path):
