@@ -153,6 +153,11 @@ def test_arms_are_told_apart_by_what_differs(tmp_path):
     assert comparison.usual == {"learning_rate": 1e-3}
 
 
+def test_1_and_1_0_are_the_same_setting(tmp_path):
+    runs = [write_run(tmp_path / f"r{seed}", 0.5, seed, max_grad_norm=value) for seed, value in enumerate((1, 1.0))]
+    assert len(comparison_of(runs).arms) == 1
+
+
 def test_the_baseline_can_be_named_and_has_to_be_when_it_is_not_clear(tmp_path):
     runs = [str(write_run(tmp_path / f"r{i}", 0.5, **config)) for i, config in enumerate([{"learning_rate": 1e-3}, {"learning_rate": 1e-4}, {"mitigation": "random", "learning_rate": 1e-3}])]
     with pytest.raises(UserError, match="which arm is the baseline"):
@@ -179,6 +184,20 @@ def test_what_is_not_comparable_is_said_and_not_averaged(tmp_path, capsys, other
     tables = {table["name"]: table["rows"] for table in json.loads((tmp_path / "out/analysis.json").read_text())}
     assert [row["arm"] for row in tables["arms 1"]] == ["none"] and [row["arm"] for row in tables["arms 2"]] == ["random"]
     assert not any(name.startswith("final success") for name in tables)
+
+
+def test_other_held_out_problems_are_another_set(tmp_path):
+    a, b = (write_run(tmp_path / name, 0.5) for name in "ab")
+    lines = [{**json.loads(line), "answer": json.loads(line)["answer"][:50]} for line in (b / "evaluations.jsonl").read_text().splitlines()]
+    (b / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    parts = compare.alike([compare.read_run(a), compare.read_run(b)], compare.setting_of)
+    assert len(parts) == 2 and "held-out problems 50 (b)" in compare.what_differs(parts)
+
+
+def test_one_measure_decides_and_the_others_are_exploratory(tmp_path):
+    comparison = comparison_of(make(tmp_path, {"base": (0.5, {}), "good": (0.8, {"mitigation": "random"})}, seeds=3))
+    findings = {measure: compare.differences(comparison, measure).finding for measure in compare.MEASURES}
+    assert [measure for measure, finding in findings.items() if not finding.startswith("Exploratory")] == [compare.PRIMARY]
 
 
 def test_an_older_run_without_a_reward_on_record_is_of_another_kind(tmp_path):
