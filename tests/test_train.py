@@ -189,6 +189,11 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
     assert (tmp_path / "run/metrics.jsonl").read_text() == whole
     with pytest.raises(UserError, match="with learning_rate 0.001 instead of 0.5: name another with --out"):
         train.main([*flags, "--learning_rate", "0.5"])
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    del config["temperature"]  # as in a run from before there was such a flag
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="with temperature 1.0 instead of 0.3"):
+        train.main([*flags, "--temperature", "0.3"])
     with pytest.raises(UserError, match="exists already: go on with --resume .*run, or name another with --out"):
         train.main(flags[:-1])
     (tmp_path / "notes").mkdir()
