@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from countdown_task import KINDS, SECTIONS, load_tokenizer
-from inference import Estimate, holm, paired_difference, student_quantile
+from inference import Estimate, holm, mean_reach, paired_difference
 from mitigations import NEVER_RESCALED
 from qwen2_model import UserError
 from report import LETTERS, Table, by_row
@@ -257,7 +257,7 @@ def over_seeds(values) -> tuple[float | None, tuple[float, float] | None]:
     """Mean, and its interval by Student's t."""
     if len(values) < 2 or np.std(values) == 0:  # no spread is no knowledge of the spread
         return (float(values[0]) if len(values) else None), None
-    mean, reach = np.mean(values), student_quantile(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    mean, reach = np.mean(values), mean_reach(values)
     return float(mean), (float(mean - reach), float(mean + reach))
 
 

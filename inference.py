@@ -41,6 +41,11 @@ def two_sided_p(t: float, df: float) -> float:
     return float(2 * np.interp(np.arctan(-abs(t) / np.sqrt(min(df, 10_000))), angle, below))
 
 
+def mean_reach(values) -> np.ndarray | float:
+    """How far the 95% interval of a mean over seeds reaches, by Student's t; the first axis is the seeds, two of them at least."""
+    return student_quantile(0.975, len(values) - 1) * np.std(values, axis=0, ddof=1) / np.sqrt(len(values))
+
+
 FEWEST = 6  # groups behind a number before anything is said about it
 
 

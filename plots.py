@@ -8,7 +8,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from countdown_task import KINDS, SECTIONS
-from inference import student_quantile
+from inference import mean_reach
 from tally import ADVANTAGE_EDGES, CLASSES, ENTROPY_EDGES, LOG_PROB_EDGES, S_EDGES, SIZE_EDGES, Tally, size
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")  # Okabe and Ito
@@ -240,7 +240,7 @@ def band(axis, runs: list[dict], key: str, label: str, style: dict, window: int 
     scale = np.exp if log else np.asarray
     axis.plot(steps, scale(mean), lw=1.5, label=f"{label} ({len(curves)})", **style)
     if len(curves) > 1:
-        reach = student_quantile(0.975, len(curves) - 1) * curves.std(0, ddof=1) / len(curves) ** 0.5
+        reach = mean_reach(curves)
         axis.fill_between(steps, scale(mean - reach), scale(mean + reach), color=style["color"], alpha=0.15, lw=0)
 
 
@@ -256,7 +256,7 @@ def learning_curves(comparison, folder: Path, suffix: str) -> tuple[Path, str]:
                     by_step.setdefault(line["step"], []).append(line["success"])
         steps = sorted(by_step)
         mean = [np.mean(by_step[step]) for step in steps]
-        reach = [student_quantile(0.975, len(v) - 1) * np.std(v, ddof=1) / len(v) ** 0.5 if len(v := by_step[step]) > 1 else 0 for step in steps]
+        reach = [mean_reach(by_step[step]) if len(by_step[step]) > 1 else 0 for step in steps]
         axes[1].errorbar(steps, mean, reach, marker="o", ms=3, lw=1.3, capsize=2, **style)
     axes[0].set(xlabel="step", ylabel="success in training batches", ylim=(0, 1), title="Success while training, mean of five steps")
     axes[1].set(xlabel="step", ylabel="share of held-out problems solved", ylim=(0, 1), title="Held-out success, sampled")
