@@ -23,7 +23,7 @@ from countdown_task import KINDS, SECTIONS
 from earlier import ELSEWHERE, NOTHING, PUBLISHED
 from inference import paired_difference, verdicts
 from qwen2_model import UserError
-from report import Table, by_row, shown
+from report import Table, by_row, make_folder, show, show_status, shown
 from run_folder import writing
 from settings import Parser, underscores
 from tally import LABELS, PARTITIONS, Tally, mean_sizes, over_the_rest, pair, size, t_statistics, text_of
@@ -236,26 +236,6 @@ def growth_of_shares(tally: Tally) -> Table:
                  f"What changed most is the share of {KINDS[k]} tokens: {by_kind[0, k]:.0%} to {by_kind[-1, k]:.0%} of the gradient.")
 
 
-def show(short: list[str], tables: list[Table], legend: tuple = ()) -> None:
-    if short:
-        print("\nIn short\n" + "\n".join(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ") for text in short))
-    for text in legend:
-        print("\n" + textwrap.fill(text, 100))
-    for table in tables:
-        print(f"\n## {table.title}\n")
-        if table.finding:
-            print(textwrap.fill(table.finding, 100) + "\n")
-        print(table.to_text())
-        if table.notes:
-            print("\n" + "\n".join(textwrap.fill(note, 100) for note in table.notes))
-
-
-def show_status(text: str) -> None:
-    """A line that the next one overwrites, for people at a terminal only."""
-    if sys.stderr.isatty():
-        print(f"\r  {text[:90]:90s}\r", end="", file=sys.stderr, flush=True)
-
-
 def read_runs(folders: list[str]) -> list[dict]:
     """What is no run is an error when it was meant, and passed over, with a line, when a pattern like runs/* caught it."""
     runs, several = [], len(folders) > 1
@@ -369,11 +349,6 @@ def compare_runs(runs: list[dict], folder: Path, args) -> None:
     print("\n".join(textwrap.fill(text, 100) for text in intro))
     show(short, tables)
     print("\n" + written)
-
-
-def make_folder(folder: Path) -> None:
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 def write(folder: Path, title: str, intro: list[str], short: list[str], tables: list[Table], pictures: list, places: dict, episodes: list[dict],

@@ -10,7 +10,6 @@ each hidden unit, at the price of features that are trained for something else.
 import torch
 import torch.nn as nn
 
-from countdown_task import score, token_bytes
 from qwen2_model import UserError, generate
 from rollouts import Rollouts, stop_ids
 
@@ -121,7 +120,7 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
     room = [0 if ids and ids[-1] in ends else s.max_new_tokens - len(ids) for _, ids in prefixes]
     over = [i for i, left in enumerate(room) if left <= 0]
     for i in over:
-        rewards[i] = reward_of(lab, rollouts, *prefixes[i])
+        rewards[i] = lab.reward_of(rollouts.problems[prefixes[i][0]], prefixes[i][1])
     open_ones = sorted((i for i in range(len(prefixes)) if room[i] > 0), key=lambda i: room[i])  # like lengths together
     size = max(1, s.questions * s.answers // k)  # as many rows as a batch of training
     for start in range(0, len(open_ones), size):
@@ -133,13 +132,8 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
         spent += sum(lengths)
         for row, (ids, n) in enumerate(zip(fresh.tokens.tolist(), lengths)):
             g, prefix = prefixes[part[row // k]]
-            rewards[part[row // k], row % k] = reward_of(lab, rollouts, g, (*prefix, *ids[:n]))
+            rewards[part[row // k], row % k] = lab.reward_of(rollouts.problems[g], (*prefix, *ids[:n]))
     return rewards.to(rollouts.mask.device), spent
-
-
-def reward_of(lab, rollouts: Rollouts, question: int, ids) -> float:
-    text = b"".join(token_bytes(lab.tokenizer, ids)).decode(errors="replace")
-    return score(text, rollouts.problems[question].numbers, rollouts.problems[question].target)["reward"]
 
 
 def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]], k: int) -> tuple[list[list[float]], int]:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import mitigations
-from countdown_task import Problem, Problems, Ranges, encode_prompt, load_tokenizer
+from countdown_task import Problem, Problems, Ranges, encode_prompt, load_tokenizer, score, token_bytes
 from critic import CRITICS, Trained, load_optimizer_tensors, optimizer_tensors
 from grpo import ADVANTAGES
 from qwen2_model import Qwen2, UserError
@@ -36,6 +36,11 @@ class Lab:
     reference: Qwen2 | None = None       # the initial model, where a loss needs it
     advantage: Callable | None = None    # (rollouts, lab) -> (B, T)
     mitigation: Callable | None = None   # (tokens, lab) -> (B, T)
+
+    def reward_of(self, problem: Problem, ids) -> float:
+        """Of any answer to this problem, whole or cut off."""
+        text = b"".join(token_bytes(self.tokenizer, ids)).decode(errors="replace")
+        return score(text, problem.numbers, problem.target)["reward"]
 
     @property
     def extra_parameters(self) -> int:

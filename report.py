@@ -3,6 +3,8 @@ import base64
 import json
 import math
 import re
+import sys
+import textwrap
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -88,6 +90,31 @@ def plain(value):
         return value
     number = value.item() if hasattr(value, "item") else value
     return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def show(short: list[str], tables: list[Table], legend: tuple = ()) -> None:
+    if short:
+        print("\nIn short\n" + "\n".join(textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ") for text in short))
+    for text in legend:
+        print("\n" + textwrap.fill(text, 100))
+    for table in tables:
+        print(f"\n## {table.title}\n")
+        if table.finding:
+            print(textwrap.fill(table.finding, 100) + "\n")
+        print(table.to_text())
+        if table.notes:
+            print("\n" + "\n".join(textwrap.fill(note, 100) for note in table.notes))
+
+
+def show_status(text: str) -> None:
+    """A line that the next one overwrites, for people at a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r  {text[:90]:90s}\r", end="", file=sys.stderr, flush=True)
+
+
+def make_folder(folder: Path) -> None:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def write_page(path: Path, title: str, intro: list[str], short: list[str], tables: list[Table], pictures: list[tuple[Path, str]], places: dict[str, tuple],

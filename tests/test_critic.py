@@ -7,6 +7,7 @@ import torch
 
 import critic
 from conftest import ASKED, SPOKEN, hand_made, spoken
+from countdown_task import score, token_bytes
 from critic import CRITICS, continuation_rewards, generalised_advantage, prefix_values, segment_starts
 from qwen2_model import Generation, UserError, generate
 
@@ -153,8 +154,8 @@ def test_monte_carlo_values_agree_with_many_fresh_answers(lab):
     batch = spoken(lab)
     rewards, _ = continuation_rewards(lab, batch, [(1, ())], 600)
     fresh = generate(lab.model, [batch.prompt_ids[1]], answers=600, max_new_tokens=60, seed=11)
-    texts = ["".join(critic.token_bytes(lab.tokenizer, row[:n])[i].decode() for i in range(n)) for row, n in zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())]
-    mean = sum(critic.score(text, ASKED[1].numbers, ASKED[1].target)["reward"] for text in texts) / 600
+    texts = ["".join(token_bytes(lab.tokenizer, row[:n])[i].decode() for i in range(n)) for row, n in zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())]
+    mean = sum(score(text, ASKED[1].numbers, ASKED[1].target)["reward"] for text in texts) / 600
     assert rewards.mean().item() == pytest.approx(mean, abs=4 * (0.25 / 300) ** 0.5)
 
 
