@@ -10,8 +10,8 @@ each hidden unit, at the price of features that are trained for something else.
 import torch
 import torch.nn as nn
 
-from qwen2_model import UserError, generate
-from rollouts import Rollouts, stop_ids
+from qwen2_model import UserError, generate, pick
+from rollouts import LOGITS_AT_ONCE, Rollouts, stop_ids
 
 
 class Trained:
@@ -108,7 +108,8 @@ class gae:
 
 
 @torch.no_grad()
-def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tuple[int, ...]]], k: int) -> tuple[torch.Tensor, int]:
+def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tuple[int, ...]]], k: int,
+                         progress=lambda share: None) -> tuple[torch.Tensor, int]:
     """Rewards (n, k) of k fresh answers that go on from each (question, first tokens), and the tokens that took.
 
     A prefix that has ended, or that has reached the limit, is worth its own reward. Random numbers follow from
@@ -124,6 +125,7 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
     open_ones = sorted((i for i in range(len(prefixes)) if room[i] > 0), key=lambda i: room[i])  # like lengths together
     size = max(1, s.questions * s.answers // k)  # as many rows as a batch of training
     for start in range(0, len(open_ones), size):
+        progress(start / len(open_ones))
         part = open_ones[start:start + size]
         with lab.autocast:
             fresh = generate(lab.model, [rollouts.prompt_ids[prefixes[i][0]] + list(prefixes[i][1]) for i in part], answers=k,
@@ -134,6 +136,18 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
             g, prefix = prefixes[part[row // k]]
             rewards[part[row // k], row % k] = lab.reward_of(rollouts.problems[g], (*prefix, *ids[:n]))
     return rewards.to(rollouts.mask.device), spent
+
+
+@torch.no_grad()
+def other_tokens(lab, rollouts: Rollouts, at: torch.Tensor) -> list[int]:
+    """For each place (answer, index) of `at` (n, 2): a token from the policy without the one that stands there."""
+    uniform, found = torch.rand(len(at), generator=rollouts.generator).to(at.device), []
+    chunk = max(1, LOGITS_AT_ONCE // lab.model.config.vocab_size)
+    for (row, t), u in zip((part.T for part in at.split(chunk)), uniform.split(chunk)):
+        logits = lab.model.logits(rollouts.hidden[row, t]).float() / lab.settings.temperature
+        logits.scatter_(1, rollouts.ids[row, t][:, None], float("-inf"))
+        found += pick(logits.log_softmax(-1), u, temperature=1, greedy=False).tolist()
+    return found
 
 
 def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]], k: int) -> tuple[list[list[float]], int]:

@@ -27,10 +27,10 @@ import torch
 import torch.nn as nn
 
 from countdown_task import ANSWER
-from critic import Trained, continuation_rewards, prefix_values
+from critic import Trained, continuation_rewards, other_tokens, prefix_values
 from grpo import answer_shares, gradient_size, group_z_score, policy_loss
-from qwen2_model import UserError, pick
-from rollouts import LOGITS_AT_ONCE, Rollouts
+from qwen2_model import UserError
+from rollouts import Rollouts
 
 MITIGATIONS = {}
 
@@ -258,27 +258,17 @@ class causal_ablation:
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
         lengths, groups = tokens.length.tolist(), tokens.group.tolist()
         at = [(b, t) for b, n in enumerate(lengths) for t in range(0, n, self.every)]
-        row, t = torch.tensor(at, device=tokens.ids.device).T
-        uniform = torch.rand(len(at), generator=tokens.generator).to(row.device)
-        chunk = max(1, LOGITS_AT_ONCE // lab.model.config.vocab_size)
-        others = [self.draw(lab, tokens, *part) for part in zip(row.split(chunk), t.split(chunk), uniform.split(chunk))]
-        ids = tokens.ids.tolist()
-        prefixes = [(groups[b], (*ids[b][:t], other)) for (b, t), other in zip(at, torch.cat(others).tolist())]
+        others, ids = other_tokens(lab, tokens, torch.tensor(at, device=tokens.ids.device)), tokens.ids.tolist()
+        prefixes = [(groups[b], (*ids[b][:t], other)) for (b, t), other in zip(at, others)]
         rewards, spent = continuation_rewards(lab, tokens, prefixes, 1)
         self.metrics = {"extra_tokens": spent}
-        change = (tokens.reward[row] - rewards[:, 0]).abs().tolist()
+        change = (tokens.reward[[b for b, _ in at]] - rewards[:, 0]).abs().tolist()
         weight, start = torch.zeros_like(tokens.log_prob), 0
         for b, n in enumerate(lengths):
             here = range(0, n, self.every)
             weight[b, :n] = torch.tensor(np.interp(range(n), here, change[start:start + len(here)])) if n else 0.0
             start += len(here)
         return weight
-
-    def draw(self, lab, tokens: Rollouts, row, t, uniform) -> torch.Tensor:
-        """Another token for each of these places, from the policy without the one that stands there."""
-        logits = lab.model.logits(tokens.hidden[row, t]).float() / lab.settings.temperature
-        logits.scatter_(1, tokens.ids[row, t][:, None], float("-inf"))
-        return pick(logits.log_softmax(-1), uniform, temperature=1, greedy=False)
 
 
 @mitigation
