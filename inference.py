@@ -79,6 +79,42 @@ def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
     return Estimate(float(value), *np.exp([found.low, found.high]).tolist(), found.p)
 
 
+def mean_over(values) -> Estimate:
+    """The mean over seeds or questions, by Student's t. An undefined value is left out, with its question."""
+    known = np.asarray(values, float)
+    known = known[np.isfinite(known)]
+    if len(known) < 2:
+        return Estimate(float(known.mean()) if len(known) else np.nan, np.nan, np.nan, np.nan)
+    return estimate(float(known.mean()), float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1)
+
+
+def jackknife(value: float, left: np.ndarray) -> Estimate:
+    """A number, and what it becomes without each of the questions (or seeds, or blocks) it was made from."""
+    n = len(left)
+    error = np.sqrt((n - 1) / n * np.square(left - np.mean(left)).sum()) if n > 1 else np.nan
+    return estimate(float(value), float(error), n - 1)
+
+
+def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
+    """Sum over sum, from a pair of numbers a question."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))
+
+
+def average_ranks(values: np.ndarray) -> np.ndarray:
+    """0, 1, ... from the smallest; equal values share their mean rank."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count + 1) / 2)[place]
+
+
+def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's; undefined where one of the two is constant."""
+    x, y = average_ranks(x), average_ranks(y)
+    x, y = x - x.mean(), y - y.mean()
+    size = np.sqrt((x @ x) * (y @ y))
+    return float(x @ y / size) if size > 0 else float("nan")
+
+
 def poisson_draws(rng: np.random.Generator, draws: int, groups: int) -> np.ndarray:
     """(draws, groups): how often each group is drawn. With independent Poisson(1) counts the bootstrap needs no list
     of all groups, and so no memory that grows with them (Chamandy et al. 2012, "Estimating uncertainty for massive

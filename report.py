@@ -46,9 +46,10 @@ class Table:
         text = self.lined_up(cells)
         if len(text.split("\n")[0]) <= limit or not cells:
             return text
-        names = {row[0]: self.keys.get(row[0], letter) for row, letter in zip(cells, LETTERS)}
-        legend = [f"({letter}) {name}" for name, letter in names.items()]
-        return "\n".join([self.lined_up([[names[row[0]], *row[1:]] for row in cells]), "", *legend])
+        long = [row[0] for row in cells if len(row[0]) > 9]
+        names = {row[0]: row[0] for row in cells} | {name: self.keys.get(name, letter) for name, letter in zip(long, LETTERS)}
+        legend = [f"({names[name]}) {name}" for name in long]
+        return "\n".join([self.lined_up([[names[row[0]], *row[1:]] for row in cells]), *[""] * bool(legend), *legend])
 
     def lined_up(self, cells: list[list[str]]) -> str:
         rows = [[text.replace("|", "\\|") for text in row] for row in [list(self.columns), *cells]]
@@ -181,8 +182,9 @@ def episode(tokens: dict, tokenizer, step: int, b: int) -> dict:
     values = {"advantage": advantage, "weight": weight, "contribution": advantage * weight * tokens["log_prob"][part],
               "gradient size": np.abs(advantage) * weight * tokens["s"][part],
               "entropy": tokens["entropy"][part], "log-prob": tokens["log_prob"][part]}
-    if "true_credit" in tokens:
-        values["true credit"] = tokens["true_credit"][part].astype(float)
+    for name in ("true_credit", "true_credit_se"):
+        if name in tokens:
+            values[name.replace("_", " ")] = tokens[name][part].astype(float)
     return {"step": step, "episode": b, "group": g, "reward": rounded(tokens["reward"][b]), "answer": rounded(tokens["reward_answer"][b]),
             "finished": bool(tokens["finished"][b]), "prompt": b"".join(token_bytes(tokenizer, prompts[g].tolist())).decode(errors="replace"),
             "texts": [piece.decode(errors="replace") for piece in token_bytes(tokenizer, tokens["token_id"][part].tolist())],

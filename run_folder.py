@@ -120,8 +120,9 @@ class RunFolder:
                 shutil.rmtree(old)
 
 
-def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor) -> None:
-    """One step's record: a value a token (answers end to end), an answer, or a question. See the README."""
+def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, **more: torch.Tensor) -> None:
+    """One step's record: a value a token (answers end to end), an answer, or a question. See the README. `more` are
+    further (B, T) by name: the true credit, where it was measured."""
     mask, lengths = rollouts.mask, rollouts.length.cpu().numpy()
 
     def flat(values, dtype=np.float32):
@@ -135,6 +136,7 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor) -> None:
         "entropy": flat(rollouts.entropy), "collision": flat(rollouts.collision),
         "weight": flat(weight), "advantage": flat(rollouts.advantage),
         "section": flat(rollouts.section, np.uint8), "kind": flat(rollouts.kind, np.uint8),
+        **{name: flat(values) for name, values in more.items()},
         "episode_start": starts(lengths), "group": rollouts.group.cpu().numpy().astype(np.int32),
         "finished": rollouts.finished.cpu().numpy(),
         "reward": rollouts.reward.cpu().numpy(),

@@ -4,8 +4,8 @@ import itertools
 import numpy as np
 import pytest
 
-from inference import (Regression, detectable, estimate, holm, paired_difference, permutation_p, poisson_draws, ratio, shuffle_within,
-                       student_quantile, two_sided_p)
+from inference import (Regression, average_ranks, detectable, estimate, holm, jackknife, mean_over, paired_difference, permutation_p, poisson_draws,
+                       rank_correlation, ratio, ratio_of_sums, shuffle_within, student_quantile, two_sided_p)
 
 
 @pytest.mark.parametrize("df, probability, expected", [  # any printed table of Student's t
@@ -180,3 +180,33 @@ def test_one_seed_speaks_of_items_alone_and_one_number_of_nothing():
     e = paired_difference(d, draws=100_000)
     assert (e.high - e.value) / student_quantile(0.975, 7) == pytest.approx(np.sqrt(d.var(ddof=1) / 8), rel=0.02)
     assert np.isnan(paired_difference(np.array([[0.3]])).low)
+
+
+def test_a_mean_over_questions_by_hand():
+    """1, 2, 3 and one that is undefined: mean 2, error 1 / sqrt(3), Student's t of two degrees of freedom."""
+    found = mean_over([1.0, 2.0, np.nan, 3.0])
+    assert found.value == 2 and found.high - 2 == pytest.approx(4.302653 / np.sqrt(3), rel=1e-4)
+    assert np.isnan(mean_over([1.0]).low) and mean_over([1.0]).value == 1 and np.isnan(mean_over([np.nan]).value)
+
+
+def test_the_jackknife_of_a_mean_is_the_usual_error():
+    values = np.array([1.0, 4.0, 6.0, 9.0])
+    left = (values.sum() - values) / 3
+    found, usual = jackknife(values.mean(), left), mean_over(values)
+    assert found.low == pytest.approx(usual.low) and found.p == pytest.approx(usual.p)
+    assert np.isnan(jackknife(1.0, np.array([1.0])).low)
+
+
+def test_a_ratio_of_sums_by_hand():
+    """(1 + 3) / (2 + 4); without the first 3 / 4, without the second 1 / 2: error |3/4 - 1/2| / 2."""
+    found = ratio_of_sums(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
+    assert found.value == pytest.approx(4 / 6) and found.high - found.value == pytest.approx(12.7062 * 0.125, rel=1e-4)
+
+
+def test_ranks_and_their_correlation_by_hand():
+    assert average_ranks(np.array([5.0, 1.0, 5.0, 2.0])).tolist() == [2.5, 0, 2.5, 1]
+    assert rank_correlation(np.array([1, 2, 30]), np.array([2, 4, 5])) == pytest.approx(1) and rank_correlation(np.array([1, 2, 3]), np.array([3, 2, 1])) == pytest.approx(-1)
+    assert rank_correlation(np.array([1, 2, 3]), np.array([1, 3, 2])) == pytest.approx(0.5)
+    x, y = average_ranks(np.array([5.0, 1, 5, 2])), np.array([0.0, 2, 1, 3])
+    assert rank_correlation(np.array([5.0, 1, 5, 2]), y) == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert np.isnan(rank_correlation(np.ones(3), np.array([1, 2, 3])))
