@@ -15,7 +15,7 @@ from mitigations import MITIGATIONS, make, token_weight
 from qwen2_model import UserError
 
 ALL = sorted(MITIGATIONS)
-FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 2}}
+FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1}}
 
 
 def weights(lab, name, tokens, own=None, **how):

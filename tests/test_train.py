@@ -1,6 +1,7 @@
 """The loop as a person meets it: whole runs, runs that were killed, and wrong commands."""
 import errno
 import gc
+import io
 import json
 import os
 import re
@@ -9,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,10 +33,17 @@ from settings import OPTIONS, make_settings, read_flags
 TIME = ("seconds", "tokens_per_second", "memory")
 
 
-def run(*argv, expect=0, cwd=None):
-    result = subprocess.run([sys.executable, str(ROOT / "train.py"), *map(str, argv)], capture_output=True, text=True, cwd=cwd)
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+def run(*argv, expect=0):
+    """What train.py prints and how it ends, without the seconds that a new process needs to import PyTorch."""
+    out, errors, code = io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(errors):
+        try:
+            train.main(list(map(str, argv)))
+        except UserError as error:
+            code = 1
+            errors.write(f"train.py: {error}")
+    assert code == expect, out.getvalue() + errors.getvalue()
+    return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
 
 
 def lines(path):
@@ -329,10 +339,11 @@ def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
 
 def test_the_line_is_printed_without_a_traceback(learner, tmp_path):
     (tmp_path / "file").write_text("")
-    for argv, said in ((["--out", tmp_path / "file"], "exists already"), (["--out", tmp_path / "file/run"], "cannot write"),
-                       (["--out", tmp_path / ("a" * 300)], "name too long")):
-        errors = run("--model", learner, *argv, expect=1).stderr
-        assert errors.startswith("train.py: ") and said in errors and errors.count("\n") == 1
+    program = [sys.executable, ROOT / "train.py", "--model", learner, "--out"]
+    result = subprocess.run([*program, tmp_path / "file"], capture_output=True, text=True)
+    assert result.returncode == 1 and result.stderr.startswith("train.py: ") and "exists already" in result.stderr and result.stderr.count("\n") == 1
+    for name, said in (("file/run", "cannot write"), ("a" * 300, "name too long")):
+        assert said in run("--model", learner, "--out", tmp_path / name, expect=1).stderr
 
 
 @pytest.mark.parametrize("name", ["save_file", "shutil.rmtree", "os.replace", "shutil.copyfile"])
