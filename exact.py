@@ -11,13 +11,15 @@ gradient of J, the probability to be right. Each pair of --advantage and --mitig
 (--loss_norm constant up to a factor), by the same functions that train. Shown are, over all batches that can be drawn:
     bias     size of (mean estimate - true), over that of the true gradient
     cosine   between mean estimate and true gradient: 1 is the right direction, whatever the length
-    noise    trace of the covariance over the squared size of the mean: so many batches until noise and signal are alike
+    noise    trace of the covariance over the squared part of the mean along the true gradient: so many batches until noise
+             and signal are alike
 """
 import argparse
 import math
 
 import torch
 
+from grpo import gradient_size
 from plots import COLOURS, panels, save
 from report import Table, by_row
 from settings import Parser, underscores
@@ -50,8 +52,9 @@ def measure(probe: Probe) -> Findings:
 
 
 LEGEND = ("bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: between the two; noise: trace of the covariance over the "
-          "squared size of the mean, the number of batches until noise and signal are alike. Critics know V exactly (wrong ones a random number for each "
-          "index); vine has segments of two tokens and exact values; weights are rescaled to mean 1 as in training.")
+          "squared part of the mean that lies along the true gradient, the number of batches until noise and signal are alike. Critics know V exactly (wrong ones a random number for each "
+          "index); vine has segments of two tokens and exact values; weights are rescaled to mean 1 over a batch, which here is one "
+          "group (as published: never).")
 
 
 def true_J(world: World) -> float:
@@ -81,7 +84,8 @@ def identities(world: World, batches: Batches, advantage: dict, crossed: dict) -
         return torch.zeros(len(world.score), dtype=torch.float64).index_add(0, world.node.flatten(), (p[:, None] * values * mask).flatten()) @ world.score
 
     entropy, sure = 1 + world.rollouts.entropy.double(), 1 / (world.rollouts.log_prob.double().abs() + 0.1)
-    V = world.worth[:, :-1]
+    V, collision = world.worth[:, :-1], world.rollouts.collision.double()
+    size = gradient_size(world.rollouts.log_prob.double(), collision)
     weighted = {name: estimator(world, batches, w[batches.which] * advantage["rloo"] / G).mean for name, w in (("prefix", entropy), ("token", sure))}
     rows = [["gradient of J by autograd = E[sum A_t grad log pi], A_t = V(after) - V(before)", *sides(world.gradient, on_choices(credit))],
             ["sum_t E[A_t^2] = Var(R) = p (1 - p)", *sides((p @ credit.square().sum(1)), torch.tensor(J * (1 - J)))],
@@ -92,6 +96,7 @@ def identities(world: World, batches: Batches, advantage: dict, crossed: dict) -
             ["weight by the prefix alone (1 + entropy): E[sum w A_t grad log pi]", *sides(weighted["prefix"], on_choices(entropy * credit))],
             ["weight by the token (1 / (abs(log p) + 0.1)): that + E[sum w (V - b) grad log pi]",
              *sides(weighted["token"], on_choices(sure * (credit + V - J)))],
+            ["E[s^2] of a token = 1 - sum p^2: the unsure ones get the larger gradients", *sides(p @ (size.square() * mask).sum(1), p @ ((1 - collision) * mask).sum(1))],
             ["probabilities of all groups add up to 1", *sides(batches.probability.sum(), torch.tensor(1.0))], ["and of all answers", *sides(p.sum(), torch.tensor(1.0))]]
     worst = max(row[3] for row in rows)
     return Table("identities", "What theory says", by_row({"identity": "", "left": ".6f", "right": ".6f", "difference": ".1e"}, rows),
@@ -136,7 +141,7 @@ def cross_table(world: World, crossed: dict, names: list[str], key: str) -> Tabl
         rows.append([m, *("n/a" if crossed[a, m] is None else crossed[a, m].against(world.gradient)[key] for a in CROSSED)])
     known = {m: crossed["rloo", m].against(world.gradient)[key] for m in names if crossed["rloo", m] is not None}
     title = {"cosine": "Direction: cosine of the mean estimate with the true gradient", "bias": "Bias, relative to the true gradient",
-             "noise": "Noise: batches until noise and signal are alike"}[key]
+             "noise": "Noise: batches until noise and signal along the true gradient are alike"}[key]
     if key == "noise":
         quiet = min(known, key=known.get)
         finding = f"With rloo the least noise has {quiet} ({known[quiet]:.2f}), none has {known['none']:.2f}."
@@ -145,7 +150,7 @@ def cross_table(world: World, crossed: dict, names: list[str], key: str) -> Tabl
         ends = (min, max) if key == "cosine" else (max, min)
         worst, best = (end((m for m in known if m not in exact), key=known.get) for end in ends)
         finding = (f"With rloo {', '.join(exact)} {'keep' if len(exact) > 1 else 'keeps'} the true {'direction' if key == 'cosine' else 'gradient'}; of the others "
-                   f"{best} is nearest ({known[best]:.3f}), {worst} farthest ({known[worst]:.3f}).")
+                   f"{best} is nearest ({known[best]:.4f}), {worst} farthest ({known[worst]:.4f}).")
     notes = [f"n/a: {', '.join(f'{name} {why}' for name, why in NOT_HERE.items())}; lambda_grpo at lambda = 1; oracle knows the true credit"]
     return Table(key, title, by_row({"mitigation": "", **{a: ".4f" if key == "cosine" else ".3f" for a in CROSSED}}, rows), finding, notes)
 
@@ -163,7 +168,7 @@ def placebos(world: World, batches: Batches, advantage: torch.Tensor, weight: di
     better = [row[0] for row in rows if row[3] < plain]
     return Table("placebos", "Each weighting beside its own weights shuffled over the batch's tokens (rloo)", by_row(formats, rows),
                  f"Less noise than their placebo have {', '.join(quieter) or 'none'}; than no weighting ({plain:.2f}): {', '.join(better) or 'none'}.",
-                 ["shuffled weights are 1 on average at every token, so the direction stays and noise is added"])
+                 ["rescaled weights are 1 on average at every token once they are shuffled, so the direction stays and noise is added; those as published are not rescaled"])
 
 
 def norms(world: World, batches: Batches, advantage: torch.Tensor) -> Table:

@@ -194,7 +194,9 @@ def test_directions_are_those_of_all_pairs():
     square = np.mean([(g @ g).item() for g in arms["other"]])
     found = directions.estimates("other")
     assert found["cosine"].value == pytest.approx(mean("other", "ref") / np.sqrt(mean("other", "other") * mean("ref", "ref")), rel=1e-5)
-    assert found["noise"].value == pytest.approx(square / mean("other", "other") - 1, rel=1e-5)
+    along = mean("other", "ref") / np.sqrt(mean("ref", "ref"))
+    assert found["noise"].value == pytest.approx((square - mean("other", "other")) / along ** 2, rel=1e-4)
+    assert found["off"].value == pytest.approx(found["cosine"].value - 1) and found["off"].high == pytest.approx(found["cosine"].high - 1)
     assert found["one batch"].value == pytest.approx(mean("other", "ref") / np.sqrt(mean("ref", "ref") * square), rel=1e-5)
     assert directions.batch_cosine(true) == pytest.approx(
         np.mean([(true @ g).item() for g in arms["ref"]]) / (true.norm().item() * np.sqrt(mean("ref", "ref"))), rel=1e-5)

@@ -34,6 +34,7 @@ class Credit:
 @torch.no_grad()
 def true_credit(lab: Lab, rollouts: Rollouts, k: int, progress=lambda share: None) -> Credit:
     """Of every token, from about k (1 - p) continuations that leave the answer there, four at least."""
+    assert lab.settings.temperature == 1, "the chance of leaving is that of temperature 1"
     other_chance = (-torch.expm1(rollouts.log_prob.double()) * rollouts.mask).cpu()
     places = (other_chance > CERTAIN).nonzero().tolist()
     counts = [4 * math.ceil(k * other_chance[b, t].item() / 4) for b, t in places]

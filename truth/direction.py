@@ -48,8 +48,8 @@ class Directions:
         return (one @ two.T).cpu().numpy()
 
     def estimates(self, name: str) -> dict[str, Estimate]:
-        """cosine: of the mean with the true gradient. one batch: of a single batch with it. noise: variance of a batch over
-        the squared length of the mean."""
+        """cosine: of the mean with the true gradient; off: that minus 1. one batch: of a single batch with it. noise: variance
+        of a batch over the squared part of the mean that lies along the true gradient: the rest of it is no signal."""
         products = [self.products(*pair) for pair in ((name, self.reference), (name, name), (self.reference, self.reference))]
         whole = self.numbers(name, products, np.arange(self.blocks))
         left = [self.numbers(name, products, np.delete(np.arange(self.blocks), k)) for k in range(self.blocks)]
@@ -62,9 +62,11 @@ class Directions:
         pairs, square = M * (M - 1), self.own[name][here].sum()
         product, length = (cross - self.same[name][here].sum()) / pairs, (own - square) / pairs
         true = (true - self.own[self.reference][here].sum()) / pairs
-        known = length > 0 and true > 0  # without noise they are; with much of it an estimate may come out negative
-        return {"cosine": product / np.sqrt(length * true) if known else np.nan, "one batch": product / np.sqrt(true * square / M) if true > 0 else np.nan,
-                "noise": (square / M - length) / length if length > 0 else np.nan}
+        if not (length > 0 and true > 0):  # without noise they are; with much of it an estimate may come out negative
+            return dict.fromkeys(("cosine", "off", "one batch", "noise"), np.nan)
+        cosine, variance = product / np.sqrt(length * true), square / M - length
+        return {"cosine": cosine, "off": cosine - 1, "one batch": product / np.sqrt(true * square / M),
+                "noise": variance * true / product ** 2 if product > 0 else np.nan}
 
     def batch_cosine(self, gradient: torch.Tensor) -> float:
         """Of another batch's gradient with the true one."""

@@ -25,7 +25,7 @@ PROMPT = [ONE]
 
 @dataclass
 class World:
-    """`nodes` are the choices: every prefix with every token that can follow. Arrays are float64."""
+    """`nodes` are the choices: every prefix with every token that can follow. Sums are in float64, the model computes in float32."""
     model: Qwen2
     rollouts: Rollouts          # every answer once
     probability: torch.Tensor   # (n,) of each answer
@@ -173,10 +173,10 @@ class Estimator:
     variance: float         # trace of the covariance
 
     def against(self, true: torch.Tensor) -> dict[str, float]:
-        size = self.mean.norm().item()
+        size, along = self.mean.norm().item(), (self.mean @ true / true.norm()).item()
         silent = size < 1e-9 * true.norm().item()
-        return {"bias": ((self.mean - true).norm() / true.norm()).item(), "cosine": math.nan if silent else (self.mean @ true).item() / size / true.norm().item(),
-                "noise": math.inf if silent else self.variance / size ** 2}
+        return {"bias": ((self.mean - true).norm() / true.norm()).item(), "cosine": math.nan if silent else along / size,
+                "noise": math.inf if silent or along <= 0 else self.variance / along ** 2}
 
 
 def estimator(world: World, batches: Batches, factor: torch.Tensor, doubled: torch.Tensor | None = None) -> Estimator:
