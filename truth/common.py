@@ -160,7 +160,7 @@ def carry_out(name: str, args: SimpleNamespace, measure) -> None:
 
 
 def write(folder: Path, name: str, args: SimpleNamespace, found: Findings, seconds: float) -> None:
-    said = [table.finding for table in found.tables if table.name in found.short and table.finding]
+    said = [line for table in found.tables if table.name in found.short for line in table.finding.splitlines()]
     intro = ["Made with --quick: these numbers show that it works, and nothing else."] * args.quick + found.intro
     write_page(folder / "report.html", found.title, intro, said, found.tables, found.pictures, found.places, found.episodes)
     numbers = {"measured": name, "settings": vars(args), **provenance(), "seconds": round(seconds, 1), "in_short": said,
