@@ -107,7 +107,7 @@ def noise_of(args: SimpleNamespace, config: ModelConfig, seed: int, length: int)
             squares[name] = squares.get(name, 0.0) + gradient.square().sum().item() / args.batches
         total, own = total + found["exact"], own + found["exact"].square().sum().item()
     signal = (total.square().sum().item() - own) / (args.batches * (args.batches - 1))
-    return {name: square / signal - 1 if signal > 0 else np.nan for name, square in squares.items()}
+    return {name: square / signal - 1 if square > signal > 0 else np.nan for name, square in squares.items()}  # few batches can say nothing
 
 
 def area(curve: list[tuple[int, float]], budget: int) -> float:
@@ -194,15 +194,20 @@ def noise_table(noise: dict, lengths: list[int]) -> Table:
         logs = np.log([[seed[name] for name in names] for seed in noise[length]])
         ratio = mean_over(logs[:, 0] - logs[:, 1])
         rows.append([str(length), *np.exp(logs.mean(0)).tolist(), np.exp(ratio.value), tuple(np.exp(ratio.interval).tolist())])
-    slopes = mean_over([np.polyfit(np.log(lengths), np.log([noise[length][i]["grpo"] / noise[length][i]["exact"] for length in lengths]), 1)[0]
-                         for i in range(len(noise[lengths[0]]))])
-    flat = mean_over([np.polyfit(np.log(lengths), np.log([noise[length][i]["exact"] for length in lengths]), 1)[0] for i in range(len(noise[lengths[0]]))])
+    seeds = range(len(noise[lengths[0]]))
+    slopes = mean_over([power(lengths, [noise[length][i]["grpo"] / noise[length][i]["exact"] for length in lengths]) for i in seeds])
+    flat = mean_over([power(lengths, [noise[length][i]["exact"] for length in lengths]) for i in seeds])
     columns = {"length": "", **{name: ".3f" for name in names}, "grpo / exact": ".0f", "95% interval": ".0f"}
     return Table("noise", "Noise of one batch's gradient at the fresh policy: variance over squared mean", by_row(columns, rows),
                  f"The noise of the outcome's advantage over that of exact credit goes as length to the power {slopes.value:.2f} ({slopes.low:.2f} to {slopes.high:.2f}): "
                  f"{'it grows' if slopes.low > 0 else 'it falls' if slopes.high < 0 else 'no clear change'}. That of exact credit itself goes to the power "
                  f"{flat.value:.2f} ({flat.low:.2f} to {flat.high:.2f}).",
                  ["grpo: reward minus the mean of the others, which has the same mean as the true credit; the z-score is about a multiple of it"])
+
+
+def power(lengths: list[int], values: list[float]) -> float:
+    """The exponent with which the values go with length; undefined where one of them is."""
+    return float(np.polyfit(np.log(lengths), np.log(values), 1)[0]) if np.isfinite(values).all() else np.nan
 
 
 def draw_curves(curves: dict, lengths: list[int], folder: Path) -> tuple[Path, str]:
@@ -227,12 +232,14 @@ def draw_scaling(curves: dict, noise: dict, lengths: list[int], folder: Path) ->
     for arm, colour in zip(ARMS, COLOURS):
         middle = np.array([np.median([needed(curve) for curve in curves[arm, length]]) for length in lengths]) / lengths
         axes[0].plot(lengths, np.where(np.isfinite(middle), middle, np.nan), "o-", color=colour, label=arm)
-    reached = any(np.isfinite(line.get_ydata()).any() for line in axes[0].lines)
-    axes[0].set(xscale="log", yscale="log" if reached else "linear", xlabel="length", ylabel="tokens / length", title=f"Tokens until {ENOUGH:.0%} of the keys are right")
+    axes[0].set(xlabel="length", ylabel="tokens / length", title=f"Tokens until {ENOUGH:.0%} of the keys are right", ylim=(0, None))
     for name, colour in (("grpo", COLOURS[0]), ("exact", COLOURS[4])):
         axes[1].plot(lengths, [np.exp(np.mean(np.log([seed[name] for seed in noise[length]]))) for length in lengths], "o-", color=colour, label=name)
-    axes[1].set(xscale="log", yscale="log", xlabel="length", ylabel="variance / squared mean", title="Noise of one batch's gradient, fresh policy")
+    known = any(np.isfinite(line.get_ydata()).any() for line in axes[1].lines)
+    axes[1].set(yscale="log" if known else "linear", xlabel="length", ylabel="variance / squared mean", title="Noise of one batch's gradient, fresh policy")
     for axis in axes:
+        axis.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
+        axis.set_xscale("log", base=2)
         axis.set(xticks=lengths, xticklabels=lengths)
         axis.legend()
     return save(figure, folder, "scaling", "What grows with the length of the answer; points that are missing were not reached within the budget")
