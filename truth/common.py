@@ -151,11 +151,15 @@ def carry_out(name: str, args: SimpleNamespace, measure) -> None:
     with writing(unfinished):
         shutil.rmtree(unfinished, ignore_errors=True)  # of one that was stopped
         unfinished.mkdir(parents=True)
-    found = measure(Probe(args, unfinished))
-    show_status("")
-    write(unfinished, name, args, found, time.monotonic() - start)
-    with writing(folder):
-        unfinished.rename(folder)
+    try:
+        found = measure(Probe(args, unfinished))
+        show_status("")
+        write(unfinished, name, args, found, time.monotonic() - start)
+        with writing(folder):
+            unfinished.rename(folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
     print(f"\n{time.monotonic() - start:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}; {len(found.pictures)} pictures beside them")
 
 

@@ -48,7 +48,7 @@ from truth.planted import planted_lab, sample_planted
 
 FLAGS = {"questions": Flag(12, 2, "whose answers' credit is measured", 2), "answers": Flag(8, 4, "to each of them", 2),
          "continuations": Flag(48, 4, "behind the credit of a token that is a free choice; fewer where it is nearly certain", 2),
-         "batches": Flag(50, 4, "for the true gradient", 4), "batch_questions": Flag(4, 2, "in each of them"),
+         "batches": Flag(50, 4, "for the true gradient", 4), "batch_questions": Flag(3, 2, "in each of them"),
          "batch_answers": Flag(8, 2, "to each of those", 2), "oracle_k": Flag(8, 1, "continuations behind each value of the oracle")}
 NEEDS_TIME = ("causal_ablation", "oracle")  # sample so much that they are scored on the measured batch alone
 NARROW, EVEN = 0.1, 0.01  # of an interval of credit; of a difference of shares that is too small to matter
@@ -322,10 +322,10 @@ def identity(tokens: Tokens, credit: Credit) -> Table:
 
 
 def planted_table(args, progress: Progress) -> Table:
-    """The same measurement where the truth is known."""
+    """The same measurement where the truth is known, from four times as many continuations: its answers are cheap."""
     lab = planted_lab(args.seed, 12 if args.quick else 24)
     rollouts = sample_planted(lab, 1, 4, 2 if args.quick else 8)
-    credit = true_credit(lab, rollouts, args.continuations, lambda share: progress("planted", share))
+    credit = true_credit(lab, rollouts, 4 * args.continuations, lambda share: progress("planted", share))
     true, mine = rollouts.true_credit[:, lab.keys].double(), credit.value[:, lab.keys].double()
     top = credit.value.abs().topk(len(lab.keys)).indices
     exact_top = torch.where(rollouts.true_credit.abs() > 2 * credit.error, rollouts.true_credit.abs(), 0.0)
