@@ -25,7 +25,7 @@ from inference import paired_difference, verdicts
 from qwen2_model import UserError
 from report import Table, by_row, make_folder, show, show_status, shown
 from run_folder import writing
-from settings import Parser, underscores
+from settings import Parser, run_as_program, underscores
 from tally import LABELS, PARTITIONS, Tally, mean_sizes, over_the_rest, pair, size, t_statistics, text_of
 
 REST = "over rest: mean {} over that of all other tokens; interval by drawing the groups again, Holm's correction over the rows (of this table alone)"
@@ -363,14 +363,4 @@ def write(folder: Path, title: str, intro: list[str], short: list[str], tables: 
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"analyze.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-    except OSError as error:  # of printing; files have their own
-        sys.exit(f"analyze.py: {error}")
+    run_as_program("analyze.py", main)

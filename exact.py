@@ -22,8 +22,8 @@ import torch
 from grpo import gradient_size
 from plots import COLOURS, panels, save
 from report import Table, by_row
-from settings import Parser, underscores
-from truth.common import COMMON, Findings, Flag, Probe, Progress, add_flags, carry_out, run_as_program, with_defaults
+from settings import Parser, run_as_program, underscores
+from truth.common import COMMON, Findings, Flag, Probe, Progress, add_flags, carry_out, with_defaults
 from truth.world import Batches, Estimator, World, advantages, all_weights, estimator, make_world, placebo, scattered
 
 FLAGS = {"length": Flag(4, 3, "most tokens of an answer", 2), "answers": Flag(3, 2, "answers in a group", 2),

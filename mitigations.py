@@ -361,4 +361,5 @@ def scale_factor(weight: torch.Tensor, tokens: Rollouts, rescale: str) -> float:
 
 if __name__ == "__main__":
     import preview
-    preview.run_as_program()
+    import settings
+    settings.run_as_program("mitigations.py", preview.main)

@@ -177,15 +177,3 @@ def show(tokens: Rollouts, weight: torch.Tensor, prompts: list[str], rows: list[
         prompt = textwrap.shorten(prompts[int(tokens.group[b])], 400, placeholder=" ...")
         print(f"\nepisode {b}: reward {tokens.reward[b]:.2f}, advantage {spread}; {prompt}")
         print(shaded(tokens.texts[b], weight[b, :n].tolist(), colour))
-
-
-def run_as_program() -> None:
-    sys.stdout.reconfigure(errors="replace")
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"mitigations.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()

@@ -12,9 +12,9 @@ world small enough to be enumerated is in exact.py.
 """
 import argparse
 
-from settings import Parser, underscores
+from settings import Parser, run_as_program, underscores
 from truth import baseline, length, phase1, rank, scoreboard
-from truth.common import COMMON, add_flags, carry_out, run_as_program, with_defaults
+from truth.common import COMMON, add_flags, carry_out, with_defaults
 
 PROBES = {"scoreboard": scoreboard, "phase1": phase1, "rank": rank, "baseline": baseline, "length": length}
 

@@ -10,6 +10,7 @@ import difflib
 import inspect
 import math
 import re
+import sys
 import textwrap
 import typing
 from dataclasses import asdict, dataclass, field, fields
@@ -245,6 +246,21 @@ def read_flags(argv: list[str]) -> dict:
 def underscores(argument: str) -> str:
     name, equals, value = argument.partition("=")
     return "--" + name[2:].replace("-", "_") + equals + value if name.startswith("--") else argument
+
+
+def run_as_program(name: str, main) -> None:
+    """With what was typed. What the user can put right is one line; a reader of the output that goes away is no error."""
+    sys.stdout.reconfigure(errors="replace")  # an answer may hold characters that the terminal cannot show
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+    except OSError as error:  # of printing; files have their own
+        sys.exit(f"{name}: {error}")
 
 
 def make_settings(given: dict) -> Settings:

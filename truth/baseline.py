@@ -97,7 +97,7 @@ def look(lab: Lab, rollouts: Rollouts, others: dict[int, np.ndarray], progress: 
     advantage = (reward - reward.mean(1, keepdims=True)) * n / (n - 1)
     logit_square = gradient_size(rollouts.log_prob, rollouts.collision).double().square() * rollouts.mask
     coefficients = [rollouts.mask.float(), *(token_advantage(rollouts, logit_square, chosen[0]) for chosen in others.values())]
-    squares, pull = np.zeros((len(coefficients), Q, n)), np.zeros(Q)
+    squares, pull, total = np.zeros((len(coefficients), Q, n)), np.zeros(Q), 0
     for b, found in enumerate(answer_gradients(lab, rollouts, coefficients)):
         q, i = divmod(b, n)
         squares[:, q, i] = [float(gradient @ gradient) for gradient in found]

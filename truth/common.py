@@ -173,15 +173,3 @@ def write(folder: Path, name: str, args: SimpleNamespace, found: Findings, secon
         (folder / "numbers.json").write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     print("\n\n".join(textwrap.fill(text, 100) for text in [found.title, *intro]))
     show(said, found.tables)
-
-
-def run_as_program(name: str, main) -> None:
-    sys.stdout.reconfigure(errors="replace")
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"{name}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
