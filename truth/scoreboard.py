@@ -46,9 +46,9 @@ from truth.credit import Credit, true_credit
 from truth.direction import Directions
 from truth.planted import planted_lab, sample_planted
 
-FLAGS = {"questions": Flag(12, 2, "whose answers' credit is measured", 2), "answers": Flag(8, 4, "to each of them", 2),
+FLAGS = {"questions": Flag(12, 2, "whose answers' credit is measured", 2), "answers": Flag(8, 2, "to each of them", 2),
          "continuations": Flag(32, 4, "behind the credit of a token that is a free choice; fewer where it is nearly certain", 2),
-         "batches": Flag(50, 4, "for the true gradient", 4), "batch_questions": Flag(3, 2, "in each of them"),
+         "batches": Flag(50, 4, "for the true gradient", 4), "batch_questions": Flag(3, 1, "in each of them"),
          "batch_answers": Flag(8, 2, "to each of those", 2), "oracle_k": Flag(8, 1, "continuations behind each value of the oracle")}
 NEEDS_TIME = ("causal_ablation", "oracle")  # sample so much that they are scored on the measured batch alone
 NARROW, EVEN = 0.1, 0.01  # of an interval of credit; of a difference of shares that is too small to matter

@@ -27,7 +27,7 @@ from truth.common import Flag, Probe, Progress, gradients, sample_batch
 
 FLAGS = {"run": Flag(None, None, "folder of a run to look at; without it one is trained"),
          "steps": Flag(40, 2, "steps of the run that is trained", 2),
-         "batch": Flag(16, 3, "questions, and answers to each, in its batches; at checkpoints as many questions, 8 answers at most", 2),
+         "batch": Flag(16, 2, "questions, and answers to each, in its batches; at checkpoints as many questions, 8 answers at most", 2),
          "batches": Flag(5, 2, "batches at each checkpoint", 2)}
 SIZES, WITHOUT, SATURATION, HOYER = (2, 4, 8, 16), "groups without advantage", "mean of 1 - sum p^2", "Hoyer, GRPO"
 PLAIN = "Hoyer, log-probs"
