@@ -53,6 +53,9 @@ def with_defaults(given: argparse.Namespace, flags: dict[str, Flag]) -> SimpleNa
     return args
 
 
+QUICK_TOKENS = 48  # of an answer with --quick: sampling takes as long as the longest one
+
+
 @dataclass
 class Findings:
     """What a probe has to show. Each table's finding is made from its own numbers; `short` names the tables whose
@@ -95,6 +98,7 @@ class Probe:
     def lab(self, **settings) -> Lab:
         """The model, its problems and its recipe. Probes ask about the policy itself, so at temperature 1."""
         given = {"model": self.args.model, "device": self.args.device, "threads": self.args.threads, "seed": self.args.seed, "temperature": 1.0}
+        given |= {"max_new_tokens": QUICK_TOKENS} if self.args.quick else {}
         return make_lab(make_settings({**given, **settings}))
 
 

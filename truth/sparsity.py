@@ -23,7 +23,7 @@ from qwen2_model import UserError
 from report import Table, by_row
 from run_folder import read_columns, run_config, step_of
 from tally import credit_steps
-from truth.common import Flag, Probe, Progress, gradients, sample_batch
+from truth.common import QUICK_TOKENS, Flag, Probe, Progress, gradients, sample_batch
 
 FLAGS = {"run": Flag(None, None, "folder of a run to look at; without it one is trained"),
          "steps": Flag(40, 2, "steps of the run that is trained", 2),
@@ -73,6 +73,7 @@ def the_run(probe: Probe, progress: Progress) -> Path:
         return Path(args.run)
     flags = {"model": args.model, "device": args.device, "threads": args.threads, "seed": args.seed, "steps": args.steps, "out": folder,
              "questions": args.batch, "answers": args.batch, "eval_every": 0, "checkpoint_every": (args.steps + 1) // 2}
+    flags |= {"max_new_tokens": QUICK_TOKENS} if args.quick else {}
     with redirect_stdout(StepCounter(progress, args.steps)):
         train.main([f"--{name}={value}" for name, value in flags.items()])
     return folder
