@@ -13,7 +13,7 @@ from grpo import ADVANTAGES, policy_loss
 from mitigations import MITIGATIONS, token_weight
 from qwen2_model import UserError
 from rollouts import response_log_probs
-from truth.world import END, ONE, OPENING, PROMPT, Batches, advantages, all_answers, all_weights, estimator, make_world, placebo, rows_of
+from truth.world import END, ONE, OPENING, PROMPT, Batches, Estimator, advantages, all_answers, all_weights, estimator, make_world, placebo, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,13 @@ def test_advantages_with_exact_values_by_definition(world, pairs):
     torch.testing.assert_close(found["one-step"], (V[..., 1:] - V[..., :-1]) * mask, rtol=0, atol=1e-6)
     ends = torch.stack([V[..., 2] - V[..., 0]] * 2, -1) * mask
     torch.testing.assert_close(found["vine"], ends, rtol=0, atol=1e-6)
+
+
+def test_bias_cosine_and_noise_by_hand():
+    """Mean (3, 4) against (2, 0): off by (1, 4), cosine 3/5, and only the 3 is signal."""
+    found = Estimator(torch.tensor([3.0, 4.0]), 18.0).against(torch.tensor([2.0, 0.0]))
+    assert found == pytest.approx({"bias": 17 ** 0.5 / 2, "cosine": 0.6, "noise": 2.0})
+    assert Estimator(torch.tensor([-3.0, 4.0]), 18.0).against(torch.tensor([2.0, 0.0]))["noise"] == math.inf
 
 
 def test_a_wrong_identity_is_told(world, pairs):

@@ -192,6 +192,16 @@ def test_success_at_equal_tokens():
     assert length.needed(curve) == np.inf and length.needed([(0, 0.2), (50, 0.79), (90, 0.8), (120, 0.7)]) == 90
 
 
+def test_the_trend_is_points_for_a_doubling():
+    """A lead of 0.1, 0.2, 0.3 at 8, 16, 32 tokens in both seeds, and of 0.3, 0.2, 0.1."""
+    curves = {("grpo", size): [[(0, 0.5), (100, 0.5)]] * 2 for size in (8, 16, 32)}
+    for arm in list(length.ARMS)[1:]:
+        leads = (0.1, 0.2, 0.3) if arm == "exact" else (0.3, 0.2, 0.1)
+        curves |= {(arm, size): [[(0, 0.5 + lead), (100, 0.5 + lead)]] * 2 for size, lead in zip((8, 16, 32), leads)}
+    rows = {row[0]: row for row in length.trend(curves, [8, 16, 32]).rows}
+    assert rows["exact"][1] == pytest.approx(0.1) and rows["critic"][1] == pytest.approx(-0.1) and len(rows) == 4
+
+
 def test_parted_in_words():
     rows = {(8, "exact"): [0, 0, 0, 0, 0.031, 0, "none seen"], (16, "exact"): [0, 0, 0, 0, 0.2, 0, "ahead"], (32, "exact"): [0, 0, 0, 0, -0.2, 0, "behind"]}
     assert length.parted("exact", [8, 16, 32], rows) == "ahead at 16 and behind at 32 (+3, +20, -20 points)."
