@@ -10,8 +10,9 @@ each hidden unit, at the price of features that are trained for something else.
 import torch
 import torch.nn as nn
 
-from qwen2_model import UserError, generate, pick
+from qwen2_model import UserError
 from rollouts import LOGITS_AT_ONCE, Rollouts, stop_ids
+from sampler import Distribution, generate
 
 
 class Trained:
@@ -127,9 +128,8 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
     for start in range(0, len(open_ones), size):
         progress(start / len(open_ones))
         part = open_ones[start:start + size]
-        with lab.autocast:
-            fresh = generate(lab.model, [rollouts.prompt_ids[prefixes[i][0]] + list(prefixes[i][1]) for i in part], answers=k,
-                             max_new_tokens=[room[i] for i in part], temperature=s.temperature, seed=seed + start, stop_ids=tuple(ends))
+        fresh = generate(lab.model, [rollouts.prompt_ids[prefixes[i][0]] + list(prefixes[i][1]) for i in part], answers=k,
+                         max_new_tokens=[room[i] for i in part], temperature=s.temperature, seed=seed + start, stop_ids=tuple(ends))
         lengths = fresh.mask.sum(1).tolist()
         spent += sum(lengths)
         for row, (ids, n) in enumerate(zip(fresh.tokens.tolist(), lengths)):
@@ -146,7 +146,7 @@ def other_tokens(lab, rollouts: Rollouts, at: torch.Tensor) -> list[int]:
     for (row, t), u in zip((part.T for part in at.split(chunk)), uniform.split(chunk)):
         logits = lab.model.logits(rollouts.hidden[row, t]).float() / lab.settings.temperature
         logits.scatter_(1, rollouts.ids[row, t][:, None], float("-inf"))
-        found += pick(logits.log_softmax(-1), u, temperature=1, greedy=False).tolist()
+        found += Distribution(logits).pick(u).tolist()
     return found
 
 

@@ -11,7 +11,6 @@ The baselines that need more than the rewards (a critic, Monte Carlo values) are
 choose the weights in mitigations.py. Left out: anything asynchronous, so there is no stale policy to correct.
 """
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 
 from countdown_task import ANSWER, TAG, THINK
 from qwen2_model import Qwen2
-from rollouts import Rollouts, by_length, response_log_probs
+from rollouts import Rollouts, response_log_probs
 
 
 def group_mean(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
@@ -166,35 +165,34 @@ class Terms:
         return sums
 
 
-def update(model: Qwen2, optimizer, rollouts: Rollouts, weight, s, reference: Qwen2 | None = None, autocast=nullcontext()) -> dict:
+def update(model: Qwen2, optimizer, rollouts: Rollouts, weight, s, reference: Qwen2 | None = None) -> dict:
     """One optimizer step on the whole batch, or with s.epochs several; the numbers worth watching come back.
 
     Answers whose every token has weight times advantage 0 add nothing to the gradient and are not computed;
     they still count in N. When no answer is left, or a gradient is not finite, nothing is changed.
     """
     credit = (weight * rollouts.advantage * rollouts.mask).abs().sum(1) + s.kl * rollouts.length
-    rows = by_length(rollouts, credit.nonzero().squeeze(1))
+    rows = credit.nonzero().squeeze(1)
     if not len(rows):
         return skipped(why_nothing_is_left(rollouts, weight))
     share = answer_shares(rollouts, s.loss_norm, s.max_new_tokens)
     terms = Terms(rollouts.mask, rollouts.advantage, weight, share, int(rollouts.mask.sum()))
     terms.old = torch.zeros_like(weight) if s.epochs > 1 else None
-    terms.reference = frozen_log_probs(reference, rollouts, rows, s.micro_batch, autocast) if s.kl else None
+    terms.reference = frozen_log_probs(reference, rollouts, rows, s.micro_batch) if s.kl else None
     passes = []
     for epoch in range(s.epochs):
-        passes.append(one_pass(model, optimizer, rollouts, rows, terms, s, autocast, epoch == 0))
+        passes.append(one_pass(model, optimizer, rollouts, rows, terms, s, epoch == 0))
         if not np.isfinite(passes[-1]["norm"]):
             break
     return report(passes, terms)
 
 
-def one_pass(model, optimizer, rollouts, rows, terms: Terms, s, autocast, first: bool) -> Counter:
+def one_pass(model, optimizer, rollouts, rows, terms: Terms, s, first: bool) -> Counter:
     """The gradient of the whole batch, one micro-batch after another, and a step along it."""
     sums = Counter()
     optimizer.zero_grad(set_to_none=True)
     for part in rows.split(s.micro_batch):
-        with autocast:
-            log_prob = response_log_probs(model, rollouts, part)
+        log_prob = response_log_probs(model, rollouts, part)
         if first and terms.old is not None:
             terms.old[part] = log_prob.detach()  # the training forward's own: the ratio starts at exactly 1
         loss = terms.loss(log_prob, part, s)
@@ -234,12 +232,11 @@ def why_nothing_is_left(rollouts: Rollouts, weight: torch.Tensor) -> str:
 
 
 @torch.no_grad()
-def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor, micro_batch: int, autocast) -> torch.Tensor:
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor, micro_batch: int) -> torch.Tensor:
     """(B, T), 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
-    with autocast:
-        for part in rows.split(micro_batch):
-            log_prob[part] = response_log_probs(model, rollouts, part)
+    for part in rows.split(micro_batch):
+        log_prob[part] = response_log_probs(model, rollouts, part)
     return log_prob
 
 
@@ -262,7 +259,7 @@ def best_and_worst(rollouts: Rollouts) -> torch.Tensor:
     return torch.stack(pairs) if pairs else torch.zeros(0, 2, dtype=torch.long)
 
 
-def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s, reference: Qwen2, autocast=nullcontext()) -> tuple[dict, torch.Tensor]:
+def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s, reference: Qwen2) -> tuple[dict, torch.Tensor]:
     """DPO (2305.18290) on pairs from the batch:  - log sigmoid(beta (margin of the better - margin of the worse)),
     an answer's margin being its log-prob minus that under the initial model, summed over its tokens.
 
@@ -272,23 +269,22 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s, reference
     pairs, implied = best_and_worst(rollouts), torch.zeros_like(rollouts.log_prob)
     if not len(pairs):
         return skipped("every group's answers had equal rewards"), implied
-    anchor = frozen_log_probs(reference, rollouts, pairs.flatten(), s.micro_batch, autocast)
+    anchor = frozen_log_probs(reference, rollouts, pairs.flatten(), s.micro_batch)
     passes = []
     for epoch in range(s.epochs):
-        passes.append(one_preference_pass(model, optimizer, rollouts, pairs, anchor, s, autocast, implied if epoch == 0 else None))
+        passes.append(one_preference_pass(model, optimizer, rollouts, pairs, anchor, s, implied if epoch == 0 else None))
         if not np.isfinite(passes[-1]["norm"]):
             break
     return {**report(passes), "pairs": len(pairs), "pairs_in_order": passes[-1]["ordered"] / len(pairs)}, implied
 
 
-def one_preference_pass(model, optimizer, rollouts, pairs, anchor, s, autocast, implied: torch.Tensor | None) -> Counter:
+def one_preference_pass(model, optimizer, rollouts, pairs, anchor, s, implied: torch.Tensor | None) -> Counter:
     """Some pairs after another, and a step. `implied` is filled with the advantage that has the same gradient."""
     sums = Counter()
     optimizer.zero_grad(set_to_none=True)
     for part in pairs.split(max(1, s.micro_batch // 2)):
         rows = part.flatten()
-        with autocast:
-            log_prob = response_log_probs(model, rollouts, rows)
+        log_prob = response_log_probs(model, rollouts, rows)
         margin = (log_prob - anchor[rows]).sum(1).view(-1, 2)  # (pairs, better and worse)
         difference = s.dpo_beta * (margin[:, 0] - margin[:, 1])
         loss = -F.logsigmoid(difference).sum() / len(pairs)

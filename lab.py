@@ -5,7 +5,6 @@ mitigations with a state are given it with each batch. All that a stopped run ne
 """
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +31,6 @@ class Lab:
     tokenizer: Tokenizer
     optimizer: torch.optim.Optimizer
     problems: Problems
-    autocast: AbstractContextManager
     reference: Qwen2 | None = None       # the initial model, where a loss needs it
     advantage: Callable | None = None    # (rollouts, lab) -> (B, T)
     mitigation: Callable | None = None   # (tokens, lab) -> (B, T)
@@ -81,15 +79,14 @@ def make_lab(settings: Settings, folder: Path | None = None) -> Lab:
     device = pick_device(settings.device)
     torch.set_num_threads(settings.threads or torch.get_num_threads())  # set, so that a resumed run computes alike
     folder = folder or Path(settings.model)
-    model, tokenizer = Qwen2.from_pretrained(folder, device), load_tokenizer(folder)
+    model, tokenizer = Qwen2.from_pretrained(folder, device).compute_in(getattr(torch, settings.dtype)), load_tokenizer(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     counts = tuple(int(n) for n in settings.numbers.split(","))
     ranges = Ranges(counts, settings.min_number, settings.max_number, settings.max_target, settings.max_result)
-    autocast = nullcontext() if settings.dtype == "float32" else torch.autocast(device.type, torch.bfloat16)
-    lab = Lab(settings, folder, model, tokenizer, optimizer, Problems(ranges, settings.data), autocast)
+    lab = Lab(settings, folder, model, tokenizer, optimizer, Problems(ranges, settings.data))
     check_problems(lab)
     if settings.kl or settings.loss == "dpo":
-        lab.reference = Qwen2.from_pretrained(settings.model, device).requires_grad_(False)
+        lab.reference = Qwen2.from_pretrained(settings.model, device).compute_in(getattr(torch, settings.dtype)).requires_grad_(False)
     lab.advantage = CRITICS[settings.advantage](lab) if settings.advantage in CRITICS else \
         lambda rollouts, lab: ADVANTAGES[settings.advantage](rollouts)
     lab.mitigation = mitigations.make(settings.mitigation, settings.own, lab)
@@ -128,6 +125,5 @@ def derived_seed(*parts) -> int:
 
 def sample(lab: Lab, problems: list[Problem], answers: int, seed: int, greedy: bool = False) -> Rollouts:
     s = lab.settings
-    with lab.autocast:
-        return collect(lab.model, lab.tokenizer, problems, s.prompt, answers, max_new_tokens=s.max_new_tokens,
-                       temperature=s.temperature, greedy=greedy, seed=seed)
+    return collect(lab.model, lab.tokenizer, problems, s.prompt, answers, max_new_tokens=s.max_new_tokens,
+                   temperature=s.temperature, greedy=greedy, seed=seed)

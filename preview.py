@@ -58,7 +58,7 @@ class Recorded:
 
     @cached_property
     def forward(self) -> Forward:
-        return Forward(self.lab.model, self.settings.micro_batch, self.lab.autocast)
+        return Forward(self.lab.model, self.settings.micro_batch)
 
     def tokens(self) -> Rollouts:
         s, chosen = self.settings, mitigations.MITIGATIONS[self.settings.mitigation]

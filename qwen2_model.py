@@ -1,10 +1,17 @@
-"""Qwen2, Qwen2.5 and Qwen3 (dense) written out by hand, with the cache and the sampler that make rollouts.
+"""Qwen2, Qwen2.5 and Qwen3 (dense) written out by hand.
 
 The module names are those of the published safetensors files, so a checkpoint loads key by key and one
 that we write opens in `transformers`. Left out on purpose: rope scaling, sliding windows, dropout and
 mixtures of experts. A folder that needs one of them is refused with a sentence that names it.
 
-Shapes: B rows, L positions, T generated tokens, D width, H query heads, K key/value heads, V vocabulary.
+Everything but attention treats each token alone, so the tokens may stand in any shape: rows (B, L), or
+all end to end (N,). Which of them see each other is the affair of one function, `attend`:
+
+    causal          rows of their own, each token sees those before it
+    SharedPrompts   prompts stand once, and the answers to each go on from there: training, and the start of sampling
+    Answering       one new token a row, what came before is in a cache (sampler.py)
+
+Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads, V vocabulary.
 """
 import json
 from dataclasses import dataclass
@@ -13,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -68,27 +76,38 @@ class ModelConfig:
 
 
 def rotary(positions: torch.Tensor, config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of position times frequency (2104.09864), each (B or 1, 1, L, head_dim)."""
+    """Cosine and signed sine of position times frequency (2104.09864), each (..., 1, head_dim): the same for all heads."""
     exponent = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32) / config.head_dim
-    angle = positions[:, None, :, None].float() * (1.0 / config.rope_theta ** exponent)
-    angle = torch.cat([angle, angle], -1)
-    return angle.cos(), angle.sin()
+    angle = positions[..., None, None].float() * (1.0 / config.rope_theta ** exponent)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
+    """Element i of the first half and element i of the second are the two sides of a plane that is turned."""
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
 
 class RMSNorm(nn.Module):
+    """x / sqrt(mean of x^2 + eps) * weight (1910.07467). What comes out has the type that products are made in:
+    every Linear follows its input."""
+    compute = torch.float32
+
     def __init__(self, size: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
     def forward(self, x):
-        wide = x.float()  # the mean of squares in bfloat16 would lose the small ones
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
+        # the mean of squares in bfloat16 would lose the small ones
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(self.compute)
+
+
+class Linear(nn.Linear):
+    """Parameters may be kept in float32 and multiplied in bfloat16."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class Attention(nn.Module):
@@ -97,49 +116,94 @@ class Attention(nn.Module):
         super().__init__()
         D, size, qwen2 = config.hidden_size, config.head_dim, config.model_type == "qwen2"
         self.layer, self.head_dim = layer, size
-        self.q_proj = nn.Linear(D, config.num_attention_heads * size, bias=qwen2)
-        self.k_proj = nn.Linear(D, config.num_key_value_heads * size, bias=qwen2)
-        self.v_proj = nn.Linear(D, config.num_key_value_heads * size, bias=qwen2)
-        self.o_proj = nn.Linear(config.num_attention_heads * size, D, bias=False)
+        self.q_proj = Linear(D, config.num_attention_heads * size, bias=qwen2)
+        self.k_proj = Linear(D, config.num_key_value_heads * size, bias=qwen2)
+        self.v_proj = Linear(D, config.num_key_value_heads * size, bias=qwen2)
+        self.o_proj = Linear(config.num_attention_heads * size, D, bias=False)
         if not qwen2:  # Qwen3 drops the biases and normalises each head's queries and keys instead
             self.q_norm = RMSNorm(size, config.rms_norm_eps)
             self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
     def heads(self, x, cos, sin):
-        """Queries, keys and values with their positions turned in, each (B, heads, L, head_dim)."""
-        B, L, _ = x.shape
-        q, k, v = (project(x).view(B, L, -1, self.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj))
+        """Queries, keys and values with their positions turned in, each (..., heads, head_dim)."""
+        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         return rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v), v
 
-    def probabilities(self, x, cos, sin):
-        """(B, L, L): how much each position looks at each one up to itself, mean over heads. For looking at only:
-        `forward` never has these numbers."""
-        q, k, _ = self.heads(x, cos, sin)
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        score = (q @ k.transpose(-1, -2)).float() / self.head_dim ** 0.5
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        return score.masked_fill(later, float("-inf")).softmax(-1).mean(1)
+    def forward(self, x, cos, sin, attend):
+        return self.o_proj(attend(self.layer, *self.heads(x, cos, sin)).flatten(-2))
 
-    def forward(self, x, cos, sin, mask, cache):
-        B, L, _ = x.shape
-        q, k, v = self.heads(x, cos, sin)
-        if cache is not None:
-            k, v = cache.write(self.layer, k, v)
-        causal = mask is None and L > 1
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=True)
-        return self.o_proj(mixed.transpose(1, 2).reshape(B, L, -1))
+
+def mix(q, k, v, mask=None) -> torch.Tensor:
+    """Softmax attention over (rows, heads, length, head_dim), causal unless a mask says who sees whom."""
+    if mask is not None and q.is_cuda:  # the kernel there that takes a mask wants every query head's own keys
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def causal(layer: int, q, k, v) -> torch.Tensor:
+    """(B, L, heads, head_dim): every token sees its own row up to itself."""
+    return mix(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+
+
+class SharedPrompts:
+    """Each prompt stands once, however many answers go on from it: their tokens see the prompt's, and their own up to themselves.
+
+    All tokens stand end to end, (N,): prompt after prompt, then answer after answer. Only for attention are they put into
+    rows, (Q, P) prompts and (R, S) answers, padded on the right. The gradient is exact: a prompt's keys and values
+    collect it from all answers.
+    """
+
+    def __init__(self, prompt_lengths: list[int], answer_lengths: list[int], prompt_of: torch.Tensor):
+        device = prompt_of.device
+        self.prompts, inside = places(prompt_lengths, 0, device)                        # (Q, P) indices of tokens
+        self.answers, answered = places(answer_lengths, sum(prompt_lengths), device)    # (R, S)
+        self.prompt_of = prompt_of                                                      # (R,) rows of self.prompts
+        self.back = torch.cat([inside.flatten(), answered.flatten()]).nonzero().squeeze(1)  # from rows to end to end
+        before = torch.ones(self.answers.shape[1], self.answers.shape[1], dtype=torch.bool, device=device).tril()
+        self.mask = torch.cat([inside[prompt_of][:, None].expand(-1, len(before), -1), before.expand(len(prompt_of), -1, -1)], -1)[:, None]
+        self.positions = torch.cat([torch.arange(n) for n in prompt_lengths]
+                                   + [prompt_lengths[g] + torch.arange(n) for g, n in zip(prompt_of.tolist(), answer_lengths)]).to(device)
+
+    def rows(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """(N, heads, head_dim) -> (rows, heads, length, head_dim)"""
+        return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
+
+    def of_answers(self, q, k, v):
+        """The answers' queries (R, H, S, head_dim), and the keys and values (R, K, P + S, head_dim) that some of them may see."""
+        whole = [torch.cat([self.rows(x, self.prompts)[self.prompt_of], self.rows(x, self.answers)], 2) for x in (k, v)]
+        return self.rows(q, self.answers), *whole
+
+    def received(self, q, k) -> torch.Tensor:
+        """(R, S, S): how much each token of an answer looks at each one up to itself, mean over heads. For looking at
+        only: `mix` never has these numbers."""
+        q, k, _ = self.of_answers(q, k, k)
+        score = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+        return score.masked_fill(~self.mask, float("-inf")).softmax(-1).mean(1)[..., self.prompts.shape[1]:]
+
+    def __call__(self, layer: int, q, k, v) -> torch.Tensor:
+        mixed = [mix(*(self.rows(x, self.prompts) for x in (q, k, v)))]
+        if self.answers.numel():
+            mixed.append(mix(*self.of_answers(q, k, v), self.mask))
+        return torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in mixed]).index_select(0, self.back)
+
+
+def places(lengths: list[int], start: int, device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where in a flat sequence that begins at `start` the tokens of each row stand, (rows, longest), and which are no padding."""
+    length = torch.tensor(lengths, dtype=torch.long, device=device)[:, None]
+    step = torch.arange(max(lengths, default=0), device=device)
+    inside = step < length
+    return torch.where(inside, start + length.cumsum(0) - length + step, 0), inside
 
 
 class MLP(nn.Module):
     """SwiGLU (2002.05202)."""
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -153,12 +217,14 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x, cos, sin, mask, cache):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, cache)
+    def forward(self, x, cos, sin, attend):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Decoder(nn.Module):
+    checkpointing = False  # True: a layer's inside is computed again in the backward pass instead of being kept
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
@@ -166,19 +232,16 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, ids, cache=None):
-        """(B, L) ids -> (B, L, D) hidden states. Without a cache, position 0 is the first id of every row."""
-        L = ids.shape[1]
-        if cache is None:
-            positions, mask = torch.arange(L, device=ids.device)[None], None
-        else:
-            positions, mask = cache.positions_and_mask(L)
+    def forward(self, ids, positions=None, attend=causal):
+        """Ids of any shape -> hidden states (..., D). By default (B, L), and position 0 is the first id of every row."""
+        positions = torch.arange(ids.shape[-1], device=ids.device) if positions is None else positions
         cos, sin = rotary(positions, self.config)
-        x = self.embed_tokens(ids)
+        x = self.embed_tokens(ids).float()  # from layer to layer it stays float32
         for layer in self.layers:
-            x = layer(x, cos, sin, mask, cache)
-        if cache is not None:
-            cache.length += L
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, cos, sin, attend)
         return self.norm(x)
 
 
@@ -187,7 +250,7 @@ class Qwen2(nn.Module):
         super().__init__()
         self.config = config
         self.model = Decoder(config)
-        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size, bias=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -196,10 +259,21 @@ class Qwen2(nn.Module):
 
     def logits(self, hidden):
         """(..., D) -> (..., V). Callers with a large vocabulary pass only the positions they need."""
-        return F.linear(hidden, (self.lm_head or self.model.embed_tokens).weight)
+        return F.linear(hidden, self.output_matrix.to(hidden.dtype))
 
-    def forward(self, ids, cache=None):
-        return self.logits(self.model(ids, cache))
+    def forward(self, ids):
+        return self.logits(self.model(ids))
+
+    @property
+    def output_matrix(self) -> torch.Tensor:
+        return (self.lm_head or self.model.embed_tokens).weight
+
+    def compute_in(self, dtype: torch.dtype) -> "Qwen2":
+        """Products in this type, whatever the parameters are kept in."""
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.compute = dtype
+        return self
 
     @property
     def device(self) -> torch.device:
@@ -215,7 +289,7 @@ class Qwen2(nn.Module):
             model = cls(config)
         model.to_empty(device=device).to(dtype)
         load_weights(model, folder)
-        return model
+        return model.compute_in(dtype)
 
     def save_pretrained(self, folder) -> None:
         folder = Path(folder)
@@ -358,146 +432,3 @@ def copy_tensor(place: torch.Tensor, tensor: torch.Tensor, name: str, path: Path
     if place.shape != tensor.shape:
         raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, config.json asks for {tuple(place.shape)}")
     place.copy_(tensor)
-
-
-class KVCache:
-    """Keys and values of every layer, allocated once. Rows are padded on the left, so that all of them
-    write to the same slot; `pad` counts the unused slots of each row (None when there are none)."""
-
-    def __init__(self, model: Qwen2, rows: int, slots: int, pad: torch.Tensor | None = None, dtype=None):
-        config = model.config
-        shape = (rows, config.num_key_value_heads, slots, config.head_dim)
-        dtype = dtype or next(model.parameters()).dtype
-        self.keys = [torch.empty(shape, dtype=dtype, device=model.device) for _ in range(config.num_hidden_layers)]
-        self.values = [torch.empty_like(k) for k in self.keys]
-        self.rows, self.length, self.pad = rows, 0, pad
-
-    def write(self, layer: int, k, v):
-        end = self.length + k.shape[2]
-        keys, values = self.keys[layer][:self.rows], self.values[layer][:self.rows]
-        keys[:, :, self.length:end], values[:, :, self.length:end] = k, v
-        return keys[:, :, :end], values[:, :, :end]
-
-    def positions_and_mask(self, L: int):
-        """For L new tokens: their positions (B or 1, L), and what they may see (None: all, or plainly causal)."""
-        device = self.keys[0].device
-        slot = torch.arange(self.length, self.length + L, device=device)[None]  # (1, L)
-        if self.pad is None and (L == 1 or self.length == 0):
-            return slot, None
-        pad = torch.zeros(1, dtype=torch.long, device=device) if self.pad is None else self.pad
-        key = torch.arange(self.length + L, device=device)
-        seen = (key <= slot[..., None]) & (key >= pad[:, None, None])  # (B, L, keys)
-        seen |= key == slot[..., None]  # a padded slot sees itself: a row of -inf would turn into NaN
-        return (slot - pad[:, None]).clamp(min=0), seen[:, None]
-
-    def keep(self, rows: torch.Tensor) -> None:
-        """Only these rows go on; the others' memory stays allocated and is not touched again."""
-        for tensor in (*self.keys, *self.values):
-            tensor[:len(rows), :, :self.length] = tensor[rows, :, :self.length]
-        self.rows = len(rows)
-        self.pad = None if self.pad is None else self.pad[rows]
-
-    def copy_repeated(self, other: "KVCache", times: int) -> None:
-        """Start from another cache's rows, each of them `times` over: a prompt is computed once per question."""
-        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values)):
-            mine[:, :, :other.length] = theirs.repeat_interleave(times, 0)
-        self.length = other.length
-
-
-@dataclass
-class Generation:
-    """What was sampled, in response coordinates: index t is the t-th generated token. Beyond the mask all is 0.
-
-    log_prob, entropy -sum p log p and collision sum p^2 are of the temperature-1 distribution, the one
-    that training sees, whatever the sampling temperature was. finished: the row ended itself.
-    """
-    tokens: torch.Tensor     # (B, T) int64
-    mask: torch.Tensor       # (B, T) bool, the stop token included
-    finished: torch.Tensor   # (B,) bool
-    log_prob: torch.Tensor   # (B, T) float32
-    entropy: torch.Tensor
-    collision: torch.Tensor
-
-    @classmethod
-    def empty(cls, B: int, T: int, device) -> "Generation":
-        return cls(torch.zeros(B, T, dtype=torch.long, device=device), torch.zeros(B, T, dtype=torch.bool, device=device),
-                   torch.zeros(B, dtype=torch.bool, device=device), *torch.zeros(3, B, T, device=device))
-
-    def record(self, rows, live, t: int, token, log_probs, stop) -> None:
-        """One token for each of these rows that are still live; the others stay as they are."""
-        probs = log_probs.exp()
-        self.tokens[rows, t], self.mask[rows, t] = token * live, live
-        self.log_prob[rows, t] = log_probs.gather(1, token[:, None]).squeeze(1) * live
-        self.entropy[rows, t] = -torch.special.xlogy(probs, probs).sum(-1) * live
-        self.collision[rows, t] = probs.square().sum(-1) * live
-        self.finished[rows] |= torch.isin(token, stop) & live
-
-
-def prefill(model: Qwen2, prompts: list[list[int]], answers: int, max_new_tokens: int):
-    """Cache for all rows and the hidden state after each prompt (B, D); every prompt is computed once."""
-    P = max(map(len, prompts))
-    pad = torch.tensor([P - len(prompt) for prompt in prompts], device=model.device)
-    ids = torch.tensor([[0] * (P - len(prompt)) + prompt for prompt in prompts], device=model.device)
-    pad = pad if pad.any() else None
-    dtype = torch.get_autocast_dtype(model.device.type) if torch.is_autocast_enabled(model.device.type) else None
-    questions = KVCache(model, len(prompts), P, pad, dtype)
-    hidden = model.model(ids, questions)[:, -1]
-    rows = KVCache(model, len(prompts) * answers, P + max_new_tokens - 1,
-                   None if pad is None else pad.repeat_interleave(answers), dtype)
-    rows.copy_repeated(questions, answers)
-    return rows, hidden.repeat_interleave(answers, 0)
-
-
-def pick(log_probs, uniform, temperature: float, greedy: bool):
-    """One token a row by inverting the cumulative distribution at that row's own random number."""
-    if greedy:
-        return log_probs.argmax(-1)
-    probs = log_probs.exp() if temperature == 1 else (log_probs / temperature).softmax(-1)
-    cumulative = probs.cumsum(-1)
-    # `right` skips tokens of probability zero; the sum may fall short of 1 by rounding, so scale by it
-    return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).squeeze(1).clamp(
-        max=probs.shape[-1] - 1)
-
-
-@torch.no_grad()
-def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int], answers: int = 1,
-             temperature: float = 1.0, greedy: bool = False, seed: int = 0, stop_ids: tuple[int, ...] | None = None) -> Generation:
-    """`answers` continuations of every prompt, rows in the order of the prompts; `max_new_tokens` for all or one for each.
-
-    The random numbers of all (row, t) are drawn before the first token, so what a row samples does not
-    depend on which other rows are still there. Rows that are done leave the batch a few at a time,
-    since every departure moves the cache.
-    """
-    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
-    check_generate(model, prompts, limits, answers, temperature)
-    device, B, T = model.device, len(prompts) * answers, max(limits)
-    limit = torch.tensor(limits, device=device).repeat_interleave(answers)
-    uniform = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)).to(device)
-    stop = torch.tensor(model.config.stop_ids if stop_ids is None else stop_ids, dtype=torch.long, device=device)
-    result, rows = Generation.empty(B, T, device), torch.arange(B, device=device)
-    done = torch.zeros(B, dtype=torch.bool, device=device)
-    cache, hidden = prefill(model, prompts, answers, T)
-    for t in range(T):
-        log_probs = model.logits(hidden).float().log_softmax(-1)  # (rows, V)
-        token = pick(log_probs, uniform[rows, t], temperature, greedy)
-        result.record(rows, ~done, t, token, log_probs, stop)
-        done = result.finished[rows] | (t + 1 >= limit[rows])
-        if done.all():
-            break
-        if 8 * done.sum() >= len(rows):
-            stay = (~done).nonzero().squeeze(1)
-            cache.keep(stay)
-            rows, token, done = rows[stay], token[stay], done[stay]
-        hidden = model.model(token[:, None], cache)[:, -1]
-    return result
-
-
-def check_generate(model, prompts, limits, answers, temperature) -> None:
-    if not prompts or not all(prompts) or len(limits) != len(prompts):
-        raise UserError("generate needs at least one prompt, no empty one, and one max_new_tokens for all or one for each")
-    if min(limits) < 1 or answers < 1 or not temperature > 0:
-        raise UserError(f"max_new_tokens {min(limits)} and answers {answers} must be at least 1, "
-                        f"temperature {temperature} above 0 (greedy=True takes the likeliest token)")
-    longest, limit = max(len(p) + n for p, n in zip(prompts, limits)), model.config.max_position_embeddings
-    if longest > limit:
-        raise UserError(f"prompt and answer can reach {longest} tokens, the model's limit is {limit}")

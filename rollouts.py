@@ -4,17 +4,16 @@ Everything per token is (B, T) in response coordinates: index t is the t-th gene
 writes in this frame, `lay_out` makes the one shift that brings a training forward pass into it, and nobody
 else does arithmetic with positions.
 """
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from countdown_task import END_OF_TURN, Problem, annotate, encode_prompt, score, token_bytes
-from qwen2_model import Qwen2, generate
+from qwen2_model import Qwen2, SharedPrompts
+from sampler import generate
 
-LOGITS_AT_ONCE = 2 ** 26  # more than this many logits are computed in chunks, and again in the backward pass
+LOGITS_AT_ONCE = 2 ** 26  # so many numbers at most are there for a whole vocabulary
 
 
 @dataclass(frozen=True)
@@ -97,52 +96,74 @@ def label(tokenizer, rows: list[list[int]], *, problems, group, ids, **known) ->
                     scores={name: torch.tensor([s[name] for s in scores], device=device) for name in scores[0]}, **known)
 
 
-def token_log_probs(model: Qwen2, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """(n, D), (n,) -> (n,). With a large vocabulary the logits are made a chunk at a time and not kept."""
-    def log_prob(hidden, targets):
-        return -F.cross_entropy(model.logits(hidden).float(), targets, reduction="none")
+class TokenLogProbs(torch.autograd.Function):
+    """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,).
 
-    chunk = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-    if len(hidden) <= chunk:
-        return log_prob(hidden, targets)
-    return torch.cat([checkpoint(log_prob, *part, use_reentrant=False, preserve_rng_state=False)
-                      for part in zip(hidden.split(chunk), targets.split(chunk))])
+    The gradient at the logits is g (onehot(y) - p), so p (n, V) is all that has to be kept. Where that is more than
+    LOGITS_AT_ONCE it is made for some tokens at a time, forgotten, and made again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, matrix, targets):
+        ctx.chunk, found = max(1, LOGITS_AT_ONCE // len(matrix)), []
+        for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk)):
+            log_prob, p = token_distribution(h, matrix, y)
+            found.append(log_prob)
+        ctx.save_for_backward(hidden, matrix, targets, p if len(found) == 1 else None)
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        hidden, matrix, targets, kept = ctx.saved_tensors
+        at_hidden, at_matrix = [], torch.zeros_like(matrix)
+        for h, y, g in zip(*(x.split(ctx.chunk) for x in (hidden, targets, gradient))):
+            p = token_distribution(h, matrix, y)[1] if kept is None else kept
+            at_logits = (p * -g[:, None]).scatter_add_(1, y[:, None], g[:, None]).type_as(h)
+            at_hidden.append(at_logits @ matrix.to(h.dtype))
+            at_matrix += at_logits.T @ h
+        return torch.cat(at_hidden), at_matrix, None
 
 
-def lay_out(rollouts: Rollouts, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompt and response of some rows, (rows, L) ids, and the position (rows,) that predicts their token 0.
+def token_distribution(hidden, matrix, targets) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = F.linear(hidden, matrix.to(hidden.dtype)).float()
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    return (logits.gather(1, targets[:, None]) - normaliser).squeeze(1), (logits - normaliser).exp_()
 
-    The one place where the shift is made: position first + t of a row is the one that predicts generated
-    token t, and first + 1 + t is where that token stands. Rows are padded on the right, where causal
-    attention never looks.
+
+def lay_out(rollouts: Rollouts, rows: torch.Tensor) -> tuple[torch.Tensor, SharedPrompts, torch.Tensor]:
+    """Some rows' tokens (N,), each of their prompts once; who sees whom; and which position predicts token t, (rows, T).
+
+    The one place where the shift is made: token 0 is predicted at the end of the prompt, token t at token t - 1. The last
+    token predicts nothing and is left out. Beyond the mask the index is 0.
     """
     lengths, groups = rollouts.mask[rows].sum(1).tolist(), rollouts.group[rows].tolist()
-    sequences = [rollouts.prompt_ids[g] + row[:n - 1] for g, row, n in zip(groups, rollouts.ids[rows].tolist(), lengths)]
-    L = max(map(len, sequences))
-    ids = torch.tensor([row + [0] * (L - len(row)) for row in sequences], device=rollouts.ids.device)
-    return ids, torch.tensor([len(rollouts.prompt_ids[g]) - 1 for g in groups], device=ids.device)
-
-
-def by_length(rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
-    """Answers of like length together: less padding."""
-    return rows[rollouts.length[rows].argsort(stable=True)]
+    asked = sorted(set(groups))
+    prompts = [rollouts.prompt_ids[g] for g in asked]
+    answers = [row[:n - 1] for n, row in zip(lengths, rollouts.ids[rows].tolist())]
+    device = rollouts.ids.device
+    shared = SharedPrompts([len(prompt) for prompt in prompts], [len(answer) for answer in answers],
+                           torch.tensor([asked.index(g) for g in groups], device=device))
+    ends = torch.tensor([len(prompt) for prompt in prompts], device=device).cumsum(0) - 1
+    predicts = torch.zeros(rollouts.mask[rows].shape, dtype=torch.long, device=device)
+    predicts[:, 0] = ends[shared.prompt_of]
+    predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers
+    return torch.tensor(sum(prompts + answers, []), device=device), shared, predicts
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
     """The training forward pass of some rows in response coordinates: (rows, T), 0 beyond the mask."""
-    ids, first = lay_out(rollouts, rows)
-    mask, L = rollouts.mask[rows], ids.shape[1]
-    hidden = model.model(ids).flatten(0, 1)  # (rows * L, D)
-    row, t = mask.nonzero(as_tuple=True)
-    log_prob = token_log_probs(model, hidden.index_select(0, row * L + first[row] + t), rollouts.ids[rows][row, t])
-    return torch.zeros(mask.shape, device=ids.device).index_put((row, t), log_prob)
+    ids, shared, predicts = lay_out(rollouts, rows)
+    mask = rollouts.mask[rows]
+    hidden = model.model(ids, shared.positions, shared)  # (N, D)
+    log_prob = TokenLogProbs.apply(hidden.index_select(0, predicts[mask]), model.output_matrix, rollouts.ids[rows][mask])
+    return torch.zeros(mask.shape, device=ids.device).masked_scatter(mask, log_prob)
 
 
 class Forward:
     """One extra forward pass of the policy over a batch, made when somebody looks, and kept for the next one who does."""
 
-    def __init__(self, model: Qwen2, micro_batch: int, autocast=nullcontext()):
-        self.model, self.micro_batch, self.autocast, self.seen = model, micro_batch, autocast, {}
+    def __init__(self, model: Qwen2, micro_batch: int):
+        self.model, self.micro_batch, self.seen = model, micro_batch, {}
 
     @torch.no_grad()
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
@@ -151,19 +172,19 @@ class Forward:
             self.seen = {"hidden": torch.zeros(B, T, self.model.config.hidden_size, device=device)}
             if attention:
                 self.seen["attention"] = torch.zeros(B, T, T, device=device)
-            for rows in by_length(rollouts, rollouts.length.nonzero().squeeze(1)).split(self.micro_batch):
+            for rows in rollouts.length.nonzero().squeeze(1).split(self.micro_batch):
                 self.look_at(rollouts, rows, attention)
         return self.seen
 
     def look_at(self, rollouts: Rollouts, rows: torch.Tensor, attention: bool) -> None:
-        ids, first = lay_out(rollouts, rows)
-        seen_by_last, layer = [], self.model.model.layers[-1].self_attn
-        hook = layer.register_forward_pre_hook(lambda module, inputs: seen_by_last.append(inputs))
-        with self.autocast:
-            hidden = self.model.model(ids).float()
-            received = layer.probabilities(*seen_by_last[0][:3]).float() if attention else None  # (rows, L, L)
-        hook.remove()
-        for i, (row, start, n) in enumerate(zip(rows.tolist(), first.tolist(), rollouts.length[rows].tolist())):
-            self.seen["hidden"][row, :n] = hidden[i, start:start + n]
-            if attention:
-                self.seen["attention"][row, :n, :n - 1] = received[i, start:start + n, start + 1:start + n]
+        ids, shared, predicts = lay_out(rollouts, rows)
+        last, S = self.model.config.num_hidden_layers - 1, shared.answers.shape[1]
+
+        def attend(layer, q, k, v):
+            if attention and layer == last:  # token t - 1 looks when token t is predicted
+                seen = shared.received(q, k) * rollouts.mask[rows][:, 1:S + 1, None]
+                self.seen["attention"][rows, 1:S + 1, :S] = seen
+            return shared(layer, q, k, v)
+
+        hidden = self.model.model(ids, shared.positions, attend).float()
+        self.seen["hidden"][rows] = hidden[predicts] * rollouts.mask[rows][..., None]

@@ -48,10 +48,10 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     clock.append(time.perf_counter())
     show_status(f"step {step}: updating")
     if s.loss == "dpo":
-        result, advantage = update_preferences(lab.model, lab.optimizer, kept, s, lab.reference, lab.autocast)
+        result, advantage = update_preferences(lab.model, lab.optimizer, kept, s, lab.reference)
         rollouts = replace(rollouts, advantage=advantage)
     else:
-        result = update(lab.model, lab.optimizer, kept, weight, s, lab.reference, lab.autocast)
+        result = update(lab.model, lab.optimizer, kept, weight, s, lab.reference)
     clock.append(time.perf_counter())
     with writing(run.credit(step)):
         write_credit(run.credit(step), rollouts, weight)
@@ -66,7 +66,7 @@ def spread_credit(lab: Lab, rollouts: Rollouts, step: int) -> tuple[Rollouts, Ro
     and what those who computed have to say."""
     s = lab.settings
     rollouts = replace(rollouts, step=step, generator=torch.Generator().manual_seed(derived_seed("credit", s.seed, step)),
-                       forward=Forward(lab.model, s.micro_batch, lab.autocast))
+                       forward=Forward(lab.model, s.micro_batch))
     rollouts = replace(rollouts, advantage=lab.advantage(rollouts, lab))
     if s.placebo == "advantages":
         rollouts = replace(rollouts, advantage=shuffled_advantage(rollouts, s.advantage in WHOLE_ANSWERS))

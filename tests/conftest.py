@@ -17,8 +17,9 @@ import torch
 from countdown_task import Problem, encode_prompt
 from grpo import grpo
 from lab import make_lab
-from qwen2_model import ModelConfig, Qwen2, generate
+from qwen2_model import ModelConfig, Qwen2
 from rollouts import Forward, Rollouts, label
+from sampler import generate
 from settings import make_settings
 from warmup import make_tokenizer
 

@@ -9,7 +9,8 @@ import critic
 from conftest import ASKED, SPOKEN, hand_made, spoken
 from countdown_task import score, token_bytes
 from critic import CRITICS, continuation_rewards, generalised_advantage, prefix_values, segment_starts
-from qwen2_model import Generation, UserError, generate
+from qwen2_model import UserError
+from sampler import Generation, generate
 
 MASK = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] + [False] * 4])
 

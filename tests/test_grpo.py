@@ -12,9 +12,10 @@ from countdown_task import Problem, load_tokenizer
 from grpo import (ADVANTAGES, best_and_worst, divergence, dr_grpo, group_z_score, policy_loss, rloo, shuffled_advantage, span, update,
                   update_preferences)
 from mitigations import make, token_weight
-from qwen2_model import Generation, Qwen2, generate
+from qwen2_model import Qwen2
 from rollouts import collect, response_log_probs
 from run_folder import read_credit, write_credit
+from sampler import Generation, generate
 
 
 def settings(**changed):

@@ -12,7 +12,7 @@ from conftest import SPOKEN, copied, gradients, hand_made, spoken
 from countdown_task import ANSWER
 from grpo import gradient_size, update
 from mitigations import MITIGATIONS, make, token_weight
-from qwen2_model import UserError
+from qwen2_model import SharedPrompts, UserError
 
 ALL = sorted(MITIGATIONS)
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1}}
@@ -161,15 +161,14 @@ def test_attention_credit_by_hand():
 
 
 def test_attention_planted_on_one_position_credits_that_token_and_not_its_neighbour(lab, monkeypatch):
-    """Planted where the model has it, in the whole sequence, so that an error of one in the shift would show."""
+    """Planted where the answer's tokens look, so that an error of one in the shift would show."""
     tokens, place = spoken(lab), 4
-    P = len(tokens.prompt_ids[0])
 
-    def planted(self, x, cos, sin):
-        received = torch.zeros(len(x), x.shape[1], x.shape[1])
-        received[:, :, P + place] = 1
+    def planted(self, q, k):
+        received = torch.zeros(*self.answers.shape, self.answers.shape[1])
+        received[:, :, place] = 1
         return received.tril()
-    monkeypatch.setattr(type(lab.model.model.layers[0].self_attn), "probabilities", planted)
+    monkeypatch.setattr(SharedPrompts, "received", planted)
     weight = weights(lab, "attention_credit", tokens, {"credit_scale": 2.0}, rescale="none")
     assert weight[0].argmax() == place and weight[0, place] == 6.5 and (weight[0, :place] == 0.5).all()
     assert (weight[0, place + 1:][tokens.mask[0, place + 1:]] == 0.5).all()

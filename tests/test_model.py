@@ -1,4 +1,4 @@
-"""The model against `transformers`, the cache against no cache, the sampler against the model."""
+"""The model against `transformers`, and tokens end to end against rows of their own."""
 import json
 import os
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qwen2_model import KVCache, Qwen2, generate, prefill
+from qwen2_model import Qwen2, SharedPrompts
 
 transformers = pytest.importorskip("transformers")
 SHAPE = dict(vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
@@ -49,14 +49,20 @@ def test_logits_agree_with_transformers(tmp_path, kind, tied, shard_size):
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_attention_that_is_looked_at_agrees_with_transformers(tmp_path, kind):
+    """Three answers of 15, 30 and 0 tokens to prompts of 10, 10 and 40."""
     other = reference(kind, True, tmp_path, attn_implementation="eager")
     ours, seen = Qwen2.from_pretrained(tmp_path), []
-    for layer in ours.model.layers:
-        layer.self_attn.register_forward_pre_hook(lambda module, inputs: seen.append(module.probabilities(*inputs[:3])))
+    shared = SharedPrompts([10, 10, 40], [15, 30, 0], torch.tensor([0, 1, 2]))
+
+    def attend(layer, q, k, v):
+        seen.append(shared.received(q, k))
+        return shared(layer, q, k, v)
+
     with torch.no_grad():
-        ours.model(IDS)
+        ours.model(torch.cat([IDS[0, :10], IDS[1, :10], IDS[2], IDS[0, 10:25], IDS[1, 10:]]), shared.positions, attend)
         for mine, theirs in zip(seen, other(IDS, output_attentions=True).attentions, strict=True):
-            torch.testing.assert_close(mine, theirs.mean(1), atol=1e-5, rtol=0)
+            for row, n in ((0, 15), (1, 30)):
+                torch.testing.assert_close(mine[row, :n, :n], theirs.mean(1)[row, 10:10 + n, 10:10 + n], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
@@ -190,134 +196,57 @@ def test_damaged_files_are_refused_by_name(tmp_path):
         Qwen2.from_pretrained(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize("cuts", [[12], [1] * 12, [5, 4, 3], [11, 1]])
-def test_cached_equals_uncached_in_any_chunks(small_model, cuts):
-    ids = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(1))
-    cache, parts, at = KVCache(small_model, 2, 12), [], 0
+LENGTHS = [[3, 0, 9], [1, 4]]  # of the answers to a prompt of 5 and one of 8 tokens
+
+
+def tokens_end_to_end():
+    """The same tokens as SharedPrompts has them, and as rows of their own."""
+    draw = torch.Generator().manual_seed(4)
+    prompts = [torch.randint(3, 50, (n,), generator=draw) for n in (5, 8)]
+    answers = [[torch.randint(3, 50, (n,), generator=draw) for n in lengths] for lengths in LENGTHS]
+    flat = [answer for group in answers for answer in group]
+    shared = SharedPrompts([5, 8], [len(answer) for answer in flat], torch.tensor([0, 0, 0, 1, 1]))
+    return torch.cat(prompts + flat), shared, [torch.cat([prompt, answer]) for prompt, group in zip(prompts, answers) for answer in group]
+
+
+def test_shared_prompts_give_every_token_the_state_it_has_in_a_row_of_its_own(small_model):
+    ids, shared, rows = tokens_end_to_end()
     with torch.no_grad():
-        for cut in cuts:
-            parts.append(small_model(ids[:, at:at + cut], cache))
-            at += cut
-        torch.testing.assert_close(torch.cat(parts, 1), small_model(ids), atol=1e-5, rtol=0)
+        states, start = small_model.model(ids, shared.positions, shared), 13
+        for row, prompt in zip(rows, [slice(0, 5)] * 3 + [slice(5, 13)] * 2):
+            alone, P = small_model.model(row[None])[0], prompt.stop - prompt.start
+            torch.testing.assert_close(states[prompt], alone[:P], atol=1e-5, rtol=0)
+            torch.testing.assert_close(states[start:start + len(row) - P], alone[P:], atol=1e-5, rtol=0)
+            start += len(row) - P
+    assert start == len(ids)
 
 
-@pytest.mark.parametrize("cuts", [[12], [5, 4, 3], [1] * 12])
-def test_padded_rows_see_only_themselves(small_model, cuts):
-    """Row 1 is 7 tokens long and sits at the right end of 12 slots: its logits are those of the 7 alone."""
-    ids = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(1))
-    cache, parts, at = KVCache(small_model, 2, 12, pad=torch.tensor([0, 5])), [], 0
-    with torch.no_grad():
-        for cut in cuts:
-            parts.append(small_model(ids[:, at:at + cut], cache))
-            at += cut
-        joined = torch.cat(parts, 1)
-        torch.testing.assert_close(joined[:1], small_model(ids[:1]), atol=1e-5, rtol=0)
-        torch.testing.assert_close(joined[1:, 5:], small_model(ids[1:, 5:]), atol=1e-5, rtol=0)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_gradient_through_a_shared_prompt_is_the_sum_over_its_answers(small_model, checkpointing):
+    """Any function of the answers' states: here their products with fixed numbers."""
+    ids, shared, rows = tokens_end_to_end()
+    factor = torch.randn(len(ids) - 13, 64, generator=torch.Generator().manual_seed(5))
+    small_model.model.checkpointing = checkpointing
+    together = torch.autograd.grad((small_model.model(ids, shared.positions, shared)[13:] * factor).sum(), list(small_model.parameters()))
+    small_model.model.checkpointing = False
+    total, start = 0, 0
+    for row, P in zip(rows, [5, 5, 5, 8, 8]):
+        total = total + (small_model.model(row[None])[0, P:] * factor[start:start + len(row) - P]).sum()
+        start += len(row) - P
+    for mine, theirs in zip(together, torch.autograd.grad(total, list(small_model.parameters()))):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
-PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
-
-
-def test_greedy_equals_the_slow_loop(small_model):
-    result = generate(small_model, PROMPTS, max_new_tokens=15, greedy=True, stop_ids=())
-    for prompt, row in zip(PROMPTS, result.tokens):
-        ids = list(prompt)
-        for _ in range(15):
-            ids.append(int(small_model(torch.tensor([ids]))[0, -1].argmax()))
-        assert row.tolist() == ids[len(prompt):]
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_recorded_numbers_are_those_of_temperature_1(small_model, temperature):
-    result = generate(small_model, PROMPTS, answers=3, max_new_tokens=12, temperature=temperature, seed=5)
-    assert result.mask.any(1).all()
-    for b, (row, mask) in enumerate(zip(result.tokens, result.mask)):
-        prompt, response = PROMPTS[b // 3], row[mask].tolist()
-        with torch.no_grad():
-            logits = small_model(torch.tensor([prompt + response]))[0, len(prompt) - 1:-1]
-        distribution = torch.distributions.Categorical(logits=logits)
-        torch.testing.assert_close(result.log_prob[b][mask], distribution.log_prob(row[mask]), atol=1e-4, rtol=0)
-        torch.testing.assert_close(result.entropy[b][mask], distribution.entropy(), atol=1e-4, rtol=0)
-        torch.testing.assert_close(result.collision[b][mask], distribution.probs.square().sum(-1), atol=1e-5, rtol=0)
-        assert not any(values[b][~mask].any() for values in (result.tokens, result.log_prob, result.entropy, result.collision))
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_sampling_follows_the_distribution(small_model, temperature):
-    count = 20_000
-    result = generate(small_model, [[5, 6, 7]], answers=count, max_new_tokens=1, temperature=temperature, seed=1)
-    with torch.no_grad():
-        expected = (small_model(torch.tensor([[5, 6, 7]]))[0, -1] / temperature).softmax(-1)
-    seen = torch.bincount(result.tokens[:, 0], minlength=50) / count
-    assert ((seen - expected).abs() < 5 * (expected * (1 - expected) / count).sqrt() + 1e-4).all()
-
-
-def test_a_departure_changes_nothing_for_those_who_stay(small_model):
-    """The same run with and without stop tokens: rows agree up to their own end."""
-    stopping = generate(small_model, PROMPTS, answers=20, max_new_tokens=25, seed=3, stop_ids=(2, 4, 9, 17, 30))
-    endless = generate(small_model, PROMPTS, answers=20, max_new_tokens=25, seed=3, stop_ids=())
-    assert 0 < stopping.finished.sum() and len(set(stopping.mask.sum(1).tolist())) > 5
-    assert torch.equal(stopping.tokens[stopping.mask], endless.tokens[stopping.mask])
-    torch.testing.assert_close(stopping.log_prob[stopping.mask], endless.log_prob[stopping.mask], atol=1e-5, rtol=0)
-    assert not endless.finished.any() and endless.mask.all()
-
-
-def test_finished_rows_leave_the_batch(small_model, monkeypatch):
-    rows, forward = [], small_model.model.forward
-    monkeypatch.setattr(small_model.model, "forward", lambda ids, cache=None: rows.append(len(ids)) or forward(ids, cache))
-    result = generate(small_model, PROMPTS, answers=20, max_new_tokens=25, seed=3, stop_ids=(2, 4, 9, 17, 30))
-    live = result.mask.sum(0).tolist()
-    assert all(alive <= computed <= alive * 8 / 7 + 1 for computed, alive in zip(rows[1:], live[1:]))
-
-
-def test_alone_or_in_company(small_model):
-    company = generate(small_model, PROMPTS, max_new_tokens=20, greedy=True, stop_ids=())
-    for i, prompt in enumerate(PROMPTS):
-        alone = generate(small_model, [prompt], max_new_tokens=20, greedy=True, stop_ids=())
-        assert torch.equal(alone.tokens[0], company.tokens[i])
-        torch.testing.assert_close(alone.log_prob[0], company.log_prob[i], atol=1e-5, rtol=0)
-
-
-def test_own_seed_and_nothing_else(small_model):
-    torch.manual_seed(1)
-    first = generate(small_model, PROMPTS, answers=4, max_new_tokens=10, seed=7)
-    torch.manual_seed(2)
-    assert torch.equal(first.tokens, generate(small_model, PROMPTS, answers=4, max_new_tokens=10, seed=7).tokens)
-    assert not torch.equal(first.tokens, generate(small_model, PROMPTS, answers=4, max_new_tokens=10, seed=8).tokens)
-
-
-def test_a_stop_token_or_a_pad_ends_the_answer_and_the_limit_says_so(small_model):
-    assert small_model.config.stop_ids == (2, 0)
-    first = int(generate(small_model, PROMPTS[:1], max_new_tokens=1, greedy=True, stop_ids=()).tokens)
-    ended = generate(small_model, PROMPTS[:1], max_new_tokens=9, greedy=True, stop_ids=(first,))
-    assert ended.mask.sum() == 1 and ended.finished.all() and ended.tokens[0, 0] == first
-    cut = generate(small_model, PROMPTS, max_new_tokens=4, greedy=True, stop_ids=())
-    assert (cut.mask.sum(1) == 4).all() and not cut.finished.any()  # the same budget for every prompt length
-
-
-def test_every_prompt_may_have_a_limit_of_its_own(small_model):
-    """Each row is the start of what it would be with room to spare, and no stop token past the limit finishes it."""
-    free = generate(small_model, PROMPTS, answers=6, max_new_tokens=25, seed=3, stop_ids=(2, 4, 9, 17, 30))
-    limits = [3, 25, 7]
-    bound = generate(small_model, PROMPTS, answers=6, max_new_tokens=limits, seed=3, stop_ids=(2, 4, 9, 17, 30))
-    limit = torch.tensor(limits).repeat_interleave(6)
-    assert torch.equal(bound.mask, free.mask & (torch.arange(25) < limit[:, None]))
-    assert torch.equal(bound.tokens, free.tokens * bound.mask)
-    assert torch.equal(bound.finished, free.finished & (free.mask.sum(1) <= limit))
-    torch.testing.assert_close(bound.log_prob, free.log_prob * bound.mask, atol=1e-5, rtol=0)
-
-
-def test_a_prompt_is_computed_once_per_question(small_model, monkeypatch):
-    rows = []
-    forward = small_model.model.forward
-    monkeypatch.setattr(small_model.model, "forward", lambda ids, cache=None: rows.append(len(ids)) or forward(ids, cache))
-    with torch.no_grad():
-        cache, hidden = prefill(small_model, PROMPTS, 5, 8)
-    assert rows == [3] and cache.rows == 15 and len(hidden) == 15
-
-
-@pytest.mark.parametrize("bad", [dict(max_new_tokens=0), dict(answers=0), dict(temperature=0.0), dict(max_new_tokens=40_000),
-                                 dict(max_new_tokens=[4, 4]), dict(max_new_tokens=[4, 0, 4])])
-def test_senseless_requests_are_refused(small_model, bad):
-    with pytest.raises(ValueError):
-        generate(small_model, PROMPTS, **{"max_new_tokens": 4, **bad})
+def test_products_in_bfloat16_leave_parameters_and_the_residual_stream_in_float32(small_model):
+    ids, exact, seen = torch.arange(3, 33)[None], small_model(torch.arange(3, 33)[None]).detach(), []
+    hook = small_model.model.layers[1].register_forward_hook(lambda module, inputs, output: seen.append((inputs[0].dtype, output.dtype)))
+    try:
+        logits = small_model.compute_in(torch.bfloat16)(ids)
+    finally:
+        small_model.compute_in(torch.float32)
+        hook.remove()
+    assert seen == [(torch.float32, torch.float32)] and logits.dtype == torch.bfloat16
+    assert all(p.dtype == torch.float32 for p in small_model.parameters())
+    error = (logits.float() - exact).abs()
+    assert 0 < error.max() < 0.05 * exact.abs().max()  # 8 bits of mantissa
+    assert torch.equal(small_model(ids), exact)

@@ -2,7 +2,6 @@
 import dataclasses
 import json
 import re
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +13,7 @@ import probes
 import rollouts as frame
 from conftest import hand_made, spoken
 from grpo import gradient_size
-from qwen2_model import rotary
+from qwen2_model import causal, rotary
 from tally import CLASSES
 from truth import phase1
 from truth.common import sample_batch
@@ -26,7 +25,7 @@ from truth.phase1 import (CERTAIN, NEXT, REACH, TERM, Given, Tokens, analysed, a
 @pytest.fixture
 def small_lab(small_model):
     """As much of a lab as the measurement asks for."""
-    return SimpleNamespace(model=small_model, settings=SimpleNamespace(micro_batch=4), autocast=nullcontext())
+    return SimpleNamespace(model=small_model, settings=SimpleNamespace(micro_batch=4))
 
 
 def losses(model, batch, b, change=0.0):
@@ -36,7 +35,7 @@ def losses(model, batch, b, change=0.0):
     embeddings = (F.embedding(torch.tensor([prompt + answer]), model.model.embed_tokens.weight) + change).detach().requires_grad_()
     x = embeddings
     for layer in model.model.layers:
-        x = layer(x, *rotary(torch.arange(x.shape[1])[None], model.config), None, None)
+        x = layer(x, *rotary(torch.arange(x.shape[1]), model.config), causal)
     logits = model.logits(model.model.norm(x))[0, :-1]
     labels = torch.tensor((prompt + answer)[1:]).index_fill(0, torch.arange(len(prompt) - 1), -100)
     return F.cross_entropy(logits, labels, reduction="none")[len(prompt) - 1:], embeddings, len(prompt)

@@ -168,7 +168,7 @@ def by_position(lab, rollouts, name, b, coefficient):
 
     def note(module, inputs, output):
         output = linear(inputs[0], module.weight, module.bias)
-        seen.update(x=inputs[0][0].detach(), output=output)
+        seen.update(x=inputs[0].detach(), output=output)
         output.retain_grad()
         return output
 
@@ -176,11 +176,11 @@ def by_position(lab, rollouts, name, b, coefficient):
     log_prob = response_log_probs(lab.model, rollouts, torch.tensor([b]))
     handle.remove()
     log_prob.sum().backward(retain_graph=True)
-    there = seen["output"].grad[0].abs().sum(1) > 0
+    there = seen["output"].grad.abs().sum(1) > 0
     seen["output"].grad = None
     (coefficient[b] * log_prob).sum().backward()
     lab.model.zero_grad()
-    return seen["x"][there], seen["output"].grad[0][there]
+    return seen["x"][there], seen["output"].grad[there]
 
 
 def test_means_and_paired_changes_by_hand():

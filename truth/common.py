@@ -16,7 +16,7 @@ from grpo import grpo
 from lab import Lab, derived_seed, make_lab, sample
 from qwen2_model import UserError
 from report import Table, show, show_status, write_page
-from rollouts import Forward, Rollouts, by_length, response_log_probs
+from rollouts import Forward, Rollouts, response_log_probs
 from run_folder import provenance, writing
 from settings import make_settings
 
@@ -107,16 +107,15 @@ def sample_batch(lab: Lab, step: int, questions: int, answers: int) -> Rollouts:
     s = lab.settings
     rollouts = sample(lab, lab.problems.training(s.seed, step, questions), answers, derived_seed("probe", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=torch.Generator().manual_seed(derived_seed("probe credit", s.seed, step)),
-                       forward=Forward(lab.model, s.micro_batch, lab.autocast))
+                       forward=Forward(lab.model, s.micro_batch))
     return replace(rollouts, advantage=grpo(rollouts))
 
 
 def gradients(lab: Lab, rollouts: Rollouts, coefficients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Of  sum_bt coefficient_bt log pi(y_bt | ...)  for each (B, T) of coefficients: flat vectors, from one forward pass."""
     parameters, total = list(lab.model.parameters()), {}
-    for rows in by_length(rollouts, rollouts.length.nonzero().squeeze(1)).split(lab.settings.micro_batch):
-        with lab.autocast:
-            log_prob = response_log_probs(lab.model, rollouts, rows)
+    for rows in rollouts.length.nonzero().squeeze(1).split(lab.settings.micro_batch):
+        log_prob = response_log_probs(lab.model, rollouts, rows)
         for name, coefficient in coefficients.items():
             found = flat(torch.autograd.grad((coefficient[rows] * log_prob).sum(), parameters, retain_graph=True, materialize_grads=True))
             total[name] = total[name] + found if name in total else found
@@ -127,8 +126,7 @@ def answer_gradients(lab: Lab, rollouts: Rollouts, coefficients: list[torch.Tens
     """The same, answer by answer."""
     parameters = list(lab.model.parameters())
     for b in range(len(rollouts.mask)):
-        with lab.autocast:
-            log_prob = response_log_probs(lab.model, rollouts, torch.tensor([b], device=rollouts.mask.device))[0]
+        log_prob = response_log_probs(lab.model, rollouts, torch.tensor([b], device=rollouts.mask.device))[0]
         yield [flat(torch.autograd.grad((c[b] * log_prob).sum(), parameters, retain_graph=True, materialize_grads=True)) for c in coefficients]
 
 

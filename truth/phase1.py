@@ -33,7 +33,7 @@ from lab import Lab, derived_seed
 from plots import COLOURS, panels, save
 from qwen2_model import Qwen2
 from report import Table, by_row, shown
-from rollouts import Rollouts, by_length, lay_out, response_log_probs
+from rollouts import Rollouts, lay_out, response_log_probs
 from tally import CLASSES, SIGNS, Vocabulary, end_of, mean_ratio, standardised, t_statistics
 from truth.common import Findings, Flag, Probe, Progress, sample_batch
 
@@ -70,14 +70,13 @@ def analysed(rollouts: Rollouts) -> torch.Tensor:
 def at_embeddings(lab: Lab, rollouts: Rollouts, rows: torch.Tensor):
     """Log-probs (rows, T), and a function: the gradient of any number made of them at the embeddings of the answers' tokens,
     (rows, T, D), 0 where `analysed` is false."""
-    with embeddings_cut_off(lab.model) as leaves, lab.autocast:
+    with embeddings_cut_off(lab.model) as leaves:
         log_prob = response_log_probs(lab.model, rollouts, rows)
-    t, inside = torch.arange(log_prob.shape[1], device=rows.device), analysed(rollouts)[rows][..., None]
-    place = (lay_out(rollouts, rows)[1][:, None] + 1 + t).clamp(max=leaves[0].shape[1] - 1)  # where token t stands
+    inside, predicts = analysed(rollouts)[rows][..., None], lay_out(rollouts, rows)[2]
+    stands = torch.cat([predicts[:, 1:], torch.zeros_like(predicts[:, :1])], 1)  # token t is what predicts token t + 1
 
     def gradient_of(number: torch.Tensor) -> torch.Tensor:
-        found = torch.autograd.grad(number, leaves[0], retain_graph=True)[0].float()  # (rows, L, D)
-        return found.gather(1, place[..., None].expand(-1, -1, found.shape[-1])) * inside
+        return torch.autograd.grad(number, leaves[0], retain_graph=True)[0].float()[stands] * inside  # (rows, T, D)
 
     return log_prob, gradient_of
 
@@ -85,7 +84,7 @@ def at_embeddings(lab: Lab, rollouts: Rollouts, rows: torch.Tensor):
 def phase_one(lab: Lab, rollouts: Rollouts) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each token (B, T) the norm of g, and the mean of g over its dimensions."""
     size, signed = torch.zeros(2, *rollouts.mask.shape, device=rollouts.mask.device)
-    for rows in by_length(rollouts, rollouts.length.nonzero().squeeze(1)).split(lab.settings.micro_batch):
+    for rows in rollouts.length.nonzero().squeeze(1).split(lab.settings.micro_batch):
         log_prob, gradient_of = at_embeddings(lab, rollouts, rows)
         g = gradient_of(-(log_prob.sum(1) / rollouts.length[rows]).sum())
         size[rows], signed[rows] = g.norm(dim=-1), g.mean(-1)
@@ -438,7 +437,7 @@ def measure(probe: Probe) -> Findings:
     shuffled = three_accounts(tokens, other, *phase_one(lab, other))
     progress("controls")
     controls = {"real answers, trained model": accounts["phase 1"], **controls_of(lab, rollouts, tokens, args.seed)}
-    chosen = by_length(rollouts, rows[rows % args.answers < args.single])
+    chosen = rows[rows % args.answers < args.single]
     norms = single_terms(lab, rollouts, chosen, lambda share: progress("single_terms", share))
     progress("tables")
     apart, zero_counted = terms_apart(lab, rollouts, chosen, norms), given(Tokens(lab, rollouts, rollouts.mask), signed, size)

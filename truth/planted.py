@@ -21,8 +21,9 @@ from tokenizers import Tokenizer, models
 from countdown_task import OTHER, THINK, WORD
 from grpo import grpo
 from lab import Lab, derived_seed
-from qwen2_model import Generation, ModelConfig, Qwen2, pick
+from qwen2_model import ModelConfig, Qwen2
 from rollouts import Forward, Rollouts
+from sampler import Distribution, Generation
 from settings import Settings
 
 SYMBOLS, PROMPT = "abcd", [0]
@@ -54,7 +55,7 @@ def planted_lab(seed: int, length: int, keys: int = 3, config: ModelConfig = SMA
         cues = 0.02 * torch.randn(keys + 1, config.hidden_size)  # as large as fresh embeddings; the last is for what is no key
     tokenizer = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(SYMBOLS)}, unk_token=SYMBOLS[0]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=s.learning_rate, weight_decay=0.0)
-    lab = PlantedLab(s, None, model, tokenizer, optimizer, None, torch.autocast("cpu", enabled=False)).plant(length, keys)
+    lab = PlantedLab(s, None, model, tokenizer, optimizer, None).plant(length, keys)
     add_cues(model, cues, lab.keys, length)
     return lab
 
@@ -68,8 +69,8 @@ def add_cues(model: Qwen2, cues: torch.Tensor, keys: list[int], length: int) -> 
         cue[t], seen[1 + t] = cues[j], 1
 
     def note_positions(decoder, inputs):
-        ids, cache = (*inputs, None)[:2]
-        positions = torch.arange(ids.shape[1])[None] if cache is None else cache.positions_and_mask(ids.shape[1])[0]
+        ids, positions = (*inputs, None)[:2]
+        positions = torch.arange(ids.shape[-1]) if positions is None else positions
         at["positions"] = positions.clamp(max=length)  # rows that are done may stay in a batch a little longer
 
     model.model.register_forward_pre_hook(note_positions)
@@ -83,10 +84,11 @@ def draw_answers(lab: PlantedLab, count: int, seed: int) -> Generation:
     g, start, rows = Generation.empty(count, lab.length, "cpu"), 0, torch.arange(count)
     for end in (*(t + 1 for t in lab.keys), lab.length):
         ids = torch.cat([torch.tensor(PROMPT).expand(count, 1), g.tokens[:, :-1]], 1)
-        log_probs = lab.model(ids[:, :end]).float().log_softmax(-1)  # (B, end, V)
+        logits = lab.model(ids[:, :end])  # (B, end, V)
         for t in range(start, end):
-            token = pick(log_probs[:, t], uniform[:, t], temperature=1.0, greedy=False)
-            g.record(rows, torch.ones(count, dtype=torch.bool), t, token, log_probs[:, t], stop=torch.empty(0, dtype=torch.long))
+            drawn = Distribution(logits[:, t])
+            token = drawn.pick(uniform[:, t])
+            g.record(rows, torch.ones(count, dtype=torch.bool), t, token, drawn, stop=torch.empty(0, dtype=torch.long))
         start = end
     return g
 

@@ -1,0 +1,218 @@
+"""Sampling answers: every prompt is computed once, and then all its answers grow side by side, a token a step.
+
+What came before is kept as keys and values: the prompts' once per question, shared by its answers, and each answer's own.
+Rows that are done leave the batch. On a GPU a step is recorded as a CUDA graph and replayed, so nothing in it may
+have a size or a decision that depends on what was sampled: it changes tensors in place, and rows leave between
+recordings. On a CPU the same step is simply called.
+"""
+from dataclasses import dataclass
+
+import torch
+
+from qwen2_model import Qwen2, SharedPrompts, UserError
+
+STEPS_BETWEEN_DEPARTURES = {"cpu": 1, "cuda": 64}
+
+
+@dataclass
+class Generation:
+    """What was sampled, in response coordinates: index t is the t-th generated token. Beyond the mask all is 0.
+
+    log_prob, entropy -sum p log p and collision sum p^2 are of the temperature-1 distribution, the one
+    that training sees, whatever the sampling temperature was. finished: the row ended itself.
+    """
+    tokens: torch.Tensor     # (B, T) int64
+    mask: torch.Tensor       # (B, T) bool, the stop token included
+    finished: torch.Tensor   # (B,) bool
+    log_prob: torch.Tensor   # (B, T) float32
+    entropy: torch.Tensor
+    collision: torch.Tensor
+
+    @classmethod
+    def empty(cls, B: int, T: int, device) -> "Generation":
+        return cls(torch.zeros(B, T, dtype=torch.long, device=device), torch.zeros(B, T, dtype=torch.bool, device=device),
+                   torch.zeros(B, dtype=torch.bool, device=device), *torch.zeros(3, B, T, device=device))
+
+    def record(self, rows, live, t, token, drawn: "Distribution", stop) -> None:
+        """Token t of each of these rows that are still live; the others stay as they are."""
+        self.tokens[rows, t], self.mask[rows, t] = token * live, live
+        self.log_prob[rows, t], self.entropy[rows, t], self.collision[rows, t] = (x * live for x in drawn.facts(token))
+        self.finished[rows] |= (token[:, None] == stop).any(1) & live
+
+
+class Distribution:
+    """softmax(logits), a row each, with few passes over the vocabulary: e_v = exp(z_v - max z) and Z = sum e."""
+
+    def __init__(self, logits: torch.Tensor):
+        self.z = logits.float() - logits.amax(-1, keepdim=True).float()
+        self.e = self.z.exp()
+        self.Z = self.e.sum(-1)
+
+    def pick(self, uniform, temperature: float = 1.0, greedy: bool = False) -> torch.Tensor:
+        """One token a row by inverting the cumulative distribution at that row's own random number."""
+        if greedy:
+            return self.z.argmax(-1)
+        cumulative = (self.e if temperature == 1 else (self.z / temperature).exp()).cumsum(-1)
+        # `right` skips tokens of probability zero
+        return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True).squeeze(1).clamp(max=self.z.shape[-1] - 1)
+
+    def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, and collision sum p^2."""
+        log_prob = self.z.gather(1, token[:, None]).squeeze(1) - self.Z.log()
+        return log_prob, self.Z.log() - torch.linalg.vecdot(self.e, self.z) / self.Z, torch.linalg.vecdot(self.e, self.e) / self.Z.square()
+
+
+class Answering:
+    """Rows on their way: their cache, and the step that gives a token to each of them.
+
+    R rows are left of B; answer i of question q has the place q * G + i. Slot t of a row's own cache is its token t.
+    """
+
+    def __init__(self, model: Qwen2, prompts: list[list[int]], answers: int, limit, stop, temperature, greedy, seed):
+        device, config, B = model.device, model.config, len(limit)
+        self.model, self.Q, self.G, self.stop, self.temperature, self.greedy = model, len(prompts), answers, stop, temperature, greedy
+        T = int(limit.max())
+        self.result = Generation.empty(B, T, device)
+        self.uniform = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)).to(device)  # what a row samples depends on no other
+        shape = (B, config.num_key_value_heads, T - 1, config.head_dim)
+        self.keys, self.values = ([torch.zeros(shape, dtype=model.model.norm.compute, device=device) for _ in range(config.num_hidden_layers)]
+                                  for _ in range(2))
+        self.prompt_keys, self.prompt_values = [], []
+        self.rows, self.limit, self.done = torch.arange(B, device=device), limit, torch.zeros(B, dtype=torch.bool, device=device)
+        self.t = torch.zeros(1, dtype=torch.long, device=device)  # the token to come
+        self.place, self.token = self.rows.clone(), torch.zeros(B, dtype=torch.long, device=device)
+        self.look_at(0, ahead=False)
+        self.choose(self.prefill(prompts).repeat_interleave(answers, 0))
+
+    def prefill(self, prompts: list[list[int]]) -> torch.Tensor:
+        """The state after each prompt (Q, D); their keys and values stay."""
+        lengths, device = [len(prompt) for prompt in prompts], self.model.device
+        alone = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long, device=device))
+        padding = torch.arange(max(lengths), device=device) >= torch.tensor(lengths, device=device)[:, None]  # (Q, P)
+        self.padding = torch.zeros(padding.shape, device=device).masked_fill(padding, float("-inf"))[:, None, None]
+        self.length = torch.tensor(lengths, device=device).repeat_interleave(self.G)
+
+        def attend(layer, q, k, v):
+            self.prompt_keys.append(alone.rows(k, alone.prompts))
+            self.prompt_values.append(alone.rows(v, alone.prompts))
+            return alone(layer, q, k, v)
+
+        hidden = self.model.model(torch.tensor(sum(prompts, []), device=device), alone.positions, attend)
+        return hidden[torch.tensor(lengths, device=device).cumsum(0) - 1]
+
+    def look_at(self, end: int, ahead: bool) -> None:
+        """The coming steps look at so many slots, of which some are `ahead` of the row."""
+        self.end, self.ahead = end, ahead
+
+    def step(self) -> None:
+        if self.ahead:
+            slot = torch.arange(self.end, device=self.t.device)
+            self.unwritten = torch.zeros_like(slot, dtype=torch.float32).masked_fill(slot >= self.t, float("-inf"))
+        self.choose(self.model.model(self.token, self.length + self.t - 1, self.attend))
+
+    def choose(self, hidden: torch.Tensor) -> None:
+        """Token t of every row, from the state (R, D) that predicts it."""
+        drawn = Distribution(self.model.logits(hidden))  # (R, V)
+        self.token.copy_(drawn.pick(self.uniform[self.rows, self.t], self.temperature, self.greedy))
+        self.result.record(self.rows, ~self.done, self.t, self.token, drawn, self.stop)
+        self.done.copy_(self.result.finished[self.rows] | (self.t + 1 >= self.limit))
+        self.t += 1
+
+    def attend(self, layer: int, q, k, v) -> torch.Tensor:
+        """One query a row, (R, H, head_dim), at the prompt's keys and its own: one softmax over both."""
+        (R, H, size), K = q.shape, k.shape[1]
+        self.keys[layer][:R].index_copy_(2, self.t - 1, k[:, :, None])
+        self.values[layer][:R].index_copy_(2, self.t - 1, v[:, :, None])
+        q = (q * size ** -0.5).view(R, K, H // K, size)
+        own = q @ self.keys[layer][:R, :, :self.end].transpose(-1, -2)  # (R, K, H / K, end)
+        if self.ahead:
+            own = own + self.unwritten
+        shared = self.questions(q) @ self.prompt_keys[layer].transpose(-1, -2) + self.padding  # (Q, K, G * H / K, P)
+        P = shared.shape[-1]
+        weight = torch.cat([self.answers(shared), own], -1).softmax(-1, dtype=torch.float32).type_as(v)
+        mixed = weight[..., P:] @ self.values[layer][:R, :, :self.end]
+        return (mixed + self.answers(self.questions(weight[..., :P]) @ self.prompt_values[layer])).view(R, H, size)
+
+    def questions(self, x: torch.Tensor) -> torch.Tensor:
+        """(R, K, n, size) -> (Q, K, G * n, size): the rows of each question together, zeros where one has left."""
+        grid = x if len(x) == self.Q * self.G else x.new_zeros(self.Q * self.G, *x.shape[1:]).index_copy(0, self.place, x)
+        return grid.unflatten(0, (self.Q, self.G)).transpose(1, 2).flatten(2, 3)
+
+    def answers(self, x: torch.Tensor) -> torch.Tensor:
+        """(Q, K, G * n, size) -> (R, K, n, size)"""
+        grid = x.unflatten(2, (self.G, -1)).transpose(1, 2).flatten(0, 1)
+        return grid if len(self.place) == len(grid) else grid[self.place]
+
+    def leave(self) -> None:
+        """Rows that are done go; the memory of their cache stays allocated and is not touched again."""
+        stay = (~self.done).nonzero().squeeze(1)
+        for tensor in (*self.keys, *self.values):
+            tensor[:len(stay), :, :self.end] = tensor[stay, :, :self.end]
+        for name in ("rows", "limit", "done", "length", "place", "token"):
+            setattr(self, name, getattr(self, name)[stay])
+
+
+def repeated(step, count: int, device) -> None:
+    """Call `step` so many times. On a GPU the second call is recorded, and from there on the recording is played: one
+    launch for some hundred kernels. The first, on a stream of its own, makes what cannot be made during a recording."""
+    if device.type != "cuda" or count < 3:
+        for _ in range(count):
+            step()
+        return
+    beside = torch.cuda.Stream(device)
+    beside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(beside):
+        step()
+    torch.cuda.current_stream(device).wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()  # recorded, not carried out
+    for _ in range(count - 1):
+        graph.replay()
+
+
+def in_its_type(model: Qwen2) -> Qwen2:
+    """The same model with its matrices in the type they are multiplied in: converted once a batch instead of at every step."""
+    dtype = model.model.norm.compute
+    if model.output_matrix.dtype == dtype:
+        return model
+    with torch.device("meta"):
+        typed = Qwen2(model.config).compute_in(dtype)
+    typed.load_state_dict({name: p.to(dtype) if p.dim() == 2 else p for name, p in model.state_dict().items()}, assign=True)
+    return typed
+
+
+@torch.no_grad()
+def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int], answers: int = 1,
+             temperature: float = 1.0, greedy: bool = False, seed: int = 0, stop_ids: tuple[int, ...] | None = None) -> Generation:
+    """`answers` continuations of every prompt, rows in the order of the prompts; `max_new_tokens` for all or one for each.
+
+    The random numbers of all (row, t) are drawn before the first token, so what a row samples does not
+    depend on which other rows are still there. Rows that are done leave a few at a time, since every
+    departure moves the cache.
+    """
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+    check_generate(model, prompts, limits, answers, temperature)
+    limit = torch.tensor(limits, device=model.device).repeat_interleave(answers)
+    stop = torch.tensor(model.config.stop_ids if stop_ids is None else stop_ids, dtype=torch.long, device=model.device)
+    batch = Answering(in_its_type(model), prompts, answers, limit, stop, temperature, greedy, seed)
+    t, every = 1, STEPS_BETWEEN_DEPARTURES[model.device.type]
+    while t < max(limits) and not batch.done.all():
+        if 8 * batch.done.sum() >= len(batch.done):
+            batch.leave()
+        count = min(every, max(limits) - t)
+        batch.look_at(t + count - 1, ahead=count > 1)
+        repeated(batch.step, count, model.device)
+        t += count
+    return batch.result
+
+
+def check_generate(model, prompts, limits, answers, temperature) -> None:
+    if not prompts or not all(prompts) or len(limits) != len(prompts):
+        raise UserError("generate needs at least one prompt, no empty one, and one max_new_tokens for all or one for each")
+    if min(limits) < 1 or answers < 1 or not temperature > 0:
+        raise UserError(f"max_new_tokens {min(limits)} and answers {answers} must be at least 1, "
+                        f"temperature {temperature} above 0 (greedy=True takes the likeliest token)")
+    longest, limit = max(len(p) + n for p, n in zip(prompts, limits)), model.config.max_position_embeddings
+    if longest > limit:
+        raise UserError(f"prompt and answer can reach {longest} tokens, the model's limit is {limit}")
