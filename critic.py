@@ -10,6 +10,7 @@ each hidden unit, at the price of features that are trained for something else.
 import torch
 import torch.nn as nn
 
+import ranks
 from qwen2_model import UserError
 from rollouts import LOGITS_AT_ONCE, Rollouts, stop_ids
 from sampler import Distribution, generate
@@ -20,7 +21,7 @@ class Trained:
 
     def __init__(self, module: nn.Module, learning_rate: float, device):
         self.module = module.to(device)
-        self.optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
 
     def descend(self, loss: torch.Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -30,31 +31,30 @@ class Trained:
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.module.state_dict() | optimizer_tensors(self.optimizer, self.module)
+        return self.module.state_dict() | optimizer_tensors(self.optimizer, dict(self.module.named_parameters()))
 
     def load_state_dict(self, tensors: dict[str, torch.Tensor]) -> None:
         own = self.module.state_dict()
         if not set(own) <= set(tensors):
             raise UserError(f"the checkpoint lacks {sorted(set(own) - set(tensors))[0]}")
         self.module.load_state_dict({name: tensors[name] for name in own})
-        load_optimizer_tensors(self.optimizer, self.module, {k: v for k, v in tensors.items() if k not in own})
+        load_optimizer_tensors(self.optimizer, dict(self.module.named_parameters()), {k: v for k, v in tensors.items() if k not in own})
 
 
 ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
-def optimizer_tensors(optimizer, module: nn.Module) -> dict[str, torch.Tensor]:
+def optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
     """AdamW's state under the names of the parameters; empty before its first step."""
-    return {f"{key}.{name}": value for name, parameter in module.named_parameters() for key, value in optimizer.state[parameter].items()}
+    return {f"{key}.{name}": value for name, parameter in parameters.items() for key, value in optimizer.state[parameter].items()}
 
 
-def load_optimizer_tensors(optimizer, module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    wanted = {f"{key}.{name}" for name, _ in module.named_parameters() for key in ADAM}
+def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, torch.Tensor]) -> None:
+    wanted = {f"{key}.{name}" for name in parameters for key in ADAM}
     if tensors and set(tensors) != wanted:
         raise UserError(f"the checkpoint does not fit the model: {sorted(set(tensors) ^ wanted)[0]}")
-    for name, parameter in module.named_parameters() if tensors else ():
-        state = {key: tensors[f"{key}.{name}"].clone() for key in ADAM}
-        optimizer.state[parameter] = {k: v if k == "step" else v.to(parameter.device) for k, v in state.items()}
+    for name, parameter in parameters.items() if tensors else ():
+        optimizer.state[parameter] = {key: tensors[f"{key}.{name}"].clone().to(parameter.device) for key in ADAM}
 
 
 def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float) -> torch.Tensor:
@@ -121,11 +121,9 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
     rewards, spent = torch.zeros(len(prefixes), k), 0
     room = [0 if ids and ids[-1] in ends else s.max_new_tokens - len(ids) for _, ids in prefixes]
     over = [i for i, left in enumerate(room) if left <= 0]
-    for i in over:
-        rewards[i] = lab.reward_of(rollouts.problems[prefixes[i][0]], prefixes[i][1])
     open_ones = sorted((i for i in range(len(prefixes)) if room[i] > 0), key=lambda i: room[i])  # like lengths together
     size = max(1, s.questions * s.answers // k)  # as many rows as a batch of training
-    for start in range(0, len(open_ones), size):
+    for start in range(0, len(open_ones), size)[ranks.rank()::ranks.count()]:
         progress(start / len(open_ones))
         part = open_ones[start:start + size]
         fresh = generate(lab.model, [rollouts.prompt_ids[prefixes[i][0]] + list(prefixes[i][1]) for i in part], answers=k,
@@ -135,7 +133,11 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
         for row, (ids, n) in enumerate(zip(fresh.tokens.tolist(), lengths)):
             g, prefix = prefixes[part[row // k]]
             rewards[part[row // k], row % k] = lab.reward_of(rollouts.problems[g], (*prefix, *ids[:n]))
-    return rewards.to(rollouts.mask.device), spent
+    counted = torch.tensor(float(spent))
+    ranks.add_up(rewards, counted)
+    for i in over:
+        rewards[i] = lab.reward_of(rollouts.problems[prefixes[i][0]], prefixes[i][1])
+    return rewards.to(rollouts.mask.device), int(counted)
 
 
 @torch.no_grad()

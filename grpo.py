@@ -17,9 +17,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import ranks
 from countdown_task import ANSWER, TAG, THINK
 from qwen2_model import Qwen2
-from rollouts import Rollouts, response_log_probs
+from rollouts import Rollouts, micro_batches, response_log_probs
 
 
 def group_mean(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
@@ -111,6 +112,9 @@ def policy_loss(log_prob, advantage, weight, mask, total: float, old=None, clip=
     return -(objective * mask).sum() / total
 
 
+SUMS = ("loss", "gap", "tokens", "kl", "ratio", "clipped", "ordered")  # what the passes over a batch count
+
+
 def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> torch.Tensor:
     """Per token, of pi from the reference, estimated at the token that pi sampled (Schulman's k2 and k3).
 
@@ -172,9 +176,10 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight, s, reference: Qw
     they still count in N. When no answer is left, or a gradient is not finite, nothing is changed.
     """
     credit = (weight * rollouts.advantage * rollouts.mask).abs().sum(1) + s.kl * rollouts.length
-    rows = credit.nonzero().squeeze(1)
-    if not len(rows):
+    if not credit.any():
         return skipped(why_nothing_is_left(rollouts, weight))
+    own = rollouts.rows_of(ranks.share(len(rollouts.prompt_ids)))
+    rows = own[credit[own] != 0]
     share = answer_shares(rollouts, s.loss_norm, s.max_new_tokens)
     terms = Terms(rollouts.mask, rollouts.advantage, weight, share, int(rollouts.mask.sum()))
     terms.old = torch.zeros_like(weight) if s.epochs > 1 else None
@@ -187,11 +192,11 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight, s, reference: Qw
     return report(passes, terms)
 
 
-def one_pass(model, optimizer, rollouts, rows, terms: Terms, s, first: bool) -> Counter:
+def one_pass(model, optimizer, rollouts, rows, terms: Terms, s, first: bool) -> dict[str, float]:
     """The gradient of the whole batch, one micro-batch after another, and a step along it."""
     sums = Counter()
     optimizer.zero_grad(set_to_none=True)
-    for part in rows.split(s.micro_batch):
+    for part in micro_batches(rows, s.micro_batch):
         log_prob = response_log_probs(model, rollouts, part)
         if first and terms.old is not None:
             terms.old[part] = log_prob.detach()  # the training forward's own: the ratio starts at exactly 1
@@ -199,12 +204,18 @@ def one_pass(model, optimizer, rollouts, rows, terms: Terms, s, first: bool) -> 
         loss.backward()
         gap = (log_prob.detach() - rollouts.log_prob[part]) * rollouts.mask[part]
         measured = {"loss": loss, "gap": gap.abs().sum(), "tokens": rollouts.mask[part].sum(), **terms.measure(log_prob.detach(), part, s)}
-        sums.update({name: value.item() for name, value in measured.items()})
-    sums["norm"] = clip_and_step(model, optimizer, s.max_grad_norm)
-    return sums
+        sums.update({name: value.detach() for name, value in measured.items()})
+    return over_all_ranks(sums) | {"norm": clip_and_step(optimizer, s.max_grad_norm)}
 
 
-def report(passes: list[Counter], terms: Terms | None = None) -> dict:
+def over_all_ranks(sums: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Of a rank without answers, too."""
+    numbers = torch.tensor([float(sums.get(name, 0)) for name in SUMS], dtype=torch.float64)
+    ranks.add_up(numbers)
+    return dict(zip(SUMS, numbers.tolist()))
+
+
+def report(passes: list[dict[str, float]], terms: Terms | None = None) -> dict:
     """Loss, gradient norm and sampler gap of the first pass over the batch; ratio, clipping and KL of the last."""
     first, last = passes[0], passes[-1]
     found = {"loss": first["loss"], "gradient_norm": first["norm"], "sampler_gap": first["gap"] / first["tokens"],
@@ -235,14 +246,19 @@ def why_nothing_is_left(rollouts: Rollouts, weight: torch.Tensor) -> str:
 def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor, micro_batch: int) -> torch.Tensor:
     """(B, T), 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
-    for part in rows.split(micro_batch):
+    for part in micro_batches(rows, micro_batch):
         log_prob[part] = response_log_probs(model, rollouts, part)
     return log_prob
 
 
-def clip_and_step(model, optimizer, max_grad_norm: float) -> float:
-    """The gradient's norm before clipping. One that is not finite changes nothing."""
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm or float("inf")).item()
+def clip_and_step(optimizer, max_grad_norm: float) -> float:
+    """Of the gradient over all ranks the norm before clipping. One that is not finite changes nothing."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if ranks.count() > 1:
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        ranks.add_up(*(p.grad for p in parameters))
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm or float("inf")).item()
     if np.isfinite(norm):
         optimizer.step()
     return norm
@@ -269,32 +285,33 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s, reference
     pairs, implied = best_and_worst(rollouts), torch.zeros_like(rollouts.log_prob)
     if not len(pairs):
         return skipped("every group's answers had equal rewards"), implied
-    anchor = frozen_log_probs(reference, rollouts, pairs.flatten(), s.micro_batch)
+    own, count = pairs[torch.isin(pairs[:, 0], rollouts.rows_of(ranks.share(len(rollouts.prompt_ids))))], len(pairs)
+    anchor = frozen_log_probs(reference, rollouts, own.flatten(), s.micro_batch)
     passes = []
     for epoch in range(s.epochs):
-        passes.append(one_preference_pass(model, optimizer, rollouts, pairs, anchor, s, implied if epoch == 0 else None))
+        passes.append(one_preference_pass(model, optimizer, rollouts, own, count, anchor, s, implied if epoch == 0 else None))
         if not np.isfinite(passes[-1]["norm"]):
             break
-    return {**report(passes), "pairs": len(pairs), "pairs_in_order": passes[-1]["ordered"] / len(pairs)}, implied
+    ranks.add_up(implied)
+    return {**report(passes), "pairs": count, "pairs_in_order": passes[-1]["ordered"] / count}, implied
 
 
-def one_preference_pass(model, optimizer, rollouts, pairs, anchor, s, implied: torch.Tensor | None) -> Counter:
-    """Some pairs after another, and a step. `implied` is filled with the advantage that has the same gradient."""
+def one_preference_pass(model, optimizer, rollouts, pairs, count: int, anchor, s, implied: torch.Tensor | None) -> dict[str, float]:
+    """Some pairs after another, of `count` over all ranks, and a step. `implied` is filled with the advantage that has the same gradient."""
     sums = Counter()
     optimizer.zero_grad(set_to_none=True)
-    for part in pairs.split(max(1, s.micro_batch // 2)):
+    for part in micro_batches(pairs, max(1, s.micro_batch // 2)):
         rows = part.flatten()
         log_prob = response_log_probs(model, rollouts, rows)
         margin = (log_prob - anchor[rows]).sum(1).view(-1, 2)  # (pairs, better and worse)
         difference = s.dpo_beta * (margin[:, 0] - margin[:, 1])
-        loss = -F.logsigmoid(difference).sum() / len(pairs)
+        loss = -F.logsigmoid(difference).sum() / count
         loss.backward()
         mask = rollouts.mask[rows]
         if implied is not None:
-            pull = s.dpo_beta * torch.sigmoid(-difference.detach()) * rollouts.mask.sum() / len(pairs)
+            pull = s.dpo_beta * torch.sigmoid(-difference.detach()) * rollouts.mask.sum() / count
             implied[rows] = torch.stack([pull, -pull], 1).view(-1, 1) * mask
         gap = (log_prob.detach() - rollouts.log_prob[rows]) * mask
         measured = {"loss": loss, "gap": gap.abs().sum(), "tokens": mask.sum(), "ordered": (difference > 0).sum()}
-        sums.update({name: value.item() for name, value in measured.items()})
-    sums["norm"] = clip_and_step(model, optimizer, s.max_grad_norm)
-    return sums
+        sums.update({name: value.detach() for name, value in measured.items()})
+    return over_all_ranks(sums) | {"norm": clip_and_step(optimizer, s.max_grad_norm)}

@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import mitigations
+import ranks
 from countdown_task import Problem, Problems, Ranges, encode_prompt, load_tokenizer, score, token_bytes
 from critic import CRITICS, Trained, load_optimizer_tensors, optimizer_tensors
 from grpo import ADVANTAGES
+from optimizer import make_optimizer
 from qwen2_model import Qwen2, UserError
 from rollouts import Rollouts, collect
 from settings import Settings
@@ -41,6 +43,11 @@ class Lab:
         return score(text, problem.numbers, problem.target)["reward"]
 
     @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """What the optimizer moves, in float32; it need not stand where the model's own are."""
+        return dict(zip(dict(self.model.named_parameters()), self.optimizer.param_groups[0]["params"], strict=True))
+
+    @property
     def extra_parameters(self) -> int:
         """Beside the policy: of a critic, a net that makes weights, a frozen copy."""
         modules = [value.module for part in (self.advantage, self.mitigation) for value in vars(part).values() if isinstance(value, Trained)]
@@ -48,7 +55,7 @@ class Lab:
 
     def trainer_tensors(self) -> dict[str, torch.Tensor]:
         """All that a run needs to go on, beside the model."""
-        tensors = optimizer_tensors(self.optimizer, self.model)
+        tensors = optimizer_tensors(self.optimizer, self.parameters)
         for part in ("advantage", "mitigation"):
             state = getattr(getattr(self, part), "state_dict", dict)()
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
@@ -66,7 +73,7 @@ class Lab:
                for part in ("advantage", "mitigation")}
         rest = {name: value for name, value in tensors.items() if not name.startswith(tuple(f"{part}." for part in own))}
         try:
-            load_optimizer_tensors(self.optimizer, self.model, rest)
+            load_optimizer_tensors(self.optimizer, self.parameters, rest)
             for part, state in own.items():
                 if hasattr(getattr(self, part), "load_state_dict"):
                     getattr(self, part).load_state_dict(state)
@@ -76,17 +83,21 @@ class Lab:
 
 def make_lab(settings: Settings, folder: Path | None = None) -> Lab:
     """With the model of the settings, or the same model as it was later, from `folder`."""
-    device = pick_device(settings.device)
+    device, dtype = pick_device(ranks.start(settings.device)), getattr(torch, settings.dtype)
+    if settings.questions < ranks.count():
+        raise UserError(f"--questions {settings.questions} cannot be shared by {ranks.count()} processes: some would have none")
     torch.set_num_threads(settings.threads or torch.get_num_threads())  # set, so that a resumed run computes alike
     folder = folder or Path(settings.model)
-    model, tokenizer = Qwen2.from_pretrained(folder, device).compute_in(getattr(torch, settings.dtype)), load_tokenizer(folder)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    model = Qwen2.from_pretrained(folder, "cpu" if settings.offload_optimizer else device).compute_in(dtype)
+    optimizer = make_optimizer(model, settings.learning_rate, settings.weight_decay, settings.offload_optimizer, device)
+    model.model.checkpointing, tokenizer = settings.checkpointing, load_tokenizer(folder)
     counts = tuple(int(n) for n in settings.numbers.split(","))
     ranges = Ranges(counts, settings.min_number, settings.max_number, settings.max_target, settings.max_result)
     lab = Lab(settings, folder, model, tokenizer, optimizer, Problems(ranges, settings.data))
     check_problems(lab)
     if settings.kl or settings.loss == "dpo":
-        lab.reference = Qwen2.from_pretrained(settings.model, device).compute_in(getattr(torch, settings.dtype)).requires_grad_(False)
+        frozen = Qwen2.from_pretrained(settings.model, device).compute_in(dtype).requires_grad_(False)
+        lab.reference = frozen.keep_matrices_in(dtype) if settings.offload_optimizer else frozen
     lab.advantage = CRITICS[settings.advantage](lab) if settings.advantage in CRITICS else \
         lambda rollouts, lab: ADVANTAGES[settings.advantage](rollouts)
     lab.mitigation = mitigations.make(settings.mitigation, settings.own, lab)

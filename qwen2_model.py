@@ -126,7 +126,7 @@ class Attention(nn.Module):
 
     def heads(self, x, cos, sin):
         """Queries, keys and values with their positions turned in, each (..., heads, head_dim)."""
-        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)) for y in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
         return rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v), v
@@ -279,6 +279,12 @@ class Qwen2(nn.Module):
     def device(self) -> torch.device:
         return self.model.embed_tokens.weight.device
 
+    def keep_matrices_in(self, dtype: torch.dtype) -> "Qwen2":
+        """2 bytes a parameter in bfloat16; norms and biases stay as they are, they are few."""
+        for p in self.parameters():
+            p.data = p.data.to(dtype) if p.dim() == 2 else p.data
+        return self
+
     @classmethod
     def from_pretrained(cls, folder, device="cpu", dtype=torch.float32) -> "Qwen2":
         folder = Path(folder)
@@ -291,10 +297,11 @@ class Qwen2(nn.Module):
         load_weights(model, folder)
         return model.compute_in(dtype)
 
-    def save_pretrained(self, folder) -> None:
+    def save_pretrained(self, folder, parameters: dict[str, torch.Tensor] | None = None) -> None:
+        """With these parameters, if they are kept elsewhere with more digits."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in (parameters or self.state_dict()).items()}
         dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
         config = {**self.config.to_json(), "dtype": dtype, "torch_dtype": dtype}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

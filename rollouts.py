@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+import ranks
 from countdown_task import END_OF_TURN, Problem, annotate, encode_prompt, score, token_bytes
 from qwen2_model import Qwen2, SharedPrompts
 from sampler import generate
@@ -46,6 +47,18 @@ class Rollouts:
         moved = {key: value.to(device) for key, value in vars(self).items() if isinstance(value, torch.Tensor)}
         return replace(self, **moved, scores={name: value.to(device) for name, value in self.scores.items()})
 
+    def of_questions(self, share: range) -> "Rollouts":
+        """The batch of the answers to these questions alone, which are numbered from 0."""
+        rows = self.rows_of(share)
+        moved = {name: value[rows] for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        listed = {name: [getattr(self, name)[i] for i in rows.tolist()] for name in ("responses", "texts")}
+        asked = {name: getattr(self, name)[share.start:share.stop] for name in ("problems", "prompt_ids")}
+        return replace(self, **{**moved, **listed, **asked, "group": moved["group"] - share.start},
+                       scores={name: value[rows] for name, value in self.scores.items()})
+
+    def rows_of(self, share: range) -> torch.Tensor:
+        return ((self.group >= share.start) & (self.group < share.stop)).nonzero().squeeze(1)
+
     @property
     def length(self) -> torch.Tensor:
         return self.mask.sum(1)
@@ -69,7 +82,8 @@ class Rollouts:
 def collect(model: Qwen2, tokenizer, problems: list[Problem], prompt_form: str, answers: int, **sampling) -> Rollouts:
     """Sample `answers` answers to each problem, label every token, score every answer."""
     prompts = [encode_prompt(tokenizer, problem, prompt_form) for problem in problems]
-    generation = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer), **sampling)
+    generation = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer), share=ranks.share(len(prompts)), **sampling)
+    ranks.add_up(*vars(generation).values())
     rows = [row[:n] for row, n in zip(generation.tokens.tolist(), generation.mask.sum(1).tolist())]
     return label(tokenizer, rows, problems=problems, prompt_ids=prompts, group=torch.arange(len(rows)) // answers,
                  ids=generation.tokens, **{k: v for k, v in vars(generation).items() if k != "tokens"})
@@ -150,6 +164,11 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor) -> tuple[torch.Tensor, Share
     return torch.tensor(sum(prompts + answers, []), device=device), shared, predicts
 
 
+def micro_batches(rows: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """As they come: answers to one question stand next to each other, and share its prompt."""
+    return [part for part in rows.split(size) if len(part)]
+
+
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
     """The training forward pass of some rows in response coordinates: (rows, T), 0 beyond the mask."""
     ids, shared, predicts = lay_out(rollouts, rows)
@@ -172,8 +191,10 @@ class Forward:
             self.seen = {"hidden": torch.zeros(B, T, self.model.config.hidden_size, device=device)}
             if attention:
                 self.seen["attention"] = torch.zeros(B, T, T, device=device)
-            for rows in rollouts.length.nonzero().squeeze(1).split(self.micro_batch):
+            own = rollouts.rows_of(ranks.share(len(rollouts.prompt_ids)))
+            for rows in micro_batches(own[rollouts.length[own] > 0], self.micro_batch):
                 self.look_at(rollouts, rows, attention)
+            ranks.add_up(*self.seen.values())
         return self.seen
 
     def look_at(self, rollouts: Rollouts, rows: torch.Tensor, attention: bool) -> None:

@@ -77,8 +77,8 @@ class RunFolder:
     def lines(self, name: str) -> list[dict]:
         return read_lines(self.path / name)
 
-    def credit(self, step: int) -> Path:
-        return self.path / "credit" / f"step_{step:06d}.npz"
+    def credit(self, step: int, rank: int = 0) -> Path:
+        return self.path / "credit" / f"step_{step:06d}{f'_rank{rank}' if rank else ''}.npz"
 
     def checkpoints(self) -> list[Path]:
         """Those that training can go on from, oldest first."""
@@ -93,12 +93,12 @@ class RunFolder:
                 if (self.path / name).exists():
                     self.replace(name, "".join(kept))
             for path in self.path.glob("credit/step_*"):
-                if path.suffix == ".tmp" or (step_of(path) or 0) > step:
+                if path.suffix == ".tmp" or (step_of(path.with_stem(path.stem.partition("_rank")[0])) or 0) > step:
                     path.unlink()
             for path in self.path.glob("checkpoints/.*.tmp"):
                 shutil.rmtree(path)
 
-    def save_checkpoint(self, step: int, model: Qwen2, source: Path, state: dict[str, torch.Tensor]) -> None:
+    def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor], source: Path, state: dict[str, torch.Tensor]) -> None:
         """A model folder like the one it came from, `source`, with the trainer's state below it.
         Only the newest two keep that state."""
         final = self.path / "checkpoints" / f"step_{step:06d}"
@@ -107,7 +107,7 @@ class RunFolder:
         fresh = final.with_name(f".{final.name}.tmp")
         with writing(final):
             shutil.rmtree(fresh, ignore_errors=True)
-            model.save_pretrained(fresh)
+            model.save_pretrained(fresh, parameters)
             for name in TRAVELS_ALONG:
                 if (source / name).is_file():
                     shutil.copyfile(source / name, fresh / name)
@@ -118,6 +118,21 @@ class RunFolder:
             kept = [path for path in self.path.glob("checkpoints/step_*/trainer") if step_of(path.parent) is not None]
             for old in sorted(kept, key=lambda path: step_of(path.parent))[:-2]:
                 shutil.rmtree(old)
+
+
+class Bystander(RunFolder):
+    """The folder of a rank that reads it, writes its own credit, and leaves the rest to rank 0."""
+
+    def __enter__(self) -> "Bystander":
+        return self
+
+    def __exit__(self, *_) -> None:
+        pass
+
+    def replace(self, *_) -> None:
+        pass
+
+    append = forget_after = save_checkpoint = replace
 
 
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, **more: torch.Tensor) -> None:
@@ -181,8 +196,21 @@ PER_ANSWER = ("episode_start", "group", "finished", "reward", "reward_format", "
 
 
 def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
-    """A credit file as it is, checked: a broken one, or one of something else, is named."""
-    path = RunFolder(run).credit(step)
+    """A step's record as it is: one file, or those of several ranks as if they were one."""
+    found = len(list((Path(run) / "credit").glob(f"step_{step:06d}_rank*.npz")))
+    return put_together([read_file(RunFolder(run).credit(step, rank)) for rank in range(1 + found)])
+
+
+def put_together(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What is counted from 0 in each file (tokens, questions, the prompts' tokens) goes on where the last one ended."""
+    for name, counts in (("episode_start", "token_id"), ("group", "prompt_start"), ("prompt_start", "prompt_ids")):
+        ends = np.cumsum([0, *(len(part[counts]) for part in parts)])
+        parts = [{**part, name: (part[name] + end).astype(part[name].dtype)} for part, end in zip(parts, ends)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def read_file(path: Path) -> dict[str, np.ndarray]:
+    """One credit file, checked: a broken one, or one of something else, is named."""
     try:
         with np.load(path, allow_pickle=False) as file:
             columns = dict(file)

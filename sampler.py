@@ -65,22 +65,20 @@ class Distribution:
 class Answering:
     """Rows on their way: their cache, and the step that gives a token to each of them.
 
-    R rows are left of B; answer i of question q has the place q * G + i. Slot t of a row's own cache is its token t.
+    R are left; answer i of question q has the place q * G + i. Slot t of a row's own cache is its token t.
     """
 
-    def __init__(self, model: Qwen2, prompts: list[list[int]], answers: int, limit, stop, temperature, greedy, seed):
-        device, config, B = model.device, model.config, len(limit)
+    def __init__(self, model: Qwen2, prompts: list[list[int]], answers: int, rows, result: Generation, uniform, limit, stop, temperature, greedy):
+        device, config, R = model.device, model.config, len(rows)
         self.model, self.Q, self.G, self.stop, self.temperature, self.greedy = model, len(prompts), answers, stop, temperature, greedy
-        T = int(limit.max())
-        self.result = Generation.empty(B, T, device)
-        self.uniform = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)).to(device)  # what a row samples depends on no other
-        shape = (B, config.num_key_value_heads, T - 1, config.head_dim)
+        self.rows, self.result, self.uniform, self.limit = rows, result, uniform, limit  # rows of result and uniform
+        shape = (R, config.num_key_value_heads, uniform.shape[1] - 1, config.head_dim)
         self.keys, self.values = ([torch.zeros(shape, dtype=model.model.norm.compute, device=device) for _ in range(config.num_hidden_layers)]
                                   for _ in range(2))
         self.prompt_keys, self.prompt_values = [], []
-        self.rows, self.limit, self.done = torch.arange(B, device=device), limit, torch.zeros(B, dtype=torch.bool, device=device)
+        self.done, self.place = torch.zeros(R, dtype=torch.bool, device=device), torch.arange(R, device=device)
         self.t = torch.zeros(1, dtype=torch.long, device=device)  # the token to come
-        self.place, self.token = self.rows.clone(), torch.zeros(B, dtype=torch.long, device=device)
+        self.token = torch.zeros(R, dtype=torch.long, device=device)
         self.look_at(0, ahead=False)
         self.choose(self.prefill(prompts).repeat_interleave(answers, 0))
 
@@ -178,33 +176,41 @@ def in_its_type(model: Qwen2) -> Qwen2:
         return model
     with torch.device("meta"):
         typed = Qwen2(model.config).compute_in(dtype)
-    typed.load_state_dict({name: p.to(dtype) if p.dim() == 2 else p for name, p in model.state_dict().items()}, assign=True)
-    return typed
+    typed.load_state_dict(model.state_dict(), assign=True)  # the same tensors
+    return typed.keep_matrices_in(dtype)
 
 
 @torch.no_grad()
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int], answers: int = 1,
-             temperature: float = 1.0, greedy: bool = False, seed: int = 0, stop_ids: tuple[int, ...] | None = None) -> Generation:
+             temperature: float = 1.0, greedy: bool = False, seed: int = 0, stop_ids: tuple[int, ...] | None = None,
+             share: range | None = None) -> Generation:
     """`answers` continuations of every prompt, rows in the order of the prompts; `max_new_tokens` for all or one for each.
 
     The random numbers of all (row, t) are drawn before the first token, so what a row samples does not
-    depend on which other rows are still there. Rows that are done leave a few at a time, since every
-    departure moves the cache.
+    depend on which other rows are still there, nor on who samples it: with a `share` of the prompts only theirs are
+    answered, and the rows of the others stay 0. Rows that are done leave a few at a time, since every departure moves
+    the cache.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
     check_generate(model, prompts, limits, answers, temperature)
-    limit = torch.tensor(limits, device=model.device).repeat_interleave(answers)
-    stop = torch.tensor(model.config.stop_ids if stop_ids is None else stop_ids, dtype=torch.long, device=model.device)
-    batch = Answering(in_its_type(model), prompts, answers, limit, stop, temperature, greedy, seed)
-    t, every = 1, STEPS_BETWEEN_DEPARTURES[model.device.type]
-    while t < max(limits) and not batch.done.all():
+    device, share, B, T = model.device, range(len(prompts)) if share is None else share, len(prompts) * answers, max(limits)
+    result = Generation.empty(B, T, device)
+    if not share:
+        return result
+    rows = torch.arange(share.start * answers, share.stop * answers, device=device)
+    uniform = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)).to(device)
+    limit = torch.tensor(limits, device=device).repeat_interleave(answers)[rows]
+    stop = torch.tensor(model.config.stop_ids if stop_ids is None else stop_ids, dtype=torch.long, device=device)
+    batch = Answering(in_its_type(model), prompts[share.start:share.stop], answers, rows, result, uniform, limit, stop, temperature, greedy)
+    t, every = 1, STEPS_BETWEEN_DEPARTURES[device.type]
+    while t < T and not batch.done.all():
         if 8 * batch.done.sum() >= len(batch.done):
             batch.leave()
-        count = min(every, max(limits) - t)
+        count = min(every, T - t)
         batch.look_at(t + count - 1, ahead=count > 1)
-        repeated(batch.step, count, model.device)
+        repeated(batch.step, count, device)
         t += count
-    return batch.result
+    return result
 
 
 def check_generate(model, prompts, limits, answers, temperature) -> None:

@@ -22,7 +22,7 @@ from grpo import ADVANTAGES
 from mitigations import MITIGATIONS, NEVER_RESCALED, Bounds
 from qwen2_model import UserError, read_json
 
-NOT_SETTINGS = ("versions", "git_commit", "model_config", "reward")  # in config.json beside the settings
+NOT_SETTINGS = ("versions", "git_commit", "model_config", "reward", "ranks")  # in config.json beside the settings
 
 
 def option(topic: str, default, text: str, least=None, above=None, most=None, choices=(), only=None):
@@ -49,6 +49,10 @@ class Settings:
     device: str = option("model and machine", "cpu", "cpu, cuda or cuda:N")
     dtype: str = option("model and machine", "float32", "numbers to compute with; parameters stay float32",
                         choices=("float32", "bfloat16"))
+    checkpointing: bool = option("model and machine", False, "keep one state a layer for the backward pass and compute the rest again: "
+                                 "less memory, a third more time in the update")
+    offload_optimizer: bool = option("model and machine", False, "float32 parameters, gradients and AdamW's state on the CPU: the device "
+                                     "keeps 2 bytes a parameter in bfloat16 instead of 16")
     threads: int = option("model and machine", 0, "CPU threads; 0 is what PyTorch finds", least=0)
 
     data: str | None = option("problems", None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')

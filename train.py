@@ -26,12 +26,13 @@ except ImportError:  # Windows keeps no record of peak memory
 import torch
 
 import mitigations
+import ranks
 from countdown_task import REWARD
 from grpo import WHOLE_ANSWERS, shuffled_advantage, update, update_preferences
 from lab import Lab, derived_seed, make_lab, sample
 from qwen2_model import UserError, read_json
 from rollouts import Forward, Rollouts
-from run_folder import RunFolder, provenance, run_config, step_of, write_credit, writing
+from run_folder import Bystander, RunFolder, provenance, run_config, step_of, write_credit, writing
 from settings import Settings, make_settings, read_flags
 
 
@@ -53,12 +54,22 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     else:
         result = update(lab.model, lab.optimizer, kept, weight, s, lab.reference)
     clock.append(time.perf_counter())
-    with writing(run.credit(step)):
-        write_credit(run.credit(step), rollouts, weight)
+    record(run, step, rollouts, weight)
     if s.sample_every and step % s.sample_every == 0:
         keep_samples(run, step, rollouts)
     clock.append(time.perf_counter())
     return {**said, "step": step, **batch_metrics(rollouts), **result, **speed_metrics(lab, rollouts, result, clock)}
+
+
+def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor) -> None:
+    """What every token was given; each rank writes of its own questions. Rank 0's file comes last: where it is, all are."""
+    own, path = ranks.share(len(rollouts.prompt_ids)), run.credit(step, ranks.rank())
+    if ranks.rank() == 0:
+        ranks.wait()
+    with writing(path):
+        write_credit(path, rollouts.of_questions(own), weight[rollouts.rows_of(own)])
+    if ranks.rank() != 0:
+        ranks.wait()
 
 
 def spread_credit(lab: Lab, rollouts: Rollouts, step: int) -> tuple[Rollouts, Rollouts, torch.Tensor, dict]:
@@ -153,9 +164,10 @@ def print_step(settings: Settings, line: dict, left: float, header: bool) -> Non
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print at once. When nobody reads any more (`| head`), the run goes on in silence."""
+    """Print at once, on rank 0. When nobody reads any more (`| head`), the run goes on in silence."""
     try:
-        print(text, end=end, flush=True)
+        if ranks.speaks():
+            print(text, end=end, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -190,10 +202,11 @@ class Interrupt:
             signal.signal(name, handler)
 
     def handle(self, *_) -> None:
-        if self.asked:
+        if self.asked and ranks.count() == 1:  # torchrun passes on what the terminal has sent already
             raise KeyboardInterrupt
+        if not self.asked and ranks.speaks():
+            os.write(1, b"\nstopping after this step (once more: at once, back to the last checkpoint)\n")  # print may be busy
         self.asked = True
-        os.write(1, b"\nstopping after this step (once more: at once, back to the last checkpoint)\n")  # print may be busy
 
 
 def train(lab: Lab, run: RunFolder, done: int, interrupt: Interrupt) -> None:
@@ -209,25 +222,33 @@ def train(lab: Lab, run: RunFolder, done: int, interrupt: Interrupt) -> None:
         last = step == s.steps
         if s.eval_every and (last or step % s.eval_every == 0):
             run_evaluations(lab, run, step)
-        if interrupt.asked or s.checkpoint_every and (last or step % s.checkpoint_every == 0):
-            run.save_checkpoint(step, lab.model, lab.folder, lab.trainer_tensors())
-        if interrupt.asked and not last:
+        asked = ranks.any_of(interrupt.asked)
+        if asked or s.checkpoint_every and (last or step % s.checkpoint_every == 0):
+            run.save_checkpoint(step, lab.model, lab.parameters, lab.folder, lab.trainer_tensors())
+        if asked and not last:
             say(f"stopped at step {step}. Go on with: python train.py --resume {run.path}")
             raise SystemExit(130)
     say(f"done. Everything is in {run.path}")
 
 
 def create_run(lab: Lab) -> RunFolder:
-    config = {**lab.settings.to_json(), "threads": torch.get_num_threads(), **provenance(), "reward": REWARD,
+    config = {**lab.settings.to_json(), "threads": torch.get_num_threads(), "ranks": ranks.count(), **provenance(), "reward": REWARD,
               "model_config": lab.model.config.to_json()}
-    return RunFolder.create(lab.settings.folder, config, lab.folder / "tokenizer.json")
+    if ranks.rank() == 0:
+        RunFolder.create(lab.settings.folder, config, lab.folder / "tokenizer.json")
+    ranks.wait()
+    return run_at(lab.settings.folder)
+
+
+def run_at(folder: Path) -> RunFolder:
+    return RunFolder(folder) if ranks.rank() == 0 else Bystander(folder)
 
 
 def resume(folder: Path, given: dict) -> None:
     if set(given) - {"steps"}:
         raise UserError(f"--{sorted(set(given) - {'steps'})[0]} cannot be changed in a resumed run, only --steps can")
     config = run_config(folder)
-    with RunFolder(folder) as run:
+    with run_at(folder) as run:
         go_on(run, config, make_settings({"config": folder / "config.json", **given}))
 
 
@@ -241,6 +262,7 @@ def go_on(run: RunFolder, config: dict, settings: Settings) -> None:
     lab = make_lab(settings, checkpoints[-1] if checkpoints else None)
     if checkpoints:
         lab.load_trainer_tensors(checkpoints[-1] / "trainer" / "state.safetensors")
+    ranks.wait()  # until all have read what is changed now
     if config["steps"] != settings.steps:
         run.replace("config.json", json.dumps({**config, "steps": settings.steps}, indent=2) + "\n")
     run.forget_after(done if done else -1)  # without a checkpoint the evaluation at step 0 is made again too
@@ -278,7 +300,7 @@ def main(argv: list[str]) -> None:
         try:
             train(lab, run, 0, interrupt)
         except Exception:  # a first step that failed leaves nothing that would stand in the way of the next attempt
-            if not run.lines("metrics.jsonl"):
+            if ranks.rank() == 0 and not run.lines("metrics.jsonl"):
                 shutil.rmtree(run.path)
             raise
 
@@ -299,6 +321,8 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except UserError as error:
-        sys.exit(f"train.py: {error}")
+        sys.exit(f"train.py: {error}" if ranks.speaks() or isinstance(error, ranks.LostRank) else 1)
     except KeyboardInterrupt:
         sys.exit("train.py: stopped at once; --resume goes on from the last checkpoint of a run that has one")
+    finally:
+        ranks.stop()

@@ -154,7 +154,7 @@ def test_k2_and_k3_against_the_exact_divergence(kind):
 class Observer:
     """An optimizer that only looks: the gradient after clipping stays in the model."""
     def __init__(self, model):
-        self.model, self.steps = model, 0
+        self.model, self.steps, self.param_groups = model, 0, [{"params": list(model.parameters())}]
 
     def zero_grad(self, set_to_none=True):
         self.model.zero_grad(set_to_none=set_to_none)

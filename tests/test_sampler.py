@@ -137,6 +137,7 @@ def test_sampling_in_bfloat16_converts_the_matrices_once(small_model):
     typed = in_its_type(model)
     assert {p.dtype for p in typed.parameters() if p.dim() == 2} == {torch.bfloat16}
     assert {p.dtype for p in typed.parameters() if p.dim() == 1} == {torch.float32}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert in_its_type(small_model) is small_model and in_its_type(typed) is typed
     result = generate(model, PROMPTS, answers=3, max_new_tokens=12, seed=5, stop_ids=())
     with torch.no_grad():
