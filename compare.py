@@ -20,7 +20,7 @@ from tally import PARTITIONS, Vocabulary, credit_steps, end_of, lay_flat, units
 
 SETTING = ("model", "data", "reward", "steps", "prompt", "numbers", "min_number", "max_number", "max_target", "max_result",
            "questions", "answers", "max_new_tokens", "temperature")  # what has to agree before two runs are compared
-ASIDE = ("seed", "out", "own", "eval_tasks", "device", "threads", "micro_batch", "eval_every", "sample_every", "checkpoint_every",
+ASIDE = ("seed", "out", "own", "eval_tasks", "device", "threads", "checkpointing", "offload_optimizer", "micro_batch", "eval_every", "sample_every", "checkpoint_every",
          *NOT_SETTINGS)
 NUMBER = (int, float)
 NEEDED = {"metrics": {"step": int, "success": NUMBER, "entropy": (*NUMBER, type(None))},

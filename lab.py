@@ -86,9 +86,9 @@ def make_lab(settings: Settings, folder: Path | None = None) -> Lab:
     device, dtype = pick_device(ranks.start(settings.device)), getattr(torch, settings.dtype)
     if settings.questions < ranks.count():
         raise UserError(f"--questions {settings.questions} cannot be shared by {ranks.count()} processes: some would have none")
-    torch.set_num_threads(settings.threads or torch.get_num_threads())  # set, so that a resumed run computes alike
     folder = folder or Path(settings.model)
     model = Qwen2.from_pretrained(folder, "cpu" if settings.offload_optimizer else device).compute_in(dtype)
+    torch.set_num_threads(settings.threads or min(torch.get_num_threads(), max(1, model.config.hidden_size // 64)))
     optimizer = make_optimizer(model, settings.learning_rate, settings.weight_decay, settings.offload_optimizer, device)
     model.model.checkpointing, tokenizer = settings.checkpointing, load_tokenizer(folder)
     counts = tuple(int(n) for n in settings.numbers.split(","))

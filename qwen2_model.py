@@ -151,42 +151,52 @@ class SharedPrompts:
     """Each prompt stands once, however many answers go on from it: their tokens see the prompt's, and their own up to themselves.
 
     All tokens stand end to end, (N,): prompt after prompt, then answer after answer. Only for attention are they put into
-    rows, (Q, P) prompts and (R, S) answers, padded on the right. The gradient is exact: a prompt's keys and values
-    collect it from all answers.
+    rows, (Q, P) prompts and blocks of (r, S) answers of like length, padded on the right. The gradient is exact: a prompt's
+    keys and values collect it from all answers.
     """
+    ROWS = 8  # of a block
 
     def __init__(self, prompt_lengths: list[int], answer_lengths: list[int], prompt_of: torch.Tensor):
-        device = prompt_of.device
-        self.prompts, inside = places(prompt_lengths, 0, device)                        # (Q, P) indices of tokens
-        self.answers, answered = places(answer_lengths, sum(prompt_lengths), device)    # (R, S)
+        device, lengths = prompt_of.device, torch.tensor(answer_lengths, dtype=torch.long, device=prompt_of.device)
         self.prompt_of = prompt_of                                                      # (R,) rows of self.prompts
-        self.back = torch.cat([inside.flatten(), answered.flatten()]).nonzero().squeeze(1)  # from rows to end to end
-        before = torch.ones(self.answers.shape[1], self.answers.shape[1], dtype=torch.bool, device=device).tril()
-        self.mask = torch.cat([inside[prompt_of][:, None].expand(-1, len(before), -1), before.expand(len(prompt_of), -1, -1)], -1)[:, None]
+        self.prompts, asked = places(prompt_lengths, 0, device)                         # (Q, P) indices of tokens
+        self.answers, answered = places(answer_lengths, sum(prompt_lengths), device)    # (R, S)
         self.positions = torch.cat([torch.arange(n) for n in prompt_lengths]
                                    + [prompt_lengths[g] + torch.arange(n) for g, n in zip(prompt_of.tolist(), answer_lengths)]).to(device)
+        before = torch.ones(self.answers.shape[1], self.answers.shape[1], dtype=torch.bool, device=device).tril()
+        self.blocks, stand, inside = [], [self.prompts.flatten()], [asked.flatten()]
+        for rows in lengths.argsort(stable=True)[int((lengths == 0).sum()):].split(self.ROWS) if lengths.any() else ():
+            S = int(lengths[rows[-1]])
+            own = before[:S, :S].expand(len(rows), -1, -1)
+            self.blocks.append((rows, self.answers[rows, :S], torch.cat([asked[prompt_of[rows]][:, None].expand(-1, S, -1), own], -1)[:, None]))
+            stand.append(self.answers[rows, :S].flatten()), inside.append(answered[rows, :S].flatten())
+        stand, inside = torch.cat(stand), torch.cat(inside).nonzero().squeeze(1)
+        self.back = torch.empty_like(inside).index_copy_(0, stand[inside], inside)  # from rows to end to end
 
     def rows(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """(N, heads, head_dim) -> (rows, heads, length, head_dim)"""
         return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
 
-    def of_answers(self, q, k, v):
-        """The answers' queries (R, H, S, head_dim), and the keys and values (R, K, P + S, head_dim) that some of them may see."""
-        whole = [torch.cat([self.rows(x, self.prompts)[self.prompt_of], self.rows(x, self.answers)], 2) for x in (k, v)]
-        return self.rows(q, self.answers), *whole
+    def __call__(self, layer: int, q, k, v) -> torch.Tensor:
+        asked, keys, values = (self.rows(x, self.prompts) for x in (q, k, v))
+        mixed = [mix(asked, keys, values)]
+        for rows, places, mask in self.blocks:
+            seen = (torch.cat([prompt[self.prompt_of[rows]], self.rows(x, places)], 2) for prompt, x in ((keys, k), (values, v)))
+            mixed.append(mix(self.rows(q, places), *seen, mask))
+        return torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in mixed]).index_select(0, self.back)
 
     def received(self, q, k) -> torch.Tensor:
-        """(R, S, S): how much each token of an answer looks at each one up to itself, mean over heads. For looking at
-        only: `mix` never has these numbers."""
-        q, k, _ = self.of_answers(q, k, k)
-        score = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)).float() * q.shape[-1] ** -0.5
-        return score.masked_fill(~self.mask, float("-inf")).softmax(-1).mean(1)[..., self.prompts.shape[1]:]
-
-    def __call__(self, layer: int, q, k, v) -> torch.Tensor:
-        mixed = [mix(*(self.rows(x, self.prompts) for x in (q, k, v)))]
-        if self.answers.numel():
-            mixed.append(mix(*self.of_answers(q, k, v), self.mask))
-        return torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in mixed]).index_select(0, self.back)
+        """(R, S, S): how much each token of an answer looks at each one up to itself, mean over heads; 0 beyond its length or
+        not earlier. For looking at only: `mix` never has these numbers."""
+        R, S = self.answers.shape
+        found = torch.zeros(R, S, S, device=q.device)
+        for rows, places, mask in self.blocks:
+            keys = torch.cat([self.rows(k, self.prompts)[self.prompt_of[rows]], self.rows(k, places)], 2)
+            keys = keys.repeat_interleave(q.shape[1] // k.shape[1], 1)
+            score = (self.rows(q, places) @ keys.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+            n = places.shape[1]
+            found[rows, :n, :n] = score.masked_fill(~mask, float("-inf")).softmax(-1).mean(1)[..., -n:]
+        return found
 
 
 def places(lengths: list[int], start: int, device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -65,22 +65,25 @@ class Distribution:
 class Answering:
     """Rows on their way: their cache, and the step that gives a token to each of them.
 
-    R are left; answer i of question q has the place q * G + i. Slot t of a row's own cache is its token t.
+    R rows are left, with K pairs each of the row and a key head. In the cache the pairs stand by question, then head, then
+    answer, so that those which meet the same keys of a prompt are neighbours. Slot t of a pair is its token t.
     """
 
     def __init__(self, model: Qwen2, prompts: list[list[int]], answers: int, rows, result: Generation, uniform, limit, stop, temperature, greedy):
         device, config, R = model.device, model.config, len(rows)
-        self.model, self.Q, self.G, self.stop, self.temperature, self.greedy = model, len(prompts), answers, stop, temperature, greedy
+        self.model, self.K, self.stop, self.temperature, self.greedy = model, config.num_key_value_heads, stop, temperature, greedy
         self.rows, self.result, self.uniform, self.limit = rows, result, uniform, limit  # rows of result and uniform
-        shape = (R, config.num_key_value_heads, uniform.shape[1] - 1, config.head_dim)
+        shape = (R * self.K, uniform.shape[1] - 1, config.head_dim)
         self.keys, self.values = ([torch.zeros(shape, dtype=model.model.norm.compute, device=device) for _ in range(config.num_hidden_layers)]
                                   for _ in range(2))
         self.prompt_keys, self.prompt_values = [], []
-        self.done, self.place = torch.zeros(R, dtype=torch.bool, device=device), torch.arange(R, device=device)
+        self.done, self.token = torch.zeros(R, dtype=torch.bool, device=device), torch.zeros(R, dtype=torch.long, device=device)
         self.t = torch.zeros(1, dtype=torch.long, device=device)  # the token to come
-        self.token = torch.zeros(R, dtype=torch.long, device=device)
+        self.question = torch.arange(len(prompts), device=device).repeat_interleave(answers)
         self.look_at(0, ahead=False)
-        self.choose(self.prefill(prompts).repeat_interleave(answers, 0))
+        hidden = self.prefill(prompts)[self.question]
+        self.arrange()
+        self.choose(hidden)
 
     def prefill(self, prompts: list[list[int]]) -> torch.Tensor:
         """The state after each prompt (Q, D); their keys and values stay."""
@@ -88,10 +91,10 @@ class Answering:
         alone = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long, device=device))
         padding = torch.arange(max(lengths), device=device) >= torch.tensor(lengths, device=device)[:, None]  # (Q, P)
         self.padding = torch.zeros(padding.shape, device=device).masked_fill(padding, float("-inf"))[:, None, None]
-        self.length = torch.tensor(lengths, device=device).repeat_interleave(self.G)
+        self.length = torch.tensor(lengths, device=device)[self.question]
 
         def attend(layer, q, k, v):
-            self.prompt_keys.append(alone.rows(k, alone.prompts))
+            self.prompt_keys.append(alone.rows(k, alone.prompts))  # (Q, K, P, head_dim)
             self.prompt_values.append(alone.rows(v, alone.prompts))
             return alone(layer, q, k, v)
 
@@ -116,38 +119,57 @@ class Answering:
         self.done.copy_(self.result.finished[self.rows] | (self.t + 1 >= self.limit))
         self.t += 1
 
+    def arrange(self) -> None:
+        """Where the pairs stand: in a grid of Q questions, K heads and as many answers as any question still has."""
+        asked, self.question, count = self.question.unique(return_inverse=True, return_counts=True)
+        for tensors in (self.prompt_keys, self.prompt_values):
+            tensors[:] = [tensor[asked] for tensor in tensors] if len(asked) < len(tensors[0]) else tensors
+        self.padding, self.G = self.padding[asked], int(count.max())
+        answer = torch.arange(len(self.question), device=asked.device) - (count.cumsum(0) - count)[self.question]
+        head = torch.arange(self.K, device=asked.device)
+        place = ((self.question[:, None] * self.K + head) * self.G + answer[:, None]).flatten()
+        self.order = place.argsort()     # from rows and heads to pairs as they stand
+        self.back = self.order.argsort()
+        self.place = place[self.order]   # of each pair in the grid
+        self.pair = torch.zeros(len(asked) * self.K * self.G, dtype=torch.long, device=asked.device)  # what stands in no place is not looked at
+        self.pair[self.place] = torch.arange(len(place), device=asked.device)
+
     def attend(self, layer: int, q, k, v) -> torch.Tensor:
-        """One query a row, (R, H, head_dim), at the prompt's keys and its own: one softmax over both."""
-        (R, H, size), K = q.shape, k.shape[1]
-        self.keys[layer][:R].index_copy_(2, self.t - 1, k[:, :, None])
-        self.values[layer][:R].index_copy_(2, self.t - 1, v[:, :, None])
-        q = (q * size ** -0.5).view(R, K, H // K, size)
-        own = q @ self.keys[layer][:R, :, :self.end].transpose(-1, -2)  # (R, K, H / K, end)
+        """One query a row and head, (R, H, head_dim), at the prompt's keys and the row's own: one softmax over both."""
+        (R, H, size), E = q.shape, len(self.order)
+        q, k, v = (x.reshape(E, -1, size).index_select(0, self.order) for x in (q * size ** -0.5, k, v))  # (E, H / K or 1, head_dim)
+        keys, values = self.keys[layer][:E], self.values[layer][:E]
+        keys.index_copy_(1, self.t - 1, k)
+        values.index_copy_(1, self.t - 1, v)
+        own = q @ keys[:, :self.end].transpose(1, 2)  # (E, H / K, end)
         if self.ahead:
             own = own + self.unwritten
-        shared = self.questions(q) @ self.prompt_keys[layer].transpose(-1, -2) + self.padding  # (Q, K, G * H / K, P)
+        shared = self.together(q) @ self.prompt_keys[layer].transpose(2, 3) + self.padding  # (Q, K, G * H / K, P)
         P = shared.shape[-1]
-        weight = torch.cat([self.answers(shared), own], -1).softmax(-1, dtype=torch.float32).type_as(v)
-        mixed = weight[..., P:] @ self.values[layer][:R, :, :self.end]
-        return (mixed + self.answers(self.questions(weight[..., :P]) @ self.prompt_values[layer])).view(R, H, size)
+        weight = torch.cat([self.apart(shared), own], -1).softmax(-1, dtype=torch.float32).type_as(v)
+        mixed = weight[..., P:] @ values[:, :self.end]
+        mixed = mixed + self.apart(self.together(weight[..., :P]) @ self.prompt_values[layer])
+        return mixed.index_select(0, self.back).view(R, H, size)
 
-    def questions(self, x: torch.Tensor) -> torch.Tensor:
-        """(R, K, n, size) -> (Q, K, G * n, size): the rows of each question together, zeros where one has left."""
-        grid = x if len(x) == self.Q * self.G else x.new_zeros(self.Q * self.G, *x.shape[1:]).index_copy(0, self.place, x)
-        return grid.unflatten(0, (self.Q, self.G)).transpose(1, 2).flatten(2, 3)
+    def together(self, x: torch.Tensor) -> torch.Tensor:
+        """(E, n, m) -> (Q, K, G * n, m): what meets the same prompt."""
+        grid = x if len(x) == len(self.pair) else x.index_select(0, self.pair)
+        return grid.unflatten(0, (-1, self.K, self.G)).flatten(2, 3)
 
-    def answers(self, x: torch.Tensor) -> torch.Tensor:
-        """(Q, K, G * n, size) -> (R, K, n, size)"""
-        grid = x.unflatten(2, (self.G, -1)).transpose(1, 2).flatten(0, 1)
-        return grid if len(self.place) == len(grid) else grid[self.place]
+    def apart(self, x: torch.Tensor) -> torch.Tensor:
+        """(Q, K, G * n, m) -> (E, n, m)"""
+        grid = x.unflatten(2, (self.G, -1)).flatten(0, 2)
+        return grid if len(self.place) == len(grid) else grid.index_select(0, self.place)
 
     def leave(self) -> None:
         """Rows that are done go; the memory of their cache stays allocated and is not touched again."""
-        stay = (~self.done).nonzero().squeeze(1)
+        stay = ~self.done
+        pairs = stay[self.order // self.K].nonzero().squeeze(1)
         for tensor in (*self.keys, *self.values):
-            tensor[:len(stay), :, :self.end] = tensor[stay, :, :self.end]
-        for name in ("rows", "limit", "done", "length", "place", "token"):
+            tensor[:len(pairs), :self.end] = tensor[:, :self.end].index_select(0, pairs)
+        for name in ("rows", "limit", "done", "length", "question", "token"):
             setattr(self, name, getattr(self, name)[stay])
+        self.arrange()
 
 
 def repeated(step, count: int, device) -> None:

@@ -53,7 +53,7 @@ class Settings:
                                  "less memory, a third more time in the update")
     offload_optimizer: bool = option("model and machine", False, "float32 parameters, gradients and AdamW's state on the CPU: the device "
                                      "keeps 2 bytes a parameter in bfloat16 instead of 16")
-    threads: int = option("model and machine", 0, "CPU threads; 0 is what PyTorch finds", least=0)
+    threads: int = option("model and machine", 0, "CPU threads; 0 is one for every 64 hidden units of the model, at most what PyTorch finds", least=0)
 
     data: str | None = option("problems", None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')
     prompt: str = option("problems", "full", "wording of the prompt", choices=PROMPTS)

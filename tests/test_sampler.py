@@ -120,12 +120,13 @@ def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, s
 def test_a_step_leaves_its_tensors_where_they_are(small_model):
     """What is recorded once can only be played again if it reads and writes the same memory."""
     with torch.no_grad():
-        batch = sampler.Answering(small_model, PROMPTS, 4, torch.full((12,), 9), torch.tensor([2]), 1.0, False, 0)
+        result = sampler.Generation.empty(12, 9, "cpu")
+        batch = sampler.Answering(small_model, PROMPTS, 4, torch.arange(12), result, torch.rand(12, 9), torch.full((12,), 9), torch.tensor([2]), 1.0, False)
         batch.look_at(8, ahead=True)
         tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor) and name != "unwritten"}
         before = {name: value.data_ptr() for name, value in tensors.items()}
         batch.step(), batch.step()
-    assert {"token", "t", "done", "rows", "length", "place", "uniform", "padding", "limit", "stop"} == set(tensors)
+    assert {"token", "t", "done", "rows", "length", "question", "uniform", "padding", "limit", "stop", "order", "back", "place", "pair"} == set(tensors)
     assert {name: vars(batch)[name].data_ptr() for name in tensors} == before and batch.t.item() == 3
 
 
