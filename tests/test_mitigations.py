@@ -13,6 +13,7 @@ from countdown_task import ANSWER
 from grpo import gradient_size, update
 from mitigations import MITIGATIONS, make, token_weight
 from qwen2_model import SharedPrompts, UserError
+from rollouts import Forward
 
 ALL = sorted(MITIGATIONS)
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1}}
@@ -158,6 +159,18 @@ def test_attention_credit_by_hand():
     torch.testing.assert_close(weight[1, :2], expected.mean().expand(2))  # no answer section: the mean of the others
     high = raw("attention_credit", looking(tokens, attention=attention * 0 + torch.eye(5)[0]), credit_scale=0.5)
     assert high.max() <= 0.5 + 3 * 0.5 and high[tokens.mask].min() >= 0.1
+
+
+def test_what_is_looked_at_is_zero_beyond_the_mask_and_for_answers_that_were_dropped(lab):
+    tokens = spoken(lab)
+    seen = tokens.forward.look(tokens, attention=True)
+    assert not seen["hidden"][~tokens.mask].any() and not seen["attention"][~tokens.mask].any()
+    assert all(not seen["attention"][b, :, n - 1:].any() for b, n in enumerate(tokens.length.tolist()))  # the last token is looked at by none
+    dropped = dataclasses.replace(tokens, mask=tokens.mask & (torch.arange(6) != 1)[:, None], forward=Forward(lab.model, 64))
+    again = dropped.forward.look(dropped, attention=True)
+    for name in ("hidden", "attention"):
+        assert not again[name][1].any()
+        torch.testing.assert_close(again[name][[0, 2, 3, 4, 5]], seen[name][[0, 2, 3, 4, 5]], atol=1e-5, rtol=0)
 
 
 def test_attention_planted_on_one_position_credits_that_token_and_not_its_neighbour(lab, monkeypatch):

@@ -221,6 +221,16 @@ def test_shared_prompts_give_every_token_the_state_it_has_in_a_row_of_its_own(sm
     assert start == len(ids)
 
 
+def test_answers_without_a_token_leave_the_others_as_they_are(small_model):
+    """An answer of one token was predicted by its prompt alone: nothing of it stands among the tokens. Here a whole block."""
+    ids = torch.arange(3, 12)
+    shared = SharedPrompts([5], [0] * SharedPrompts.ROWS + [4], torch.zeros(SharedPrompts.ROWS + 1, dtype=torch.long))
+    with torch.no_grad():
+        torch.testing.assert_close(small_model.model(ids, shared.positions, shared), small_model.model(ids[None])[0], atol=1e-5, rtol=0)
+        none = SharedPrompts([5], [0] * 3, torch.zeros(3, dtype=torch.long))
+        torch.testing.assert_close(small_model.model(ids[:5], none.positions, none), small_model.model(ids[None, :5])[0], atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_gradient_through_a_shared_prompt_is_the_sum_over_its_answers(small_model, checkpointing):
     """Any function of the answers' states: here their products with fixed numbers."""

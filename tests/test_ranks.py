@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,8 @@ def measured(model: str) -> dict[str, torch.Tensor]:
         rollouts.scores["reward"] = torch.arange(20).remainder(3).float() * (rollouts.group != 3)  # a question of no use: 3
         rollouts, kept, weight, _ = spread_credit(lab, rollouts, 1)
         if s.loss == "dpo":
-            result, _ = update_preferences(lab.model, optimizer, kept, s, lab.reference)
+            result, implied = update_preferences(lab.model, optimizer, kept, s, lab.reference)
+            rollouts = replace(rollouts, advantage=implied)
         else:
             result = update(lab.model, optimizer, kept, weight, s, lab.reference)
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]

@@ -98,6 +98,16 @@ def test_every_prompt_may_have_a_limit_of_its_own(small_model):
     torch.testing.assert_close(bound.log_prob, free.log_prob * bound.mask, atol=1e-5, rtol=0)
 
 
+def test_a_share_of_the_prompts_is_answered_as_among_all(small_model):
+    given = dict(answers=6, max_new_tokens=[3, 25, 7], seed=3, stop_ids=(2, 4, 9, 17, 30))
+    whole = generate(small_model, PROMPTS, **given)
+    for share in (range(0, 1), range(1, 3), range(2, 2)):
+        part, rows = generate(small_model, PROMPTS, share=share, **given), slice(6 * share.start, 6 * share.stop)
+        for name, values in vars(whole).items():
+            torch.testing.assert_close(vars(part)[name][rows], values[rows], atol=1e-5, rtol=0)
+            assert vars(part)[name].shape == values.shape and vars(part)[name].count_nonzero() == vars(part)[name][rows].count_nonzero()
+
+
 def test_a_prompt_is_computed_once_per_question(small_model, monkeypatch):
     tokens, forward = [], small_model.model.forward
     monkeypatch.setattr(small_model.model, "forward", lambda ids, *more: tokens.append(len(ids)) or forward(ids, *more))
