@@ -7,7 +7,9 @@ from safetensors.torch import load_file
 
 from conftest import copied, gradients
 from grpo import update
+from lab import make_lab
 from optimizer import OffloadedAdamW, make_optimizer
+from settings import make_settings
 from train import main
 
 
@@ -47,6 +49,11 @@ def test_in_bfloat16_the_device_keeps_two_bytes_a_parameter_and_no_gradient(smal
     for (used, kept), start in zip(optimizer.pairs, small_model.parameters()):
         assert kept.dtype == torch.float32 and torch.equal(used, kept.to(used.dtype))
         assert 0 < (kept - start).abs().max() < 1.1e-3  # Adam's first step; steps that bfloat16 would swallow are kept
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_flag_reaches_the_model(learner, asked):
+    assert make_lab(make_settings({"model": str(learner), "checkpointing": asked})).model.model.checkpointing is asked
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

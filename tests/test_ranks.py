@@ -159,6 +159,16 @@ def test_shares_are_whole_and_apart(monkeypatch):
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
+    (tmp_path / "credit").mkdir()
+    for step in (1, 2, 10):
+        for name in (f"step_{step:06d}.npz", f"step_{step:06d}_rank1.npz", f"step_{step:06d}_rank12.npz"):
+            (tmp_path / "credit" / name).touch()
+    RunFolder(tmp_path).forget_after(2)
+    assert {path.name[:11] for path in (tmp_path / "credit").iterdir()} == {"step_000001", "step_000002"}
+    assert len(list((tmp_path / "credit").iterdir())) == 6
+
+
 def test_files_of_several_ranks_are_read_as_one(lab, tmp_path):
     batch = spoken(lab)
     weight, (one, two) = torch.rand(batch.mask.shape), (RunFolder(tmp_path / name) for name in ("one", "two"))
