@@ -25,7 +25,10 @@ def start(device: str) -> str:
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
         return device
     if device == "cuda":
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        own, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if own >= there:
+            raise UserError(f"--device cuda: {own + 1} processes or more on this machine, and PyTorch sees {there} CUDA devices here")
+        device = f"cuda:{own}"
         torch.cuda.set_device(device)
     elif device != "cpu":
         raise UserError(f"--device {device}: every process takes a device of its own, say cuda")

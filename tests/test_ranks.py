@@ -18,6 +18,7 @@ import ranks
 from conftest import ROOT, spoken
 from grpo import update, update_preferences
 from lab import derived_seed, make_lab, sample
+from qwen2_model import UserError
 from run_folder import RunFolder, read_columns, write_credit
 from settings import make_settings
 from train import main, spread_credit
@@ -146,6 +147,14 @@ def test_what_cannot_be_shared_is_said_once(learner, tmp_path):
     output, _ = run.communicate(timeout=120)
     assert run.returncode != 0 and output.count("train.py: --questions 1 cannot be shared by 2 processes") == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("device, said", [("cuda", "PyTorch sees 1 CUDA devices"), ("cuda:0", "a device of its own")])
+def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch, device, said):
+    monkeypatch.setenv("WORLD_SIZE", "2"), monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match=said):
+        ranks.start(device)
 
 
 def test_shares_are_whole_and_apart(monkeypatch):
