@@ -85,7 +85,7 @@ def rotary(positions: torch.Tensor, config: ModelConfig) -> tuple[torch.Tensor, 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Element i of the first half and element i of the second are the two sides of a plane that is turned."""
-    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class RMSNorm(nn.Module):

@@ -5,6 +5,7 @@ Rows that are done leave the batch. On a GPU a step is recorded as a CUDA graph 
 have a size or a decision that depends on what was sampled: it changes tensors in place, and rows leave between
 recordings. On a CPU the same step is simply called.
 """
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -73,9 +74,8 @@ class Answering:
         device, config, R = model.device, model.config, len(rows)
         self.model, self.K, self.stop, self.temperature, self.greedy = model, config.num_key_value_heads, stop, temperature, greedy
         self.rows, self.result, self.uniform, self.limit = rows, result, uniform, limit  # rows of result and uniform
-        shape = (R * self.K, uniform.shape[1] - 1, config.head_dim)
-        self.keys, self.values = ([torch.zeros(shape, dtype=model.model.norm.compute, device=device) for _ in range(config.num_hidden_layers)]
-                                  for _ in range(2))
+        shape = (2, config.num_hidden_layers, R * self.K, uniform.shape[1] - 1, config.head_dim)
+        self.keys, self.values = torch.zeros(shape, dtype=model.model.norm.compute, device=device)
         self.prompt_keys, self.prompt_values = [], []
         self.done, self.token = torch.zeros(R, dtype=torch.bool, device=device), torch.zeros(R, dtype=torch.long, device=device)
         self.t = torch.zeros(1, dtype=torch.long, device=device)  # the token to come
@@ -94,8 +94,8 @@ class Answering:
         self.length = torch.tensor(lengths, device=device)[self.question]
 
         def attend(layer, q, k, v):
-            self.prompt_keys.append(alone.rows(k, alone.prompts))  # (Q, K, P, head_dim)
-            self.prompt_values.append(alone.rows(v, alone.prompts))
+            self.prompt_keys.append(alone.rows(k, alone.prompts).contiguous())  # (Q, K, P, head_dim), read at every step
+            self.prompt_values.append(alone.rows(v, alone.prompts).contiguous())
             return alone(layer, q, k, v)
 
         hidden = self.model.model(torch.tensor(sum(prompts, []), device=device), alone.positions, attend)
@@ -106,10 +106,11 @@ class Answering:
         self.end, self.ahead = end, ahead
 
     def step(self) -> None:
+        self.slot = self.t - 1  # where what each row had last is written
         if self.ahead:
-            slot = torch.arange(self.end, device=self.t.device)
-            self.unwritten = torch.zeros_like(slot, dtype=torch.float32).masked_fill(slot >= self.t, float("-inf"))
-        self.choose(self.model.model(self.token, self.length + self.t - 1, self.attend))
+            slots = torch.arange(self.end, device=self.t.device)
+            self.unwritten = torch.zeros_like(slots, dtype=torch.float32).masked_fill(slots > self.slot, float("-inf"))
+        self.choose(self.model.model(self.token, self.length + self.slot, self.attend))
 
     def choose(self, hidden: torch.Tensor) -> None:
         """Token t of every row, from the state (R, D) that predicts it."""
@@ -139,8 +140,8 @@ class Answering:
         (R, H, size), E = q.shape, len(self.order)
         q, k, v = (x.reshape(E, -1, size).index_select(0, self.order) for x in (q * size ** -0.5, k, v))  # (E, H / K or 1, head_dim)
         keys, values = self.keys[layer][:E], self.values[layer][:E]
-        keys.index_copy_(1, self.t - 1, k)
-        values.index_copy_(1, self.t - 1, v)
+        keys.index_copy_(1, self.slot, k)
+        values.index_copy_(1, self.slot, v)
         own = q @ keys[:, :self.end].transpose(1, 2)  # (E, H / K, end)
         if self.ahead:
             own = own + self.unwritten
@@ -191,18 +192,18 @@ def repeated(step, count: int, device) -> None:
         graph.replay()
 
 
-def in_its_type(model: Qwen2) -> Qwen2:
-    """The same model with its matrices in the type they are multiplied in: converted once a batch instead of at every step."""
-    dtype = model.model.norm.compute
-    if model.output_matrix.dtype == dtype:
-        return model
-    with torch.device("meta"):
-        typed = Qwen2(model.config).compute_in(dtype)
-    typed.load_state_dict(model.state_dict(), assign=True)  # the same tensors
-    return typed.keep_matrices_in(dtype)
+def for_sampling(model: Qwen2) -> Qwen2:
+    """The same model with its matrices as they are multiplied fastest: in the type of products, converted once a batch instead
+    of at every step, and on a CPU lying in memory column by column, which suits products with few rows."""
+    instead = {}
+    for p in model.parameters():
+        fast = p.detach().to(model.model.norm.compute) if p.dim() == 2 else p.detach()
+        if p.dim() == 2 and p.device.type == "cpu" and p is not model.model.embed_tokens.weight:  # there, rows are looked up
+            fast = fast.t().contiguous().t()
+        instead[id(p)] = torch.nn.Parameter(fast, requires_grad=False)
+    return deepcopy(model, instead)  # of what is in the second argument, that is taken and no copy made
 
 
-@torch.no_grad()
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int], answers: int = 1,
              temperature: float = 1.0, greedy: bool = False, seed: int = 0, stop_ids: tuple[int, ...] | None = None,
              share: range | None = None) -> Generation:
@@ -223,15 +224,16 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     uniform = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)).to(device)
     limit = torch.tensor(limits, device=device).repeat_interleave(answers)[rows]
     stop = torch.tensor(model.config.stop_ids if stop_ids is None else stop_ids, dtype=torch.long, device=device)
-    batch = Answering(in_its_type(model), prompts[share.start:share.stop], answers, rows, result, uniform, limit, stop, temperature, greedy)
-    t, every = 1, STEPS_BETWEEN_DEPARTURES[device.type]
-    while t < T and not batch.done.all():
-        if 8 * batch.done.sum() >= len(batch.done):
-            batch.leave()
-        count = min(every, T - t)
-        batch.look_at(t + count - 1, ahead=count > 1)
-        repeated(batch.step, count, device)
-        t += count
+    typed, t, every = for_sampling(model), 1, STEPS_BETWEEN_DEPARTURES[device.type]
+    with torch.inference_mode():  # cheaper than no_grad; what is returned was made outside and is like any tensor
+        batch = Answering(typed, prompts[share.start:share.stop], answers, rows, result, uniform, limit, stop, temperature, greedy)
+        while t < T and (done := int(batch.done.sum())) < len(batch.done):
+            if 8 * done >= len(batch.done):
+                batch.leave()
+            count = min(every, T - t)
+            batch.look_at(t + count - 1, ahead=count > 1)
+            repeated(batch.step, count, device)
+            t += count
     return result
 
 

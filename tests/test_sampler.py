@@ -4,7 +4,7 @@ import torch
 
 import sampler
 from conftest import copied
-from sampler import Distribution, generate, in_its_type
+from sampler import Distribution, generate, for_sampling
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
 
@@ -108,6 +108,12 @@ def test_a_share_of_the_prompts_is_answered_as_among_all(small_model):
             assert vars(part)[name].shape == values.shape and vars(part)[name].count_nonzero() == vars(part)[name][rows].count_nonzero()
 
 
+def test_answers_can_be_trained_on(small_model):
+    """They are sampled in inference mode, whose own tensors autograd refuses."""
+    result = generate(small_model, PROMPTS, answers=2, max_new_tokens=5)
+    assert not any(values.is_inference() or values.requires_grad for values in vars(result).values())
+
+
 def test_a_prompt_is_computed_once_per_question(small_model, monkeypatch):
     tokens, forward = [], small_model.model.forward
     monkeypatch.setattr(small_model.model, "forward", lambda ids, *more: tokens.append(len(ids)) or forward(ids, *more))
@@ -133,10 +139,10 @@ def test_a_step_leaves_its_tensors_where_they_are(small_model):
         result = sampler.Generation.empty(12, 9, "cpu")
         batch = sampler.Answering(small_model, PROMPTS, 4, torch.arange(12), result, torch.rand(12, 9), torch.full((12,), 9), torch.tensor([2]), 1.0, False)
         batch.look_at(8, ahead=True)
-        tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor) and name != "unwritten"}
+        tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor) and name not in ("unwritten", "slot")}
         before = {name: value.data_ptr() for name, value in tensors.items()}
         batch.step(), batch.step()
-    assert {"token", "t", "done", "rows", "length", "question", "uniform", "padding", "limit", "stop", "order", "back", "place", "pair"} == set(tensors)
+    assert {"keys", "values", "token", "t", "done", "rows", "length", "question", "uniform", "padding", "limit", "stop", "order", "back", "place", "pair"} == set(tensors)
     assert {name: vars(batch)[name].data_ptr() for name in tensors} == before and batch.t.item() == 3
 
 
@@ -145,11 +151,14 @@ def test_sampling_in_bfloat16_converts_the_matrices_once(small_model):
     model = copied(small_model).compute_in(torch.bfloat16)
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight.bfloat16())  # a table is looked up, too
-    typed = in_its_type(model)
+    typed = for_sampling(model)
     assert {p.dtype for p in typed.parameters() if p.dim() == 2} == {torch.bfloat16}
     assert {p.dtype for p in typed.parameters() if p.dim() == 1} == {torch.float32}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert in_its_type(small_model) is small_model and in_its_type(typed) is typed
+    exact = dict(small_model.named_parameters())
+    for name, p in for_sampling(small_model).named_parameters():
+        assert p.equal(exact[name]) and not p.requires_grad and exact[name].requires_grad
+        assert p.stride() == exact[name].stride() if p.dim() == 1 or "embed" in name else p.t().is_contiguous()
     result = generate(model, PROMPTS, answers=3, max_new_tokens=12, seed=5, stop_ids=())
     with torch.no_grad():
         assert torch.equal(typed(torch.tensor([PROMPTS[1]])), model(torch.tensor([PROMPTS[1]])))
