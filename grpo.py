@@ -196,7 +196,7 @@ def one_pass(model, optimizer, rollouts, rows, terms: Terms, s, first: bool) -> 
     """The gradient of the whole batch, one micro-batch after another, and a step along it."""
     sums = Counter()
     optimizer.zero_grad(set_to_none=True)
-    for part in micro_batches(rows, s.micro_batch):
+    for part in micro_batches(rollouts, rows, s.micro_batch):
         log_prob = response_log_probs(model, rollouts, part)
         if first and terms.old is not None:
             terms.old[part] = log_prob.detach()  # the training forward's own: the ratio starts at exactly 1
@@ -246,7 +246,7 @@ def why_nothing_is_left(rollouts: Rollouts, weight: torch.Tensor) -> str:
 def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor, micro_batch: int) -> torch.Tensor:
     """(B, T), 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
-    for part in micro_batches(rows, micro_batch):
+    for part in micro_batches(rollouts, rows, micro_batch):
         log_prob[part] = response_log_probs(model, rollouts, part)
     return log_prob
 
@@ -300,7 +300,7 @@ def one_preference_pass(model, optimizer, rollouts, pairs, count: int, anchor, s
     """Some pairs after another, of `count` over all ranks, and a step. `implied` is filled with the advantage that has the same gradient."""
     sums = Counter()
     optimizer.zero_grad(set_to_none=True)
-    for part in micro_batches(pairs, max(1, s.micro_batch // 2)):
+    for part in micro_batches(rollouts, pairs, max(1, s.micro_batch // 2)):
         rows = part.flatten()
         log_prob = response_log_probs(model, rollouts, rows)
         margin = (log_prob - anchor[rows]).sum(1).view(-1, 2)  # (pairs, better and worse)

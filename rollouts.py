@@ -164,9 +164,13 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor) -> tuple[torch.Tensor, Share
     return torch.tensor(sum(prompts + answers, []), device=device), shared, predicts
 
 
-def micro_batches(rows: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """As they come: answers to one question stand next to each other, and share its prompt."""
-    return [part for part in rows.split(size) if len(part)]
+def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """As they come: answers to one question stand next to each other, and share its prompt. The largest is first, so that
+    the others fit into the memory it leaves."""
+    def tokens(part):
+        return sum(len(rollouts.prompt_ids[g]) for g in rollouts.group[part].unique().tolist()) + int(rollouts.length[part].sum())
+
+    return sorted((part for part in rows.split(size) if len(part)), key=tokens, reverse=True)
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
@@ -192,7 +196,7 @@ class Forward:
             if attention:
                 self.seen["attention"] = torch.zeros(B, T, T, device=device)
             own = rollouts.rows_of(ranks.share(len(rollouts.prompt_ids)))
-            for rows in micro_batches(own[rollouts.length[own] > 0], self.micro_batch):
+            for rows in micro_batches(rollouts, own[rollouts.length[own] > 0], self.micro_batch):
                 self.look_at(rollouts, rows, attention)
             ranks.add_up(*self.seen.values())
         return self.seen

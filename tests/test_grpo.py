@@ -13,7 +13,7 @@ from grpo import (ADVANTAGES, best_and_worst, divergence, dr_grpo, group_z_score
                   update_preferences)
 from mitigations import make, token_weight
 from qwen2_model import Qwen2
-from rollouts import collect, response_log_probs
+from rollouts import collect, micro_batches, response_log_probs
 from run_folder import read_credit, write_credit
 from sampler import Generation, generate
 
@@ -196,6 +196,15 @@ def test_the_micro_batch_size_changes_nothing(small_model, rollouts):
         torch.testing.assert_close(gradients(part), gradients(whole), atol=1e-6, rtol=0)
         assert result["loss"] == pytest.approx(expected["loss"], abs=1e-6)
         assert result["gradient_norm"] == pytest.approx(expected["gradient_norm"], abs=1e-5)
+
+
+def test_the_largest_micro_batch_is_the_first():
+    """Question 1's prompt makes its answers the larger ones, although they are shorter."""
+    batch = hand_made(torch.arange(9) < torch.tensor([3, 9, 4, 4, 2, 0])[:, None], group=torch.arange(6) // 2, prompt_ids=[[5], [5] * 20, [5] * 2])
+    assert [part.tolist() for part in micro_batches(batch, torch.arange(6), 2)] == [[2, 3], [0, 1], [4, 5]]
+    assert [part.tolist() for part in micro_batches(batch, torch.tensor([0, 1, 4, 5]), 3)] == [[0, 1, 4], [5]]
+    assert [part.tolist() for part in micro_batches(batch, torch.tensor([[1, 0], [3, 2]]), 1)] == [[[3, 2]], [[1, 0]]]
+    assert micro_batches(batch, torch.tensor([], dtype=torch.long), 2) == []
 
 
 def test_logits_in_chunks_change_nothing(small_model, rollouts, monkeypatch):
