@@ -132,7 +132,7 @@ class TokenLogProbs(torch.autograd.Function):
         at_hidden, at_matrix = [], torch.zeros_like(matrix)
         for h, y, g in zip(*(x.split(ctx.chunk) for x in (hidden, targets, gradient))):
             p = token_distribution(h, matrix, y)[1] if kept is None else kept
-            at_logits = (p * -g[:, None]).scatter_add_(1, y[:, None], g[:, None]).type_as(h)
+            at_logits = p.mul_(-g[:, None]).scatter_add_(1, y[:, None], g[:, None]).type_as(h)  # p is not needed again
             at_hidden.append(at_logits @ matrix.to(h.dtype))
             at_matrix += at_logits.T @ h
         return torch.cat(at_hidden), at_matrix, None
@@ -141,7 +141,7 @@ class TokenLogProbs(torch.autograd.Function):
 def token_distribution(hidden, matrix, targets) -> tuple[torch.Tensor, torch.Tensor]:
     logits = F.linear(hidden, matrix.to(hidden.dtype)).float()
     normaliser = logits.logsumexp(-1, keepdim=True)
-    return (logits.gather(1, targets[:, None]) - normaliser).squeeze(1), (logits - normaliser).exp_()
+    return (logits.gather(1, targets[:, None]) - normaliser).squeeze(1), logits.sub_(normaliser).exp_()
 
 
 def lay_out(rollouts: Rollouts, rows: torch.Tensor) -> tuple[torch.Tensor, SharedPrompts, torch.Tensor]:

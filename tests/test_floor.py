@@ -108,12 +108,12 @@ def test_probabilities_are_not_kept_where_they_are_made_in_chunks(monkeypatch):
     assert kept_by_autograd(lambda: forward(model, BATCH), model) == sum(kept(CONFIG, BATCH).values())
 
 
-LONG, SHORT = Batch([40, 50], [60] * 8), Batch([10], [10] * 4)
+LONG, MIDDLE, SHORT = Batch([40, 50], [60] * 8), Batch([10], [30] * 4), Batch([10], [10] * 4)
 
 
 @pytest.mark.parametrize("batch, checkpointing, vocabulary, chunk, moment", [
     (LONG, False, 97, None, "logits"), (LONG, True, 97, None, "a layer's"), (SHORT, True, 200, None, "a layer's"), (LONG, False, 2000, None, "logits"),
-    (LONG, True, 8000, 40, "logits"), (SHORT, True, 2000, 20, "logits"), (SHORT, True, 500, 20, "logits"), (Batch([2], [2]), False, 20000, None, "gradient")])
+    (LONG, True, 8000, 40, "logits"), (MIDDLE, True, 2000, 60, "logits"), (MIDDLE, False, 1500, 80, "logits"), (Batch([2], [2]), False, 20000, None, "gradient")])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_fullest_moment_of_an_update(monkeypatch, tied, batch, checkpointing, vocabulary, chunk, moment):
     """Within 5%: tensors of a layer's width and less that come and go are left out."""
