@@ -131,8 +131,9 @@ class TokenLogProbs(torch.autograd.Function):
         hidden, matrix, targets, kept = ctx.saved_tensors
         at_hidden, at_matrix = [], torch.zeros_like(matrix)
         for h, y, g in zip(*(x.split(ctx.chunk) for x in (hidden, targets, gradient))):
-            p = token_distribution(h, matrix, y)[1] if kept is None else kept
-            at_logits = p.mul_(-g[:, None]).scatter_add_(1, y[:, None], g[:, None]).type_as(h)  # p is not needed again
+            # what was kept may be asked for again, by another backward pass
+            scaled = token_distribution(h, matrix, y)[1].mul_(-g[:, None]) if kept is None else kept * -g[:, None]
+            at_logits = scaled.scatter_add_(1, y[:, None], g[:, None]).type_as(h)
             at_hidden.append(at_logits @ matrix.to(h.dtype))
             at_matrix += at_logits.T @ h
         return torch.cat(at_hidden), at_matrix, None

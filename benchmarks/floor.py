@@ -200,8 +200,9 @@ def fullest(config: ModelConfig, part: Batch) -> dict[str, int]:
     inside = sum(kept_in_layer(config, part).values()) if part.checkpointing else 0
     summed, tied = b if part.offload_optimizer else 4, config.tie_word_embeddings  # bytes of a number of a gradient
     chunk, converted = min(tokens, tokens_at_once(config)), b if b < 4 else 0
-    moments = [{"activations": activations, "logits and their gradient": V * chunk * (4 + converted) + 2 * b * D * tokens,
-                "gradient being made": (summed + b) * V * D},  # probabilities become the gradient, which is converted; the sum and what is added
+    gradient = V * chunk * (4 + converted)  # probabilities become it, unless they were kept
+    moments = [{"activations": activations, "logits and their gradient": gradient + kept(config, part)["probabilities"] + 2 * b * D * tokens,
+                "gradient being made": (summed + b) * V * D},  # the sum and what is added
                {"activations": activations, "a layer's backward pass": inside + b * config.intermediate_size * N, "gradient being made": summed * V * D * tied},
                {"gradient being made": summed * V * D * (3 if tied else 1)}]
     if chunk < tokens:  # a chunk's logits come, and are made float32, while the gradient of the one before is there
