@@ -166,8 +166,8 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor) -> tuple[torch.Tensor, Share
 
 
 def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """As they come: answers to one question stand next to each other, and share its prompt. The largest is first, so that
-    the others fit into the memory it leaves."""
+    """Cut as the rows come, since answers to one question stand next to each other and share its prompt; then the largest
+    first, so that the others fit into the memory it leaves."""
     def tokens(part):
         return sum(len(rollouts.prompt_ids[g]) for g in rollouts.group[part].unique().tolist()) + int(rollouts.length[part].sum())
 

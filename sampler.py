@@ -201,7 +201,7 @@ def for_sampling(model: Qwen2) -> Qwen2:
         if p.dim() == 2 and p.device.type == "cpu" and p is not model.model.embed_tokens.weight:  # there, rows are looked up
             fast = fast.t().contiguous().t()
         instead[id(p)] = torch.nn.Parameter(fast, requires_grad=False)
-    return deepcopy(model, instead)  # of what is in the second argument, that is taken and no copy made
+    return deepcopy(model, instead)  # what the memo has is taken as it is
 
 
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int], answers: int = 1,

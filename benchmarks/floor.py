@@ -219,9 +219,9 @@ def memory(config: ModelConfig, batch: Batch) -> dict[str, dict[str, int]]:
     if batch.offload_optimizer:
         held = {"parameters": b * matrices(config) + 4 * (n - matrices(config))}
     made = max(12 * R * V, sum(batch.prompts) * (3 * b * config.intermediate_size + 12 * config.hidden_size))
-    copied = matrices(config) if b < 4 and not batch.offload_optimizer else (matrices(config) - V * config.hidden_size) * (batch.device == "cpu")
-    copy = {"matrices to sample with": b * copied} if copied else {}
-    rollout = {**held, **copy, "keys and values": cached(config, b) * (Q * P + R * (T - 1)),
+    converted = b < 4 and not batch.offload_optimizer
+    sampled_with = matrices(config) if converted else matrices(config) - V * config.hidden_size if batch.device == "cpu" else 0
+    rollout = {**held, "matrices to sample with": b * sampled_with, "keys and values": cached(config, b) * (Q * P + R * (T - 1)),
                "what was sampled": 25 * R * T, "a step's or the prompts' inside": made}
     return {"rollout": rollout, "update": {**held, **max((fullest(config, part) for part in batch.micro_batches()), key=lambda moment: sum(moment.values()))}}
 

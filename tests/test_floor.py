@@ -111,16 +111,19 @@ def test_probabilities_are_not_kept_where_they_are_made_in_chunks(monkeypatch):
 LONG, MIDDLE, SHORT = Batch([40, 50], [60] * 8), Batch([10], [30] * 4), Batch([10], [10] * 4)
 
 
-@pytest.mark.parametrize("batch, checkpointing, vocabulary, chunk, moment", [
-    (LONG, False, 97, None, "logits"), (LONG, True, 97, None, "a layer's"), (SHORT, True, 200, None, "a layer's"), (LONG, False, 2000, None, "logits"),
-    (LONG, True, 8000, 40, "logits"), (MIDDLE, True, 2000, 60, "logits"), (MIDDLE, False, 1500, 80, "logits"), (Batch([2], [2]), False, 20000, None, "gradient")])
+MOMENTS = [(LONG, False, 97, None, "logits"), (LONG, True, 97, None, "a layer's"), (SHORT, True, 200, None, "a layer's"), (LONG, False, 2000, None, "logits"),
+           (LONG, True, 8000, 40, "logits"), (MIDDLE, True, 2000, 60, "logits"), (MIDDLE, False, 1500, 80, "logits"), (Batch([2], [2]), False, 20000, None, "gradient")]
+
+
+@pytest.mark.parametrize("dtype, batch, checkpointing, vocabulary, chunk, moment",
+                         [("float32", *case) for case in MOMENTS] + [("bfloat16", *case) for case in MOMENTS if case[-1] == "logits"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_fullest_moment_of_an_update(monkeypatch, tied, batch, checkpointing, vocabulary, chunk, moment):
+def test_the_fullest_moment_of_an_update(monkeypatch, tied, dtype, batch, checkpointing, vocabulary, chunk, moment):
     """Within 5%: tensors of a layer's width and less that come and go are left out."""
     for module in (floor, rollouts) if chunk else ():
         monkeypatch.setattr(module, "LOGITS_AT_ONCE", vocabulary * chunk)
-    config, batch = replace(CONFIG, vocab_size=vocabulary, tie_word_embeddings=tied), replace(batch, checkpointing=checkpointing)
-    model, found = Qwen2(config), fullest(config, batch)
+    config, batch = replace(CONFIG, vocab_size=vocabulary, tie_word_embeddings=tied), replace(batch, checkpointing=checkpointing, number=floor.NUMBER[dtype])
+    model, found = Qwen2(config).compute_in(getattr(torch, dtype)), fullest(config, batch)
     model.model.checkpointing = checkpointing
     forward(model, batch).sum().backward()  # as in a second micro-batch: gradients are there
     with Living([*model.parameters(), *(p.grad for p in model.parameters())]) as living:

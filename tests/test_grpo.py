@@ -205,6 +205,8 @@ def test_the_largest_micro_batch_is_the_first():
     assert [part.tolist() for part in micro_batches(batch, torch.tensor([0, 1, 4, 5]), 3)] == [[0, 1, 4], [5]]
     assert [part.tolist() for part in micro_batches(batch, torch.tensor([[1, 0], [3, 2]]), 1)] == [[[3, 2]], [[1, 0]]]
     assert micro_batches(batch, torch.tensor([], dtype=torch.long), 2) == []
+    two_questions = hand_made(torch.ones(4, 5, dtype=torch.bool), group=torch.tensor([0, 1, 2, 2]), prompt_ids=[[5] * 3, [5] * 3, [5] * 4])
+    assert [part.tolist() for part in micro_batches(two_questions, torch.arange(4), 2)] == [[0, 1], [2, 3]]  # a prompt counts once
 
 
 def test_logits_in_chunks_change_nothing(small_model, rollouts, monkeypatch):
