@@ -224,9 +224,9 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     uniform = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)).to(device)
     limit = torch.tensor(limits, device=device).repeat_interleave(answers)[rows]
     stop = torch.tensor(model.config.stop_ids if stop_ids is None else stop_ids, dtype=torch.long, device=device)
-    typed, t, every = for_sampling(model), 1, STEPS_BETWEEN_DEPARTURES[device.type]
+    quick, t, every = for_sampling(model), 1, STEPS_BETWEEN_DEPARTURES[device.type]
     with torch.inference_mode():  # cheaper than no_grad; what is returned was made outside and is like any tensor
-        batch = Answering(typed, prompts[share.start:share.stop], answers, rows, result, uniform, limit, stop, temperature, greedy)
+        batch = Answering(quick, prompts[share.start:share.stop], answers, rows, result, uniform, limit, stop, temperature, greedy)
         while t < T and (done := int(batch.done.sum())) < len(batch.done):
             if 8 * done >= len(batch.done):
                 batch.leave()
