@@ -15,18 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
-import compare
-import earlier
-import plots
-import report
+from analysis import compare
+from analysis import earlier
+from analysis import plots
+from analysis import page
 from countdown_task import KINDS, SECTIONS
-from earlier import ELSEWHERE, NOTHING, PUBLISHED
-from inference import paired_difference, verdicts
-from qwen2_model import UserError
-from report import Table, by_row, make_folder, show, show_status, shown
-from run_folder import writing
-from settings import Parser, run_as_program, underscores
-from tally import LABELS, PARTITIONS, Tally, mean_sizes, over_the_rest, pair, size, t_statistics, text_of
+from analysis.earlier import ELSEWHERE, NOTHING, PUBLISHED
+from analysis.statistics import paired_difference, verdicts
+from engine.errors import UserError
+from analysis.tables import Table, by_row, show, shown
+from engine.files import make_folder
+from engine.progress import show_status
+from engine.files import writing
+from engine.settings import Parser, run_as_program, underscores
+from analysis.tally import LABELS, PARTITIONS, Tally, mean_sizes, over_the_rest, pair, size, t_statistics, text_of
 
 REST = "over rest: mean {} over that of all other tokens; interval by drawing the groups again, Holm's correction over the rows (of this table alone)"
 EARLIER = ("An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every token and called it the gradient: the old "
@@ -294,7 +296,7 @@ def analyze_run(run: dict, folder: Path, args) -> None:
     show_status("pictures and page")
     with writing(folder):
         pictures = plots.draw_run(run, tally, folder)
-    episodes = report.episodes_of(run["folder"], tally.tokenizer, chosen) if tally else []
+    episodes = page.episodes_of(run["folder"], tally.tokenizer, chosen) if tally else []
     intro = [describe(run, tally), EARLIER, UNIT_LEGEND, ONE_RUN]
     written = write(folder, run["folder"].name, intro, short, tables, pictures, PLACES, episodes, args.json)
     print(textwrap.fill(describe(run, tally), 100))
@@ -353,7 +355,7 @@ def compare_runs(runs: list[dict], folder: Path, args) -> None:
 
 def write(folder: Path, title: str, intro: list[str], short: list[str], tables: list[Table], pictures: list, places: dict, episodes: list[dict],
           as_json: bool) -> str:
-    report.write_page(folder / "report.html", title, intro, short, tables, pictures, places, episodes)
+    page.write_page(folder / "report.html", title, intro, short, tables, pictures, places, episodes)
     if as_json:
         with writing(folder / "analysis.json"):
             text = json.dumps([table.to_json() for table in tables], indent=1, allow_nan=False)

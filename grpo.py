@@ -17,10 +17,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import ranks
+from engine import processes as ranks
 from countdown_task import ANSWER, TAG, THINK
 from qwen2_model import Qwen2
-from rollouts import Rollouts, micro_batches, response_log_probs
+from engine.forward import micro_batches, response_log_probs
+from engine.rollouts import Rollouts
 
 
 def group_mean(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:

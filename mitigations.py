@@ -27,10 +27,11 @@ import torch
 import torch.nn as nn
 
 from countdown_task import ANSWER
-from critic import Trained, continuation_rewards, other_tokens, prefix_values
+from credit.monte_carlo import continuation_rewards, other_tokens, prefix_values
+from credit.trained import Trained
 from grpo import answer_shares, gradient_size, group_z_score, policy_loss
-from qwen2_model import UserError
-from rollouts import Rollouts
+from engine.errors import UserError
+from engine.rollouts import Rollouts
 
 MITIGATIONS = {}
 
@@ -360,6 +361,6 @@ def scale_factor(weight: torch.Tensor, tokens: Rollouts, rescale: str) -> float:
 
 
 if __name__ == "__main__":
-    import preview
-    import settings
+    from tools import preview
+    from engine import settings
     settings.run_as_program("mitigations.py", preview.main)

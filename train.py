@@ -26,14 +26,18 @@ except ImportError:  # Windows keeps no record of peak memory
 import torch
 
 import mitigations
-import ranks
+from engine import processes as ranks
 from countdown_task import REWARD
 from grpo import WHOLE_ANSWERS, shuffled_advantage, update, update_preferences
-from lab import Lab, derived_seed, make_lab, sample
-from qwen2_model import UserError, read_json
-from rollouts import Forward, Rollouts
-from run_folder import Bystander, RunFolder, provenance, run_config, step_of, write_credit, writing
-from settings import Settings, make_settings, read_flags
+from engine.lab import Lab, derived_seed, make_lab, sample
+from engine.errors import UserError
+from engine.files import read_json
+from engine.forward import Forward
+from engine.rollouts import Rollouts
+from engine.files import writing
+from engine.credit_file import write_credit
+from engine.run_folder import Bystander, RunFolder, provenance, run_config, step_of
+from engine.settings import Settings, make_settings, read_flags
 
 
 def train_step(lab: Lab, run: RunFolder, step: int) -> dict:

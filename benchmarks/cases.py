@@ -10,19 +10,20 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import torch
 
-from floor import NUMBER, SHAPES, Batch, rollout_work, update_work
+from benchmarks.floor import NUMBER, SHAPES, Batch, rollout_work, update_work
 from grpo import grpo, update
-from lab import make_lab, pick_device
-from optimizer import make_optimizer
-from qwen2_model import ModelConfig, Qwen2, UserError
-from rollouts import Rollouts
-from run_folder import RunFolder, read_columns, write_credit
-from sampler import generate
-from settings import Settings, make_settings
+from engine.lab import make_lab, pick_device
+from engine.optimizer import make_optimizer
+from engine.errors import UserError
+from qwen2_model import ModelConfig, Qwen2
+from engine.rollouts import Rollouts
+from engine.credit_file import read_columns, write_credit
+from engine.run_folder import RunFolder
+from engine.sampler import generate
+from engine.settings import Settings, make_settings
 from train import peak_memory, train_step
 
 SIZES, ENDS = ("tiny", "small", "shipped", "0.5B"), 40  # unequal answers: one token in so many is the last

@@ -16,11 +16,10 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
-from lab import make_lab
+from engine.lab import make_lab
 from mitigations import MITIGATIONS
-from settings import make_settings, read_flags
+from engine.settings import make_settings, read_flags
 
 ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     **{name: ["--advantage", name] for name in ("dr_grpo", "rloo", "gae", "vine", "span")},

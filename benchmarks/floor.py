@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 from mitigations import Bounds
-from qwen2_model import ModelConfig, SharedPrompts, UserError
-from report import Table, by_row
-from rollouts import LOGITS_AT_ONCE
-from settings import Parser, check_value, flag_kind, run_as_program, underscores
+from engine.errors import UserError
+from engine.packing import SharedPrompts
+from qwen2_model import ModelConfig
+from analysis.tables import Table, by_row
+from engine.forward import LOGITS_AT_ONCE
+from engine.settings import Parser, check_value, flag_kind, run_as_program, underscores
 
 
 def qwen25(D: int, I: int, layers: int, heads: int, kv_heads: int, head_dim: int, V: int = 151936, tied: bool = True) -> ModelConfig:

@@ -17,21 +17,20 @@ from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cases import SIZES, Case, floor_batch, in_a_process, make_batch, make_model
-from floor import Batch, fullest, kept, parameters
+from benchmarks.cases import SIZES, Case, floor_batch, in_a_process, make_batch, make_model
+from benchmarks.floor import Batch, fullest, kept, parameters
 from grpo import update
 from mitigations import Bounds
-from optimizer import make_optimizer
+from engine.optimizer import make_optimizer
 from qwen2_model import Qwen2
-from report import Table, by_row
-from rollouts import response_log_probs
-from settings import Parser, Settings, check_value, run_as_program
+from analysis.tables import Table, by_row
+from engine.forward import response_log_probs
+from engine.settings import Parser, Settings, check_value, run_as_program
 from train import peak_memory
 
 

@@ -23,16 +23,15 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from cases import SIZES, WORK, Case, in_a_process, measure
-from floor import NUMBER, Work
-from lab import pick_device
+from benchmarks.cases import SIZES, WORK, Case, in_a_process, measure
+from benchmarks.floor import NUMBER, Work
+from engine.lab import pick_device
 from mitigations import Bounds
-from qwen2_model import UserError
-from report import Table, by_row
-from run_folder import writing
-from settings import Parser, check_value, flag_kind, run_as_program, underscores
+from engine.errors import UserError
+from analysis.tables import Table, by_row
+from engine.files import writing
+from engine.settings import Parser, check_value, flag_kind, run_as_program, underscores
 
 RIVAL = {"rollout": "transformers", "rollout, unequal": "transformers, unequal"}
 
@@ -99,7 +98,7 @@ def record_table(cases: list[Case], found) -> Table:
 
 def draw(cases: list[Case], found, limit, path: Path) -> None:
     """Measured, and the limit above it, over rows and over length."""
-    from plots import BLUE, ORANGE, panels, plt
+    from analysis.plots import BLUE, ORANGE, panels, plt
     figure, axes = panels(2, sharey=True)
     for axis, label, place, fixed in ((axes[0], "answers at once, of 128 tokens", lambda c: c.questions * 8, lambda c: c.new_tokens == 128),
                                       (axes[1], "tokens of an answer, 64 at once", lambda c: c.new_tokens, lambda c: c.questions == 8)):

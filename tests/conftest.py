@@ -16,12 +16,13 @@ import torch
 
 from countdown_task import Problem, encode_prompt
 from grpo import grpo
-from lab import make_lab
+from engine.lab import make_lab
 from qwen2_model import ModelConfig, Qwen2
-from rollouts import Forward, Rollouts, label
-from sampler import generate
-from settings import make_settings
-from warmup import make_tokenizer
+from engine.forward import Forward
+from engine.rollouts import Rollouts, label
+from engine.sampler import generate
+from engine.settings import make_settings
+from tools.warmup import make_tokenizer
 
 SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 

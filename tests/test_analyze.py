@@ -13,15 +13,16 @@ from conftest import credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
 
 import analyze
-import earlier
-import report
-import tally as tally_file
-from earlier import PUBLISHED
-from countdown_task import KINDS, SECTIONS, load_tokenizer
-from inference import Estimate, verdicts
-from qwen2_model import UserError
-from report import Table, by_row
-from tally import UNITS, Tally, cut_edges, naive_class, position_quantile, standardised, t_statistics
+from analysis import earlier
+from analysis import page as write_page_module
+from analysis import tally as tally_file
+from analysis.earlier import PUBLISHED
+from countdown_task import KINDS, SECTIONS
+from engine.tokens import load_tokenizer
+from analysis.statistics import Estimate, verdicts
+from engine.errors import UserError
+from analysis.tables import Table, by_row
+from analysis.tally import UNITS, Tally, cut_edges, naive_class, position_quantile, standardised, t_statistics
 
 WORD_ID, NUMBER_ID, TAG_ID = 40, 20, 5  # told apart below by what the tokenizer spells
 
@@ -542,16 +543,16 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path):
 def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_path):
     columns = credit_columns([2] * 6, [0, 0, 1, 1, 2, 2], reward=[1, 1, 0, 1, 0, 0]) | {"true_credit": np.arange(12, dtype=np.float32) / 10}
     folder = write_log(tmp_path / "run", {1: columns})
-    found = report.episodes_of(folder, load_tokenizer(folder), [1], most_tokens=4)
+    found = write_page_module.episodes_of(folder, load_tokenizer(folder), [1], most_tokens=4)
     assert [e["group"] for e in found] == [1, 1] and found[1]["values"]["true credit"] == [0.6, 0.7]
-    assert [e["group"] for e in report.episodes_of(folder, load_tokenizer(folder), [1])] == [1, 1, 0, 0, 2, 2]
+    assert [e["group"] for e in write_page_module.episodes_of(folder, load_tokenizer(folder), [1])] == [1, 1, 0, 0, 2, 2]
 
 
 def test_what_a_model_wrote_stays_text(tmp_path):
     nasty = "</script><script>alert(1)</script><!-- & \" \u2028"
     episodes = [{"texts": [nasty], "prompt": nasty, "values": {"advantage": [1.0]}}]
     table = Table("x", nasty, {nasty: ("", [nasty])}, nasty, [nasty])
-    report.write_page(tmp_path / "r.html", nasty, [nasty], [nasty], [table], [], {}, episodes)
+    write_page_module.write_page(tmp_path / "r.html", nasty, [nasty], [nasty], [table], [], {}, episodes)
     page = (tmp_path / "r.html").read_text()
     assert page.count("<script") == 2 and page.count("</script>") == 2 and "alert(1)</script>" not in page
     assert json.loads(re.search(r'id="episodes">(.*?)</script>', page, re.S)[1])[0]["texts"] == [nasty]

@@ -10,12 +10,12 @@ import torch
 
 import train
 from conftest import ROOT
-from countdown_task import load_tokenizer
+from engine.tokens import load_tokenizer
 from grpo import group_z_score
 from mitigations import MITIGATIONS
-from qwen2_model import UserError
-from run_folder import read_credit
-from settings import make_settings, read_flags
+from engine.errors import UserError
+from engine.credit_file import read_credit
+from engine.settings import make_settings, read_flags
 from test_train import assert_same_run, lines
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2", "--answers", "4", "--max_new_tokens", "48", "--steps", "3",

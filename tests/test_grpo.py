@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-import rollouts as frame
+from engine import rollouts as frame
 from conftest import PROMPTS, copied, gradients, hand_made, spoken
-from countdown_task import Problem, load_tokenizer
+from countdown_task import Problem
+from engine.tokens import load_tokenizer
 from grpo import (ADVANTAGES, best_and_worst, divergence, dr_grpo, group_z_score, policy_loss, rloo, shuffled_advantage, span, update,
                   update_preferences)
 from mitigations import make, token_weight
 from qwen2_model import Qwen2
-from rollouts import collect, micro_batches, response_log_probs
-from run_folder import read_credit, write_credit
-from sampler import Generation, generate
+from engine.forward import micro_batches, response_log_probs
+from engine.rollouts import collect
+from engine.credit_file import read_credit, write_credit
+from engine.sampler import Generation, generate
 
 
 def settings(**changed):

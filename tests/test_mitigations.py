@@ -12,8 +12,9 @@ from conftest import SPOKEN, copied, gradients, hand_made, spoken
 from countdown_task import ANSWER
 from grpo import gradient_size, update
 from mitigations import MITIGATIONS, make, token_weight
-from qwen2_model import SharedPrompts, UserError
-from rollouts import Forward
+from engine.errors import UserError
+from engine.packing import SharedPrompts
+from engine.forward import Forward
 
 ALL = sorted(MITIGATIONS)
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1}}
@@ -368,7 +369,7 @@ def test_the_replacement_comes_from_the_policy_without_the_token(lab, monkeypatc
 def test_oracle_by_hand(lab, monkeypatch):
     """Values 0.5, 0.75, then the reward 1; the middle token of the second answer was certain."""
     table = {(): 0.5, (4,): 0.75, (4, 5): 0.25}
-    monkeypatch.setattr("critic.continuation_rewards", lambda lab, tokens, prefixes, k: (torch.tensor([[table[ids]] * k for _, ids in prefixes]), 5))
+    monkeypatch.setattr("credit.monte_carlo.continuation_rewards", lambda lab, tokens, prefixes, k: (torch.tensor([[table[ids]] * k for _, ids in prefixes]), 5))
     tokens = hand_made([[True, True, False], [True, True, True]], ids=torch.tensor([[4, 6, 0], [4, 5, 6]]),
                        log_prob=torch.tensor([[-1.0, -1, 0], [-1.0, -1e-4, -1]]), scores={"reward": torch.tensor([1.0, 0.0])})
     mitigation = make("oracle", {"oracle_k": 3}, lab)
@@ -377,7 +378,7 @@ def test_oracle_by_hand(lab, monkeypatch):
 
 
 def test_hotter_sampling_leaves_the_oracle_no_token_for_sure(lab, monkeypatch):
-    monkeypatch.setattr("critic.continuation_rewards", lambda lab, tokens, prefixes, k: (torch.arange(1.0 * len(prefixes))[:, None].expand(-1, k), 5))
+    monkeypatch.setattr("credit.monte_carlo.continuation_rewards", lambda lab, tokens, prefixes, k: (torch.arange(1.0 * len(prefixes))[:, None].expand(-1, k), 5))
     tokens, hot = one_row(log_prob=[-1e-4, -1e-4]), SimpleNamespace(settings=SimpleNamespace(temperature=1.5))
     assert make("oracle", {}, hot)(tokens, hot).tolist() == [[1, 1]]
     assert make("oracle", {}, lab)(tokens, lab).tolist() == [[0, 0]]

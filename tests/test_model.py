@@ -6,7 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qwen2_model import Qwen2, SharedPrompts
+from engine.packing import SharedPrompts
+
+from qwen2_model import Qwen2
 
 transformers = pytest.importorskip("transformers")
 SHAPE = dict(vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,

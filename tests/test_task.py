@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import countdown_task as task
-from countdown_task import ANSWER, OTHER, THINK, Problem, Problems, Ranges, annotate, held_out, score, token_bytes
+from countdown_task import ANSWER, OTHER, THINK, Problem, Problems, Ranges, annotate, held_out, score
+from engine.tokens import token_bytes
 
 RANGES, WIDE = Ranges((3,), 1, 15, 99, 150), Ranges((3, 4), 1, 99, 99, 10_000)
 GOOD = " 3 * 5 = 15, 15 + 7 = 22 yes</think>\n<answer> ( 3 * 5 ) + 7 </answer>"

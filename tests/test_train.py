@@ -19,16 +19,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import run_folder
+from engine import run_folder
 import train
-from qwen2_model import UserError
+from engine.errors import UserError
 from conftest import ROOT
-from countdown_task import load_tokenizer
+from engine.tokens import load_tokenizer
 from grpo import update
-from lab import make_lab
+from engine.lab import make_lab
 from qwen2_model import Qwen2
-from rollouts import collect
-from settings import OPTIONS, make_settings, read_flags
+from engine.rollouts import collect
+from engine.settings import OPTIONS, make_settings, read_flags
 
 TIME = ("seconds", "tokens_per_second", "memory")
 

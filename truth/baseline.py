@@ -28,11 +28,11 @@ import numpy as np
 import torch
 
 from grpo import gradient_size
-from inference import FEWEST, Estimate, estimate, verdicts
-from lab import Lab
-from plots import BLUE, GREY, ORANGE, panels, save
-from report import Table, by_row
-from rollouts import Rollouts
+from analysis.statistics import FEWEST, Estimate, estimate, verdicts
+from engine.lab import Lab
+from analysis.plots import BLUE, GREY, ORANGE, panels, save
+from analysis.tables import Table, by_row
+from engine.rollouts import Rollouts
 from truth.common import Findings, Flag, Probe, Progress, answer_gradients, sample_batch
 
 FLAGS = {"questions": Flag(16, 6, "how many questions", 2), "answers": Flag(64, 9, "answers to each of them", 8)}

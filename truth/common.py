@@ -13,12 +13,16 @@ from types import SimpleNamespace
 import torch
 
 from grpo import grpo
-from lab import Lab, derived_seed, make_lab, sample
-from qwen2_model import UserError
-from report import Table, show, show_status, write_page
-from rollouts import Forward, Rollouts, response_log_probs
-from run_folder import provenance, writing
-from settings import make_settings
+from engine.lab import Lab, derived_seed, make_lab, sample
+from engine.errors import UserError
+from analysis.page import write_page
+from analysis.tables import Table, show
+from engine.progress import show_status
+from engine.forward import Forward, response_log_probs
+from engine.rollouts import Rollouts
+from engine.files import writing
+from engine.run_folder import provenance
+from engine.settings import make_settings
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from critic import continuation_rewards, other_tokens
-from lab import Lab
-from rollouts import Rollouts
+from credit.monte_carlo import continuation_rewards, other_tokens
+from engine.lab import Lab
+from engine.rollouts import Rollouts
 
 CERTAIN = 1e-4  # below this 1 - p a token's credit, at most (1 - p) times the range of rewards, is taken for 0
 

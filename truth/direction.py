@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from inference import Estimate, jackknife
+from analysis.statistics import Estimate, jackknife
 
 MOST = 2 ** 20  # entries of a gradient that are kept: of a large model a random choice of them
 

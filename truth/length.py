@@ -19,12 +19,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from critic import CRITICS
+from credit.critic import CRITICS
 from grpo import rloo, update
-from inference import mean_over, mean_reach, verdicts
-from plots import COLOURS, panels, save
-from qwen2_model import ModelConfig, UserError
-from report import Table, by_row
+from analysis.statistics import mean_over, mean_reach, verdicts
+from analysis.plots import COLOURS, panels, save
+from engine.errors import UserError
+from qwen2_model import ModelConfig
+from analysis.tables import Table, by_row
 from truth.common import Findings, Flag, Probe, Progress, gradients
 from truth.planted import SMALL, PlantedLab, planted_lab, sample_planted, worths
 

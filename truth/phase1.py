@@ -26,15 +26,16 @@ import numpy as np
 import torch
 
 from countdown_task import BRACKET, KINDS, NUMBER, OPERATOR, WORD
-from earlier import PUBLISHED
+from analysis.earlier import PUBLISHED
 from grpo import gradient_size, grpo
-from inference import FEWEST, Estimate, jackknife, mean_over, rank_correlation, verdicts
-from lab import Lab, derived_seed
-from plots import COLOURS, panels, save
+from analysis.statistics import FEWEST, Estimate, jackknife, mean_over, rank_correlation, verdicts
+from engine.lab import Lab, derived_seed
+from analysis.plots import COLOURS, panels, save
 from qwen2_model import Qwen2
-from report import Table, by_row, shown
-from rollouts import Rollouts, lay_out, response_log_probs
-from tally import CLASSES, SIGNS, Vocabulary, end_of, mean_ratio, standardised, t_statistics
+from analysis.tables import Table, by_row, shown
+from engine.forward import lay_out, response_log_probs
+from engine.rollouts import Rollouts
+from analysis.tally import CLASSES, SIGNS, Vocabulary, end_of, mean_ratio, standardised, t_statistics
 from truth.common import Findings, Flag, Probe, Progress, sample_batch
 
 FLAGS = {"questions": Flag(32, 6, "questions", 2), "answers": Flag(16, 5, "answers to each question", 2),

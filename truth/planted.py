@@ -20,11 +20,12 @@ from tokenizers import Tokenizer, models
 
 from countdown_task import OTHER, THINK, WORD
 from grpo import grpo
-from lab import Lab, derived_seed
+from engine.lab import Lab, derived_seed
 from qwen2_model import ModelConfig, Qwen2
-from rollouts import Forward, Rollouts
-from sampler import Distribution, Generation
-from settings import Settings
+from engine.forward import Forward
+from engine.rollouts import Rollouts
+from engine.sampler import Distribution, Generation
+from engine.settings import Settings
 
 SYMBOLS, PROMPT = "abcd", [0]
 SMALL = ModelConfig(vocab_size=len(SYMBOLS), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,

@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from inference import Estimate
-from plots import COLOURS, GREY, panels, save
-from qwen2_model import UserError
-from report import Table, by_row, shown
-from rollouts import Rollouts
+from analysis.statistics import Estimate
+from analysis.plots import COLOURS, GREY, panels, save
+from engine.errors import UserError
+from analysis.tables import Table, by_row, shown
+from engine.rollouts import Rollouts
 from truth import sparsity
 from truth.common import Findings, Flag, Probe, Progress, sample_batch
 from truth.credit import true_credit

@@ -30,17 +30,19 @@ import numpy as np
 import torch
 
 from countdown_task import KINDS, REWARD, SECTIONS
-from critic import CRITICS
+from credit.critic import CRITICS
 from grpo import ADVANTAGES, gradient_size
-from inference import Estimate, average_ranks, holm, jackknife, mean_over, ratio_of_sums, verdicts
-from lab import Lab
+from analysis.statistics import Estimate, average_ranks, holm, jackknife, mean_over, ratio_of_sums, verdicts
+from engine.lab import Lab
 from mitigations import MITIGATIONS, NEVER_RESCALED, make, token_weight
-from plots import BLUE, GREY, ORANGE, panels, save
-from report import Table, by_row, episodes_of
-from rollouts import Rollouts
-from run_folder import RunFolder, provenance, write_credit
-from settings import parameters
-from tally import CLASSES, Vocabulary
+from analysis.plots import BLUE, GREY, ORANGE, panels, save
+from analysis.page import episodes_of
+from analysis.tables import Table, by_row
+from engine.rollouts import Rollouts
+from engine.credit_file import write_credit
+from engine.run_folder import RunFolder, provenance
+from engine.settings import parameters
+from analysis.tally import CLASSES, Vocabulary
 from truth.common import Findings, Flag, Probe, Progress, gradients, sample_batch
 from truth.credit import Credit, true_credit
 from truth.direction import Directions

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 import train
-from inference import Estimate, estimate, mean_over
-from lab import Lab
-from plots import COLOURS, panels, save
-from qwen2_model import UserError
-from report import Table, by_row
-from run_folder import read_columns, run_config, step_of
-from tally import credit_steps
+from analysis.statistics import Estimate, estimate, mean_over
+from engine.lab import Lab
+from analysis.plots import COLOURS, panels, save
+from engine.errors import UserError
+from analysis.tables import Table, by_row
+from engine.credit_file import read_columns
+from engine.run_folder import run_config, step_of
+from analysis.tally import credit_steps
 from truth.common import QUICK_TOKENS, Flag, Probe, Progress, gradients, sample_batch
 
 FLAGS = {"run": Flag(None, None, "folder of a run to look at; without it one is trained"),

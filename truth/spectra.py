@@ -12,10 +12,10 @@ import torch
 import torch.nn as nn
 
 from grpo import ADVANTAGES, shuffled_advantage
-from inference import Estimate, mean_over
-from lab import Lab
+from analysis.statistics import Estimate, mean_over
+from engine.lab import Lab
 from qwen2_model import Qwen2
-from rollouts import Rollouts
+from engine.rollouts import Rollouts
 from truth.common import answer_gradients
 
 SIZES, AT_ONCE = (2, 4, 8, 16, 32), 2 ** 20

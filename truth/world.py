@@ -13,11 +13,13 @@ from types import SimpleNamespace
 import torch
 
 from countdown_task import annotate
-from critic import generalised_advantage, segment_starts
+from credit.critic import generalised_advantage
+from credit.monte_carlo import segment_starts
 from grpo import ADVANTAGES
 from mitigations import MITIGATIONS, NEVER_RESCALED, token_weight
 from qwen2_model import ModelConfig, Qwen2
-from rollouts import Forward, Rollouts
+from engine.forward import Forward
+from engine.rollouts import Rollouts
 
 TEXTS = ("1", "<answer>", "<|im_end|>")
 ONE, OPENING, END = range(3)

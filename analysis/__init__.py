@@ -1,0 +1,1 @@
+"""What run folders say: sums over credit files, statistics, comparison of runs, tables, pictures, the page."""

@@ -1,0 +1,1 @@
+"""Speed and memory, beside what the machine could do at most."""

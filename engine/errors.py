@@ -1,0 +1,5 @@
+"""The one error that people see as a sentence instead of a traceback."""
+
+
+class UserError(ValueError):
+    """Something at the edges (a file, a flag, a folder) that the user can put right."""

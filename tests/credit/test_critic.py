@@ -1,0 +1,176 @@
+"""Values: GAE against a double loop, the critic that learns, Monte Carlo segments by hand."""
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from credit import critic
+from conftest import ASKED, SPOKEN, hand_made, spoken
+from countdown_task import score
+from engine.tokens import token_bytes
+from credit.critic import CRITICS, generalised_advantage
+from credit.monte_carlo import continuation_rewards, prefix_values, segment_starts
+from engine.errors import UserError
+from engine.sampler import Generation, generate
+
+MASK = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] + [False] * 4])
+
+
+@pytest.mark.parametrize("gamma, lam", [(1, 1), (1, 0), (0.9, 0.95), (0.5, 0.3), (1, 0.7), (0.9, 1)])
+def test_gae_against_a_double_loop(gamma, lam):
+    generator = torch.Generator().manual_seed(0)
+    value, reward = torch.randn(3, 5, generator=generator), torch.tensor([1.0, -0.5, 0.25])  # values beyond the mask are junk
+    expected = torch.zeros(3, 5)
+    for b, n in enumerate(MASK.sum(1).tolist()):
+        v = [*value[b, :n].tolist(), 0.0]  # terminal
+        delta = [(reward[b].item() if t == n - 1 else 0.0) + gamma * v[t + 1] - v[t] for t in range(n)]
+        for t in range(n):
+            expected[b, t] = sum((gamma * lam) ** (j - t) * delta[j] for j in range(t, n))
+    torch.testing.assert_close(generalised_advantage(value, reward, MASK, gamma, lam), expected)
+
+
+def test_gae_at_its_ends():
+    value, reward = torch.rand(3, 5), torch.tensor([1.0, 0.0, 0.5])
+    torch.testing.assert_close(generalised_advantage(value, reward, MASK, 1, 1), (reward[:, None] - value) * MASK)
+    one_step = generalised_advantage(value, reward, MASK, 1, 0)
+    torch.testing.assert_close(one_step[1, :2], torch.stack([value[1, 1] - value[1, 0], reward[1] - value[1, 1]]))
+
+
+def small_lab(**changed):
+    settings = SimpleNamespace(**{"gamma": 1.0, "gae_lambda": 1.0, "critic_lr": 0.05, "values_k": 2, "values_every": "line", **changed})
+    return SimpleNamespace(settings=settings, model=SimpleNamespace(config=SimpleNamespace(hidden_size=3), device="cpu"))
+
+
+def told_by_state():
+    """States whose direction tells the reward of the answer, and whose length tells nothing: a linear critic can be right."""
+    reward = torch.tensor([1.0, 0.0, 0.5])
+    direction = torch.stack([reward, (1 - reward.square()).sqrt(), torch.zeros(3)], 1)
+    hidden = direction[:, None] * (0.1 + 5 * torch.rand(3, 5, 1, generator=torch.Generator().manual_seed(1)))
+    forward = SimpleNamespace(look=lambda *_, **__: {"hidden": hidden})
+    return hand_made(MASK, scores={"reward": reward}, forward=forward)
+
+
+def test_the_critic_learns_and_its_advantages_are_from_before_its_update():
+    lab, batch = small_lab(), told_by_state()
+    gae = CRITICS["gae"](lab)
+    first = gae(batch, lab)
+    torch.testing.assert_close(first, batch.reward[:, None] * MASK)  # V was 0 everywhere
+    assert gae.metrics["explained_variance"] == pytest.approx(0, abs=1e-6)
+    for _ in range(300):
+        last = gae(batch, lab)
+    assert gae.metrics["explained_variance"] > 0.99 and last.abs().max() < 0.05
+
+
+def test_explained_variance_by_hand():
+    """Targets 1 1 1 1 1 0 0 0.5 (lambda 1), predictions 0.5 everywhere explain nothing; those of the state explain all."""
+    lab, batch = small_lab(critic_lr=1e-9), told_by_state()
+    gae = CRITICS["gae"](lab)
+    with torch.no_grad():
+        gae.critic.module.weight.copy_(torch.tensor([[0.5, 0, 0]]))
+    gae(batch, lab)
+    assert gae.metrics["explained_variance"] == pytest.approx(0.75)  # the error is half the target: a quarter of its variance
+
+
+def test_the_policy_gets_no_gradient_from_the_critic(lab):
+    tokens = spoken(lab)
+    lab.model.zero_grad()
+    gae = CRITICS["gae"](dataclasses.replace(lab, settings=dataclasses.replace(lab.settings, advantage="gae")))
+    assert not gae(tokens, lab).requires_grad and all(p.grad is None for p in lab.model.parameters())
+
+
+def test_a_critic_without_spread_in_its_targets_explains_nothing_defined():
+    lab = small_lab()
+    gae = CRITICS["gae"](lab)
+    gae(dataclasses.replace(told_by_state(), scores={"reward": torch.ones(3)}), lab)
+    assert gae.metrics["explained_variance"] is None
+
+
+def test_segments():
+    assert segment_starts(["a", "b\n", "c", "\n\n", "d"], "line") == [0, 2, 4]
+    assert segment_starts(["a", "b\n"], "line") == [0] and segment_starts([], "2") == []  # nothing begins after the last token
+    assert segment_starts(["a"] * 5, "2") == [0, 2, 4]
+
+
+def test_vine_by_hand(lab, monkeypatch):
+    """V is 0.5 at the start, 0.25 after two tokens, 0.75 after four; the reward is 1."""
+    table = {0: 0.5, 2: 0.25, 4: 0.75}
+    monkeypatch.setattr(critic, "continuation_rewards", lambda lab, batch, prefixes, k: (torch.tensor([[table[len(ids)]] * k for _, ids in prefixes]), 9))
+    batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, ids=torch.tensor([[4, 5, 6, 7, 8], [4, 9, 0, 0, 0], [4, 0, 0, 0, 0]]))
+    vine = CRITICS["vine"](small_lab(values_every="2"))
+    expected = torch.tensor([[-0.25, -0.25, 0.5, 0.5, 0.25], [-0.5, -0.5, 0, 0, 0], [0.0, 0, 0, 0, 0]])
+    torch.testing.assert_close(vine(batch, lab), expected)
+    assert vine.metrics == {"extra_tokens": 9}
+
+
+def test_equal_prefixes_of_one_question_share_their_continuations(lab, monkeypatch):
+    asked = []
+    monkeypatch.setattr(critic, "continuation_rewards", lambda lab, batch, prefixes, k: asked.extend(prefixes) or (torch.arange(len(prefixes) * 1.0)[:, None], 0))
+    batch = hand_made(torch.ones(3, 2, dtype=torch.bool), group=torch.tensor([0, 0, 1]), ids=torch.tensor([[4, 5], [4, 6], [4, 5]]))
+    values, _ = prefix_values(lab, batch, [[0, 1], [0, 1], [0, 1]], 1)
+    assert asked == [(0, ()), (0, (4,)), (1, ()), (1, (4,))] and values == [[0, 1], [0, 1], [2, 3]]
+
+
+def test_continuations_are_scored_whole_and_against_their_own_question(lab, monkeypatch):
+    """The model is made to say the rest of the right answer: only the prefix of that question becomes right."""
+    batch, start = spoken(lab), " 3 + 5 = 8, 8 + 7 = 15 hit.</think>\n<answer> ("
+    rest = lab.tokenizer.encode(" 3 + 5 ) + 7</answer><|im_end|>").ids
+
+    def speak(model, prompts, answers, max_new_tokens, **_):
+        assert len(max_new_tokens) == len(prompts) and all(p[:len(batch.prompt_ids[0])] in batch.prompt_ids for p in prompts)
+        tokens = torch.tensor([rest] * (len(prompts) * answers))
+        return Generation(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.ones(len(tokens), dtype=torch.bool), *torch.zeros(3, *tokens.shape))
+    monkeypatch.setattr(critic, "generate", speak)
+    ids = tuple(lab.tokenizer.encode(start).ids)
+    rewards, spent = continuation_rewards(lab, batch, [(0, ids), (1, ids)], 2)
+    assert rewards[0].tolist() == pytest.approx([1.1, 1.1]) and (rewards[1] < 0.2).all() and spent == 4 * len(rest)
+
+
+def test_a_prefix_that_has_ended_or_is_full_is_worth_its_own_reward(lab, monkeypatch):
+    monkeypatch.setattr(critic, "generate", lambda *_, **__: pytest.fail("nothing can follow"))
+    batch = spoken(lab)
+    whole = tuple(lab.tokenizer.encode(SPOKEN[0]).ids)
+    full = (tuple(lab.tokenizer.encode(" 3").ids) * 60)[:60]
+    rewards, spent = continuation_rewards(lab, batch, [(0, whole), (1, whole), (0, full)], 3)
+    assert rewards.tolist() == [pytest.approx([1.1] * 3), pytest.approx([0.1] * 3), [0.0] * 3] and spent == 0
+
+
+def test_continuations_stop_at_the_limit_of_the_whole_answer(lab, monkeypatch):
+    seen = []
+
+    def watch(*args, **given):
+        result = generate(*args, **given)
+        seen.append((given["max_new_tokens"], given["answers"], result.mask.sum(1)))
+        return result
+    monkeypatch.setattr(critic, "generate", watch)
+    batch = spoken(lab)
+    prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (1, 5, 9)]
+    rewards, spent = continuation_rewards(lab, batch, prefixes, 2)
+    assert rewards.shape == (3, 2) and spent == sum(int(lengths.sum()) for *_, lengths in seen)
+    assert sum((limits for limits, *_ in seen), []) == [51, 55, 59]  # of 60
+    for limits, answers, lengths in seen:
+        assert (lengths <= torch.tensor(limits).repeat_interleave(answers)).all()
+
+
+def test_monte_carlo_values_agree_with_many_fresh_answers(lab):
+    """The value of the empty prefix is the mean reward of plain sampling."""
+    batch = spoken(lab)
+    rewards, _ = continuation_rewards(lab, batch, [(1, ())], 600)
+    fresh = generate(lab.model, [batch.prompt_ids[1]], answers=600, max_new_tokens=60, seed=11)
+    texts = ["".join(token_bytes(lab.tokenizer, row[:n])[i].decode() for i in range(n)) for row, n in zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())]
+    mean = sum(score(text, ASKED[1].numbers, ASKED[1].target)["reward"] for text in texts) / 600
+    assert rewards.mean().item() == pytest.approx(mean, abs=4 * (0.25 / 300) ** 0.5)
+
+
+def test_state_that_does_not_fit_is_refused():
+    lab = small_lab()
+    gae = CRITICS["gae"](lab)
+    gae(told_by_state(), lab)
+    state = {name: value.clone() for name, value in gae.state_dict().items()}
+    other = CRITICS["gae"](lab)
+    other.load_state_dict(state)
+    torch.testing.assert_close(other(told_by_state(), lab), gae(told_by_state(), lab))
+    with pytest.raises(UserError, match="lacks bias"):
+        other.load_state_dict({name: value for name, value in state.items() if name != "bias"})
+    with pytest.raises(UserError, match="does not fit"):
+        other.load_state_dict({name: value for name, value in state.items() if name != "exp_avg.bias"})

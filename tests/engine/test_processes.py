@@ -1,0 +1,193 @@
+"""Several processes against one: the same batch, the same weights, the same gradient; what is left when one of them dies."""
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine import processes as ranks
+from conftest import ROOT, spoken
+from grpo import update, update_preferences
+from engine.lab import derived_seed, make_lab, sample
+from engine.errors import UserError
+from engine.credit_file import read_columns, write_credit
+from engine.run_folder import RunFolder
+from engine.settings import make_settings
+from train import main, spread_credit
+
+ARMS = {"plain": {}, "percentile": {"mitigation": "entropy_masking"}, "shuffled": {"mitigation": "entropy_weighted", "placebo": "weights"},
+        "hidden": {"mitigation": "learned_importance", "importance_warmup": 0}, "attention": {"mitigation": "attention_credit"},
+        "sequence": {"loss_norm": "sequence", "epochs": 2}, "critic": {"advantage": "gae"}, "values": {"advantage": "vine", "values_every": "8"},
+        "kl": {"kl": 0.1}, "dpo": {"loss": "dpo"}}
+
+
+def measured(model: str) -> dict[str, torch.Tensor]:
+    """The gradient of one update of each arm, what it was made of, and what is reported, with five questions."""
+    found = {}
+    for arm, given in ARMS.items():
+        lab = make_lab(make_settings({"model": model, "questions": 5, "max_new_tokens": 30, "micro_batch": 3, "max_grad_norm": 0.0, **given}))
+        s = lab.settings
+        optimizer = torch.optim.SGD(lab.model.parameters(), lr=0.0)
+        rollouts = sample(lab, lab.problems.training(s.seed, 1, s.questions), s.answers, derived_seed("train", s.seed, 1))
+        rollouts.scores["reward"] = torch.arange(20).remainder(3).float() * (rollouts.group != 3)  # a question of no use: 3
+        rollouts, kept, weight, _ = spread_credit(lab, rollouts, 1)
+        if s.loss == "dpo":
+            result, implied = update_preferences(lab.model, optimizer, kept, s, lab.reference)
+            rollouts = replace(rollouts, advantage=implied)
+        else:
+            result = update(lab.model, optimizer, kept, weight, s, lab.reference)
+        numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
+        found |= {f"{arm} gradient": torch.cat([p.grad.flatten() for p in lab.model.parameters()]), f"{arm} weight": weight,
+                  f"{arm} advantage": rollouts.advantage, f"{arm} ids": rollouts.ids, f"{arm} log_prob": rollouts.log_prob,
+                  f"{arm} reported": torch.tensor(numbers)}
+    return {name: value.contiguous() for name, value in found.items()}
+
+
+WORKER = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import torch
+torch.set_num_threads(1)
+from engine import processes as ranks
+from safetensors.torch import save_file
+from test_processes import measured
+save_file(measured(sys.argv[3]), f"{sys.argv[4]}/{ranks.rank()}.safetensors")
+ranks.stop()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def environment(**more) -> dict:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def test_two_processes_give_the_gradient_of_one(learner, tmp_path):
+    """Five questions do not divide by two; sampling, statistics over the batch, critics and values are shared out and put together."""
+    place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(ROOT), str(ROOT / "tests/engine"), str(learner), str(tmp_path)],
+                                env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **place)) for rank in range(2)]
+    alone = measured(str(learner))
+    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
+    for rank in range(2):
+        together = load_file(tmp_path / f"{rank}.safetensors")
+        assert set(together) == set(alone)
+        for name, value in alone.items():
+            size = float(value.float().abs().max())
+            torch.testing.assert_close(together[name], value, rtol=0, atol=1e-6 * size, msg=lambda text: f"rank {rank}, {name}: {text}")
+    assert all(alone[f"{arm} gradient"].abs().max() > 0 for arm in ARMS)
+
+
+def torchrun(*arguments) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()), ROOT / "train.py"]
+    return subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), cwd=ROOT)
+
+
+@pytest.fixture
+def flags(learner):
+    return ["--model", learner, "--steps", 3, "--checkpoint_every", 1, "--eval_every", 3, "--threads", 1]
+
+
+def test_a_run_of_two_ranks_leaves_the_folder_of_one(flags, tmp_path):
+    """First step: the same answers to the bit, later ones as alike as rounding allows; and the tables read both alike."""
+    run = torchrun(*flags, "--out", tmp_path / "two")
+    main([str(flag) for flag in flags] + ["--out", str(tmp_path / "one")])
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    assert output.count("done. Everything is in") == 1
+    names = {rank: {path.name for path in (tmp_path / name / "credit").iterdir()} for rank, name in ((1, "one"), (2, "two"))}
+    assert names[1] == {f"step_00000{step}.npz" for step in (1, 2, 3)}
+    assert names[2] == names[1] | {f"step_00000{step}_rank1.npz" for step in (1, 2, 3)}
+    one, two = (read_columns(tmp_path / name, 1) for name in ("one", "two"))
+    assert set(one) == set(two)
+    for name, values in one.items():
+        np.testing.assert_allclose(two[name], values, atol=1e-5, err_msg=name)
+        assert two[name].dtype == values.dtype
+    first = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0]) for name in ("one", "two")]
+    assert first[0]["reward"] == first[1]["reward"] and first[0]["tokens"] == first[1]["tokens"]
+    assert first[1]["gradient_norm"] == pytest.approx(first[0]["gradient_norm"], rel=1e-5)
+    assert first[1]["loss"] == pytest.approx(first[0]["loss"], abs=1e-6)
+    assert [len(RunFolder(tmp_path / name).lines("evaluations.jsonl")) for name in ("one", "two")] == [4, 4]
+    assert json.loads((tmp_path / "two/config.json").read_text())["ranks"] == 2
+    assert {path.name for path in (tmp_path / "two/checkpoints").iterdir()} == {"step_000001", "step_000002", "step_000003"}
+
+
+def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
+    run, out = torchrun(*flags, "--steps", 400, "--out", tmp_path / "run"), RunFolder(tmp_path / "run")
+    patience = time.monotonic() + 200
+    while not out.checkpoints():
+        assert time.monotonic() < patience and run.poll() is None, run.communicate()[0]
+        time.sleep(0.2)
+    processes = {pid: path.read_bytes() for path in Path("/proc").glob("[0-9]*/environ") if (pid := int(path.parent.name)) != os.getpid()
+                 and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == str(run.pid)}
+    victim = [pid for pid, variables in processes.items() if b"\0RANK=1\0" in b"\0" + variables]
+    os.kill(victim[0], signal.SIGKILL)
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode != 0 and "rank 0 lost another process" in output and "--resume" in output, output
+    done = len(out.checkpoints()) and int(out.checkpoints()[-1].name[-6:])
+    main(["--resume", str(out.path), "--steps", str(done + 2)])  # by a single process
+    assert [line["step"] for line in out.lines("metrics.jsonl")] == list(range(1, done + 3))
+    assert not list((out.path / "credit").glob(f"step_{done + 1:06d}_rank*"))
+
+
+def test_what_cannot_be_shared_is_said_once(learner, tmp_path):
+    run = torchrun("--model", learner, "--questions", 1, "--out", tmp_path / "run")
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode != 0 and output.count("train.py: --questions 1 cannot be shared by 2 processes") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("device, said", [("cuda", "PyTorch sees 1 CUDA devices"), ("cuda:0", "a device of its own")])
+def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch, device, said):
+    monkeypatch.setenv("WORLD_SIZE", "2"), monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match=said):
+        ranks.start(device)
+
+
+def test_shares_are_whole_and_apart(monkeypatch):
+    for n, count in ((5, 2), (8, 3), (2, 2), (7, 7)):
+        monkeypatch.setattr(ranks, "count", lambda: count)
+        shares = []
+        for rank in range(count):
+            monkeypatch.setattr(ranks, "rank", lambda: rank)
+            shares.append(ranks.share(n))
+        assert [i for share in shares for i in share] == list(range(n)) and min(map(len, shares)) >= 1
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
+    (tmp_path / "credit").mkdir()
+    for step in (1, 2, 10):
+        for name in (f"step_{step:06d}.npz", f"step_{step:06d}_rank1.npz", f"step_{step:06d}_rank12.npz"):
+            (tmp_path / "credit" / name).touch()
+    RunFolder(tmp_path).forget_after(2)
+    assert {path.name[:11] for path in (tmp_path / "credit").iterdir()} == {"step_000001", "step_000002"}
+    assert len(list((tmp_path / "credit").iterdir())) == 6
+
+
+def test_files_of_several_ranks_are_read_as_one(lab, tmp_path):
+    batch = spoken(lab)
+    weight, (one, two) = torch.rand(batch.mask.shape), (RunFolder(tmp_path / name) for name in ("one", "two"))
+    for run in (one, two):
+        run.path.mkdir()
+    write_credit(one.credit(1), batch, weight)
+    for rank in range(2):
+        write_credit(two.credit(1, rank), batch.of_questions(range(rank, rank + 1)), weight[batch.rows_of(range(rank, rank + 1))])
+    whole, parts = read_columns(one.path, 1), read_columns(two.path, 1)
+    assert list(whole) == list(parts)
+    for name, values in whole.items():
+        assert np.array_equal(values, parts[name]) and values.dtype == parts[name].dtype, name
