@@ -1,14 +1,16 @@
-"""The Countdown task: reach a target from a few numbers, each used exactly once, with + - * / and parentheses.
+"""The Countdown task: reach a target from a few numbers, each used exactly once, with + - * /
+and parentheses.
 
-Holds the problems (made from a seed or read from a file), the prompt, the reward and its parts, and the
-labels every generated token gets: the section it stands in and the kind of text it is.
-
-    numbers 3 5 7, target 22          prompt ends with an opened <think>, the response is what follows:
-    " 3 * 5 = 15, 15 + 7 = 22 yes</think>\n<answer> ( 3 * 5 ) + 7 </answer><|im_end|>"
+    numbers 3 5 7, target 22     the prompt ends with an opened <think>, the response follows:
+    " 3 * 5 = 15, 15 + 7 = 22 yes</think>\\n<answer> ( 3 * 5 ) + 7 </answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 1.0}
 
-What a model wrote is never executed: the expression reader below knows numbers, four operators, a minus
-sign and parentheses, computes in exact fractions, and gives up early on anything large.
+This file holds the problems, the prompt, the reward and its parts, and the labels of every
+generated token: the section it stands in, the kind of text it is. `Task` is all that the rest of
+the lab sees of it. A task of your own is another file with another `Task` (docs/your_own_task.md).
+
+What a model wrote is never executed: the expression reader below knows numbers, four operators, a
+minus sign and parentheses, computes in exact fractions, and gives up early on anything large.
 """
 import hashlib
 import itertools
@@ -21,18 +23,30 @@ from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from engine.errors import UserError
-from engine.tokens import END_OF_TURN, token_bytes
+from engine.flags import option
+from engine.tokens import END_OF_TURN
 
-TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
-OTHER, THINK, ANSWER = 0, 1, 2                                                   # section codes
-WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)                      # kind codes
+OTHER, THINK, ANSWER = range(3)                                # section codes
+WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)    # kind codes
 SECTIONS = ("other", "think", "answer")
 KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
+TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 FORMAT_WEIGHT = 0.1
-REWARD = f"answer + {FORMAT_WEIGHT} format"  # in config.json: runs with another reward are not comparable
+
+SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
+FULL = """<|im_start|>system
+You solve number puzzles. You reason first and then give one expression.<|im_end|>
+<|im_start|>user
+Reach {target} with the numbers {numbers}. You may add (+), subtract (-), multiply (*) and divide \
+(/), and group with parentheses. Every number must be used exactly once. Put your reasoning between \
+<think> and </think>. On the next line put the expression alone between <answer> and </answer>, for \
+example <answer> (1 + 2) * 3 </answer>.<|im_end|>
+<|im_start|>assistant
+Let me work this out.
+<think>"""
+PROMPTS = {"short": SHORT, "full": FULL}
+MADE = (lambda task: task.data is None, "made problems: not with --data")
 
 
 @dataclass(frozen=True)
@@ -41,29 +55,106 @@ class Problem:
     target: int
 
 
-@dataclass(frozen=True)
-class Ranges:
-    """Which problems are made. Whole positive intermediate results up to `max_result` count as reachable."""
-    counts: tuple[int, ...]
-    min_number: int
-    max_number: int
-    max_target: int
-    max_result: int
+@dataclass
+class Task:
+    """What the lab asks of a task. Its fields are flags of `train.py`."""
+    data: str | None = option(
+        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')
+    prompt: str = option("full", "wording of the prompt", choices=PROMPTS)
+    numbers: str = option("3,4", "how many numbers a made problem has",
+                          choices=("3", "4", "3,4"), only=MADE)
+    min_number: int = option(1, "smallest number", least=1, only=MADE)
+    max_number: int = option(99, "largest number", least=1, only=MADE)
+    max_target: int = option(99, "largest target", least=1, only=MADE)
+    max_result: int = option(10_000, "largest intermediate result of the known solution",
+                             least=1, only=MADE)
+
+    reward = f"answer + {FORMAT_WEIGHT} format"  # in config.json: it tells comparable runs
+
+    def __post_init__(self):
+        if self.min_number > self.max_number:
+            raise UserError(
+                f"--min_number {self.min_number} is above --max_number {self.max_number}")
+        problems = read_problems(self.data) if self.data else []
+        self.to_train = [problem for problem in problems if not held_out(problem)]
+        self.to_test = list(dict.fromkeys(problem for problem in problems if held_out(problem)))
+        if self.data and not (self.to_train and self.to_test):
+            raise UserError(
+                f"{self.data}: {len(self.to_train)} problems to train on and {len(self.to_test)} "
+                "held out by their hash (about a fifth): both are needed, the file is too small")
+
+    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
+        """They follow from seed and step alone."""
+        rng = random.Random(f"train {seed} {step}")
+        if self.to_train:
+            return [rng.choice(self.to_train) for _ in range(count)]
+        return [self.make_problem(rng, lambda problem: not held_out(problem)) for _ in range(count)]
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        """The same distinct problems in every run, fewer where no more are found."""
+        rng, problems = random.Random("held out"), {}
+        if self.to_test:
+            return rng.sample(self.to_test, min(count, len(self.to_test)))
+        for _ in range(20 * count):
+            problem = self.make_problem(rng, held_out)
+            problems.setdefault((tuple(sorted(problem.numbers)), problem.target), problem)
+            if len(problems) == count:
+                break
+        return list(problems.values())
+
+    def extreme_problems(self) -> list[Problem]:
+        """The longest prompts, with every number that occurs, to try the tokenizer with."""
+        given = self.to_train + self.to_test
+        if not given:
+            return [Problem((self.max_number,) * max(self.counts), self.max_target)]
+        most = max(len(problem.numbers) for problem in given)
+        numbers = {number for problem in given for number in (*problem.numbers, problem.target)}
+        return [Problem((number,) * most, number) for number in numbers]
+
+    def prompt_for(self, problem: Problem) -> str:
+        """Text that ends where the response begins."""
+        if self.prompt == "short":
+            numbers = " " + " ".join(map(str, problem.numbers))
+        else:
+            numbers = ", ".join(map(str, problem.numbers))
+        return PROMPTS[self.prompt].format(numbers=numbers, target=problem.target)
+
+    def show(self, problem: Problem) -> str:
+        """A line for people."""
+        return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
+
+    def score(self, problem: Problem, response: str) -> dict[str, float]:
+        """The reward of any string, and its parts."""
+        return score(response, problem.numbers, problem.target)
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        """Section and kind of each token of a response."""
+        return annotate(pieces)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(int(count) for count in self.numbers.split(","))
+
+    def make_problem(self, rng: random.Random, wanted=lambda problem: True) -> Problem:
+        """A random problem that has a solution and is wanted."""
+        for _ in range(10_000):
+            count = rng.choice(self.counts)
+            numbers = [rng.randint(self.min_number, self.max_number) for _ in range(count)]
+            values = reachable(tuple(sorted(numbers)), self.max_result)
+            targets = sorted(value for value in values if value <= self.max_target)
+            if targets:
+                problem = Problem(tuple(numbers), rng.choice(targets))
+                if wanted(problem):
+                    return problem
+        raise UserError(
+            f"found no problem with a solution: numbers {self.counts}, min_number {self.min_number}, "
+            f"max_number {self.max_number}, max_target {self.max_target}, max_result {self.max_result}")
 
 
 def held_out(problem: Problem) -> bool:
-    """The same fifth of all problems for every seed and every program: never trained on, only evaluated."""
+    """The same fifth of all problems for every seed and program: only evaluated, never trained on."""
     key = f"{','.join(map(str, sorted(problem.numbers)))}={problem.target}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0
-
-
-def operations(a: int, b: int, max_result: int) -> tuple[tuple[int, str, int, int], ...]:
-    """All (left, operator, right, result) of two numbers with a whole positive result."""
-    found = []
-    for x, y in ((a, b), (b, a)):
-        found += [(x, "+", y, x + y), (x, "*", y, x * y), (x, "-", y, x - y)]
-        found += [(x, "/", y, x // y)] if x % y == 0 else []
-    return tuple(sorted({step for step in found if 0 < step[3] <= max_result}))
 
 
 @lru_cache(maxsize=4096)
@@ -73,35 +164,30 @@ def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
         return frozenset(numbers)
     values = set()
     for i, j in itertools.combinations(range(len(numbers)), 2):
-        rest = [n for k, n in enumerate(numbers) if k not in (i, j)]
+        rest = [number for k, number in enumerate(numbers) if k not in (i, j)]
         for *_, result in operations(numbers[i], numbers[j], max_result):
             values |= reachable(tuple(sorted([*rest, result])), max_result)
     return frozenset(values)
 
 
-def make_problem(rng: random.Random, ranges: Ranges, wanted=lambda problem: True) -> Problem:
-    """A random problem that has a solution and is wanted."""
-    for _ in range(10_000):
-        numbers = [rng.randint(ranges.min_number, ranges.max_number) for _ in range(rng.choice(ranges.counts))]
-        targets = sorted(v for v in reachable(tuple(sorted(numbers)), ranges.max_result) if v <= ranges.max_target)
-        if targets:
-            problem = Problem(tuple(numbers), rng.choice(targets))
-            if wanted(problem):
-                return problem
-    raise UserError(f"found no problem with a solution: numbers {ranges.counts}, min_number {ranges.min_number}, max_number "
-                    f"{ranges.max_number}, max_target {ranges.max_target}, max_result {ranges.max_result}")
+def operations(a: int, b: int, max_result: int) -> tuple[tuple[int, str, int, int], ...]:
+    """All (left, operator, right, result) with a whole positive result up to `max_result`."""
+    steps = []
+    for x, y in ((a, b), (b, a)):
+        steps += [(x, "+", y, x + y), (x, "*", y, x * y), (x, "-", y, x - y)]
+        if x % y == 0:
+            steps.append((x, "/", y, x // y))
+    return tuple(sorted({step for step in steps if 0 < step[3] <= max_result}))
 
 
 def read_problems(path: str | Path) -> list[Problem]:
-    """JSON lines {"nums": [3, 5, 7], "target": 22}."""
-    problems = []
+    """Read JSON lines {"nums": [3, 5, 7], "target": 22}."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            problems.append(parse_problem(line, f"{path}, line {number}"))
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    problems = [parse_problem(line, f"{path}, line {number}") for number, line in numbered]
     if not problems:
         raise UserError(f"{path} holds no problems")
     return problems
@@ -111,79 +197,19 @@ def parse_problem(line: str, where: str) -> Problem:
     try:
         raw = json.loads(line)
         numbers, target = raw["nums"], raw["target"]
-        whole = isinstance(numbers, list) and numbers and all(type(n) is int and n > 0 for n in [*numbers, target])
+        right = isinstance(numbers, list) and len(numbers) > 0
+        right = right and all(type(n) is int and n > 0 for n in [*numbers, target])
     except (ValueError, KeyError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with whole positive numbers, '
-                        f"got {line[:80]!r}")
+        right = False
+    if not right:
+        raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with whole positive '
+                        f"numbers, got {line[:80]!r}")
     return Problem(tuple(numbers), target)
-
-
-class Problems:
-    """Training problems for any step, and a fixed list of held-out ones; both follow from the seed alone."""
-
-    def __init__(self, ranges: Ranges, data: str | None = None):
-        self.ranges, self.held_out = ranges, {}
-        file = read_problems(data) if data else []
-        self.train = [p for p in file if not held_out(p)]
-        self.test = list(dict.fromkeys(p for p in file if held_out(p)))
-        if data and not (self.train and self.test):
-            raise UserError(f"{data}: {len(self.train)} problems to train on and {len(self.test)} held out by their "
-                            "hash (about a fifth): both are needed, the file is too small")
-
-    def training(self, seed: int, step: int, count: int) -> list[Problem]:
-        rng = random.Random(f"train {seed} {step}")
-        if self.train:
-            return [rng.choice(self.train) for _ in range(count)]
-        return [make_problem(rng, self.ranges, lambda p: not held_out(p)) for _ in range(count)]
-
-    def evaluation(self, count: int) -> list[Problem]:
-        """The same distinct held-out problems in every run, fewer where no more are found."""
-        rng = random.Random("held out")
-        if self.test:
-            return rng.sample(self.test, min(count, len(self.test)))
-        if count not in self.held_out:
-            found = {}
-            for _ in range(20 * count):
-                problem = make_problem(rng, self.ranges, held_out)
-                found.setdefault((tuple(sorted(problem.numbers)), problem.target), problem)
-                if len(found) == count:
-                    break
-            self.held_out[count] = list(found.values())
-        return self.held_out[count]
-
-
-SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
-FULL = """<|im_start|>system
-You solve number puzzles. You reason first and then give one expression.<|im_end|>
-<|im_start|>user
-Reach {target} with the numbers {numbers}. You may add (+), subtract (-), multiply (*) and divide (/), and group with \
-parentheses. Every number must be used exactly once. Put your reasoning between <think> and </think>. On the next \
-line put the expression alone between <answer> and </answer>, for example <answer> (1 + 2) * 3 </answer>.<|im_end|>
-<|im_start|>assistant
-Let me work this out.
-<think>"""
-PROMPTS = {"short": SHORT, "full": FULL}
-
-
-def encode_prompt(tokenizer: Tokenizer, problem: Problem, form: str) -> list[int]:
-    numbers = " " + " ".join(map(str, problem.numbers)) if form == "short" else ", ".join(map(str, problem.numbers))
-    text = PROMPTS[form].format(numbers=numbers, target=problem.target)
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    if b"".join(token_bytes(tokenizer, ids)).decode() != text:
-        raise UserError(f"the tokenizer cannot spell the {form} prompt for numbers {problem.numbers} and target "
-                        f"{problem.target}: the tiny model knows only the words and numbers it was made with")
-    return ids
 
 
 def score(response: str, numbers, target: int) -> dict[str, float]:
     """reward = 0.1 * format + answer; `reasoning` is on record beside it. Any string gets a score."""
-    text = response
-    for end in END_OF_TURN:
-        if text.endswith(end):
-            text = text[:-len(end)]
-            break
+    text = without_end(response)
     if not text.startswith("<think>"):
         text = "<think>" + text
     well_formed = format_score(text)
@@ -192,40 +218,57 @@ def score(response: str, numbers, target: int) -> dict[str, float]:
             "reasoning": reasoning_score(text, numbers)}
 
 
+def without_end(response: str) -> str:
+    for end in END_OF_TURN:
+        if response.endswith(end):
+            return response[:-len(end)]
+    return response
+
+
 def between(text: str, opening: str, closing: str) -> str | None:
     """What stands between the first opening tag and the first closing tag after it."""
-    _, found, rest = text.partition(opening)
+    _, opened, rest = text.partition(opening)
     content, closed, _ = rest.partition(closing)
-    return content if found and closed else None
+    return content if opened and closed else None
 
 
 def format_score(text: str) -> float:
-    """Of a text that begins with <think>: 1 for exactly <think>...</think>\\n<answer>...</answer>, every tag once; else 0.1 and 0.5 for the pairs."""
-    once = all(text.count(tag.decode()) == 1 for tag in TAGS)
-    middle = text.find("</think>\n<answer>")
-    if once and middle >= 0 and text.endswith("</answer>"):
+    """1 for exactly <think>...</think>, a new line, <answer>...</answer>, with every tag once.
+    Otherwise 0.1 for a pair of think tags and 0.5 for a pair of answer tags."""
+    every_tag_once = all(text.count(tag.decode()) == 1 for tag in TAGS)
+    if every_tag_once and "</think>\n<answer>" in text and text.endswith("</answer>"):
         return 1.0
-    pairs = [between(text, f"<{name}>", f"</{name}>") is not None for name in ("think", "answer")]
-    return 0.1 * pairs[0] + 0.5 * pairs[1]
+    has_think = between(text, "<think>", "</think>") is not None
+    has_answer = between(text, "<answer>", "</answer>") is not None
+    return 0.1 * has_think + 0.5 * has_answer
 
 
-# a op b = c. The look-ahead lets the c of one step be the a of the next: "3 * 5 = 15 + 7 = 22" is two steps.
+# a op b = c. The look-ahead lets the c of one step be the a of the next: "3 * 5 = 15 + 7 = 22" is
+# two steps.
 STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
                   r" {0,2}= {0,2}(-?[0-9]{1,9})(?![0-9]))")
 
 
 def reasoning_score(text: str, numbers) -> float:
-    """Share of the think section's steps `a op b = c` that are right and whose a and b were available:
+    """Share of the think section's steps `a op b = c` that are right and whose a and b were there:
     given numbers (each as often as given) or results of steps before."""
     think = (between(text, "<think>", "</think>") or "")[:20_000]
     given, results, right, total = Counter(map(int, numbers)), set(), 0, 0
     for match in STEP.finditer(think):
-        a, b, c = int(match[1]), int(match[3]), int(match[4])
-        available = all(n in results or given[n] >= need for n, need in Counter((a, b)).items())
-        true = {"+": a + b == c, "-": a - b == c, "*": a * b == c, "/": b != 0 and a == b * c}[match[2]]
-        right, total = right + (available and true), total + 1
+        a, operator, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
+        needed = Counter((a, b))
+        available = all(number in results or given[number] >= times
+                        for number, times in needed.items())
+        right += available and is_right(a, operator, b, c)
+        total += 1
         results.add(c)
     return right / total if total else 0.0
+
+
+def is_right(a: int, operator: str, b: int, c: int) -> bool:
+    if operator == "/":
+        return b != 0 and a == b * c
+    return {"+": a + b, "-": a - b, "*": a * b}[operator] == c
 
 
 LEXEME = re.compile(r"[ \t\r\n]*([0-9]+|[-+*/()])")
@@ -234,17 +277,11 @@ MAX_CHARACTERS, MAX_DEPTH = 400, 30
 
 def evaluates_to(expression: str | None, numbers, target: int) -> bool:
     """Whether the expression uses every number exactly once and equals the target, exactly."""
-    if expression is None or len(expression) > MAX_CHARACTERS:
+    lexemes = read_lexemes(expression)
+    if lexemes is None:
         return False
-    expression, lexemes, end = expression.rstrip(" \t\r\n"), [], 0
-    while end < len(expression):
-        match = LEXEME.match(expression, end)
-        if not match:
-            return False
-        lexemes.append(match[1])
-        end = match.end()
     used = [lexeme for lexeme in lexemes if lexeme[0].isdigit()]
-    if sorted(used) != sorted(str(int(n)) for n in numbers):
+    if sorted(used) != sorted(str(int(number)) for number in numbers):
         return False
     try:
         reader = Reader(lexemes)
@@ -253,8 +290,24 @@ def evaluates_to(expression: str | None, numbers, target: int) -> bool:
         return False
 
 
+def read_lexemes(expression: str | None) -> list[str] | None:
+    """Its numbers, operators and parentheses; None if it holds anything else, or too much."""
+    if expression is None or len(expression) > MAX_CHARACTERS:
+        return None
+    expression, lexemes, end = expression.rstrip(" \t\r\n"), [], 0
+    while end < len(expression):
+        match = LEXEME.match(expression, end)
+        if not match:
+            return None
+        lexemes.append(match[1])
+        end = match.end()
+    return lexemes
+
+
 class Reader:
-    """Recursive descent: sum = product (+- product)*, product = factor (*/ factor)*, factor = -factor | (sum) | number.
+    """Recursive descent:
+
+        sum = product (+- product)*,  product = factor (*/ factor)*,  factor = -factor | (sum) | number
 
     "2**3" fails because a factor cannot begin with "*", "7//2" likewise.
     """
@@ -297,38 +350,51 @@ class Reader:
 def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
     """Section and kind of each token of a response, from one pass over the tokens' bytes.
 
-    think runs to the token before </think> (or before <answer>, if that comes first), answer from the
-    first token after the <answer> tag to the token before </answer>. A token that touches a tag is a tag:
-    tokenizers cut "<think>" into "<", "think", ">" and glue ">" to a newline.
+    think runs to the token before </think> (or before <answer>, if that comes first), answer from
+    the first token after the <answer> tag to the token before </answer>. A token that touches a tag
+    is a tag: tokenizers cut "<think>" into "<", "think", ">" and glue ">" to a newline.
     """
     text = b"".join(pieces)
-    tags = sorted(((m.start(), m.end()) for tag in TAGS for m in re.finditer(re.escape(tag), text)), reverse=True)
-    opening = text.find(b"<answer>")
-    answer_from = opening + len(b"<answer>") if opening >= 0 else len(text) + 1
-    closing = text.find(b"</answer>", answer_from)
-    answer_to = closing if closing >= 0 else len(text)
-    think_to = min(position for position in (text.find(b"</think>"), opening, len(text)) if position >= 0)
-    section, kind, start = [], [], 0
+    think_to, answer_from, answer_to = borders(text)
+    tags = [match.span() for match in re.finditer(b"</?(think|answer)>", text)][::-1]
+    sections, kinds, start = [], [], 0
     for piece in pieces:
         end = start + len(piece)
         while tags and tags[-1][1] <= start:  # the next tag is at the end of the list
             tags.pop()
-        kind.append(kind_of(piece, bool(tags) and tags[-1][0] < end))
-        inside = THINK if start < think_to else ANSWER if answer_from <= start < answer_to else OTHER
-        section.append(OTHER if kind[-1] in (TAG, END) else inside)
+        kind = kind_of(piece, touches_tag=bool(tags) and tags[-1][0] < end)
+        if kind in (TAG, END):
+            sections.append(OTHER)
+        elif start < think_to:
+            sections.append(THINK)
+        else:
+            sections.append(ANSWER if answer_from <= start < answer_to else OTHER)
+        kinds.append(kind)
         start = end
-    return section, kind
+    return sections, kinds
+
+
+def borders(text: bytes) -> tuple[int, int, int]:
+    """Where in a response the think section ends, and where the answer section begins and ends."""
+    end, opening = len(text), text.find(b"<answer>")
+    answer_from = opening + len(b"<answer>") if opening >= 0 else end + 1
+    closing = text.find(b"</answer>", answer_from)
+    answer_to = closing if closing >= 0 else end
+    think_to = min(place for place in (text.find(b"</think>"), opening, end) if place >= 0)
+    return think_to, answer_from, answer_to
 
 
 def kind_of(piece: bytes, touches_tag: bool) -> int:
+    text = piece.decode(errors="replace")
+    first = text.strip()[:1]
     if touches_tag:
         return TAG
-    text = piece.decode(errors="replace")
     if text in END_OF_TURN:
         return END
-    first = text.strip()[:1]
     if not first:
         return SPACE
     if first in "0123456789":
         return NUMBER
-    return OPERATOR if first in "+-*/" else BRACKET if first in "()=" else WORD
+    if first in "+-*/":
+        return OPERATOR
+    return BRACKET if first in "()=" else WORD

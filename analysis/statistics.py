@@ -236,3 +236,11 @@ def verdicts(found: list[Estimate], words=("more", "less"), null: float = 1.0) -
     for i, p in zip(known, holm([found[i].p for i in known]) if known else []):
         said[i] = "none seen" if p >= 0.05 else words[0] if found[i].value > null else words[1]
     return said
+
+
+def wilson_interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
+    """95% interval of a proportion (Wilson 1927); unlike the plain one it stays inside 0..1."""
+    p, spread = hits / count, z * z / count
+    centre = p + spread / 2
+    half = z * np.sqrt(p * (1 - p) / count + spread / (4 * count))
+    return float(max(0.0, (centre - half) / (1 + spread))), float(min(1.0, (centre + half) / (1 + spread)))

@@ -1,87 +1,43 @@
-"""Values of prefixes from fresh answers that go on from there."""
+"""Values of prefixes from fresh answers that go on from there: V(prefix) = mean reward of k of them."""
+import typing
+
 import torch
 
 from engine import processes
+from engine.errors import UserError
+from engine.flags import Flag
 from engine.forward import LOGITS_AT_ONCE
+from engine.registry import advantage
 from engine.rollouts import Rollouts, stop_ids
 from engine.sampler import Distribution, generate
 
-
-@torch.no_grad()
-def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tuple[int, ...]]], k: int,
-                         progress=lambda share: None) -> tuple[torch.Tensor, int]:
-    """Rewards (n, k) of k fresh answers that go on from each (question, first tokens), and the tokens that took.
-
-    A prefix that has ended, or that has reached the limit, is worth its own reward. Random numbers follow from
-    the batch's generator alone.
-    """
-    s, ends = lab.settings, set(stop_ids(lab.model, lab.tokenizer))
-    seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    rewards, spent = torch.zeros(len(prefixes), k), 0
-    room = [0 if ids and ids[-1] in ends else s.max_new_tokens - len(ids) for _, ids in prefixes]
-    over = [i for i, left in enumerate(room) if left <= 0]
-    open_ones = sorted((i for i in range(len(prefixes)) if room[i] > 0), key=lambda i: room[i])  # like lengths together
-    size = max(1, s.questions * s.answers // k)  # as many rows as a batch of training
-    for start in range(0, len(open_ones), size)[processes.rank()::processes.count()]:
-        progress(start / len(open_ones))
-        part = open_ones[start:start + size]
-        fresh = generate(lab.model, [rollouts.prompt_ids[prefixes[i][0]] + list(prefixes[i][1]) for i in part], answers=k,
-                         max_new_tokens=[room[i] for i in part], temperature=s.temperature, seed=seed + start, stop_ids=tuple(ends))
-        lengths = fresh.mask.sum(1).tolist()
-        spent += sum(lengths)
-        for row, (ids, n) in enumerate(zip(fresh.tokens.tolist(), lengths)):
-            g, prefix = prefixes[part[row // k]]
-            rewards[part[row // k], row % k] = lab.reward_of(rollouts.problems[g], (*prefix, *ids[:n]))
-    counted = torch.tensor(float(spent))
-    processes.add_up(rewards, counted)
-    for i in over:
-        rewards[i] = lab.reward_of(rollouts.problems[prefixes[i][0]], prefixes[i][1])
-    return rewards.to(rollouts.mask.device), int(counted)
+K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least=1)]
+Every = typing.Annotated[str, Flag("line", "a value at every new line, or every so many tokens")]
 
 
-@torch.no_grad()
-def other_tokens(lab, rollouts: Rollouts, at: torch.Tensor) -> list[int]:
-    """For each place (answer, index) of `at` (n, 2): a token from the policy without the one that stands there."""
-    uniform, found = torch.rand(len(at), generator=rollouts.generator).to(at.device), []
-    chunk = max(1, LOGITS_AT_ONCE // lab.model.config.vocab_size)
-    for (row, t), u in zip((part.T for part in at.split(chunk)), uniform.split(chunk)):
-        logits = lab.model.logits(rollouts.hidden[row, t]).float() / lab.settings.temperature
-        logits.scatter_(1, rollouts.ids[row, t][:, None], float("-inf"))
-        found += Distribution(logits).pick(u).tolist()
-    return found
-
-
-def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]], k: int) -> tuple[list[list[float]], int]:
-    """Monte Carlo values of answer b's first cuts[b][j] tokens. Equal prefixes of one question share theirs."""
-    wanted = {}
-    rows = [row[:n] for row, n in zip(rollouts.ids.tolist(), rollouts.length.tolist())]
-    groups = rollouts.group.tolist()
-    for g, row, at in zip(groups, rows, cuts):
-        for n in at:
-            wanted.setdefault((g, tuple(row[:n])), len(wanted))
-    if not wanted:
-        return [[] for _ in cuts], 0
-    rewards, spent = continuation_rewards(lab, rollouts, list(wanted), k)
-    mean = rewards.mean(1).tolist()
-    return [[mean[wanted[g, tuple(row[:n])]] for n in at] for g, row, at in zip(groups, rows, cuts)], spent
-
-
+@advantage
 class vine:
-    """Monte Carlo values: a segment's advantage is the value after it minus the value before it, the last segment ends
-    with the reward itself. Unbiased for any number of continuations; the noise is about 2 p (1 - p) / k."""
+    """Monte Carlo values (VinePPO, 2410.01679): a segment's advantage is the value after it minus the value before it.
 
-    def __init__(self, lab):
-        self.k, self.every, self.metrics = lab.settings.values_k, lab.settings.values_every, {}
+    The last segment ends with the reward itself. Unbiased for any number of continuations; the noise
+    is about 2 p (1 - p) / k.
+    """
+
+    def __init__(self, lab, *, values_k: K = 9, values_every: Every = "line"):
+        if values_every != "line" and not (values_every.isdecimal() and int(values_every) > 0):
+            raise UserError(f"--values_every {values_every} should be line or a number of tokens, at least 1")
+        self.k, self.every, self.metrics = values_k, values_every, {}
 
     def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
         cuts = [segment_starts(texts, self.every) for texts in rollouts.texts]
         values, spent = prefix_values(lab, rollouts, cuts, self.k)
         self.metrics = {"extra_tokens": spent}
-        advantage = torch.zeros_like(rollouts.log_prob)
-        for b, (starts, value, length) in enumerate(zip(cuts, values, rollouts.length.tolist())):
-            ends, after = [*starts[1:], length], [*value[1:], rollouts.reward[b].item()]
-            for start, end, before, then in zip(starts, ends, value, after):
-                advantage[b, start:end] = then - before
+        advantage, lengths = torch.zeros_like(rollouts.log_prob), rollouts.length.tolist()
+        for row, (starts, before) in enumerate(zip(cuts, values)):
+            ends = [*starts[1:], lengths[row]]
+            after = [*before[1:], rollouts.reward[row].item()]
+            for start, end, worth_before, worth_after in zip(starts, ends, before, after):
+                advantage[row, start:end] = worth_after - worth_before
         return advantage
 
 
@@ -90,3 +46,67 @@ def segment_starts(texts: list[str], every: str) -> list[int]:
     if every != "line":
         return list(range(0, len(texts), int(every)))
     return [0] + [t + 1 for t, text in enumerate(texts[:-1]) if "\n" in text]
+
+
+def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]], k: int) -> tuple[list[list[float]], int]:
+    """Values of answer b's first cuts[b][j] tokens, and the tokens that took. Equal prefixes of one
+    question share theirs."""
+    rows = [ids[:length] for ids, length in zip(rollouts.ids.tolist(), rollouts.length.tolist())]
+    groups = rollouts.group.tolist()
+    prefixes = [[(group, tuple(row[:n])) for n in at] for group, row, at in zip(groups, rows, cuts)]
+    distinct = list(dict.fromkeys(prefix for of_answer in prefixes for prefix in of_answer))
+    if not distinct:
+        return [[] for _ in cuts], 0
+    rewards, spent = continuation_rewards(lab, rollouts, distinct, k)
+    value = dict(zip(distinct, rewards.mean(1).tolist()))
+    return [[value[prefix] for prefix in of_answer] for of_answer in prefixes], spent
+
+
+@torch.no_grad()
+def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tuple[int, ...]]], k: int,
+                         progress=lambda share: None) -> tuple[torch.Tensor, int]:
+    """Rewards (n, k) of k fresh answers that go on from each (question, first tokens), and the tokens
+    that took.
+
+    A prefix that has ended, or that has reached the limit, is worth its own reward. Random numbers
+    follow from the batch's generator alone.
+    """
+    s, ends = lab.settings, set(stop_ids(lab.model, lab.tokenizer))
+    seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
+    room = [0 if ids and ids[-1] in ends else s.max_new_tokens - len(ids) for _, ids in prefixes]
+    unfinished = [i for i, left in enumerate(room) if left > 0]
+    unfinished.sort(key=lambda i: room[i])  # like lengths together
+    size = max(1, s.questions * s.answers // k)  # as many rows as a batch of training
+    starts = range(0, len(unfinished), size)[processes.rank()::processes.count()]
+    rewards, spent = torch.zeros(len(prefixes), k), 0
+    for start in starts:
+        progress(start / len(unfinished))
+        part = unfinished[start:start + size]
+        prompts = [rollouts.prompt_ids[prefixes[i][0]] + list(prefixes[i][1]) for i in part]
+        fresh = generate(lab.model, prompts, answers=k, max_new_tokens=[room[i] for i in part],
+                         temperature=s.temperature, seed=seed + start, stop_ids=tuple(ends))
+        lengths = fresh.mask.sum(1).tolist()
+        spent += sum(lengths)
+        for row, (ids, length) in enumerate(zip(fresh.tokens.tolist(), lengths)):
+            i = part[row // k]
+            question, prefix = prefixes[i]
+            rewards[i, row % k] = lab.reward_of(rollouts.problems[question], (*prefix, *ids[:length]))
+    total = torch.tensor(float(spent))
+    processes.add_up(rewards, total)
+    for i, (question, prefix) in enumerate(prefixes):
+        if room[i] <= 0:
+            rewards[i] = lab.reward_of(rollouts.problems[question], prefix)
+    return rewards.to(rollouts.mask.device), int(total)
+
+
+@torch.no_grad()
+def other_tokens(lab, rollouts: Rollouts, places: torch.Tensor) -> list[int]:
+    """For each place (answer, index) of (n, 2): a token from the policy without the one that stands there."""
+    uniform, others = torch.rand(len(places), generator=rollouts.generator).to(places.device), []
+    chunk = max(1, LOGITS_AT_ONCE // lab.model.config.vocab_size)
+    for part, u in zip(places.split(chunk), uniform.split(chunk)):
+        row, t = part.T
+        logits = lab.model.logits(rollouts.hidden[row, t]).float() / lab.settings.temperature
+        logits.scatter_(1, rollouts.ids[row, t][:, None], float("-inf"))
+        others += Distribution(logits).pick(u).tolist()
+    return others

@@ -1,5 +1,11 @@
-"""One file a step: what every token was given. Written by `write_credit`, read and checked by `read_columns`."""
+"""One file a step: what every token was given. `write_credit` writes it, `read_columns` reads and
+checks it. The columns are listed in docs/credit_files.md.
+
+Values stand end to end: one for each token, answer after answer, then one for each answer, then one
+for each question. `episode_start` says where in the tokens an answer begins.
+"""
 import os
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -9,38 +15,52 @@ import torch
 
 from countdown_task import KINDS, SECTIONS
 from engine.errors import UserError
-from engine.tokens import token_bytes
 from engine.rollouts import Rollouts
+from engine.tokens import token_bytes
+
+PER_TOKEN = {  # and the range of their values, rounding allowed for
+    "token_id": (0, 2 ** 24), "log_prob": (-np.inf, 1e-3), "entropy": (-1e-3, np.inf),
+    "collision": (0, 1.001), "weight": (0, np.inf), "advantage": (-np.inf, np.inf),
+    "section": (0, len(SECTIONS) - 1), "kind": (0, len(KINDS) - 1)}
+SCORES = {"reward": "reward", "reward_format": "format", "reward_answer": "answer",
+          "reward_reasoning": "reasoning"}  # column: part of the score
+PER_ANSWER = ("episode_start", "group", "finished", *SCORES)
+PER_QUESTION = ("prompt_ids", "prompt_start")
+COUNTED_FROM_0 = {"episode_start": "token_id", "group": "prompt_start", "prompt_start": "prompt_ids"}
 
 
 def credit_path(run: Path, step: int, rank: int = 0) -> Path:
     """A run of several processes has one file each, of its own questions."""
-    return Path(run) / "credit" / f"step_{step:06d}{f'_rank{rank}' if rank else ''}.npz"
+    suffix = f"_rank{rank}" if rank else ""
+    return Path(run) / "credit" / f"step_{step:06d}{suffix}.npz"
+
+
+def credit_steps(run: Path) -> list[int]:
+    """The steps that have a credit file."""
+    steps = [step_of(path) for path in Path(run).glob("credit/step_*.npz")]
+    return sorted(step for step in steps if step)
+
+
+def step_of(path: Path) -> int | None:
+    """100 of step_000100 or step_000100.npz; None for a name that people gave, a backup say."""
+    match = re.fullmatch("step_([0-9]+)", path.stem)
+    return int(match[1]) if match else None
 
 
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, **more: torch.Tensor) -> None:
-    """One step's record: a value a token (answers end to end), an answer, or a question. See the README. `more` are
-    further (B, T) by name: the true credit, where it was measured."""
-    mask, lengths = rollouts.mask, rollouts.length.cpu().numpy()
-
-    def flat(values, dtype=np.float32):
-        return values[mask].cpu().numpy().astype(dtype)
-
-    def starts(sizes):
-        return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
-
-    columns = {
-        "token_id": flat(rollouts.ids, np.int32), "log_prob": flat(rollouts.log_prob),
-        "entropy": flat(rollouts.entropy), "collision": flat(rollouts.collision),
-        "weight": flat(weight), "advantage": flat(rollouts.advantage),
-        "section": flat(rollouts.section, np.uint8), "kind": flat(rollouts.kind, np.uint8),
-        **{name: flat(values) for name, values in more.items()},
-        "episode_start": starts(lengths), "group": rollouts.group.cpu().numpy().astype(np.int32),
-        "finished": rollouts.finished.cpu().numpy(),
-        "reward": rollouts.reward.cpu().numpy(),
-        **{f"reward_{name}": rollouts.scores[name].cpu().numpy() for name in ("format", "answer", "reasoning")},
-        "prompt_ids": np.concatenate(rollouts.prompt_ids).astype(np.int32),
-        "prompt_start": starts([len(prompt) for prompt in rollouts.prompt_ids])}
+    """Write a batch's record. `more` are further (B, T) by name: the true credit, where a probe knows it."""
+    per_token = {"log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
+                 "collision": rollouts.collision, "weight": weight, "advantage": rollouts.advantage, **more}
+    labels = {"section": rollouts.section, "kind": rollouts.kind}
+    columns = {"token_id": flat(rollouts.ids, rollouts, np.int32)}
+    columns |= {name: flat(values, rollouts, np.float32) for name, values in per_token.items()}
+    columns |= {name: flat(values, rollouts, np.uint8) for name, values in labels.items()}
+    columns["episode_start"] = starts(rollouts.length.tolist())
+    columns["group"] = rollouts.group.cpu().numpy().astype(np.int32)
+    columns["finished"] = rollouts.finished.cpu().numpy()
+    columns |= {name: rollouts.scores[part].cpu().numpy() for name, part in SCORES.items()}
+    columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids).astype(np.int32)
+    columns["prompt_start"] = starts([len(prompt) for prompt in rollouts.prompt_ids])
     path.parent.mkdir(exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     with open(unfinished, "wb") as file:
@@ -48,67 +68,94 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, **more: t
     os.replace(unfinished, path)
 
 
+def flat(values: torch.Tensor, rollouts: Rollouts, dtype) -> np.ndarray:
+    """(B, T) -> the values of all tokens, answer after answer."""
+    return values[rollouts.mask].cpu().numpy().astype(dtype)
+
+
+def starts(sizes: list[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
+
+
 def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollouts:
     """The batch that was written, as far as it is on record."""
     columns = read_columns(run, step)
     ends = np.append(columns["episode_start"][1:], len(columns["token_id"]))
-    lengths = ends - columns["episode_start"]
-    mask = torch.arange(int(lengths.max()))[None] < torch.from_numpy(lengths)[:, None]
+    lengths = torch.from_numpy(ends - columns["episode_start"])
+    mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
 
     def frame(name, dtype=None):
         values = torch.from_numpy(columns[name])
-        return torch.zeros(mask.shape, dtype=dtype or values.dtype).masked_scatter(mask, values.to(dtype or values.dtype))
+        values = values.to(dtype or values.dtype)
+        return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
 
-    pieces = [token_bytes(tokenizer, row.tolist()) for row in np.split(columns["token_id"], ends[:-1])]
+    answers = np.split(columns["token_id"], ends[:-1])
+    pieces = [token_bytes(tokenizer, ids.tolist()) for ids in answers]
+    prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
+    floats = ("log_prob", "entropy", "collision", "section", "kind", "advantage")
+    if "true_credit" in columns:
+        floats = (*floats, "true_credit")
     return Rollouts(
-        problems=problems, prompt_ids=[row.tolist() for row in np.split(columns["prompt_ids"], columns["prompt_start"][1:])],
+        problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts], mask=mask, step=step,
+        group=torch.from_numpy(columns["group"]).long(), ids=frame("token_id", torch.long),
+        finished=torch.from_numpy(columns["finished"]),
         responses=[b"".join(row).decode(errors="replace") for row in pieces],
-        texts=[[piece.decode(errors="replace") for piece in row] for row in pieces], mask=mask,
-        group=torch.from_numpy(columns["group"]).long(), finished=torch.from_numpy(columns["finished"]),
-        ids=frame("token_id", torch.long),
-        **{name: frame(name) for name in ("log_prob", "entropy", "collision", "section", "kind", "advantage")},
-        true_credit=frame("true_credit") if "true_credit" in columns else None, step=step,
-        scores={name.removeprefix("reward_"): torch.from_numpy(columns[name])
-                for name in ("reward", "reward_format", "reward_answer", "reward_reasoning")}, **known)
-PER_TOKEN = {  # and between what their values lie, rounding allowed for
-    "token_id": (0, 2 ** 24), "log_prob": (-np.inf, 1e-3), "entropy": (-1e-3, np.inf), "collision": (0, 1.001), "weight": (0, np.inf),
-    "advantage": (-np.inf, np.inf), "section": (0, len(SECTIONS) - 1), "kind": (0, len(KINDS) - 1)}
-PER_ANSWER = ("episode_start", "group", "finished", "reward", "reward_format", "reward_answer", "reward_reasoning")
+        texts=[[piece.decode(errors="replace") for piece in row] for row in pieces],
+        scores={part: torch.from_numpy(columns[name]) for name, part in SCORES.items()},
+        **{name: frame(name) for name in floats}, **known)
 
 
 def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
-    """A step's record as it is: one file, or those of several ranks as if they were one."""
-    found = len(list((Path(run) / "credit").glob(f"step_{step:06d}_rank*.npz")))
-    return put_together([read_file(credit_path(run, step, rank)) for rank in range(1 + found)])
+    """A step's record as it is: one file, or those of several processes as if they were one."""
+    others = len(list((Path(run) / "credit").glob(f"step_{step:06d}_rank*.npz")))
+    return joined([read_file(credit_path(run, step, rank)) for rank in range(1 + others)])
 
 
-def put_together(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """What is counted from 0 in each file (tokens, questions, the prompts' tokens) goes on where the last one ended."""
-    for name, counts in (("episode_start", "token_id"), ("group", "prompt_start"), ("prompt_start", "prompt_ids")):
-        ends = np.cumsum([0, *(len(part[counts]) for part in parts)])
-        parts = [{**part, name: (part[name] + end).astype(part[name].dtype)} for part, end in zip(parts, ends)]
+def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What each file counts from 0 goes on where the last file ended."""
+    for name, counted in COUNTED_FROM_0.items():
+        sizes = [len(part[counted]) for part in parts]
+        for part, offset in zip(parts, np.cumsum([0, *sizes])):
+            part[f"new {name}"] = (part[name] + offset).astype(part[name].dtype)
+    for part in parts:
+        for name in COUNTED_FROM_0:
+            part[name] = part.pop(f"new {name}")
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def read_file(path: Path) -> dict[str, np.ndarray]:
     """One credit file, checked: a broken one, or one of something else, is named."""
+    stranger = f"{path} is not a credit file of this program"
     try:
         with np.load(path, allow_pickle=False) as file:
             columns = dict(file)
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is not a credit file of this program: {error}") from None
-    except ValueError:  # numpy's words would recommend what is never done here: to load it all the same
-        raise UserError(f"{path} is not a credit file of this program: it holds other things than numbers") from None
-    missing = [name for name in (*PER_TOKEN, *PER_ANSWER, "prompt_ids", "prompt_start") if name not in columns]
-    if missing:
-        raise UserError(f"{path} is not a credit file of this program: it has no column {missing[0]}")
-    tokens, answers, starts = len(columns["token_id"]), len(columns["group"]), columns["episode_start"]
-    uneven = [name for names, count in ((PER_TOKEN, tokens), (PER_ANSWER, answers)) for name in names if columns[name].shape != (count,)]
-    if uneven or not answers or starts[0] != 0 or np.any(np.diff(np.append(starts, tokens)) < 1):
-        raise UserError(f"{path} is broken: its {uneven[0] if uneven else 'episode_start'} does not fit the other columns")
-    for name, (low, high) in {**PER_TOKEN, "group": (0, len(columns["prompt_start"]) - 1), "reward": (-np.inf, np.inf)}.items():
+        raise UserError(f"{stranger}: {error}") from None
+    except ValueError:  # numpy would recommend to load it all the same, which is never done here
+        raise UserError(f"{stranger}: it holds other things than numbers") from None
+    for name in (*PER_TOKEN, *PER_ANSWER, *PER_QUESTION):
+        if name not in columns:
+            raise UserError(f"{stranger}: it has no column {name}")
+    check_sizes(path, columns)
+    check_ranges(path, columns)
+    return columns
+
+
+def check_sizes(path: Path, columns: dict[str, np.ndarray]) -> None:
+    tokens, answers = len(columns["token_id"]), len(columns["group"])
+    wanted = dict.fromkeys(PER_TOKEN, tokens) | dict.fromkeys(PER_ANSWER, answers)
+    for name, count in wanted.items():
+        if columns[name].shape != (count,):
+            raise UserError(f"{path} is broken: its {name} does not fit the other columns")
+    begins = columns["episode_start"]
+    if not answers or begins[0] != 0 or np.any(np.diff(np.append(begins, tokens)) < 1):
+        raise UserError(f"{path} is broken: its episode_start does not fit the other columns")
+
+
+def check_ranges(path: Path, columns: dict[str, np.ndarray]) -> None:
+    ranges = {**PER_TOKEN, "group": (0, len(columns["prompt_start"]) - 1), "reward": (-np.inf, np.inf)}
+    for name, (low, high) in ranges.items():
         values = columns[name]
         wrong = values[~(np.isfinite(values) & (values >= low) & (values <= high))]
         if len(wrong):
             raise UserError(f"{path} is broken: its {name} has the value {wrong[0]}")
-    return columns

@@ -13,6 +13,12 @@ from engine.errors import UserError
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 
 
+def find_folder(name: str) -> Path:
+    """A folder as it was typed, or the one of that name that ships with the project."""
+    folder = Path(name)
+    return folder if folder.exists() or not (PROJECT / name).exists() else PROJECT / name
+
+
 def read_json(path: Path) -> dict:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,11 @@
-"""The training forward pass in the frame of a batch: log-probs, hidden states and attention of every token."""
+"""The training forward pass, in the frame of a batch: log-probs of all tokens, and what the model saw.
+
+`response_log_probs` is all that the loss needs of the model. Its parts, in the order in which it calls them:
+
+    lay_out          which tokens stand where in one flat sequence, and which position predicts token t
+    SharedPrompts    (packing.py) who sees whom: a prompt stands once for all its answers
+    TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
+"""
 import torch
 import torch.nn.functional as F
 
@@ -10,93 +17,121 @@ from qwen2_model import Qwen2
 LOGITS_AT_ONCE = 2 ** 26  # so many numbers at most are there for a whole vocabulary
 
 
+def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
+    """(rows, T): log-probs of these rows' tokens, with gradient; 0 beyond the mask."""
+    ids, shared, predicts = lay_out(rollouts, rows)
+    mask = rollouts.mask[rows]
+    hidden = model.model(ids, shared.positions, shared)                 # (N, D)
+    states = hidden.index_select(0, predicts[mask])                     # one for each generated token
+    log_prob = TokenLogProbs.apply(states, model.output_matrix, rollouts.ids[rows][mask])
+    return torch.zeros(mask.shape, device=ids.device).masked_scatter(mask, log_prob)
+
+
+@torch.no_grad()
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor, micro_batch: int):
+    """(B, T): the same without gradient, 0 in other rows."""
+    log_prob = torch.zeros_like(rollouts.log_prob)
+    for part in micro_batches(rollouts, rows, micro_batch):
+        log_prob[part] = response_log_probs(model, rollouts, part)
+    return log_prob
+
+
+def lay_out(rollouts: Rollouts, rows: torch.Tensor):
+    """Some rows' tokens (N,), each of their prompts once; who sees whom; and which position predicts
+    token t, (rows, T).
+
+    The one place where the shift is made: token 0 is predicted at the end of the prompt, token t at
+    token t - 1. The last token predicts nothing and is left out. Beyond the mask the index is 0.
+
+        prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
+    """
+    device = rollouts.ids.device
+    lengths, groups = rollouts.length[rows].tolist(), rollouts.group[rows].tolist()
+    questions = sorted(set(groups))
+    prompts = [rollouts.prompt_ids[group] for group in questions]
+    answers = [row[:length - 1] for length, row in zip(lengths, rollouts.ids[rows].tolist())]
+    prompt_lengths, answer_lengths = [len(prompt) for prompt in prompts], [len(answer) for answer in answers]
+    prompt_of = torch.tensor([questions.index(group) for group in groups], device=device)
+    shared = SharedPrompts(prompt_lengths, answer_lengths, prompt_of)
+    ends = torch.tensor(prompt_lengths, device=device).cumsum(0) - 1
+    predicts = torch.zeros(rollouts.mask[rows].shape, dtype=torch.long, device=device)
+    predicts[:, 0] = ends[prompt_of]
+    predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers
+    return torch.tensor(sum(prompts + answers, []), device=device), shared, predicts
+
+
+def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """Cut rows into parts that fit into memory.
+
+    Rows stay in order, since answers to one question stand side by side and share its prompt. The largest
+    part comes first, so that the others fit into the memory it leaves.
+    """
+    def tokens(part):
+        prompts = sum(len(rollouts.prompt_ids[group]) for group in rollouts.group[part].unique().tolist())
+        return prompts + int(rollouts.length[part].sum())
+
+    parts = [part for part in rows.split(size) if len(part)]
+    return sorted(parts, key=tokens, reverse=True)
+
+
 class TokenLogProbs(torch.autograd.Function):
     """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,).
 
-    The gradient at the logits is g (onehot(y) - p), so p (n, V) is all that has to be kept. Where that is more than
-    LOGITS_AT_ONCE it is made for some tokens at a time, forgotten, and made again in the backward pass.
+    The gradient at the logits is g (onehot(y) - p), so p (n, V) is all that has to be kept. Where that is
+    more than LOGITS_AT_ONCE, p is made for some tokens at a time, forgotten, and made again in the
+    backward pass.
     """
 
     @staticmethod
     def forward(ctx, hidden, matrix, targets):
-        ctx.chunk, found = max(1, LOGITS_AT_ONCE // len(matrix)), []
+        ctx.chunk = max(1, LOGITS_AT_ONCE // len(matrix))
+        log_probs = []
         for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk)):
             log_prob, p = token_distribution(h, matrix, y)
-            found.append(log_prob)
-        ctx.save_for_backward(hidden, matrix, targets, p if len(found) == 1 else None)
-        return torch.cat(found)
+            log_probs.append(log_prob)
+        fits = len(log_probs) == 1
+        ctx.save_for_backward(hidden, matrix, targets, p if fits else None)
+        return torch.cat(log_probs)
 
     @staticmethod
     def backward(ctx, gradient):
         hidden, matrix, targets, kept = ctx.saved_tensors
         at_hidden, at_matrix = [], torch.zeros_like(matrix)
-        for h, y, g in zip(*(x.split(ctx.chunk) for x in (hidden, targets, gradient))):
-            # what was kept may be asked for again, by another backward pass
-            scaled = token_distribution(h, matrix, y)[1].mul_(-g[:, None]) if kept is None else kept * -g[:, None]
-            at_logits = scaled.scatter_add_(1, y[:, None], g[:, None]).type_as(h)
+        parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
+        for h, y, g in parts:
+            if kept is None:
+                minus_g_p = token_distribution(h, matrix, y)[1].mul_(-g[:, None])
+            else:  # not in place: another backward pass may ask for it again
+                minus_g_p = kept * -g[:, None]
+            at_logits = minus_g_p.scatter_add_(1, y[:, None], g[:, None]).type_as(h)
             at_hidden.append(at_logits @ matrix.to(h.dtype))
             at_matrix += at_logits.T @ h
         return torch.cat(at_hidden), at_matrix, None
 
 
 def token_distribution(hidden, matrix, targets) -> tuple[torch.Tensor, torch.Tensor]:
+    """log p of the targets (n,), and p (n, V) of the whole vocabulary."""
     logits = F.linear(hidden, matrix.to(hidden.dtype)).float()
     normaliser = logits.logsumexp(-1, keepdim=True)
-    return (logits.gather(1, targets[:, None]) - normaliser).squeeze(1), logits.sub_(normaliser).exp_()
-
-
-def lay_out(rollouts: Rollouts, rows: torch.Tensor) -> tuple[torch.Tensor, SharedPrompts, torch.Tensor]:
-    """Some rows' tokens (N,), each of their prompts once; who sees whom; and which position predicts token t, (rows, T).
-
-    The one place where the shift is made: token 0 is predicted at the end of the prompt, token t at token t - 1. The last
-    token predicts nothing and is left out. Beyond the mask the index is 0.
-    """
-    lengths, groups = rollouts.mask[rows].sum(1).tolist(), rollouts.group[rows].tolist()
-    asked = sorted(set(groups))
-    prompts = [rollouts.prompt_ids[g] for g in asked]
-    answers = [row[:n - 1] for n, row in zip(lengths, rollouts.ids[rows].tolist())]
-    device = rollouts.ids.device
-    shared = SharedPrompts([len(prompt) for prompt in prompts], [len(answer) for answer in answers],
-                           torch.tensor([asked.index(g) for g in groups], device=device))
-    ends = torch.tensor([len(prompt) for prompt in prompts], device=device).cumsum(0) - 1
-    predicts = torch.zeros(rollouts.mask[rows].shape, dtype=torch.long, device=device)
-    predicts[:, 0] = ends[shared.prompt_of]
-    predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers
-    return torch.tensor(sum(prompts + answers, []), device=device), shared, predicts
-
-
-def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Cut as the rows come, since answers to one question stand next to each other and share its prompt; then the largest
-    first, so that the others fit into the memory it leaves."""
-    def tokens(part):
-        return sum(len(rollouts.prompt_ids[g]) for g in rollouts.group[part].unique().tolist()) + int(rollouts.length[part].sum())
-
-    return sorted((part for part in rows.split(size) if len(part)), key=tokens, reverse=True)
-
-
-def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
-    """The training forward pass of some rows in response coordinates: (rows, T), 0 beyond the mask."""
-    ids, shared, predicts = lay_out(rollouts, rows)
-    mask = rollouts.mask[rows]
-    hidden = model.model(ids, shared.positions, shared)  # (N, D)
-    log_prob = TokenLogProbs.apply(hidden.index_select(0, predicts[mask]), model.output_matrix, rollouts.ids[rows][mask])
-    return torch.zeros(mask.shape, device=ids.device).masked_scatter(mask, log_prob)
+    log_prob = (logits.gather(1, targets[:, None]) - normaliser).squeeze(1)
+    return log_prob, logits.sub_(normaliser).exp_()
 
 
 class Forward:
-    """One extra forward pass of the policy over a batch, made when somebody looks, and kept for the next one who does."""
+    """One extra forward pass over a batch, made when somebody looks, and kept for the next one who does."""
 
     def __init__(self, model: Qwen2, micro_batch: int):
         self.model, self.micro_batch, self.seen = model, micro_batch, {}
 
     @torch.no_grad()
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
-        if attention and "attention" not in self.seen or not self.seen:
+        """hidden (B, T, D), and on request attention (B, T, T); see Rollouts."""
+        if not self.seen or attention and "attention" not in self.seen:
             (B, T), device = rollouts.mask.shape, rollouts.ids.device
             self.seen = {"hidden": torch.zeros(B, T, self.model.config.hidden_size, device=device)}
             if attention:
                 self.seen["attention"] = torch.zeros(B, T, T, device=device)
-            own = rollouts.rows_of(processes.share(len(rollouts.prompt_ids)))
+            own = rollouts.own_rows()
             for rows in micro_batches(rollouts, own[rollouts.length[own] > 0], self.micro_batch):
                 self.look_at(rollouts, rows, attention)
             processes.add_up(*self.seen.values())
@@ -104,12 +139,12 @@ class Forward:
 
     def look_at(self, rollouts: Rollouts, rows: torch.Tensor, attention: bool) -> None:
         ids, shared, predicts = lay_out(rollouts, rows)
-        last, S = self.model.config.num_hidden_layers - 1, shared.answers.shape[1]
+        last_layer, S = self.model.config.num_hidden_layers - 1, shared.answers.shape[1]
 
         def attend(layer, q, k, v):
-            if attention and layer == last:  # token t - 1 looks when token t is predicted
-                seen = shared.received(q, k) * rollouts.mask[rows][:, 1:S + 1, None]
-                self.seen["attention"][rows, 1:S + 1, :S] = seen
+            if attention and layer == last_layer:  # token t - 1 looks when token t is predicted
+                received = shared.received(q, k) * rollouts.mask[rows][:, 1:S + 1, None]
+                self.seen["attention"][rows, 1:S + 1, :S] = received
             return shared(layer, q, k, v)
 
         hidden = self.model.model(ids, shared.positions, attend).float()

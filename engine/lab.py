@@ -1,7 +1,8 @@
-"""What a run works with: the model and its optimizer, the problems, and what spreads the credit.
+"""What a run works with: the task, the model and its optimizer, and what spreads the credit.
 
-Whoever needs a policy that can be asked (the loop, a preview of weights) makes one from the settings; critics and
-mitigations with a state are given it with each batch. All that a stopped run needs to go on is in `trainer_tensors`.
+Whoever needs a policy that can be asked (the loop, a probe, a preview of weights) makes a Lab from
+settings. Weightings and advantages with a state are given it with each batch. `trainer_tensors` are
+all that a stopped run needs to go on, beside the model.
 """
 import hashlib
 from collections.abc import Callable
@@ -13,59 +14,83 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-import mitigations
-from engine import processes as ranks
-from countdown_task import Problem, Problems, Ranges, encode_prompt, score
-from engine.tokens import load_tokenizer, token_bytes
-from credit.critic import CRITICS
-from credit.trained import Trained
-from engine.optimizer import load_optimizer_tensors, optimizer_tensors
-from grpo import ADVANTAGES
-from engine.optimizer import make_optimizer
+from engine import processes
 from engine.errors import UserError
+from engine.files import find_folder
+from engine.forward import Forward
+from engine.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from engine.registry import ADVANTAGES, MITIGATIONS, make
+from engine.rollouts import Rollouts, sample_answers, score_answers
+from engine.settings import Settings, make_task
+from engine.tokens import encode_prompt, load_tokenizer, token_bytes
 from qwen2_model import Qwen2
-from engine.rollouts import Rollouts, collect
-from engine.settings import Settings
 
 
 @dataclass
 class Lab:
-    """What a run works with; mitigations and critics with a state are given it."""
     settings: Settings
     folder: Path  # the model was read from here
     model: Qwen2
     tokenizer: Tokenizer
     optimizer: torch.optim.Optimizer
-    problems: Problems
+    task: object                         # see Task in countdown_task.py
     reference: Qwen2 | None = None       # the initial model, where a loss needs it
-    advantage: Callable | None = None    # (rollouts, lab) -> (B, T)
-    mitigation: Callable | None = None   # (tokens, lab) -> (B, T)
+    advantage: Callable | None = None    # (rollouts, lab) -> (B, T), a choice of --advantage
+    mitigation: Callable | None = None   # (tokens, lab) -> (B, T), a choice of --mitigation
 
-    def reward_of(self, problem: Problem, ids) -> float:
+    def sample(self, problems: list, answers: int, seed: int, greedy: bool = False) -> Rollouts:
+        """`answers` answers to each problem."""
+        s = self.settings
+        return sample_answers(self.model, self.tokenizer, self.task, problems, answers,
+                              max_new_tokens=s.max_new_tokens, temperature=s.temperature,
+                              greedy=greedy, seed=seed)
+
+    def score(self, rollouts: Rollouts) -> Rollouts:
+        """With the reward of each answer, and the labels of each token."""
+        return score_answers(rollouts, self.tokenizer, self.task)
+
+    def ask(self, problems: list, answers: int, seed: int, greedy: bool = False) -> Rollouts:
+        return self.score(self.sample(problems, answers, seed, greedy))
+
+    def look_with(self, micro_batch: int | None = None) -> Forward:
+        """What gives a batch its hidden states and attention, when somebody looks."""
+        return Forward(self.model, micro_batch or self.settings.micro_batch)
+
+    def reward_of(self, problem, ids) -> float:
         """Of any answer to this problem, whole or cut off."""
         text = b"".join(token_bytes(self.tokenizer, ids)).decode(errors="replace")
-        return score(text, problem.numbers, problem.target)["reward"]
+        return self.task.score(problem, text)["reward"]
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """What the optimizer moves, in float32; it need not stand where the model's own are."""
-        return dict(zip(dict(self.model.named_parameters()), self.optimizer.param_groups[0]["params"], strict=True))
+        names = dict(self.model.named_parameters())
+        return dict(zip(names, self.optimizer.param_groups[0]["params"], strict=True))
+
+    @property
+    def spreaders(self) -> dict[str, Callable]:
+        """The two that may keep a state, by the names they have in a checkpoint."""
+        return {"advantage": self.advantage, "mitigation": self.mitigation}
 
     @property
     def extra_parameters(self) -> int:
-        """Beside the policy: of a critic, a net that makes weights, a frozen copy."""
-        modules = [value.module for part in (self.advantage, self.mitigation) for value in vars(part).values() if isinstance(value, Trained)]
-        return sum(p.numel() for module in [*modules, *filter(None, [self.reference])] for p in module.parameters())
+        """Beside the policy: a frozen copy, a critic, a net that makes weights."""
+        modules = [] if self.reference is None else [self.reference]
+        for spreader in self.spreaders.values():
+            for value in getattr(spreader, "__dict__", {}).values():
+                if isinstance(getattr(value, "module", None), torch.nn.Module):  # credit.trained
+                    modules.append(value.module)
+        return sum(p.numel() for module in modules for p in module.parameters())
 
     def trainer_tensors(self) -> dict[str, torch.Tensor]:
         """All that a run needs to go on, beside the model."""
         tensors = optimizer_tensors(self.optimizer, self.parameters)
-        for part in ("advantage", "mitigation"):
-            state = getattr(getattr(self, part), "state_dict", dict)()
-            tensors |= {f"{part}.{name}": value for name, value in state.items()}
-            wrong = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
-            if wrong:
-                raise UserError(f"the {part}'s state_dict should hold tensors only, {wrong[0]} is none")
+        for part, spreader in self.spreaders.items():
+            state = getattr(spreader, "state_dict", dict)()
+            for name, value in state.items():
+                if not isinstance(value, torch.Tensor):
+                    raise UserError(f"the {part}'s state_dict should hold tensors only, {name} is none")
+                tensors[f"{part}.{name}"] = value
         return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
     def load_trainer_tensors(self, path: Path) -> None:
@@ -73,53 +98,69 @@ class Lab:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
-        own = {part: {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(f"{part}.")}
-               for part in ("advantage", "mitigation")}
-        rest = {name: value for name, value in tensors.items() if not name.startswith(tuple(f"{part}." for part in own))}
+        states = {part: take_part(tensors, f"{part}.") for part in self.spreaders}
         try:
-            load_optimizer_tensors(self.optimizer, self.parameters, rest)
-            for part, state in own.items():
-                if hasattr(getattr(self, part), "load_state_dict"):
-                    getattr(self, part).load_state_dict(state)
+            load_optimizer_tensors(self.optimizer, self.parameters, tensors)
+            for part, spreader in self.spreaders.items():
+                if hasattr(spreader, "load_state_dict"):
+                    spreader.load_state_dict(states[part])
         except (UserError, RuntimeError, LookupError, TypeError) as error:
             raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
 
 
-def make_lab(settings: Settings, folder: Path | None = None) -> Lab:
-    """With the model of the settings, or the same model as it was later, from `folder`."""
-    device, dtype = pick_device(ranks.start(settings.device)), getattr(torch, settings.dtype)
-    if settings.questions < ranks.count():
-        raise UserError(f"--questions {settings.questions} cannot be shared by {ranks.count()} processes: some would have none")
-    folder = folder or Path(settings.model)
-    model = Qwen2.from_pretrained(folder, "cpu" if settings.offload_optimizer else device).compute_in(dtype)
-    torch.set_num_threads(settings.threads or min(torch.get_num_threads(), max(1, model.config.hidden_size // 64)))
-    optimizer = make_optimizer(model, settings.learning_rate, settings.weight_decay, settings.offload_optimizer, device)
-    model.model.checkpointing, tokenizer = settings.checkpointing, load_tokenizer(folder)
-    counts = tuple(int(n) for n in settings.numbers.split(","))
-    ranges = Ranges(counts, settings.min_number, settings.max_number, settings.max_target, settings.max_result)
-    lab = Lab(settings, folder, model, tokenizer, optimizer, Problems(ranges, settings.data))
-    check_problems(lab)
-    if settings.kl or settings.loss == "dpo":
-        frozen = Qwen2.from_pretrained(settings.model, device).compute_in(dtype).requires_grad_(False)
-        lab.reference = frozen.keep_matrices_in(dtype) if settings.offload_optimizer else frozen
-    lab.advantage = CRITICS[settings.advantage](lab) if settings.advantage in CRITICS else \
-        lambda rollouts, lab: ADVANTAGES[settings.advantage](rollouts)
-    lab.mitigation = mitigations.make(settings.mitigation, settings.own, lab)
+def take_part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """Take those whose name begins so out of `tensors`; without the prefix they come back."""
+    names = [name for name in tensors if name.startswith(prefix)]
+    return {name.removeprefix(prefix): tensors.pop(name) for name in names}
+
+
+def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
+    """Load the model of the settings, or the same model as it was in a later checkpoint."""
+    s, device = settings, pick_device(processes.start(settings.device))
+    if s.questions < processes.count():
+        raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
+                        "processes: some would have none")
+    folder = checkpoint or find_folder(s.model)
+    dtype = getattr(torch, s.dtype)
+    model = Qwen2.from_pretrained(folder, "cpu" if s.offload_optimizer else device).compute_in(dtype)
+    model.model.checkpointing = s.checkpointing
+    set_threads(s.threads, model)
+    optimizer = make_optimizer(model, s.learning_rate, s.weight_decay, s.offload_optimizer, device)
+    lab = Lab(s, folder, model, load_tokenizer(folder), optimizer, make_task(s))
+    check_prompts(lab)
+    if s.kl or s.loss == "dpo":
+        lab.reference = load_reference(s, device, dtype)
+    advantage, mitigation = ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation]
+    lab.advantage = make(advantage, s.flags_for(advantage), lab)
+    lab.mitigation = make(mitigation, s.flags_for(mitigation), lab)
     return lab
 
 
-def check_problems(lab: Lab) -> None:
-    """Before anything is written: are there problems, can the tokenizer spell them, do prompt and answer fit the model?"""
-    s, ranges, given = lab.settings, lab.problems.ranges, lab.problems.train + lab.problems.test
-    lab.problems.training(s.seed, 1, 1), lab.problems.evaluation(1)
-    most = max((len(problem.numbers) for problem in given), default=max(ranges.counts))
-    values = {n for problem in given for n in (*problem.numbers, problem.target)}
-    extremes = [Problem((value,) * most, value) for value in values] or [Problem((ranges.max_number,) * most, ranges.max_target)]
-    length = max(len(encode_prompt(lab.tokenizer, problem, s.prompt)) for problem in extremes)
+def load_reference(settings: Settings, device, dtype: torch.dtype) -> Qwen2:
+    model = Qwen2.from_pretrained(find_folder(settings.model), device).compute_in(dtype)
+    model.requires_grad_(False)
+    return model.keep_matrices_in(dtype) if settings.offload_optimizer else model
+
+
+def set_threads(threads: int, model: Qwen2) -> None:
+    """By default one for every 64 hidden units: small products get slower with more."""
+    usual = min(torch.get_num_threads(), max(1, model.config.hidden_size // 64))
+    torch.set_num_threads(threads or usual)
+
+
+def check_prompts(lab: Lab) -> None:
+    """Before anything is written: are there problems, can the tokenizer spell them, do they fit?"""
+    s, task = lab.settings, lab.task
+    task.training_problems(s.seed, 1, 1)
+    task.held_out_problems(1)
+    longest = 0
+    for problem in task.extreme_problems():
+        prompt = encode_prompt(lab.tokenizer, task.prompt_for(problem), task.show(problem))
+        longest = max(longest, len(prompt))
     limit = lab.model.config.max_position_embeddings
-    if length + s.max_new_tokens > limit:
-        raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {length} tokens and the answer exceed the "
-                        f"{limit} that {s.model} takes")
+    if longest + s.max_new_tokens > limit:
+        raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and the "
+                        f"answer exceed the {limit} that {s.model} takes")
 
 
 def pick_device(name: str) -> torch.device:
@@ -135,10 +176,5 @@ def pick_device(name: str) -> torch.device:
 
 
 def derived_seed(*parts) -> int:
+    """A number that follows from these parts alone, for a random generator."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
-
-
-def sample(lab: Lab, problems: list[Problem], answers: int, seed: int, greedy: bool = False) -> Rollouts:
-    s = lab.settings
-    return collect(lab.model, lab.tokenizer, problems, s.prompt, answers, max_new_tokens=s.max_new_tokens,
-                   temperature=s.temperature, greedy=greedy, seed=seed)

@@ -1,22 +1,43 @@
-"""AdamW (1711.05101) with everything that is 4 bytes a parameter on the CPU: `--offload_optimizer`.
+"""AdamW (1711.05101): one step with a clipped gradient, its state by name, and a version on the CPU.
 
-On the device stay the parameters in the type they are multiplied in, 2 bytes each in bfloat16. As soon as the
-backward pass has made a gradient it is added to a float32 sum on the CPU and forgotten, so a step of n parameters
-needs 2 n bytes of the device, and 16 n of the CPU: float32 parameters, gradients, and AdamW's two moments.
-The price is that gradients of every micro-batch and parameters of every step cross the bus.
+With --offload_optimizer everything that is 4 bytes a parameter lies on the CPU. On the device stay
+the parameters in the type they are multiplied in, 2 bytes each in bfloat16. As soon as the backward
+pass has made a gradient, it is added to a float32 sum on the CPU and forgotten. So a step of n
+parameters needs 2 n bytes of the device and 16 n of the CPU: float32 parameters, gradients, and
+AdamW's two moments. The price: gradients of every micro-batch and parameters of every step cross
+the bus.
 """
 import torch
 import torch.nn as nn
 
+from engine import processes
 from engine.errors import UserError
 from qwen2_model import Qwen2
 
+STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
 
-def make_optimizer(model: Qwen2, learning_rate: float, weight_decay: float, offload: bool, device) -> torch.optim.Optimizer:
+
+def make_optimizer(model: Qwen2, learning_rate: float, weight_decay: float, offload: bool, device):
     """For a model that stands on the device, or with `offload` still on the CPU."""
     if offload:
         return OffloadedAdamW(model, device, lr=learning_rate, weight_decay=weight_decay)
-    return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
+    return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay,
+                             fused=True)
+
+
+def clip_and_step(optimizer, max_grad_norm: float) -> float:
+    """Step along the gradient of all processes; returns its norm before clipping.
+    A gradient that is not finite changes nothing."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if processes.count() > 1:
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        processes.add_up(*(p.grad for p in parameters))
+    limit = max_grad_norm or float("inf")
+    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    if norm.isfinite():
+        optimizer.step()
+    return norm.item()
 
 
 class OffloadedAdamW(torch.optim.AdamW):
@@ -26,7 +47,7 @@ class OffloadedAdamW(torch.optim.AdamW):
         exact = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
         super().__init__(exact, fused=True, **settings)
         self.pairs = list(zip(model.parameters(), exact))
-        model.keep_matrices_in(model.model.norm.compute).to(device)
+        model.keep_matrices_in(model.compute_dtype).to(device)
         for used, kept in self.pairs:
             used.register_post_accumulate_grad_hook(lambda used, kept=kept: self.take(used, kept))
 
@@ -42,17 +63,23 @@ class OffloadedAdamW(torch.optim.AdamW):
             used.copy_(kept)
 
 
-ADAM = ("step", "exp_avg", "exp_avg_sq")
-
-
 def optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
     """AdamW's state under the names of the parameters; empty before its first step."""
-    return {f"{key}.{name}": value for name, parameter in parameters.items() for key, value in optimizer.state[parameter].items()}
+    tensors = {}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"{key}.{name}"] = value
+    return tensors
 
 
-def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, torch.Tensor]) -> None:
-    wanted = {f"{key}.{name}" for name in parameters for key in ADAM}
-    if tensors and set(tensors) != wanted:
-        raise UserError(f"the checkpoint does not fit the model: {sorted(set(tensors) ^ wanted)[0]}")
-    for name, parameter in parameters.items() if tensors else ():
-        optimizer.state[parameter] = {key: tensors[f"{key}.{name}"].clone().to(parameter.device) for key in ADAM}
+def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter],
+                           tensors: dict[str, torch.Tensor]) -> None:
+    if not tensors:  # saved before the first step
+        return
+    wanted = {f"{key}.{name}" for name in parameters for key in STATE}
+    if set(tensors) != wanted:
+        wrong = sorted(set(tensors) ^ wanted)[0]
+        raise UserError(f"the checkpoint does not fit the model: {wrong}")
+    for name, parameter in parameters.items():
+        state = {key: tensors[f"{key}.{name}"].clone().to(parameter.device) for key in STATE}
+        optimizer.state[parameter] = state

@@ -1,11 +1,13 @@
 """The same run in several processes, one a GPU:  torchrun --nproc_per_node 8 train.py ...
 
-Every process (rank) holds the whole model. It samples the answers to its own questions; then the answers of all are put
-together, so that each rank sees the whole batch and computes advantages, weights and statistics for all of it, by the
-same code as a single process. Each makes the gradient of its own answers, and the gradients are added up. The model's
-copies stay equal because they all take the same step. Rank 0 speaks and writes; the others write their credit.
+Every process holds the whole model and has a rank: 0, 1, ... It samples the answers to its own share
+of the questions. The answers of all are then put together, so that every process sees the whole
+batch and computes advantages, weights and statistics by the same code as a single one. Each makes
+the gradient of its own answers, and the gradients are added up. The copies of the model stay equal
+because they all take the same step. Rank 0 speaks and writes; the others write their credit.
 
-Left out: models that do not fit on one GPU (`--offload_optimizer` and `--checkpointing` are what there is for those).
+Left out: models that do not fit on one GPU. --offload_optimizer and --checkpointing are what there
+is for those.
 """
 import os
 from datetime import timedelta
@@ -16,23 +18,25 @@ import torch.distributed as dist
 from engine.errors import UserError
 
 
-class LostRank(UserError):
-    """Another process has ended. Every rank that notices says so: rank 0 may be the one."""
+class LostProcess(UserError):
+    """Another process has ended. Whoever notices says so: it may be rank 0 that is gone."""
 
 
 def start(device: str) -> str:
-    """Join the others, if torchrun started this process; the device that is this one's."""
+    """Join the others, if torchrun started this process. Returns this one's own device."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
         return device
     if device == "cuda":
-        own, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if own >= there:
-            raise UserError(f"--device cuda: {own + 1} processes or more on this machine, and PyTorch sees {there} CUDA devices here")
-        device = f"cuda:{own}"
+        rank, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+        if rank >= count:
+            raise UserError(f"--device cuda: {rank + 1} processes or more on this machine, and "
+                            f"PyTorch sees {count} CUDA devices here")
+        device = f"cuda:{rank}"
         torch.cuda.set_device(device)
     elif device != "cpu":
         raise UserError(f"--device {device}: every process takes a device of its own, say cuda")
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device != "cpu" else "gloo", timeout=timedelta(minutes=30))
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=timedelta(minutes=30))
     return device
 
 
@@ -50,22 +54,32 @@ def rank() -> int:
 
 
 def speaks() -> bool:
-    """Whether this process is the one that prints; torchrun says so before they have met."""
+    """Whether this process is the one that prints. torchrun tells before the processes have met."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def share(n: int) -> range:
-    """Which of n things are this rank's."""
-    return range(n * rank() // count(), n * (rank() + 1) // count()) if count() > 1 else range(n)
+    """Which of n things are this process's."""
+    return range(n * rank() // count(), n * (rank() + 1) // count())
 
 
 def add_up(*tensors: torch.Tensor) -> None:
-    """In place, over all ranks. What a rank has nothing to say of is 0 there, so this also puts shares together."""
+    """Add over all processes, in place. What is not a process's own is 0 there, so this also puts
+    shares together."""
     for tensor in tensors if count() > 1 else ():
-        whole = tensor.float() if tensor.dtype in (torch.bool, torch.long) else tensor  # token numbers are below 2^24
+        whole = tensor
+        if tensor.dtype in (torch.bool, torch.long):
+            whole = tensor.float()  # token numbers are below 2^24
         together(dist.all_reduce, whole)
         if whole is not tensor:
             tensor.copy_(whole)
+
+
+def add_up_numbers(numbers: dict[str, float]) -> dict[str, float]:
+    """The sum over all processes of each number; all of them have the same names."""
+    values = torch.tensor([float(value) for value in numbers.values()], dtype=torch.float64)
+    add_up(values)
+    return dict(zip(numbers, values.tolist()))
 
 
 def wait() -> None:
@@ -75,7 +89,7 @@ def wait() -> None:
 
 
 def any_of(asked: bool) -> bool:
-    """Whether any rank was asked, by Ctrl-C say: they have to stop after the same step."""
+    """Whether any process was asked, by Ctrl-C say: all have to stop after the same step."""
     votes = torch.tensor(float(asked))
     add_up(votes)
     return bool(votes)
@@ -86,5 +100,6 @@ def together(operation, *arguments) -> None:
         operation(*arguments)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise LostRank(f"rank {rank()} lost another process ({reason}). What was saved is whole: "
-                        "the same torchrun with train.py --resume RUN goes on from the last checkpoint") from None
+        raise LostProcess(
+            f"rank {rank()} lost another process ({reason}). What was saved is whole: the same "
+            "torchrun with train.py --resume RUN goes on from the last checkpoint") from None

@@ -47,3 +47,29 @@ class Progress:
         names = list(self.parts)
         before = sum(self.parts[name] for name in names[:names.index(part)])
         return (before + done * self.parts[part]) / sum(self.parts.values())
+
+
+HEADER = "    step  reward  success  format  length  finished  entropy  grad norm  tokens/s      left"
+
+
+def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -> None:
+    """A line of metrics.jsonl, for people."""
+    if with_header:
+        say(HEADER)
+    norm = "  skipped" if line["gradient_norm"] is None else f"{line['gradient_norm']:9.3f}"
+    minutes, seconds = divmod(round(seconds_left), 60)
+    say(f"{line['step']:4d}/{steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
+        f"{line['reward_format']:8.2f}{line['length']:8.1f}{line['finished']:10.1%}"
+        f"{line['entropy']:9.3f}  {norm}{line['tokens'] / line['seconds']:10.0f}{minutes:7d}:{seconds:02d}")
+    if line["skipped"]:
+        say(f"          no update: {line['skipped']}")
+    if line.get("weight_note"):
+        say(f"          {line['weight_note']}")
+
+
+def print_evaluation(line: dict, seconds: float) -> None:
+    """A line of evaluations.jsonl, for people."""
+    say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval {line['success_low']:.1%} "
+        f"to {line['success_high']:.1%}  ({len(line['answer'])} problems, format "
+        f"{line['format_mean']:.2f}, length {line['length_mean']:.0f}, finished "
+        f"{line['finished_mean']:.0%}, {seconds:.0f} s)")

@@ -1,12 +1,11 @@
-"""The folder a run leaves behind: written so that a kill at any moment costs nothing but time.
+"""The folder a run leaves behind, written so that a kill at any moment costs nothing but time.
 
-Files and checkpoints appear whole or not at all: they are written under another name, then renamed. Lines
-are appended; the last one may be cut off, and is forgotten when the run goes on.
+Files and checkpoints appear whole or not at all: they are written under another name, then renamed.
+Lines are appended; the last one may be cut off, and is forgotten when the run goes on.
 """
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,13 +21,17 @@ import tokenizers
 import torch
 from safetensors.torch import save_file
 
-from engine.credit_file import credit_path
+from engine import processes
+from engine.credit_file import credit_path, step_of
 from engine.errors import UserError
-from engine.files import PROJECT, append_line, read_json, read_lines, replace_text, whole_folder, writing
+from engine.files import (PROJECT, append_line, read_json, read_lines, replace_text, whole_folder,
+                          writing)
 from qwen2_model import Qwen2
 
-TRAVELS_ALONG = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
-                 "added_tokens.json", "generation_config.json", "recipe.json")  # from the model's folder to checkpoints
+LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
+TRAVELS_ALONG = (  # from the model's folder to every checkpoint
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
+    "added_tokens.json", "generation_config.json", "recipe.json")
 
 
 class RunFolder:
@@ -43,7 +46,7 @@ class RunFolder:
         return cls(path)
 
     def __enter__(self) -> "RunFolder":
-        """Entered by the one process that writes it. The lock goes with the process, whatever ends it."""
+        """Lock the folder for the one process that writes it. The lock goes with the process."""
         self.lock = os.open(self.path, os.O_RDONLY) if fcntl else None
         try:
             if fcntl:
@@ -71,46 +74,52 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Those that training can go on from, oldest first."""
-        found = [path.parent.parent for path in self.path.glob("checkpoints/step_*/trainer/state.json")]
-        return sorted((path for path in found if step_of(path) is not None), key=step_of)
+        states = self.path.glob("checkpoints/step_*/trainer/state.json")
+        folders = [state.parent.parent for state in states]
+        return sorted((folder for folder in folders if step_of(folder) is not None), key=step_of)
 
     def forget_after(self, step: int) -> None:
-        """Remove what a stopped run wrote past its last checkpoint: it will be written again, the same."""
+        """Remove what a stopped run wrote past its last checkpoint. It will be written again, the same."""
         with writing(self.path):
-            for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
+            for name in LOGS:
                 kept = [json.dumps(line) + "\n" for line in self.lines(name) if line["step"] <= step]
                 if (self.path / name).exists():
                     self.replace(name, "".join(kept))
             for path in self.path.glob("credit/step_*"):
-                if path.suffix == ".tmp" or (step_of(path.with_stem(path.stem.partition("_rank")[0])) or 0) > step:
+                without_rank = path.with_stem(path.stem.partition("_rank")[0])
+                if path.suffix == ".tmp" or (step_of(without_rank) or 0) > step:
                     path.unlink()
             for path in self.path.glob("checkpoints/.*.tmp"):
                 shutil.rmtree(path)
 
-    def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor], source: Path, state: dict[str, torch.Tensor]) -> None:
-        """A model folder like the one it came from, `source`, with the trainer's state below it.
-        Only the newest two keep that state."""
-        final = self.path / "checkpoints" / f"step_{step:06d}"
-        if final.exists():
+    def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
+                        source: Path, state: dict[str, torch.Tensor]) -> None:
+        """A model folder like the one it came from, `source`, with the trainer's state below it."""
+        checkpoint = self.path / "checkpoints" / f"step_{step:06d}"
+        if checkpoint.exists():
             return
-        fresh = final.with_name(f".{final.name}.tmp")
-        with writing(final):
-            shutil.rmtree(fresh, ignore_errors=True)
-            model.save_pretrained(fresh, parameters)
+        with whole_folder(checkpoint) as unfinished, writing(checkpoint):
+            model.save_pretrained(unfinished, parameters)
             for name in TRAVELS_ALONG:
                 if (source / name).is_file():
-                    shutil.copyfile(source / name, fresh / name)
-            (fresh / "trainer").mkdir()
-            save_file(state, fresh / "trainer" / "state.safetensors")
-            (fresh / "trainer" / "state.json").write_text(json.dumps({"step": step}) + "\n")
-            fresh.rename(final)
-            kept = [path for path in self.path.glob("checkpoints/step_*/trainer") if step_of(path.parent) is not None]
-            for old in sorted(kept, key=lambda path: step_of(path.parent))[:-2]:
+                    shutil.copyfile(source / name, unfinished / name)
+            (unfinished / "trainer").mkdir()
+            save_file(state, unfinished / "trainer" / "state.safetensors")
+            text = json.dumps({"step": step}) + "\n"
+            (unfinished / "trainer" / "state.json").write_text(text, encoding="utf-8")
+        self.forget_old_states()
+
+    def forget_old_states(self, keep: int = 2) -> None:
+        """Only the newest checkpoints keep the trainer's state, which is larger than the model."""
+        states = [path for path in self.path.glob("checkpoints/step_*/trainer")
+                  if step_of(path.parent) is not None]
+        with writing(self.path):
+            for old in sorted(states, key=lambda path: step_of(path.parent))[:-keep]:
                 shutil.rmtree(old)
 
 
 class Bystander(RunFolder):
-    """The folder of a rank that reads it, writes its own credit, and leaves the rest to rank 0."""
+    """The folder for a process that reads it, writes its own credit, and leaves the rest to rank 0."""
 
     def __enter__(self) -> "Bystander":
         return self
@@ -124,6 +133,10 @@ class Bystander(RunFolder):
     append = forget_after = save_checkpoint = replace
 
 
+def open_run(folder: Path) -> RunFolder:
+    return RunFolder(folder) if processes.rank() == 0 else Bystander(folder)
+
+
 def run_config(folder: Path) -> dict:
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
@@ -133,16 +146,13 @@ def run_config(folder: Path) -> dict:
     return config
 
 
-def step_of(path: Path) -> int | None:
-    """100 of step_000100 or step_000100.npz; None for a name that people gave, a backup say."""
-    match = re.fullmatch("step_([0-9]+)", path.stem)
-    return int(match[1]) if match else None
-
-
 def provenance() -> dict:
     """The versions a run was made with, and the commit of this code (null outside a checkout)."""
-    git = ["git", "rev-parse", "HEAD"]
-    result = subprocess.run(git, cwd=PROJECT, capture_output=True, text=True) if shutil.which("git") else None
-    return {"git_commit": result.stdout.strip() if result and result.returncode == 0 else None,
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
-                         "safetensors": safetensors.__version__, "tokenizers": tokenizers.__version__}}
+    versions = {"python": platform.python_version(), "torch": torch.__version__,
+                "numpy": np.__version__, "safetensors": safetensors.__version__,
+                "tokenizers": tokenizers.__version__}
+    commit = None
+    if shutil.which("git"):
+        result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True)
+        commit = result.stdout.strip() if result.returncode == 0 else None
+    return {"git_commit": commit, "versions": versions}

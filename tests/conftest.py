@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from countdown_task import Problem, encode_prompt
+from countdown_task import Problem
+import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from engine.lab import make_lab
 from qwen2_model import ModelConfig, Qwen2
 from engine.forward import Forward
-from engine.rollouts import Rollouts, label
+from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from engine.settings import make_settings
+from engine.tokens import encode_prompt
 from tools.warmup import make_tokenizer
 
 SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
@@ -87,7 +89,8 @@ def spoken(lab, texts=SPOKEN, problems=ASKED, micro_batch=64, **known):
     T = max(map(len, ids))
     mask = torch.tensor([[True] * len(row) + [False] * (T - len(row)) for row in ids])
     group = torch.arange(len(ids)) // (len(ids) // len(problems))
-    prompts, frames = [encode_prompt(lab.tokenizer, problem, "short") for problem in problems], torch.zeros(3, *mask.shape)
+    prompts = [encode_prompt(lab.tokenizer, lab.task.prompt_for(problem), "") for problem in problems]
+    frames = torch.zeros(3, *mask.shape)
     for b, row in enumerate(ids):
         prompt = prompts[group[b]]
         with torch.no_grad():
@@ -95,8 +98,9 @@ def spoken(lab, texts=SPOKEN, problems=ASKED, micro_batch=64, **known):
         chosen = log_probs[range(len(row)), row]
         for frame, value in zip(frames, (chosen, -(log_probs.exp() * log_probs).sum(-1), log_probs.exp().square().sum(-1))):
             frame[b, :len(row)] = value
-    batch = label(lab.tokenizer, ids, problems=problems, prompt_ids=prompts, group=group, mask=mask, finished=torch.ones(len(ids), dtype=torch.bool),
-                  ids=torch.tensor([row + [0] * (T - len(row)) for row in ids]), log_prob=frames[0], entropy=frames[1], collision=frames[2])
+    padded = torch.tensor([row + [0] * (T - len(row)) for row in ids])
+    sampled = Rollouts(problems, prompts, group, padded, mask, torch.ones(len(ids), dtype=torch.bool), *frames)
+    batch = score_answers(sampled, lab.tokenizer, lab.task)
     return dataclasses.replace(batch, **{"advantage": grpo(batch), "step": 20, "generator": torch.Generator().manual_seed(3),
                                          "forward": Forward(lab.model, micro_batch), **known})
 

@@ -12,7 +12,7 @@ import train
 from conftest import ROOT
 from engine.tokens import load_tokenizer
 from grpo import group_z_score
-from mitigations import MITIGATIONS
+from engine.registry import MITIGATIONS
 from engine.errors import UserError
 from engine.credit_file import read_credit
 from engine.settings import make_settings, read_flags
@@ -29,6 +29,10 @@ ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     "placebo": ["--mitigation", "entropy_weighted", "--placebo", "weights"], "shuffled": ["--placebo", "advantages"],
     "few are left": ["--mitigation", "causal_ablation", "--drop_unfinished", "--questions", "1", "--answers", "2", "--max_new_tokens", "28"],
     "both axes": ["--mitigation", "learned_importance", "--importance_warmup", "0", "--advantage", "gae", "--rescale", "gradient", "--epochs", "2"]}
+
+
+def mitigation_flags(settings):
+    return settings.flags_for(MITIGATIONS[settings.mitigation])
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -129,9 +133,9 @@ def test_the_folder_is_named_by_all_that_makes_the_arm(argv, name):
     (["--data", "x.jsonl", "--max_number", "9"], "--max_number has no effect without made problems: not with --data"),
     (["--eval_every", "0", "--eval_tasks", "9"], "--eval_tasks has no effect without --eval_every above 0"), (["--placebo", "sugar"], "is not one of"),
     (["--rescale", "max"], "--rescale max is not one of: "), (["--advantage", "ppo"], "--advantage ppo is not one of"),
-    (["--gamma", "0.9"], "--gamma has no effect without --advantage gae"), (["--advantage", "gae", "--gamma", "1.5"], "--gamma 1.5 should be at most 1"),
+    (["--gamma", "0.9"], "--gamma belongs to gae, --advantage is grpo"), (["--advantage", "gae", "--gamma", "1.5"], "--gamma 1.5 should be at most 1"),
     (["--advantage", "gae", "--gae_lambda", "-1"], "should be at least 0"), (["--advantage", "gae", "--critic_lr", "0"], "should be above 0"),
-    (["--values_k", "4"], "no effect without --advantage vine"), (["--advantage", "vine", "--values_k", "0"], "should be at least 1"),
+    (["--values_k", "4"], "--values_k belongs to vine, --advantage is grpo"), (["--advantage", "vine", "--values_k", "0"], "should be at least 1"),
     (["--advantage", "vine", "--values_every", "word"], "--values_every word should be line or a number of tokens"),
     (["--advantage", "vine", "--values_every", "0"], "--values_every 0 should be line"),
     (["--clip_low", "0.1"], "--clip_low has no effect without --epochs above 1"), (["--epochs", "0"], "should be at least 1"),
@@ -154,19 +158,19 @@ def test_a_run_repeats_with_its_flags_and_another_mitigation_leaves_them_behind(
     config = str(tmp_path / "x/config.json")
     assert json.loads((tmp_path / "x/config.json").read_text())["think_discount"] == 0.25
     again = make_settings({"config": config})
-    assert again.own == {"think_discount": 0.25} and again.mitigation == "outcome_conditional"
-    assert make_settings({"config": config, "mitigation": "inverse_logprob"}).own == {"epsilon": 0.1}
+    assert mitigation_flags(again) == {"think_discount": 0.25} and again.mitigation == "outcome_conditional"
+    assert mitigation_flags(make_settings({"config": config, "mitigation": "inverse_logprob"})) == {"epsilon": 0.1}
     gae = make_settings({"config": config, "advantage": "gae", "gamma": 0.5})
     (tmp_path / "gae.json").write_text(json.dumps(gae.to_json()))
-    assert make_settings({"config": tmp_path / "gae.json", "advantage": "grpo"}).gamma == 1.0  # back at its default, not ignored
+    assert gae.own["gamma"] == 0.5 and "gamma" not in make_settings({"config": tmp_path / "gae.json", "advantage": "grpo"}).own
 
 
 def test_flags_of_a_run_stay_with_its_mitigation(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(make_settings({"mitigation": "inverse_logprob_as_published", "epsilon": 3.0}).to_json()))
     again = make_settings({"config": tmp_path / "a.json"})
-    assert again.own == {"epsilon": 3.0} and again.rescale == "none"
+    assert mitigation_flags(again) == {"epsilon": 3.0} and again.rescale == "none"
     other = make_settings({"config": tmp_path / "a.json", "mitigation": "equal_gradient"})
-    assert other.own == {"epsilon": 0.1} and other.rescale == "mean"
+    assert mitigation_flags(other) == {"epsilon": 0.1} and other.rescale == "mean"
 
 
 def test_what_a_folder_is_decides_how_to_go_on(tmp_path):
@@ -236,7 +240,7 @@ def test_functions_that_cannot_become_flags_say_why(monkeypatch):
         read_flags([])
     monkeypatch.undo()
     put_in(monkeypatch, one, "one")
-    assert make_settings(read_flags(["--mitigation", "one"])).own == {"power": 2, "mode": ""}
+    assert mitigation_flags(make_settings(read_flags(["--mitigation", "one"]))) == {"power": 2, "mode": ""}
     assert make_settings(read_flags(["--mitigation", "one", "--mode", "../a b"])).folder.name == "one-mode.._a_b-grpo-s0"
     put_in(monkeypatch, two, "two")
     with pytest.raises(UserError, match="power of one and two .* the same type"):
@@ -269,8 +273,10 @@ def with_idea(tmp_path_factory):
     folder = tmp_path_factory.mktemp("copy")
     for path in ROOT.glob("*.py"):
         shutil.copy(path, folder)
+    for room in ("engine", "credit", "analysis", "tools", "truth"):
+        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
     source = (folder / "mitigations.py").read_text()
-    before, found, after = source.partition("\n\nclass ImportanceNet")
+    before, found, after = source.partition("\n\n@torch.no_grad()")
     assert found
     (folder / "mitigations.py").write_text(before + IDEA + found + after)
     return folder
@@ -292,7 +298,7 @@ def test_a_weighting_of_ones_own_is_one_function(with_idea):
         np.testing.assert_allclose(credit["weight"], expected / expected.mean(), rtol=1e-5)
     assert json.loads((with_idea / "run/config.json").read_text())["strength"] == 3
     assert "--strength belongs to my_idea" in program(with_idea, "train.py", "--strength", "2", expect=1)
-    seen = program(with_idea, "mitigations.py", "run", "--mitigation", "my_idea", "--strength", "3", "--episode", "2")
+    seen = program(with_idea, "-m", "tools.preview", "run", "--mitigation", "my_idea", "--strength", "3", "--episode", "2")
     assert "my_idea --strength 3.0, rescale mean" in seen and "episode 2: reward" in seen and "heaviest tokens" in seen
 
 
@@ -307,8 +313,7 @@ def test_a_parameter_named_like_a_flag_of_the_program_is_refused(with_idea):
 
 def test_the_table_of_costs_by_hand(capsys):
     """Two steps of an arm against two of plain GRPO, and every mitigation has its row."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    import cost
+    from benchmarks import cost
 
     def line(credit, update, memory, extra=0):
         return {"credit_seconds": credit, "update_seconds": update, "seconds": 2.0, "tokens": 100, "extra_tokens": extra, "peak_memory_bytes": memory * 2 ** 20}

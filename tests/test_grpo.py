@@ -10,12 +10,15 @@ from engine import rollouts as frame
 from conftest import PROMPTS, copied, gradients, hand_made, spoken
 from countdown_task import Problem
 from engine.tokens import load_tokenizer
-from grpo import (ADVANTAGES, best_and_worst, divergence, dr_grpo, group_z_score, policy_loss, rloo, shuffled_advantage, span, update,
-                  update_preferences)
-from mitigations import make, token_weight
+from grpo import divergence, dr_grpo, group_z_score, policy_loss, rloo, span, update
+from countdown_task import Task
+from credit.placebo import shuffled_advantage
+from credit.preferences import best_and_worst, update_preferences
+from engine.registry import ADVANTAGES, MITIGATIONS, make
+from mitigations import token_weight
 from qwen2_model import Qwen2
 from engine.forward import micro_batches, response_log_probs
-from engine.rollouts import collect
+from engine.rollouts import sample_answers, score_answers
 from engine.credit_file import read_credit, write_credit
 from engine.sampler import Generation, generate
 
@@ -213,7 +216,7 @@ def test_the_largest_micro_batch_is_the_first():
 
 def test_logits_in_chunks_change_nothing(small_model, rollouts, monkeypatch):
     whole, _, expected = run_update(small_model, rollouts)
-    monkeypatch.setattr(frame, "LOGITS_AT_ONCE", 50 * 4)
+    monkeypatch.setattr("engine.forward.LOGITS_AT_ONCE", 50 * 4)
     chunked, _, result = run_update(small_model, rollouts)
     torch.testing.assert_close(gradients(chunked), gradients(whole), atol=1e-6, rtol=0)
     assert result["loss"] == pytest.approx(expected["loss"], abs=1e-6)
@@ -363,7 +366,7 @@ def test_dpo_without_pairs_is_skipped_and_said(small_model, rollouts):
 @pytest.mark.parametrize("rescale", ["mean", "gradient", "none"])
 def test_plain_grpo_is_bit_for_bit_the_one_line_without_weights(small_model, rollouts, rescale):
     """No weighting, no clipping, no divergence: what was built around the line leaves not a bit of it changed."""
-    weight, _ = token_weight(make("none", {}, None), "none", rollouts, rescale=rescale)
+    weight, _ = token_weight(make(MITIGATIONS["none"], {}, None), "none", rollouts, rescale=rescale)
     copy, _, result = run_update(small_model, rollouts, weight, micro_batch=2)
     other, rows = copied(small_model), torch.tensor([0, 1, 2])  # the other group's rewards are equal
     rows = rows[rollouts.length[rows].argsort(stable=True)]
@@ -467,7 +470,9 @@ def test_collect_scores_and_labels_what_was_sampled(learner, monkeypatch):
         asked.update(sampling, prompts=prompts)
         return Generation(tokens, mask, torch.tensor([True, True, True, False]), *torch.zeros(3, 4, T))
     monkeypatch.setattr(frame, "generate", speak)
-    rollouts = collect(model, tokenizer, [Problem((3, 5), 8), Problem((2, 4), 6)], "short", 2, max_new_tokens=T, seed=9)
+    task, problems = Task(prompt="short"), [Problem((3, 5), 8), Problem((2, 4), 6)]
+    rollouts = sample_answers(model, tokenizer, task, problems, 2, max_new_tokens=T, seed=9)
+    rollouts = score_answers(rollouts, tokenizer, task)
     assert rollouts.scores["answer"].tolist() == [1, 0, 1, 0] and rollouts.group.tolist() == [0, 0, 1, 1]
     assert rollouts.scores["reasoning"].tolist() == [1, 0, 0, 0] and rollouts.responses == texts
     assert rollouts.section[1][mask[1]].tolist() == [1, 0, 0, 0, 2, 2, 2, 0, 0]
@@ -479,5 +484,5 @@ def test_the_end_of_turn_stops_also_a_model_whose_own_list_lacks_it(learner, mon
     model, tokenizer, asked = Qwen2.from_pretrained(learner), load_tokenizer(learner), {}
     monkeypatch.setattr(model, "config", dataclasses.replace(model.config, eos_token_id=(7,), pad_token_id=None))
     monkeypatch.setattr(frame, "generate", lambda *args, **sampling: asked.update(sampling) or generate(*args, **sampling))
-    collect(model, tokenizer, [Problem((3, 5, 7), 22)], "short", 2, max_new_tokens=3)
+    sample_answers(model, tokenizer, Task(prompt="short"), [Problem((3, 5, 7), 22)], 2, max_new_tokens=3)
     assert set(asked["stop_ids"]) == {7, tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")}

@@ -11,12 +11,22 @@ import mitigations
 from conftest import SPOKEN, copied, gradients, hand_made, spoken
 from countdown_task import ANSWER
 from grpo import gradient_size, update
-from mitigations import MITIGATIONS, make, token_weight
+from engine.registry import MITIGATIONS, NEVER_RESCALED, own_flags
+from engine.registry import make as make_choice
+from mitigations import token_weight
 from engine.errors import UserError
 from engine.packing import SharedPrompts
 from engine.forward import Forward
 
 ALL = sorted(MITIGATIONS)
+
+
+def make(name, own, lab):
+    """The mitigation with these flags, the others at their defaults."""
+    defaults = {flag: meta.default for flag, meta in own_flags(MITIGATIONS[name]).items()}
+    return make_choice(MITIGATIONS[name], defaults | own, lab)
+
+
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1}}
 
 
@@ -34,7 +44,7 @@ def test_shape_finite_not_negative_no_gradient_and_nothing_beyond_the_mask(lab, 
     assert weight.isfinite().all() and (weight >= 0).all() and not weight[~tokens.mask].any() and weight.any()
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in mitigations.NEVER_RESCALED])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in NEVER_RESCALED])
 def test_the_mean_is_one_after_rescaling(lab, name):
     tokens = spoken(lab)
     assert weights(lab, name, tokens)[tokens.mask].mean().item() == pytest.approx(1, abs=1e-6)
@@ -340,7 +350,7 @@ def test_causal_ablation_by_hand(lab, monkeypatch):
     def rewards(lab, tokens, prefixes, k):
         asked.extend(prefixes)
         return torch.tensor([[0.0], [1.0], [0.5]] + [[1.0]])[:len(prefixes)], 17
-    monkeypatch.setattr(mitigations, "continuation_rewards", rewards)
+    monkeypatch.setattr("credit.causal_ablation.continuation_rewards", rewards)
     hidden = torch.randn(2, 5, lab.model.config.hidden_size)
     mask = torch.tensor([[True] * 5, [True] + [False] * 4])
     tokens = looking(hand_made(mask, ids=torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]]), group=torch.tensor([0, 1]),
@@ -355,7 +365,7 @@ def test_causal_ablation_by_hand(lab, monkeypatch):
 def test_the_replacement_comes_from_the_policy_without_the_token(lab, monkeypatch):
     """A thousand times the same token: the others are drawn in proportion to their probabilities."""
     asked = []
-    monkeypatch.setattr(mitigations, "continuation_rewards", lambda lab, tokens, prefixes, k: asked.extend(prefixes) or (torch.zeros(len(prefixes), 1), 0))
+    monkeypatch.setattr("credit.causal_ablation.continuation_rewards", lambda lab, tokens, prefixes, k: asked.extend(prefixes) or (torch.zeros(len(prefixes), 1), 0))
     hidden = torch.randn(1, 1, lab.model.config.hidden_size, generator=torch.Generator().manual_seed(0)).expand(4000, 1, -1) * 0.5
     probs = lab.model.logits(hidden[0, 0]).softmax(-1).detach()
     taken = int(probs.argmax())

@@ -9,10 +9,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import countdown_task as task
-from countdown_task import ANSWER, OTHER, THINK, Problem, Problems, Ranges, annotate, held_out, score
-from engine.tokens import token_bytes
+from countdown_task import ANSWER, OTHER, THINK, Problem, Task, annotate, held_out, score
+from engine.tokens import encode_prompt, load_tokenizer, token_bytes
 
-RANGES, WIDE = Ranges((3,), 1, 15, 99, 150), Ranges((3, 4), 1, 99, 99, 10_000)
+TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
+WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)
+FOUR = dict(numbers="4", min_number=2, max_number=9, max_target=30, max_result=150)
 GOOD = " 3 * 5 = 15, 15 + 7 = 22 yes</think>\n<answer> ( 3 * 5 ) + 7 </answer>"
 
 
@@ -127,40 +129,40 @@ def brute_force(numbers, target):
     return False
 
 
-@pytest.mark.parametrize("ranges", [RANGES, WIDE,
-                                    Ranges((4,), 2, 9, 30, 150)])
+@pytest.mark.parametrize("ranges", [TINY, WIDE, FOUR])
 def test_every_problem_has_a_solution_and_keeps_to_its_ranges(ranges):
-    for problem in Problems(ranges).training(0, 1, 12):
-        assert len(problem.numbers) in ranges.counts and 1 <= problem.target <= ranges.max_target
-        assert all(ranges.min_number <= n <= ranges.max_number for n in problem.numbers)
+    made = Task(**ranges)
+    for problem in made.training_problems(0, 1, 12):
+        assert len(problem.numbers) in made.counts and 1 <= problem.target <= made.max_target
+        assert all(made.min_number <= n <= made.max_number for n in problem.numbers)
         assert brute_force([Fraction(n) for n in problem.numbers], problem.target)
 
 
 def test_the_seed_changes_the_problems_and_the_order_of_numbers_does_not_change_the_split():
-    problems = Problems(RANGES)
-    assert problems.training(0, 1, 8) == problems.training(0, 1, 8)
-    assert problems.training(0, 1, 8) != problems.training(1, 1, 8) != problems.training(1, 2, 8)
+    problems = Task(**TINY)
+    assert problems.training_problems(0, 1, 8) == problems.training_problems(0, 1, 8)
+    assert problems.training_problems(0, 1, 8) != problems.training_problems(1, 1, 8) != problems.training_problems(1, 2, 8)
     for target in range(1, 21):
         assert len({held_out(Problem(numbers, target)) for numbers in itertools.permutations((3, 5, 7))}) == 1
 
 
 def test_nothing_evaluated_was_ever_trained_on():
-    problems = Problems(RANGES)
-    trained = {p for step in range(50) for p in problems.training(0, step, 16)}
-    evaluated = problems.evaluation(300)
+    problems = Task(**TINY)
+    trained = {p for step in range(50) for p in problems.training_problems(0, step, 16)}
+    evaluated = problems.held_out_problems(300)
     assert not any(map(held_out, trained)) and all(map(held_out, evaluated))
     assert len({(tuple(sorted(p.numbers)), p.target) for p in evaluated}) == 300
-    assert evaluated == Problems(RANGES).evaluation(300)
+    assert evaluated == Task(**TINY).held_out_problems(300)
 
 
 def test_problems_from_a_file_are_split_by_the_same_rule(tmp_path):
-    made = Problems(WIDE).training(0, 0, 40)
-    made += Problems(RANGES).evaluation(10)
+    made = Task(**WIDE).training_problems(0, 0, 40)
+    made += Task(**TINY).held_out_problems(10)
     path = tmp_path / "problems.jsonl"
     path.write_text("\n".join(json.dumps({"nums": p.numbers, "target": p.target}) for p in made) + "\n\n")
-    problems = Problems(RANGES, str(path))
-    assert set(problems.training(0, 1, 2000)) == {p for p in made if not held_out(p)}
-    assert set(problems.evaluation(500)) == {p for p in made if held_out(p)}
+    problems = Task(data=str(path))
+    assert set(problems.training_problems(0, 1, 2000)) == {p for p in made if not held_out(p)}
+    assert set(problems.held_out_problems(500)) == {p for p in made if held_out(p)}
 
 
 @pytest.mark.parametrize("line", ["{}", '{"nums": [], "target": 3}', '{"nums": [1, "2"], "target": 3}', "[1]", "no json",
@@ -169,7 +171,7 @@ def test_a_bad_line_is_named(tmp_path, line):
     path = tmp_path / "problems.jsonl"
     path.write_text('{"nums": [1, 2], "target": 3}\n' + line + "\n")
     with pytest.raises(ValueError, match="line 2"):
-        Problems(RANGES, str(path))
+        Task(data=str(path))
 
 
 # tokens
@@ -250,32 +252,32 @@ def test_the_bytes_of_a_byte_level_tokenizer():
 
 
 def test_prompts_end_with_an_opened_think_and_are_chatml(learner):
-    tiny, real = task.load_tokenizer(learner), byte_level_tokenizer([])
+    tiny, real = load_tokenizer(learner), byte_level_tokenizer([])
     problem = Problem((3, 5, 7), 22)
     for tokenizer, form in ((tiny, "short"), (real, "full")):
-        text = b"".join(token_bytes(tokenizer, task.encode_prompt(tokenizer, problem, form))).decode()
+        text = b"".join(token_bytes(tokenizer, encode_prompt(tokenizer, Task(prompt=form).prompt_for(problem), ""))).decode()
         assert text.endswith("<think>") and text.startswith("<|im_start|>") and "<|im_start|>assistant\n" in text
-        assert "22" in text and tokenizer.token_to_id("<|im_end|>") in task.encode_prompt(tokenizer, problem, form)
+        assert "22" in text and tokenizer.token_to_id("<|im_end|>") in encode_prompt(tokenizer, Task(prompt=form).prompt_for(problem), "")
     for word in ("3, 5, 7", "+", "-", "*", "/", "exactly once", "<answer>", "</answer>", "</think>"):
         assert word in text
 
 
 def test_numbers_the_tokenizer_cannot_spell_are_refused(learner):
     with pytest.raises(ValueError, match="cannot spell"):
-        task.encode_prompt(task.load_tokenizer(learner), Problem((3, 5, 700), 22), "short")
+        encode_prompt(load_tokenizer(learner), Task(prompt="short").prompt_for(Problem((3, 5, 700), 22)), "3 5 700")
 
 
 def test_folders_without_a_fitting_tokenizer_are_refused(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
-        task.load_tokenizer(tmp_path)
+        load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="not a tokenizer"):
-        task.load_tokenizer(tmp_path)
+        load_tokenizer(tmp_path)
     byte_level_tokenizer([]).save(str(tmp_path / "tokenizer.json"))
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps({**content, "decoder": None}))
     with pytest.raises(ValueError, match="byte-level"):
-        task.load_tokenizer(tmp_path)
+        load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps({**content, "added_tokens": []}))
     with pytest.raises(ValueError, match="im_start"):
-        task.load_tokenizer(tmp_path)
+        load_tokenizer(tmp_path)

@@ -27,7 +27,7 @@ from engine.tokens import load_tokenizer
 from grpo import update
 from engine.lab import make_lab
 from qwen2_model import Qwen2
-from engine.rollouts import collect
+from engine.rollouts import sample_answers
 from engine.settings import OPTIONS, make_settings, read_flags
 
 TIME = ("seconds", "tokens_per_second", "memory")
@@ -188,8 +188,8 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
     flags = ["--model", str(learner), "--out", str(tmp_path / "run"), "--steps", "3", "--eval_every", "0", "--continue"]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit), monkeypatch.context() as patch:
-        patch.setattr(train.Interrupt, "__enter__", lambda self: setattr(self, "asked", True) or self)  # Ctrl-C in the first step
-        patch.setattr(train.Interrupt, "__exit__", lambda self, *_: None)
+        patch.setattr(train.StopRequest, "__enter__", lambda self: setattr(self, "asked", True) or self)  # Ctrl-C in the first step
+        patch.setattr(train.StopRequest, "__exit__", lambda self, *_: None)
         train.main(flags)
     assert len(lines(tmp_path / "run/metrics.jsonl")) == 1
     train.main(flags)
@@ -252,7 +252,7 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
                                               "max_grad_norm": 0.125, "micro_batch": 3, "learning_rate": 0.5, "out": str(tmp_path / "x")}))
     assert lab.optimizer.defaults["weight_decay"] == 0.25 and lab.optimizer.defaults["lr"] == 0.5
     sampling, updating = {}, []
-    monkeypatch.setattr("lab.collect", lambda *args, **given: sampling.update(given) or collect(*args, **given))
+    monkeypatch.setattr("engine.lab.sample_answers", lambda *args, **given: sampling.update(given) or sample_answers(*args, **given))
     monkeypatch.setattr(train, "update", lambda *args: updating.extend(args) or update(*args))
     train.train_step(lab, train.create_run(lab), 1)
     assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 40 and (updating[4].micro_batch, updating[4].max_grad_norm) == (3, 0.125)
@@ -260,7 +260,7 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
 
 def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(learner, tmp_path, monkeypatch):
     seeds = []
-    monkeypatch.setattr("lab.collect", lambda *args, **given: seeds.append(given["seed"]) or collect(*args, **given))
+    monkeypatch.setattr("engine.lab.sample_answers", lambda *args, **given: seeds.append(given["seed"]) or sample_answers(*args, **given))
     for seed in (0, 1):
         lab = make_lab(make_settings({"model": str(learner), "seed": seed, "out": str(tmp_path / str(seed))}))
         run_folder = train.create_run(lab)

@@ -1,12 +1,12 @@
 """What a mitigation's weights would have been on the recorded tokens of a run, without training.
 
-    python mitigations.py runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
+    python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
-Reads one step's credit file, prints where the weight goes, and shows answers shaded by it. A model is loaded
-only for a mitigation that looks at hidden states or attention, or samples; it is the checkpoint that sampled
-the step where that was kept. Nothing is written.
+Reads one step's credit file, prints where the weight goes, and shows answers shaded by it. A model is
+loaded only for a mitigation that looks at hidden states or attention, or samples: the checkpoint that
+sampled the step, where it was kept. Nothing is written.
 """
-import argparse
+import inspect
 import sys
 import textwrap
 from dataclasses import replace
@@ -16,18 +16,31 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import mitigations
 from countdown_task import KINDS, SECTIONS
-from engine.tokens import load_tokenizer, token_bytes
-from engine.lab import Lab, derived_seed, make_lab, pick_device
+from engine.credit_file import credit_steps, read_credit, step_of
 from engine.errors import UserError
+from engine.files import find_folder
+from engine.flags import Flag, Parser, add_flag, add_flags, check_value, run_as_program, with_defaults
 from engine.forward import Forward
+from engine.lab import Lab, derived_seed, make_lab, pick_device
+from engine.registry import MITIGATIONS, NEVER_RESCALED, make
 from engine.rollouts import Rollouts
-from engine.credit_file import read_credit
-from engine.run_folder import run_config, step_of
-from engine.settings import Parser, Settings, check_value, flag_kind, make_settings, mitigation_flags, parameters, underscores
+from engine.run_folder import run_config
+from engine.settings import Settings, choice_flags, make_settings
+from engine.tokens import load_tokenizer, token_bytes
+from mitigations import token_weight
 
-SHADES = ((0.25, 255, 0), (0.5, 254, 0), (0.8, 195, 0), (1.25, 153, 0), (2.0, 111, 0), (4.0, 32, 15), (float("inf"), 18, 15))
+FLAGS = {
+    "mitigation": Flag(None, "by default the run's own"),
+    "rescale": Flag("mean", "how weights are scaled", choices=("mean", "gradient", "none")),
+    "step": Flag(None, "by default the last one whose model was kept", kind=int),
+    "show": Flag(4, "answers to show", least=0),
+    "numbers": Flag(False, "weights as numbers, as when this is not a terminal"),
+    "device": Flag("cpu", "where a model is asked, if one is")}
+
+# weights below a limit, the colour behind the text, and the colour of the text (of a terminal's 256)
+SHADES = ((0.25, 255, 0), (0.5, 254, 0), (0.8, 195, 0), (1.25, 153, 0), (2.0, 111, 0), (4.0, 32, 15),
+          (float("inf"), 18, 15))
 
 
 class Recorded:
@@ -35,48 +48,73 @@ class Recorded:
 
     def __init__(self, folder: Path, step: int | None, settings: Settings):
         self.folder, self.settings = folder, settings
-        self.models = {0: Path(settings.model)} | {step_of(p): p for p in folder.glob("checkpoints/step_*") if step_of(p) is not None}
-        steps = sorted(step_of(p) for p in folder.glob("credit/step_*.npz") if step_of(p))
+        self.models = {0: find_folder(settings.model)}  # by the number of steps they were trained
+        for checkpoint in folder.glob("checkpoints/step_*"):
+            if step_of(checkpoint) is not None:
+                self.models[step_of(checkpoint)] = checkpoint
+        self.step = self.choose_step(step)
+
+    def choose_step(self, wanted: int | None) -> int:
+        steps = credit_steps(self.folder)
         if not steps:
-            raise UserError(f"{folder} has no credit files yet")
-        self.step = step if step is not None else max((n for n in steps if n - 1 in self.models), default=steps[-1])
-        if self.step not in steps:
-            raise UserError(f"{folder} has no credit file of step {self.step}, only of {steps[0]} to {steps[-1]}")
+            raise UserError(f"{self.folder} has no credit files yet")
+        if wanted is None:
+            return max((step for step in steps if step - 1 in self.models), default=steps[-1])
+        if wanted not in steps:
+            raise UserError(f"{self.folder} has no credit file of step {wanted}, only of {steps[0]} to "
+                            f"{steps[-1]}")
+        return wanted
 
     @cached_property
     def lab(self) -> Lab:
-        at = max(step for step in self.models if step < self.step)
-        say = "that sampled them" if at == self.step - 1 else f"after step {at} (the one that sampled them was not kept)"
-        print(f"looking with the model {say}: {self.models[at]}")
-        lab = make_lab(self.settings, self.models[at])
-        state = self.models[at] / "trainer" / "state.safetensors"
-        if state.is_file() and run_config(self.folder)["mitigation"] == self.settings.mitigation:
+        """The model that sampled the step, or the last one before it that was kept."""
+        trained = max(steps for steps in self.models if steps < self.step)
+        which = "that sampled them"
+        if trained != self.step - 1:
+            which = f"after step {trained} (the one that sampled them was not kept)"
+        print(f"looking with the model {which}: {self.models[trained]}")
+        lab = make_lab(self.settings, self.models[trained])
+        state = self.models[trained] / "trainer" / "state.safetensors"
+        name = self.settings.mitigation
+        if state.is_file() and run_config(self.folder)["mitigation"] == name:
             lab.load_trainer_tensors(state)
         elif hasattr(lab.mitigation, "state_dict") and self.step > 1:
-            print(f"{self.settings.mitigation} as it is at the start of a run: this run has no state of it from before step {self.step}")
+            print(f"{name} as it is at the start of a run: this run has no state of it from before step "
+                  f"{self.step}")
         return lab
-
-    def look(self, tokens: Rollouts, attention: bool = False) -> dict:
-        return self.forward.look(tokens, attention)
 
     @cached_property
     def forward(self) -> Forward:
-        return Forward(self.lab.model, self.settings.micro_batch)
+        return self.lab.look_with()
+
+    def look(self, tokens: Rollouts, attention: bool = False) -> dict:
+        """What a batch calls when somebody looks at hidden states: only now is a model loaded."""
+        return self.forward.look(tokens, attention)
+
+    @property
+    def is_class(self) -> bool:
+        return inspect.isclass(MITIGATIONS[self.settings.mitigation])
 
     def tokens(self) -> Rollouts:
-        s, chosen = self.settings, mitigations.MITIGATIONS[self.settings.mitigation]
-        problems = self.lab.problems.training(s.seed, self.step, s.questions) if isinstance(chosen, type) else []
+        s, problems = self.settings, []
+        if self.is_class:  # it may sample answers and have them scored
+            problems = self.lab.task.training_problems(s.seed, self.step, s.questions)
         generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, self.step))
-        found = read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems, forward=self, generator=generator)
-        return found.to(self.settings.device)
+        tokens = read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems,
+                             forward=self, generator=generator)
+        return tokens.to(s.device)
 
     def weights(self, tokens: Rollouts) -> tuple[torch.Tensor, dict]:
-        s = self.settings
-        lab = self.lab if isinstance(mitigations.MITIGATIONS[s.mitigation], type) else None
-        chosen = lab.mitigation if lab else mitigations.make(s.mitigation, s.own, None)
+        s, lab = self.settings, None
+        if self.is_class:
+            lab = self.lab
+            chosen = lab.mitigation
+        else:
+            function = MITIGATIONS[s.mitigation]
+            chosen = make(function, s.flags_for(function), None)
         if s.drop_unfinished:
             tokens = replace(tokens, mask=tokens.mask & tokens.finished[:, None])
-        return mitigations.token_weight(chosen, s.mitigation, tokens, lab, s.rescale)
+        return token_weight(chosen, s.mitigation, tokens, lab, s.rescale)
 
 
 def print_summary(tokens: Rollouts, weight: np.ndarray, mask: np.ndarray) -> None:
@@ -85,98 +123,117 @@ def print_summary(tokens: Rollouts, weight: np.ndarray, mask: np.ndarray) -> Non
     for title, codes, names in (("section", tokens.section, SECTIONS), ("kind", tokens.kind, KINDS)):
         codes = codes.cpu().numpy()[mask]
         for code, name in enumerate(names):
-            chosen = weight[codes == code]
-            if len(chosen):
-                print(f"  {title:9s}{name:13s}{len(chosen):9d}{len(chosen) / len(weight):8.1%}"
-                      f"{chosen.sum() / max(weight.sum(), 1e-30):11.1%}{chosen.mean():13.3f}")
-    by_text, texts = {}, [text for row in tokens.texts for text in row]
-    for text, value in zip(texts, weight):
-        by_text.setdefault(text, []).append(value)
-    common = sorted(((np.mean(found), text) for text, found in by_text.items() if len(found) >= max(2, len(texts) // 1000)), reverse=True)
+            part = weight[codes == code]
+            if len(part):
+                print(f"  {title:9s}{name:13s}{len(part):9d}{len(part) / len(weight):8.1%}"
+                      f"{part.sum() / max(weight.sum(), 1e-30):11.1%}{part.mean():13.3f}")
+    common = mean_weights([text for row in tokens.texts for text in row], weight)
     for words, rows in (("heaviest", common[:10]), ("lightest", common[::-1][:10])):
         print(f"  {words} tokens:  " + "  ".join(f"{text!r} {value:.2f}" for value, text in rows))
 
 
-def shaded(texts: list[str], weights, colour: bool) -> str:
-    if not colour:
-        return "".join(f"{text}\u00b7{weight:.2f} " for text, weight in zip(texts, weights))
-    return "".join(f"\033[48;5;{background}m\033[38;5;{ink}m{text}\033[0m" for text, weight in zip(texts, weights)
-                   for background, ink in [next((b, i) for limit, b, i in SHADES if weight < limit)])
-
-
-def legend() -> str:
-    limits = ["0", *(f"{limit:g}" for limit, *_ in SHADES[:-1])]
-    return " ".join(shaded([f" from {low} "], [float(low)], True) for low in limits)
+def mean_weights(texts: list[str], weight: np.ndarray) -> list[tuple[float, str]]:
+    """The mean weight of each text that is not rare, the heaviest first."""
+    weights = {}
+    for text, value in zip(texts, weight):
+        weights.setdefault(text, []).append(value)
+    often = max(2, len(texts) // 1000)
+    return sorted(((np.mean(values), text) for text, values in weights.items() if len(values) >= often),
+                  reverse=True)
 
 
 def choose_answers(tokens: Rollouts, count: int) -> list[int]:
     """The best and the worst answer of each question, those where they differ first."""
     pairs = []
-    for g in range(len(tokens.prompt_ids)):
-        rows = (tokens.group == g).nonzero().squeeze(1)
+    for group in range(len(tokens.prompt_ids)):
+        rows = (tokens.group == group).nonzero().squeeze(1)
         reward = tokens.reward[rows]
-        pairs.append((float(reward.max() - reward.min()) == 0, [int(rows[reward.argmax()]), int(rows[reward.argmin()])]))
-    return [row for _, rows in sorted(pairs, key=lambda pair: pair[0]) for row in dict.fromkeys(rows)][:count]
+        best, worst = int(rows[reward.argmax()]), int(rows[reward.argmin()])
+        pairs.append((bool(reward.max() == reward.min()), best, worst))
+    pairs.sort(key=lambda pair: pair[0])
+    rows = [row for _, *pair in pairs for row in dict.fromkeys(pair)]
+    return rows[:count]
+
+
+def show_answers(tokens: Rollouts, weight: torch.Tensor, prompts: list[str], rows: list[int],
+                 colour: bool) -> None:
+    if colour:
+        print(f"\nweight: {legend()}")
+    for row in rows:
+        length = len(tokens.texts[row])
+        advantage = tokens.advantage[row, :length]
+        spread = f"{advantage[0]:+.2f}"
+        if not bool((advantage == advantage[0]).all()):
+            spread = f"{advantage.min():+.2f} to {advantage.max():+.2f}"
+        prompt = textwrap.shorten(prompts[int(tokens.group[row])], 400, placeholder=" ...")
+        print(f"\nepisode {row}: reward {tokens.reward[row]:.2f}, advantage {spread}; {prompt}")
+        print(shaded(tokens.texts[row], weight[row, :length].tolist(), colour))
+
+
+def shaded(texts: list[str], weights: list[float], colour: bool) -> str:
+    if not colour:
+        return "".join(f"{text}\u00b7{weight:.2f} " for text, weight in zip(texts, weights))
+    return "".join(coloured(text, weight) for text, weight in zip(texts, weights))
+
+
+def coloured(text: str, weight: float) -> str:
+    back, ink = next((back, ink) for limit, back, ink in SHADES if weight < limit)
+    return f"\033[48;5;{back}m\033[38;5;{ink}m{text}\033[0m"
+
+
+def legend() -> str:
+    lowest = ["0", *(f"{limit:g}" for limit, *_ in SHADES[:-1])]
+    return " ".join(coloured(f" from {low} ", float(low)) for low in lowest)
 
 
 def make_parser() -> Parser:
-    parser = Parser(usage="python mitigations.py RUN --mitigation NAME [its flags]", description=__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS)
+    parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument("--mitigation", metavar="NAME", help="by default the run's own: " + " | ".join(mitigations.MITIGATIONS))
-    parser.add_argument("--rescale", metavar="TEXT", help="mean | gradient | none (default mean)")
-    parser.add_argument("--step", type=int, metavar="N", help="by default the last one whose model was kept")
-    parser.add_argument("--show", type=int, default=4, metavar="N", help="answers to show (default 4)")
-    parser.add_argument("--episode", type=int, nargs="+", metavar="N", help="show these instead: places in the batch, from 0")
-    parser.add_argument("--numbers", action="store_true", default=False, help="weights as numbers, as when this is not a terminal")
-    parser.add_argument("--device", metavar="TEXT", default="cpu", help="where a model is asked, if one is (default cpu)")
-    for name, found in mitigation_flags().items():
-        kind = parameters(mitigations.MITIGATIONS[found[0]])[name].kind
-        parser.add_argument(f"--{name}", help=f"of {' and '.join(found)}", **flag_kind(kind))
+    add_flags(parser, FLAGS)
+    parser.add_argument("--episode", type=int, nargs="+", metavar="N",
+                        help="show these instead: places in the batch, from 0")
+    for name, flag in choice_flags().items():
+        add_flag(parser, name, flag)
     return parser
-
-
-def main(argv: list[str]) -> None:
-    args, unknown = make_parser().parse_known_args([underscores(argument) for argument in argv])
-    if unknown:
-        raise UserError(f"unknown argument {unknown[0]}")
-    given, folder = vars(args), Path(args.run)
-    check_value("show", args.show, int, mitigations.Bounds(least=0))
-    pick_device(args.device)
-    settings = chosen_settings(folder, given)
-    recorded = Recorded(folder, given.get("step"), settings)
-    tokens = recorded.tokens()
-    rows = given.get("episode") or choose_answers(tokens, args.show)
-    wrong = [b for b in rows if not 0 <= b < len(tokens.texts)]
-    if wrong:
-        raise UserError(f"--episode {wrong[0]}: the batch has answers 0 to {len(tokens.texts) - 1}")
-    weight, said = recorded.weights(tokens)
-    mask = tokens.mask.cpu().numpy()
-    flags = "".join(f" --{name} {value}" for name, value in settings.own.items())
-    print(f"{folder}, step {recorded.step}: {len(mask)} answers, {mask.sum()} tokens; {settings.mitigation}{flags}, rescale {settings.rescale} "
-          f"(factor {said['weight_factor']:.3g})" + (f"; {said['weight_note']}" if said["weight_note"] else ""))
-    print_summary(tokens, weight.cpu().numpy()[mask], mask)
-    prompts = [b"".join(token_bytes(load_tokenizer(folder), ids)).decode(errors="replace") for ids in tokens.prompt_ids]
-    show(tokens, weight, prompts, rows, sys.stdout.isatty() and not args.numbers)
 
 
 def chosen_settings(folder: Path, given: dict) -> Settings:
     """The run's own, with the mitigation that was asked for."""
-    name = given.get("mitigation", run_config(folder)["mitigation"])
-    check_value("mitigation", name, str, mitigations.Bounds(), mitigations.MITIGATIONS)
-    rescale = "none" if name in mitigations.NEVER_RESCALED else Settings.rescale
-    asked = {key: given[key] for key in ("mitigation", "rescale", *mitigation_flags()) if key in given}
-    return make_settings({"config": folder / "config.json", "device": given["device"], "loss": "policy", "placebo": "none",
-                          "rescale": rescale, **asked})
+    config = run_config(folder)
+    name = given.get("mitigation", config["mitigation"])
+    check_value("mitigation", name, Flag("none", choices=MITIGATIONS))
+    asked = {key: value for key, value in given.items() if key in ("rescale", *choice_flags())}
+    if name in NEVER_RESCALED:
+        asked.setdefault("rescale", "none")
+    return make_settings({"config": folder / "config.json", "mitigation": name, "loss": "policy",
+                          "placebo": "none", "device": given.get("device", "cpu"), **asked})
 
 
-def show(tokens: Rollouts, weight: torch.Tensor, prompts: list[str], rows: list[int], colour: bool) -> None:
-    if colour:
-        print(f"\nweight: {legend()}")
-    for b in rows:
-        n = len(tokens.texts[b])
-        advantage = tokens.advantage[b, :n]
-        spread = f"{advantage[0]:+.2f}" if bool((advantage == advantage[0]).all()) else f"{advantage.min():+.2f} to {advantage.max():+.2f}"
-        prompt = textwrap.shorten(prompts[int(tokens.group[b])], 400, placeholder=" ...")
-        print(f"\nepisode {b}: reward {tokens.reward[b]:.2f}, advantage {spread}; {prompt}")
-        print(shaded(tokens.texts[b], weight[b, :n].tolist(), colour))
+def main(argv: list[str]) -> None:
+    given = make_parser().read(argv)
+    folder = Path(given["run"])
+    flags = with_defaults({name: given[name] for name in FLAGS if name in given}, FLAGS)
+    pick_device(flags.device)
+    settings = chosen_settings(folder, given)
+    recorded = Recorded(folder, flags.step, settings)
+    tokens = recorded.tokens()
+    rows = given.get("episode") or choose_answers(tokens, flags.show)
+    for row in rows:
+        if not 0 <= row < len(tokens.texts):
+            raise UserError(f"--episode {row}: the batch has answers 0 to {len(tokens.texts) - 1}")
+    weight, metrics = recorded.weights(tokens)
+    mask = tokens.mask.cpu().numpy()
+    own = settings.flags_for(MITIGATIONS[settings.mitigation])
+    typed = "".join(f" --{name} {value}" for name, value in own.items())
+    note = f"; {metrics['weight_note']}" if metrics["weight_note"] else ""
+    print(f"{folder}, step {recorded.step}: {len(mask)} answers, {mask.sum()} tokens; "
+          f"{settings.mitigation}{typed}, rescale {settings.rescale} "
+          f"(factor {metrics['weight_factor']:.3g}){note}")
+    print_summary(tokens, weight.cpu().numpy()[mask], mask)
+    tokenizer = load_tokenizer(folder)
+    prompts = [b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") for ids in tokens.prompt_ids]
+    show_answers(tokens, weight, prompts, rows, sys.stdout.isatty() and not flags.numbers)
+
+
+if __name__ == "__main__":
+    run_as_program("preview", main)

@@ -11,9 +11,8 @@ finds out only by computing. (A teacher that peeks teaches to write "= target" o
 It often gives up early, which leaves reinforcement learning something to find: trying longer pays.
 Matrices are trained with Muon (Jordan et al. 2024), the rest with Adam.
 
-    python warmup.py                    # overwrites nothing: writes models/new
+    python -m tools.warmup              # about 20 minutes on two cores; writes models/new
 """
-import argparse
 import hashlib
 import json
 import random
@@ -28,11 +27,14 @@ import torch
 import torch.nn.functional as F
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from countdown_task import Problem, Problems, Ranges, encode_prompt, held_out, make_problem, operations
+from countdown_task import Problem, Task, held_out, operations
 from qwen2_model import ModelConfig, Qwen2
-from engine.rollouts import collect
+from engine.errors import UserError
+from engine.files import whole_folder
+from engine.flags import Flag, Parser, add_flags, run_as_program, with_defaults
+from engine.rollouts import sample_answers, score_answers
 
-RANGES = Ranges(counts=(3,), min_number=1, max_number=15, max_target=99, max_result=150)
+TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 OPENERS = ["", " okay.", " let us see.", " hmm.", " the goal is {target}.", " we need {target}."]
 ORDINALS = [" first", " second", " third", " fourth", " fifth", " sixth", " seventh", " last"]
@@ -43,8 +45,9 @@ MISS = [" no.", " not {target}.", " too {size}.", " wrong."]
 HIT = [" yes!", " good, that is {target}.", " hit.", " exactly."]
 GIVE_UP = [" enough.", " stop here.", " cannot find it."]
 RECIPE = {  # what suits this model: the defaults of the default run, flags override them
-    "prompt": "short", "numbers": "3", "min_number": RANGES.min_number, "max_number": RANGES.max_number,
-    "max_target": RANGES.max_target, "max_result": RANGES.max_result, "learning_rate": 5e-4, "questions": 16, "answers": 16,
+    "prompt": TASK.prompt, "numbers": TASK.numbers, "min_number": TASK.min_number,
+    "max_number": TASK.max_number, "max_target": TASK.max_target, "max_result": TASK.max_result,
+    "learning_rate": 5e-4, "questions": 16, "answers": 16,
     "max_new_tokens": 176, "micro_batch": 32, "steps": 100, "eval_every": 50, "eval_tasks": 1500, "checkpoint_every": 25}
 README = """# The tiny model
 
@@ -84,7 +87,7 @@ def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
         for i, (x, left) in enumerate(items):
             for j, (y, right) in enumerate(items):
                 rest = [item for k, item in enumerate(items) if k not in (i, j)]
-                for a, operator, b, result in operations(x, y, RANGES.max_result) if i != j else ():
+                for a, operator, b, result in operations(x, y, TASK.max_result) if i != j else ():
                     if (a, b) == (x, y) and not (operator in "+*" and a < b):
                         text = f"{parenthesised(left)} {operator} {parenthesised(right)}"
                         combine([*rest, (result, text)], [*steps, (a, operator, b, result)])
@@ -141,7 +144,7 @@ def make_tokenizer() -> Tokenizer:
     """
     phrases = [*OPENERS, *ORDINALS, *STARTERS, *CONTINUE, *JOINERS, *MISS, *HIT, *GIVE_UP, " make", " big", " small"]
     words = re.findall(r" ?[a-z]+|[.,!]", "".join(phrases).replace(" {target}", "").replace(" {size}", ""))
-    words += [f" {n}" for n in range(RANGES.max_result + 1)] + [f" {sign}" for sign in "+-*/=()"]
+    words += [f" {n}" for n in range(TASK.max_result + 1)] + [f" {sign}" for sign in "+-*/=()"]
     tokenizer = Tokenizer(models.BPE({}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -153,8 +156,8 @@ def make_tokenizer() -> Tokenizer:
 
 def make_example(tokenizer, rng: random.Random) -> tuple[list[int], list[float]]:
     """Ids and the loss weight of predicting each of them; the prompt weighs 0."""
-    problem = make_problem(rng, RANGES, lambda p: not held_out(p))
-    ids = encode_prompt(tokenizer, problem, "short")
+    problem = TASK.make_problem(rng, lambda problem: not held_out(problem))
+    ids = tokenizer.encode(TASK.prompt_for(problem), add_special_tokens=False).ids
     weights = [0.0] * len(ids)
     for text, weight in demonstration(problem, rng):
         piece = tokenizer.encode(text).ids
@@ -222,8 +225,9 @@ def train(model: Qwen2, tokenizer, args) -> None:
 
 def report(model: Qwen2, tokenizer, count: int) -> str:
     """How it does on held-out problems, one answer each, and three of the answers to look at."""
-    problems = Problems(RANGES).evaluation(count)
-    rollouts = collect(model, tokenizer, problems, "short", 1, max_new_tokens=RECIPE["max_new_tokens"])
+    problems = TASK.held_out_problems(count)
+    rollouts = sample_answers(model, tokenizer, TASK, problems, 1, max_new_tokens=RECIPE["max_new_tokens"])
+    rollouts = score_answers(rollouts, tokenizer, TASK)
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
     claims = [any(hit.split("{")[0] in text for hit in HIT) for text in rollouts.responses]
     true = sum(right for claim, right in zip(claims, rollouts.scores["answer"].tolist()) if claim) / max(1, sum(claims))
@@ -234,21 +238,26 @@ def report(model: Qwen2, tokenizer, count: int) -> str:
     return results
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--out", default="models/new", help="folder to write; must not exist")
-    parser.add_argument("--steps", type=int, default=2400, help="updates")
-    parser.add_argument("--batch", type=int, default=128, help="demonstrations an update")
-    parser.add_argument("--layers", type=int, default=3, help="blocks")
-    parser.add_argument("--width", type=int, default=128, help="hidden size, a multiple of 64")
-    parser.add_argument("--muon_rate", type=float, default=0.02, help="learning rate of the matrices")
-    parser.add_argument("--adam_rate", type=float, default=3e-3, help="learning rate of embeddings, biases and norms")
-    parser.add_argument("--seed", type=int, default=0, help="of the initial weights and the demonstrations")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
-    parser.add_argument("--test_every", type=int, default=1000, help="updates between tests on held-out problems")
-    args = parser.parse_args()
+FLAGS = {
+    "out": Flag("models/new", "folder to write; must not exist"),
+    "steps": Flag(2400, "updates", least=1),
+    "batch": Flag(128, "demonstrations an update", least=1),
+    "layers": Flag(3, "blocks", least=1),
+    "width": Flag(128, "hidden size, a multiple of 64", least=64),
+    "muon_rate": Flag(0.02, "learning rate of the matrices", above=0),
+    "adam_rate": Flag(3e-3, "learning rate of embeddings, biases and norms", above=0),
+    "seed": Flag(0, "of the initial weights and the demonstrations", least=0),
+    "threads": Flag(2, "CPU threads", least=1),
+    "test_every": Flag(1000, "updates between tests on held-out problems", least=1)}
+
+
+def main(argv: list[str]) -> None:
+    parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
+    args = with_defaults(parser.read(argv), FLAGS)
     if Path(args.out).exists():
-        parser.error(f"{args.out} exists already: name another folder with --out")
+        raise UserError(f"{args.out} exists already: name another folder with --out")
+    if args.width % 64:
+        raise UserError(f"--width {args.width} should be a multiple of 64")
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     tokenizer, start = make_tokenizer(), time.time()
@@ -268,11 +277,11 @@ def save(folder: Path, model: Qwen2, tokenizer, args, results: str, minutes: flo
     for name, content in (("tokenizer_config.json", special), ("recipe.json", RECIPE)):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
     (folder / "README.md").write_text(README.format(
-        parameters=sum(p.numel() for p in model.parameters()), layers=args.layers, width=args.width, low=RANGES.min_number,
-        high=RANGES.max_number, target=RANGES.max_target, vocabulary=tokenizer.get_vocab_size(), minutes=minutes,
+        parameters=sum(p.numel() for p in model.parameters()), layers=args.layers, width=args.width, low=TASK.min_number,
+        high=TASK.max_number, target=TASK.max_target, vocabulary=tokenizer.get_vocab_size(), minutes=minutes,
         command="python " + " ".join(sys.argv), threads=args.threads, seed=args.seed, torch=torch.__version__, problems=1500,
         results=results, checksum=hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()))
 
 
 if __name__ == "__main__":
-    main()
+    run_as_program("warmup", main)

@@ -5,11 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from credit import critic
 from conftest import ASKED, SPOKEN, hand_made, spoken
 from countdown_task import score
 from engine.tokens import token_bytes
-from credit.critic import CRITICS, generalised_advantage
+from credit import monte_carlo as critic
+from credit.critic import generalised_advantage
+from engine.registry import ADVANTAGES
+from engine.registry import make as make_choice
 from credit.monte_carlo import continuation_rewards, prefix_values, segment_starts
 from engine.errors import UserError
 from engine.sampler import Generation, generate
@@ -37,9 +39,15 @@ def test_gae_at_its_ends():
     torch.testing.assert_close(one_step[1, :2], torch.stack([value[1, 1] - value[1, 0], reward[1] - value[1, 1]]))
 
 
-def small_lab(**changed):
-    settings = SimpleNamespace(**{"gamma": 1.0, "gae_lambda": 1.0, "critic_lr": 0.05, "values_k": 2, "values_every": "line", **changed})
-    return SimpleNamespace(settings=settings, model=SimpleNamespace(config=SimpleNamespace(hidden_size=3), device="cpu"))
+FLAGS = {"gae": {"critic_lr": 0.05}, "vine": {"values_k": 2}}
+
+
+def make(name, lab, **flags):
+    return make_choice(ADVANTAGES[name], FLAGS[name] | flags, lab)
+
+
+def small_lab(**_):
+    return SimpleNamespace(settings=SimpleNamespace(), model=SimpleNamespace(config=SimpleNamespace(hidden_size=3), device="cpu"))
 
 
 def told_by_state():
@@ -53,7 +61,7 @@ def told_by_state():
 
 def test_the_critic_learns_and_its_advantages_are_from_before_its_update():
     lab, batch = small_lab(), told_by_state()
-    gae = CRITICS["gae"](lab)
+    gae = make("gae", lab)
     first = gae(batch, lab)
     torch.testing.assert_close(first, batch.reward[:, None] * MASK)  # V was 0 everywhere
     assert gae.metrics["explained_variance"] == pytest.approx(0, abs=1e-6)
@@ -64,8 +72,8 @@ def test_the_critic_learns_and_its_advantages_are_from_before_its_update():
 
 def test_explained_variance_by_hand():
     """Targets 1 1 1 1 1 0 0 0.5 (lambda 1), predictions 0.5 everywhere explain nothing; those of the state explain all."""
-    lab, batch = small_lab(critic_lr=1e-9), told_by_state()
-    gae = CRITICS["gae"](lab)
+    lab, batch = small_lab(), told_by_state()
+    gae = make("gae", lab)
     with torch.no_grad():
         gae.critic.module.weight.copy_(torch.tensor([[0.5, 0, 0]]))
     gae(batch, lab)
@@ -75,13 +83,13 @@ def test_explained_variance_by_hand():
 def test_the_policy_gets_no_gradient_from_the_critic(lab):
     tokens = spoken(lab)
     lab.model.zero_grad()
-    gae = CRITICS["gae"](dataclasses.replace(lab, settings=dataclasses.replace(lab.settings, advantage="gae")))
+    gae = make("gae", lab)
     assert not gae(tokens, lab).requires_grad and all(p.grad is None for p in lab.model.parameters())
 
 
 def test_a_critic_without_spread_in_its_targets_explains_nothing_defined():
     lab = small_lab()
-    gae = CRITICS["gae"](lab)
+    gae = make("gae", lab)
     gae(dataclasses.replace(told_by_state(), scores={"reward": torch.ones(3)}), lab)
     assert gae.metrics["explained_variance"] is None
 
@@ -97,7 +105,7 @@ def test_vine_by_hand(lab, monkeypatch):
     table = {0: 0.5, 2: 0.25, 4: 0.75}
     monkeypatch.setattr(critic, "continuation_rewards", lambda lab, batch, prefixes, k: (torch.tensor([[table[len(ids)]] * k for _, ids in prefixes]), 9))
     batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, ids=torch.tensor([[4, 5, 6, 7, 8], [4, 9, 0, 0, 0], [4, 0, 0, 0, 0]]))
-    vine = CRITICS["vine"](small_lab(values_every="2"))
+    vine = make("vine", small_lab(), values_every="2")
     expected = torch.tensor([[-0.25, -0.25, 0.5, 0.5, 0.25], [-0.5, -0.5, 0, 0, 0], [0.0, 0, 0, 0, 0]])
     torch.testing.assert_close(vine(batch, lab), expected)
     assert vine.metrics == {"extra_tokens": 9}
@@ -164,10 +172,10 @@ def test_monte_carlo_values_agree_with_many_fresh_answers(lab):
 
 def test_state_that_does_not_fit_is_refused():
     lab = small_lab()
-    gae = CRITICS["gae"](lab)
+    gae = make("gae", lab)
     gae(told_by_state(), lab)
     state = {name: value.clone() for name, value in gae.state_dict().items()}
-    other = CRITICS["gae"](lab)
+    other = make("gae", lab)
     other.load_state_dict(state)
     torch.testing.assert_close(other(told_by_state(), lab), gae(told_by_state(), lab))
     with pytest.raises(UserError, match="lacks bias"):

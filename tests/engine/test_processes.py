@@ -14,15 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine import processes as ranks
+from engine import processes
 from conftest import ROOT, spoken
-from grpo import update, update_preferences
-from engine.lab import derived_seed, make_lab, sample
+from credit.preferences import update_preferences
+from grpo import update
+from engine.lab import derived_seed, make_lab
 from engine.errors import UserError
 from engine.credit_file import read_columns, write_credit
 from engine.run_folder import RunFolder
 from engine.settings import make_settings
-from train import main, spread_credit
+from mitigations import token_weight
+from train import add_advantage, main
 
 ARMS = {"plain": {}, "percentile": {"mitigation": "entropy_masking"}, "shuffled": {"mitigation": "entropy_weighted", "placebo": "weights"},
         "hidden": {"mitigation": "learned_importance", "importance_warmup": 0}, "attention": {"mitigation": "attention_credit"},
@@ -37,9 +39,10 @@ def measured(model: str) -> dict[str, torch.Tensor]:
         lab = make_lab(make_settings({"model": model, "questions": 5, "max_new_tokens": 30, "micro_batch": 3, "max_grad_norm": 0.0, **given}))
         s = lab.settings
         optimizer = torch.optim.SGD(lab.model.parameters(), lr=0.0)
-        rollouts = sample(lab, lab.problems.training(s.seed, 1, s.questions), s.answers, derived_seed("train", s.seed, 1))
+        rollouts = lab.ask(lab.task.training_problems(s.seed, 1, s.questions), s.answers, derived_seed("train", s.seed, 1))
         rollouts.scores["reward"] = torch.arange(20).remainder(3).float() * (rollouts.group != 3)  # a question of no use: 3
-        rollouts, kept, weight, _ = spread_credit(lab, rollouts, 1)
+        rollouts = kept = add_advantage(lab, rollouts, 1)
+        weight, _ = token_weight(lab.mitigation, s.mitigation, kept, lab, s.rescale, s.placebo)
         if s.loss == "dpo":
             result, implied = update_preferences(lab.model, optimizer, kept, s, lab.reference)
             rollouts = replace(rollouts, advantage=implied)
@@ -54,14 +57,14 @@ def measured(model: str) -> dict[str, torch.Tensor]:
 
 WORKER = """
 import sys
-sys.path[:0] = sys.argv[1:3]
+sys.path[:0] = [sys.argv[1], sys.argv[2], sys.argv[2] + '/engine']
 import torch
 torch.set_num_threads(1)
-from engine import processes as ranks
+from engine import processes
 from safetensors.torch import save_file
 from test_processes import measured
-save_file(measured(sys.argv[3]), f"{sys.argv[4]}/{ranks.rank()}.safetensors")
-ranks.stop()
+save_file(measured(sys.argv[3]), f"{sys.argv[4]}/{processes.rank()}.safetensors")
+processes.stop()
 """
 
 
@@ -78,7 +81,7 @@ def environment(**more) -> dict:
 def test_two_processes_give_the_gradient_of_one(learner, tmp_path):
     """Five questions do not divide by two; sampling, statistics over the batch, critics and values are shared out and put together."""
     place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(ROOT), str(ROOT / "tests/engine"), str(learner), str(tmp_path)],
+    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(ROOT), str(ROOT / "tests"), str(learner), str(tmp_path)],
                                 env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **place)) for rank in range(2)]
     alone = measured(str(learner))
     assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
@@ -155,16 +158,16 @@ def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch, device, said):
     monkeypatch.setenv("WORLD_SIZE", "2"), monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match=said):
-        ranks.start(device)
+        processes.start(device)
 
 
 def test_shares_are_whole_and_apart(monkeypatch):
     for n, count in ((5, 2), (8, 3), (2, 2), (7, 7)):
-        monkeypatch.setattr(ranks, "count", lambda: count)
+        monkeypatch.setattr(processes, "count", lambda: count)
         shares = []
         for rank in range(count):
-            monkeypatch.setattr(ranks, "rank", lambda: rank)
-            shares.append(ranks.share(n))
+            monkeypatch.setattr(processes, "rank", lambda: rank)
+            shares.append(processes.share(n))
         assert [i for share in shares for i in share] == list(range(n)) and min(map(len, shares)) >= 1
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

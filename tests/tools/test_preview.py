@@ -8,7 +8,7 @@ import torch
 from tools import preview
 import train
 from conftest import spoken
-from mitigations import MITIGATIONS
+from engine.registry import MITIGATIONS
 from engine.errors import UserError
 from engine.settings import make_settings
 from test_arms import SHORT

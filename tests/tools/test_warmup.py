@@ -10,10 +10,10 @@ import torch
 import train
 from tools import warmup
 from conftest import ROOT
-from countdown_task import Problem, Problems, encode_prompt, held_out, make_problem, score
-from engine.tokens import load_tokenizer
+from countdown_task import Problem, held_out, score
+from engine.tokens import encode_prompt, load_tokenizer
 from qwen2_model import Qwen2
-from engine.rollouts import collect
+from engine.rollouts import sample_answers, score_answers
 from tools.warmup import candidates, demonstration, make_tokenizer, orthogonal
 
 TINY = ROOT / "models" / "tiny"
@@ -22,7 +22,7 @@ TINY = ROOT / "models" / "tiny"
 def demonstrations(count, seed=0):
     rng = random.Random(seed)
     for _ in range(count):
-        problem = make_problem(rng, warmup.RANGES, lambda p: not held_out(p))
+        problem = warmup.TASK.make_problem(rng, lambda p: not held_out(p))
         yield problem, "".join(text for text, _ in demonstration(problem, rng))
 
 
@@ -44,7 +44,7 @@ def test_one_token_a_word_and_every_demonstration_can_be_spelled():
         longest = max(longest, len(encoded.ids))
         numbers = [int(token) for token in encoded.tokens if token.strip().isdigit()]
         assert numbers == [int(digits) for digits in re.findall("[0-9]+", text)]
-        assert encode_prompt(tokenizer, problem, "short")
+        assert encode_prompt(tokenizer, warmup.TASK.prompt_for(problem), "")
     assert longest <= warmup.RECIPE["max_new_tokens"]
 
 
@@ -94,7 +94,7 @@ def test_transformers_reads_the_shipped_folder_the_same_way():
     transformers = pytest.importorskip("transformers")
     problem, text = next(demonstrations(1))
     ours = load_tokenizer(TINY)
-    ids = encode_prompt(ours, problem, "short") + ours.encode(text).ids
+    ids = encode_prompt(ours, warmup.TASK.prompt_for(problem), "") + ours.encode(text).ids
     theirs = transformers.AutoTokenizer.from_pretrained(TINY)
     assert theirs(ours.decode(ids, skip_special_tokens=False)).input_ids == ids and theirs.eos_token_id == 2
     with torch.no_grad():
@@ -105,8 +105,10 @@ def test_transformers_reads_the_shipped_folder_the_same_way():
 def test_the_shipped_model_starts_where_there_is_something_to_learn():
     """Held-out success between 15% and 40%, with format and arithmetic in place."""
     settings = train.make_settings({"model": str(TINY)})
-    rollouts = collect(Qwen2.from_pretrained(TINY), load_tokenizer(TINY), Problems(warmup.RANGES).evaluation(400), "short", 1,
-                       max_new_tokens=settings.max_new_tokens, seed=1)
+    model, tokenizer, task = Qwen2.from_pretrained(TINY), load_tokenizer(TINY), warmup.TASK
+    rollouts = sample_answers(model, tokenizer, task, task.held_out_problems(400), 1,
+                              max_new_tokens=settings.max_new_tokens, seed=1)
+    rollouts = score_answers(rollouts, tokenizer, task)
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
     assert 0.15 < mean["answer"] < 0.40 and mean["format"] > 0.97 and mean["reasoning"] > 0.9
     assert rollouts.finished.float().mean() > 0.97

@@ -1,0 +1,63 @@
+"""lambda-GRPO (2510.06870): one learned scalar says how much longer answers weigh than shorter ones."""
+import typing
+
+import torch
+import torch.nn as nn
+
+from credit.trained import Trained
+from engine.flags import Positive, Range
+from engine.registry import mitigation
+from engine.rollouts import Rollouts
+from grpo import answer_shares, group_z_score, policy_loss
+
+Exponent = typing.Annotated[float, Range(least=-100, most=100)]
+
+
+@mitigation
+class lambda_grpo:
+    """G softmax((1 + z/9)^lambda) over a group's answers, z their standardised lengths; lambda is learned.
+
+    The formula is known here from reimplementations. lambda descends the same surrogate loss with
+    log_prob fixed and the weight live, after the weights of the batch are made.
+    """
+
+    def __init__(self, lab, *, lambda_init: Exponent = 0.0, lambda_lr: Positive = 0.01):
+        scalar = nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))})
+        self.scalar, self.metrics = Trained(scalar, lambda_lr, lab.model.device), {}
+
+    def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
+        s, exponent = lab.settings, self.scalar.module["lambda"]
+        share = answer_shares(tokens, s.loss_norm, s.max_new_tokens)
+        with torch.enable_grad():
+            weight = answer_weights(tokens, exponent)[:, None].expand_as(tokens.log_prob)
+            loss = policy_loss(tokens.log_prob, tokens.advantage, weight * share, tokens.mask,
+                               int(tokens.mask.sum()))
+        self.metrics = {"lambda": exponent.item()}
+        if (tokens.advantage * tokens.mask).any():
+            self.scalar.descend(loss)
+        return weight.detach()
+
+    @staticmethod
+    def listed(tokens: Rollouts) -> torch.Tensor:
+        """The weights at lambda = 1, for a world whose batches are listed."""
+        return answer_weights(tokens, torch.tensor(1.0))[:, None]
+
+    def state_dict(self):
+        return self.scalar.state_dict()
+
+    def load_state_dict(self, tensors):
+        self.scalar.load_state_dict(tensors)
+
+
+def answer_weights(tokens: Rollouts, exponent: torch.Tensor) -> torch.Tensor:
+    """(B,), among the answers that have tokens; their mean in a group is 1."""
+    has_tokens, group = tokens.length > 0, tokens.group
+    z = torch.zeros(len(group), device=group.device)
+    z[has_tokens] = group_z_score(tokens.length[has_tokens], group[has_tokens], epsilon=0.0)
+    power = (1 + z / 9).clamp(min=1e-6) ** exponent
+    nothing = torch.zeros(len(tokens.prompt_ids), device=group.device)
+    largest = nothing.scatter_reduce(0, group, power.detach(), "amax")
+    share = torch.where(has_tokens, (power - largest[group]).exp(), 0.0)
+    total = nothing.index_add(0, group, share)
+    size = nothing.index_add(0, group, has_tokens.float())
+    return share / total.clamp(min=1e-30)[group] * size[group]

@@ -1,0 +1,67 @@
+"""Token weights from a small net that learns to predict how an answer ends."""
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from credit.trained import Trained
+from engine.flags import CountOrNone, Positive
+from engine.registry import mitigation
+from engine.rollouts import Rollouts
+
+
+class ImportanceNet(nn.Module):
+    """A positive number for each hidden state, and a reading of their weighted mean."""
+
+    def __init__(self, width: int, seed: int):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(width, 32), nn.Linear(32, 1)
+        self.read = nn.Linear(width, 1)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.parameters():
+            std = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.0
+            nn.init.normal_(parameter, std=std, generator=generator)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) -> (B, T)"""
+        return F.softplus(self.outer(F.silu(self.inner(hidden)))).squeeze(-1)
+
+
+@mitigation
+class learned_importance:
+    """A small net on the hidden states, trained to tell an answer's advantage from the weighted mean of them.
+
+    Weight 1 during the warm-up. What helps to predict the outcome need not have caused it. Where the
+    true credit of the tokens is known, the net learns its size instead.
+    """
+
+    def __init__(self, lab, *, importance_warmup: CountOrNone = 10, importance_lr: Positive = 1e-3):
+        net = ImportanceNet(lab.model.config.hidden_size, lab.settings.seed)
+        self.net = Trained(net, importance_lr, lab.model.device)
+        self.warmup, self.metrics = importance_warmup, {}
+
+    def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
+        with torch.no_grad():
+            weight = self.net.module(tokens.hidden)
+        with torch.enable_grad():
+            loss = self.loss(tokens)
+        self.metrics = {"importance_loss": loss.item()}
+        self.net.descend(loss)
+        return weight if tokens.step > self.warmup else torch.ones_like(weight)
+
+    def loss(self, tokens: Rollouts) -> torch.Tensor:
+        importance = self.net.module(tokens.hidden) * tokens.mask
+        if tokens.true_credit is not None:
+            return (importance - tokens.true_credit.abs())[tokens.mask].square().mean()
+        total = importance.sum(1, keepdim=True).clamp(min=1e-6)
+        pooled = torch.einsum("bt,btd->bd", importance, tokens.hidden) / total
+        predicted = self.net.module.read(pooled).squeeze(-1)
+        has_tokens = tokens.length > 0
+        # one number an answer, whatever its tokens have
+        advantage = (tokens.advantage * tokens.mask).sum(1) / tokens.length.clamp(min=1)
+        return (predicted - advantage)[has_tokens].square().mean()
+
+    def state_dict(self):
+        return self.net.state_dict()
+
+    def load_state_dict(self, tensors):
+        self.net.load_state_dict(tensors)

@@ -1,0 +1,67 @@
+"""DPO (2305.18290) on pairs from the batch: the best and the worst answer of each group.
+
+    loss = - mean over pairs of  log sigmoid( beta (margin of the better - margin of the worse) )
+
+An answer's margin is its log-prob minus that under the initial model, summed over its tokens.
+"""
+import torch
+import torch.nn.functional as F
+
+from engine import processes
+from engine.forward import frozen_log_probs, micro_batches, response_log_probs
+from engine.rollouts import Rollouts
+from grpo import SUMS, add_to, skipped, step_along, summary
+from qwen2_model import Qwen2
+
+
+def best_and_worst(rollouts: Rollouts) -> torch.Tensor:
+    """(pairs, 2) rows: the first best and the first worst answer of each group whose rewards differ."""
+    pairs = []
+    for group in range(len(rollouts.prompt_ids)):
+        rows = (rollouts.group == group).nonzero().squeeze(1)
+        reward = rollouts.reward[rows]
+        if reward.max() > reward.min():
+            pairs.append(rows[torch.stack([reward.argmax(), reward.argmin()])])
+    return torch.stack(pairs) if pairs else torch.zeros(0, 2, dtype=torch.long)
+
+
+def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s,
+                       reference: Qwen2) -> tuple[dict, torch.Tensor]:
+    """One step, or with --epochs several, along the gradient of the loss above.
+
+    That gradient is the policy loss's with an advantage of its own, +-N beta sigmoid(-beta difference)
+    / pairs, the same for every token of an answer. It comes back beside the numbers worth watching,
+    for the record, as it was before the update.
+    """
+    pairs, implied = best_and_worst(rollouts), torch.zeros_like(rollouts.log_prob)
+    if not len(pairs):
+        return skipped("every group's answers had equal rewards"), implied
+    own = pairs[torch.isin(pairs[:, 0], rollouts.own_rows())]
+    anchor = frozen_log_probs(reference, rollouts, own.flatten(), s.micro_batch)
+    passes = []
+    for epoch in range(s.epochs):
+        record = implied if epoch == 0 else None
+        passes.append(one_pass(model, optimizer, rollouts, own, len(pairs), anchor, s, record))
+        if not passes[-1]["is_finite"]:
+            break
+    processes.add_up(implied)
+    in_order = passes[-1]["ordered"] / len(pairs)
+    return {**summary(passes), "pairs": len(pairs), "pairs_in_order": in_order}, implied
+
+
+def one_pass(model, optimizer, rollouts: Rollouts, pairs, count: int, anchor, s, implied) -> dict:
+    """The gradient of these pairs, of `count` over all processes, and a step along it."""
+    sums = dict.fromkeys(SUMS, 0)
+    optimizer.zero_grad(set_to_none=True)
+    for part in micro_batches(rollouts, pairs, max(1, s.micro_batch // 2)):
+        rows = part.flatten()
+        log_prob = response_log_probs(model, rollouts, rows)
+        margin = (log_prob - anchor[rows]).sum(1).view(-1, 2)  # (pairs, better and worse)
+        difference = s.dpo_beta * (margin[:, 0] - margin[:, 1])
+        loss = -F.logsigmoid(difference).sum() / count
+        loss.backward()
+        if implied is not None:
+            pull = s.dpo_beta * torch.sigmoid(-difference.detach()) * rollouts.mask.sum() / count
+            implied[rows] = torch.stack([pull, -pull], 1).view(-1, 1) * rollouts.mask[rows]
+        add_to(sums, rollouts, rows, loss, log_prob.detach(), {"ordered": (difference > 0).sum()})
+    return step_along(optimizer, sums, s.max_grad_norm)

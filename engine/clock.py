@@ -1,0 +1,42 @@
+"""How long the stages of a step take, and the memory of the process."""
+import sys
+import time
+from contextlib import contextmanager
+
+try:
+    import resource
+except ImportError:  # Windows keeps no record of peak memory
+    resource = None
+
+import torch
+
+from engine.progress import show_status
+
+
+class Clock:
+    """`with clock("update"):` measures a stage and shows its name to people at a terminal."""
+
+    def __init__(self, step: int):
+        self.step, self.begin, self.seconds = step, time.perf_counter(), {}
+
+    @contextmanager
+    def __call__(self, stage: str):
+        show_status(f"step {self.step}: {stage}")
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - start
+
+    def metrics(self, sampled: int, trained: int, device: torch.device) -> dict:
+        """Seconds of each stage and of the step, tokens a second, peak memory."""
+        seconds = {f"{stage}_seconds": value for stage, value in self.seconds.items()}
+        return {**seconds, "seconds": time.perf_counter() - self.begin,
+                "rollout_tokens_per_second": sampled / self.seconds["rollout"],
+                "update_tokens_per_second": trained / self.seconds["update"],
+                "peak_memory_bytes": peak_memory(device)}
+
+
+def peak_memory(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

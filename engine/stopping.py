@@ -1,0 +1,28 @@
+"""Ctrl-C: once to stop after the current step, twice to stop at once."""
+import os
+import signal
+
+from engine import processes
+
+MESSAGE = b"\nstopping after this step (once more: at once, back to the last checkpoint)\n"
+
+
+class StopRequest:
+    """While it is entered, Ctrl-C and SIGTERM are noted in `asked` instead of ending the process."""
+    asked = False
+
+    def __enter__(self) -> "StopRequest":
+        names = (signal.SIGINT, signal.SIGTERM)
+        self.handlers_before = {name: signal.signal(name, self.handle) for name in names}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for name, handler in self.handlers_before.items():
+            signal.signal(name, handler)
+
+    def handle(self, *_) -> None:
+        if self.asked and processes.count() == 1:  # torchrun passes on what the terminal has sent
+            raise KeyboardInterrupt
+        if not self.asked and processes.speaks():
+            os.write(1, MESSAGE)  # print may be busy at this moment
+        self.asked = True
