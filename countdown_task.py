@@ -38,10 +38,10 @@ SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assist
 FULL = """<|im_start|>system
 You solve number puzzles. You reason first and then give one expression.<|im_end|>
 <|im_start|>user
-Reach {target} with the numbers {numbers}. You may add (+), subtract (-), multiply (*) and divide \
-(/), and group with parentheses. Every number must be used exactly once. Put your reasoning between \
-<think> and </think>. On the next line put the expression alone between <answer> and </answer>, for \
-example <answer> (1 + 2) * 3 </answer>.<|im_end|>
+Reach {target} with the numbers {numbers}. You may add (+), subtract (-), multiply (*) and \
+divide (/), and group with parentheses. Every number must be used exactly once. Put your \
+reasoning between <think> and </think>. On the next line put the expression alone between \
+<answer> and </answer>, for example <answer> (1 + 2) * 3 </answer>.<|im_end|>
 <|im_start|>assistant
 Let me work this out.
 <think>"""
@@ -147,12 +147,14 @@ class Task:
                 if wanted(problem):
                     return problem
         raise UserError(
-            f"found no problem with a solution: numbers {self.counts}, min_number {self.min_number}, "
-            f"max_number {self.max_number}, max_target {self.max_target}, max_result {self.max_result}")
+            f"found no problem with a solution: numbers {self.counts}, min_number "
+            f"{self.min_number}, max_number {self.max_number}, max_target {self.max_target}, "
+            f"max_result {self.max_result}")
 
 
 def held_out(problem: Problem) -> bool:
-    """The same fifth of all problems for every seed and program: only evaluated, never trained on."""
+    """The same fifth of all problems for every seed and program: only evaluated, never trained
+    on."""
     key = f"{','.join(map(str, sorted(problem.numbers)))}={problem.target}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0
 
@@ -202,13 +204,14 @@ def parse_problem(line: str, where: str) -> Problem:
     except (ValueError, KeyError, TypeError, RecursionError):
         right = False
     if not right:
-        raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with whole positive '
-                        f"numbers, got {line[:80]!r}")
+        raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with whole '
+                        f"positive numbers, got {line[:80]!r}")
     return Problem(tuple(numbers), target)
 
 
 def score(response: str, numbers, target: int) -> dict[str, float]:
-    """reward = 0.1 * format + answer; `reasoning` is on record beside it. Any string gets a score."""
+    """reward = 0.1 * format + answer; `reasoning` is on record beside it. Any string gets a
+    score."""
     text = without_end(response)
     if not text.startswith("<think>"):
         text = "<think>" + text
@@ -307,7 +310,9 @@ def read_lexemes(expression: str | None) -> list[str] | None:
 class Reader:
     """Recursive descent:
 
-        sum = product (+- product)*,  product = factor (*/ factor)*,  factor = -factor | (sum) | number
+        sum = product (+- product)*
+        product = factor (*/ factor)*
+        factor = -factor | (sum) | number
 
     "2**3" fails because a factor cannot begin with "*", "7//2" likewise.
     """

@@ -1,12 +1,13 @@
-"""GRPO (2402.03300) in the open: one reward an answer, compared within its group, given to every token.
+"""GRPO (2402.03300) in the open: one reward an answer, compared within its group, given to every
+token.
 
     A_i  = (R_i - mean of the group) / (std of the group + 1e-4)
-    loss = - sum over answers i and tokens t of  weight_it * A_it * log pi(y_it | prompt, y_i<t)  / N
+    loss = - sum_it  weight_it * A_it * log pi(y_it | prompt, y_i<t)  / N
 
-N is the number of response tokens of the whole batch. Start at `policy_loss`: it is the formula, and
-it never changes. What goes in changes: the advantage (below, and in credit/) and the weight
-(mitigations.py). Read outwards from there: `group_z_score` makes the advantage, `update` takes the
-gradient.
+N is the number of response tokens of the whole batch. Start at `policy_loss`: it is the formula,
+and it never changes. What goes in changes: the advantage (below, and in credit/) and the weight
+(mitigations.py). Read outwards from there: `group_z_score` makes the advantage, `update` takes
+the gradient.
 
 Advantages and weights are made for the whole batch before it is cut into micro-batches, so the size
 of a micro-batch changes nothing. With one update a batch, the ratio of new to old probability is
@@ -94,10 +95,9 @@ def span(rollouts: Rollouts) -> torch.Tensor:
 def policy_loss(log_prob, advantage, weight, mask, total, old=None, clip=(0.2, 0.28)):
     """The formula at the top of this file, for the rows given; `total` is N of the whole batch.
 
-    `old` are the log-probs from before the batch's first update. With them, the clipped ratio of PPO
-    (1707.06347; a wider upper bound as in DAPO, 2503.14476) takes the place of log_prob. At ratio 1
-    its gradient is the same.
-    """
+    `old` are the log-probs from before the batch's first update. With them, the clipped ratio of
+    PPO (1707.06347; a wider upper bound as in DAPO, 2503.14476) takes the place of log_prob. At
+    ratio 1 its gradient is the same. """
     if old is None:
         objective = weight * advantage * log_prob
     else:
@@ -120,10 +120,10 @@ def gradient_size(log_prob: torch.Tensor, collision: torch.Tensor) -> torch.Tens
 def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> torch.Tensor:
     """Per token, of the policy from the reference, estimated at the token that the policy sampled.
 
-    k2 = d^2 / 2 and k3 = exp(d) - d - 1 with d = reference - log_prob (Schulman, "Approximating KL
-    divergence", 2020). As a loss at a fixed prefix k2 has the gradient of KL(policy || reference),
-    k3 that of KL(reference || policy). Neither knows that a token also decides which prefixes follow.
-    """
+    k2 = d^2 / 2 and k3 = exp(d) - d - 1 with d = reference - log_prob (Schulman, "Approximating
+    KL divergence", 2020). As a loss at a fixed prefix k2 has the gradient of KL(policy ||
+    reference), k3 that of KL(reference || policy). Neither knows that a token also decides which
+    prefixes follow. """
     d = reference - log_prob
     return d.exp() - d - 1 if kind == "k3" else d.square() / 2
 
@@ -131,9 +131,8 @@ def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> to
 def answer_shares(rollouts: Rollouts, loss_norm: str, max_new_tokens: int) -> torch.Tensor:
     """(B, 1): what an answer's tokens count for, relative to 1 / N each.
 
-    token: 1. sequence: every answer the same, its tokens 1 / length. constant: 1 / (B * max_new_tokens),
-    in which nothing sampled has a part.
-    """
+    token: 1. sequence: every answer the same, its tokens 1 / length. constant: 1 / (B *
+    max_new_tokens), in which nothing sampled has a part. """
     N, length = rollouts.mask.sum(), rollouts.length[:, None]
     if loss_norm == "sequence":
         answers = (length > 0).sum()
@@ -192,7 +191,8 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     rows = rollouts.own_rows()
     rows = rows[credit[rows] != 0]
     share = answer_shares(rollouts, s.loss_norm, s.max_new_tokens)
-    loss = BatchLoss(s, rollouts.mask, rollouts.advantage, weight * share, int(rollouts.mask.sum()), share)
+    total = int(rollouts.mask.sum())
+    loss = BatchLoss(s, rollouts.mask, rollouts.advantage, weight * share, total, share)
     if s.epochs > 1:
         loss.old = torch.zeros_like(weight)
     if s.kl:
@@ -205,17 +205,19 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     return summary(passes, loss)
 
 
-def one_pass(model: Qwen2, optimizer, rollouts: Rollouts, rows, loss: BatchLoss, is_first: bool) -> dict:
+def one_pass(model: Qwen2, optimizer, rollouts: Rollouts, rows: torch.Tensor, loss: BatchLoss,
+             is_first: bool) -> dict:
     """The gradient of the whole batch, one micro-batch after another, and a step along it."""
     sums = dict.fromkeys(SUMS, 0)
     optimizer.zero_grad(set_to_none=True)
     for part in micro_batches(rollouts, rows, loss.settings.micro_batch):
         log_prob = response_log_probs(model, rollouts, part)
         if is_first and loss.old is not None:
-            loss.old[part] = log_prob.detach()  # the training forward's own: the ratio starts at exactly 1
+            loss.old[part] = log_prob.detach()  # of this very pass: the ratio starts at exactly 1
         part_loss = loss.of(log_prob, part)
         part_loss.backward()
-        add_to(sums, rollouts, part, part_loss, log_prob.detach(), loss.diagnostics(log_prob.detach(), part))
+        log_prob = log_prob.detach()
+        add_to(sums, rollouts, part, part_loss, log_prob, loss.diagnostics(log_prob, part))
     return step_along(optimizer, sums, loss.settings.max_grad_norm)
 
 
@@ -234,13 +236,15 @@ def step_along(optimizer, sums: dict, max_grad_norm: float) -> dict:
 
 
 def summary(passes: list[dict], loss: BatchLoss | None = None) -> dict:
-    """Loss, gradient norm and gap of the first pass over the batch; ratio, clipping and KL of the last."""
+    """Loss, gradient norm and gap of the first pass over the batch; ratio, clipping and KL of the
+    last."""
     first, last = passes[0], passes[-1]
     numbers = {"loss": first["loss"], "gradient_norm": first["norm"],
                "sampler_gap": first["gap"] / first["tokens"], "trained_tokens": first["tokens"]}
     if loss is not None and loss.old is not None:
         numbers |= {"ratio_mean": last["ratio"] / last["tokens"],
-                    "clipped_share": last["clipped"] / last["tokens"], "gradient_norm_last": last["norm"]}
+                    "clipped_share": last["clipped"] / last["tokens"],
+                    "gradient_norm_last": last["norm"]}
     if loss is not None and loss.reference is not None:
         numbers["kl"] = last["kl"] / last["tokens"]
     numbers["skipped"] = None
@@ -251,7 +255,8 @@ def summary(passes: list[dict], loss: BatchLoss | None = None) -> dict:
 
 
 def skipped(reason: str) -> dict:
-    return {"loss": 0.0, "gradient_norm": None, "sampler_gap": None, "trained_tokens": 0, "skipped": reason}
+    return {"loss": 0.0, "gradient_norm": None, "sampler_gap": None, "trained_tokens": 0,
+            "skipped": reason}
 
 
 def why_nothing_is_left(rollouts: Rollouts, weight: torch.Tensor) -> str:

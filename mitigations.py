@@ -11,9 +11,9 @@ their types the ranges that are allowed, its docstring the help:
         return 1 + strength * tokens.entropy          # (B, T)
 
 `tokens` is the whole batch (engine/rollouts.py): ids, texts, mask, length, group, step, log_prob,
-entropy, collision, advantage, reward, section, kind, generator, and hidden and attention for one extra
-forward pass. What lies beyond the mask does not matter. Weights are not negative: credit with a sign is
-an advantage, and is written the same way with @advantage (docs/weightings.md).
+entropy, collision, advantage, reward, section, kind, generator, and hidden and attention for one
+extra forward pass. What lies beyond the mask does not matter. Weights are not negative: credit
+with a sign is an advantage, and is written the same way with @advantage (docs/weightings.md).
 
 Those that keep a state or sample more are classes in credit/, in the same list. To see weights on
 recorded tokens without training:
@@ -43,7 +43,8 @@ def none(tokens: Rollouts) -> torch.Tensor:
 
 @mitigation
 def outcome_conditional(tokens: Rollouts, *, think_discount: Share = 0.5) -> torch.Tensor:
-    """Tokens after the <answer> tag weigh 1, all before it (or all, where there is none) the discount."""
+    """Tokens after the <answer> tag weigh 1, all before it (or all, where there is none) the
+    discount."""
     weight = torch.full_like(tokens.log_prob, think_discount)
     for row, texts in enumerate(tokens.texts):
         weight[row, tokens_until(texts, "<answer>"):] = 1
@@ -51,7 +52,8 @@ def outcome_conditional(tokens: Rollouts, *, think_discount: Share = 0.5) -> tor
 
 
 def tokens_until(texts: list[str], tag: str) -> int:
-    """How many tokens it takes to the end of the tag, which may be cut into several; all if there is none."""
+    """How many tokens it takes to the end of the tag, which may be cut into several; all if there
+    is none."""
     place = "".join(texts).find(tag)
     if place < 0:
         return len(texts)
@@ -61,13 +63,15 @@ def tokens_until(texts: list[str], tag: str) -> int:
 
 @mitigation
 def inverse_logprob(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
-    """1 / (|log p| + epsilon): cancels the size of log p, not of its gradient; sure tokens weigh most."""
+    """1 / (|log p| + epsilon): cancels the size of log p, not of its gradient; sure tokens weigh
+    most."""
     return 1 / (tokens.log_prob.abs() + epsilon)
 
 
 @mitigation(rescaled=False)
 def inverse_logprob_as_published(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
-    """epsilon / (|log p| + epsilon)^2: what inverse_logprob becomes when nobody detaches it. Never rescaled.
+    """epsilon / (|log p| + epsilon)^2: what inverse_logprob becomes when nobody detaches it.
+    Never rescaled.
 
     The derivative of log p / (|log p| + epsilon) by log p is this, not 1 / (|log p| + epsilon).
     """
@@ -82,12 +86,12 @@ def equal_gradient(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor
 
 @mitigation
 def attention_credit(tokens: Rollouts, *, credit_scale: NotNegative = 2.0) -> torch.Tensor:
-    """What the answer looks at: 0.5 + credit_scale * attention, relative to the mean of the answer's tokens.
+    """What the answer looks at: 0.5 + credit_scale * attention, relative to the mean of the
+    answer's tokens.
 
-    Attention of the last layer, mean over heads and over the answer tokens that come later, clamped to
-    0.1 .. 0.5 + 3 credit_scale. Tokens of a response without an answer section get the mean of the
-    batch's others.
-    """
+    Attention of the last layer, mean over heads and over the answer tokens that come later,
+    clamped to 0.1 .. 0.5 + 3 credit_scale. Tokens of a response without an answer section get the
+    mean of the batch's others. """
     answer = ((tokens.section == ANSWER) & tokens.mask).float()
     later = answer.flip(1).cumsum(1).flip(1) - answer  # (B, T) answer tokens after t
     received = torch.einsum("bi,bij->bj", answer, tokens.attention) / later.clamp(min=1)
@@ -101,15 +105,16 @@ def attention_credit(tokens: Rollouts, *, credit_scale: NotNegative = 2.0) -> to
 
 @mitigation
 def entropy_weighted(tokens: Rollouts, *, entropy_temp: Positive = 1.0) -> torch.Tensor:
-    """softmax(entropy / entropy_temp) over the batch's tokens, times their number: forking tokens weigh more."""
+    """softmax(entropy / entropy_temp) over the batch's tokens, times their number: forking tokens
+    weigh more."""
     score = (tokens.entropy / entropy_temp).masked_fill(~tokens.mask, float("-inf"))
     return score.flatten().softmax(0).view_as(score) * tokens.mask.sum()
 
 
 @mitigation
 def entropy_masking(tokens: Rollouts, *, mask_percentile: Percent = 80.0) -> torch.Tensor:
-    """Only tokens whose entropy is at or above this percentile of the batch (2506.01939; its scale is
-    --rescale none)."""
+    """Only tokens whose entropy is at or above this percentile of the batch (2506.01939; its
+    scale is --rescale none)."""
     entropy = tokens.entropy.double()
     threshold = np.percentile(entropy[tokens.mask].cpu().numpy(), mask_percentile)
     return (entropy >= threshold).float()
@@ -119,10 +124,9 @@ def entropy_masking(tokens: Rollouts, *, mask_percentile: Percent = 80.0) -> tor
 def entropy_ratio(tokens: Rollouts, *, entropy_beta: NotNegative = 1.0) -> torch.Tensor:
     """max(0, 1 + beta (entropy / mean entropy - 1)).
 
-    In the spirit of GTPO (2508.04349, known here from reimplementations), which is another thing: it
-    shares rewards, adding to a token's reward in right answers by its entropy, and normalises them
-    position by position.
-    """
+    In the spirit of GTPO (2508.04349, known here from reimplementations), which is another thing:
+    it shares rewards, adding to a token's reward in right answers by its entropy, and normalises
+    them position by position. """
     mean = tokens.entropy[tokens.mask].mean()
     relative = torch.where(mean > 0, tokens.entropy / mean - 1, 0.0)
     return (1 + entropy_beta * relative).clamp(min=0)
@@ -157,9 +161,16 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
     if not (weight * factor).isfinite().all():
         factor, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
     weight = weight * factor
-    metrics = dict(getattr(chosen, "metrics", {}))
-    metrics = {key: value.item() if torch.is_tensor(value) else value for key, value in metrics.items()}
-    return weight, {**metrics, "weight_factor": factor, "weight_max": weight.max().item(), "weight_note": note}
+    return weight, {**own_metrics(chosen), "weight_factor": factor,
+                    "weight_max": weight.max().item(), "weight_note": note}
+
+
+def own_metrics(chosen) -> dict:
+    """What a mitigation with a state has to tell: plain numbers for metrics.jsonl."""
+    def plain(value):
+        return value.item() if torch.is_tensor(value) else value
+
+    return {name: plain(value) for name, value in getattr(chosen, "metrics", {}).items()}
 
 
 def call_untouched(chosen, name: str, tokens: Rollouts, lab):
@@ -168,8 +179,8 @@ def call_untouched(chosen, name: str, tokens: Rollouts, lab):
     versions = [tensor._version for tensor in tensors]
     weight = chosen(tokens, lab)
     if versions != [tensor._version for tensor in tensors]:
-        raise UserError(f"the mitigation {name} changed a tensor of the batch in place; it should make a "
-                        "new one")
+        raise UserError(f"the mitigation {name} changed a tensor of the batch in place; it should "
+                        "make a new one")
     return weight
 
 
@@ -179,25 +190,27 @@ def checked(weight, name: str, mask: torch.Tensor) -> torch.Tensor:
         assert weight.dim() == 2  # a number for each answer is (B, 1): (B,) would be spread over T
         weight = torch.broadcast_to(weight.detach().float(), mask.shape).masked_fill(~mask, 0.0)
     except (AttributeError, AssertionError, RuntimeError):
-        is_tensor = isinstance(weight, torch.Tensor)
-        what = f"on {weight.device} of shape {tuple(weight.shape)}" if is_tensor else repr(weight)[:40]
-        raise UserError(f"the mitigation {name} should return a tensor (B, T) = {tuple(mask.shape)} on "
-                        f"{mask.device}, got one {what}") from None
+        what = repr(weight)[:40]
+        if isinstance(weight, torch.Tensor):
+            what = f"one on {weight.device} of shape {tuple(weight.shape)}"
+        raise UserError(f"the mitigation {name} should return a tensor (B, T) = "
+                        f"{tuple(mask.shape)} on {mask.device}, got {what}") from None
     refuse_weights(~weight.isfinite(), "not finite", name, mask)
-    refuse_weights(weight < 0, "negative (credit with a sign is an advantage: see docs/weightings.md)", name, mask)
+    refuse_weights(weight < 0, "negative", name, mask,
+                   " (credit with a sign is an advantage: see docs/weightings.md)")
     return weight
 
 
-def refuse_weights(wrong: torch.Tensor, words: str, name: str, mask: torch.Tensor) -> None:
+def refuse_weights(wrong: torch.Tensor, words: str, name: str, mask: torch.Tensor, hint="") -> None:
     if wrong.any():
         row, t = wrong.nonzero()[0].tolist()
-        raise UserError(f"the weights of {name} are {words} at {int(wrong.sum())} of {int(mask.sum())} "
-                        f"tokens, first at answer {row}, token {t}")
+        raise UserError(f"the weights of {name} are {words} at {int(wrong.sum())} of "
+                        f"{int(mask.sum())} tokens, first at answer {row}, token {t}{hint}")
 
 
 def scale_factor(weight: torch.Tensor, tokens: Rollouts, rescale: str) -> float:
-    """mean: so that the batch's tokens weigh 1 on average. gradient: so that the gradients at the logits
-    have the same sum of sizes as without weights."""
+    """mean: so that the batch's tokens weigh 1 on average. gradient: so that the gradients at the
+    logits have the same sum of sizes as without weights."""
     if rescale == "none":
         return 1.0
     size = tokens.mask.double()
@@ -210,4 +223,4 @@ def scale_factor(weight: torch.Tensor, tokens: Rollouts, rescale: str) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit("mitigations.py is read, not run: python -m tools.preview RUN --mitigation NAME")
+    raise SystemExit("this file is read, not run: python -m tools.preview RUN --mitigation NAME")

@@ -1,15 +1,16 @@
 """Qwen2, Qwen2.5 and Qwen3 (dense) written out by hand.
 
-The module names are those of the published safetensors files, so a checkpoint loads key by key, and one that
-we write opens in `transformers`. Left out on purpose: rope scaling, sliding windows, dropout and mixtures of
-experts. engine/model_folder.py refuses a folder that needs one of them.
+The module names are those of the published safetensors files, so a checkpoint loads key by key,
+and one that we write opens in `transformers`. Left out on purpose: rope scaling, sliding windows,
+dropout and mixtures of experts. engine/model_folder.py refuses a folder that needs one of them.
 
-Everything but attention treats each token alone, so tokens may stand in any shape: rows (B, L), or all answers
-end to end (N,). Only one function knows which tokens see each other. It is handed in as `attend`:
+Everything but attention treats each token alone, so tokens may stand in any shape: rows (B, L),
+or all answers end to end (N,). Only one function knows which tokens see each other. It is handed
+in as `attend`:
 
-    causal          (this file)          each token sees its own row up to itself
-    SharedPrompts   (engine/packing.py)  a prompt stands once and all its answers see it: training
-    Decoding        (engine/sampler.py)  one new token a row, everything before it is in a cache: sampling
+    causal         (this file)          each token sees its own row up to itself
+    SharedPrompts  (engine/packing.py)  training: a prompt stands once, all its answers see it
+    Decoding       (engine/sampler.py)  sampling: one new token a row, the rest is in a cache
 
 Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads, V vocabulary.
 """
@@ -60,7 +61,8 @@ class ModelConfig:
         """What config.json holds, with the keys of `transformers` version 4 and of version 5."""
         name = "Qwen3ForCausalLM" if self.model_type == "qwen3" else "Qwen2ForCausalLM"
         rope = {"rope_type": "default", "rope_theta": self.rope_theta}
-        return {"architectures": [name], **asdict(self), "eos_token_id": list(self.eos_token_id) or None,
+        stop = list(self.eos_token_id) or None
+        return {"architectures": [name], **asdict(self), "eos_token_id": stop,
                 "hidden_act": "silu", "rope_parameters": rope, "attention_dropout": 0.0,
                 "use_sliding_window": False}
 
@@ -69,21 +71,22 @@ def rotary(positions: torch.Tensor, config: ModelConfig) -> tuple[torch.Tensor, 
     """Cosine and signed sine of position times frequency (2104.09864), each (..., 1, head_dim)."""
     steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
-    angle = positions[..., None, None].float() * frequency  # the 1 in the shape: the same for all heads
+    angle = positions[..., None, None].float() * frequency  # (..., 1, frequencies)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each plane whose two sides are element i of the first half and element i of the second."""
+    """Turn each plane whose two sides are element i of the first half and element i of the
+    second."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean of x^2 + eps) * weight (1910.07467).
 
-    Its output has the type that products are made in, because every Linear computes in its input's type.
-    """
+    Its output has the type that products are made in, because every Linear computes in its
+    input's type. """
     compute = torch.float32
 
     def __init__(self, size: int, eps: float):
@@ -93,7 +96,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x):
         # the mean of squares in bfloat16 would lose the small ones
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(self.compute)
+        normed = F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
+        return normed.to(self.compute)
 
 
 class Linear(nn.Linear):
@@ -115,7 +119,7 @@ class Attention(nn.Module):
         self.k_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
         self.v_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
         self.o_proj = Linear(config.num_attention_heads * size, D, bias=False)
-        if not is_qwen2:  # Qwen3 drops the biases and normalises each head's queries and keys instead
+        if not is_qwen2:  # Qwen3 drops the biases and normalises queries and keys instead
             self.q_norm = RMSNorm(size, config.rms_norm_eps)
             self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
@@ -134,9 +138,10 @@ class Attention(nn.Module):
 
 
 def mix(q, k, v, mask=None) -> torch.Tensor:
-    """Softmax attention over (rows, heads, length, head_dim), causal unless a mask says who sees whom."""
+    """Softmax attention over (rows, heads, length, head_dim), causal unless a mask says who sees
+    whom."""
     H, K = q.shape[1], k.shape[1]
-    if mask is not None and q.is_cuda:  # that kernel takes a mask only if every query head has its own keys
+    if mask is not None and q.is_cuda:  # that kernel wants every query head's own keys
         k, v = k.repeat_interleave(H // K, 1), v.repeat_interleave(H // K, 1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None,
                                           enable_gqa=k.shape[1] != H)
@@ -174,24 +179,27 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    checkpointing = False  # True: a layer's inside is computed again in the backward pass instead of being kept
+    checkpointing = False  # True: a layer's inside is not kept but computed again for the gradient
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        count = config.num_hidden_layers
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(count))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, ids, positions=None, attend=causal):
-        """Ids of any shape -> hidden states (..., D). By default rows (B, L) that begin at position 0."""
+        """Ids of any shape -> hidden states (..., D). By default rows (B, L) that begin at
+        position 0."""
         if positions is None:
             positions = torch.arange(ids.shape[-1], device=ids.device)
         cos, sin = rotary(positions, self.config)
         x = self.embed_tokens(ids).float()  # from layer to layer it stays float32
         for layer in self.layers:
             if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False,
+                               preserve_rng_state=False)
             else:
                 x = layer(x, cos, sin, attend)
         return self.norm(x)
@@ -215,7 +223,8 @@ class Qwen2(nn.Module):
         return self.logits(self.model(ids))
 
     def logits(self, hidden):
-        """(..., D) -> (..., V). Callers with a large vocabulary pass only the positions they need."""
+        """(..., D) -> (..., V). Callers with a large vocabulary pass only the positions they
+        need."""
         return F.linear(hidden, self.output_matrix.to(hidden.dtype))
 
     @property
@@ -257,7 +266,8 @@ class Qwen2(nn.Module):
         return model.compute_in(dtype)
 
     def save_pretrained(self, folder, parameters: dict[str, torch.Tensor] | None = None) -> None:
-        """Write config and weights: the model's own, or `parameters` that are kept elsewhere with more digits."""
+        """Write config and weights: the model's own, or `parameters` that are kept elsewhere with
+        more digits."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = parameters or self.state_dict()

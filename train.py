@@ -3,13 +3,12 @@
     python train.py --mitigation none
     python train.py --resume runs/none-grpo-s0
 
-`train_step` is the algorithm, on one screen. Every random draw of step n follows from (seed, n) alone,
-so a resumed run needs no random state: it samples what the uninterrupted run would have sampled, bit
-for bit on the same CPU.
+`train_step` is the algorithm, on one screen. Every random draw of step n follows from (seed, n)
+alone, so a resumed run needs no random state: it samples what the uninterrupted run would have
+sampled, bit for bit on the same CPU.
 
-Left out: a replay buffer, a reward model, rollouts by another engine. Every answer is sampled from the
-weights that are updated with it.
-"""
+Left out: a replay buffer, a reward model, rollouts by another engine. Every answer is sampled
+from the weights that are updated with it. """
 import json
 import shutil
 import sys
@@ -58,7 +57,8 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
         if s.loss == "policy":
             result = update(lab.model, lab.optimizer, trained, weight, s, lab.reference)
         else:
-            result, advantage = update_preferences(lab.model, lab.optimizer, trained, s, lab.reference)
+            result, advantage = update_preferences(
+                lab.model, lab.optimizer, trained, s, lab.reference)
             rollouts = replace(rollouts, advantage=advantage)
     with clock("record"):
         record(run, step, rollouts, weight)
@@ -71,8 +71,8 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
 
 def refuse_undefined(rollouts: Rollouts, step: int, s: Settings) -> None:
     if not rollouts.log_prob.isfinite().all():
-        raise UserError(f"the model's probabilities are not finite any more after step {step - 1}: is "
-                        f"--learning_rate {s.learning_rate} too high?")
+        raise UserError(f"the model's probabilities are not finite any more after step {step - 1}: "
+                        f"is --learning_rate {s.learning_rate} too high?")
 
 
 def add_advantage(lab: Lab, rollouts: Rollouts, step: int) -> Rollouts:
@@ -93,8 +93,8 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
 
 
 def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor) -> None:
-    """Write what every token was given; each process writes of its own questions. The file of rank 0
-    comes last: where it is, all are."""
+    """Write what every token was given; each process writes of its own questions. The file of
+    rank 0 comes last: where it is, all are."""
     is_first = processes.rank() == 0
     if is_first:
         processes.wait()
@@ -119,16 +119,18 @@ def batch_metrics(rollouts: Rollouts) -> dict:
     reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (questions, answers)
     without_spread = (reward == reward[:, :1]).all(1)
     tokens = rollouts.mask.sum().item()
-    return {"reward": mean["reward"], "reward_format": mean["format"], "reward_answer": mean["answer"],
-            "reward_reasoning": mean["reasoning"], "success": mean["answer"], "tokens": tokens,
-            "length": tokens / len(rollouts.texts), "finished": rollouts.finished.float().mean().item(),
+    return {"reward": mean["reward"], "reward_format": mean["format"],
+            "reward_answer": mean["answer"], "reward_reasoning": mean["reasoning"],
+            "success": mean["answer"], "tokens": tokens, "length": tokens / len(rollouts.texts),
+            "finished": rollouts.finished.float().mean().item(),
             "groups_without_spread": without_spread.float().mean().item(),
             "entropy": rollouts.entropy.sum().item() / tokens,
             "collision": rollouts.collision.sum().item() / tokens}
 
 
 def credit_metrics(lab: Lab, weight_metrics: dict) -> dict:
-    """What the advantage and the mitigation have to tell, and the tokens that both sampled beside."""
+    """What the advantage and the mitigation have to tell, and the tokens that both sampled
+    beside."""
     advantage_metrics = getattr(lab.advantage, "metrics", {})
     extra = advantage_metrics.get("extra_tokens", 0) + weight_metrics.get("extra_tokens", 0)
     return {**weight_metrics, **advantage_metrics, "extra_tokens": extra}
@@ -168,8 +170,8 @@ def run_evaluations(lab: Lab, run: RunFolder, step: int) -> None:
 
 
 def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
-    """Steps done + 1 to the last. Evaluation comes before the checkpoint, so that all is on record when
-    a checkpoint says that the step is done."""
+    """Steps done + 1 to the last. Evaluation comes before the checkpoint, so that all is on
+    record when a checkpoint says that the step is done."""
     s, seconds = lab.settings, deque(maxlen=20)
     if done == 0 and s.eval_every and not run.lines("evaluations.jsonl"):
         run_evaluations(lab, run, 0)
@@ -214,14 +216,16 @@ def create_run(lab: Lab) -> RunFolder:
 
 
 def introduce(lab: Lab) -> None:
-    s, extra = lab.settings, lab.extra_parameters
+    s, extra = lab.settings, ""
+    if lab.extra_parameters:
+        extra = f" and {lab.extra_parameters:,} beside them"
     millions = sum(p.numel() for p in lab.model.parameters()) / 1e6
-    say(f"{s.model}: {millions:.2f} million parameters{f' and {extra:,} beside them' if extra else ''} "
-        f"on {s.device}, {torch.get_num_threads()} threads; {s.questions} questions x {s.answers} "
-        f"answers a step; writing to {s.folder}")
+    say(f"{s.model}: {millions:.2f} million parameters{extra} on {s.device}, "
+        f"{torch.get_num_threads()} threads; {s.questions} questions x {s.answers} answers a step; "
+        f"writing to {s.folder}")
     if s.temperature != 1:
-        say(f"  note: answers are sampled at temperature {s.temperature}. The loss, and log_prob, entropy "
-            "and collision on record, are those of temperature 1: another distribution.")
+        say(f"  note: answers are sampled at temperature {s.temperature}. The loss, and log_prob, "
+            "entropy and collision on record, are those of temperature 1: another distribution.")
 
 
 def resume(folder: Path, given: dict) -> None:
@@ -236,7 +240,8 @@ def go_on(run: RunFolder, config: dict, settings: Settings) -> None:
     checkpoint = checkpoints[-1] if checkpoints else None
     done = step_of(checkpoint) if checkpoint else 0
     if is_finished(run, settings, done):
-        say(f"{run.path} is finished after {max(done, config['steps'])} steps (--steps N goes on to N)")
+        steps = max(done, config["steps"])
+        say(f"{run.path} is finished after {steps} steps (--steps N goes on to N)")
         return
     say(f"going on after step {done}" if done else "no checkpoint yet: starting again at step 1")
     lab = make_lab(settings, checkpoint)
@@ -245,7 +250,7 @@ def go_on(run: RunFolder, config: dict, settings: Settings) -> None:
     processes.wait()  # until all have read what is changed now
     if config["steps"] != settings.steps:
         run.replace("config.json", json.dumps({**config, "steps": settings.steps}, indent=2) + "\n")
-    run.forget_after(done if done else -1)  # without a checkpoint, the first evaluation is made again
+    run.forget_after(done if done else -1)  # -1: the evaluation at step 0 is made again, too
     with StopRequest() as stop:
         train(lab, run, done, stop)
 
@@ -275,7 +280,7 @@ if __name__ == "__main__":
         speaks = processes.speaks() or isinstance(error, processes.LostProcess)
         sys.exit(f"train.py: {error}" if speaks else 1)
     except KeyboardInterrupt:
-        sys.exit("train.py: stopped at once; --resume goes on from the last checkpoint of a run that "
-                 "has one")
+        sys.exit("train.py: stopped at once; --resume goes on from the last checkpoint of a run "
+                 "that has one")
     finally:
         processes.stop()
