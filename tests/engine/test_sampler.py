@@ -138,13 +138,22 @@ def test_a_step_leaves_its_tensors_where_they_are(small_model):
     """What is recorded once can only be played again if it reads and writes the same memory."""
     with torch.no_grad():
         result = sampler.Generation.empty(12, 9, "cpu")
-        batch = sampler.Answering(small_model, PROMPTS, 4, torch.arange(12), result, torch.rand(12, 9), torch.full((12,), 9), torch.tensor([2]), 1.0, False)
-        batch.look_at(8, ahead=True)
-        tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor) and name not in ("unwritten", "slot")}
-        before = {name: value.data_ptr() for name, value in tensors.items()}
-        batch.step(), batch.step()
-    assert {"keys", "values", "token", "t", "done", "rows", "length", "question", "uniform", "padding", "limit", "stop", "order", "back", "place", "pair"} == set(tensors)
-    assert {name: vars(batch)[name].data_ptr() for name in tensors} == before and batch.t.item() == 3
+        request = sampler.Request(torch.arange(12), torch.full((12,), 9), torch.rand(12, 9), torch.tensor([2]), 1.0, False)
+        batch = sampler.Decoding(small_model, request, result)
+        batch.prefill(PROMPTS, 4)
+        batch.look_at(8, some_are_ahead=True)
+        before = {name: tensor.data_ptr() for name, tensor in tensors_of(batch).items()}
+        batch.step()
+        batch.step()
+    assert {"keys", "values", "token", "t", "done", "rows", "prompt_length", "question", "uniform", "prompt_padding",
+            "limit", "stop_ids", "order", "back", "place", "line"} == set(before)
+    assert {name: tensor.data_ptr() for name, tensor in tensors_of(batch).items()} == before and batch.t.item() == 3
+
+
+def tensors_of(batch):
+    """All that a recorded step reads and writes, except what it makes anew each time."""
+    held = {**vars(batch), **vars(batch.grid), **vars(batch.request)}
+    return {name: value for name, value in held.items() if isinstance(value, torch.Tensor) and name not in ("unwritten", "slot")}
 
 
 def test_sampling_in_bfloat16_converts_the_matrices_once(small_model):
