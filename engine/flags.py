@@ -171,6 +171,8 @@ def check_value(name: str, value, flag: Flag) -> None:
     if not has_type(value, flag):
         wanted = {int: "a number", float: "a number", bool: "yes or no"}.get(flag.type, "text")
         raise UserError(f"--{name} {value!r} should be {wanted.removeprefix('a ') if wanted == 'text' else wanted}")
+    if value is None:
+        return
     if flag.choices and value not in flag.choices:
         near = sorted(flag.choices, key=lambda choice: -difflib.SequenceMatcher(None, choice, value).ratio())
         raise UserError(f"--{name} {value} is not one of: {', '.join(near)}")
