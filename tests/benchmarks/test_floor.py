@@ -1,4 +1,4 @@
-"""The arithmetic of floor.py against counted parameters, operations and tensors. Nothing is timed."""
+"""The arithmetic of floor.py against counted parameters, operations and tensors."""
 from dataclasses import replace
 
 import pytest
