@@ -265,14 +265,14 @@ def my_idea(tokens, *, strength: float = 1.0):
 
 @pytest.fixture(scope="module")
 def with_idea(tmp_path_factory):
-    """A copy of the program with one function more, and a run with it."""
+    """A copy of the program with one function more at the end of mitigations.py."""
     folder = tmp_path_factory.mktemp("copy")
     for path in ROOT.glob("*.py"):
         shutil.copy(path, folder)
-    source = (folder / "mitigations.py").read_text()
-    before, found, after = source.partition("\n\nclass ImportanceNet")
-    assert found
-    (folder / "mitigations.py").write_text(before + IDEA + found + after)
+    for room in ("engine", "credit", "analysis", "tools"):
+        shutil.copytree(ROOT / room, folder / room)
+    with open(folder / "mitigations.py", "a") as file:
+        file.write(IDEA)
     return folder
 
 
@@ -292,7 +292,7 @@ def test_a_weighting_of_ones_own_is_one_function(with_idea):
         np.testing.assert_allclose(credit["weight"], expected / expected.mean(), rtol=1e-5)
     assert json.loads((with_idea / "run/config.json").read_text())["strength"] == 3
     assert "--strength belongs to my_idea" in program(with_idea, "train.py", "--strength", "2", expect=1)
-    seen = program(with_idea, "mitigations.py", "run", "--mitigation", "my_idea", "--strength", "3", "--episode", "2")
+    seen = program(with_idea, "-m", "tools.preview", "run", "--mitigation", "my_idea", "--strength", "3", "--episode", "2")
     assert "my_idea --strength 3.0, rescale mean" in seen and "episode 2: reward" in seen and "heaviest tokens" in seen
 
 
