@@ -282,16 +282,30 @@ def program(folder, *argv, expect=0):
     return result.stdout + result.stderr
 
 
+SEVERAL_COMMANDS = """
+import json, sys
+import train
+from engine.errors import UserError
+for argv in json.loads(sys.argv[1]):
+    try:
+        train.main(argv)
+    except SystemExit:  # after --help
+        pass
+    except UserError as error:
+        print("refused:", error)
+"""
+
+
 def test_a_weighting_of_ones_own_is_one_function(with_idea):
     """A choice, with its flag, its help and its row; on record; and seen on recorded tokens without training."""
-    text = program(with_idea, "train.py", "--help")
+    training = [*SHORT, "--steps", "1", "--mitigation", "my_idea", "--strength", "3", "--out", "run"]
+    text = program(with_idea, "-c", SEVERAL_COMMANDS, json.dumps([["--help"], training, ["--strength", "2"]]))
     assert "\n  my_idea                       One line that becomes the help text.\n" in text and "--strength (default 1.0)" in text
-    program(with_idea, "train.py", *SHORT, "--steps", "1", "--mitigation", "my_idea", "--strength", "3", "--out", "run")
+    assert "refused: --strength belongs to my_idea" in text
     with np.load(with_idea / "run/credit/step_000001.npz") as credit:
         expected = 1 + 3 * credit["entropy"]
         np.testing.assert_allclose(credit["weight"], expected / expected.mean(), rtol=1e-5)
     assert json.loads((with_idea / "run/config.json").read_text())["strength"] == 3
-    assert "--strength belongs to my_idea" in program(with_idea, "train.py", "--strength", "2", expect=1)
     seen = program(with_idea, "-m", "tools.preview", "run", "--mitigation", "my_idea", "--strength", "3", "--episode", "2")
     assert "my_idea --strength 3.0, rescale mean" in seen and "episode 2: reward" in seen and "heaviest tokens" in seen
 
