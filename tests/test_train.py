@@ -3,6 +3,7 @@ import errno
 import gc
 import io
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -44,6 +45,22 @@ def run(*argv, expect=0):
             errors.write(f"train.py: {error}")
     assert code == expect, out.getvalue() + errors.getvalue()
     return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
+
+
+@pytest.fixture(scope="session")
+def in_a_process():
+    """Start train.main in a process of its own that can be killed.
+
+    It is forked from one that has imported PyTorch, which takes 3 seconds, and has computed nothing yet.
+    """
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["train", "torch._dynamo"])
+
+    def start(*argv):
+        process = server.Process(target=train.main, args=(list(map(str, argv)),), daemon=True)
+        process.start()
+        return process
+    return start
 
 
 def lines(path):
@@ -138,15 +155,15 @@ def test_a_run_repeats_from_its_own_config(whole, tmp_path):
 
 
 @pytest.mark.parametrize("step", [1, 3, 5])
-def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, step):
+def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, in_a_process, step):
     """SIGKILL once the credit file of this step shows: before the first checkpoint, between two, after the last but one."""
     folder, wait_for = tmp_path / "killed", f"credit/step_{step:06d}.npz"
-    process = subprocess.Popen([sys.executable, ROOT / "train.py", "--model", learner, "--out", folder], stdout=subprocess.DEVNULL)
+    process = in_a_process("--model", learner, "--out", folder)
     while not (folder / wait_for).exists():
-        assert process.poll() is None or (folder / wait_for).exists()
+        assert process.is_alive() or (folder / wait_for).exists()
         time.sleep(0.002)
     process.kill()
-    process.wait()
+    process.join()
     for name in ("metrics.jsonl", "samples.jsonl"):  # a line that the kill cut off
         with open(folder / name, "a") as file:
             file.write('{"step": 4, "rew')
@@ -271,16 +288,15 @@ def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(learn
     assert seeds[1:3] == seeds[4:6] == seeds[7:9] == seeds[10:12]
 
 
-def test_a_run_that_is_being_written_cannot_be_resumed(learner, tmp_path):
+def test_a_run_that_is_being_written_cannot_be_resumed(learner, tmp_path, in_a_process):
     folder = tmp_path / "alive"
-    process = subprocess.Popen([sys.executable, ROOT / "train.py", "--model", learner, "--out", folder, "--steps", "10000"],
-                               stdout=subprocess.DEVNULL)
+    process = in_a_process("--model", learner, "--out", folder, "--steps", "10000")
     while not (folder / "credit/step_000002.npz").exists():
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.002)
     assert "is being written by another process" in run("--resume", folder, expect=1).stderr
     process.kill()
-    process.wait()
+    process.join()
     assert [line["step"] for line in lines(folder / "metrics.jsonl")[:2]] == [1, 2]
 
 
