@@ -9,10 +9,11 @@ from engine.lab import Lab, make_lab
 from engine.optimizer import make_optimizer
 from engine.rollouts import Rollouts
 from engine.run_folder import RunFolder
+from engine.clock import peak_memory
 from engine.settings import Settings, make_settings, read_flags
 from grpo import update
 from qwen2_model import Qwen2
-from train import peak_memory, train_step
+from train import train_step
 
 TINY = PROJECT / "models/tiny"
 NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the same weights

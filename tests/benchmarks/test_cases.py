@@ -8,7 +8,7 @@ from benchmarks import cases, cost, memory, speed, work
 from benchmarks.cases import Case
 from engine.errors import UserError
 from engine.settings import make_settings, read_flags
-from mitigations import MITIGATIONS
+from engine.registry import MITIGATIONS
 
 SMALL = dict(questions=2, answers=2, new_tokens=4, micro_batch=3)
 
