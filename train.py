@@ -231,8 +231,10 @@ def introduce(lab: Lab) -> None:
 def resume(folder: Path, given: dict) -> None:
     refuse_changes(given)
     config = run_config(folder)
+    settings = make_settings({"config": folder / "config.json", **given})
+    processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
     with open_run(folder) as run:
-        go_on(run, config, make_settings({"config": folder / "config.json", **given}))
+        go_on(run, config, settings)
 
 
 def go_on(run: RunFolder, config: dict, settings: Settings) -> None:

@@ -23,8 +23,9 @@ class LostProcess(UserError):
 
 
 def start(device: str) -> str:
-    """Join the others, if torchrun started this process. Returns this one's own device."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
+    """Join the others, if torchrun started this process. Returns this one's own device. Calling it
+    again only returns the device."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         return device
     if device == "cuda":
         rank, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
@@ -35,8 +36,9 @@ def start(device: str) -> str:
         torch.cuda.set_device(device)
     elif device != "cpu":
         raise UserError(f"--device {device}: every process takes a device of its own, say cuda")
-    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=timedelta(minutes=30))
+    if not dist.is_initialized():
+        backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, timeout=timedelta(minutes=30))
     return device
 
 

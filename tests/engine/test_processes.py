@@ -126,6 +126,11 @@ def test_a_run_of_two_ranks_leaves_the_folder_of_one(flags, tmp_path):
     assert [len(RunFolder(tmp_path / name).lines("evaluations.jsonl")) for name in ("one", "two")] == [4, 4]
     assert json.loads((tmp_path / "two/config.json").read_text())["ranks"] == 2
     assert {path.name for path in (tmp_path / "two/checkpoints").iterdir()} == {"step_000001", "step_000002", "step_000003"}
+    run = torchrun("--resume", tmp_path / "two", "--steps", 4)
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0 and output.count("going on after step 3") == 1, output
+    assert [line["step"] for line in RunFolder(tmp_path / "two").lines("metrics.jsonl")] == [1, 2, 3, 4]
+    assert (tmp_path / "two/credit/step_000004_rank1.npz").exists()
 
 
 def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
