@@ -10,19 +10,22 @@ from engine.rollouts import Rollouts
 
 @mitigation
 class causal_ablation:
-    """What happens without the token: every n-th is replaced by another draw, the answer goes on, |change of reward|.
+    """What happens without the token: every n-th is replaced by another draw, the answer goes on,
+    |change of reward|.
 
-    The replacement comes from the policy with the token ruled out; one continuation; linear in between.
-    """
+    The replacement comes from the policy with the token ruled out; one continuation; linear in
+    between. """
 
     def __init__(self, lab, *, ablate_every: Count = 8):
         self.every, self.metrics = ablate_every, {}
 
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
         lengths, groups, ids = tokens.length.tolist(), tokens.group.tolist(), tokens.ids.tolist()
-        places = [(row, t) for row, length in enumerate(lengths) for t in range(0, length, self.every)]
+        places = [(row, t) for row, length in enumerate(lengths)
+                  for t in range(0, length, self.every)]
         others = other_tokens(lab, tokens, torch.tensor(places, device=tokens.ids.device))
-        prefixes = [(groups[row], (*ids[row][:t], other)) for (row, t), other in zip(places, others)]
+        prefixes = [(groups[row], (*ids[row][:t], other))
+                    for (row, t), other in zip(places, others)]
         rewards, spent = continuation_rewards(lab, tokens, prefixes, 1)
         self.metrics = {"extra_tokens": spent}
         change = (tokens.reward[[row for row, _ in places]] - rewards[:, 0]).abs().tolist()

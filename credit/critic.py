@@ -1,9 +1,8 @@
 """PPO's critic: a learned value for every prefix of an answer.
 
-V(prefix) is a linear function of the policy's own hidden state, trained beside it. A critic of the
-policy's size, the usual PPO, would be a second model in memory; the head here is one number for each
-hidden unit, at the price of features that are trained for something else.
-"""
+V(prefix) is a linear function of the policy's own hidden state, trained beside it. A critic of
+the policy's size, the usual PPO, would be a second model in memory; the head here is one number
+for each hidden unit, at the price of features that are trained for something else. """
 import typing
 
 import torch
@@ -27,7 +26,8 @@ class gae:
     the learning rate depend on the model. The critic's loss never reaches the policy.
     """
 
-    def __init__(self, lab, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0, critic_lr: Rate = 1e-2):
+    def __init__(self, lab, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
+                 critic_lr: Rate = 1e-2):
         head = nn.Linear(lab.model.config.hidden_size, 1)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
@@ -57,11 +57,11 @@ class gae:
 
 def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch.Tensor,
                           gamma: float, gae_lambda: float) -> torch.Tensor:
-    """GAE (1506.02438): delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lambda A_{t+1}.
+    """GAE (1506.02438): delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lambda
+    A_{t+1}.
 
-    The reward (B,) comes with the last token, and nothing is worth anything after it: an answer cut off
-    by the limit ends there like any other. gamma = lambda = 1 gives R - V_t.
-    """
+    The reward (B,) comes with the last token, and nothing is worth anything after it: an answer
+    cut off by the limit ends there like any other. gamma = lambda = 1 gives R - V_t. """
     B, T = mask.shape
     advantage, value = torch.zeros_like(value), value * mask
     following, last = torch.zeros(B, device=value.device), mask.sum(1) - 1

@@ -1,4 +1,5 @@
-"""lambda-GRPO (2510.06870): one learned scalar says how much longer answers weigh than shorter ones."""
+"""lambda-GRPO (2510.06870): one learned scalar says how much longer answers weigh than shorter
+ones."""
 import typing
 
 import torch
@@ -15,7 +16,8 @@ Exponent = typing.Annotated[float, Range(least=-100, most=100)]
 
 @mitigation
 class lambda_grpo:
-    """G softmax((1 + z/9)^lambda) over a group's answers, z their standardised lengths; lambda is learned.
+    """G softmax((1 + z/9)^lambda) over a group's answers, z their standardised lengths; lambda is
+    learned.
 
     The formula is known here from reimplementations. lambda descends the same surrogate loss with
     log_prob fixed and the weight live, after the weights of the batch are made.

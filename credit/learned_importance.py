@@ -28,11 +28,11 @@ class ImportanceNet(nn.Module):
 
 @mitigation
 class learned_importance:
-    """A small net on the hidden states, trained to tell an answer's advantage from the weighted mean of them.
+    """A small net on the hidden states, trained to tell an answer's advantage from the weighted
+    mean of them.
 
-    Weight 1 during the warm-up. What helps to predict the outcome need not have caused it. Where the
-    true credit of the tokens is known, the net learns its size instead.
-    """
+    Weight 1 during the warm-up. What helps to predict the outcome need not have caused it. Where
+    the true credit of the tokens is known, the net learns its size instead. """
 
     def __init__(self, lab, *, importance_warmup: CountOrNone = 10, importance_lr: Positive = 1e-3):
         net = ImportanceNet(lab.model.config.hidden_size, lab.settings.seed)

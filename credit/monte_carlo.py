@@ -1,4 +1,5 @@
-"""Values of prefixes from fresh answers that go on from there: V(prefix) = mean reward of k of them."""
+"""Values of prefixes from fresh answers that go on from there: V(prefix) = mean reward of k of
+them."""
 import typing
 
 import torch
@@ -17,15 +18,16 @@ Every = typing.Annotated[str, Flag("line", "a value at every new line, or every 
 
 @advantage
 class vine:
-    """Monte Carlo values (VinePPO, 2410.01679): a segment's advantage is the value after it minus the value before it.
+    """Monte Carlo values (VinePPO, 2410.01679): a segment's advantage is the value after it minus
+    the value before it.
 
-    The last segment ends with the reward itself. Unbiased for any number of continuations; the noise
-    is about 2 p (1 - p) / k.
-    """
+    The last segment ends with the reward itself. Unbiased for any number of continuations; the
+    noise is about 2 p (1 - p) / k. """
 
     def __init__(self, lab, *, values_k: K = 9, values_every: Every = "line"):
         if values_every != "line" and not (values_every.isdecimal() and int(values_every) > 0):
-            raise UserError(f"--values_every {values_every} should be line or a number of tokens, at least 1")
+            raise UserError(f"--values_every {values_every} should be line or a number of tokens, "
+                            "at least 1")
         self.k, self.every, self.metrics = values_k, values_every, {}
 
     def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
@@ -48,7 +50,8 @@ def segment_starts(texts: list[str], every: str) -> list[int]:
     return [0] + [t + 1 for t, text in enumerate(texts[:-1]) if "\n" in text]
 
 
-def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]], k: int) -> tuple[list[list[float]], int]:
+def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]],
+                  k: int) -> tuple[list[list[float]], int]:
     """Values of answer b's first cuts[b][j] tokens, and the tokens that took. Equal prefixes of one
     question share theirs."""
     rows = [ids[:length] for ids, length in zip(rollouts.ids.tolist(), rollouts.length.tolist())]
@@ -63,10 +66,10 @@ def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]], k: int) -> tup
 
 
 @torch.no_grad()
-def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tuple[int, ...]]], k: int,
-                         progress=lambda share: None) -> tuple[torch.Tensor, int]:
-    """Rewards (n, k) of k fresh answers that go on from each (question, first tokens), and the tokens
-    that took.
+def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tuple[int, ...]]],
+                         k: int, progress=lambda share: None) -> tuple[torch.Tensor, int]:
+    """Rewards (n, k) of k fresh answers that go on from each (question, first tokens), and the
+    tokens that took.
 
     A prefix that has ended, or that has reached the limit, is worth its own reward. Random numbers
     follow from the batch's generator alone.
@@ -90,7 +93,8 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
         for row, (ids, length) in enumerate(zip(fresh.tokens.tolist(), lengths)):
             i = part[row // k]
             question, prefix = prefixes[i]
-            rewards[i, row % k] = lab.reward_of(rollouts.problems[question], (*prefix, *ids[:length]))
+            answer = (*prefix, *ids[:length])
+            rewards[i, row % k] = lab.reward_of(rollouts.problems[question], answer)
     total = torch.tensor(float(spent))
     processes.add_up(rewards, total)
     for i, (question, prefix) in enumerate(prefixes):
@@ -101,7 +105,8 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
 
 @torch.no_grad()
 def other_tokens(lab, rollouts: Rollouts, places: torch.Tensor) -> list[int]:
-    """For each place (answer, index) of (n, 2): a token from the policy without the one that stands there."""
+    """For each place (answer, index) of (n, 2): a token from the policy without the one that
+    stands there."""
     uniform, others = torch.rand(len(places), generator=rollouts.generator).to(places.device), []
     chunk = max(1, LOGITS_AT_ONCE // lab.model.config.vocab_size)
     for part, u in zip(places.split(chunk), uniform.split(chunk)):

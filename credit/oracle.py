@@ -11,12 +11,13 @@ SURE = 1e-3  # a token with 1 - p below this is taken to have no credit
 
 @mitigation
 class oracle:
-    """The size of each token's Monte Carlo credit |V(after) - V(before)|: expensive, a reference for the others.
+    """The size of each token's Monte Carlo credit |V(after) - V(before)|: expensive, a reference
+    for the others.
 
     The sign stays the outcome's, so this is no upper bound; that is --advantage vine with many
-    continuations. A token of probability p cannot be credited with more than (1 - p) of the reward's
-    range, so values are sampled only around tokens with 1 - p above a thousandth; the others get 0.
-    """
+    continuations. A token of probability p cannot be credited with more than (1 - p) of the
+    reward's range, so values are sampled only around tokens with 1 - p above a thousandth; the
+    others get 0. """
 
     def __init__(self, lab, *, oracle_k: Count = 8):
         self.k, self.metrics = oracle_k, {}

@@ -18,7 +18,7 @@ class Trained:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         for parameter in self.module.parameters():
-            if parameter.grad is None:  # it had no part; with a gradient its state is saved all the same
+            if parameter.grad is None:  # it had no part; with a gradient it gets a state to save
                 parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
 

@@ -26,7 +26,8 @@ SCORES = {"reward": "reward", "reward_format": "format", "reward_answer": "answe
           "reward_reasoning": "reasoning"}  # column: part of the score
 PER_ANSWER = ("episode_start", "group", "finished", *SCORES)
 PER_QUESTION = ("prompt_ids", "prompt_start")
-COUNTED_FROM_0 = {"episode_start": "token_id", "group": "prompt_start", "prompt_start": "prompt_ids"}
+COUNTED_FROM_0 = {  # in each file, and what is counted
+    "episode_start": "token_id", "group": "prompt_start", "prompt_start": "prompt_ids"}
 
 
 def credit_path(run: Path, step: int, rank: int = 0) -> Path:
@@ -47,10 +48,13 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, **more: torch.Tensor) -> None:
-    """Write a batch's record. `more` are further (B, T) by name: the true credit, where a probe knows it."""
+def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
+                 **more: torch.Tensor) -> None:
+    """Write a batch's record. `more` are further (B, T) by name: the true credit, where a probe
+    knows it."""
     per_token = {"log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
-                 "collision": rollouts.collision, "weight": weight, "advantage": rollouts.advantage, **more}
+                 "collision": rollouts.collision, "weight": weight,
+                 "advantage": rollouts.advantage, **more}
     labels = {"section": rollouts.section, "kind": rollouts.kind}
     columns = {"token_id": flat(rollouts.ids, rollouts, np.int32)}
     columns |= {name: flat(values, rollouts, np.float32) for name, values in per_token.items()}
@@ -153,7 +157,8 @@ def check_sizes(path: Path, columns: dict[str, np.ndarray]) -> None:
 
 
 def check_ranges(path: Path, columns: dict[str, np.ndarray]) -> None:
-    ranges = {**PER_TOKEN, "group": (0, len(columns["prompt_start"]) - 1), "reward": (-np.inf, np.inf)}
+    last_question = len(columns["prompt_start"]) - 1
+    ranges = {**PER_TOKEN, "group": (0, last_question), "reward": (-np.inf, np.inf)}
     for name, (low, high) in ranges.items():
         values = columns[name]
         wrong = values[~(np.isfinite(values) & (values >= low) & (values <= high))]

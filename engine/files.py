@@ -1,4 +1,5 @@
-"""Reading and writing files so that a full disk, a cut-off line or a kill ends in one clear sentence."""
+"""Reading and writing files so that a full disk, a cut-off line or a kill ends in one clear
+sentence."""
 import json
 import math
 import os
@@ -34,7 +35,8 @@ def read_json(path: Path) -> dict:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read a JSONL file. Its last line may be cut off by a kill; any other broken line is an error."""
+    """Read a JSONL file. Its last line may be cut off by a kill; any other broken line is an
+    error."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     except UnicodeDecodeError:
@@ -51,7 +53,8 @@ def read_lines(path: Path) -> list[dict]:
 
 def append_line(path: Path, line: dict) -> None:
     """Append one JSON line. JSON has no NaN: an undefined number becomes null."""
-    text = json.dumps({key: null_if_undefined(value) for key, value in line.items()}, allow_nan=False)
+    defined = {key: null_if_undefined(value) for key, value in line.items()}
+    text = json.dumps(defined, allow_nan=False)
     with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write(text + "\n")
 
@@ -75,7 +78,8 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def whole_folder(path: Path):
-    """Fill the folder that is handed out; it becomes `path` when nothing went wrong, and is removed otherwise."""
+    """Fill the folder that is handed out; it becomes `path` when nothing went wrong, and is
+    removed otherwise."""
     unfinished = path.with_name(f".{path.name}.tmp")
     with writing(path):
         shutil.rmtree(unfinished, ignore_errors=True)  # left by one that was killed

@@ -1,4 +1,5 @@
-"""One mechanism for every flag of every program: its default, its range, its help, how it is read and checked.
+"""One mechanism for every flag of every program: its default, its range, its help, how it is read
+and checked.
 
 A flag stands in one of three places, and is a `Flag` in all of them:
 
@@ -31,7 +32,7 @@ class Flag:
     kind: type | None = None     # the type of the default, where nothing else is said
     quick: object = None         # its value with --quick, where that differs
     topic: str = ""              # of the settings: under which heading of --help it stands
-    only: tuple | None = None    # of the settings: a test on them, and words for it; else the flag would do nothing
+    only: tuple | None = None    # a test on the settings, and words for it: else it does nothing
 
     @property
     def type(self) -> type:
@@ -45,7 +46,8 @@ class Flag:
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a parameter that is a flag, written as its type: `Annotated[float, Range(least=0)]`."""
+    """The range of a parameter that is a flag, written as its type: `Annotated[float,
+    Range(least=0)]`."""
     least: float | None = None
     above: float | None = None
     most: float | None = None
@@ -66,8 +68,12 @@ def option(default, text: str, **more):
 
 def fields_as_flags(cls) -> dict[str, Flag]:
     """The flags of a dataclass whose fields are options."""
-    return {f.name: dataclasses.replace(f.metadata["flag"], kind=f.metadata["flag"].kind or plain_type(f.type))
-            for f in dataclasses.fields(cls) if "flag" in f.metadata}
+    flags = {}
+    for f in dataclasses.fields(cls):
+        if "flag" in f.metadata:
+            flag = f.metadata["flag"]
+            flags[f.name] = dataclasses.replace(flag, kind=flag.kind or plain_type(f.type))
+    return flags
 
 
 def plain_type(hint) -> type:
@@ -77,25 +83,27 @@ def plain_type(hint) -> type:
 
 
 def parameters_as_flags(function) -> dict[str, Flag]:
-    """The flags of a weighting or an advantage: the keyword-only parameters of the function, or of a class's __init__."""
+    """The flags of a weighting or an advantage: the keyword-only parameters of the function, or
+    of a class's __init__."""
     is_class = inspect.isclass(function)
     signed = function.__init__ if is_class else function
     hints = typing.get_type_hints(signed, include_extras=True)
     flags, given = {}, 2 if is_class else 1  # (self, lab) or (tokens)
     for place, (name, parameter) in enumerate(inspect.signature(signed).parameters.items()):
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and place >= given:
-            raise UserError(f"the parameter {name} of {function.__name__} comes after tokens (a class: after lab): "
-                            "write a * before it to make it a flag")
+            raise UserError(f"the parameter {name} of {function.__name__} comes after tokens (a "
+                            "class: after lab): write a * before it to make it a flag")
         if parameter.kind is parameter.KEYWORD_ONLY:
-            flags[name] = parameter_as_flag(function, name, parameter, hints.get(name, type(parameter.default)))
+            hint = hints.get(name, type(parameter.default))
+            flags[name] = parameter_as_flag(function, name, parameter, hint)
     return flags
 
 
 def parameter_as_flag(function, name: str, parameter, hint) -> Flag:
     kind = getattr(hint, "__origin__", hint)
     if kind not in (int, float, bool, str) or parameter.default is parameter.empty:
-        raise UserError(f"the parameter {name} of {function.__name__} needs a default, and a type that is int, float, "
-                        "bool or str: it becomes a flag")
+        raise UserError(f"the parameter {name} of {function.__name__} needs a default, and a type "
+                        "that is int, float, bool or str: it becomes a flag")
     extras = getattr(hint, "__metadata__", ())
     whole = [extra for extra in extras if isinstance(extra, Flag)]
     if whole:
@@ -122,7 +130,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             names = [option for action in self._actions for option in action.option_strings]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], [*names, *known], 1)
-            raise UserError(f"unknown argument {unknown[0]}" + (f", did you mean {near[0]}?" if near else ""))
+            hint = f", did you mean {near[0]}?" if near else ""
+            raise UserError(f"unknown argument {unknown[0]}{hint}")
         return vars(given)
 
 
@@ -133,17 +142,22 @@ def underscores(argument: str) -> str:
 
 def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
     """Add it to a parser or a group of one. A yes-or-no flag alone means yes."""
-    kinds = {int: dict(type=int, metavar="N"), float: dict(type=float, metavar="X"), str: dict(type=str, metavar="TEXT"),
+    kinds = {int: dict(type=int, metavar="N"), float: dict(type=float, metavar="X"),
+             str: dict(type=str, metavar="TEXT"),
              bool: dict(type=yes_or_no, nargs="?", const=True, metavar="yes|no")}
-    parser.add_argument(f"--{name}", help=describe(flag) if help is None else help, **kinds[flag.type])
+    help = describe(flag) if help is None else help
+    parser.add_argument(f"--{name}", help=help, **kinds[flag.type])
 
 
 def describe(flag: Flag) -> str:
     """A flag's line in --help."""
-    choices = ": " + " | ".join(flag.choices) if flag.choices else ""
-    quick = "" if flag.quick is None else f", quick {flag.quick}"
-    default = "" if flag.default is None or flag.default is False else f" (default {flag.default}{quick})"
-    return (flag.text + choices + default).replace("%", "%%")
+    text = flag.text
+    if flag.choices:
+        text += ": " + " | ".join(flag.choices)
+    if flag.default is not None and flag.default is not False:
+        quick = "" if flag.quick is None else f", quick {flag.quick}"
+        text += f" (default {flag.default}{quick})"
+    return text.replace("%", "%%")  # argparse takes a single one for a placeholder
 
 
 def yes_or_no(text: str) -> bool:
@@ -160,7 +174,9 @@ def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:
 
 def with_defaults(given: dict, flags: dict[str, Flag], quick: bool = False) -> SimpleNamespace:
     """What was typed, checked, and the default of all else; with `quick` the quick value."""
-    values = {name: flag.quick if quick and flag.quick is not None else flag.default for name, flag in flags.items()}
+    values = {name: flag.default for name, flag in flags.items()}
+    if quick:
+        values |= {name: flag.quick for name, flag in flags.items() if flag.quick is not None}
     values |= given
     for name, flag in flags.items():
         check_value(name, values[name], flag)
@@ -174,14 +190,22 @@ def check_value(name: str, value, flag: Flag) -> None:
     if value is None:
         return
     if flag.choices and value not in flag.choices:
-        near = sorted(flag.choices, key=lambda choice: -difflib.SequenceMatcher(None, choice, value).ratio())
-        raise UserError(f"--{name} {value} is not one of: {', '.join(near)}")
+        near = ", ".join(nearest(value, flag.choices))
+        raise UserError(f"--{name} {value} is not one of: {near}")
     if flag.least is not None and value < flag.least:
         raise UserError(f"--{name} {value} should be at least {flag.least}")
     if flag.above is not None and value <= flag.above:
         raise UserError(f"--{name} {value} should be above {flag.above}")
     if flag.most is not None and value > flag.most:
         raise UserError(f"--{name} {value} should be at most {flag.most}")
+
+
+def nearest(value: str, choices: Iterable[str]) -> list[str]:
+    """The choices, those that are spelled alike first."""
+    def distance(choice):
+        return -difflib.SequenceMatcher(None, choice, value).ratio()
+
+    return sorted(choices, key=distance)
 
 
 def has_type(value, flag: Flag) -> bool:
@@ -196,7 +220,7 @@ def has_type(value, flag: Flag) -> bool:
 
 def run_as_program(name: str, main) -> None:
     """Run main(argv); print an error that the user can fix as one line."""
-    sys.stdout.reconfigure(errors="replace")  # an answer may hold characters that the terminal cannot show
+    sys.stdout.reconfigure(errors="replace")  # an answer may hold what the terminal cannot show
     try:
         main(sys.argv[1:])
     except UserError as error:

@@ -89,7 +89,8 @@ class Lab:
             state = getattr(spreader, "state_dict", dict)()
             for name, value in state.items():
                 if not isinstance(value, torch.Tensor):
-                    raise UserError(f"the {part}'s state_dict should hold tensors only, {name} is none")
+                    raise UserError(f"the {part}'s state_dict should hold tensors only, {name} is "
+                                    "none")
                 tensors[f"{part}.{name}"] = value
         return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
@@ -122,7 +123,8 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
                         "processes: some would have none")
     folder = checkpoint or find_folder(s.model)
     dtype = getattr(torch, s.dtype)
-    model = Qwen2.from_pretrained(folder, "cpu" if s.offload_optimizer else device).compute_in(dtype)
+    model = Qwen2.from_pretrained(folder, "cpu" if s.offload_optimizer else device)
+    model.compute_in(dtype)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     optimizer = make_optimizer(model, s.learning_rate, s.weight_decay, s.offload_optimizer, device)
@@ -159,8 +161,8 @@ def check_prompts(lab: Lab) -> None:
         longest = max(longest, len(prompt))
     limit = lab.model.config.max_position_embeddings
     if longest + s.max_new_tokens > limit:
-        raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and the "
-                        f"answer exceed the {limit} that {s.model} takes")
+        raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and "
+                        f"the answer exceed the {limit} that {s.model} takes")
 
 
 def pick_device(name: str) -> torch.device:
@@ -171,7 +173,8 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"--device {name}: only cpu and cuda are implemented")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices here")
+        count = torch.cuda.device_count()
+        raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")
     return device
 
 

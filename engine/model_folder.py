@@ -1,9 +1,10 @@
-"""Reading a Hugging Face folder of a Qwen2, Qwen2.5 or dense Qwen3 model, and refusing what the code does not do.
+"""Reading a Hugging Face folder of a Qwen2, Qwen2.5 or dense Qwen3 model, and refusing what the
+code does not do.
 
-`read_config` returns the values of config.json that the transformer is built from, each checked. `load_weights`
-fills a module: every tensor of the files must have its place in it, and every place its tensor. Rope scaling,
-sliding windows, other activations and quantized weights are refused with a sentence that names them.
-"""
+`read_config` returns the values of config.json that the transformer is built from, each checked.
+`load_weights` fills a module: every tensor of the files must have its place in it, and every
+place its tensor. Rope scaling, sliding windows, other activations and quantized weights are
+refused with a sentence that names them. """
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from engine.errors import UserError
 from engine.files import read_json
 
 MODEL_TYPES = ("qwen2", "qwen3")
-REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-            "num_key_value_heads")
-OPTIONAL = ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "bos_token_id", "pad_token_id")
+REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+            "num_attention_heads", "num_key_value_heads")
+OPTIONAL = ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "bos_token_id",
+            "pad_token_id")
 
 
 def read_config(folder: Path) -> dict:
@@ -25,10 +27,13 @@ def read_config(folder: Path) -> dict:
         raise UserError(f"{path}: model_type {raw.get('model_type')!r} is not implemented here")
     check_values(raw, path)
     refuse_what_is_not_implemented(raw, path)
-    usual_head = 128 if raw["model_type"] == "qwen3" else raw["hidden_size"] // raw["num_attention_heads"]
+    usual_head = raw["hidden_size"] // raw["num_attention_heads"]
+    if raw["model_type"] == "qwen3":
+        usual_head = 128
+    rope_theta = rope_of(raw).get("rope_theta", raw.get("rope_theta", 10000.0))
     values = {name: raw[name] for name in (*REQUIRED, *OPTIONAL) if name in raw}
-    return {**values, "model_type": raw["model_type"], "head_dim": raw.get("head_dim") or usual_head,
-            "rope_theta": float(rope_of(raw).get("rope_theta", raw.get("rope_theta", 10000.0))),
+    return {**values, "model_type": raw["model_type"],
+            "head_dim": raw.get("head_dim") or usual_head, "rope_theta": float(rope_theta),
             "eos_token_id": read_stop_tokens(raw, folder)}
 
 
@@ -67,12 +72,13 @@ def check_values(raw: dict, path: Path) -> None:
 
 def refuse_what_is_not_implemented(raw: dict, path: Path) -> None:
     window, first_window = raw.get("sliding_window", 4096), raw.get("max_window_layers", 28)
+    has_windows = window and first_window < raw["num_hidden_layers"]
     refused = {
         "rope_scaling": not is_plain_rope(raw.get("rope_scaling")),
         "rope_parameters": not is_plain_rope(raw.get("rope_parameters")),
         "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0) != 1.0,
         "layer_types": set(raw.get("layer_types") or []) - {"full_attention"},
-        "use_sliding_window": raw.get("use_sliding_window") and window and first_window < raw["num_hidden_layers"],
+        "use_sliding_window": raw.get("use_sliding_window") and has_windows,
         "hidden_act": raw.get("hidden_act", "silu") != "silu",
         "attention_dropout": raw.get("attention_dropout"),
         "attention_bias": raw.get("attention_bias") and raw["model_type"] == "qwen3",
@@ -92,13 +98,15 @@ def is_plain_rope(rope: dict | None) -> bool:
 
 
 def read_stop_tokens(raw: dict, folder: Path) -> tuple[int, ...]:
-    """The generation config's list comes first: an instruct model's is longer than that of config.json."""
+    """The generation config's list comes first: an instruct model's is longer than that of
+    config.json."""
     path = folder / "generation_config.json"
     ids = read_json(path).get("eos_token_id") if path.is_file() else None
     ids = raw.get("eos_token_id") if ids is None else ids
     listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(type(i) is int and i >= 0 for i in listed):
-        raise UserError(f"{folder}: eos_token_id {ids!r} should be a token number or a list of them")
+        raise UserError(f"{folder}: eos_token_id {ids!r} should be a token number or a list of "
+                        "them")
     return tuple(listed)
 
 
@@ -108,9 +116,11 @@ def weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
-        raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle files are not read)")
+        raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
+                        "files are not read)")
     names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+    right = isinstance(names, dict) and len(names) > 0
+    if not right or not all(isinstance(name, str) for name in names.values()):
         raise UserError(f"{index} has no weight_map of tensors to files")
     return [folder / name for name in sorted(set(names.values()))]
 
@@ -118,9 +128,8 @@ def weight_files(folder: Path) -> list[Path]:
 def load_weights(model: torch.nn.Module, folder: Path, embeddings: torch.Tensor | None) -> None:
     """Copy the folder's tensors into the model's parameters of the same name.
 
-    `embeddings` is given for a model that uses them as its output matrix, too. Its files may then hold that
-    matrix a second time, but not another one.
-    """
+    `embeddings` is given for a model that uses them as its output matrix, too. Its files may then
+    hold that matrix a second time, but not another one. """
     places = dict(model.named_parameters())
     repeated = None if embeddings is None else torch.empty_like(embeddings)
     if repeated is not None:
@@ -153,5 +162,6 @@ def refuse_names(names: list[str], what: str) -> None:
 @torch.no_grad()
 def copy_tensor(place: torch.Tensor, tensor: torch.Tensor, name: str, path: Path) -> None:
     if place.shape != tensor.shape:
-        raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, config.json asks for {tuple(place.shape)}")
+        raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, config.json asks for "
+                        f"{tuple(place.shape)}")
     place.copy_(tensor)

@@ -1,4 +1,5 @@
-"""AdamW (1711.05101): one step with a clipped gradient, its state by name, and a version on the CPU.
+"""AdamW (1711.05101): one step with a clipped gradient, its state by name, and a version on the
+CPU.
 
 With --offload_optimizer everything that is 4 bytes a parameter lies on the CPU. On the device stay
 the parameters in the type they are multiplied in, 2 bytes each in bfloat16. As soon as the backward

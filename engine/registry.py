@@ -1,21 +1,22 @@
 """The two lists of choices that people add to: --mitigation and --advantage.
 
-A function with a decorator becomes a choice, its keyword-only parameters become flags, its docstring the help.
-Both axes have the same form: a function of the batch, or, for one that keeps a state or samples more, a class
-that is made once a run:
+A function with a decorator becomes a choice, its keyword-only parameters become flags, its
+docstring the help. Both axes have the same form: a function of the batch, or, for one that keeps
+a state or samples more, a class that is made once a run:
 
     def my_idea(tokens, *, strength: Positive = 1.0) -> (B, T)
 
     class my_idea:
         def __init__(self, lab, *, strength: Positive = 1.0)
         def __call__(self, tokens, lab) -> (B, T)
-        def state_dict(self) -> tensors by name;  load_state_dict(self, tensors)     # if it has a state
-        metrics: dict                                                                # if it has something to tell
+        def state_dict(self) -> tensors by name        # the two go together,
+        def load_state_dict(self, tensors)             # for one that has a state
+        metrics: dict                                  # for one that has something to tell
 """
 import inspect
 
 from engine.errors import UserError
-from engine.flags import Flag, parameters_as_flags
+from engine.flags import parameters_as_flags
 
 MITIGATIONS, ADVANTAGES = {}, {}
 NEVER_RESCALED = set()   # mitigations whose scale is part of what they are
@@ -51,15 +52,11 @@ def flags_of(registry: dict) -> dict[str, list[str]]:
     return owners
 
 
-def own_flags(function) -> dict[str, Flag]:
-    return parameters_as_flags(function)
-
-
 def make(function, flags: dict, lab):
     """The choice with its flags set, in the one form (tokens, lab) -> (B, T)."""
     if not inspect.isclass(function):
         return lambda tokens, lab: function(tokens, **flags)
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
-        raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a resumed run would forget "
-                        "its state")
+        raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
+                        "resumed run would forget its state")
     return function(lab, **flags)

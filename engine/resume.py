@@ -21,7 +21,8 @@ def what_differs(settings: Settings) -> str:
         return " and is not a run folder:"
     config, wanted = read_json(path), settings.to_json()
     # a run from before a setting existed had what is its default now
-    usual = make_settings({"mitigation": settings.mitigation, "advantage": settings.advantage}).to_json()
+    arm = {"mitigation": settings.mitigation, "advantage": settings.advantage}
+    usual = make_settings(arm).to_json()
     for name, value in wanted.items():
         before = config.get(name, usual.get(name, value))
         if before != value and name not in WITHOUT_EFFECT:

@@ -1,10 +1,10 @@
 """The one frame: a batch of sampled answers, and all that is known about each of their tokens.
 
-Everything per token is (B, T) in response coordinates: index t is the t-th generated token. The sampler
-writes in this frame, `lay_out` in forward.py makes the one shift that brings a training forward pass into
-it, and nobody else does arithmetic with positions.
+Everything per token is (B, T) in response coordinates: index t is the t-th generated token. The
+sampler writes in this frame, `lay_out` in forward.py makes the one shift that brings a training
+forward pass into it, and nobody else does arithmetic with positions.
 
-    3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."     two answers to one question, 30 and 8 tokens long
+    3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."      two answers, 30 and 8 tokens long
     ids, mask, log_prob, ... (2, 30)                   mask[1, 8:] is False
     group [0, 0], reward [1.1, 0.1]  (2,)
 """
@@ -20,10 +20,11 @@ from qwen2_model import Qwen2
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B answers to Q questions; group g holds the answers to question g. What a weighting calls `tokens`.
+    """B answers to Q questions; group g holds the answers to question g. What a weighting calls
+    `tokens`.
 
-    log_prob, entropy (-sum p log p) and collision (sum p^2) are the sampler's, the numbers on record.
-    """
+    log_prob, entropy (-sum p log p) and collision (sum p^2) are the sampler's, the numbers on
+    record. """
     problems: list                  # of each question
     prompt_ids: list[list[int]]     # of each question
     group: torch.Tensor             # (B,) 0..Q-1
@@ -45,7 +46,7 @@ class Rollouts:
     step: int = 0
     advantage: torch.Tensor | None = None        # (B, T)
     generator: torch.Generator | None = None     # on the CPU, for whoever needs random numbers
-    forward: object = None                       # a forward.Forward: where hidden and attention come from
+    forward: object = None                       # gives hidden and attention, see forward.py
     true_credit: torch.Tensor | None = None      # (B, T), where a probe measured it
 
     @property
@@ -91,16 +92,20 @@ class Rollouts:
 
     def of_each_tensor(self, function) -> dict:
         """`function` of every tensor of the batch, by name."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
-        changed = {name: function(tensor) for name, tensor in tensors.items()}
+        changed = {}
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                changed[name] = function(value)
         if self.scores is not None:
             changed["scores"] = {name: function(tensor) for name, tensor in self.scores.items()}
         return changed
 
 
-def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int, **sampling) -> Rollouts:
+def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
+                   **sampling) -> Rollouts:
     """Sample `answers` answers to each problem. With several processes, each samples its share."""
-    prompts = [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem)) for problem in problems]
+    prompts = [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
+               for problem in problems]
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
                        share=processes.share(len(prompts)), **sampling)
     processes.add_up(*vars(sampled).values())  # the shares put together
@@ -110,13 +115,15 @@ def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int, 
 
 
 def stop_ids(model: Qwen2, tokenizer) -> tuple[int, ...]:
-    """What ends an answer: the model's own list, and the end of a turn, which a base model's list lacks."""
+    """What ends an answer: the model's own list, and the end of a turn, which a base model's list
+    lacks."""
     ends = [tokenizer.token_to_id(token) for token in END_OF_TURN]
     return tuple({*model.config.stop_ids, *(i for i in ends if i is not None)})
 
 
 def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
-    """Add what follows from the text: the scores of each answer, the section and kind of each token."""
+    """Add what follows from the text: the scores of each answer, the section and kind of each
+    token."""
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
     texts, responses, scores = [], [], []
     for row, (ids, length) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
@@ -128,6 +135,8 @@ def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
         responses.append(b"".join(pieces).decode(errors="replace"))
         scores.append(task.score(rollouts.problems[rollouts.group[row]], responses[-1]))
     device = rollouts.mask.device
-    columns = {name: torch.tensor([score[name] for score in scores], device=device) for name in scores[0]}
+    columns = {}
+    for name in scores[0]:
+        columns[name] = torch.tensor([score[name] for score in scores], device=device)
     return replace(rollouts, texts=texts, responses=responses, scores=columns,
                    section=section.to(device), kind=kind.to(device))

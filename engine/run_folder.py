@@ -30,8 +30,8 @@ from qwen2_model import Qwen2
 
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
-    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
-    "added_tokens.json", "generation_config.json", "recipe.json")
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
 
 
 class RunFolder:
@@ -79,12 +79,13 @@ class RunFolder:
         return sorted((folder for folder in folders if step_of(folder) is not None), key=step_of)
 
     def forget_after(self, step: int) -> None:
-        """Remove what a stopped run wrote past its last checkpoint. It will be written again, the same."""
+        """Remove what a stopped run wrote past its last checkpoint. It will be written again, the
+        same."""
         with writing(self.path):
             for name in LOGS:
-                kept = [json.dumps(line) + "\n" for line in self.lines(name) if line["step"] <= step]
+                kept = [line for line in self.lines(name) if line["step"] <= step]
                 if (self.path / name).exists():
-                    self.replace(name, "".join(kept))
+                    self.replace(name, "".join(json.dumps(line) + "\n" for line in kept))
             for path in self.path.glob("credit/step_*"):
                 without_rank = path.with_stem(path.stem.partition("_rank")[0])
                 if path.suffix == ".tmp" or (step_of(without_rank) or 0) > step:
@@ -119,7 +120,8 @@ class RunFolder:
 
 
 class Bystander(RunFolder):
-    """The folder for a process that reads it, writes its own credit, and leaves the rest to rank 0."""
+    """The folder for a process that reads it, writes its own credit, and leaves the rest to rank
+    0."""
 
     def __enter__(self) -> "Bystander":
         return self
@@ -142,7 +144,8 @@ def run_config(folder: Path) -> dict:
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = read_json(folder / "config.json")
     if "mitigation" not in config:
-        raise UserError(f"{folder} is not a run folder: its config.json says nothing of a mitigation")
+        raise UserError(f"{folder} is not a run folder: its config.json says nothing of a "
+                        "mitigation")
     return config
 
 
@@ -153,6 +156,7 @@ def provenance() -> dict:
                 "tokenizers": tokenizers.__version__}
     commit = None
     if shutil.which("git"):
-        result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True)
+        git = ["git", "rev-parse", "HEAD"]
+        result = subprocess.run(git, cwd=PROJECT, capture_output=True, text=True)
         commit = result.stdout.strip() if result.returncode == 0 else None
     return {"git_commit": commit, "versions": versions}

@@ -21,7 +21,8 @@ from engine.flags import (Flag, Parser, add_flag, check_value, describe, fields_
                           parameters_as_flags)
 from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, flags_of
 
-NOT_SETTINGS = ("versions", "git_commit", "model_config", "reward", "ranks")  # beside them in config.json
+# beside the settings in config.json
+NOT_SETTINGS = ("versions", "git_commit", "model_config", "reward", "ranks")
 RESERVED = ("resume", "continue", "config", "help", "own")
 
 MACHINE, PROBLEMS, TRAINING, RECORD = "model and machine", "problems", "training", "record"
@@ -142,7 +143,8 @@ class Settings:
                 if getattr(self, name) != OPTIONS[name].default]
 
     def changed_own(self, function) -> list[str]:
-        return [name_part(name, self.own[name]) for name, flag in parameters_as_flags(function).items()
+        flags = parameters_as_flags(function)
+        return [name_part(name, self.own[name]) for name, flag in flags.items()
                 if self.own[name] != flag.default]
 
     def flags_for(self, function) -> dict:
@@ -185,7 +187,8 @@ def read_flags(argv: list[str]) -> dict:
 
 
 def asked_task(argv: list[str]) -> str:
-    """Which task's flags the rest of the command line may have: the one of --task or of --config."""
+    """Which task's flags the rest of the command line may have: the one of --task or of
+    --config."""
     parser = Parser(usage="", add_help=False)
     parser.add_argument("--task")
     parser.add_argument("--config")
@@ -197,8 +200,8 @@ def asked_task(argv: list[str]) -> str:
 
 
 def make_parser(task: str) -> Parser:
-    parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token was "
-                    "given.", epilog=describe_choices())
+    description = "Train with GRPO and write down what every token was given."
+    parser = Parser("python train.py [flags]", description, epilog=describe_choices())
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
     for name, flag in OPTIONS.items():
         help_text = describe(flag)
@@ -220,8 +223,9 @@ def add_resuming(group) -> None:
     group.add_argument("--resume", metavar="RUN",
                        help="continue this run folder; only --steps may be given with it")
     group.add_argument("--continue", action="store_true",
-                       help="if the run folder exists and has these settings, resume it (a finished "
-                       "run is passed over): for loops that can be stopped and started again")
+                       help="if the run folder exists and has these settings, resume it (a "
+                       "finished run is passed over): for loops that can be stopped and started "
+                       "again")
     group.add_argument("--config", metavar="FILE",
                        help="take the settings of a run's config.json; flags override them")
 
@@ -244,10 +248,12 @@ def owners_of(flag: str) -> list[str]:
 
 
 def refuse_taken_name(name: str, task: str) -> None:
-    on_both_axes = name in flags_of(MITIGATIONS) and name in flags_of(ADVANTAGES)
-    if on_both_axes or name in OPTIONS or name in RESERVED or name in fields_as_flags(load_task(task)):
-        raise UserError(f"the parameter {name} of {owners_of(name)[0]} needs another name: --{name} "
-                        "is taken")
+    taken = [*OPTIONS, *RESERVED, *fields_as_flags(load_task(task))]
+    if name in flags_of(MITIGATIONS):
+        taken += flags_of(ADVANTAGES)
+    if name in taken:
+        raise UserError(f"the parameter {name} of {owners_of(name)[0]} needs another name: "
+                        f"--{name} is taken")
 
 
 def describe_choices() -> str:
@@ -305,7 +311,8 @@ def without_other_task(values: dict, task: str, source) -> dict:
             raise UserError(f"{source} has the unknown setting {name}")
     if its_task == task:
         return values
-    return {name: value for name, value in values.items() if name in OPTIONS or name not in its_flags}
+    return {name: value for name, value in values.items()
+            if name in OPTIONS or name not in its_flags}
 
 
 def without_other_mitigation(config: dict, given: dict) -> dict:
@@ -320,7 +327,8 @@ def without_other_mitigation(config: dict, given: dict) -> dict:
 
 
 def own_values(settings: Settings, values: dict, given: dict) -> dict:
-    """The flags of the chosen task, mitigation and advantage; an error for one that is another's."""
+    """The flags of the chosen task, mitigation and advantage; an error for one that is
+    another's."""
     mitigation_flags = parameters_as_flags(MITIGATIONS[settings.mitigation])
     advantage_flags = parameters_as_flags(ADVANTAGES[settings.advantage])
     flags = {**fields_as_flags(load_task(settings.task)), **mitigation_flags, **advantage_flags}
@@ -369,8 +377,8 @@ def drop_rescaling(settings: Settings, given: dict) -> None:
     """Some weights are never rescaled, and weights that are all 1 cannot be."""
     if settings.mitigation in NEVER_RESCALED:
         if given.get("rescale", "none") != "none":
-            raise UserError(f"--rescale {given['rescale']}: {settings.mitigation} is never rescaled, "
-                            "its scale is part of the mistake")
+            raise UserError(f"--rescale {given['rescale']}: {settings.mitigation} is never "
+                            "rescaled, its scale is part of the mistake")
         settings.rescale = "none"
     if settings.mitigation == "none":
         for name, value in (("placebo", "weights"), ("rescale", "gradient"), ("rescale", "none")):

@@ -2,10 +2,9 @@
 
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
-Reads one step's credit file, prints where the weight goes, and shows answers shaded by it. A model is
-loaded only for a mitigation that looks at hidden states or attention, or samples: the checkpoint that
-sampled the step, where it was kept. Nothing is written.
-"""
+Reads one step's credit file, prints where the weight goes, and shows answers shaded by it. A
+model is loaded only for a mitigation that looks at hidden states or attention, or samples: the
+checkpoint that sampled the step, where it was kept. Nothing is written. """
 import inspect
 import sys
 import textwrap
@@ -38,7 +37,8 @@ FLAGS = {
     "numbers": Flag(False, "weights as numbers, as when this is not a terminal"),
     "device": Flag("cpu", "where a model is asked, if one is")}
 
-# weights below a limit, the colour behind the text, and the colour of the text (of a terminal's 256)
+# weights below a limit, the colour behind the text, and the colour of the text (of a terminal's
+# 256)
 SHADES = ((0.25, 255, 0), (0.5, 254, 0), (0.8, 195, 0), (1.25, 153, 0), (2.0, 111, 0), (4.0, 32, 15),
           (float("inf"), 18, 15))
 

@@ -1,15 +1,16 @@
-"""Makes the tiny model that ships in models/tiny: synthetic demonstrations, then supervised training.
+"""Makes the tiny model that ships in models/tiny: synthetic demonstrations, then supervised
+training.
 
-A demonstration thinks aloud: it tries one expression after the other, states each result, says whether it
-hits, goes on or gives up, and then answers with the last thing it tried.
+A demonstration thinks aloud: it tries one expression after the other, states each result, says
+whether it hits, goes on or gives up, and then answers with the last thing it tried.
 
     <think> okay. first 7 * 3 = 21 and 21 + 5 = 26 too big. wait, second try 5 * 3 = 15, 15 + 7 = 22 yes!</think>
     <answer> ( 5 * 3 ) + 7</answer>
 
-The teacher never looks at a solution. It draws legal expressions, those near the target more often, and
-finds out only by computing. (A teacher that peeks teaches to write "= target" over wrong arithmetic.)
-It often gives up early, which leaves reinforcement learning something to find: trying longer pays.
-Matrices are trained with Muon (Jordan et al. 2024), the rest with Adam.
+The teacher never looks at a solution. It draws legal expressions, those near the target more
+often, and finds out only by computing. (A teacher that peeks teaches to write "= target" over
+wrong arithmetic.) It often gives up early, which leaves reinforcement learning something to find:
+trying longer pays. Matrices are trained with Muon (Jordan et al. 2024), the rest with Adam.
 
     python -m tools.warmup              # about 20 minutes on two cores; writes models/new
 """
@@ -77,7 +78,8 @@ class Candidate:
 
 @lru_cache(maxsize=None)
 def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
-    """Every legal way through the (sorted) numbers, sums and products written larger number first."""
+    """Every legal way through the (sorted) numbers, sums and products written larger number
+    first."""
     found = {}
 
     def combine(items, steps):
@@ -110,7 +112,8 @@ def patience(rng: random.Random) -> int:
 
 
 def order_of_tries(problem: Problem, rng: random.Random) -> list[Candidate]:
-    """Without repetition, near ones earlier more often (a weighted shuffle by exponential races)."""
+    """Without repetition, near ones earlier more often (a weighted shuffle by exponential
+    races)."""
     def arrival(candidate):
         return rng.expovariate(1.0) * (NEARNESS + abs(candidate.value - problem.target))
     return sorted(candidates(tuple(sorted(problem.numbers))), key=arrival)
@@ -139,9 +142,9 @@ def demonstration(problem: Problem, rng: random.Random) -> list[tuple[str, float
 def make_tokenizer() -> Tokenizer:
     """One token a word or number, its leading space included.
 
-    The words are added tokens over an empty byte-level vocabulary: that is the one form that keeps them
-    whole when `transformers` rebuilds a Qwen tokenizer, which splits all other numbers into digits.
-    """
+    The words are added tokens over an empty byte-level vocabulary: that is the one form that
+    keeps them whole when `transformers` rebuilds a Qwen tokenizer, which splits all other numbers
+    into digits. """
     phrases = [*OPENERS, *ORDINALS, *STARTERS, *CONTINUE, *JOINERS, *MISS, *HIT, *GIVE_UP, " make", " big", " small"]
     words = re.findall(r" ?[a-z]+|[.,!]", "".join(phrases).replace(" {target}", "").replace(" {size}", ""))
     words += [f" {n}" for n in range(TASK.max_result + 1)] + [f" {sign}" for sign in "+-*/=()"]
@@ -167,7 +170,8 @@ def make_example(tokenizer, rng: random.Random) -> tuple[list[int], list[float]]
 
 
 def batches(tokenizer, rng: random.Random, rows: int, pool: int = 16):
-    """Endless (ids, weights), each (rows, L). Examples of like length share a batch: less padding."""
+    """Endless (ids, weights), each (rows, L). Examples of like length share a batch: less
+    padding."""
     while True:
         examples = sorted((make_example(tokenizer, rng) for _ in range(pool * rows)), key=lambda e: len(e[0]))
         for start in rng.sample(range(0, pool * rows, rows), pool):
@@ -178,7 +182,8 @@ def batches(tokenizer, rng: random.Random, rows: int, pool: int = 16):
 
 
 class Muon:
-    """Momentum whose matrix is replaced by the nearest orthogonal one, by five Newton-Schulz steps."""
+    """Momentum whose matrix is replaced by the nearest orthogonal one, by five Newton-Schulz
+    steps."""
 
     def __init__(self, matrices, momentum: float = 0.95):
         self.matrices, self.momentum = list(matrices), momentum
