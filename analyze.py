@@ -1,18 +1,18 @@
 """A recipe: what the credit files of a run say. Reads run folders, never a model.
 
-    python analyze.py runs/none-grpo-s0         # tables, pictures, report.html in its folder analysis/
+    python analyze.py runs/none-grpo-s0         # tables, pictures, report.html in its analysis/
     python analyze.py runs/*                    # the arms compared, paired by seed
 
-1. Read the run: settings, metrics, evaluations.                        analysis/runs.py
-2. Go through its credit files once and sum up what tokens were given.  analysis/tally.py
-3. Make the tables below: gains, where the gradient went, growth.       (this file)
-4. Draw the pictures, and write the page.                               analysis/run_plots.py, page.py
+1. Read the run: settings, metrics, evaluations (analysis/runs.py).
+2. Go through its credit files once and sum up what tokens were given (analysis/tally.py).
+3. Make the tables: gains, where the gradient went, growth. They stand in this file.
+4. Draw the pictures and write the page (analysis/run_plots.py, analysis/page.py).
 
 A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size of the
 gradient of its log-prob at the logits. The gradient of a token is A w s. An earlier experiment took
 A log p for it; its tables (analysis/earlier.py) are printed by their own definitions, beside what
-should have been measured. The other tables: analysis/regression.py, forks.py, and compare.py for several
-runs.
+should have been measured. More tables are in analysis/regression.py and analysis/uncertainty.py,
+those of several runs in analysis/compare.py.
 """
 import json
 import textwrap
@@ -21,60 +21,41 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis import arms, compare, earlier
-from analysis.comparison_plots import draw_comparison
-from analysis.differences import PRIMARY
+from analysis import compare, earlier, run_plots
 from analysis.earlier import ELSEWHERE, NOTHING, PUBLISHED
-from analysis.forks import forks
-from analysis.page import episodes_of, write_page
+from analysis.page import episodes_of, steps_to_show, write_page
 from analysis.positions import t_statistics
 from analysis.ratios import mean_sizes, over_the_rest, pair, shares
 from analysis.regression import regression_tables
-from analysis.run_plots import draw_run
 from analysis.runs import evaluations, read_runs, steps_done
 from analysis.sizes import LABELS, size_label
 from analysis.statistics import verdicts
 from analysis.sums import PARTITIONS
 from analysis.tables import Table, by_row, show, shown
 from analysis.tally import Tally
+from analysis.uncertainty import forks, sections
 from countdown_task import KINDS, SECTIONS
 from engine.errors import UserError
 from engine.files import make_folder, writing
 from engine.flags import Flag, Parser, add_flags, run_as_program, with_defaults
 from engine.progress import show_status
 
-OVER_REST = ("over rest: mean {} over that of all other tokens; interval by drawing the groups again, "
-             "Holm's correction over the rows (of this table alone)")
-INTERVALS = "All intervals are about this run, its groups drawn again; another seed can lie outside."
-EARLIER = (
-    "An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every token "
-    "and called it the gradient: the old unit below. Its classes came from a regex: reasoning is digits "
-    "and operators, structure whole tags, filler the rest. pub.* is what it published, phase 1 and 2 its "
-    "two attempts. A group is the answers to one question.")
+OVER_REST = ("over rest: mean {} over that of all other tokens; interval by drawing the groups "
+             "again, Holm's correction over the rows (of this table alone)")
+INTERVALS = ("All intervals are about this run, its groups drawn again; another seed can lie "
+             "outside them.")
 UNIT_LEGEND = (
-    "A: advantage, w: weight, p: probability, s = norm(onehot - p) the size of the gradient of log p at "
-    "the logits. abs(A log p) is the size in the old unit, abs(A) w s that of the gradient; shares are "
-    "of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, clipping and later "
-    "epochs do to the loss is not in it.")
+    "A: advantage, w: weight, p: probability, s = norm(onehot - p) the size of the gradient of log "
+    "p at the logits. abs(A log p) is the size in the old unit, abs(A) w s that of the gradient; "
+    "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
+    "clipping and later epochs do to the loss is not in it.")
 IN_SHORT = ("gains", "gradient by kind", "gradient by section", "contribution", "ends",
             "like position", "t")
-PLACES = {  # the pictures of each section of the page
-    "gains": ("learning_curve",),
-    "gradient by kind": ("answer",),
-    "contribution": ("histograms", "log_prob_and_gradient"),
-    "gradient by position": ("position",),
-    "class by position": ("class_by_position",),
-    "sections": ("entropy_and_gradient", "weights"),
-    "growth": ("over_training", "length_and_entropy"),
-    "arms": ("learning_curves",),
-    PRIMARY: ("differences",),
-    "stability": ("gradient_norm",),
-    "credit by class": ("credit_by_class",)}
 FLAGS = {
-    "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the run, or "
-                       "comparison/ beside the runs"),
-    "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its runs "
-                     "(default: plain GRPO)")}
+    "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the run, "
+                       "or comparison/ beside the runs"),
+    "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
+                     "runs (default: plain GRPO)")}
 
 
 def main(argv: list[str]) -> None:
@@ -98,7 +79,8 @@ def read_flags(argv: list[str]) -> SimpleNamespace:
     parser.add_argument("--json", action="store_true",  # takes no value: a RUN may come after it
                         help="write every number of every table to analysis.json there, too")
     parser.add_argument("--steps", type=int, nargs="+", metavar="N",
-                        help="the steps whose answers the page shows (default: eight, evenly spaced)")
+                        help="the steps whose answers the page shows (default: eight, evenly "
+                             "spaced)")
     return with_defaults({"steps": [], "json": False, **parser.read(argv)}, FLAGS)
 
 
@@ -113,16 +95,16 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     short = [table.finding for table in tables if table.name in IN_SHORT and table.finding]
     show_status("pictures and page")
     with writing(folder):
-        pictures = draw_run(run, tally, folder)
+        pictures = run_plots.draw_run(run, tally, folder)
     episodes = episodes_of(run["folder"], tally.tokenizer, steps) if tally else []
     summary = describe(run, tally)
-    intro = [summary, EARLIER, UNIT_LEGEND, INTERVALS]
-    write_page(folder / "report.html", run["folder"].name, intro, short, tables, pictures, PLACES,
-               episodes)
+    intro = [summary, earlier.LEGEND, UNIT_LEGEND, INTERVALS]
+    write_page(folder / "report.html", run["folder"].name, intro, short, tables, pictures,
+               run_plots.PLACES, episodes)
     print(textwrap.fill(summary, 100))
     if not tally:
         print("no credit files: nothing is known of single tokens")
-    show(short, tables, (INTERVALS, EARLIER, UNIT_LEGEND))
+    show(short, tables, (INTERVALS, earlier.LEGEND, UNIT_LEGEND))
     finish(folder, tables, len(pictures), flags.json)
 
 
@@ -186,15 +168,16 @@ def class_gradients(tally: Tally, partition: str) -> Table:
     if share[most]:
         wording = {"kind": "{} tokens", "section": "the {} section", "class": "{} (by the regex)"}
         finding = (f"Most of the gradient went to {wording[partition].format(names[most])}: "
-                   f"{share[most]:.1%} of the summed sizes, for {tokens[most] / tally.tokens:.1%} of "
-                   "the tokens.")
+                   f"{share[most]:.1%} of the summed sizes, for {tokens[most] / tally.tokens:.1%} "
+                   "of the tokens.")
         finding += different_cells([names[i] for i in used], rest, verdict)
     return Table(f"gradient by {partition}", titles[partition], columns, finding,
                  [OVER_REST.format(size_label(tally.final))])
 
 
 def rest_columns(rest: list, verdict: list[str]) -> dict[str, tuple]:
-    return {"over rest": (".2f", [e.value for e in rest]), "95%": (".2f", [e.interval for e in rest]),
+    return {"over rest": (".2f", [e.value for e in rest]),
+            "95%": (".2f", [e.interval for e in rest]),
             "difference": ("", verdict)}
 
 
@@ -224,7 +207,8 @@ def position_gradients(tally: Tally) -> Table:
 
 def like_positions(tally: Tally) -> Table:
     """Is a class ahead because of where it stands?"""
-    questions = [(f"filler/reasoning ({LABELS[unit]})", "class", unit, 0, 1) for unit in tally.units]
+    questions = [(f"filler/reasoning ({LABELS[unit]})", "class", unit, 0, 1)
+                 for unit in tally.units]
     for k, name in enumerate(KINDS):
         if tally.count("kind")[k] and name != "end":  # which has its own place in every answer
             questions.append((f"{name}/rest ({LABELS[tally.final]})", "kind", tally.final, k, None))
@@ -242,7 +226,8 @@ def like_positions(tally: Tally) -> Table:
                  by_row(formats, rows),
                  filler_in_words(estimates[0][1], estimates[last][1], verdict[last]),
                  ["fifths, 20ths: standardised over so many bins of relative position; within five "
-                  "wide bins position still plays a part, so the interval and Holm's correction over "
+                  "wide bins position still plays a part, so the interval and Holm's correction "
+                  "over "
                   "the rows are for twenty; the published tables give 1.24 with fifths", ELSEWHERE])
 
 
@@ -253,26 +238,6 @@ def filler_in_words(old, new, verdict: str) -> str:
     return (f"Filler over reasoning at like position: {old.value:.2f} in the old unit, "
             f"{new.value:.2f} as gradient (95%: {shown(new.interval, '.2f')}); "
             f"{meaning.get(verdict, 'no difference seen')}.")
-
-
-def sections(tally: Tally) -> Table:
-    cells, tokens = PARTITIONS["section by kind"], tally.count("section by kind")
-    used = np.flatnonzero(tokens)
-    columns = {"section": ("", [cells[i][0] for i in used]),
-               "kind": ("", [cells[i][1] for i in used]),
-               "tokens": (",d", tokens[used])}
-    for name in ("entropy", "weight", "s"):
-        columns[name] = (".3f", tally.mean("section by kind", name)[used])
-    columns |= mean_sizes(tally, "section by kind", "gradient", used)
-    columns["gradient"] = (".1%", shares(tally, "section by kind")[used])
-    often = tokens[used] >= 0.0005 * tally.tokens
-    entropy = np.where(often, columns["entropy"][1], -1)
-    section, kind = cells[used[entropy.argmax()]]
-    return Table("sections", "Entropy, weight and gradient by section and kind", columns,
-                 f"The most uncertain are {kind} tokens in the {section} section (mean entropy "
-                 f"{entropy.max():.2f}).",
-                 ["sections: think up to </think>, answer between the answer tags, other the rest; "
-                  "gradient: share of it"])
 
 
 def parts_of_training(tally: Tally, count: int = 10) -> dict[str, np.ndarray]:
@@ -295,11 +260,11 @@ def growth(run: dict, tally: Tally) -> Table:
     old, new, flat = (columns[name][1] for name in ("old", "new", "flat"))
     return Table("growth", "Over training", columns,
                  f"From the first to the last part of training: mean size {old[0]:.3f} to "
-                 f"{old[-1]:.3f} in the old unit, {new[0]:.3f} to {new[-1]:.3f} as gradient; answers "
-                 f"in groups without spread {flat[0]:.0%} to {flat[-1]:.0%}.",
-                 ["flat: answers in groups whose rewards are all equal; old: mean abs(A log p); new: "
-                  f"mean {label}; f/r: filler over reasoning; e/l: first fifth over last, {label}; "
-                  "t>3: share of positions with abs(t) > 3, A log p"])
+                 f"{old[-1]:.3f} in the old unit, {new[0]:.3f} to {new[-1]:.3f} as gradient; "
+                 f"answers in groups without spread {flat[0]:.0%} to {flat[-1]:.0%}.",
+                 ["flat: answers in groups whose rewards are all equal; old: mean abs(A log p); "
+                  f"new: mean {label}; f/r: filler over reasoning; e/l: first fifth over last, "
+                  f"{label}; t>3: share of positions with abs(t) > 3, A log p"])
 
 
 def growth_row(tally: Tally, name: str, blocks: np.ndarray, success: dict) -> list:
@@ -342,20 +307,6 @@ def growth_of_shares(tally: Tally) -> Table:
                  f"{kinds[-1, k]:.0%} of the gradient.")
 
 
-def steps_to_show(run: dict, wanted: list[int]) -> list[int]:
-    """The steps whose answers the page shows."""
-    steps = run["steps"]
-    for step in wanted:
-        if step not in steps:
-            there = "no credit files"
-            if steps:
-                there = f"credit files of {len(steps)} steps, {steps[0]} to {steps[-1]}"
-            raise UserError(f"--steps {step}: {run['folder']} has {there}")
-    if wanted or not steps:
-        return list(dict.fromkeys(wanted))
-    return [steps[i] for i in sorted({round(x) for x in np.linspace(0, len(steps) - 1, 8)})]
-
-
 def describe(run: dict, tally: Tally | None) -> str:
     config, done = run["config"], steps_done(run)
     text = (f"{run['folder']}: {config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
@@ -372,35 +323,13 @@ def describe(run: dict, tally: Tally | None) -> str:
 
 
 def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:
-    """Runs that are not comparable are compared in sets, each by itself."""
     make_folder(folder)
-    parts = arms.alike(runs, arms.setting_of)
-    several = len(parts) > 1
-    intro = [f"{len(runs)} runs."] + ([arms.what_differs(parts)] if several else [])
-    comparisons = [arms.Comparison(part, flags.baseline) for part in parts]
-    arms.refuse_unknown_baseline(comparisons, flags.baseline)
-    tables, pictures, short, places = [], [], [], dict(PLACES)
-    for i, comparison in enumerate(comparisons, 1):
-        of_set = compare.comparison_tables(comparison, show_status)
-        with writing(folder):
-            pictures += draw_comparison(comparison, of_set, folder, f"_{i}" if several else "")
-        short += [table.finding for table in of_set if table.name in ("arms", PRIMARY)]
-        if several:
-            places |= name_by_set(of_set, i)
-        tables += of_set
-    short = [finding for finding in short if finding]
-    write_page(folder / "report.html", "Runs compared", intro, short, tables, pictures, places, [])
-    print("\n".join(textwrap.fill(text, 100) for text in intro))
-    show(short, tables)
-    finish(folder, tables, len(pictures), flags.json)
-
-
-def name_by_set(tables: list[Table], i: int) -> dict[str, tuple]:
-    """Number the tables of a set; the places of its pictures, which have the number in their names."""
-    for table in tables:
-        table.name, table.title = f"{table.name} {i}", f"{table.title} (set {i})"
-    return {f"{name} {i}": tuple(f"{picture}_{i}" for picture in names)
-            for name, names in PLACES.items()}
+    report = compare.report_on(runs, flags.baseline, folder, show_status)
+    write_page(folder / "report.html", "Runs compared", report.intro, report.short, report.tables,
+               report.pictures, report.places, [])
+    print("\n".join(textwrap.fill(text, 100) for text in report.intro))
+    show(report.short, report.tables)
+    finish(folder, report.tables, len(report.pictures), flags.json)
 
 
 def finish(folder: Path, tables: list[Table], pictures: int, as_json: bool) -> None:

@@ -1,8 +1,13 @@
-"""The tables of several runs: arms, their differences, their steadiness, where the gradient lies."""
+"""The tables of several runs: arms, their differences, their steadiness, where the gradient
+lies."""
+from dataclasses import dataclass, field
+from pathlib import Path
+
 import numpy as np
 
-from analysis.arms import Comparison
-from analysis.differences import MEASURES, differences, evaluated, final_answers
+from analysis.arms import Comparison, alike, refuse_unknown_baseline, setting_of, what_differs
+from analysis.comparison_plots import PLACES, draw_comparison
+from analysis.differences import MEASURES, PRIMARY, differences, evaluated, final_answers
 from analysis.runs import evaluations
 from analysis.sizes import end_of, lay_flat, units
 from analysis.statistics import mean_reach, paired_difference
@@ -11,13 +16,54 @@ from analysis.tables import Table, by_row
 from analysis.vocabulary import Vocabulary
 from countdown_task import KINDS, SECTIONS
 from engine.credit_file import read_columns
+from engine.files import writing
 from engine.tokens import load_tokenizer
 
 PUBLISHED_ARMS = (
     "published (Qwen2.5-0.5B, another model, one seed, 128 problems): plain GRPO 15%, "
-    "outcome_conditional 12% with discounts of 0.5 and 0.75, inverse_logprob_as_published 0% at step "
-    "60; filler over reasoning 1.31, and 1.41 with 0.75, in the old unit. 12% against 15% of 128 is "
-    "z = 0.74")
+    "outcome_conditional 12% with discounts of 0.5 and 0.75, inverse_logprob_as_published 0% at "
+    "step 60; filler over reasoning 1.31, and 1.41 with 0.75, in the old unit. 12% against 15% of "
+    "128 is z = 0.74")
+
+
+@dataclass
+class Report:
+    """What is printed of several runs, and stands on their page."""
+    intro: list[str]
+    short: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    pictures: list[tuple[Path, str]] = field(default_factory=list)
+    places: dict[str, tuple] = field(default_factory=dict)
+
+
+def report_on(runs: list[dict], baseline: str | None, folder: Path, status) -> Report:
+    """Runs that are not comparable are compared in sets, each by itself."""
+    sets = alike(runs, setting_of)
+    report = Report([f"{len(runs)} runs."])
+    if len(sets) > 1:
+        report.intro.append(what_differs(sets))
+    comparisons = [Comparison(part, baseline) for part in sets]
+    refuse_unknown_baseline(comparisons, baseline)
+    for number, comparison in enumerate(comparisons, 1):
+        tables, places = comparison_tables(comparison, status), dict(PLACES)
+        with writing(folder):
+            suffix = f"_{number}" if len(sets) > 1 else ""
+            report.pictures += draw_comparison(comparison, tables, folder, suffix)
+        in_short = [table.finding for table in tables if table.name in ("arms", PRIMARY)]
+        report.short += [finding for finding in in_short if finding]
+        if len(sets) > 1:
+            places = name_by_set(tables, number)
+        report.places |= places
+        report.tables += tables
+    return report
+
+
+def name_by_set(tables: list[Table], number: int) -> dict[str, tuple]:
+    """Number the tables of a set; the places of its pictures, whose names have the number, too."""
+    for table in tables:
+        table.name, table.title = f"{table.name} {number}", f"{table.title} (set {number})"
+    return {f"{name} {number}": tuple(f"{picture}_{number}" for picture in names)
+            for name, names in PLACES.items()}
 
 
 def comparison_tables(comparison: Comparison, status=lambda text: None) -> list[Table]:
@@ -144,8 +190,8 @@ def stability(comparison: Comparison) -> Table:
                  "Gradient norm before clipping, entropy, and success in training batches",
                  by_row(formats, rows), finding,
                  ["means over runs; norm first, last: ten steps; spread: standard deviation over "
-                  "steps over mean; peak: largest over median; entropy: first ten steps to last ten; "
-                  "best, end: best five steps in a row and last five"])
+                  "steps over mean; peak: largest over median; entropy: first ten steps to last "
+                  "ten; best, end: best five steps in a row and last five"])
 
 
 def credit_by_class(comparison: Comparison, status=lambda text: None) -> list[Table]:

@@ -11,6 +11,11 @@ from analysis.statistics import mean_reach
 from countdown_task import KINDS
 
 Picture = tuple[Path, str]  # path and caption
+PLACES = {  # below which table of the page they stand
+    "arms": ("learning_curves",),
+    PRIMARY: ("differences",),
+    "stability": ("gradient_norm",),
+    "credit by class": ("credit_by_class",)}
 
 
 def draw_comparison(comparison: Comparison, tables: list, folder: Path,
@@ -71,8 +76,8 @@ def learning_curves(comparison: Comparison, folder: Path, suffix: str) -> Pictur
               title="Held-out success, sampled")
     legend_of_arms(figure, left, comparison)
     return save(figure, folder, "learning_curves" + suffix,
-                "Means over the runs of each arm with 95% intervals over seeds (Student's t), where "
-                "there is more than one")
+                "Means over the runs of each arm with 95% intervals over seeds (Student's t), "
+                "where there is more than one")
 
 
 def held_out_means(axis, runs: list[dict], style: dict) -> None:
@@ -106,7 +111,8 @@ def gradient_norms(comparison: Comparison, folder: Path, suffix: str) -> Picture
               title="Entropy of the policy, mean of five steps")
     legend_of_arms(figure, left, comparison)
     return save(figure, folder, "gradient_norm" + suffix,
-                "Stability: gradient norm before clipping, and entropy, with 95% intervals over seeds")
+                "Stability: gradient norm before clipping, and entropy, with 95% intervals over "
+                "seeds")
 
 
 def difference_bars(table, folder: Path, suffix: str) -> Picture:
@@ -125,8 +131,8 @@ def difference_bars(table, folder: Path, suffix: str) -> Picture:
     axis.margins(x=0.35)
     axis.set_ylim(-0.6, len(rows) - 0.4)
     return save(figure, folder, "differences" + suffix,
-                "Each arm minus the baseline, paired by seed and problem; grey: no difference seen, or "
-                "one seed only")
+                "Each arm minus the baseline, paired by seed and problem; grey: no difference "
+                "seen, or one seed only")
 
 
 def credit_bars(table, folder: Path, suffix: str) -> Picture:
@@ -143,5 +149,5 @@ def credit_bars(table, folder: Path, suffix: str) -> Picture:
              title="Where the gradient went, by kind of token")
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=7)
     return save(figure, folder, "credit_by_class" + suffix,
-                "Share of the gradient that each kind of token got, weights included (kinds below 0.5% "
-                "not drawn)")
+                "Share of the gradient that each kind of token got, weights included (kinds below "
+                "0.5% not drawn)")

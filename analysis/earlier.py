@@ -1,8 +1,8 @@
 """The tables of an earlier experiment by its own definitions, and beside each the right figure.
 
-The experiment trained Qwen2.5-0.5B with GRPO, logged `advantage * log_prob` of every token and took it
-for the gradient (github.com/Ja-Crispy/GRPO-Zero). Its published figures stand here for orientation: they
-are another model's.
+The experiment trained Qwen2.5-0.5B with GRPO, logged `advantage * log_prob` of every token and
+took it for the gradient (github.com/Ja-Crispy/GRPO-Zero). Its published figures stand here for
+orientation: they are another model's.
 """
 import numpy as np
 
@@ -17,9 +17,14 @@ from analysis.vocabulary import CLASSES, text_of
 from countdown_task import KINDS
 
 NOTHING = "Nothing to compare: no token of one side has a gradient, or none was there."
+LEGEND = (
+    "An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every "
+    "token and called it the gradient: the old unit below. Its classes came from a regex: "
+    "reasoning is digits and operators, structure whole tags, filler the rest. pub.* is what it "
+    "published, phase 1 and 2 its two attempts. A group is the answers to one question.")
 ELSEWHERE = (
-    "* published figures of another model (Qwen2.5-0.5B-Instruct, its own problems, 303,042 tokens; "
-    "github.com/Ja-Crispy/GRPO-Zero), for orientation, not for comparison")
+    "* published figures of another model (Qwen2.5-0.5B-Instruct, its own problems, 303,042 "
+    "tokens; github.com/Ja-Crispy/GRPO-Zero), for orientation, not for comparison")
 PUBLISHED = {
     "mean": 0.079, "spread": 1.168, "mean size": 0.307, "smallest": -28.0, "largest": 33.3,
     "early over late": 1.6,
@@ -69,9 +74,9 @@ def largest_in_words(tally: Tally) -> str:
             return NOTHING
         times[unit] = max(map(abs, tally.sums.extremes[unit])) / mean
     w, included = ("", "") if tally.weights_are_one else (" w", ", weights included")
-    return (f"The largest size is {times['contribution']:.0f} times the mean size in the old unit and "
-            f"{times[tally.final]:.0f} times as gradient{included}: A log p has no limit as p goes to "
-            f"0, the gradient is at most sqrt(2) abs(A){w}.")
+    return (f"The largest size is {times['contribution']:.0f} times the mean size in the old unit "
+            f"and {times[tally.final]:.0f} times as gradient{included}: A log p has no limit as p "
+            f"goes to 0, the gradient is at most sqrt(2) abs(A){w}.")
 
 
 def positions(tally: Tally) -> Table:
@@ -108,9 +113,10 @@ def ends(tally: Tally) -> Table:
                    f"{estimates['contribution'].value:.2f}.")
     return Table("ends", "Early over late: the first fifth of the answers over the last fifth",
                  columns, finding,
-                 ["a token counts where its middle stands, (t + 1/2) / length; by absolute position: "
-                  "tokens below the 20% quantile of absolute position over those above the 80% "
-                  "quantile (in long answers only), as the earlier code computed it; its text divided "
+                 ["a token counts where its middle stands, (t + 1/2) / length; by absolute "
+                  "position: tokens below the 20% quantile of absolute position over those above "
+                  "the 80% quantile (in long answers only), as the earlier code computed it; its "
+                  "text divided "
                   "bin 0 by bin 9", ELSEWHERE])
 
 
@@ -131,8 +137,9 @@ def signs(tally: Tally) -> Table:
     columns["pub.*"] = ("+.3f", unknown + list(PUBLISHED["signs"]))
     none = tally.total("sign", "tokens")[SIGNS.index("A = 0")] / tally.tokens
     return Table("signs", "By the sign of the advantage", columns,
-                 "The signs are a tautology: log p is never positive, so A log p always has the sign "
-                 f"of -A. {none:.0%} of the tokens had no advantage at all; the earlier table counted "
+                 "The signs are a tautology: log p is never positive, so A log p always has the "
+                 f"sign of -A. {none:.0%} of the tokens had no advantage at all; the earlier table "
+                 "counted "
                  "those as negative.", ["z: the reward normalised in its group", ELSEWHERE])
 
 
@@ -141,15 +148,17 @@ def classes(tally: Tally) -> Table:
     rows = class_rows(tally, "class", "regex", units)
     for name, figures in PUBLISHED["classes"].items():
         rows.append([f"{name} (pub.*)", *figures, *[None] * (len(units) - 1)])
-    rows += class_rows(tally, "kind", "span", units) + class_rows(tally, "section", "section", units)
+    rows += class_rows(tally, "kind", "span", units)
+    rows += class_rows(tally, "section", "section", units)
     formats = {"class": "", "tokens": ",d", "of all": ".1%", "log p": ".3f", "A log p": "+.4f",
                **{size_label(unit): ".4f" for unit in units}}
     mean, spread = tally.mean("class", "contribution"), tally.spread("class", "contribution")
     finding = (f"Signed means of filler and reasoning: {shown(mean[0], '+.4f')} and "
                f"{shown(mean[1], '+.4f')}, beside spreads of {shown(spread[0], '.2f')} and "
-               f"{shown(spread[1], '.2f')}. Their sign says how advantages and log-probs go together "
-               "over answers; it is no credit to a class.")
-    return Table("classes", "Tokens in the old unit: classes of the earlier regex, and spans of the text",
+               f"{shown(spread[1], '.2f')}. Their sign says how advantages and log-probs go "
+               "together over answers; it is no credit to a class.")
+    return Table("classes",
+                 "Classes of tokens in the old unit: by the earlier regex, and by spans of the text",
                  by_row(formats, rows), finding, [ELSEWHERE])
 
 
@@ -157,8 +166,12 @@ def class_rows(tally: Tally, partition: str, made_by: str, units: list[str]) -> 
     tokens = tally.count(partition)
     measures = ("log_prob", "contribution", *(f"abs {unit}" for unit in units))
     means = [tally.mean(partition, measure) for measure in measures]
-    return [[f"{name} ({made_by})", tokens[i], tokens[i] / tally.tokens, *(mean[i] for mean in means)]
-            for i, name in enumerate(PARTITIONS[partition]) if tokens[i] or partition == "class"]
+    rows = []
+    for i, name in enumerate(PARTITIONS[partition]):
+        if tokens[i] or partition == "class":
+            share = tokens[i] / tally.tokens
+            rows.append([f"{name} ({made_by})", tokens[i], share, *(mean[i] for mean in means)])
+    return rows
 
 
 def what_filler_is(tally: Tally) -> Table:
@@ -213,9 +226,10 @@ def t_table(tally: Tally) -> Table:
     return Table("t", f"abs(t), one t per absolute position over all answers ({many} positions)",
                  by_row(formats, rows), finding,
                  ["tokens of one answer share one advantage, so these t are not independent and no "
-                  "test; the shuffled columns show what they look like when credit has nothing to do "
-                  "with the answer. More than shuffled means that advantage and what stands at a "
-                  "position go together over answers, length included; no effect: independent normal "
+                  "test; the shuffled columns show what they look like when credit has nothing to "
+                  "do with the answer. More than shuffled means that advantage and what stands at "
+                  "a position go together over answers, length included; no effect: independent "
+                  "normal "
                   "draws", ELSEWHERE])
 
 
@@ -237,8 +251,8 @@ def t_in_words(row: list) -> str:
                "more": "advantage goes with what stands there. Answer length alone can explain this, "
                        "so it is no evidence of credit."}
     _, over, shuffled, (low, high), *_, verdict = row
-    return (f"{over:.0%} of the positions have abs(t) > 3 as gradient, {shuffled:.0%} ({low:.0%} to "
-            f"{high:.0%}) with the answers of a group shuffled: {meaning[verdict]}")
+    return (f"{over:.0%} of the positions have abs(t) > 3 as gradient, {shuffled:.0%} ({low:.0%} "
+            f"to {high:.0%}) with the answers of a group shuffled: {meaning[verdict]}")
 
 
 def top_tokens(tally: Tally) -> Table:

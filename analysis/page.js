@@ -1,4 +1,5 @@
-// The viewer: one answer at a time, its tokens shaded by a number. page.py gives KINDS, SECTIONS and TAG.
+// The viewer: one answer at a time, its tokens shaded by a number.
+// KINDS, SECTIONS and TAG are written before this by page.py.
 const $ = id => document.getElementById(id);
 const answers = JSON.parse($('episodes').textContent);
 const quantities = Object.keys(answers[0].values);

@@ -1,7 +1,8 @@
 """The HTML page of a run or a probe: one file that needs no other.
 
-Its parts stand beside this file: page.html, page.css, and for answers token by token viewer.html and
-page.js. What a model wrote gets into the page escaped, or as JSON that no script reads as code.
+Its parts stand beside this file: page.html, page.css, and for answers token by token viewer.html
+and page.js. What a model wrote gets into the page escaped, or as JSON that no script reads as
+code.
 """
 import base64
 import json
@@ -16,6 +17,7 @@ from analysis.sizes import lay_flat
 from analysis.tables import Table
 from countdown_task import KINDS, SECTIONS, TAG
 from engine.credit_file import read_columns
+from engine.errors import UserError
 from engine.files import writing
 from engine.tokens import token_bytes
 
@@ -26,8 +28,8 @@ PER_PAGE = 60_000  # tokens that the viewer shows
 def write_page(path: Path, title: str, intro: list[str], short: list[str], tables: list[Table],
                pictures: list[tuple[Path, str]], places: dict[str, tuple],
                episodes: list[dict]) -> None:
-    """Pictures and data are inside, nothing is fetched. `places` says which pictures, by name, stand
-    below which table; the others come at the end."""
+    """Write one file; nothing in it is fetched. `places` says which pictures, by name, stand below
+    which table; the others come at the end."""
     body = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(text)}</p>" for text in intro)]
     if short:
         items = "".join(f"<li>{escape(text)}</li>" for text in short)
@@ -98,6 +100,20 @@ def figure_of(path: Path, caption: str) -> str:
     data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
     return (f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
             f"<figcaption>{text}</figcaption></figure>")
+
+
+def steps_to_show(run: dict, wanted: list[int]) -> list[int]:
+    """The steps whose answers the page shows."""
+    steps = run["steps"]
+    for step in wanted:
+        if step not in steps:
+            there = "no credit files"
+            if steps:
+                there = f"credit files of {len(steps)} steps, {steps[0]} to {steps[-1]}"
+            raise UserError(f"--steps {step}: {run['folder']} has {there}")
+    if wanted or not steps:
+        return list(dict.fromkeys(wanted))
+    return [steps[i] for i in sorted({round(x) for x in np.linspace(0, len(steps) - 1, 8)})]
 
 
 def episodes_of(run: Path, tokenizer, steps: list[int], most_tokens: int = PER_PAGE) -> list[dict]:

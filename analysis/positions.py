@@ -8,13 +8,13 @@ SHUFFLES = 100   # of the advantages within their groups
 
 
 class Positions:
-    """The sums that a t at each position needs: of the advantages as they are, by blocks of training,
-    and shuffled within their groups."""
+    """The sums that a t at each position needs: of the advantages as they are, by blocks of
+    training, and shuffled within their groups."""
 
     def __init__(self, blocks: int, longest: int):
         self.longest, self.rng = longest, np.random.default_rng(1)
         self.counts = np.zeros((blocks, longest), np.int64)
-        self.sums = {unit: np.zeros((2, blocks, longest)) for unit in UNITS}  # of values, of squares
+        self.sums = {unit: np.zeros((2, blocks, longest)) for unit in UNITS}  # values, squares
         self.shuffled = {unit: np.zeros((2, SHUFFLES, longest)) for unit in UNITS}
         self.answers = np.zeros(blocks, np.int64)
         self.flat_answers = np.zeros(blocks, np.int64)  # in groups whose rewards are all equal
@@ -76,7 +76,8 @@ class Positions:
 
 
 def t_statistics(counts: np.ndarray, total: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """mean / (population std / sqrt n) where n > 1, 0 without spread. The last axis is positions."""
+    """mean / (population std / sqrt n) where n > 1, 0 without spread. Positions are the last
+    axis."""
     there = counts > 1
     n = counts[there]
     mean, square = total[..., there] / n, squares[..., there] / n

@@ -1,7 +1,7 @@
 """How much larger one class's gradient is than another's, with intervals over groups.
 
-Each function takes (sizes, tokens), summed over some tokens, and divides mean sizes; the same is done to
-the sums with the groups drawn again.
+Each function takes (sizes, tokens), summed over some tokens, and divides mean sizes; the same is
+done to the sums with the groups drawn again.
 """
 import numpy as np
 
@@ -71,7 +71,7 @@ def pair(tally: Tally, partition: str, unit: str, one: int, other: int | None,
 
 
 def two_sides(sizes, tokens, one: int, other: int | None, bins: int) -> tuple[tuple, tuple]:
-    """(..., classes x bins) sums -> (sizes, tokens) of the one class and of the other, (..., bins)."""
+    """(..., classes x bins) sums -> (sizes, tokens) of either class, each (..., bins)."""
     sizes = sizes.reshape(*sizes.shape[:-1], -1, bins)
     tokens = tokens.reshape(*tokens.shape[:-1], -1, bins)
     above = sizes[..., one, :], tokens[..., one, :]

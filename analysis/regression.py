@@ -1,4 +1,4 @@
-"""Regression of a token's size on its position, class and advantage, with errors clustered by group."""
+"""Regression of a token's size on position, class and advantage, with errors clustered by group."""
 import numpy as np
 
 from analysis.sizes import size_label
@@ -18,8 +18,8 @@ class Regression:
     """Least squares with errors clustered by group (Liang and Zeger 1986), from sums alone.
 
     The error needs sum_g u_g u_g', where u_g = h_g - M_g b, h_g = X_g'y_g, M_g = X_g'X_g. The
-    coefficients b are known only at the end, so the products of h and M are summed up to fourth order
-    instead of keeping each group.
+    coefficients b are known only at the end, so the products of h and M are summed up to fourth
+    order instead of keeping each group.
     """
 
     def __init__(self, terms):
@@ -89,7 +89,9 @@ def empty_regressions() -> dict[str, Regression]:
 def design(tokens: dict, unit: str) -> np.ndarray:
     """(tokens, terms)"""
     tenth = np.minimum(10 * tokens["position"] // tokens["length"][tokens["answer"]], 9)
-    columns = [np.ones(len(tenth)), *(tenth == i for i in range(1, 10)), np.abs(tokens["advantage"])]
+    columns = [np.ones(len(tenth))]
+    columns += [tenth == i for i in range(1, 10)]
+    columns.append(np.abs(tokens["advantage"]))
     if unit == "contribution":
         columns += [tokens["class"] == CLASSES.index(name) for name in ("filler", "structure")]
     else:
@@ -118,8 +120,8 @@ def regression_table(tally, unit: str) -> Table:
     if different:
         finding = f"in shares of the mean {label}: {', '.join(different)}."
     against = "reasoning" if unit == "contribution" else "a word"
-    return Table(f"regression of {unit}",
-                 f"Regression of {label} on position, class and advantage; classes against {against}",
-                 columns, f"With position, class and abs(A) side by side: {finding}",
+    title = f"Regression of {label} on position, class and advantage; classes against {against}"
+    return Table(f"regression of {unit}", title, columns,
+                 f"With position, class and abs(A) side by side: {finding}",
                  ["tenths of the answer against the first one; errors clustered by group; Holm's "
                   "correction over tenths and classes"])

@@ -14,6 +14,14 @@ from analysis.vocabulary import CLASSES
 from countdown_task import KINDS, SECTIONS
 
 Picture = tuple[Path, str]  # path and caption
+PLACES = {  # below which table of the page they stand
+    "gains": ("learning_curve",),
+    "gradient by kind": ("answer",),
+    "contribution": ("histograms", "log_prob_and_gradient"),
+    "gradient by position": ("position",),
+    "class by position": ("class_by_position",),
+    "sections": ("entropy_and_gradient", "weights"),
+    "growth": ("over_training", "length_and_entropy")}
 
 
 def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
@@ -50,8 +58,8 @@ def learning_curve(run: dict, folder: Path) -> Picture:
 def held_out_curve(axis, lines: list[dict], colour: str, label: str) -> None:
     success = np.array([line["success"] for line in lines])
     bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
-    axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success), color=colour,
-                  marker="o", ms=3, lw=1.4, capsize=2, label=label)
+    axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
+                  color=colour, marker="o", ms=3, lw=1.4, capsize=2, label=label)
 
 
 def length_and_entropy(run: dict, folder: Path) -> Picture:
@@ -84,7 +92,8 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
         mean = tally.mean("position", f"abs {unit}")
         axis.bar(range(10), mean, 0.85, yerr=reach, color=colour,
                  error_kw={"lw": 0.8, "capsize": 2})
-        axis.set(xlabel="tenth of the answer", ylabel=f"mean {label}", xticks=range(10), title=title)
+        axis.set(xlabel="tenth of the answer", ylabel=f"mean {label}", xticks=range(10),
+                 title=title)
     return save(figure, folder, "position",
                 "Mean size in ten bins of relative position, 95% intervals over groups")
 
@@ -116,15 +125,16 @@ def log_prob_and_gradient(tally: Tally, folder: Path) -> Picture:
     shade(right, LOG_PROB_EDGES, S_EDGES, tally.histograms.log_prob_and_s)
     log_p = np.linspace(-14, -1e-3, 400)
     rest = -np.expm1(log_p)
-    right.plot(log_p, rest, color=ORANGE, lw=1.2, label="1 - p and sqrt(2) (1 - p): the limits of s")
+    right.plot(log_p, rest, color=ORANGE, lw=1.2, label="1 - p and sqrt(2) (1 - p): the limits of "
+                                                        "s")
     right.plot(log_p, rest * np.sqrt(2), color=ORANGE, lw=1.2)
     right.plot(log_p, -log_p, color="#000000", lw=1.2, ls="--", label="abs(log p): the old unit")
     right.set(xlabel="log p of the token", ylabel="gradient size s at A = 1", ylim=(0, 3),
               title="Rare tokens: the old unit grows without limit, the gradient does not")
     right.legend(loc="upper left")
     return save(figure, folder, "log_prob_and_gradient",
-                "Why the old unit misleads: log-prob against advantage, and against the size of the "
-                "gradient")
+                "Why the old unit misleads: log-prob against advantage, and against the size of "
+                "the gradient")
 
 
 def entropy_and_gradient(tally: Tally, folder: Path) -> Picture:
@@ -133,7 +143,8 @@ def entropy_and_gradient(tally: Tally, folder: Path) -> Picture:
     used = np.flatnonzero(tally.histograms.entropy_and_s.sum(1))
     top = ENTROPY_EDGES[used[-1] + 1] if len(used) else 1
     left.set(xlabel="entropy of the distribution", ylabel="gradient size s of the drawn token",
-             xlim=(0, top), title="Tokens drawn where the model was uncertain, and where it was sure")
+             xlim=(0, top), title="Tokens drawn where the model was uncertain, and where it was "
+                                  "sure")
     enough = tally.histograms.by_entropy[0] >= 30
     tokens, squares, theory = tally.histograms.by_entropy[:, enough]
     middle = (ENTROPY_EDGES[1:] + ENTROPY_EDGES[:-1])[enough] / 2
@@ -163,8 +174,8 @@ def class_by_position(tally: Tally, folder: Path) -> Picture:
                  xticklabels=fifths, title=f"{label}: filler ahead in {ahead} of 5")
     axes[0].legend()
     return save(figure, folder, "class_by_position",
-                "Filler and reasoning (by the regex) in five bins of relative position, old unit and "
-                "gradient")
+                "Filler and reasoning (by the regex) in five bins of relative position, old unit "
+                "and gradient")
 
 
 def over_training(tally: Tally, folder: Path) -> Picture:
@@ -190,8 +201,8 @@ def over_training(tally: Tally, folder: Path) -> Picture:
     if right.lines:
         right.legend(ncols=2)
     return save(figure, folder, "over_training",
-                "Mean sizes over training, and the share of the gradient of each kind of token (kinds "
-                "below 1% left out)")
+                "Mean sizes over training, and the share of the gradient of each kind of token "
+                "(kinds below 1% left out)")
 
 
 def by_block(tally: Tally, partition: str, measure: str) -> np.ndarray:
@@ -212,8 +223,8 @@ def weights(tally: Tally, folder: Path) -> Picture:
               title="Mean weight by kind and section", ylim=(0, 1.2 * np.nanmax(means) or 1))
     right.legend(ncols=3, loc="upper left")
     return save(figure, folder, "weights",
-                "The weights that the mitigation chose (kinds with less than 0.05% of the tokens left "
-                "out)")
+                "The weights that the mitigation chose (kinds with less than 0.05% of the tokens "
+                "left out)")
 
 
 def weight_histogram(tally: Tally, axis) -> None:

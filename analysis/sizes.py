@@ -1,9 +1,9 @@
 """The tokens of one step, end to end, and the two sizes that each of them has.
 
 A is the advantage of a token, w its weight, p its probability. The contribution `A log p` is the
-value of the objective, which an earlier experiment took for a gradient. The gradient at the logits is
-`A (onehot - p)`, of size `abs(A) s` with s = norm(onehot - p) (grpo.gradient_size). Both are looked
-at with the mitigation's weight and without.
+value of the objective, which an earlier experiment took for a gradient. The gradient at the
+logits is `A (onehot - p)`, of size `abs(A) s` with s = norm(onehot - p) (grpo.gradient_size).
+Both are looked at with the mitigation's weight and without.
 """
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ def lengths(columns: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def end_of(tokens: dict[str, np.ndarray]) -> np.ndarray:
-    """0 where the middle of a token stands in the first fifth of its answer, 2 in the last, 1 else."""
+    """0 where a token's middle stands in the first fifth of its answer, 2 in the last, 1 else."""
     middle = (tokens["position"] + 0.5) / tokens["length"][tokens["answer"]]
     return np.digitize(middle, (0.2, 0.8))
 

@@ -126,8 +126,8 @@ def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 def poisson_draws(rng: np.random.Generator, draws: int, groups: int) -> np.ndarray:
     """(draws, groups): how often each group is drawn. With independent Poisson(1) counts the
-    bootstrap needs no list of all groups, so its memory does not grow with them (Chamandy et al. 2012,
-    "Estimating uncertainty for massive data streams")."""
+    bootstrap needs no list of all groups, so its memory does not grow with them (Chamandy et al.
+    2012, "Estimating uncertainty for massive data streams")."""
     return rng.poisson(1.0, (draws, groups)).astype(np.float64)
 
 

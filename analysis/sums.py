@@ -1,7 +1,7 @@
 """Sums over the tokens of a run, cut in several ways: by class, by kind, by position, ...
 
-Every sum is made twice: as it is, by blocks of training, and with the groups drawn again, which is where
-the intervals come from.
+Every sum is made twice: as it is, by blocks of training, and with the groups drawn again, which
+is where the intervals come from.
 """
 import numpy as np
 import torch
@@ -42,8 +42,8 @@ PARTITIONS = {  # name: what its cells are called
 
 
 class Sums:
-    """of[partition][block, cell, measure], and drawn[partition][draw, cell, measure] with the groups
-    drawn again. `at_position` says how many tokens of the run stand at each position."""
+    """of[partition][block, cell, measure], and drawn[partition][draw, cell, measure] with the
+    groups drawn again. `at_position` says how many tokens of the run stand at each position."""
 
     def __init__(self, blocks: int, at_position: np.ndarray):
         self.rng = np.random.default_rng(0)
@@ -74,7 +74,7 @@ class Sums:
             self.extremes[name] = [min(low, measures[name].min()), max(high, measures[name].max())]
 
     def cells(self, tokens: dict, normalised: np.ndarray) -> dict[str, np.ndarray]:
-        """Which cell of each partition a token falls into. `normalised` is 0 or 1 for each answer."""
+        """Which cell of each partition a token falls into. `normalised` is per answer."""
         kind, section, naive = tokens["kind"], tokens["section"], tokens["class"]
         position = tokens["position"]
         below, above = position < self.low, position > self.high

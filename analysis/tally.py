@@ -2,9 +2,10 @@
 
     tally = Tally(run)
     tally.read()
-    tally.mean("kind", "abs gradient")      # (7,) the mean size of the gradient of each kind of token
+    tally.mean("kind", "abs gradient")      # (7,) the mean size of each kind of token's gradient
 
-A file beside this one for each thing that is kept: sums, positions, vocabulary, histograms, regression.
+A file beside this one for each thing that is kept: sums, positions, vocabulary, histograms,
+regression.
 """
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""What a run's tokens are: the classes of an earlier experiment's regex, and sums over each token id."""
+"""What a run's tokens are: the classes of an earlier experiment's regex, and sums over each token
+id."""
 import re
 
 import numpy as np
@@ -27,8 +28,8 @@ def text_of(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 class Vocabulary:
-    """Of each token id: its class by the regex, its count, sums of its entropy, log-prob and gradient
-    size, and how often it was of each kind. The arrays grow with the largest id seen."""
+    """Of each token id: its class by the regex, its count, sums of its entropy, log-prob and
+    gradient size, and how often it was of each kind. The arrays grow with the largest id seen."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer

@@ -1,7 +1,9 @@
-"""Forking tokens, where the model was unsure what to write, and following tokens, where it was sure."""
+"""Where the model was unsure what to write: forking tokens, sections and kinds."""
 import numpy as np
 
+from analysis.ratios import mean_sizes, shares
 from analysis.sizes import size_label
+from analysis.sums import PARTITIONS
 from analysis.tables import Table
 from analysis.tally import Tally
 from analysis.vocabulary import text_of
@@ -34,5 +36,25 @@ def forks(tally: Tally) -> Table:
         finding = f"Most uncertain where it drew {high}, surest where it drew {low}."
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
                  columns, finding,
-                 ["of tokens that make up at least 0.05% of the run and occur ten times; entropy of "
-                  "the distribution they were drawn from"])
+                 ["of tokens that make up at least 0.05% of the run and occur ten times; entropy "
+                  "of the distribution they were drawn from"])
+
+
+def sections(tally: Tally) -> Table:
+    cells, tokens = PARTITIONS["section by kind"], tally.count("section by kind")
+    used = np.flatnonzero(tokens)
+    columns = {"section": ("", [cells[i][0] for i in used]),
+               "kind": ("", [cells[i][1] for i in used]),
+               "tokens": (",d", tokens[used])}
+    for name in ("entropy", "weight", "s"):
+        columns[name] = (".3f", tally.mean("section by kind", name)[used])
+    columns |= mean_sizes(tally, "section by kind", "gradient", used)
+    columns["gradient"] = (".1%", shares(tally, "section by kind")[used])
+    often = tokens[used] >= 0.0005 * tally.tokens
+    entropy = np.where(often, columns["entropy"][1], -1)
+    section, kind = cells[used[entropy.argmax()]]
+    return Table("sections", "Entropy, weight and gradient by section and kind", columns,
+                 f"The most uncertain are {kind} tokens in the {section} section (mean entropy "
+                 f"{entropy.max():.2f}).",
+                 ["sections: think up to </think>, answer between the answer tags, other the rest; "
+                  "gradient: share of it"])
