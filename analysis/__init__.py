@@ -1,1 +1,2 @@
-"""What run folders say: sums over credit files, statistics, comparison of runs, tables, pictures, the page."""
+"""What run folders say: sums over credit files, statistics, comparison of runs, tables, pictures,
+the page."""

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "grpo": ["engine", "qwen2_model", "countdown_task"],
     "mitigations": ["engine", "grpo", "credit", "countdown_task"],
     "train": [*SIX, "engine", "credit", "analysis"],
-    "analyze": ["analysis", "engine", "countdown_task", "grpo"],
+    "analyze": ["analysis", "engine", "countdown_task", "grpo", "mitigations"],
     "truth": [*SIX, "engine", "credit", "analysis", "truth"],
     "tools": [*SIX, "engine", "credit", "analysis", "tools"],
     "benchmarks": [*SIX, "engine", "credit", "analysis", "benchmarks"],

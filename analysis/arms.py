@@ -1,0 +1,182 @@
+"""Which runs can be compared, and which of them are one arm.
+
+Runs that differ in model, data, length of training, sampling or reward are not comparable: that is
+said, and they are not averaged. An arm is runs that differ in nothing but their seed.
+"""
+import json
+from pathlib import Path
+
+from analysis.runs import is_done
+from analysis.settings import (advantage_flags, common_settings, default_of, effective_settings,
+                               task_flags)
+from analysis.tables import LETTERS
+from engine.errors import UserError
+
+SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_tokens",
+           "temperature")  # and the flags of the task
+ASIDE = (  # what may differ within an arm
+    "seed", "out", "own", "eval_tasks", "device", "threads", "checkpointing", "offload_optimizer",
+    "micro_batch", "eval_every", "sample_every", "checkpoint_every")
+
+
+def setting_of(run: dict) -> dict:
+    """What has to agree before two runs are compared."""
+    settings = effective_settings(run["config"])
+    names = [*SETTING, *task_flags(run["config"])]
+    setting = {name: settings.get(name) for name in names}
+    setting["model"] = str(Path(settings["model"]).resolve())
+    lines = run["evaluations"]
+    setting["held-out problems"] = len(lines[0]["answer"]) if lines else None
+    return setting
+
+
+def arm_of(run: dict) -> dict:
+    """What the runs of an arm have in common, beside the setting."""
+    settings = effective_settings(run["config"])
+    aside = (*SETTING, *ASIDE, *task_flags(run["config"]))
+    return {name: value for name, value in settings.items() if name not in aside}
+
+
+def alike(runs: list[dict], of) -> list[list[dict]]:
+    """The runs in parts that agree in `of`, in the order in which they came."""
+    parts = {}
+    for run in runs:
+        parts.setdefault(json.dumps(of(run), sort_keys=True), []).append(run)
+    return list(parts.values())
+
+
+def what_differs(parts: list[list[dict]]) -> str:
+    """Why these parts are not compared with each other."""
+    settings = [setting_of(part[0]) for part in parts]
+    names = list(dict.fromkeys(name for setting in settings for name in setting))
+    names = [name for name in names if len({json.dumps(s.get(name)) for s in settings}) > 1]
+    sets = []
+    for i, (setting, part) in enumerate(zip(settings, parts), 1):
+        differences = ", ".join(f"{name} {setting.get(name)}" for name in names)
+        folders = ", ".join(run["folder"].name for run in part)
+        sets.append(f"set {i}: {differences} ({folders})")
+    return ("Not comparable, so each set is compared by itself and nothing is averaged over them. "
+            f"{'; '.join(sets)}.")
+
+
+def usual_values(arms: list[list[dict]]) -> dict:
+    """Of each common setting (a learning rate, say) that differs between arms, what most runs have.
+    An arm's name tells it only where it is something else."""
+    usual = {}
+    for key in common_settings():
+        values = []
+        for arm in arms:
+            settings = arm_of(arm[0])
+            if key in settings:
+                values += [json.dumps(settings[key])] * len(arm)
+        if key == "mitigation" or len(set(values)) < 2:
+            continue
+        default = json.dumps(default_of(key))
+        most = max(values, key=lambda value: (values.count(value), value == default))
+        usual[key] = json.loads(most)
+    return usual
+
+
+def name_arms(arms: list[list[dict]], usual: dict) -> list[str]:
+    """The mitigation, and what else tells the arms apart."""
+    settings, common, names = [arm_of(arm[0]) for arm in arms], common_settings(), []
+    for mine in settings:
+        own = [key for key in mine if key not in common and tells_apart(key, mine, settings)]
+        unusual = [key for key, value in usual.items() if key in mine and mine[key] != value]
+        words = [f"{key} {mine[key]}" for key in own + unusual]
+        names.append(" ".join([mine["mitigation"], *words]))
+    return names
+
+
+def tells_apart(flag: str, mine: dict, settings: list[dict]) -> bool:
+    """Whether arms that have this flag, too, have another value of it."""
+    axes = ["mitigation", "advantage"] if flag in advantage_flags() else ["mitigation"]
+    rivals = [other for other in settings if all(other[axis] == mine[axis] for axis in axes)]
+    return any(rival.get(flag) != mine[flag] for rival in rivals)
+
+
+class Comparison:
+    """Comparable runs, arm by arm; the baseline is the arm that all others are compared with."""
+
+    def __init__(self, runs: list[dict], baseline: str | None):
+        arms = alike(runs, arm_of)
+        self.usual = usual_values(arms)
+        names = name_arms(arms, self.usual)
+        assert len(set(names)) == len(arms), "two arms would have the same name"
+        self.arms = dict(zip(names, arms))
+        for arm in arms:
+            refuse_twins(arm)
+        named = self.arm_named(baseline) if baseline else None
+        self.baseline_was_named = named is not None
+        self.baseline = named or self.usual_baseline(baseline)
+        self.arms = {self.baseline: self.arms[self.baseline], **self.arms}  # it comes first
+        self.keys = dict(zip(self.arms, LETTERS))
+
+    def arm_named(self, wanted: str) -> str | None:
+        """The arm of this name, or with a run of this name or folder."""
+        for name, arm in self.arms.items():
+            folders = [run["folder"] for run in arm]
+            if wanted in (name, *(folder.name for folder in folders)):
+                return name
+            if Path(wanted).resolve() in [folder.resolve() for folder in folders]:
+                return name
+        return None
+
+    def usual_baseline(self, wanted: str | None) -> str:
+        """Plain GRPO with the settings that most runs have, otherwise the first arm."""
+        plain = [name for name, arm in self.arms.items() if is_plain(arm[0])]
+        if "none" in plain:
+            return "none"
+        if len(plain) > 1 and not wanted:
+            raise UserError(f"which arm is the baseline: {' or '.join(plain)}? Say so with "
+                            "--baseline and the name of a run or an arm")
+        return (plain or list(self.arms))[0]
+
+    def seeds(self, name: str) -> dict[int, dict]:
+        """The finished runs of an arm."""
+        return {run["config"]["seed"]: run for run in self.arms[name] if is_done(run)}
+
+    def shown(self, name: str) -> list[dict]:
+        """The runs that curves and means are made of: finished ones, or what there is."""
+        return list(self.seeds(name).values()) or self.arms[name]
+
+    def others(self) -> list[str]:
+        return [name for name in self.arms if name != self.baseline]
+
+    def placebos_of(self, name: str) -> list[str]:
+        """The arms that are this one with something shuffled."""
+        mine = arm_of(self.arms[name][0])
+        if placebo_of(mine) != "none":
+            return []
+        theirs = {other: arm_of(arm[0]) for other, arm in self.arms.items() if other != name}
+        return [other for other, settings in theirs.items()
+                if placebo_of(settings) != "none" and same_but_placebo(settings, mine)]
+
+
+def refuse_twins(arm: list[dict]) -> None:
+    by_seed = {}
+    for run in arm:
+        twin = by_seed.setdefault(run["config"]["seed"], run)
+        if twin is not run:
+            raise UserError(f"{twin['folder']} and {run['folder']} are the same arm and seed: "
+                            "one of them is enough")
+
+
+def is_plain(run: dict) -> bool:
+    plain = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
+    return all(run["config"].get(name, value) == value for name, value in plain.items())
+
+
+def placebo_of(settings: dict) -> str:
+    return settings.get("placebo", "none")
+
+
+def same_but_placebo(one: dict, other: dict) -> bool:
+    return {**one, "placebo": None} == {**other, "placebo": None}
+
+
+def refuse_unknown_baseline(comparisons: list[Comparison], wanted: str | None) -> None:
+    if wanted and not any(comparison.baseline_was_named for comparison in comparisons):
+        names = ", ".join(name for comparison in comparisons for name in comparison.arms)
+        raise UserError(f"--baseline {wanted} is neither one of these runs nor one of the arms: "
+                        f"{names}")

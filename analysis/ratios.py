@@ -1,0 +1,102 @@
+"""How much larger one class's gradient is than another's, with intervals over groups.
+
+Each function takes (sizes, tokens), summed over some tokens, and divides mean sizes; the same is
+done to the sums with the groups drawn again.
+"""
+import numpy as np
+
+from analysis.sizes import size_label
+from analysis.statistics import Estimate, ratio
+from analysis.tally import Tally
+
+
+def mean_sizes(tally: Tally, partition: str, which: str = "", cells=slice(None), spec: str = ".4f"):
+    """Columns of a table: the mean size in each cell, in the units whose name has `which` in it."""
+    return {size_label(unit): (spec, tally.mean(partition, f"abs {unit}")[cells])
+            for unit in tally.units if which in unit}
+
+
+def shares(tally: Tally, partition: str, blocks=slice(None)) -> np.ndarray:
+    """Of each cell, its share of the gradient."""
+    sizes = tally.total(partition, f"abs {tally.final}", blocks)
+    return sizes / max(sizes.sum(), 1e-300)
+
+
+def mean_ratio(above, below) -> np.ndarray:
+    """Of two (sizes, tokens): the mean size of one over that of the other."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return above[0] / above[1] / (below[0] / below[1])
+
+
+def over_the_rest(tally: Tally, partition: str, unit: str) -> list[Estimate]:
+    """Mean size in a cell over mean size in all other tokens, for each cell."""
+    def value(sizes, tokens):
+        other_sizes = sizes.sum(-1, keepdims=True) - sizes
+        other_tokens = tokens.sum(-1, keepdims=True) - tokens
+        return mean_ratio((sizes, tokens), (other_sizes, other_tokens))
+
+    values = value(*tally.summed(partition, unit))
+    draws = value(*tally.drawn(partition, unit))
+    live = tally.sums.live[partition]
+    return [ratio(float(values[i]), draws[:, i], int(live[i])) for i in range(len(live))]
+
+
+def early_over_late(tally: Tally, partition: str, unit: str) -> Estimate:
+    """Mean size in the first cell of `ends` or `far ends` over that in the last."""
+    def value(sizes, tokens):
+        return mean_ratio((sizes[..., 0], tokens[..., 0]), (sizes[..., 2], tokens[..., 2]))
+
+    observed = value(*tally.summed(partition, unit))
+    live = int(tally.sums.live[partition][[0, 2]].min())
+    return ratio(float(observed), value(*tally.drawn(partition, unit)), live)
+
+
+def pair(tally: Tally, partition: str, unit: str, one: int, other: int | None,
+         bins: int = 20) -> tuple[Estimate, Estimate]:
+    """Class `one` over class `other` (None: over all others): crude, and at like position.
+
+    Bins of position count in which each of the two has at least 1% of what an even spread would
+    give it.
+    """
+    name = f"{partition} by {'fifth' if bins == 5 else 'twentieth'}"
+    above, below = two_sides(*tally.summed(name, unit), one, other, bins)
+    drawn_above, drawn_below = two_sides(*tally.drawn(name, unit), one, other, bins)
+    both = np.flatnonzero(well_filled(above[1]) & well_filled(below[1]))
+    live = tally.sums.live[partition]
+    groups = int(min(live[one], live.max() if other is None else live[other]))
+    crude = float(crude_ratio(above, below))
+    like = float(standardised(above, below, both))
+    return (ratio(crude, crude_ratio(drawn_above, drawn_below), groups),
+            ratio(like, standardised(drawn_above, drawn_below, both), groups))
+
+
+def two_sides(sizes, tokens, one: int, other: int | None, bins: int) -> tuple[tuple, tuple]:
+    """(..., classes x bins) sums -> (sizes, tokens) of either class, each (..., bins)."""
+    sizes = sizes.reshape(*sizes.shape[:-1], -1, bins)
+    tokens = tokens.reshape(*tokens.shape[:-1], -1, bins)
+    above = sizes[..., one, :], tokens[..., one, :]
+    if other is None:
+        return above, (sizes.sum(-2) - above[0], tokens.sum(-2) - above[1])
+    return above, (sizes[..., other, :], tokens[..., other, :])
+
+
+def well_filled(tokens: np.ndarray) -> np.ndarray:
+    return (tokens > 0) & (tokens >= 0.01 * tokens.mean())
+
+
+def crude_ratio(above, below) -> np.ndarray:
+    (sizes, tokens), (other_sizes, other_tokens) = above, below
+    return mean_ratio((sizes.sum(-1), tokens.sum(-1)), (other_sizes.sum(-1), other_tokens.sum(-1)))
+
+
+def standardised(above, below, bins) -> np.ndarray:
+    """Ratio of two mean sizes if both classes stood where the two together stand.
+
+    Each is (sizes, tokens), last axis bins of position, of which those in `bins` count, weighted by
+    the tokens of both.
+    """
+    weight = (above[1] + below[1])[..., bins]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        one = (weight * above[0][..., bins] / above[1][..., bins]).sum(-1)
+        other = (weight * below[0][..., bins] / below[1][..., bins]).sum(-1)
+        return one / other

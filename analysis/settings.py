@@ -1,0 +1,58 @@
+"""What the comparison of runs asks of their settings: defaults, and what had no effect.
+
+All that analysis knows of the flags of a run stands here. The lists of engine/registry.py are filled
+by whoever imports mitigations.py, as analyze.py does.
+"""
+from types import SimpleNamespace
+
+from engine.registry import ADVANTAGES, NEVER_RESCALED, flags_of
+from engine.errors import UserError
+from engine.flags import Flag, fields_as_flags
+from engine.settings import NOT_SETTINGS, OPTIONS, choice_flags, load_task
+
+
+def default_of(name: str):
+    return OPTIONS[name].default
+
+
+def common_settings() -> list[str]:
+    """The flags of every run; those of a task, a mitigation and an advantage come on top."""
+    return list(OPTIONS)
+
+
+def effective_settings(config: dict) -> dict:
+    """A run's settings, defaults filled in, without those that had no effect beside the others."""
+    config = {**{name: default_of(name) for name in OPTIONS}, **config}
+    left_out = [*idle_settings(config), *NOT_SETTINGS]
+    left_out.remove("reward")  # on record beside the settings; another reward is another setting
+    settings = {name: value for name, value in config.items() if name not in left_out}
+    flags = {**OPTIONS, **choice_flags()}
+    for name in settings:
+        if name in flags and flags[name].type is float:  # 1 and 1.0 are the same
+            settings[name] = float(settings[name])
+    return settings
+
+
+def idle_settings(config: dict) -> list[str]:
+    view = SimpleNamespace(**config)
+    flags = {**OPTIONS, **task_flags(config)}
+    idle = [name for name, flag in flags.items() if flag.only and not flag.only[0](view)]
+    if config["mitigation"] in NEVER_RESCALED:
+        idle.append("rescale")
+    # older runs list the flags of every advantage
+    owners = advantage_flags()
+    return idle + [name for name in owners if config["advantage"] not in owners[name]]
+
+
+def advantage_flags() -> dict[str, list[str]]:
+    """Which advantages each of their flags belongs to."""
+    return flags_of(ADVANTAGES)
+
+
+def task_flags(config: dict) -> dict[str, Flag]:
+    """The flags of a run's task; none if its module is not there any more."""
+    try:
+        flags = fields_as_flags(load_task(config.get("task", default_of("task"))))
+    except UserError:
+        return {}
+    return {name: flag for name, flag in flags.items() if name in config}

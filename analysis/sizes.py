@@ -1,0 +1,52 @@
+"""The tokens of one step, end to end, and the two sizes that each of them has.
+
+A is the advantage of a token, w its weight, p its probability. The contribution `A log p` is the
+value of the objective, which an earlier experiment took for a gradient. The gradient at the
+logits is `A (onehot - p)`, of size `abs(A) s` with s = norm(onehot - p) (grpo.gradient_size).
+Both are looked at with the mitigation's weight and without.
+"""
+import numpy as np
+import torch
+
+from grpo import gradient_size
+
+UNITS = ("contribution", "weighted contribution", "gradient", "weighted gradient")
+LABELS = dict(zip(UNITS, ("A log p", "A w log p", "A s", "A w s")))
+
+
+def size_label(unit: str) -> str:
+    """The heading of a unit's size: abs(A log p), but abs(A) s, as s is never negative."""
+    label = LABELS[unit]
+    return f"abs({label})" if "contribution" in unit else f"abs(A){label.removeprefix('A')}"
+
+
+def lay_flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A credit file's columns, with what follows from them, one value a token."""
+    length = lengths(columns)
+    answer = np.repeat(np.arange(len(length)), length)
+    position = np.arange(len(answer)) - columns["episode_start"][answer]
+    numbers = ("log_prob", "entropy", "collision", "weight", "advantage")
+    floats = {name: columns[name].astype(np.float64) for name in numbers}
+    codes = {name: columns[name].astype(np.int64) for name in ("kind", "section", "group")}
+    s = gradient_size(torch.from_numpy(floats["log_prob"]), torch.from_numpy(floats["collision"]))
+    return {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
+            "position": position, "relative": position / length[answer],
+            "token_group": codes["group"][answer]}
+
+
+def lengths(columns: dict[str, np.ndarray]) -> np.ndarray:
+    """(answers,) tokens of each."""
+    return np.diff(np.append(columns["episode_start"], len(columns["token_id"])))
+
+
+def end_of(tokens: dict[str, np.ndarray]) -> np.ndarray:
+    """0 where a token's middle stands in the first fifth of its answer, 2 in the last, 1 else."""
+    middle = (tokens["position"] + 0.5) / tokens["length"][tokens["answer"]]
+    return np.digitize(middle, (0.2, 0.8))
+
+
+def units(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What is multiplied by the advantage in each unit."""
+    log_prob, weight, s = tokens["log_prob"], tokens["weight"], tokens["s"]
+    return {"contribution": log_prob, "weighted contribution": weight * log_prob,
+            "gradient": s, "weighted gradient": weight * s}

@@ -1,0 +1,143 @@
+"""Sums over the tokens of a run, cut in several ways: by class, by kind, by position, ...
+
+Every sum is made twice: as it is, by blocks of training, and with the groups drawn again, which
+is where the intervals come from.
+"""
+import numpy as np
+import torch
+
+from analysis.sizes import UNITS, end_of
+from analysis.statistics import poisson_draws
+from analysis.vocabulary import CLASSES
+from countdown_task import KINDS, SECTIONS
+from grpo import group_z_score
+
+DRAWS = 1000     # of the bootstrap over groups
+SIGNS = ("A > 0", "A = 0", "A < 0")
+NORMALISED = ("z > 0", "z <= 0")  # z: the reward normalised in its group
+MEASURES = ("tokens", "log_prob", "entropy", "s", "weight", "squared weight", *UNITS,
+            *(f"abs {unit}" for unit in UNITS), *(f"squared {unit}" for unit in UNITS))
+RESAMPLED = ("tokens", *(f"abs {unit}" for unit in UNITS))
+
+
+def crossed(rows, columns) -> list[tuple]:
+    return [(row, column) for row in rows for column in columns]
+
+
+PARTITIONS = {  # name: what its cells are called
+    "all": ("all",),
+    "sign": SIGNS,
+    "normalised": NORMALISED,
+    "class": CLASSES,
+    "kind": KINDS,
+    "section": SECTIONS,
+    "position": tuple(range(10)),
+    "ends": ("first fifth", "middle", "last fifth"),
+    "far ends": ("below the 20% quantile", "middle", "above the 80% quantile"),
+    "class by fifth": crossed(CLASSES, range(5)),
+    "class by twentieth": crossed(CLASSES, range(20)),
+    "kind by twentieth": crossed(KINDS, range(20)),
+    "class by kind": crossed(CLASSES, KINDS),
+    "section by kind": crossed(SECTIONS, KINDS)}
+
+
+class Sums:
+    """of[partition][block, cell, measure], and drawn[partition][draw, cell, measure] with the
+    groups drawn again. `at_position` says how many tokens of the run stand at each position."""
+
+    def __init__(self, blocks: int, at_position: np.ndarray):
+        self.rng = np.random.default_rng(0)
+        self.edges = {bins: cut_edges(len(at_position), bins) for bins in (5, 10, 20)}
+        self.low = position_quantile(at_position, 0.2)
+        self.high = position_quantile(at_position, 0.8)
+        self.of, self.drawn, self.live = {}, {}, {}  # live: groups with a gradient in a cell
+        for name, cells in PARTITIONS.items():
+            self.of[name] = np.zeros((blocks, len(cells), len(MEASURES)))
+            self.drawn[name] = np.zeros((DRAWS, len(cells), len(RESAMPLED)))
+            self.live[name] = np.zeros(len(cells), np.int64)
+        self.extremes = {name: [np.inf, -np.inf] for name in (*UNITS, "weight")}
+        self.answers = np.zeros(len(NORMALISED), np.int64)  # with z above 0, and not
+
+    def add(self, tokens: dict, values: dict, block: int) -> None:
+        groups, group = np.unique(tokens["token_group"], return_inverse=True)
+        measures = measured(tokens, values)
+        normalised = normalised_reward(tokens) <= 0
+        self.answers += [(~normalised).sum(), normalised.sum()]
+        drawn = poisson_draws(self.rng, DRAWS, len(groups))
+        resampled = [MEASURES.index(name) for name in RESAMPLED]
+        for name, cell in self.cells(tokens, normalised).items():
+            by_group = sums_by_group(group, len(groups), cell, len(PARTITIONS[name]), measures)
+            self.of[name][block] += by_group.sum(0)
+            self.live[name] += (by_group[..., MEASURES.index("abs gradient")] > 0).sum(0)
+            self.drawn[name] += np.tensordot(drawn, by_group[..., resampled], axes=1)
+        for name, (low, high) in self.extremes.items():
+            self.extremes[name] = [min(low, measures[name].min()), max(high, measures[name].max())]
+
+    def cells(self, tokens: dict, normalised: np.ndarray) -> dict[str, np.ndarray]:
+        """Which cell of each partition a token falls into. `normalised` is per answer."""
+        kind, section, naive = tokens["kind"], tokens["section"], tokens["class"]
+        position = tokens["position"]
+        below, above = position < self.low, position > self.high
+        twentieth = self.bin_of(tokens, 20)
+        return {"all": np.zeros_like(kind),
+                "sign": 1 - np.sign(tokens["advantage"]).astype(np.int64),
+                "normalised": normalised.astype(np.int64)[tokens["answer"]],
+                "class": naive,
+                "kind": kind,
+                "section": section,
+                "position": self.bin_of(tokens, 10),
+                "ends": end_of(tokens),
+                "far ends": np.where(below, 0, np.where(above, 2, 1)),
+                "class by fifth": 5 * naive + self.bin_of(tokens, 5),
+                "class by twentieth": 20 * naive + twentieth,
+                "kind by twentieth": 20 * kind + twentieth,
+                "class by kind": len(KINDS) * naive + kind,
+                "section by kind": len(KINDS) * section + kind}
+
+    def bin_of(self, tokens: dict, bins: int) -> np.ndarray:
+        return np.searchsorted(self.edges[bins], tokens["relative"]) - 1
+
+
+def measured(tokens: dict, values: dict) -> dict[str, np.ndarray | None]:
+    """What is summed over tokens, by name; tokens themselves are counted."""
+    weight = tokens["weight"]
+    measures = {"tokens": None, "weight": weight, "squared weight": weight ** 2, **values}
+    for name in ("log_prob", "entropy", "s"):
+        measures[name] = tokens[name]
+    for unit, value in values.items():
+        measures[f"abs {unit}"] = np.abs(value)
+        measures[f"squared {unit}"] = value * value
+    return measures
+
+
+def sums_by_group(group, groups: int, cell, cells: int, measures: dict) -> np.ndarray:
+    """(groups, cells, measures)"""
+    index, size = group * cells + cell, groups * cells
+    sums = [np.bincount(index, measures[name], size).reshape(groups, cells) for name in MEASURES]
+    return np.stack(sums, axis=-1)
+
+
+def normalised_reward(tokens: dict) -> np.ndarray:
+    """(answers,)"""
+    reward, group = torch.from_numpy(tokens["reward"]), torch.from_numpy(tokens["group"])
+    return group_z_score(reward, group).numpy()
+
+
+def cut_edges(longest: int, bins: int) -> np.ndarray:
+    """Bins of equal width between the smallest and the largest relative position, open on the left;
+    the lowest edge lies 0.1% of the range lower, so that 0 is inside (what pandas.cut does)."""
+    if longest == 1:  # every answer is one token: all positions are 0
+        return np.linspace(-0.001, 0.001, bins + 1)
+    edges = np.linspace(0, (longest - 1) / longest, bins + 1)
+    edges[0] -= 0.001 * edges[-1]
+    return edges
+
+
+def position_quantile(counts: np.ndarray, q: float) -> float:
+    """numpy.quantile of positions of which counts[t] stand at t, without making the list."""
+    below = np.cumsum(counts)
+    place = q * (counts.sum() - 1)
+    whole = np.floor(place)
+    left = int(np.searchsorted(below, whole, side="right"))
+    right = int(np.searchsorted(below, whole + 1, side="right"))
+    return left + (place - whole) * (min(right, len(counts) - 1) - left)

@@ -1,0 +1,65 @@
+"""What a run's tokens are: the classes of an earlier experiment's regex, and sums over each token
+id."""
+import re
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from countdown_task import KINDS
+
+CLASSES = ("filler", "reasoning", "structure")
+
+
+def naive_class(text: str) -> str:
+    """The class that the earlier experiment's regular expressions give a token, from its own text.
+
+    Tokenizers cut tags into pieces. A piece is no whole tag, so it counts as filler.
+    """
+    text = text.strip()
+    if re.fullmatch("</?(think|answer|THINK|ANSWER)>", text):
+        return "structure"
+    digits = re.fullmatch(r"[\d+\-*/()=]+", text) or re.search(r"\d", text)
+    spelled = text in ("equals", "plus", "minus", "times", "divided")
+    return "reasoning" if digits or spelled else "filler"
+
+
+def text_of(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.decode([int(token_id)], skip_special_tokens=False)
+
+
+class Vocabulary:
+    """Of each token id: its class by the regex, its count, sums of its entropy, log-prob and
+    gradient size, and how often it was of each kind. The arrays grow with the largest id seen."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self.class_of = np.zeros(0, np.int64)  # -1 where nobody has asked
+        self.count = np.zeros(0)
+        self.entropy = np.zeros(0)
+        self.log_prob = np.zeros(0)
+        self.gradient = np.zeros(0)
+        self.kinds = np.zeros((0, len(KINDS)))
+
+    def classes(self, ids: np.ndarray) -> np.ndarray:
+        """(tokens,) the index in CLASSES of each."""
+        more = max(0, int(ids.max()) + 1 - len(self.class_of))
+        self.class_of = np.pad(self.class_of, (0, more), constant_values=-1)
+        for i in np.unique(ids):
+            if self.class_of[i] < 0:
+                self.class_of[i] = CLASSES.index(naive_class(text_of(self.tokenizer, i)))
+        return self.class_of[ids]
+
+    def add(self, tokens: dict, values: dict) -> None:
+        """`values` are the tokens' contributions and gradients by unit. Ask for `classes` first."""
+        ids, size = tokens["token_id"], len(self.class_of)
+
+        def added(before: np.ndarray, per_token: np.ndarray | None) -> np.ndarray:
+            return np.bincount(ids, per_token, size) + np.pad(before, (0, size - len(before)))
+
+        self.count = added(self.count, None)
+        self.entropy = added(self.entropy, tokens["entropy"])
+        self.log_prob = added(self.log_prob, tokens["log_prob"])
+        self.gradient = added(self.gradient, np.abs(values["weighted gradient"]))
+        id_and_kind = ids * len(KINDS) + tokens["kind"]
+        kinds = np.bincount(id_and_kind, minlength=size * len(KINDS)).reshape(size, -1)
+        self.kinds = kinds + np.pad(self.kinds, ((0, size - len(self.kinds)), (0, 0)))
