@@ -52,7 +52,8 @@ def what_differs(parts: list[list[dict]]) -> str:
     names = [name for name in names if len({json.dumps(s.get(name)) for s in settings}) > 1]
     sets = []
     for i, (setting, part) in enumerate(zip(settings, parts), 1):
-        differences = ", ".join(f"{name} {setting.get(name)}" for name in names)
+        values = [f"{name} {setting[name]}" for name in names if name in setting]
+        differences = ", ".join(values)
         folders = ", ".join(run["folder"].name for run in part)
         sets.append(f"set {i}: {differences} ({folders})")
     return ("Not comparable, so each set is compared by itself and nothing is averaged over them. "

@@ -3,7 +3,6 @@
 Tokens of an answer share one advantage, and the advantages of a group sum to zero. So the group is
 what can be drawn again, not the token. Across runs it is the seed. Nothing more is assumed.
 """
-import math
 from dataclasses import dataclass
 from functools import cache
 
