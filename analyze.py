@@ -46,15 +46,15 @@ OVER_REST = ("over rest: mean {} over that of all other tokens; interval by draw
 INTERVALS = ("All intervals are about this run, its groups drawn again; another seed can lie "
              "outside them.")
 UNIT_LEGEND = (
-    "A: advantage, w: weight, p: probability, s = norm(onehot - p) the size of the gradient of log "
-    "p at the logits. abs(A log p) is the size in the old unit, abs(A) w s that of the gradient; "
+    "A: advantage, w: weight, lp = log p, s = norm(onehot - p) the size of the gradient of log "
+    "p at the logits. abs(A lp) is the size in the old unit, abs(A) w s that of the gradient; "
     "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
     "clipping and later epochs do to the loss is not in it.")
 IN_SHORT = ("gains", "gradient by kind", "gradient by section", "contribution", "ends",
             "like position", "t")
 FLAGS = {
-    "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the run, "
-                       "or comparison/ beside the runs"),
+    "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
+                       "run, or comparison/ beside the runs"),
     "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
                      "runs (default: plain GRPO)")}
 
@@ -263,9 +263,9 @@ def growth(run: dict, tally: Tally) -> Table:
                  f"From the first to the last part of training: mean size {old[0]:.3f} to "
                  f"{old[-1]:.3f} in the old unit, {new[0]:.3f} to {new[-1]:.3f} as gradient; "
                  f"answers in groups without spread {flat[0]:.0%} to {flat[-1]:.0%}.",
-                 ["flat: answers in groups whose rewards are all equal; old: mean abs(A log p); "
+                 ["flat: answers in groups whose rewards are all equal; old: mean abs(A lp); "
                   f"new: mean {label}; f/r: filler over reasoning; e/l: first fifth over last, "
-                  f"{label}; t>3: share of positions with abs(t) > 3, A log p"])
+                  f"{label}; t>3: share of positions with abs(t) > 3, A lp"])
 
 
 def growth_row(tally: Tally, name: str, blocks: np.ndarray, success: dict) -> list:

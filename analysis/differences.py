@@ -55,26 +55,26 @@ def difference(comparison: Comparison, one: str, other: str, measure: str,
     """The seeds that both arms have, and how far arm `one` is ahead, on evaluations both have."""
     values_of, mode, least = MEASURES[measure]
     mine, theirs = comparison.seeds(one), comparison.seeds(other)
-    rows, chances = {}, []
+    rows, chance = {}, 0.0
     for seed in sorted(set(mine) & set(theirs)):
         pair = mine[seed], theirs[seed]
         at = sorted(set(evaluated(pair[0], mode)) & set(evaluated(pair[1], mode))) if mode else []
         if len(at) >= least and all(run["metrics"] or mode for run in pair):
             rows[seed] = values_of(pair[0], at, mode) - values_of(pair[1], at, mode)
-            chances.append(sum(training_chance(run) for run in pair))
+            if mode is None:
+                chance += training_chance(pair[0]) + training_chance(pair[1])
     if not rows:
         return [], None
-    chance = sum(chances) / len(rows) ** 2
     differences = np.stack(list(rows.values()))
-    return list(rows), paired_difference(differences, tests, chance=chance)
+    return list(rows), paired_difference(differences, tests, chance=chance / len(rows) ** 2)
 
 
 def training_chance(run: dict) -> float:
-    """The variance of a run's training success by the chance of single answers, which are on record
-    only as means: binomial, one success and one failure added so that it is never 0."""
+    """The variance of a run's training success by the chance of single answers, of which only means
+    are on record: binomial, with one success and one failure added so that it is never 0."""
     config = run["config"]
     answers = len(run["metrics"]) * config.get("questions", 1) * config.get("answers", 1)
-    solved = answers * np.mean([line["success"] for line in run["metrics"]]) if answers else 0.0
+    solved = answers * np.mean([line["success"] for line in run["metrics"]])
     share = (solved + 1) / (answers + 2)
     return share * (1 - share) / (answers + 2)
 

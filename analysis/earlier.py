@@ -52,7 +52,7 @@ def contributions(tally: Tally) -> Table:
     for unit in tally.units:
         columns[LABELS[unit]] = (".4f", contribution_column(tally, unit))
     columns["weight"] = (".4f", contribution_column(tally, "weight"))
-    columns["pub.* A log p"] = (".3f", [PUBLISHED[name] for name in names])
+    columns["pub.* A lp"] = (".3f", [PUBLISHED[name] for name in names])
     notes = ["spread: the sample's standard deviation; mean size: the mean of the absolute values"]
     if tally.weights_are_one:
         notes.append("all weights are 1: weighted and unweighted are the same")
@@ -83,7 +83,7 @@ def positions(tally: Tally) -> Table:
     columns = {"bin": ("", [str(i) for i in range(10)]),
                "tokens": (",d", tally.count("position")),
                "log p": (".3f", tally.mean("position", "log_prob")),
-               "A log p": (".4f", tally.mean("position", "contribution")),
+               "A lp": (".4f", tally.mean("position", "contribution")),
                "spread": (".3f", tally.spread("position", "contribution")),
                **mean_sizes(tally, "position", "contribution"),
                "pub.*": (".3f", PUBLISHED["position"]),
@@ -131,7 +131,7 @@ def signs(tally: Tally) -> Table:
     columns = {"with": ("", [*SIGNS, *NORMALISED]),
                "tokens": (",d", both(tally.count)),
                "answers": (",d", unknown + tally.sums.answers.tolist()),
-               "A log p": ("+.3f", means("contribution"))}
+               "A lp": ("+.3f", means("contribution"))}
     for unit in tally.units:
         columns[size_label(unit)] = (".3f", means(f"abs {unit}"))
     columns["pub.*"] = ("+.3f", unknown + list(PUBLISHED["signs"]))
@@ -150,7 +150,7 @@ def classes(tally: Tally) -> Table:
         rows.append([f"{name} (pub.*)", *figures, *[None] * (len(units) - 1)])
     rows += class_rows(tally, "kind", "span", units)
     rows += class_rows(tally, "section", "section", units)
-    formats = {"class": "", "tokens": ",d", "of all": ".1%", "log p": ".3f", "A log p": "+.4f",
+    formats = {"class": "", "tokens": ",d", "of all": ".1%", "log p": ".3f", "A lp": "+.4f",
                **{size_label(unit): ".4f" for unit in units}}
     mean, spread = tally.mean("class", "contribution"), tally.spread("class", "contribution")
     finding = (f"Signed means of filler and reasoning: {shown(mean[0], '+.4f')} and "
@@ -158,7 +158,8 @@ def classes(tally: Tally) -> Table:
                f"{shown(spread[1], '.2f')}. Their sign says how advantages and log-probs go "
                "together over answers; it is no credit to a class.")
     return Table("classes",
-                 "Classes of tokens in the old unit: by the earlier regex, and by spans of the text",
+                 "Classes of tokens in the old unit: by the earlier regex, and by spans of the "
+                 "text",
                  by_row(formats, rows), finding, [ELSEWHERE])
 
 
@@ -248,8 +249,8 @@ def t_row(tally: Tally, unit: str) -> list:
 
 def t_in_words(row: list) -> str:
     meaning = {"as shuffled": "nothing to see.", "fewer": "fewer than by chance.",
-               "more": "advantage goes with what stands there. Answer length alone can explain this, "
-                       "so it is no evidence of credit."}
+               "more": "advantage goes with what stands there. Answer length alone can explain "
+                       "this, so it is no evidence of credit."}
     _, over, shuffled, (low, high), *_, verdict = row
     return (f"{over:.0%} of the positions have abs(t) > 3 as gradient, {shuffled:.0%} ({low:.0%} "
             f"to {high:.0%}) with the answers of a group shuffled: {meaning[verdict]}")

@@ -79,7 +79,7 @@ def length_and_entropy(run: dict, folder: Path) -> Picture:
 
 def old_and_new(tally: Tally) -> tuple[tuple[str, str], ...]:
     """The two units that stand side by side, with their labels."""
-    return ("contribution", size_label("contribution")), (tally.final, size_label(tally.final))
+    return (("contribution", "abs(A log p)"), (tally.final, size_label(tally.final)))
 
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
@@ -183,7 +183,7 @@ def over_training(tally: Tally, folder: Path) -> Picture:
     steps = [block.mean() for block in tally.blocks]
     tokens = by_block(tally, "all", "tokens")[:, 0]
     for measure, label, colour in (
-            ("abs contribution", f"mean {size_label('contribution')}, old unit", ORANGE),
+            ("abs contribution", "mean abs(A log p), old unit", ORANGE),
             ("contribution", "mean A log p, signed", GREY),
             (f"abs {tally.final}", f"mean {size_label(tally.final)}, gradient", BLUE)):
         mean = by_block(tally, "all", measure)[:, 0] / tokens

@@ -11,11 +11,11 @@ import torch
 from grpo import gradient_size
 
 UNITS = ("contribution", "weighted contribution", "gradient", "weighted gradient")
-LABELS = dict(zip(UNITS, ("A log p", "A w log p", "A s", "A w s")))
+LABELS = dict(zip(UNITS, ("A lp", "A w lp", "A s", "A w s")))  # lp: log p
 
 
 def size_label(unit: str) -> str:
-    """The heading of a unit's size: abs(A log p), but abs(A) s, as s is never negative."""
+    """The heading of a unit's size: abs(A lp), but abs(A) s, as s is never negative."""
     label = LABELS[unit]
     return f"abs({label})" if "contribution" in unit else f"abs(A){label.removeprefix('A')}"
 

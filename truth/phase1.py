@@ -35,7 +35,11 @@ from qwen2_model import Qwen2
 from analysis.tables import Table, by_row, shown
 from engine.forward import lay_out, response_log_probs
 from engine.rollouts import Rollouts
-from analysis.tally import CLASSES, SIGNS, Vocabulary, end_of, mean_ratio, standardised, t_statistics
+from analysis.positions import t_statistics
+from analysis.ratios import mean_ratio, standardised
+from analysis.sizes import end_of
+from analysis.sums import SIGNS
+from analysis.vocabulary import CLASSES, Vocabulary
 from truth.common import Findings, Flag, Probe, Progress, sample_batch
 
 FLAGS = {"questions": Flag(32, 6, "questions", 2), "answers": Flag(16, 5, "answers to each question", 2),

@@ -42,7 +42,7 @@ from engine.rollouts import Rollouts
 from engine.credit_file import write_credit
 from engine.run_folder import RunFolder, provenance
 from engine.settings import parameters
-from analysis.tally import CLASSES, Vocabulary
+from analysis.vocabulary import CLASSES, Vocabulary
 from truth.common import Findings, Flag, Probe, Progress, gradients, sample_batch
 from truth.credit import Credit, true_credit
 from truth.direction import Directions

@@ -23,7 +23,7 @@ from engine.errors import UserError
 from analysis.tables import Table, by_row
 from engine.credit_file import read_columns
 from engine.run_folder import run_config, step_of
-from analysis.tally import credit_steps
+from analysis.runs import credit_steps
 from truth.common import QUICK_TOKENS, Flag, Probe, Progress, gradients, sample_batch
 
 FLAGS = {"run": Flag(None, None, "folder of a run to look at; without it one is trained"),

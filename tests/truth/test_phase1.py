@@ -14,7 +14,7 @@ from engine import rollouts as frame
 from conftest import hand_made, spoken
 from grpo import gradient_size
 from qwen2_model import causal, rotary
-from analysis.tally import CLASSES
+from analysis.vocabulary import CLASSES
 from truth import phase1
 from truth.common import sample_batch
 from truth.phase1 import (CERTAIN, NEXT, REACH, TERM, Given, Tokens, analysed, at_embeddings, class_ratio, classes_table, distance_table,
