@@ -166,8 +166,9 @@ OPTIONS = fields_as_flags(Settings)
 
 def load_task(name: str) -> type:
     """The class Task of a module of the project's folder."""
-    path = PROJECT.joinpath(*name.split(".")).with_suffix(".py")
-    if not all(part.isidentifier() for part in name.split(".")) or not path.is_file():
+    parts = str(name).split(".")
+    path = PROJECT.joinpath(*parts).with_suffix(".py")
+    if not all(part.isidentifier() for part in parts) or not path.is_file():
         raise UserError(f"--task {name}: there is no module {path.name} in the project's folder; "
                         "countdown_task and tools.descending ship with it")
     task = getattr(importlib.import_module(name), "Task", None)
