@@ -11,7 +11,8 @@ import mitigations
 from conftest import SPOKEN, copied, gradients, hand_made, spoken
 from countdown_task import ANSWER
 from grpo import gradient_size, update
-from engine.registry import MITIGATIONS, NEVER_RESCALED, own_flags
+from engine.flags import parameters_as_flags
+from engine.registry import MITIGATIONS, NEVER_RESCALED
 from engine.registry import make as make_choice
 from mitigations import token_weight
 from engine.errors import UserError
@@ -23,7 +24,7 @@ ALL = sorted(MITIGATIONS)
 
 def make(name, own, lab):
     """The mitigation with these flags, the others at their defaults."""
-    defaults = {flag: meta.default for flag, meta in own_flags(MITIGATIONS[name]).items()}
+    defaults = {flag: meta.default for flag, meta in parameters_as_flags(MITIGATIONS[name]).items()}
     return make_choice(MITIGATIONS[name], defaults | own, lab)
 
 
