@@ -1,8 +1,9 @@
 """PPO's critic: a learned value for every prefix of an answer.
 
-V(prefix) is a linear function of the policy's own hidden state, trained beside it. A critic of
-the policy's size, the usual PPO, would be a second model in memory; the head here is one number
-for each hidden unit, at the price of features that are trained for something else. """
+V(prefix) is a linear function of the policy's own hidden state, trained beside it. PPO's usual
+critic, of the policy's size, would be a second model in memory. The head here is one number for
+each hidden unit; the price is that its features are trained for something else.
+"""
 import typing
 
 import torch
@@ -22,8 +23,9 @@ Rate = typing.Annotated[float, Flag(1e-2, "learning rate of the critic", above=0
 class gae:
     """A critic and generalised advantage estimation (PPO's).
 
-    Linear in the direction of the hidden state that predicted the token; its length would only make
-    the learning rate depend on the model. The critic's loss never reaches the policy.
+    The critic is linear in the direction of the hidden state that predicted the token; its length
+    would only make the learning rate depend on the model. The critic's loss never reaches the
+    policy.
     """
 
     def __init__(self, lab, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
@@ -32,7 +34,8 @@ class gae:
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         self.gamma, self.gae_lambda = gamma, gae_lambda
-        self.critic, self.metrics = Trained(head, critic_lr, lab.model.device), {}
+        self.critic = Trained(head, critic_lr, lab.model.device)
+        self.metrics = {}
 
     def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
         """Advantages by the critic as it was; then it learns from this batch, in eight steps."""
@@ -57,14 +60,15 @@ class gae:
 
 def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch.Tensor,
                           gamma: float, gae_lambda: float) -> torch.Tensor:
-    """GAE (1506.02438): delta_t = r_t + gamma V_{t+1} - V_t and A_t = delta_t + gamma lambda
-    A_{t+1}.
+    """GAE (1506.02438): A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t.
 
-    The reward (B,) comes with the last token, and nothing is worth anything after it: an answer
-    cut off by the limit ends there like any other. gamma = lambda = 1 gives R - V_t. """
+    The reward (B,) comes with the last token, after which every value is 0: an answer cut off by
+    the limit ends there like any other. gamma = lambda = 1 gives R - V_t.
+    """
     B, T = mask.shape
-    advantage, value = torch.zeros_like(value), value * mask
-    following, last = torch.zeros(B, device=value.device), mask.sum(1) - 1
+    value, last = value * mask, mask.sum(1) - 1
+    advantage = torch.zeros_like(value)
+    following = torch.zeros(B, device=value.device)  # A_{t+1}
     for t in range(T - 1, -1, -1):
         next_value = value[:, t + 1] if t + 1 < T else 0.0
         delta = reward * (last == t) + gamma * next_value - value[:, t]

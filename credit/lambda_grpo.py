@@ -1,5 +1,4 @@
-"""lambda-GRPO (2510.06870): one learned scalar says how much longer answers weigh than shorter
-ones."""
+"""lambda-GRPO (2510.06870): a learned scalar says how much more longer answers weigh."""
 import typing
 
 import torch
@@ -19,13 +18,14 @@ class lambda_grpo:
     """G softmax((1 + z/9)^lambda) over a group's answers, z their standardised lengths; lambda is
     learned.
 
-    The formula is known here from reimplementations. lambda descends the same surrogate loss with
-    log_prob fixed and the weight live, after the weights of the batch are made.
+    The formula is known here from reimplementations. After the weights of the batch are made,
+    lambda takes a step down the same loss, through the weights, with log_prob fixed.
     """
 
     def __init__(self, lab, *, lambda_init: Exponent = 0.0, lambda_lr: Positive = 0.01):
         scalar = nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))})
-        self.scalar, self.metrics = Trained(scalar, lambda_lr, lab.model.device), {}
+        self.scalar = Trained(scalar, lambda_lr, lab.model.device)
+        self.metrics = {}
 
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
         s, exponent = lab.settings, self.scalar.module["lambda"]
@@ -41,7 +41,7 @@ class lambda_grpo:
 
     @staticmethod
     def listed(tokens: Rollouts) -> torch.Tensor:
-        """The weights at lambda = 1, for a world whose batches are listed."""
+        """The weights at lambda = 1, where no training takes place (truth/exact.py)."""
         return answer_weights(tokens, torch.tensor(1.0))[:, None]
 
     def state_dict(self):
@@ -52,7 +52,7 @@ class lambda_grpo:
 
 
 def answer_weights(tokens: Rollouts, exponent: torch.Tensor) -> torch.Tensor:
-    """(B,), among the answers that have tokens; their mean in a group is 1."""
+    """(B,): the weight of each answer that has tokens; their mean in a group is 1."""
     has_tokens, group = tokens.length > 0, tokens.group
     z = torch.zeros(len(group), device=group.device)
     z[has_tokens] = group_z_score(tokens.length[has_tokens], group[has_tokens], epsilon=0.0)

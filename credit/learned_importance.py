@@ -31,8 +31,9 @@ class learned_importance:
     """A small net on the hidden states, trained to tell an answer's advantage from the weighted
     mean of them.
 
-    Weight 1 during the warm-up. What helps to predict the outcome need not have caused it. Where
-    the true credit of the tokens is known, the net learns its size instead. """
+    Weight 1 during the warm-up. A token that helps to predict the outcome need not have caused it.
+    Where the true credit of the tokens is known, the net learns its size instead.
+    """
 
     def __init__(self, lab, *, importance_warmup: CountOrNone = 10, importance_lr: Positive = 1e-3):
         net = ImportanceNet(lab.model.config.hidden_size, lab.settings.seed)
@@ -56,7 +57,7 @@ class learned_importance:
         pooled = torch.einsum("bt,btd->bd", importance, tokens.hidden) / total
         predicted = self.net.module.read(pooled).squeeze(-1)
         has_tokens = tokens.length > 0
-        # one number an answer, whatever its tokens have
+        # one number for each answer, also where its tokens differ
         advantage = (tokens.advantage * tokens.mask).sum(1) / tokens.length.clamp(min=1)
         return (predicted - advantage)[has_tokens].square().mean()
 

@@ -1,5 +1,4 @@
-"""Values of prefixes from fresh answers that go on from there: V(prefix) = mean reward of k of
-them."""
+"""Values of prefixes by Monte Carlo: V(prefix) is the mean reward of k fresh answers from there."""
 import typing
 
 import torch
@@ -10,8 +9,9 @@ from engine.flags import Flag
 from engine.forward import LOGITS_AT_ONCE
 from engine.registry import advantage
 from engine.rollouts import Rollouts, stop_ids
-from engine.sampler import Distribution, generate
+from engine.sampler import Distribution, Generation, generate
 
+Prefix = tuple[int, tuple[int, ...]]  # a question, and the first tokens of an answer to it
 K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least=1)]
 Every = typing.Annotated[str, Flag("line", "a value at every new line, or every so many tokens")]
 
@@ -22,7 +22,8 @@ class vine:
     the value before it.
 
     The last segment ends with the reward itself. Unbiased for any number of continuations; the
-    noise is about 2 p (1 - p) / k. """
+    variance is about 2 p (1 - p) / k for a reward of 1 with probability p.
+    """
 
     def __init__(self, lab, *, values_k: K = 9, values_every: Every = "line"):
         if values_every != "line" and not (values_every.isdecimal() and int(values_every) > 0):
@@ -52,11 +53,12 @@ def segment_starts(texts: list[str], every: str) -> list[int]:
 
 def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]],
                   k: int) -> tuple[list[list[float]], int]:
-    """Values of answer b's first cuts[b][j] tokens, and the tokens that took. Equal prefixes of one
-    question share theirs."""
-    rows = [ids[:length] for ids, length in zip(rollouts.ids.tolist(), rollouts.length.tolist())]
-    groups = rollouts.group.tolist()
-    prefixes = [[(group, tuple(row[:n])) for n in at] for group, row, at in zip(groups, rows, cuts)]
+    """Values of answer b's first cuts[b][j] tokens, and how many tokens were sampled for them.
+    Equal prefixes of one question share theirs."""
+    answers = [ids[:length] for ids, length in zip(rollouts.ids.tolist(), rollouts.length.tolist())]
+    prefixes = []  # of each answer
+    for group, answer, at in zip(rollouts.group.tolist(), answers, cuts):
+        prefixes.append([(group, tuple(answer[:n])) for n in at])
     distinct = list(dict.fromkeys(prefix for of_answer in prefixes for prefix in of_answer))
     if not distinct:
         return [[] for _ in cuts], 0
@@ -66,17 +68,16 @@ def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]],
 
 
 @torch.no_grad()
-def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tuple[int, ...]]],
-                         k: int, progress=lambda share: None) -> tuple[torch.Tensor, int]:
-    """Rewards (n, k) of k fresh answers that go on from each (question, first tokens), and the
-    tokens that took.
+def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[Prefix], k: int,
+                         progress=lambda share: None) -> tuple[torch.Tensor, int]:
+    """Rewards (n, k) of k fresh answers that go on from each prefix, and how many tokens they took.
 
     A prefix that has ended, or that has reached the limit, is worth its own reward. Random numbers
     follow from the batch's generator alone.
     """
-    s, ends = lab.settings, set(stop_ids(lab.model, lab.tokenizer))
+    s, ends = lab.settings, stop_ids(lab.model, lab.tokenizer)
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    room = [0 if ids and ids[-1] in ends else s.max_new_tokens - len(ids) for _, ids in prefixes]
+    room = [tokens_left(prefix, s.max_new_tokens, ends) for _, prefix in prefixes]
     unfinished = [i for i, left in enumerate(room) if left > 0]
     unfinished.sort(key=lambda i: room[i])  # like lengths together
     size = max(1, s.questions * s.answers // k)  # as many rows as a batch of training
@@ -85,16 +86,11 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
     for start in starts:
         progress(start / len(unfinished))
         part = unfinished[start:start + size]
-        prompts = [rollouts.prompt_ids[prefixes[i][0]] + list(prefixes[i][1]) for i in part]
-        fresh = generate(lab.model, prompts, answers=k, max_new_tokens=[room[i] for i in part],
-                         temperature=s.temperature, seed=seed + start, stop_ids=tuple(ends))
-        lengths = fresh.mask.sum(1).tolist()
-        spent += sum(lengths)
-        for row, (ids, length) in enumerate(zip(fresh.tokens.tolist(), lengths)):
-            i = part[row // k]
-            question, prefix = prefixes[i]
-            answer = (*prefix, *ids[:length])
-            rewards[i, row % k] = lab.reward_of(rollouts.problems[question], answer)
+        fresh = generate(lab.model, [prompt_of(rollouts, prefixes[i]) for i in part], answers=k,
+                         max_new_tokens=[room[i] for i in part], temperature=s.temperature,
+                         seed=seed + start, stop_ids=ends)
+        rewards[part] = rewards_of(lab, rollouts, [prefixes[i] for i in part], fresh, k)
+        spent += int(fresh.mask.sum())
     total = torch.tensor(float(spent))
     processes.add_up(rewards, total)
     for i, (question, prefix) in enumerate(prefixes):
@@ -103,11 +99,32 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[tuple[int, tupl
     return rewards.to(rollouts.mask.device), int(total)
 
 
+def tokens_left(prefix: tuple[int, ...], limit: int, ends: tuple[int, ...]) -> int:
+    """How many tokens may follow these: none, where the last one ends the answer."""
+    return 0 if prefix and prefix[-1] in ends else limit - len(prefix)
+
+
+def prompt_of(rollouts: Rollouts, prefix: Prefix) -> list[int]:
+    question, ids = prefix
+    return rollouts.prompt_ids[question] + list(ids)
+
+
+def rewards_of(lab, rollouts: Rollouts, prefixes: list[Prefix], fresh: Generation,
+               k: int) -> torch.Tensor:
+    """(n, k): the reward of each prefix with each of its k continuations."""
+    rewards, lengths = [], fresh.mask.sum(1).tolist()
+    for row, (ids, length) in enumerate(zip(fresh.tokens.tolist(), lengths)):
+        question, prefix = prefixes[row // k]
+        whole = (*prefix, *ids[:length])
+        rewards.append(lab.reward_of(rollouts.problems[question], whole))
+    return torch.tensor(rewards, dtype=torch.float32).view(-1, k)
+
+
 @torch.no_grad()
 def other_tokens(lab, rollouts: Rollouts, places: torch.Tensor) -> list[int]:
-    """For each place (answer, index) of (n, 2): a token from the policy without the one that
-    stands there."""
-    uniform, others = torch.rand(len(places), generator=rollouts.generator).to(places.device), []
+    """For each place (answer, index) of (n, 2): a token from the policy without the one there."""
+    uniform = torch.rand(len(places), generator=rollouts.generator).to(places.device)
+    others = []
     chunk = max(1, LOGITS_AT_ONCE // lab.model.config.vocab_size)
     for part, u in zip(places.split(chunk), uniform.split(chunk)):
         row, t = part.T

@@ -17,22 +17,24 @@ class oracle:
     The sign stays the outcome's, so this is no upper bound; that is --advantage vine with many
     continuations. A token of probability p cannot be credited with more than (1 - p) of the
     reward's range, so values are sampled only around tokens with 1 - p above a thousandth; the
-    others get 0. """
+    others get 0.
+    """
 
     def __init__(self, lab, *, oracle_k: Count = 8):
         self.k, self.metrics = oracle_k, {}
 
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
         is_choice = tokens.mask
-        if lab.settings.temperature <= 1:  # at a higher one a sure token may be drawn otherwise
+        if lab.settings.temperature <= 1:  # at a higher one a sure token is not sure when sampled
             is_choice = is_choice & (-torch.expm1(tokens.log_prob) > SURE)
-        choices = [[t for t, yes in enumerate(row) if yes] for row in is_choice.tolist()]
+        choices = [row.nonzero().flatten().tolist() for row in is_choice]
         lengths = tokens.length.tolist()
         cuts = [prefixes_around(row, length) for row, length in zip(choices, lengths)]
         values, spent = prefix_values(lab, tokens, cuts, self.k)
         self.metrics, weight = {"extra_tokens": spent}, torch.zeros_like(tokens.log_prob)
-        for row, (at, value, length) in enumerate(zip(cuts, values, lengths)):
-            worth = dict(zip(at, value)) | {length: tokens.reward[row].item()}
+        for row, length in enumerate(lengths):
+            worth = dict(zip(cuts[row], values[row]))  # of the first n tokens
+            worth[length] = tokens.reward[row].item()
             for t in choices[row]:
                 weight[row, t] = abs(worth[t + 1] - worth[t])
         return weight
@@ -40,4 +42,5 @@ class oracle:
 
 def prefixes_around(choices: list[int], length: int) -> list[int]:
     """How many first tokens stand before and after each choice; the whole answer has its reward."""
-    return sorted({n for t in choices for n in (t, t + 1) if n < length})
+    before, after = set(choices), {t + 1 for t in choices}
+    return sorted((before | after) - {length})

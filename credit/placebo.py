@@ -12,7 +12,7 @@ def shuffled_weight(weight: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:
 
 
 def shuffled_advantage(rollouts: Rollouts, whole_answers: bool) -> torch.Tensor:
-    """Within each group, another answer's advantage. Where the tokens of an answer may differ, the
+    """Answers of a group exchange their advantages. Where the tokens of an answer may differ, the
     advantages of the group's tokens change places instead."""
     result = torch.zeros_like(rollouts.advantage)
     for group in range(len(rollouts.prompt_ids)):

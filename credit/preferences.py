@@ -15,8 +15,7 @@ from qwen2_model import Qwen2
 
 
 def best_and_worst(rollouts: Rollouts) -> torch.Tensor:
-    """(pairs, 2) rows: the first best and the first worst answer of each group whose rewards
-    differ."""
+    """(pairs, 2) rows: the first best and first worst answer of each group whose rewards differ."""
     pairs = []
     for group in range(len(rollouts.prompt_ids)):
         rows = (rollouts.group == group).nonzero().squeeze(1)
@@ -30,9 +29,10 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s,
                        reference: Qwen2) -> tuple[dict, torch.Tensor]:
     """One step, or with --epochs several, along the gradient of the loss above.
 
-    That gradient is the policy loss's with an advantage of its own, +-N beta sigmoid(-beta
-    difference) / pairs, the same for every token of an answer. It comes back beside the numbers
-    worth watching, for the record, as it was before the update. """
+    That gradient is the policy loss's with an advantage of its own, the same for every token of an
+    answer: +-N beta sigmoid(-beta difference) / pairs. Returns the numbers worth watching, and this
+    advantage as it was before the update, for the record.
+    """
     pairs, implied = best_and_worst(rollouts), torch.zeros_like(rollouts.log_prob)
     if not len(pairs):
         return skipped("every group's answers had equal rewards"), implied

@@ -15,10 +15,11 @@ class Trained:
                                            fused=True)
 
     def descend(self, loss: torch.Tensor) -> None:
+        """One step down the gradient of the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         for parameter in self.module.parameters():
-            if parameter.grad is None:  # it had no part; with a gradient it gets a state to save
+            if parameter.grad is None:  # not in this loss: AdamW makes its state all the same
                 parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
 

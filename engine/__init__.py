@@ -1,2 +1,1 @@
-"""What makes the lab fast and safe: sampling, packing, folders in and out, settings, resume,
-processes."""
+"""What makes the lab fast and safe: sampling, packing, folders, settings, resume, processes."""

@@ -1,5 +1,6 @@
-"""One file a step: what every token was given. `write_credit` writes it, `read_columns` reads and
-checks it. The columns are listed in docs/credit_files.md.
+"""One file a step: what every token was given. docs/credit_files.md lists the columns.
+
+`write_credit` writes a file, `read_columns` reads and checks it, `read_credit` makes a batch of it.
 
 Values stand end to end: one for each token, answer after answer, then one for each answer, then one
 for each question. `episode_start` says where in the tokens an answer begins.
@@ -26,7 +27,7 @@ SCORES = {"reward": "reward", "reward_format": "format", "reward_answer": "answe
           "reward_reasoning": "reasoning"}  # column: part of the score
 PER_ANSWER = ("episode_start", "group", "finished", *SCORES)
 PER_QUESTION = ("prompt_ids", "prompt_start")
-COUNTED_FROM_0 = {  # in each file, and what is counted
+COUNTED_FROM_0 = {  # in each file: a column of numbers, and the column whose entries it counts
     "episode_start": "token_id", "group": "prompt_start", "prompt_start": "prompt_ids"}
 
 
@@ -50,8 +51,7 @@ def step_of(path: Path) -> int | None:
 
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
                  **more: torch.Tensor) -> None:
-    """Write a batch's record. `more` are further (B, T) by name: the true credit, where a probe
-    knows it."""
+    """Write a batch's record. `more` are further (B, T) by name, the true credit of a probe say."""
     per_token = {"log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
                  "collision": rollouts.collision, "weight": weight,
                  "advantage": rollouts.advantage, **more}
@@ -78,35 +78,38 @@ def flat(values: torch.Tensor, rollouts: Rollouts, dtype) -> np.ndarray:
 
 
 def starts(sizes: list[int]) -> np.ndarray:
+    """Where each part begins when parts of these sizes stand end to end."""
     return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
 
 
 def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollouts:
-    """The batch that was written, as far as it is on record."""
-    columns = read_columns(run, step)
-    ends = np.append(columns["episode_start"][1:], len(columns["token_id"]))
-    lengths = torch.from_numpy(ends - columns["episode_start"])
+    """The batch that was written, as far as it is on record. `known` are further fields of it."""
+    columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
+    begins = columns["episode_start"]
+    lengths = torch.diff(begins, append=begins.new_tensor([len(columns["token_id"])]))
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
 
-    def frame(name, dtype=None):
-        values = torch.from_numpy(columns[name])
-        values = values.to(dtype or values.dtype)
+    def frame(values: torch.Tensor) -> torch.Tensor:
         return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
 
-    answers = np.split(columns["token_id"], ends[:-1])
-    pieces = [token_bytes(tokenizer, ids.tolist()) for ids in answers]
-    prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
-    floats = ("log_prob", "entropy", "collision", "section", "kind", "advantage")
+    names = ["log_prob", "entropy", "collision", "section", "kind", "advantage"]
     if "true_credit" in columns:
-        floats = (*floats, "true_credit")
+        names.append("true_credit")
+    frames = {name: frame(columns[name]) for name in names}
+    answers = columns["token_id"].split(lengths.tolist())
+    pieces = [token_bytes(tokenizer, ids.tolist()) for ids in answers]
+    prompts = columns["prompt_ids"].tensor_split(columns["prompt_start"][1:].long())
     return Rollouts(
-        problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts], mask=mask, step=step,
-        group=torch.from_numpy(columns["group"]).long(), ids=frame("token_id", torch.long),
-        finished=torch.from_numpy(columns["finished"]),
+        problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
+        group=columns["group"].long(), ids=frame(columns["token_id"].long()), mask=mask,
+        finished=columns["finished"], step=step,
         responses=[b"".join(row).decode(errors="replace") for row in pieces],
-        texts=[[piece.decode(errors="replace") for piece in row] for row in pieces],
-        scores={part: torch.from_numpy(columns[name]) for name, part in SCORES.items()},
-        **{name: frame(name) for name in floats}, **known)
+        texts=[decoded(row) for row in pieces],
+        scores={part: columns[name] for name, part in SCORES.items()}, **frames, **known)
+
+
+def decoded(pieces: list[bytes]) -> list[str]:
+    return [piece.decode(errors="replace") for piece in pieces]
 
 
 def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
@@ -116,30 +119,27 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
 
 
 def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """What each file counts from 0 goes on where the last file ended."""
+    """Put files together: what each counts from 0 goes on where the last one ended."""
     for name, counted in COUNTED_FROM_0.items():
         sizes = [len(part[counted]) for part in parts]
         for part, offset in zip(parts, np.cumsum([0, *sizes])):
-            part[f"new {name}"] = (part[name] + offset).astype(part[name].dtype)
-    for part in parts:
-        for name in COUNTED_FROM_0:
-            part[name] = part.pop(f"new {name}")
+            part[name] = (part[name] + offset).astype(part[name].dtype)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def read_file(path: Path) -> dict[str, np.ndarray]:
-    """One credit file, checked: a broken one, or one of something else, is named."""
-    stranger = f"{path} is not a credit file of this program"
+    """Read and check one credit file; an error names a broken one, or one of another program."""
+    other_file = f"{path} is not a credit file of this program"
     try:
         with np.load(path, allow_pickle=False) as file:
             columns = dict(file)
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{stranger}: {error}") from None
-    except ValueError:  # numpy would recommend to load it all the same, which is never done here
-        raise UserError(f"{stranger}: it holds other things than numbers") from None
+        raise UserError(f"{other_file}: {error}") from None
+    except ValueError:  # numpy's own message recommends allow_pickle
+        raise UserError(f"{other_file}: it holds other things than numbers") from None
     for name in (*PER_TOKEN, *PER_ANSWER, *PER_QUESTION):
         if name not in columns:
-            raise UserError(f"{stranger}: it has no column {name}")
+            raise UserError(f"{other_file}: it has no column {name}")
     check_sizes(path, columns)
     check_ranges(path, columns)
     return columns
@@ -157,8 +157,8 @@ def check_sizes(path: Path, columns: dict[str, np.ndarray]) -> None:
 
 
 def check_ranges(path: Path, columns: dict[str, np.ndarray]) -> None:
-    last_question = len(columns["prompt_start"]) - 1
-    ranges = {**PER_TOKEN, "group": (0, last_question), "reward": (-np.inf, np.inf)}
+    questions = len(columns["prompt_start"])
+    ranges = {**PER_TOKEN, "group": (0, questions - 1), "reward": (-np.inf, np.inf)}
     for name, (low, high) in ranges.items():
         values = columns[name]
         wrong = values[~(np.isfinite(values) & (values >= low) & (values <= high))]

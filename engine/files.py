@@ -1,5 +1,4 @@
-"""Reading and writing files so that a full disk, a cut-off line or a kill ends in one clear
-sentence."""
+"""Reading and writing files: a full disk or a cut-off line ends in one clear sentence."""
 import json
 import math
 import os
@@ -16,11 +15,12 @@ PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 
 def find_folder(name: str) -> Path:
     """A folder as it was typed, or the one of that name that ships with the project."""
-    folder = Path(name)
-    return folder if folder.exists() or not (PROJECT / name).exists() else PROJECT / name
+    is_shipped = not os.path.exists(name) and os.path.exists(PROJECT / name)
+    return PROJECT / name if is_shipped else Path(name)
 
 
 def read_json(path: Path) -> dict:
+    """Read a JSON object; an error names the file and what is wrong with it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -35,12 +35,14 @@ def read_json(path: Path) -> dict:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read a JSONL file. Its last line may be cut off by a kill; any other broken line is an
-    error."""
+    """Read a JSONL file; no file is no lines. The last line may be cut off by a kill, and is left
+    out then. Any other broken line is an error."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     objects = []
     for number, line in enumerate(lines, 1):
         try:
@@ -54,9 +56,9 @@ def read_lines(path: Path) -> list[dict]:
 def append_line(path: Path, line: dict) -> None:
     """Append one JSON line. JSON has no NaN: an undefined number becomes null."""
     defined = {key: null_if_undefined(value) for key, value in line.items()}
-    text = json.dumps(defined, allow_nan=False)
+    text = json.dumps(defined, allow_nan=False) + "\n"
     with writing(path), open(path, "a", encoding="utf-8") as file:
-        file.write(text + "\n")
+        file.write(text)
 
 
 def null_if_undefined(value):
@@ -72,14 +74,15 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def make_folder(path: Path) -> None:
+    """Make the folder and those above it, where they are not there yet."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def whole_folder(path: Path):
-    """Fill the folder that is handed out; it becomes `path` when nothing went wrong, and is
-    removed otherwise."""
+    """Make a folder whole or not at all: `with` gives one to fill, and renames it to `path` at the
+    end. If something goes wrong, it is removed."""
     unfinished = path.with_name(f".{path.name}.tmp")
     with writing(path):
         shutil.rmtree(unfinished, ignore_errors=True)  # left by one that was killed

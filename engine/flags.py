@@ -1,5 +1,4 @@
-"""One mechanism for every flag of every program: its default, its range, its help, how it is read
-and checked.
+"""One mechanism for the flags of all programs: default, range, help, how they are read and checked.
 
 A flag stands in one of three places, and is a `Flag` in all of them:
 
@@ -20,6 +19,9 @@ from types import SimpleNamespace
 
 from engine.errors import UserError
 
+KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}  # of a flag
+LIMIT = 2 ** 63  # torch takes no whole number from here on
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -29,10 +31,10 @@ class Flag:
     above: float | None = None
     most: float | None = None
     choices: Iterable[str] = ()
-    kind: type | None = None     # the type of the default, where nothing else is said
+    kind: type | None = None     # where it is not the type of the default
     quick: object = None         # its value with --quick, where that differs
     topic: str = ""              # of the settings: under which heading of --help it stands
-    only: tuple | None = None    # a test on the settings, and words for it: else it does nothing
+    only: tuple | None = None    # of the settings: (test, words); without it the flag does nothing
 
     @property
     def type(self) -> type:
@@ -46,8 +48,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Range:
-    """The range of a parameter that is a flag, written as its type: `Annotated[float,
-    Range(least=0)]`."""
+    """The range of a parameter that is a flag, in its type: `Annotated[float, Range(least=0)]`."""
     least: float | None = None
     above: float | None = None
     most: float | None = None
@@ -67,54 +68,60 @@ def option(default, text: str, **more):
 
 
 def fields_as_flags(cls) -> dict[str, Flag]:
-    """The flags of a dataclass whose fields are options."""
-    flags = {}
-    for f in dataclasses.fields(cls):
-        if "flag" in f.metadata:
-            flag = f.metadata["flag"]
-            flags[f.name] = dataclasses.replace(flag, kind=flag.kind or plain_type(f.type))
+    """The flags of a dataclass: its fields that are options."""
+    hints, flags = typing.get_type_hints(cls), {}
+    for field in dataclasses.fields(cls):
+        if "flag" in field.metadata:
+            kind = plain_type(hints[field.name])
+            refuse_kind(kind, f"the field {field.name} of {cls.__name__}")
+            flags[field.name] = dataclasses.replace(field.metadata["flag"], kind=kind)
     return flags
 
 
 def plain_type(hint) -> type:
-    """str of `str | None`, float of `Annotated[float, ...]`."""
-    kinds = [kind for kind in typing.get_args(hint) if kind in (int, float, bool, str)]
+    """str of `str | None`."""
+    kinds = [kind for kind in typing.get_args(hint) if kind in KINDS]
     return kinds[0] if kinds else hint
 
 
+def refuse_kind(kind, whose: str) -> None:
+    if kind not in KINDS:
+        raise UserError(f"{whose} needs a type that is int, float, bool or str: it becomes a flag")
+
+
 def parameters_as_flags(function) -> dict[str, Flag]:
-    """The flags of a weighting or an advantage: the keyword-only parameters of the function, or
-    of a class's __init__."""
+    """The flags of a weighting or an advantage: the keyword-only parameters of the function, or of
+    the __init__ of a class."""
     is_class = inspect.isclass(function)
     signed = function.__init__ if is_class else function
-    hints = typing.get_type_hints(signed, include_extras=True)
-    flags, given = {}, 2 if is_class else 1  # (self, lab) or (tokens)
+    arguments = 2 if is_class else 1  # (self, lab) or (tokens)
+    hints, flags = typing.get_type_hints(signed, include_extras=True), {}
     for place, (name, parameter) in enumerate(inspect.signature(signed).parameters.items()):
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and place >= given:
-            raise UserError(f"the parameter {name} of {function.__name__} comes after tokens (a "
-                            "class: after lab): write a * before it to make it a flag")
+        whose = f"the parameter {name} of {function.__name__}"
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and place >= arguments:
+            raise UserError(f"{whose} comes after tokens (a class: after lab): write a * before it "
+                            "to make it a flag")
         if parameter.kind is parameter.KEYWORD_ONLY:
             hint = hints.get(name, type(parameter.default))
-            flags[name] = parameter_as_flag(function, name, parameter, hint)
+            flags[name] = parameter_as_flag(parameter, hint, whose)
     return flags
 
 
-def parameter_as_flag(function, name: str, parameter, hint) -> Flag:
-    kind = getattr(hint, "__origin__", hint)
-    if kind not in (int, float, bool, str) or parameter.default is parameter.empty:
-        raise UserError(f"the parameter {name} of {function.__name__} needs a default, and a type "
-                        "that is int, float, bool or str: it becomes a flag")
-    extras = getattr(hint, "__metadata__", ())
-    whole = [extra for extra in extras if isinstance(extra, Flag)]
-    if whole:
-        return dataclasses.replace(whole[0], default=parameter.default, kind=kind)
-    ranges = [extra for extra in extras if isinstance(extra, Range)]
-    limits = dataclasses.asdict(ranges[0]) if ranges else {}
-    return Flag(parameter.default, kind=kind, **limits)
+def parameter_as_flag(parameter: inspect.Parameter, hint, whose: str) -> Flag:
+    if parameter.default is parameter.empty:
+        raise UserError(f"{whose} needs a default: it becomes a flag")
+    kind = getattr(hint, "__origin__", hint)  # float of Annotated[float, Range(least=0)]
+    refuse_kind(kind, whose)
+    for extra in getattr(hint, "__metadata__", ()):
+        if isinstance(extra, Flag):
+            return dataclasses.replace(extra, default=parameter.default, kind=kind)
+        if isinstance(extra, Range):
+            return Flag(parameter.default, kind=kind, **dataclasses.asdict(extra))
+    return Flag(parameter.default, kind=kind)
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and never guesses what a shortened flag means."""
+    """Say what is wrong in one line, and never guess what a shortened flag means."""
 
     def __init__(self, usage: str, description: str | None = None, **more):
         more = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False,
@@ -128,52 +135,57 @@ class Parser(argparse.ArgumentParser):
         """The flags that were typed. --max-new-tokens is --max_new_tokens."""
         given, unknown = self.parse_known_args([underscores(argument) for argument in argv])
         if unknown:
-            names = [option for action in self._actions for option in action.option_strings]
-            near = difflib.get_close_matches(unknown[0].partition("=")[0], [*names, *known], 1)
-            hint = f", did you mean {near[0]}?" if near else ""
-            raise UserError(f"unknown argument {unknown[0]}{hint}")
+            names = [*self._option_string_actions, *known]
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
+            question = f", did you mean {near[0]}?" if near else ""
+            raise UserError(f"unknown argument {unknown[0]}{question}")
         return vars(given)
 
 
 def underscores(argument: str) -> str:
+    """--max_new_tokens=8 of --max-new-tokens=8; what is no flag stays as it is."""
+    if not argument.startswith("--"):
+        return argument
     name, equals, value = argument.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value if name.startswith("--") else argument
+    return "--" + name[2:].replace("-", "_") + equals + value
 
 
 def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
     """Add it to a parser or a group of one. A yes-or-no flag alone means yes."""
-    kinds = {int: dict(type=int, metavar="N"), float: dict(type=float, metavar="X"),
-             str: dict(type=str, metavar="TEXT"),
-             bool: dict(type=yes_or_no, nargs="?", const=True, metavar="yes|no")}
+    how = {int: dict(type=int, metavar="N"), float: dict(type=float, metavar="X"),
+           str: dict(type=str, metavar="TEXT"),
+           bool: dict(type=yes_or_no, nargs="?", const=True, metavar="yes|no")}
     help = describe(flag) if help is None else help
-    parser.add_argument(f"--{name}", help=help, **kinds[flag.type])
+    parser.add_argument(f"--{name}", help=help, **how[flag.type])
 
 
 def describe(flag: Flag) -> str:
     """A flag's line in --help."""
-    text = flag.text
-    if flag.choices:
-        text += ": " + " | ".join(flag.choices)
-    if flag.default is not None and flag.default is not False:
-        quick = "" if flag.quick is None else f", quick {flag.quick}"
-        text += f" (default {flag.default}{quick})"
-    return text.replace("%", "%%")  # argparse takes a single one for a placeholder
+    choices = ": " + " | ".join(flag.choices) if flag.choices else ""
+    quick = "" if flag.quick is None else f", quick {flag.quick}"
+    default = f" (default {flag.default}{quick})"
+    if flag.default is None or flag.default is False:
+        default = ""
+    return (flag.text + choices + default).replace("%", "%%")  # argparse fills in %(default)s
 
 
 def yes_or_no(text: str) -> bool:
+    """Read what was typed: yes, no, true or false."""
     if text.lower() not in ("yes", "no", "true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
     return text.lower() in ("yes", "true")
 
 
 def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:
+    """Add them all, and return the parser."""
     for name, flag in flags.items():
         add_flag(parser, name, flag)
     return parser
 
 
 def with_defaults(given: dict, flags: dict[str, Flag], quick: bool = False) -> SimpleNamespace:
-    """What was typed, checked, and the default of all else; with `quick` the quick value."""
+    """The value of each flag, checked: what was typed, else the default, or with `quick` the quick
+    value."""
     values = {name: flag.default for name, flag in flags.items()}
     if quick:
         values |= {name: flag.quick for name, flag in flags.items() if flag.quick is not None}
@@ -184,14 +196,16 @@ def with_defaults(given: dict, flags: dict[str, Flag], quick: bool = False) -> S
 
 
 def check_value(name: str, value, flag: Flag) -> None:
+    """Refuse a value of another type, one out of range, and one that is no choice."""
+    if type(value) is int and abs(value) >= LIMIT:
+        raise UserError(f"--{name} is too large a number")
     if not has_type(value, flag):
-        wanted = {int: "a number", float: "a number", bool: "a yes or no"}.get(flag.type, "a text")
-        raise UserError(f"--{name} {value!r} should be {wanted}")
+        raise UserError(f"--{name} {value!r} should be {KINDS[flag.type]}")
     if value is None:
         return
     if flag.choices and value not in flag.choices:
-        near = ", ".join(nearest(value, flag.choices))
-        raise UserError(f"--{name} {value} is not one of: {near}")
+        nearest_first = sorted(flag.choices, key=lambda choice: -likeness(choice, value))
+        raise UserError(f"--{name} {value} is not one of: {', '.join(nearest_first)}")
     if flag.least is not None and value < flag.least:
         raise UserError(f"--{name} {value} should be at least {flag.least}")
     if flag.above is not None and value <= flag.above:
@@ -200,18 +214,14 @@ def check_value(name: str, value, flag: Flag) -> None:
         raise UserError(f"--{name} {value} should be at most {flag.most}")
 
 
-def nearest(value: str, choices: Iterable[str]) -> list[str]:
-    """The choices, those that are spelled alike first."""
-    def distance(choice):
-        return -difflib.SequenceMatcher(None, choice, value).ratio()
-
-    return sorted(choices, key=distance)
+def likeness(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def has_type(value, flag: Flag) -> bool:
     if value is None:
         return flag.default is None
-    if flag.type in (int, float):
+    if flag.type in (int, float):  # a whole number will do for a float
         return type(value) in (int, flag.type) and math.isfinite(value)
     if flag.type is bool:
         return type(value) is bool
@@ -220,7 +230,7 @@ def has_type(value, flag: Flag) -> bool:
 
 def run_as_program(name: str, main) -> None:
     """Run main(argv); print an error that the user can fix as one line."""
-    sys.stdout.reconfigure(errors="replace")  # an answer may hold what the terminal cannot show
+    sys.stdout.reconfigure(errors="replace")  # an answer may hold characters no terminal can show
     try:
         main(sys.argv[1:])
     except UserError as error:

@@ -1,12 +1,10 @@
-"""The training forward pass, in the frame of a batch: log-probs of all tokens, and what the model
-saw.
+"""The training forward pass, in the frame of a batch: log-probs, hidden states, attention.
 
-`response_log_probs` is all that the loss needs of the model. Its parts, in the order in which it
-calls them:
+`response_log_probs` is all that the loss needs of the model. It calls, in this order:
 
-    lay_out        where tokens stand in one flat sequence, and which position predicts token t
-    SharedPrompts  (packing.py) who sees whom: a prompt stands once for all its answers
-    TokenLogProbs  log softmax of single tokens, without the logits of the whole batch at once
+    lay_out          the tokens as one flat sequence, and which position predicts token t
+    SharedPrompts    (packing.py) who sees whom: answers to a question share its prompt
+    TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,7 @@ from engine.packing import SharedPrompts
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2
 
-LOGITS_AT_ONCE = 2 ** 26  # so many numbers at most are there for a whole vocabulary
+LOGITS_AT_ONCE = 2 ** 26  # at most so many logits exist at the same time
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
@@ -30,8 +28,9 @@ def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> 
 
 
 @torch.no_grad()
-def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor, micro_batch: int):
-    """(B, T): the same without gradient, 0 in other rows."""
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor,
+                     micro_batch: int) -> torch.Tensor:
+    """(B, T): log-probs of these rows' tokens without gradient; 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in micro_batches(rollouts, rows, micro_batch):
         log_prob[part] = response_log_probs(model, rollouts, part)
@@ -39,11 +38,12 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor, micro
 
 
 def lay_out(rollouts: Rollouts, rows: torch.Tensor):
-    """Some rows' tokens (N,), each of their prompts once; who sees whom; and which position
-    predicts token t, (rows, T).
+    """These rows as one flat sequence: its tokens (N,), each prompt once; who sees whom; and which
+    position predicts token t (rows, T).
 
-    The one place where the shift is made: token 0 is predicted at the end of the prompt, token t at
-    token t - 1. The last token predicts nothing and is left out. Beyond the mask the index is 0.
+    This is the one place where the shift is made: the end of the prompt predicts token 0, and token
+    t - 1 predicts token t. The last token predicts nothing and is left out. Beyond the mask the
+    index is 0.
 
         prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
     """
@@ -67,11 +67,12 @@ def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[tor
     """Cut rows into parts that fit into memory.
 
     Rows stay in order, since answers to one question stand side by side and share its prompt. The
-    largest part comes first, so that the others fit into the memory it leaves. """
+    largest part comes first, so that the others fit into the memory it leaves.
+    """
     def tokens(part):
-        groups = rollouts.group[part].unique().tolist()
-        in_prompts = sum(len(rollouts.prompt_ids[group]) for group in groups)
-        return in_prompts + int(rollouts.length[part].sum())
+        questions = rollouts.group[part].unique().tolist()
+        prompts = sum(len(rollouts.prompt_ids[question]) for question in questions)
+        return prompts + int(rollouts.length[part].sum())
 
     parts = [part for part in rows.split(size) if len(part)]
     return sorted(parts, key=tokens, reverse=True)
@@ -81,8 +82,9 @@ class TokenLogProbs(torch.autograd.Function):
     """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,).
 
     The gradient at the logits is g (onehot(y) - p), so p (n, V) is all that has to be kept. Where
-    that is more than LOGITS_AT_ONCE, p is made for some tokens at a time, forgotten, and made
-    again in the backward pass. """
+    that is more than LOGITS_AT_ONCE, p is made for some tokens at a time, forgotten, and made again
+    in the backward pass.
+    """
 
     @staticmethod
     def forward(ctx, hidden, matrix, targets):
@@ -120,8 +122,7 @@ def token_distribution(hidden, matrix, targets) -> tuple[torch.Tensor, torch.Ten
 
 
 class Forward:
-    """One extra forward pass over a batch, made when somebody looks, and kept for the next one
-    who does."""
+    """One extra forward pass over a batch, made at the first look and kept for the next ones."""
 
     def __init__(self, model: Qwen2, micro_batch: int):
         self.model, self.micro_batch, self.seen = model, micro_batch, {}

@@ -1,8 +1,8 @@
 """What a run works with: the task, the model and its optimizer, and what spreads the credit.
 
 Whoever needs a policy that can be asked (the loop, a probe, a preview of weights) makes a Lab from
-settings. Weightings and advantages with a state are given it with each batch. `trainer_tensors` are
-all that a stopped run needs to go on, beside the model.
+settings. Weightings and advantages get the Lab with each batch. `trainer_tensors` are all that a
+stopped run needs to go on, beside the model.
 """
 import hashlib
 from collections.abc import Callable
@@ -21,7 +21,8 @@ from engine.forward import Forward
 from engine.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from engine.registry import ADVANTAGES, MITIGATIONS, make
 from engine.rollouts import Rollouts, sample_answers, score_answers
-from engine.settings import Settings, make_task
+from engine.settings import Settings
+from engine.tasks import make_task
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes
 from qwen2_model import Qwen2
 
@@ -46,14 +47,15 @@ class Lab:
                               greedy=greedy, seed=seed)
 
     def score(self, rollouts: Rollouts) -> Rollouts:
-        """With the reward of each answer, and the labels of each token."""
+        """The batch with the reward of each answer, and the section and kind of each token."""
         return score_answers(rollouts, self.tokenizer, self.task)
 
     def ask(self, problems: list, answers: int, seed: int, greedy: bool = False) -> Rollouts:
+        """Sample and score."""
         return self.score(self.sample(problems, answers, seed, greedy))
 
     def look_with(self, micro_batch: int | None = None) -> Forward:
-        """What gives a batch its hidden states and attention, when somebody looks."""
+        """Make what gives a batch its hidden states and attention: `Rollouts.forward`."""
         return Forward(self.model, micro_batch or self.settings.micro_batch)
 
     def reward_of(self, problem, ids) -> float:
@@ -110,21 +112,21 @@ class Lab:
 
 
 def take_part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """Take those whose name begins so out of `tensors`; without the prefix they come back."""
+    """Take the tensors with this prefix out of `tensors`, and return them without the prefix."""
     names = [name for name in tensors if name.startswith(prefix)]
     return {name.removeprefix(prefix): tensors.pop(name) for name in names}
 
 
 def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
     """Load the model of the settings, or the same model as it was in a later checkpoint."""
-    s, device = settings, pick_device(processes.start(settings.device))
+    s = settings
+    device, dtype = pick_device(processes.start(s.device)), getattr(torch, s.dtype)
     if s.questions < processes.count():
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
                         "processes: some would have none")
     folder = checkpoint or find_folder(s.model)
-    dtype = getattr(torch, s.dtype)
-    model = Qwen2.from_pretrained(folder, "cpu" if s.offload_optimizer else device)
-    model.compute_in(dtype)
+    place = "cpu" if s.offload_optimizer else device
+    model = Qwen2.from_pretrained(folder, place).compute_in(dtype)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     optimizer = make_optimizer(model, s.learning_rate, s.weight_decay, s.offload_optimizer, device)
@@ -173,8 +175,8 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"--device {name}: only cpu and cuda are implemented")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")
+        raise UserError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices "
+                        "here")
     return device
 
 

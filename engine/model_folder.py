@@ -1,10 +1,10 @@
-"""Reading a Hugging Face folder of a Qwen2, Qwen2.5 or dense Qwen3 model, and refusing what the
-code does not do.
+"""Reading a Hugging Face folder of a Qwen2, Qwen2.5 or dense Qwen3 model.
 
 `read_config` returns the values of config.json that the transformer is built from, each checked.
-`load_weights` fills a module: every tensor of the files must have its place in it, and every
-place its tensor. Rope scaling, sliding windows, other activations and quantized weights are
-refused with a sentence that names them. """
+`load_weights` fills a module: every tensor of the files must have its place in it, and every place
+its tensor. What is not implemented (rope scaling, sliding windows, other activations, quantized
+weights) is refused with a sentence that names it.
+"""
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from engine.errors import UserError
 from engine.files import read_json
 
 MODEL_TYPES = ("qwen2", "qwen3")
+OUTPUT = "lm_head.weight"
 REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
             "num_attention_heads", "num_key_value_heads")
 OPTIONAL = ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "bos_token_id",
@@ -22,19 +23,19 @@ OPTIONAL = ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "b
 
 def read_config(folder: Path) -> dict:
     """The arguments of ModelConfig, from config.json and generation_config.json."""
-    raw, path = read_json(folder / "config.json"), folder / "config.json"
+    path = folder / "config.json"
+    raw = read_json(path)
     if raw.get("model_type") not in MODEL_TYPES:
         raise UserError(f"{path}: model_type {raw.get('model_type')!r} is not implemented here")
     check_values(raw, path)
     refuse_what_is_not_implemented(raw, path)
-    usual_head = raw["hidden_size"] // raw["num_attention_heads"]
+    head_dim = raw["hidden_size"] // raw["num_attention_heads"]
     if raw["model_type"] == "qwen3":
-        usual_head = 128
-    rope_theta = rope_of(raw).get("rope_theta", raw.get("rope_theta", 10000.0))
+        head_dim = 128
     values = {name: raw[name] for name in (*REQUIRED, *OPTIONAL) if name in raw}
-    return {**values, "model_type": raw["model_type"],
-            "head_dim": raw.get("head_dim") or usual_head, "rope_theta": float(rope_theta),
-            "eos_token_id": read_stop_tokens(raw, folder)}
+    rope_theta = rope_of(raw).get("rope_theta", raw.get("rope_theta", 10000.0))
+    return {**values, "model_type": raw["model_type"], "head_dim": raw.get("head_dim") or head_dim,
+            "rope_theta": float(rope_theta), "eos_token_id": read_stop_tokens(raw, folder)}
 
 
 def rope_of(raw: dict) -> dict:
@@ -43,7 +44,7 @@ def rope_of(raw: dict) -> dict:
 
 
 def check_values(raw: dict, path: Path) -> None:
-    """Every value that the model is built from is of its kind, before anything is built."""
+    """Before anything is built: is every value that the model is built from of its kind?"""
     def whole(value, least=1):
         return type(value) is int and least <= value < 2 ** 31
 
@@ -71,14 +72,14 @@ def check_values(raw: dict, path: Path) -> None:
 
 
 def refuse_what_is_not_implemented(raw: dict, path: Path) -> None:
-    window, first_window = raw.get("sliding_window", 4096), raw.get("max_window_layers", 28)
-    has_windows = window and first_window < raw["num_hidden_layers"]
+    window, full_layers = raw.get("sliding_window", 4096), raw.get("max_window_layers", 28)
+    has_window = window and full_layers < raw["num_hidden_layers"]
     refused = {
         "rope_scaling": not is_plain_rope(raw.get("rope_scaling")),
         "rope_parameters": not is_plain_rope(raw.get("rope_parameters")),
         "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0) != 1.0,
         "layer_types": set(raw.get("layer_types") or []) - {"full_attention"},
-        "use_sliding_window": raw.get("use_sliding_window") and has_windows,
+        "use_sliding_window": raw.get("use_sliding_window") and has_window,
         "hidden_act": raw.get("hidden_act", "silu") != "silu",
         "attention_dropout": raw.get("attention_dropout"),
         "attention_bias": raw.get("attention_bias") and raw["model_type"] == "qwen3",
@@ -98,59 +99,71 @@ def is_plain_rope(rope: dict | None) -> bool:
 
 
 def read_stop_tokens(raw: dict, folder: Path) -> tuple[int, ...]:
-    """The generation config's list comes first: an instruct model's is longer than that of
-    config.json."""
+    """eos_token_id of the generation config: in instruct models it lists more than config.json."""
     path = folder / "generation_config.json"
     ids = read_json(path).get("eos_token_id") if path.is_file() else None
-    ids = raw.get("eos_token_id") if ids is None else ids
-    listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    if not all(type(i) is int and i >= 0 for i in listed):
+    if ids is None:
+        ids = raw.get("eos_token_id")
+    if ids is None:
+        ids = []
+    listed = ids if isinstance(ids, list) else [ids]
+    if not all(type(token) is int and token >= 0 for token in listed):
         raise UserError(f"{folder}: eos_token_id {ids!r} should be a token number or a list of "
                         "them")
     return tuple(listed)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """One file, or the many that an index names."""
+    """The files of weights: a single one, or those that an index names."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
     if not index.is_file():
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
                         "files are not read)")
-    names = read_json(index).get("weight_map")
-    right = isinstance(names, dict) and len(names) > 0
-    if not right or not all(isinstance(name, str) for name in names.values()):
+    file_of = read_json(index).get("weight_map")
+    is_map = isinstance(file_of, dict) and len(file_of) > 0
+    if not is_map or not all(isinstance(name, str) for name in file_of.values()):
         raise UserError(f"{index} has no weight_map of tensors to files")
-    return [folder / name for name in sorted(set(names.values()))]
+    return [folder / name for name in sorted(set(file_of.values()))]
 
 
 def load_weights(model: torch.nn.Module, folder: Path, embeddings: torch.Tensor | None) -> None:
     """Copy the folder's tensors into the model's parameters of the same name.
 
     `embeddings` is given for a model that uses them as its output matrix, too. Its files may then
-    hold that matrix a second time, but not another one. """
+    hold that matrix a second time, but not another one.
+    """
     places = dict(model.named_parameters())
-    repeated = None if embeddings is None else torch.empty_like(embeddings)
-    if repeated is not None:
-        places["lm_head.weight"] = repeated
-    found, extra = set(), []
+    needed = set(places)
+    output = None if embeddings is None else torch.empty_like(embeddings)
+    if output is not None:
+        places[OUTPUT] = output
+    copied, extra = set(), []
     for path in weight_files(folder):
-        try:
-            with safe_open(path, "pt") as file:
-                for name in file.keys():
-                    if name in places:
-                        copy_tensor(places[name], file.get_tensor(name), name, path)
-                        found.add(name)
-                    else:
-                        extra.append(name)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{path} cannot be read, it may be cut off: {error}") from None
-    if repeated is not None and "lm_head.weight" in found and not torch.equal(repeated, embeddings):
-        extra.append("lm_head.weight (not the embeddings, although tie_word_embeddings is true)")
-    missing = set(dict(model.named_parameters())) - found
-    refuse_names(sorted(missing), f"{folder} lacks")
+        in_places, others = copy_tensors(path, places)
+        copied |= in_places
+        extra += others
+    if output is not None and OUTPUT in copied and not torch.equal(output, embeddings):
+        extra.append(f"{OUTPUT} (not the embeddings, although tie_word_embeddings is true)")
+    refuse_names(sorted(needed - copied), f"{folder} lacks")
     refuse_names(extra, f"{folder} has, beyond what config.json asks for,")
+
+
+def copy_tensors(path: Path, places: dict[str, torch.Tensor]) -> tuple[set[str], list[str]]:
+    """Copy a file's tensors to their places; the names of those, and of tensors without a place."""
+    copied, extra = set(), []
+    try:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                if name in places:
+                    copy_tensor(places[name], file.get_tensor(name), name, path)
+                    copied.add(name)
+                else:
+                    extra.append(name)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read, it may be cut off: {error}") from None
+    return copied, extra
 
 
 def refuse_names(names: list[str], what: str) -> None:

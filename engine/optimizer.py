@@ -1,7 +1,6 @@
-"""AdamW (1711.05101): one step with a clipped gradient, its state by name, and a version on the
-CPU.
+"""AdamW (1711.05101): a step with a clipped gradient, its state by name, and a version on the CPU.
 
-With --offload_optimizer everything that is 4 bytes a parameter lies on the CPU. On the device stay
+With --offload_optimizer everything that takes 4 bytes a parameter lies on the CPU. The device keeps
 the parameters in the type they are multiplied in, 2 bytes each in bfloat16. As soon as the backward
 pass has made a gradient, it is added to a float32 sum on the CPU and forgotten. So a step of n
 parameters needs 2 n bytes of the device and 16 n of the CPU: float32 parameters, gradients, and

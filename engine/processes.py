@@ -1,11 +1,10 @@
 """The same run in several processes, one a GPU:  torchrun --nproc_per_node 8 train.py ...
 
-Every process holds the whole model and has a rank: 0, 1, ... It samples the answers to its own
-share of the questions. The answers of all are then put together, so that every process sees the
-whole batch and computes advantages, weights and statistics by the same code as a single one. Each
-makes the gradient of its own answers, and the gradients are added up. The copies of the model
-stay equal because they all take the same step. Rank 0 speaks and writes; the others write their
-credit.
+Every process holds the whole model and has a rank: 0, 1, ... It samples the answers to its share of
+the questions. The answers of all are then put together, so that every process sees the whole
+batch and computes advantages, weights and statistics by the same code as a single one. Each makes
+the gradient of its own answers, and the gradients are added up. The copies of the model stay equal
+because they all take the same step. Rank 0 speaks and writes; the others write their credit.
 
 Left out: models that do not fit on one GPU. --offload_optimizer and --checkpointing are what there
 is for those.
@@ -44,15 +43,18 @@ def start(device: str) -> str:
 
 
 def stop() -> None:
+    """Leave the others, at the end."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def count() -> int:
+    """How many processes share the run."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
+    """The number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -86,7 +88,7 @@ def add_up_numbers(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def wait() -> None:
-    """Until all have come this far."""
+    """Wait until all have come this far."""
     if count() > 1:
         together(dist.barrier)
 
@@ -99,6 +101,7 @@ def any_of(asked: bool) -> bool:
 
 
 def together(operation, *arguments) -> None:
+    """Do what all processes take part in. If one of them has ended, say so in one line."""
     try:
         operation(*arguments)
     except RuntimeError as error:

@@ -1,5 +1,4 @@
-"""What people see while something runs: lines that stay, and one that is overwritten by the
-next."""
+"""What people see while something runs: lines that stay, and one that the next overwrites."""
 import os
 import sys
 import time
@@ -8,8 +7,8 @@ from engine import processes
 
 
 def say(text: str) -> None:
-    """Print a line at once, from the first process. When nobody reads any more (`| head`), go on
-    in silence."""
+    """Print a line at once, from the first process. When nobody reads any more (`| head`), go on in
+    silence."""
     try:
         if processes.speaks():
             print(text, flush=True)
@@ -18,18 +17,18 @@ def say(text: str) -> None:
 
 
 def show_status(text: str) -> None:
-    """Show a line that the next one overwrites, to people at a terminal only. An empty text
-    clears it."""
+    """Show a line that the next one overwrites, at a terminal only. An empty text clears it."""
     if sys.stderr.isatty() and processes.speaks():
         line = f"  {text[:90]}\r" if text else ""
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
 class Progress:
-    """The share of the work that is done, and the time left, on stderr.
+    """Print the share of the work that is done, and the time left, on stderr.
 
     At a terminal one line is overwritten; elsewhere a line is printed every half minute. `parts`
-    are the stages and about how long each takes, in any unit. """
+    are the stages and about how long each takes, in any unit.
+    """
 
     def __init__(self, **parts: float):
         self.parts, self.start, self.last_line = parts, time.monotonic(), time.monotonic()
@@ -65,7 +64,8 @@ def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -
     speed = line["tokens"] / line["seconds"]
     say(f"{line['step']:4d}/{steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
         f"{line['reward_format']:8.2f}{line['length']:8.1f}{line['finished']:10.1%}"
-        f"{line['entropy']:9.3f}  {norm}{speed:10.0f}{minutes:7d}:{seconds:02d}")
+        f"{line['entropy']:9.3f}  {norm}{line['tokens'] / line['seconds']:10.0f}"
+        f"{minutes:7d}:{seconds:02d}")
     if line["skipped"]:
         say(f"          no update: {line['skipped']}")
     if line.get("weight_note"):
@@ -76,5 +76,6 @@ def print_evaluation(line: dict, seconds: float) -> None:
     """A line of evaluations.jsonl, for people."""
     say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
         f"{line['success_low']:.1%} to {line['success_high']:.1%}  "
-        f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, length "
-        f"{line['length_mean']:.0f}, finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
+        f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, "
+        f"length {line['length_mean']:.0f}, finished "
+        f"{line['finished_mean']:.0%}, {seconds:.0f} s)")

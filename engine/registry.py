@@ -1,19 +1,21 @@
 """The two lists of choices that people add to: --mitigation and --advantage.
 
-A function with a decorator becomes a choice, its keyword-only parameters become flags, its
-docstring the help. Both axes have the same form: a function of the batch, or, for one that keeps
-a state or samples more, a class that is made once a run:
+A function with a decorator becomes a choice, its keyword-only parameters become flags, and its
+docstring the help. Both lists take two forms: a function of the batch, or a class, made once a run,
+for a choice that keeps a state or samples more:
 
     def my_idea(tokens, *, strength: Positive = 1.0) -> (B, T)
 
     class my_idea:
         def __init__(self, lab, *, strength: Positive = 1.0)
         def __call__(self, tokens, lab) -> (B, T)
-        def state_dict(self) -> tensors by name        # the two go together,
-        def load_state_dict(self, tensors)             # for one that has a state
-        metrics: dict                                  # for one that has something to tell
+
+        def state_dict(self) -> tensors by name     # these two if it has a state
+        def load_state_dict(self, tensors)
+        metrics: dict                               # if it has numbers for metrics.jsonl
 """
 import inspect
+import textwrap
 
 from engine.errors import UserError
 from engine.flags import parameters_as_flags
@@ -43,8 +45,18 @@ def advantage(function=None, *, whole_answers: bool = False):
     return function
 
 
+def make(function, values: dict, lab):
+    """Bring a choice with the values of its flags into the one form (tokens, lab) -> (B, T)."""
+    if not inspect.isclass(function):
+        return lambda tokens, lab: function(tokens, **values)
+    if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
+        raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
+                        "resumed run would forget its state")
+    return function(lab, **values)
+
+
 def flags_of(registry: dict) -> dict[str, list[str]]:
-    """Which choices each of their flags belongs to."""
+    """The flags of a list's choices, and to which choices each belongs."""
     owners = {}
     for name, function in registry.items():
         for flag in parameters_as_flags(function):
@@ -52,11 +64,37 @@ def flags_of(registry: dict) -> dict[str, list[str]]:
     return owners
 
 
-def make(function, flags: dict, lab):
-    """The choice with its flags set, in the one form (tokens, lab) -> (B, T)."""
-    if not inspect.isclass(function):
-        return lambda tokens, lab: function(tokens, **flags)
-    if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
-        raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
-                        "resumed run would forget its state")
-    return function(lab, **flags)
+def owners_of(flag: str) -> list[str]:
+    """The mitigations and advantages that have this flag."""
+    return [*flags_of(MITIGATIONS).get(flag, []), *flags_of(ADVANTAGES).get(flag, [])]
+
+
+def choice_flags() -> dict[str, Flag]:
+    """The flags of all mitigations and advantages. Two that declare the same one share it."""
+    flags = {}
+    for function in (*MITIGATIONS.values(), *ADVANTAGES.values()):
+        for name, flag in parameters_as_flags(function).items():
+            if flags.setdefault(name, flag).type is not flag.type:
+                raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} should "
+                                "have the same type: it is one flag")
+    return flags
+
+
+def describe_choices() -> str:
+    """The choices of both lists with their flags, for --help."""
+    mitigations = [describe_choice(name, function) for name, function in MITIGATIONS.items()]
+    advantages = [describe_choice(name, function) for name, function in ADVANTAGES.items()]
+    return "\n".join(["choices of --mitigation, each with its own flags:", *mitigations, "",
+                      "choices of --advantage:", *advantages])
+
+
+def describe_choice(name: str, function) -> str:
+    """The first paragraph of its docstring, and a line for each of its flags."""
+    paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
+    first, *more = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
+    rows = [f"  {name:29s} {first}"]
+    rows += [f"  {'':29s} {line}" for line in more]
+    for flag_name, flag in parameters_as_flags(function).items():
+        text = f" {flag.text}" if flag.text else ""
+        rows.append(f"  {'':29s}   --{flag_name}{text} (default {flag.default}{flag.limits()})")
+    return "\n".join(rows)

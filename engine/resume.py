@@ -1,10 +1,10 @@
-"""Is this the run that was asked for, and is it finished? What train.py asks before it goes on."""
+"""What train.py asks before it goes on: is this the run that is meant, and is it finished?"""
 from engine.errors import UserError
 from engine.files import read_json
 from engine.run_folder import RunFolder
-from engine.settings import Settings, make_settings
+from engine.settings import OPTIONS, Settings, own_flags
 
-CHANGEABLE = {"steps"}          # in a resumed run
+CHANGEABLE = {"steps"}               # in a resumed run
 WITHOUT_EFFECT = ("threads", "out")  # on what a run is
 
 
@@ -19,12 +19,11 @@ def what_differs(settings: Settings) -> str:
     path = settings.folder / "config.json"
     if not path.is_file():
         return " and is not a run folder:"
-    config, wanted = read_json(path), settings.to_json()
     # a run from before a setting existed had what is its default now
-    arm = {"mitigation": settings.mitigation, "advantage": settings.advantage}
-    usual = make_settings(arm).to_json()
-    for name, value in wanted.items():
-        before = config.get(name, usual.get(name, value))
+    defaults = {name: flag.default for name, flag in {**OPTIONS, **own_flags(settings)}.items()}
+    config = defaults | read_json(path)
+    for name, value in settings.to_json().items():
+        before = config[name]
         if before != value and name not in WITHOUT_EFFECT:
             return f", with {name} {before} instead of {value}:"
     return ""

@@ -4,8 +4,8 @@ Everything per token is (B, T) in response coordinates: index t is the t-th gene
 sampler writes in this frame, `lay_out` in forward.py makes the one shift that brings a training
 forward pass into it, and nobody else does arithmetic with positions.
 
-    3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."      two answers, 30 and 8 tokens long
-    ids, mask, log_prob, ... (2, 30)                   mask[1, 8:] is False
+    3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."   two answers to one question, 30 and 8 tokens
+    ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False
     group [0, 0], reward [1.1, 0.1]  (2,)
 """
 from dataclasses import dataclass, replace
@@ -20,17 +20,17 @@ from qwen2_model import Qwen2
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B answers to Q questions; group g holds the answers to question g. What a weighting calls
-    `tokens`.
+    """B answers to Q questions; group g holds the answers to question g. `tokens` to a weighting.
 
-    log_prob, entropy (-sum p log p) and collision (sum p^2) are the sampler's, the numbers on
-    record. """
+    log_prob, entropy (-sum p log p) and collision (sum p^2) come from the sampler, and go into the
+    credit file.
+    """
     problems: list                  # of each question
     prompt_ids: list[list[int]]     # of each question
     group: torch.Tensor             # (B,) 0..Q-1
     ids: torch.Tensor               # (B, T) int64, 0 beyond the mask
     mask: torch.Tensor              # (B, T) bool
-    finished: torch.Tensor          # (B,) bool: ended itself before the limit
+    finished: torch.Tensor          # (B,) bool: the answer ended before the limit
     log_prob: torch.Tensor          # (B, T) at temperature 1
     entropy: torch.Tensor           # (B, T)
     collision: torch.Tensor         # (B, T)
@@ -46,7 +46,7 @@ class Rollouts:
     step: int = 0
     advantage: torch.Tensor | None = None        # (B, T)
     generator: torch.Generator | None = None     # on the CPU, for whoever needs random numbers
-    forward: object = None                       # gives hidden and attention, see forward.py
+    forward: object = None                       # a forward.Forward: makes hidden and attention
     true_credit: torch.Tensor | None = None      # (B, T), where a probe measured it
 
     @property
@@ -72,7 +72,7 @@ class Rollouts:
         return replace(self, **self.of_each_tensor(lambda tensor: tensor.to(device)))
 
     def of_questions(self, questions: range) -> "Rollouts":
-        """The batch of the answers to these questions alone, which are numbered from 0 again."""
+        """The batch of the answers to these questions alone, numbered from 0 again."""
         rows = self.rows_of(questions)
         part = self.of_each_tensor(lambda tensor: tensor[rows])
         part["group"] = part["group"] - questions.start
@@ -83,22 +83,23 @@ class Rollouts:
         return replace(self, **part)
 
     def rows_of(self, questions: range) -> torch.Tensor:
+        """The rows of the answers to these questions."""
         inside = (self.group >= questions.start) & (self.group < questions.stop)
         return inside.nonzero().squeeze(1)
 
     def own_rows(self) -> torch.Tensor:
-        """The rows that this process works on: all of them, unless several share a run."""
+        """The rows that this process works on: all, unless several processes share a run."""
         return self.rows_of(processes.share(len(self.prompt_ids)))
 
     def of_each_tensor(self, function) -> dict:
-        """`function` of every tensor of the batch, by name."""
-        changed = {}
+        """`function` of every tensor of the batch, by the name of its field."""
+        results = {}
         for name, value in vars(self).items():
             if isinstance(value, torch.Tensor):
-                changed[name] = function(value)
+                results[name] = function(value)
         if self.scores is not None:
-            changed["scores"] = {name: function(tensor) for name, tensor in self.scores.items()}
-        return changed
+            results["scores"] = {part: function(score) for part, score in self.scores.items()}
+        return results
 
 
 def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
@@ -108,22 +109,22 @@ def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
                for problem in problems]
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
                        share=processes.share(len(prompts)), **sampling)
-    processes.add_up(*vars(sampled).values())  # the shares put together
+    processes.add_up(*vars(sampled).values())  # puts the shares together
     group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
     return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
                     sampled.log_prob, sampled.entropy, sampled.collision)
 
 
 def stop_ids(model: Qwen2, tokenizer) -> tuple[int, ...]:
-    """What ends an answer: the model's own list, and the end of a turn, which a base model's list
-    lacks."""
+    """The tokens that end an answer: those of the model's config, and the end of a turn, which the
+    config of a base model lacks."""
     ends = [tokenizer.token_to_id(token) for token in END_OF_TURN]
-    return tuple({*model.config.stop_ids, *(i for i in ends if i is not None)})
+    known_ends = [token_id for token_id in ends if token_id is not None]
+    return tuple({*model.config.stop_ids, *known_ends})
 
 
 def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
-    """Add what follows from the text: the scores of each answer, the section and kind of each
-    token."""
+    """Add what follows from the text: scores of each answer, section and kind of each token."""
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
     texts, responses, scores = [], [], []
     for row, (ids, length) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
@@ -134,9 +135,8 @@ def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
         texts.append([piece.decode(errors="replace") for piece in pieces])
         responses.append(b"".join(pieces).decode(errors="replace"))
         scores.append(task.score(rollouts.problems[rollouts.group[row]], responses[-1]))
-    device = rollouts.mask.device
-    columns = {}
-    for name in scores[0]:
-        columns[name] = torch.tensor([score[name] for score in scores], device=device)
+    device, columns = rollouts.mask.device, {}
+    for part in scores[0]:
+        columns[part] = torch.tensor([score[part] for score in scores], device=device)
     return replace(rollouts, texts=texts, responses=responses, scores=columns,
                    section=section.to(device), kind=kind.to(device))

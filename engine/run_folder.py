@@ -73,18 +73,17 @@ class RunFolder:
         return credit_path(self.path, step, rank)
 
     def checkpoints(self) -> list[Path]:
-        """Those that training can go on from, oldest first."""
+        """The checkpoints that training can go on from, oldest first."""
         states = self.path.glob("checkpoints/step_*/trainer/state.json")
         folders = [state.parent.parent for state in states]
         return sorted((folder for folder in folders if step_of(folder) is not None), key=step_of)
 
     def forget_after(self, step: int) -> None:
-        """Remove what a stopped run wrote past its last checkpoint. It will be written again, the
-        same."""
+        """Remove what a stopped run wrote past its last checkpoint: it will be written again."""
         with writing(self.path):
             for name in LOGS:
-                kept = [line for line in self.lines(name) if line["step"] <= step]
                 if (self.path / name).exists():
+                    kept = [line for line in self.lines(name) if line["step"] <= step]
                     self.replace(name, "".join(json.dumps(line) + "\n" for line in kept))
             for path in self.path.glob("credit/step_*"):
                 without_rank = path.with_stem(path.stem.partition("_rank")[0])
@@ -95,7 +94,7 @@ class RunFolder:
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
                         source: Path, state: dict[str, torch.Tensor]) -> None:
-        """A model folder like the one it came from, `source`, with the trainer's state below it."""
+        """Write a model folder like `source`, its origin, with the trainer's state below it."""
         checkpoint = self.path / "checkpoints" / f"step_{step:06d}"
         if checkpoint.exists():
             return
@@ -106,12 +105,11 @@ class RunFolder:
                     shutil.copyfile(source / name, unfinished / name)
             (unfinished / "trainer").mkdir()
             save_file(state, unfinished / "trainer" / "state.safetensors")
-            text = json.dumps({"step": step}) + "\n"
-            (unfinished / "trainer" / "state.json").write_text(text, encoding="utf-8")
+            replace_text(unfinished / "trainer" / "state.json", json.dumps({"step": step}) + "\n")
         self.forget_old_states()
 
     def forget_old_states(self, keep: int = 2) -> None:
-        """Only the newest checkpoints keep the trainer's state, which is larger than the model."""
+        """Keep the trainer's state, larger than the model, in the newest checkpoints only."""
         states = [path for path in self.path.glob("checkpoints/step_*/trainer")
                   if step_of(path.parent) is not None]
         with writing(self.path):
@@ -120,8 +118,7 @@ class RunFolder:
 
 
 class Bystander(RunFolder):
-    """The folder for a process that reads it, writes its own credit, and leaves the rest to rank
-    0."""
+    """The folder for a process that writes only its own credit, and leaves the rest to rank 0."""
 
     def __enter__(self) -> "Bystander":
         return self
@@ -136,10 +133,12 @@ class Bystander(RunFolder):
 
 
 def open_run(folder: Path) -> RunFolder:
+    """The folder of a run, as this process may use it."""
     return RunFolder(folder) if processes.rank() == 0 else Bystander(folder)
 
 
 def run_config(folder: Path) -> dict:
+    """Read config.json of a run folder."""
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = read_json(folder / "config.json")
@@ -156,7 +155,7 @@ def provenance() -> dict:
                 "tokenizers": tokenizers.__version__}
     commit = None
     if shutil.which("git"):
-        git = ["git", "rev-parse", "HEAD"]
-        result = subprocess.run(git, cwd=PROJECT, capture_output=True, text=True)
+        command = ["git", "rev-parse", "HEAD"]
+        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
         commit = result.stdout.strip() if result.returncode == 0 else None
     return {"git_commit": commit, "versions": versions}

@@ -3,27 +3,29 @@
 Defaults < the model folder's recipe.json < --config < what was typed. A flag that would have no
 effect beside the others is an error when typed, and back at its default when it comes from a file.
 
-Three settings name something that brings flags of its own: --task (a module with a class Task),
---mitigation and --advantage (choices of engine/registry.py). Those flags are not listed here; the
-values of the chosen ones' flags are in `own`.
+Three settings name something that brings flags of its own: --task (engine/tasks.py), --mitigation
+and --advantage (engine/registry.py). Those flags are not listed here; their values are in `own`.
 """
-import importlib
+import os
 import re
-import textwrap
 from argparse import SUPPRESS
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 from engine.errors import UserError
-from engine.files import PROJECT, find_folder, read_json
+from engine.files import find_folder, read_json
 from engine.flags import (Flag, Parser, add_flag, check_value, describe, fields_as_flags, option,
                           parameters_as_flags)
-from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, flags_of
+from engine.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags,
+                             describe_choices, flags_of, owners_of)
+from engine.tasks import load_task
 
-# beside the settings in config.json
-NOT_SETTINGS = ("versions", "git_commit", "model_config", "reward", "ranks")
-RESERVED = ("resume", "continue", "config", "help", "own")
+NOT_SETTINGS = ("versions", "git_commit", "model_config", "reward", "ranks")  # also in config.json
+RESERVED = ("resume", "continue", "config", "help", "own")  # names that no other flag can have
+ABOUT_FILES = """\
+A model folder's recipe.json sets its own defaults (models/tiny has one), flags override them, and
+config.json in the run folder shows what was used. Hyphens work as well as underscores."""
 
 MACHINE, PROBLEMS, TRAINING, RECORD = "model and machine", "problems", "training", "record"
 WEIGHT, BASELINE, LOSS = "spreading credit over tokens", "from reward to advantage", "loss"
@@ -139,6 +141,7 @@ class Settings:
         return Path(f"runs/{'-'.join(parts)}-s{self.seed}")
 
     def changed(self, names) -> list[str]:
+        """For the folder's name: those of these settings that are not at their defaults."""
         return [name_part(name, getattr(self, name)) for name in names
                 if getattr(self, name) != OPTIONS[name].default]
 
@@ -158,28 +161,11 @@ class Settings:
 
 
 def name_part(name: str, value) -> str:
+    """think_discount0.25, without characters that a folder's name cannot have."""
     return name + re.sub(r"[^\w.+-]", "_", str(value))[:40]
 
 
 OPTIONS = fields_as_flags(Settings)
-
-
-def load_task(name: str) -> type:
-    """The class Task of a module of the project's folder."""
-    parts = str(name).split(".")
-    path = PROJECT.joinpath(*parts).with_suffix(".py")
-    if not all(part.isidentifier() for part in parts) or not path.is_file():
-        raise UserError(f"--task {name}: there is no module {path.name} in the project's folder; "
-                        "countdown_task and tools.descending ship with it")
-    task = getattr(importlib.import_module(name), "Task", None)
-    if task is None:
-        raise UserError(f"--task {name}: {path.name} has no class Task")
-    return task
-
-
-def make_task(settings: Settings):
-    task = load_task(settings.task)
-    return task(**{name: settings.own[name] for name in fields_as_flags(task)})
 
 
 def read_flags(argv: list[str]) -> dict:
@@ -188,36 +174,37 @@ def read_flags(argv: list[str]) -> dict:
 
 
 def asked_task(argv: list[str]) -> str:
-    """Which task's flags the rest of the command line may have: the one of --task or of
-    --config."""
+    """The task of a command line: it has to be known first, since it brings flags of its own."""
     parser = Parser(usage="", add_help=False)
-    parser.add_argument("--task")
-    parser.add_argument("--config")
+    for name in ("task", "model", "config"):
+        parser.add_argument(f"--{name}")
     given = vars(parser.parse_known_args(argv)[0])
-    if "task" in given:
-        return given["task"]
-    config = read_json(Path(given["config"])) if "config" in given else {}
-    return config.get("task", Settings.task)
+    return choose_task(given, *read_files(given))
 
 
 def make_parser(task: str) -> Parser:
-    description = "Train with GRPO and write down what every token was given."
-    parser = Parser("python train.py [flags]", description, epilog=describe_choices())
+    refuse_taken_names(task)
+    parser = Parser("python train.py [flags]",
+                    "Train with GRPO and write down what every token was given.",
+                    epilog=f"{describe_choices()}\n\n{ABOUT_FILES}")
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
     for name, flag in OPTIONS.items():
-        help_text = describe(flag)
-        if name in ("mitigation", "advantage"):
-            help_text = f"{flag.text} (default {flag.default})"
-        if flag.only and flag.only not in (POLICY, EVALUATED):
-            help_text += f"; needs {flag.only[1].split(' (')[0]}"
-        add_flag(topics[flag.topic], name, flag, help_text)
+        add_flag(topics[flag.topic], name, flag, describe_option(name, flag))
     for name, flag in fields_as_flags(load_task(task)).items():
         add_flag(topics[PROBLEMS], name, flag)
     for name, flag in choice_flags().items():
-        refuse_taken_name(name, task)
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
     return parser
+
+
+def describe_option(name: str, flag: Flag) -> str:
+    if name in ("mitigation", "advantage"):  # their choices are listed below
+        flag = replace(flag, choices=())
+    needs = ""
+    if flag.only and flag.only not in (POLICY, EVALUATED):
+        needs = f"; needs {flag.only[1].split(' (')[0]}"
+    return describe(flag) + needs
 
 
 def add_resuming(group) -> None:
@@ -231,121 +218,108 @@ def add_resuming(group) -> None:
                        help="take the settings of a run's config.json; flags override them")
 
 
-def choice_flags() -> dict[str, Flag]:
-    """The flags of all mitigations and advantages. Two that declare the same one share it."""
-    flags = {}
-    for registry in (MITIGATIONS, ADVANTAGES):
-        for function in registry.values():
-            for name, flag in parameters_as_flags(function).items():
-                if flags.setdefault(name, flag).type is not flag.type:
-                    owners = " and ".join(owners_of(name))
-                    raise UserError(f"the parameter {name} of {owners} should have the same type: "
-                                    "it is one flag")
-    return flags
-
-
-def owners_of(flag: str) -> list[str]:
-    return [*flags_of(MITIGATIONS).get(flag, []), *flags_of(ADVANTAGES).get(flag, [])]
-
-
-def refuse_taken_name(name: str, task: str) -> None:
-    taken = [*OPTIONS, *RESERVED, *fields_as_flags(load_task(task))]
-    if name in flags_of(MITIGATIONS):
-        taken += flags_of(ADVANTAGES)
-    if name in taken:
-        raise UserError(f"the parameter {name} of {owners_of(name)[0]} needs another name: "
-                        f"--{name} is taken")
-
-
-def describe_choices() -> str:
-    lines = ["choices of --mitigation, each with its own flags:"]
-    lines += [describe_choice(name, function) for name, function in MITIGATIONS.items()]
-    lines += ["", "choices of --advantage:"]
-    lines += [describe_choice(name, function) for name, function in ADVANTAGES.items()]
-    lines += ["", "A model folder's recipe.json sets its own defaults (models/tiny has one), flags "
-              "override them, and config.json\nin the run folder shows what was used. Hyphens work "
-              "as well as underscores."]
-    return "\n".join(lines)
-
-
-def describe_choice(name: str, function) -> str:
-    """A mitigation's or an advantage's lines in --help."""
-    text = " ".join((function.__doc__ or "(no docstring)").split("\n\n")[0].split())
-    wrapped = textwrap.wrap(text, 84)
-    rows = [f"  {name:29s} {wrapped[0]}", *(f"  {'':29s} {line}" for line in wrapped[1:])]
-    for flag, meta in parameters_as_flags(function).items():
-        text = f" {meta.text}" if meta.text else ""
-        rows.append(f"  {'':29s}   --{flag}{text} (default {meta.default}{meta.limits()})")
-    return "\n".join(rows)
+def refuse_taken_names(task: str) -> None:
+    """Every flag has one meaning, whoever brings it."""
+    task_flags = fields_as_flags(load_task(task))
+    for name in task_flags:
+        if name in OPTIONS or name in RESERVED:
+            raise UserError(f"the field {name} of the Task in {task} needs another name: --{name} "
+                            "is taken")
+    for name in choice_flags():
+        on_both_axes = name in flags_of(MITIGATIONS) and name in flags_of(ADVANTAGES)
+        if on_both_axes or name in OPTIONS or name in RESERVED or name in task_flags:
+            raise UserError(f"the parameter {name} of {owners_of(name)[0]} needs another name: "
+                            f"--{name} is taken")
 
 
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
     assert MITIGATIONS and ADVANTAGES, "import mitigations first: it fills the lists of choices"
-    given = dict(given)
-    config_path = given.pop("config", None)
-    config = read_json(Path(config_path)) if config_path else {}
-    config = {name: value for name, value in config.items() if name not in NOT_SETTINGS}
-    recipe_path = find_folder(str(given.get("model", config.get("model", Settings.model))))
-    recipe_path = recipe_path / "recipe.json"
-    recipe = read_json(recipe_path) if recipe_path.is_file() else {}
-    task = given.get("task", config.get("task", recipe.get("task", Settings.task)))
-    recipe = without_other_task(recipe, task, recipe_path)
-    config = without_other_task(config, task, config_path)
-    config = without_other_mitigation(config, given)
-    values = {**recipe, **config, **given}
+    recipe, config = read_files(given)
+    given = {name: value for name, value in given.items() if name != "config"}
+    task = choose_task(given, recipe, config)
+    recipe, config = without_other_task(recipe, task), without_other_task(config, task)
+    values = {**recipe, **without_other_choices(config, given), **given, "task": task}
     settings = Settings(**{name: value for name, value in values.items() if name in OPTIONS})
     for name, flag in OPTIONS.items():
         check_value(name, getattr(settings, name), flag)
-    settings.own = own_values(settings, values, given)
+    refuse_flags_of_others(settings, given)
+    for name, flag in own_flags(settings).items():
+        settings.own[name] = own_value(name, flag, values)
     refuse_pairs_with_weights(settings)
     drop_what_has_no_effect(settings, given)
     return settings
 
 
-def without_other_task(values: dict, task: str, source) -> dict:
-    """A file's values without the flags of its own task, if that is not the one asked for."""
-    its_task = values.get("task", Settings.task)
-    its_flags = fields_as_flags(load_task(its_task))
+def read_files(given: dict) -> tuple[dict, dict]:
+    """The values of the model folder's recipe.json and of --config, empty where there is none."""
+    config = read_values(Path(given["config"]), NOT_SETTINGS) if "config" in given else {}
+    model = str(given.get("model", config.get("model", Settings.model)))
+    recipe_path = find_folder(model) / "recipe.json"
+    recipe = read_values(recipe_path) if os.path.isfile(recipe_path) else {}
+    return recipe, config
+
+
+def read_values(path: Path, beside: tuple = ()) -> dict:
+    """The settings in a file. It may hold what is in `beside` as well, which is left out."""
+    values = {name: value for name, value in read_json(path).items() if name not in beside}
+    task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
+    known = {*OPTIONS, *task_flags, *choice_flags()}
     for name in values:
-        if name not in OPTIONS and name not in its_flags and name not in choice_flags():
-            raise UserError(f"{source} has the unknown setting {name}")
-    if its_task == task:
+        if name not in known:
+            raise UserError(f"{path} has the unknown setting {name}")
+    return values
+
+
+def choose_task(given: dict, recipe: dict, config: dict) -> str:
+    return {"task": Settings.task, **recipe, **config, **given}["task"]
+
+
+def without_other_task(values: dict, task: str) -> dict:
+    """A file's values. When it was written for another task, that task's flags stay with it."""
+    task_of_file = values.get("task", Settings.task)
+    if task_of_file == task:
         return values
-    return {name: value for name, value in values.items()
-            if name in OPTIONS or name not in its_flags}
+    forget = set(fields_as_flags(load_task(task_of_file)))
+    return {name: value for name, value in values.items() if name not in forget}
 
 
-def without_other_mitigation(config: dict, given: dict) -> dict:
-    """When another mitigation is typed, what belonged to the one of --config stays with it."""
-    before = config.get("mitigation")
-    if given.get("mitigation", before) == before:
-        return config
-    forget = set(flags_of(MITIGATIONS))
-    if before in NEVER_RESCALED:
-        forget.add("rescale")
+def without_other_choices(config: dict, given: dict) -> dict:
+    """The values of --config. When another mitigation or advantage is typed, its flags stay out."""
+    forget = set()
+    for axis, registry in (("mitigation", MITIGATIONS), ("advantage", ADVANTAGES)):
+        if axis in config and given.get(axis, config[axis]) != config[axis]:
+            forget |= set(flags_of(registry))
+            if axis == "mitigation" and config[axis] in tuple(NEVER_RESCALED):
+                forget.add("rescale")
     return {name: value for name, value in config.items() if name not in forget}
 
 
-def own_values(settings: Settings, values: dict, given: dict) -> dict:
-    """The flags of the chosen task, mitigation and advantage; an error for one that is
-    another's."""
-    mitigation_flags = parameters_as_flags(MITIGATIONS[settings.mitigation])
-    advantage_flags = parameters_as_flags(ADVANTAGES[settings.advantage])
-    flags = {**fields_as_flags(load_task(settings.task)), **mitigation_flags, **advantage_flags}
+def own_flags(settings: Settings) -> dict[str, Flag]:
+    """The flags that the chosen task, mitigation and advantage bring."""
+    return {**fields_as_flags(load_task(settings.task)),
+            **parameters_as_flags(MITIGATIONS[settings.mitigation]),
+            **parameters_as_flags(ADVANTAGES[settings.advantage])}
+
+
+def refuse_flags_of_others(settings: Settings, given: dict) -> None:
+    known = {*OPTIONS, *own_flags(settings)}
     for name in given:
-        if name not in OPTIONS and name not in flags:
-            axis = "mitigation" if name in flags_of(MITIGATIONS) else "advantage"
-            raise UserError(f"--{name} belongs to {' and '.join(owners_of(name))}, --{axis} is "
-                            f"{getattr(settings, axis)}")
-    own = {name: values.get(name, flag.default) for name, flag in flags.items()}
-    for name, flag in flags.items():
-        if flag.type is str and type(own[name]) is int:  # --values_every 16 in a file
-            own[name] = str(own[name])
-        check_value(name, own[name], flag)
-        if flag.type is float:
-            own[name] = float(own[name])
-    return own
+        if name in known:
+            continue
+        if not owners_of(name):
+            raise UserError(f"--{name} is no flag of --task {settings.task}")
+        axis = "mitigation" if name in flags_of(MITIGATIONS) else "advantage"
+        raise UserError(f"--{name} belongs to {' and '.join(owners_of(name))}, --{axis} is "
+                        f"{getattr(settings, axis)}")
+
+
+def own_value(name: str, flag: Flag, values: dict):
+    value = values.get(name, flag.default)
+    if flag.type is str and type(value) is int:  # "values_every": 16 in a file
+        value = str(value)
+    check_value(name, value, flag)
+    return float(value) if type(value) is int and flag.type is float else value
 
 
 def refuse_pairs_with_weights(settings: Settings) -> None:

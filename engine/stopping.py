@@ -8,8 +8,7 @@ MESSAGE = b"\nstopping after this step (once more: at once, back to the last che
 
 
 class StopRequest:
-    """While it is entered, Ctrl-C and SIGTERM are noted in `asked` instead of ending the
-    process."""
+    """Inside `with`, Ctrl-C and SIGTERM set `asked` instead of ending the process."""
     asked = False
 
     def __enter__(self) -> "StopRequest":

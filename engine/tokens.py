@@ -41,24 +41,26 @@ def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
 def token_bytes(tokenizer: Tokenizer, ids) -> list[bytes]:
     """The bytes of each token. A character may be spread over several tokens, bytes never are."""
     known = spellings(tokenizer)
-    return [known.get(i, UNKNOWN) for i in ids]  # a model may know more ids than its tokenizer
+    # an embedding matrix is often larger than the vocabulary: a model may sample an unknown token
+    return [known.get(i, UNKNOWN) for i in ids]
 
 
 @lru_cache(maxsize=4)
 def spellings(tokenizer: Tokenizer) -> dict[int, bytes]:
     """The bytes of every token, worked out once."""
     alphabet, added = byte_alphabet(), tokenizer.get_added_tokens_decoder()
-    spelled = {}
+    bytes_of = {}
     for word, i in tokenizer.get_vocab(with_added_tokens=True).items():
-        letters = word.encode() if i in added else bytes(alphabet[letter] for letter in word)
-        spelled[i] = letters
-    return spelled
+        if i in added:
+            bytes_of[i] = word.encode()
+        else:
+            bytes_of[i] = bytes(alphabet[character] for character in word)
+    return bytes_of
 
 
 @lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
-    """The printable characters that byte-level tokenizers write for the 256 bytes (GPT-2's
-    table)."""
+    """The byte behind each of the 256 characters of byte-level tokenizers (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
