@@ -5,10 +5,11 @@ by whoever imports mitigations.py, as analyze.py does.
 """
 from types import SimpleNamespace
 
-from engine.registry import ADVANTAGES, NEVER_RESCALED, flags_of
+from engine.registry import ADVANTAGES, NEVER_RESCALED, choice_flags, flags_of
 from engine.errors import UserError
 from engine.flags import Flag, fields_as_flags
-from engine.settings import NOT_SETTINGS, OPTIONS, choice_flags, load_task
+from engine.settings import NOT_SETTINGS, OPTIONS
+from engine.tasks import load_task
 
 
 def default_of(name: str):

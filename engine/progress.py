@@ -61,7 +61,6 @@ def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -
         say(HEADER)
     norm = "  skipped" if line["gradient_norm"] is None else f"{line['gradient_norm']:9.3f}"
     minutes, seconds = divmod(round(seconds_left), 60)
-    speed = line["tokens"] / line["seconds"]
     say(f"{line['step']:4d}/{steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
         f"{line['reward_format']:8.2f}{line['length']:8.1f}{line['finished']:10.1%}"
         f"{line['entropy']:9.3f}  {norm}{line['tokens'] / line['seconds']:10.0f}"

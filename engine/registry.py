@@ -18,7 +18,7 @@ import inspect
 import textwrap
 
 from engine.errors import UserError
-from engine.flags import parameters_as_flags
+from engine.flags import Flag, parameters_as_flags
 
 MITIGATIONS, ADVANTAGES = {}, {}
 NEVER_RESCALED = set()   # mitigations whose scale is part of what they are

@@ -22,10 +22,10 @@ from engine.files import find_folder
 from engine.flags import Flag, Parser, add_flag, add_flags, check_value, run_as_program, with_defaults
 from engine.forward import Forward
 from engine.lab import Lab, derived_seed, make_lab, pick_device
-from engine.registry import MITIGATIONS, NEVER_RESCALED, make
+from engine.registry import MITIGATIONS, NEVER_RESCALED, choice_flags, make
 from engine.rollouts import Rollouts
 from engine.run_folder import run_config
-from engine.settings import Settings, choice_flags, make_settings
+from engine.settings import Settings, make_settings
 from engine.tokens import load_tokenizer, token_bytes
 from mitigations import token_weight
 
