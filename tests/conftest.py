@@ -24,7 +24,7 @@ from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from engine.settings import make_settings
 from engine.tokens import encode_prompt
-from tools.warmup import make_tokenizer
+from tools.demonstrations import make_tokenizer
 
 SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 

@@ -1,14 +1,16 @@
 """A second task, to copy from: write the given numbers in descending order.
 
     numbers 3 12 7     the prompt ends with an opened <think>, the response follows:
-    " hmm. first 12 + 7 = 19 ...</think>\\n<answer> ( 12 + 7 ) + 3</answer><|im_end|>"    right: 12 7 3
+    " hmm. first 12 + 7 = 19, ...</think>\\n<answer> ( 12 + 7 ) + 3</answer><|im_end|>"
+    -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 0.0}
 
-The answer may hold anything beside its numbers, so the tiny model's way of writing expressions will
-do. It often has the order right without knowing that it matters, and learns quickly that it does:
+Signs in the answer are ignored: what counts is the order of its numbers, here 12 7 3. So the tiny
+model, which writes expressions, can be trained on it as it is:
 
     python train.py --task tools.descending --steps 30
 
-The class Task is all that the lab asks of a task (docs/your_own_task.md).
+For a task of your own, copy this file to my_task.py beside train.py, change what the methods do,
+and type `--task my_task`. The lab asks for nothing but the class Task (docs/your_own_task.md).
 """
 import hashlib
 import random
@@ -24,19 +26,19 @@ FORMAT_WEIGHT = 0.1
 
 @dataclass
 class Task:
-    """Its fields are flags, its problems tuples of numbers."""
+    """Its fields are flags of train.py. A problem is a tuple of numbers; it could be anything."""
     count: int = option(3, "how many numbers", least=2, most=5)
-    largest: int = option(15, "largest number", least=1, most=75)
+    largest: int = option(15, "largest number", least=5, most=75)
 
-    reward = f"descending order + {FORMAT_WEIGHT} format"
+    reward = f"descending order + {FORMAT_WEIGHT} format"  # in config.json: tells comparable runs
 
     def training_problems(self, seed: int, step: int, count: int) -> list[tuple[int, ...]]:
-        """They follow from seed and step alone."""
+        """The problems of a step. They follow from seed and step alone."""
         rng = random.Random(f"train {seed} {step}")
         return [self.draw(rng, wanted_held_out=False) for _ in range(count)]
 
     def held_out_problems(self, count: int) -> list[tuple[int, ...]]:
-        """The same ones in every run; none of them is ever trained on."""
+        """The same distinct problems in every run, fewer where no more are found."""
         rng = random.Random("held out")
         drawn = [self.draw(rng, wanted_held_out=True) for _ in range(20 * count)]
         return list(dict.fromkeys(drawn))[:count]
@@ -52,7 +54,8 @@ class Task:
         return [(number,) * self.count for number in range(1, self.largest + 1)]
 
     def prompt_for(self, problem: tuple[int, ...]) -> str:
-        """Text that ends where the response begins: in the form that the tiny model knows."""
+        """Text that ends where the response begins. The tiny model only knows prompts such as
+        "3 12 7 make 22"; the sum is a target that it can reach in any order."""
         numbers = "".join(f" {number}" for number in problem)
         return PROMPT.format(numbers=numbers, total=sum(problem))
 
@@ -61,20 +64,22 @@ class Task:
         return " ".join(map(str, problem))
 
     def score(self, problem: tuple[int, ...], response: str) -> dict[str, float]:
-        """reward = order + 0.1 format. `answer` counts as success; reasoning has no part here."""
+        """The reward of any string, and its parts. `answer` counts as success, `reasoning` is not
+        judged here."""
         answer = between(response, "<answer>", "</answer>")
+        before_answer = response.partition("<answer>")[0]
+        well_formed = float(answer is not None and "</think>" in before_answer)
         written = [int(digits) for digits in re.findall("[0-9]{1,9}", answer or "")]
         in_order = float(written == sorted(problem, reverse=True))
-        well_formed = float(answer is not None and "</think>" in response.partition("<answer>")[0])
         return {"reward": in_order + FORMAT_WEIGHT * well_formed, "format": well_formed,
                 "answer": in_order, "reasoning": 0.0}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        """Section and kind of each token: Countdown's tags and kinds fit this task, too."""
+        """Section and kind of each token, for the tables: Countdown's fit this task, too."""
         return annotate(pieces)
 
 
 def is_held_out(numbers: tuple[int, ...]) -> bool:
-    """A fifth of all sets of numbers, whatever their order."""
+    """A fifth of all sets of numbers, whatever their order. Training never meets them."""
     key = ",".join(map(str, sorted(numbers)))
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0

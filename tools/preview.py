@@ -1,10 +1,12 @@
-"""What a mitigation's weights would have been on the recorded tokens of a run, without training.
+"""See what a mitigation would have weighed on the recorded tokens of a run, without training.
 
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
-Reads one step's credit file, prints where the weight goes, and shows answers shaded by it. A
-model is loaded only for a mitigation that looks at hidden states or attention, or samples: the
-checkpoint that sampled the step, where it was kept. Nothing is written. """
+Reads the credit file of one step, prints where the weight goes, and shows answers shaded by it.
+A model is loaded only for a mitigation that looks at hidden states or attention, or samples more.
+It is the checkpoint that sampled the step if that was kept, else the last one before it. Nothing is
+written.
+"""
 import inspect
 import sys
 import textwrap
@@ -19,7 +21,8 @@ from countdown_task import KINDS, SECTIONS
 from engine.credit_file import credit_steps, read_credit, step_of
 from engine.errors import UserError
 from engine.files import find_folder
-from engine.flags import Flag, Parser, add_flag, add_flags, check_value, run_as_program, with_defaults
+from engine.flags import (Flag, Parser, add_flag, add_flags, check_value, run_as_program,
+                          with_defaults)
 from engine.forward import Forward
 from engine.lab import Lab, derived_seed, make_lab, pick_device
 from engine.registry import MITIGATIONS, NEVER_RESCALED, choice_flags, make
@@ -37,17 +40,17 @@ FLAGS = {
     "numbers": Flag(False, "weights as numbers, as when this is not a terminal"),
     "device": Flag("cpu", "where a model is asked, if one is")}
 
-# weights below a limit, the colour behind the text, and the colour of the text (of a terminal's
-# 256)
-SHADES = ((0.25, 255, 0), (0.5, 254, 0), (0.8, 195, 0), (1.25, 153, 0), (2.0, 111, 0), (4.0, 32, 15),
-          (float("inf"), 18, 15))
+# weights below the limit have this colour behind the text, and this one in it (of a terminal's 256)
+SHADES = ((0.25, 255, 0), (0.5, 254, 0), (0.8, 195, 0), (1.25, 153, 0), (2.0, 111, 0),
+          (4.0, 32, 15), (float("inf"), 18, 15))
 
 
 class Recorded:
-    """One step of a run, with its model at hand for whoever needs it."""
+    """One step of a run. Its model is loaded when somebody asks for it."""
 
     def __init__(self, folder: Path, step: int | None, settings: Settings):
-        self.folder, self.settings = folder, settings
+        self.folder = folder
+        self.settings = settings
         self.models = {0: find_folder(settings.model)}  # by the number of steps they were trained
         for checkpoint in folder.glob("checkpoints/step_*"):
             if step_of(checkpoint) is not None:
@@ -55,14 +58,15 @@ class Recorded:
         self.step = self.choose_step(step)
 
     def choose_step(self, wanted: int | None) -> int:
+        """By default the last step whose model was kept, or else the last one."""
         steps = credit_steps(self.folder)
         if not steps:
             raise UserError(f"{self.folder} has no credit files yet")
         if wanted is None:
             return max((step for step in steps if step - 1 in self.models), default=steps[-1])
         if wanted not in steps:
-            raise UserError(f"{self.folder} has no credit file of step {wanted}, only of {steps[0]} to "
-                            f"{steps[-1]}")
+            raise UserError(f"{self.folder} has no credit file of step {wanted}, only of "
+                            f"{steps[0]} to {steps[-1]}")
         return wanted
 
     @cached_property
@@ -74,30 +78,34 @@ class Recorded:
             which = f"after step {trained} (the one that sampled them was not kept)"
         print(f"looking with the model {which}: {self.models[trained]}")
         lab = make_lab(self.settings, self.models[trained])
-        state = self.models[trained] / "trainer" / "state.safetensors"
-        name = self.settings.mitigation
-        if state.is_file() and run_config(self.folder)["mitigation"] == name:
-            lab.load_trainer_tensors(state)
-        elif hasattr(lab.mitigation, "state_dict") and self.step > 1:
-            print(f"{name} as it is at the start of a run: this run has no state of it from before step "
-                  f"{self.step}")
+        self.load_state(lab, self.models[trained] / "trainer" / "state.safetensors")
         return lab
+
+    def load_state(self, lab: Lab, path: Path) -> None:
+        """The mitigation's state as the run had it, if the run used this mitigation and kept it."""
+        name = self.settings.mitigation
+        if path.is_file() and run_config(self.folder)["mitigation"] == name:
+            lab.load_trainer_tensors(path)
+        elif hasattr(lab.mitigation, "state_dict") and self.step > 1:
+            print(f"{name} as it is at the start of a run: this run has no state of it from before "
+                  f"step {self.step}")
 
     @cached_property
     def forward(self) -> Forward:
         return self.lab.look_with()
 
     def look(self, tokens: Rollouts, attention: bool = False) -> dict:
-        """What a batch calls when somebody looks at hidden states: only now is a model loaded."""
+        """What a batch calls when a mitigation looks at hidden states or attention."""
         return self.forward.look(tokens, attention)
 
     @property
-    def is_class(self) -> bool:
+    def needs_lab(self) -> bool:
+        """A mitigation that is a class may keep a state, or sample answers and have them scored."""
         return inspect.isclass(MITIGATIONS[self.settings.mitigation])
 
     def tokens(self) -> Rollouts:
         s, problems = self.settings, []
-        if self.is_class:  # it may sample answers and have them scored
+        if self.needs_lab:
             problems = self.lab.task.training_problems(s.seed, self.step, s.questions)
         generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, self.step))
         tokens = read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems,
@@ -105,8 +113,9 @@ class Recorded:
         return tokens.to(s.device)
 
     def weights(self, tokens: Rollouts) -> tuple[torch.Tensor, dict]:
+        """(B, T) and the metrics, as train_step would have made them of this batch."""
         s, lab = self.settings, None
-        if self.is_class:
+        if self.needs_lab:
             lab = self.lab
             chosen = lab.mitigation
         else:
@@ -120,16 +129,23 @@ class Recorded:
 def print_summary(tokens: Rollouts, weight: np.ndarray, mask: np.ndarray) -> None:
     """Where the weight goes, by section, by kind, and the tokens that get most and least of it."""
     print(f"{'':24s}{'tokens':>9s}{'of all':>8s}{'of weight':>11s}{'mean weight':>13s}")
-    for title, codes, names in (("section", tokens.section, SECTIONS), ("kind", tokens.kind, KINDS)):
-        codes = codes.cpu().numpy()[mask]
-        for code, name in enumerate(names):
-            part = weight[codes == code]
-            if len(part):
-                print(f"  {title:9s}{name:13s}{len(part):9d}{len(part) / len(weight):8.1%}"
-                      f"{part.sum() / max(weight.sum(), 1e-30):11.1%}{part.mean():13.3f}")
-    common = mean_weights([text for row in tokens.texts for text in row], weight)
-    for words, rows in (("heaviest", common[:10]), ("lightest", common[::-1][:10])):
-        print(f"  {words} tokens:  " + "  ".join(f"{text!r} {value:.2f}" for value, text in rows))
+    print_rows("section", SECTIONS, tokens.section.cpu().numpy()[mask], weight)
+    print_rows("kind", KINDS, tokens.kind.cpu().numpy()[mask], weight)
+    texts = [text for row in tokens.texts for text in row]
+    heaviest_first = mean_weights(texts, weight)
+    for words, rows in (("heaviest", heaviest_first), ("lightest", heaviest_first[::-1])):
+        listed = "  ".join(f"{text!r} {mean:.2f}" for mean, text in rows[:10])
+        print(f"  {words} tokens:  {listed}")
+
+
+def print_rows(title: str, names: tuple[str, ...], codes: np.ndarray, weight: np.ndarray) -> None:
+    """A row for each name that has tokens: how many, and how much of the weight they get."""
+    total = max(weight.sum(), 1e-30)
+    for code, name in enumerate(names):
+        part = weight[codes == code]
+        if len(part):
+            print(f"  {title:9s}{name:13s}{len(part):9d}{len(part) / len(weight):8.1%}"
+                  f"{part.sum() / total:11.1%}{part.mean():13.3f}")
 
 
 def mean_weights(texts: list[str], weight: np.ndarray) -> list[tuple[float, str]]:
@@ -138,21 +154,22 @@ def mean_weights(texts: list[str], weight: np.ndarray) -> list[tuple[float, str]
     for text, value in zip(texts, weight):
         weights.setdefault(text, []).append(value)
     often = max(2, len(texts) // 1000)
-    return sorted(((np.mean(values), text) for text, values in weights.items() if len(values) >= often),
-                  reverse=True)
+    means = [(np.mean(values), text) for text, values in weights.items() if len(values) >= often]
+    return sorted(means, reverse=True)
 
 
 def choose_answers(tokens: Rollouts, count: int) -> list[int]:
-    """The best and the worst answer of each question, those where they differ first."""
-    pairs = []
+    """The best and the worst answer of each question; questions whose rewards differ come first."""
+    different, alike = [], []
     for group in range(len(tokens.prompt_ids)):
         rows = (tokens.group == group).nonzero().squeeze(1)
         reward = tokens.reward[rows]
         best, worst = int(rows[reward.argmax()]), int(rows[reward.argmin()])
-        pairs.append((bool(reward.max() == reward.min()), best, worst))
-    pairs.sort(key=lambda pair: pair[0])
-    rows = [row for _, *pair in pairs for row in dict.fromkeys(pair)]
-    return rows[:count]
+        if reward.max() > reward.min():
+            different += [best, worst]
+        else:
+            alike.append(best)
+    return (different + alike)[:count]
 
 
 def show_answers(tokens: Rollouts, weight: torch.Tensor, prompts: list[str], rows: list[int],
@@ -161,13 +178,16 @@ def show_answers(tokens: Rollouts, weight: torch.Tensor, prompts: list[str], row
         print(f"\nweight: {legend()}")
     for row in rows:
         length = len(tokens.texts[row])
-        advantage = tokens.advantage[row, :length]
-        spread = f"{advantage[0]:+.2f}"
-        if not bool((advantage == advantage[0]).all()):
-            spread = f"{advantage.min():+.2f} to {advantage.max():+.2f}"
         prompt = textwrap.shorten(prompts[int(tokens.group[row])], 400, placeholder=" ...")
-        print(f"\nepisode {row}: reward {tokens.reward[row]:.2f}, advantage {spread}; {prompt}")
+        advantage = spread(tokens.advantage[row, :length])
+        print(f"\nepisode {row}: reward {tokens.reward[row]:.2f}, advantage {advantage}; {prompt}")
         print(shaded(tokens.texts[row], weight[row, :length].tolist(), colour))
+
+
+def spread(advantage: torch.Tensor) -> str:
+    """One number if all tokens of the answer have it, else the smallest and the largest."""
+    low, high = advantage.min(), advantage.max()
+    return f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
 
 
 def shaded(texts: list[str], weights: list[float], colour: bool) -> str:
@@ -202,37 +222,47 @@ def chosen_settings(folder: Path, given: dict) -> Settings:
     config = run_config(folder)
     name = given.get("mitigation", config["mitigation"])
     check_value("mitigation", name, Flag("none", choices=MITIGATIONS))
-    asked = {key: value for key, value in given.items() if key in ("rescale", *choice_flags())}
+    weighting = {key: value for key, value in given.items() if key in ("rescale", *choice_flags())}
     if name in NEVER_RESCALED:
-        asked.setdefault("rescale", "none")
+        weighting.setdefault("rescale", "none")
     return make_settings({"config": folder / "config.json", "mitigation": name, "loss": "policy",
-                          "placebo": "none", "device": given.get("device", "cpu"), **asked})
+                          "placebo": "none", "device": given.get("device", "cpu"), **weighting})
 
 
 def main(argv: list[str]) -> None:
     given = make_parser().read(argv)
-    folder = Path(given["run"])
     flags = with_defaults({name: given[name] for name in FLAGS if name in given}, FLAGS)
     pick_device(flags.device)
-    settings = chosen_settings(folder, given)
-    recorded = Recorded(folder, flags.step, settings)
+    folder = Path(given["run"])
+    recorded = Recorded(folder, flags.step, chosen_settings(folder, given))
     tokens = recorded.tokens()
     rows = given.get("episode") or choose_answers(tokens, flags.show)
-    for row in rows:
-        if not 0 <= row < len(tokens.texts):
-            raise UserError(f"--episode {row}: the batch has answers 0 to {len(tokens.texts) - 1}")
+    refuse_rows(rows, len(tokens.texts))
     weight, metrics = recorded.weights(tokens)
     mask = tokens.mask.cpu().numpy()
-    own = settings.flags_for(MITIGATIONS[settings.mitigation])
-    typed = "".join(f" --{name} {value}" for name, value in own.items())
-    note = f"; {metrics['weight_note']}" if metrics["weight_note"] else ""
-    print(f"{folder}, step {recorded.step}: {len(mask)} answers, {mask.sum()} tokens; "
-          f"{settings.mitigation}{typed}, rescale {settings.rescale} "
-          f"(factor {metrics['weight_factor']:.3g}){note}")
+    print(headline(recorded, mask, metrics))
     print_summary(tokens, weight.cpu().numpy()[mask], mask)
     tokenizer = load_tokenizer(folder)
-    prompts = [b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") for ids in tokens.prompt_ids]
+    prompts = [b"".join(token_bytes(tokenizer, ids)).decode(errors="replace")
+               for ids in tokens.prompt_ids]
     show_answers(tokens, weight, prompts, rows, sys.stdout.isatty() and not flags.numbers)
+
+
+def refuse_rows(rows: list[int], count: int) -> None:
+    for row in rows:
+        if not 0 <= row < count:
+            raise UserError(f"--episode {row}: the batch has answers 0 to {count - 1}")
+
+
+def headline(recorded: Recorded, mask: np.ndarray, metrics: dict) -> str:
+    """runs/none-grpo-s0, step 100: 256 answers, 12345 tokens; random --placebo_std 0.5, ..."""
+    s = recorded.settings
+    mitigation_flags = s.flags_for(MITIGATIONS[s.mitigation])
+    typed = "".join(f" --{name} {value}" for name, value in mitigation_flags.items())
+    factor = metrics["weight_factor"]
+    note = f"; {metrics['weight_note']}" if metrics["weight_note"] else ""
+    return (f"{recorded.folder}, step {recorded.step}: {len(mask)} answers, {mask.sum()} tokens; "
+            f"{s.mitigation}{typed}, rescale {s.rescale} (factor {factor:.3g}){note}")
 
 
 if __name__ == "__main__":
