@@ -1,128 +1,166 @@
-"""Prompts that stand once for all their answers: who sees whom when tokens stand end to end.
+"""Packed prompts: a prompt stands once in the sequence, and all its answers see it.
 
-The model takes one flat sequence of tokens: first all prompts, then all answers. Two prompts, a b c
-and d e, with answers p q and r s t to the first, and u to the second:
+Example: prompts p (3 tokens) and r (5 tokens), two answers each: a and b (2 and 1 tokens) go on
+from p, c and d (1 and 3 tokens) from r. The model takes one flat sequence of N = 15 tokens:
 
-    place       0  1  2 | 3  4 | 5  6 | 7  8  9 | 10
-    token       a  b  c | d  e | p  q | r  s  t | u
-    position    0  1  2 | 0  1 | 3  4 | 3  4  5 | 2
+    token      p0 p1 p2 r0 r1 r2 r3 r4 a0 a1 b0 c0 d0 d1 d2
+    index       0  1  2  3  4  5  6  7  8  9 10 11 12 13 14
+    position    0  1  2  0  1  2  3  4  3  4  3  5  5  6  7
 
-A token sees its own row up to itself, and an answer's token also sees the whole prompt: s sees
-a b c r s, u sees d e u, e sees d e. The gradient is exact: a prompt's keys and values collect it
-from all its answers.
+A token of a prompt sees that prompt up to itself. A token of an answer sees the whole prompt and
+its own answer up to itself (the row sees the column):
 
-Only for attention are tokens put into rows, padded on the right with place 0:
+        p p p r r r r r a a b c d d d
+    p0  x . . . . . . . . . . . . . .
+    p1  x x . . . . . . . . . . . . .
+    p2  x x x . . . . . . . . . . . .
+    r0  . . . x . . . . . . . . . . .
+    r1  . . . x x . . . . . . . . . .
+    r2  . . . x x x . . . . . . . . .
+    r3  . . . x x x x . . . . . . . .
+    r4  . . . x x x x x . . . . . . .
+    a0  x x x . . . . . x . . . . . .
+    a1  x x x . . . . . x x . . . . .
+    b0  x x x . . . . . . . x . . . .
+    c0  . . . x x x x x . . . x . . .
+    d0  . . . x x x x x . . . . x . .
+    d1  . . . x x x x x . . . . x x .
+    d2  . . . x x x x x . . . . x x x
 
-    prompts (Q, P)   [[0 1 2], [3 4 .]]             causal
-    answers (R, S)   [[5 6 .], [7 8 9], [10 . .]]   in blocks of like length, each with a mask
+Most of this (N, N) mask is empty, so it is never built. Attention works on padded rows instead
+(_ is padding): first the Q = 2 prompts, whose mask is plain causal, then blocks of at most ROWS
+answers of like length. A row of a block has the answer's tokens as queries; its keys are those of
+its prompt and its own. Here one block holds all four answers, b and c first as they are shortest:
 
-    a block of answers 2 and 0, S = 2, and which keys each of its queries sees:
+    prompts (Q, P) = (2, 5)     block, queries (4, 3)     block, keys (4, P + S) = (4, 8)
+    p0 p1 p2  _  _              b0  _  _                  p0 p1 p2  _  _ b0  _  _
+    r0 r1 r2 r3 r4              c0  _  _                  r0 r1 r2 r3 r4 c0  _  _
+                                a0 a1  _                  p0 p1 p2  _  _ a0 a1  _
+                                d0 d1 d2                  r0 r1 r2 r3 r4 d0 d1 d2
 
-        query        prompt d e .   own u .         query   prompt a b c   own p q
-        u                   1 1 .       1 .         p              1 1 1       1 .
-        (padding)           1 1 .       1 1         q              1 1 1       1 1
+The results go back into the flat order, without the padding. The gradient is exact: a prompt's
+keys and values collect it from all their answers.
 """
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from qwen2_model import mix
 
 
-@dataclass
-class Block:
-    """Answers of like length, whose attention is computed together."""
-    rows: torch.Tensor     # (r,) which answers
-    places: torch.Tensor   # (r, S) where their tokens stand in the flat sequence
-    mask: torch.Tensor     # (r, 1, S, P + S) which keys a token sees: its prompt's, its own row's
+class Block(NamedTuple):
+    """r answers of like length, padded on the right to the longest of them: S tokens."""
+    answers: torch.Tensor  # (r,) which answers
+    places: torch.Tensor   # (r, S) indices of their tokens in the flat sequence
+    mask: torch.Tensor     # (r, 1, S, P + S) which tokens of its prompt and its own a token sees
 
 
 class SharedPrompts:
-    """The `attend` of qwen2_model.py for tokens that stand as shown above."""
-    ROWS = 8  # answers in a block
+    """Attention over Q prompts and R answers as one flat sequence; call it as a model's `attend`.
+
+    Answer i goes on from prompt `prompt_of[i]`. Answers may have no tokens at all.
+    """
+    ROWS = 8  # of a block, at most
 
     def __init__(self, prompt_lengths: list[int], answer_lengths: list[int],
                  prompt_of: torch.Tensor):
-        """`prompt_of` (R,) says which prompt an answer belongs to."""
         device = prompt_of.device
-        self.prompt_of = prompt_of
-        self.prompts, self.in_prompt = places(prompt_lengths, 0, device)
-        self.answers, self.in_answer = places(answer_lengths, sum(prompt_lengths), device)
-        starts = [0] * len(prompt_lengths) + [prompt_lengths[g] for g in prompt_of.tolist()]
-        lengths = [*prompt_lengths, *answer_lengths]
-        positions = [start + torch.arange(n) for start, n in zip(starts, lengths)]
-        self.positions = torch.cat(positions).to(device)      # (N,)
-        self.blocks = self.make_blocks(answer_lengths)
-        self.flat_order = self.find_flat_order()              # (N,)
+        self.prompt_of = prompt_of  # (R,)
+        self.prompts, self.prompt_mask = places_of(prompt_lengths, 0, device)  # (Q, P)
+        start = sum(prompt_lengths)
+        self.answers, self.answer_mask = places_of(answer_lengths, start, device)  # (R, S)
+        self.positions = positions_of(prompt_lengths, answer_lengths, prompt_of)  # (N,)
+        self.blocks = [self.make_block(answers, answer_lengths[answers[-1]])
+                       for answers in cut_by_length(answer_lengths, self.ROWS)]
+        self.way_back = self.find_way_back()  # (N,)
 
-    def make_blocks(self, answer_lengths: list[int]) -> list[Block]:
-        """The answers that have tokens, the shortest first, a few at a time: little padding."""
-        lengths = torch.tensor(answer_lengths, dtype=torch.long, device=self.prompt_of.device)
-        empty = int((lengths == 0).sum())
-        rows_by_length = lengths.argsort(stable=True)[empty:]
-        if not len(rows_by_length):
-            return []
-        parts = rows_by_length.split(self.ROWS)
-        return [self.make_block(rows, int(lengths[rows[-1]])) for rows in parts]
+    def make_block(self, answers: list[int], longest: int) -> Block:
+        answers = torch.tensor(answers, device=self.prompt_of.device)
+        sees_prompt = self.prompt_mask[self.prompt_of[answers]]      # (r, P)
+        sees_prompt = sees_prompt[:, None].expand(-1, longest, -1)   # (r, S, P)
+        causal = torch.ones(longest, longest, dtype=torch.bool, device=answers.device).tril()
+        sees_answer = causal.expand(len(answers), -1, -1)            # (r, S, S)
+        mask = torch.cat([sees_prompt, sees_answer], -1)[:, None]    # the same for all heads
+        return Block(answers, self.answers[answers, :longest], mask)
 
-    def make_block(self, rows: torch.Tensor, S: int) -> Block:
-        causal = torch.ones(S, S, dtype=torch.bool, device=rows.device).tril()
-        own = causal.expand(len(rows), -1, -1)                                       # (r, S, S)
-        prompt = self.in_prompt[self.prompt_of[rows]][:, None].expand(-1, S, -1)     # (r, S, P)
-        mask = torch.cat([prompt, own], -1)[:, None]
-        return Block(rows, self.answers[rows, :S], mask)
-
-    def find_flat_order(self) -> torch.Tensor:
-        """(N,): where each token stands when the rows of prompts and blocks are laid end to end."""
-        place, is_token = [self.prompts.flatten()], [self.in_prompt.flatten()]
+    def find_way_back(self) -> torch.Tensor:
+        """(N,): where each flat token stands when all rows are laid end to end, with padding."""
+        places = [self.prompts.flatten()]
+        is_token = [self.prompt_mask.flatten()]
         for block in self.blocks:
             S = block.places.shape[1]
-            place.append(block.places.flatten())
-            is_token.append(self.in_answer[block.rows, :S].flatten())
-        place, index = torch.cat(place), torch.cat(is_token).nonzero().squeeze(1)
-        return torch.empty_like(index).index_copy_(0, place[index], index)
+            places.append(block.places.flatten())
+            is_token.append(self.answer_mask[block.answers, :S].flatten())
+        in_rows = torch.cat(is_token).nonzero().squeeze(1)
+        in_flat = torch.cat(places)[in_rows]
+        return torch.empty_like(in_rows).index_copy_(0, in_flat, in_rows)
 
     def __call__(self, layer: int, q, k, v) -> torch.Tensor:
-        """(N, heads, head_dim) of each -> (N, query heads, head_dim)."""
-        prompt_keys, prompt_values = in_rows(k, self.prompts), in_rows(v, self.prompts)
-        mixed = [mix(in_rows(q, self.prompts), prompt_keys, prompt_values)]
+        """(N, H, head_dim): attention over flat queries, keys and values (N, heads, head_dim)."""
+        prompt_queries = to_rows(q, self.prompts)
+        prompt_keys = to_rows(k, self.prompts)
+        prompt_values = to_rows(v, self.prompts)
+        mixed = [mix(prompt_queries, prompt_keys, prompt_values)]
         for block in self.blocks:
-            keys = self.with_prompt(block, prompt_keys, k)
-            values = self.with_prompt(block, prompt_values, v)
-            mixed.append(mix(in_rows(q, block.places), keys, values, block.mask))
-        rows_end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in mixed])
-        return rows_end_to_end.index_select(0, self.flat_order)
+            queries = to_rows(q, block.places)
+            keys = self.after_prompts(block, prompt_keys, k)
+            values = self.after_prompts(block, prompt_values, v)
+            mixed.append(mix(queries, keys, values, block.mask))
+        end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in mixed])
+        return end_to_end.index_select(0, self.way_back)
 
-    def with_prompt(self, block: Block, of_prompts: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """(r, heads, P + S, head_dim): what a block's answers look at, their prompt first."""
-        return torch.cat([of_prompts[self.prompt_of[block.rows]], in_rows(x, block.places)], 2)
+    def after_prompts(self, block: Block, of_prompts, x) -> torch.Tensor:
+        """(r, K, P + S, head_dim): keys or values of each answer's prompt, then of the answer."""
+        before = of_prompts[self.prompt_of[block.answers]]
+        return torch.cat([before, to_rows(x, block.places)], 2)
 
     def received(self, q, k) -> torch.Tensor:
-        """(R, S, S): how much each token of an answer looks at each one up to itself, mean over
-        heads; 0 elsewhere. For looking at only: `mix` never has these numbers."""
-        R, S = self.answers.shape
-        looks, prompt_keys = torch.zeros(R, S, S, device=q.device), in_rows(k, self.prompts)
+        """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j.
+
+        It is the mean over heads; 0 where j > i and beyond the answer's length. The numbers are
+        computed here once more, because the fused kernel in `mix` does not return them.
+        """
+        R, longest = self.answers.shape
+        H, K, size = q.shape[1], k.shape[1], q.shape[2]
+        attention = torch.zeros(R, longest, longest, device=q.device)
+        prompt_keys = to_rows(k, self.prompts)
         for block in self.blocks:
-            n = block.places.shape[1]
-            keys = self.with_prompt(block, prompt_keys, k)
-            keys = keys.repeat_interleave(q.shape[1] // k.shape[1], 1)  # one for each query head
-            score = (in_rows(q, block.places) @ keys.transpose(-1, -2)).float()
-            score = score * q.shape[-1] ** -0.5
-            share = score.masked_fill(~block.mask, float("-inf")).softmax(-1).mean(1)
-            looks[block.rows, :n, :n] = share[..., -n:]
-        return looks
+            S = block.places.shape[1]
+            keys = self.after_prompts(block, prompt_keys, k).repeat_interleave(H // K, 1)
+            score = (to_rows(q, block.places) @ keys.transpose(-1, -2)).float() * size ** -0.5
+            weight = score.masked_fill(~block.mask, float("-inf")).softmax(-1)  # (r, H, S, P + S)
+            attention[block.answers, :S, :S] = weight.mean(1)[..., -S:]
+        return attention
 
 
-def places(lengths: list[int], first: int, device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, longest): where the tokens of rows of these lengths stand, one row after the other
-    from `first` on; and which of them are no padding."""
+def places_of(lengths: list[int], start: int, device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each row's tokens stand in a flat sequence that begins at `start`: (rows, longest).
+
+    The second tensor is False for padding, whose place is given as 0.
+    """
     length = torch.tensor(lengths, dtype=torch.long, device=device)[:, None]
+    first = start + length.cumsum(0) - length  # (rows, 1)
     step = torch.arange(max(lengths, default=0), device=device)
     is_token = step < length
-    row_starts = first + length.cumsum(0) - length
-    return torch.where(is_token, row_starts + step, 0), is_token
+    return torch.where(is_token, first + step, 0), is_token
 
 
-def in_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def positions_of(prompt_lengths: list[int], answer_lengths: list[int],
+                 prompt_of: torch.Tensor) -> torch.Tensor:
+    """(N,): a prompt counts from 0, an answer from the end of its prompt."""
+    positions = [torch.arange(length) for length in prompt_lengths]
+    for prompt, length in zip(prompt_of.tolist(), answer_lengths):
+        positions.append(prompt_lengths[prompt] + torch.arange(length))
+    return torch.cat(positions).to(prompt_of.device)
+
+
+def cut_by_length(lengths: list[int], size: int) -> list[list[int]]:
+    """The answers that have tokens, the shortest first, cut into lists of at most `size`."""
+    answers = [answer for answer, length in enumerate(lengths) if length]
+    answers.sort(key=lambda answer: lengths[answer])
+    return [answers[start:start + size] for start in range(0, len(answers), size)]
+
+
+def to_rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """(N, heads, head_dim) -> (rows, heads, length, head_dim)"""
     return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)

@@ -1,12 +1,10 @@
-"""The model against `transformers`, and tokens end to end against rows of their own."""
+"""The model against `transformers`."""
 import json
 import os
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
-from engine.packing import SharedPrompts
 
 from qwen2_model import Qwen2
 
@@ -47,24 +45,6 @@ def test_logits_agree_with_transformers(tmp_path, kind, tied, shard_size):
     ours = Qwen2.from_pretrained(tmp_path, device="cpu", dtype=torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(ours(IDS), other(IDS).logits, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_attention_that_is_looked_at_agrees_with_transformers(tmp_path, kind):
-    """Three answers of 15, 30 and 0 tokens to prompts of 10, 10 and 40."""
-    other = reference(kind, True, tmp_path, attn_implementation="eager")
-    ours, seen = Qwen2.from_pretrained(tmp_path), []
-    shared = SharedPrompts([10, 10, 40], [15, 30, 0], torch.tensor([0, 1, 2]))
-
-    def attend(layer, q, k, v):
-        seen.append(shared.received(q, k))
-        return shared(layer, q, k, v)
-
-    with torch.no_grad():
-        ours.model(torch.cat([IDS[0, :10], IDS[1, :10], IDS[2], IDS[0, 10:25], IDS[1, 10:]]), shared.positions, attend)
-        for mine, theirs in zip(seen, other(IDS, output_attentions=True).attentions, strict=True):
-            for row, n in ((0, 15), (1, 30)):
-                torch.testing.assert_close(mine[row, :n, :n], theirs.mean(1)[row, 10:10 + n, 10:10 + n], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
@@ -196,57 +176,6 @@ def test_damaged_files_are_refused_by_name(tmp_path):
         Qwen2.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no model folder"):
         Qwen2.from_pretrained(tmp_path / "elsewhere")
-
-
-LENGTHS = [[3, 0, 9], [1, 4]]  # of the answers to a prompt of 5 and one of 8 tokens
-
-
-def tokens_end_to_end():
-    """The same tokens as SharedPrompts has them, and as rows of their own."""
-    draw = torch.Generator().manual_seed(4)
-    prompts = [torch.randint(3, 50, (n,), generator=draw) for n in (5, 8)]
-    answers = [[torch.randint(3, 50, (n,), generator=draw) for n in lengths] for lengths in LENGTHS]
-    flat = [answer for group in answers for answer in group]
-    shared = SharedPrompts([5, 8], [len(answer) for answer in flat], torch.tensor([0, 0, 0, 1, 1]))
-    return torch.cat(prompts + flat), shared, [torch.cat([prompt, answer]) for prompt, group in zip(prompts, answers) for answer in group]
-
-
-def test_shared_prompts_give_every_token_the_state_it_has_in_a_row_of_its_own(small_model):
-    ids, shared, rows = tokens_end_to_end()
-    with torch.no_grad():
-        states, start = small_model.model(ids, shared.positions, shared), 13
-        for row, prompt in zip(rows, [slice(0, 5)] * 3 + [slice(5, 13)] * 2):
-            alone, P = small_model.model(row[None])[0], prompt.stop - prompt.start
-            torch.testing.assert_close(states[prompt], alone[:P], atol=1e-5, rtol=0)
-            torch.testing.assert_close(states[start:start + len(row) - P], alone[P:], atol=1e-5, rtol=0)
-            start += len(row) - P
-    assert start == len(ids)
-
-
-def test_answers_without_a_token_leave_the_others_as_they_are(small_model):
-    """An answer of one token was predicted by its prompt alone: nothing of it stands among the tokens. Here a whole block."""
-    ids = torch.arange(3, 12)
-    shared = SharedPrompts([5], [0] * SharedPrompts.ROWS + [4], torch.zeros(SharedPrompts.ROWS + 1, dtype=torch.long))
-    with torch.no_grad():
-        torch.testing.assert_close(small_model.model(ids, shared.positions, shared), small_model.model(ids[None])[0], atol=1e-5, rtol=0)
-        none = SharedPrompts([5], [0] * 3, torch.zeros(3, dtype=torch.long))
-        torch.testing.assert_close(small_model.model(ids[:5], none.positions, none), small_model.model(ids[None, :5])[0], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_gradient_through_a_shared_prompt_is_the_sum_over_its_answers(small_model, checkpointing):
-    """Any function of the answers' states: here their products with fixed numbers."""
-    ids, shared, rows = tokens_end_to_end()
-    factor = torch.randn(len(ids) - 13, 64, generator=torch.Generator().manual_seed(5))
-    small_model.model.checkpointing = checkpointing
-    together = torch.autograd.grad((small_model.model(ids, shared.positions, shared)[13:] * factor).sum(), list(small_model.parameters()))
-    small_model.model.checkpointing = False
-    total, start = 0, 0
-    for row, P in zip(rows, [5, 5, 5, 8, 8]):
-        total = total + (small_model.model(row[None])[0, P:] * factor[start:start + len(row) - P]).sum()
-        start += len(row) - P
-    for mine, theirs in zip(together, torch.autograd.grad(total, list(small_model.parameters()))):
-        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_products_in_bfloat16_leave_parameters_and_the_residual_stream_in_float32(small_model):

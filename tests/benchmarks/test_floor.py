@@ -68,7 +68,7 @@ def test_pairs_are_those_that_the_masks_let_see_each_other():
     """Columns of padding are never seen; rows of padding are not counted."""
     seen = 0
     for block in shared(BATCH).blocks:
-        for i, row in enumerate(block.rows.tolist()):
+        for i, row in enumerate(block.answers.tolist()):
             seen += block.mask[i, 0, :BATCH.fed[row]].sum().item()
     assert answer_pairs(BATCH) == seen
     assert prompt_pairs(BATCH) == (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9)

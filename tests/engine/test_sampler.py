@@ -1,13 +1,54 @@
-"""The sampler against the model: the same tokens by the slow loop, the numbers on record, departures, recorded steps."""
+"""The sampler against the model: the same tokens as the slow loop, the numbers on record,
+departures, recorded steps. The attention to the cache is in test_cache.py."""
 import pytest
 import torch
 
-from engine import sampler
 from conftest import copied
-from qwen2_model import Qwen2
-from engine.sampler import Distribution, for_sampling, generate
+from engine import sampler
+from engine.cache import Cache
+from engine.sampler import Decoding, Distribution, Generation, Rows, Sampling
+from engine.sampler import copy_for_sampling, generate
+from qwen2_model import ModelConfig, Qwen2
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
+MANY_STOPS = (2, 4, 9, 17, 30)
+
+
+def watch_model(monkeypatch, model):
+    """A list that gets ids and positions of every pass through the model."""
+    fed, forward = [], model.model.forward
+
+    def watched(ids, positions, attend):
+        fed.append((ids.clone(), positions.clone()))
+        return forward(ids, positions, attend)
+
+    monkeypatch.setattr(model.model, "forward", watched)
+    return fed
+
+
+def assert_close(generation, expected, rows=slice(None)):
+    for name, values in vars(expected).items():
+        torch.testing.assert_close(vars(generation)[name][rows], values[rows], atol=1e-5, rtol=0)
+
+
+def test_the_example_of_the_docstring(small_model, monkeypatch):
+    """What is fed in every step, and at which positions. Row 1 draws a stop token as token 1."""
+    p, r = [5, 6, 7], [8, 9, 10, 11, 12]
+    request = dict(answers=2, max_new_tokens=4, seed=0)
+    endless = generate(small_model, [p, r], stop_ids=(), **request)
+    stop = int(endless.tokens[1, 1])
+    others = endless.tokens.flatten().tolist()
+    assert others.count(stop) == 1
+    fed = watch_model(monkeypatch, small_model)
+    result = generate(small_model, [p, r], stop_ids=(stop,), **request)
+    tokens, stay = endless.tokens, [0, 2, 3]
+    assert [ids.tolist() for ids, _ in fed] == [
+        p + r, tokens[:, 0].tolist(), tokens[stay, 1].tolist(), tokens[stay, 2].tolist()]
+    assert [positions.tolist() for _, positions in fed] == [
+        [0, 1, 2, 0, 1, 2, 3, 4], [3, 3, 5, 5], [4, 6, 6], [5, 7, 7]]
+    assert result.mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
+    assert result.finished.tolist() == [False, True, False, False]
+    assert torch.equal(result.tokens, endless.tokens * result.mask)
 
 
 def test_greedy_equals_the_slow_loop(small_model):
@@ -21,77 +62,97 @@ def test_greedy_equals_the_slow_loop(small_model):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_recorded_numbers_are_those_of_temperature_1(small_model, temperature):
-    result = generate(small_model, PROMPTS, answers=3, max_new_tokens=12, temperature=temperature, seed=5)
+    result = generate(small_model, PROMPTS, answers=3, max_new_tokens=12, temperature=temperature,
+                      seed=5)
     assert result.mask.any(1).all()
     for b, (row, mask) in enumerate(zip(result.tokens, result.mask)):
         prompt, response = PROMPTS[b // 3], row[mask].tolist()
         with torch.no_grad():
             logits = small_model(torch.tensor([prompt + response]))[0, len(prompt) - 1:-1]
-        distribution = torch.distributions.Categorical(logits=logits)
-        torch.testing.assert_close(result.log_prob[b][mask], distribution.log_prob(row[mask]), atol=1e-4, rtol=0)
-        torch.testing.assert_close(result.entropy[b][mask], distribution.entropy(), atol=1e-4, rtol=0)
-        torch.testing.assert_close(result.collision[b][mask], distribution.probs.square().sum(-1), atol=1e-5, rtol=0)
-        assert not any(values[b][~mask].any() for values in (result.tokens, result.log_prob, result.entropy, result.collision))
+        exact = torch.distributions.Categorical(logits=logits)
+        collision = exact.probs.square().sum(-1)
+        for recorded, expected, tolerance in (
+                (result.log_prob, exact.log_prob(row[mask]), 1e-4),
+                (result.entropy, exact.entropy(), 1e-4),
+                (result.collision, collision, 1e-5)):
+            torch.testing.assert_close(recorded[b][mask], expected, atol=tolerance, rtol=0)
+            assert not recorded[b][~mask].any()
+        assert not row[~mask].any()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_sampling_follows_the_distribution(small_model, temperature):
     count = 20_000
-    result = generate(small_model, [[5, 6, 7]], answers=count, max_new_tokens=1, temperature=temperature, seed=1)
+    result = generate(small_model, [[5, 6, 7]], answers=count, max_new_tokens=1,
+                      temperature=temperature, seed=1)
     with torch.no_grad():
         expected = (small_model(torch.tensor([[5, 6, 7]]))[0, -1] / temperature).softmax(-1)
-    seen = torch.bincount(result.tokens[:, 0], minlength=50) / count
-    assert ((seen - expected).abs() < 5 * (expected * (1 - expected) / count).sqrt() + 1e-4).all()
+    frequency = torch.bincount(result.tokens[:, 0], minlength=50) / count
+    deviation = (expected * (1 - expected) / count).sqrt()
+    assert ((frequency - expected).abs() < 5 * deviation + 1e-4).all()
 
 
 def test_a_departure_changes_nothing_for_those_who_stay(small_model):
     """The same run with and without stop tokens: rows agree up to their own end."""
-    stopping = generate(small_model, PROMPTS, answers=20, max_new_tokens=25, seed=3, stop_ids=(2, 4, 9, 17, 30))
-    endless = generate(small_model, PROMPTS, answers=20, max_new_tokens=25, seed=3, stop_ids=())
-    assert 0 < stopping.finished.sum() and len(set(stopping.mask.sum(1).tolist())) > 5
-    assert torch.equal(stopping.tokens[stopping.mask], endless.tokens[stopping.mask])
-    torch.testing.assert_close(stopping.log_prob[stopping.mask], endless.log_prob[stopping.mask], atol=1e-5, rtol=0)
+    request = dict(answers=20, max_new_tokens=25, seed=3)
+    stopping = generate(small_model, PROMPTS, stop_ids=MANY_STOPS, **request)
+    endless = generate(small_model, PROMPTS, stop_ids=(), **request)
+    mask = stopping.mask
+    assert stopping.finished.any() and len(set(mask.sum(1).tolist())) > 5
+    assert torch.equal(stopping.tokens[mask], endless.tokens[mask])
+    torch.testing.assert_close(stopping.log_prob[mask], endless.log_prob[mask], atol=1e-5, rtol=0)
     assert not endless.finished.any() and endless.mask.all()
 
 
 def test_finished_rows_leave_the_batch(small_model, monkeypatch):
-    rows, forward = [], small_model.model.forward
-    monkeypatch.setattr(small_model.model, "forward", lambda ids, *more: rows.append(len(ids)) or forward(ids, *more))
-    result = generate(small_model, PROMPTS, answers=20, max_new_tokens=25, seed=3, stop_ids=(2, 4, 9, 17, 30))
+    """At most an eighth of the rows that are computed may be done."""
+    fed = watch_model(monkeypatch, small_model)
+    result = generate(small_model, PROMPTS, answers=20, max_new_tokens=25, seed=3,
+                      stop_ids=MANY_STOPS)
     live = result.mask.sum(0).tolist()
-    assert all(alive <= computed <= alive * 8 / 7 + 1 for computed, alive in zip(rows[1:], live[1:]))
+    computed = [len(ids) for ids, _ in fed]
+    for rows, alive in zip(computed[1:], live[1:]):
+        assert alive <= rows <= alive * 8 / 7 + 1
 
 
 def test_alone_or_in_company(small_model):
-    company = generate(small_model, PROMPTS, max_new_tokens=20, greedy=True, stop_ids=())
+    request = dict(max_new_tokens=20, greedy=True, stop_ids=())
+    company = generate(small_model, PROMPTS, **request)
     for i, prompt in enumerate(PROMPTS):
-        alone = generate(small_model, [prompt], max_new_tokens=20, greedy=True, stop_ids=())
+        alone = generate(small_model, [prompt], **request)
         assert torch.equal(alone.tokens[0], company.tokens[i])
         torch.testing.assert_close(alone.log_prob[0], company.log_prob[i], atol=1e-5, rtol=0)
 
 
 def test_own_seed_and_nothing_else(small_model):
+    request = dict(answers=4, max_new_tokens=10)
     torch.manual_seed(1)
-    first = generate(small_model, PROMPTS, answers=4, max_new_tokens=10, seed=7)
+    first = generate(small_model, PROMPTS, seed=7, **request)
     torch.manual_seed(2)
-    assert torch.equal(first.tokens, generate(small_model, PROMPTS, answers=4, max_new_tokens=10, seed=7).tokens)
-    assert not torch.equal(first.tokens, generate(small_model, PROMPTS, answers=4, max_new_tokens=10, seed=8).tokens)
+    before = torch.get_rng_state()
+    assert torch.equal(first.tokens, generate(small_model, PROMPTS, seed=7, **request).tokens)
+    assert not torch.equal(first.tokens, generate(small_model, PROMPTS, seed=8, **request).tokens)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_stop_token_or_a_pad_ends_the_answer_and_the_limit_says_so(small_model):
     assert small_model.config.stop_ids == (2, 0)
-    first = int(generate(small_model, PROMPTS[:1], max_new_tokens=1, greedy=True, stop_ids=()).tokens)
-    ended = generate(small_model, PROMPTS[:1], max_new_tokens=9, greedy=True, stop_ids=(first,))
+    greedy = dict(greedy=True)
+    first = int(generate(small_model, PROMPTS[:1], max_new_tokens=1, stop_ids=(), **greedy).tokens)
+    ended = generate(small_model, PROMPTS[:1], max_new_tokens=9, stop_ids=(first,), **greedy)
     assert ended.mask.sum() == 1 and ended.finished.all() and ended.tokens[0, 0] == first
-    cut = generate(small_model, PROMPTS, max_new_tokens=4, greedy=True, stop_ids=())
-    assert (cut.mask.sum(1) == 4).all() and not cut.finished.any()  # the same budget for every prompt length
+    cut = generate(small_model, PROMPTS, max_new_tokens=4, stop_ids=(), **greedy)
+    assert (cut.mask.sum(1) == 4).all()  # the same budget for every prompt length
+    assert not cut.finished.any()
 
 
 def test_every_prompt_may_have_a_limit_of_its_own(small_model):
-    """Each row is the start of what it would be with room to spare, and no stop token past the limit finishes it."""
-    free = generate(small_model, PROMPTS, answers=6, max_new_tokens=25, seed=3, stop_ids=(2, 4, 9, 17, 30))
+    """Each row is the start of what it would be with room to spare, and no stop token past the
+    limit finishes it."""
+    request = dict(answers=6, seed=3, stop_ids=MANY_STOPS)
     limits = [3, 25, 7]
-    bound = generate(small_model, PROMPTS, answers=6, max_new_tokens=limits, seed=3, stop_ids=(2, 4, 9, 17, 30))
+    free = generate(small_model, PROMPTS, max_new_tokens=25, **request)
+    bound = generate(small_model, PROMPTS, max_new_tokens=limits, **request)
     limit = torch.tensor(limits).repeat_interleave(6)
     assert torch.equal(bound.mask, free.mask & (torch.arange(25) < limit[:, None]))
     assert torch.equal(bound.tokens, free.tokens * bound.mask)
@@ -99,110 +160,171 @@ def test_every_prompt_may_have_a_limit_of_its_own(small_model):
     torch.testing.assert_close(bound.log_prob, free.log_prob * bound.mask, atol=1e-5, rtol=0)
 
 
-def test_a_share_of_the_prompts_is_answered_as_among_all(small_model):
-    given = dict(answers=6, max_new_tokens=[3, 25, 7], seed=3, stop_ids=(2, 4, 9, 17, 30))
-    whole = generate(small_model, PROMPTS, **given)
-    for share in (range(0, 1), range(1, 3), range(2, 2)):
-        part, rows = generate(small_model, PROMPTS, share=share, **given), slice(6 * share.start, 6 * share.stop)
-        for name, values in vars(whole).items():
-            torch.testing.assert_close(vars(part)[name][rows], values[rows], atol=1e-5, rtol=0)
-            assert vars(part)[name].shape == values.shape and vars(part)[name].count_nonzero() == vars(part)[name][rows].count_nonzero()
+@pytest.mark.parametrize("share", [range(0, 1), range(1, 3), range(2, 2)])
+def test_a_share_of_the_prompts_is_answered_as_among_all(small_model, share):
+    request = dict(answers=6, max_new_tokens=[3, 25, 7], seed=3, stop_ids=MANY_STOPS)
+    whole = generate(small_model, PROMPTS, **request)
+    part = generate(small_model, PROMPTS, share=share, **request)
+    rows = slice(6 * share.start, 6 * share.stop)
+    assert_close(part, whole, rows)
+    for name, values in vars(part).items():
+        assert values.shape == vars(whole)[name].shape
+        assert values.count_nonzero() == values[rows].count_nonzero()  # the others stay 0
 
 
 def test_answers_can_be_trained_on(small_model):
     """They are sampled in inference mode, whose own tensors autograd refuses."""
     result = generate(small_model, PROMPTS, answers=2, max_new_tokens=5)
-    assert not any(values.is_inference() or values.requires_grad for values in vars(result).values())
+    for values in vars(result).values():
+        assert not values.is_inference() and not values.requires_grad
 
 
 def test_a_prompt_is_computed_once_per_question(small_model, monkeypatch):
-    tokens, forward = [], small_model.model.forward
-    monkeypatch.setattr(small_model.model, "forward", lambda ids, *more: tokens.append(len(ids)) or forward(ids, *more))
+    fed = watch_model(monkeypatch, small_model)
     generate(small_model, PROMPTS, answers=5, max_new_tokens=4, stop_ids=())
-    assert tokens == [3 + 6 + 1, 15, 15, 15]
+    assert [len(ids) for ids, _ in fed] == [3 + 6 + 1, 15, 15, 15]
 
 
 @pytest.mark.parametrize("steps", [3, 8, 100])
 def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, steps):
-    """As on a GPU: so many steps look at the same slots, some of them not written yet, and rows leave between them."""
-    given = dict(answers=6, max_new_tokens=[25, 11, 25], seed=3, stop_ids=(2, 4, 9, 17, 30))
-    usual = generate(small_model, PROMPTS, **given)
+    """As on a GPU: so many steps look at the same slots, some of them not written yet, and rows
+    leave only between them."""
+    request = dict(answers=6, max_new_tokens=[25, 11, 25], seed=3, stop_ids=MANY_STOPS)
+    usual = generate(small_model, PROMPTS, **request)
     monkeypatch.setitem(sampler.STEPS_BETWEEN_DEPARTURES, "cpu", steps)
-    fixed = generate(small_model, PROMPTS, **given)
     assert len(set(usual.mask.sum(1).tolist())) > 3
-    for name, values in vars(usual).items():
-        torch.testing.assert_close(vars(fixed)[name], values, atol=1e-5, rtol=0)
+    assert_close(generate(small_model, PROMPTS, **request), usual)
+
+
+def addresses(decoding):
+    """Where the tensors lie that a step reads or writes."""
+    tensors = {"t": decoding.t}
+    layers = decoding.cache.prompt_keys + decoding.cache.prompt_values
+    tensors |= {f"prompt {i}": values for i, values in enumerate(layers)}
+    for part in (decoding.rows, decoding.cache, decoding.cache.layout, decoding.sampling,
+                 decoding.result):
+        made_in_step = ("slot", "unwritten")
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and name not in made_in_step:
+                assert name not in tensors
+                tensors[name] = value
+    return {name: value.data_ptr() for name, value in tensors.items()}
 
 
 def test_a_step_leaves_its_tensors_where_they_are(small_model):
     """What is recorded once can only be played again if it reads and writes the same memory."""
+    rows = Rows.of_prompts(PROMPTS, [9] * 3, 4, range(3), "cpu")
+    cache = Cache(small_model.config, torch.float32, rows.index // 4, slots=8)
+    sampling = Sampling(torch.rand(12, 9), torch.tensor([2]), 1.0, False)
+    decoding = Decoding(small_model, rows, cache, sampling, Generation.empty(12, 9, "cpu"))
     with torch.no_grad():
-        result = sampler.Generation.empty(12, 9, "cpu")
-        request = sampler.Request(torch.arange(12), torch.full((12,), 9), torch.rand(12, 9), torch.tensor([2]), 1.0, False)
-        batch = sampler.Decoding(small_model, request, result)
-        batch.prefill(PROMPTS, 4)
-        batch.look_at(8, some_are_ahead=True)
-        before = {name: tensor.data_ptr() for name, tensor in tensors_of(batch).items()}
-        batch.step()
-        batch.step()
-    assert {"keys", "values", "token", "t", "done", "rows", "prompt_length", "question", "uniform", "prompt_padding",
-            "limit", "stop_ids", "order", "back", "place", "line"} == set(before)
-    assert {name: tensor.data_ptr() for name, tensor in tensors_of(batch).items()} == before and batch.t.item() == 3
+        decoding.prefill(PROMPTS)
+        assert decoding.t.item() == 1
+        cache.set_window(8, ahead=True)
+        before = addresses(decoding)
+        decoding.step()
+        decoding.step()
+    assert set(before) == {
+        "t", "prompt 0", "prompt 1", "prompt 2", "prompt 3",                # of the decoding
+        "index", "prompt_length", "limit", "token", "done",                 # rows
+        "keys", "values", "padding", "question",                            # cache
+        "order", "back", "place", "pair",                                   # layout
+        "uniform", "stop",                                                  # sampling
+        "tokens", "mask", "finished", "log_prob", "entropy", "collision"}   # result
+    assert addresses(decoding) == before and decoding.t.item() == 3
 
 
-def tensors_of(batch):
-    """All that a recorded step reads and writes, except what it makes anew each time."""
-    held = {**vars(batch), **vars(batch.grid), **vars(batch.request)}
-    return {name: value for name, value in held.items() if isinstance(value, torch.Tensor) and name not in ("unwritten", "slot")}
+def test_rows_of_a_share_by_hand():
+    rows = Rows.of_prompts([[1, 2], [3], [4, 5, 6]], [7, 8, 9], 2, range(1, 3), "cpu")
+    assert rows.index.tolist() == [2, 3, 4, 5]
+    assert rows.prompt_length.tolist() == [1, 1, 3, 3]
+    assert rows.limit.tolist() == [8, 8, 9, 9]
+    rows.done[2] = True
+    left = rows.keep(~rows.done)
+    assert left.index.tolist() == [2, 3, 5] and left.limit.tolist() == [8, 8, 9]
 
 
 def test_sampling_in_bfloat16_converts_the_matrices_once(small_model):
-    """What the trainer multiplies in bfloat16 and keeps in float32, the sampler keeps in bfloat16: the same logits, to the bit."""
+    """The trainer keeps matrices in float32 and multiplies in bfloat16, the sampler keeps them in
+    bfloat16: the same logits, to the bit."""
     model = copied(small_model).compute_in(torch.bfloat16)
+    embeddings = model.model.embed_tokens.weight
     with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight.bfloat16())  # a table is looked up, too
-    typed = for_sampling(model)
-    assert {p.dtype for p in typed.parameters() if p.dim() == 2} == {torch.bfloat16}
-    assert {p.dtype for p in typed.parameters() if p.dim() == 1} == {torch.float32}
+        embeddings.copy_(embeddings.bfloat16())  # rows that are looked up lose digits, too
+    fast = copy_for_sampling(model)
+    assert {p.dtype for p in fast.parameters() if p.dim() == 2} == {torch.bfloat16}
+    assert {p.dtype for p in fast.parameters() if p.dim() == 1} == {torch.float32}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     result = generate(model, PROMPTS, answers=3, max_new_tokens=12, seed=5, stop_ids=())
     with torch.no_grad():
-        assert torch.equal(typed(torch.tensor([PROMPTS[1]])), model(torch.tensor([PROMPTS[1]])))
+        ids = torch.tensor([PROMPTS[1]])
+        assert torch.equal(fast(ids), model(ids))
         for b, row in enumerate(result.tokens):
             prompt = PROMPTS[b // 3]
-            exact = small_model(torch.tensor([prompt + row.tolist()]))[0, len(prompt) - 1:-1].log_softmax(-1)
-            torch.testing.assert_close(result.log_prob[b], exact.gather(1, row[:, None]).squeeze(1), atol=0.3, rtol=0)
+            logits = small_model(torch.tensor([prompt + row.tolist()]))[0, len(prompt) - 1:-1]
+            exact = logits.log_softmax(-1).gather(1, row[:, None]).squeeze(1)
+            torch.testing.assert_close(result.log_prob[b], exact, atol=0.3, rtol=0)
 
 
 def test_matrices_lie_column_by_column_on_a_cpu_only(small_model):
     own = dict(small_model.named_parameters())
-    for name, p in for_sampling(small_model).named_parameters():
+    copy = copy_for_sampling(small_model)
+    assert [name for name, _ in copy.named_parameters()] == list(own)
+    for name, p in copy.named_parameters():
         assert p.equal(own[name]) and not p.requires_grad and own[name].requires_grad
-        assert p.stride() == own[name].stride() if p.dim() == 1 or "embed" in name else p.t().is_contiguous()
+        if p.dim() == 1 or "embed" in name:
+            assert p.data_ptr() == own[name].data_ptr()  # shared with the model
+        else:
+            assert p.t().is_contiguous() and own[name].is_contiguous()
     with torch.device("meta"):
         elsewhere = Qwen2(small_model.config)
-    assert all(p.is_contiguous() for p in for_sampling(elsewhere).parameters())
+    assert all(p.is_contiguous() for p in copy_for_sampling(elsewhere).parameters())
 
 
-def test_the_distribution_by_float64(small_model):
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_copy_for_sampling_is_a_model_of_its_own(tied):
+    """Its modules are its own, the model keeps its parameters, and tied weights stay one."""
+    config = ModelConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                         num_attention_heads=2, num_key_value_heads=1, head_dim=4,
+                         tie_word_embeddings=tied)
+    model = Qwen2(config)
+    parameters = dict(model.named_parameters())
+    copy = copy_for_sampling(model)
+    assert not set(map(id, model.modules())) & set(map(id, copy.modules()))
+    assert all(p is parameters[name] for name, p in model.named_parameters())
+    assert (copy.output_matrix is copy.model.embed_tokens.weight) == tied
+    assert copy.output_matrix.equal(model.output_matrix)
+    ids = torch.tensor([[3, 4, 5]])
+    torch.testing.assert_close(copy(ids), model(ids))
+    assert copy.config is config and type(copy) is Qwen2
+
+
+def test_the_distribution_by_float64():
     logits = 30 * torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     logits[5] = -100.0
     logits[5, 7] = 100.0
-    token, exact = torch.tensor([0, 1, 2, 3, 4, 7]), logits.double().log_softmax(-1)
-    log_prob, entropy, collision = Distribution(logits).facts(token)
-    torch.testing.assert_close(log_prob.double(), exact.gather(1, token[:, None]).squeeze(1), atol=1e-5, rtol=1e-6)
-    torch.testing.assert_close(entropy.double(), -(exact.exp() * exact).sum(1), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(collision.double(), exact.exp().square().sum(1), atol=1e-6, rtol=0)
-    assert Distribution(logits).pick(torch.full((6,), 0.5), greedy=True).tolist() == logits.argmax(1).tolist()
+    token = torch.tensor([0, 1, 2, 3, 4, 7])
+    exact = logits.double().log_softmax(-1)
+    log_prob, entropy, collision = (x.double() for x in Distribution(logits).facts(token))
+    exact_log_prob = exact.gather(1, token[:, None]).squeeze(1)
+    exact_entropy = -(exact.exp() * exact).sum(1)
+    torch.testing.assert_close(log_prob, exact_log_prob, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(entropy, exact_entropy, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(collision, exact.exp().square().sum(1), atol=1e-6, rtol=0)
+    greedy = Distribution(logits).pick(torch.full((6,), 0.5), greedy=True)
+    assert greedy.tolist() == logits.argmax(1).tolist()
 
 
 def test_no_random_number_draws_a_token_without_probability():
-    logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")]]).expand(4, -1)
-    assert Distribution(logits).pick(torch.tensor([0.0, 0.4999, 0.5, 1 - 2 ** -24])).tolist() == [1, 1, 3, 3]
+    never = float("-inf")
+    logits = torch.tensor([[never, 0.0, never, 0.0, never]]).expand(4, -1)
+    uniform = torch.tensor([0.0, 0.4999, 0.5, 1 - 2 ** -24])
+    assert Distribution(logits).pick(uniform).tolist() == [1, 1, 3, 3]
 
 
-@pytest.mark.parametrize("bad", [dict(max_new_tokens=0), dict(answers=0), dict(temperature=0.0), dict(max_new_tokens=40_000),
-                                 dict(max_new_tokens=[4, 4]), dict(max_new_tokens=[4, 0, 4])])
+@pytest.mark.parametrize("bad", [
+    dict(max_new_tokens=0), dict(answers=0), dict(temperature=0.0), dict(max_new_tokens=40_000),
+    dict(max_new_tokens=[4, 4]), dict(max_new_tokens=[4, 0, 4])])
 def test_senseless_requests_are_refused(small_model, bad):
     with pytest.raises(ValueError):
         generate(small_model, PROMPTS, **{"max_new_tokens": 4, **bad})
