@@ -11,7 +11,7 @@ import torch
 from analysis.statistics import Estimate, mean_over
 from engine.lab import Lab
 from engine.rollouts import Rollouts
-from grpo import ADVANTAGES, shuffled_advantage
+from grpo import dr_grpo, grpo, rloo, shuffled_advantage
 from truth.rank_gradients import Gradients, centred_matrices, group_gradients, weight_matrices
 from truth.spectra import (
     gram, matrix_ranks, mean_gradients, medians, off_the_line, outside, ranks, singular_values,
@@ -89,8 +89,7 @@ def answer_arms(rollouts: Rollouts, R: int) -> dict[str, torch.Tensor]:
     device = rollouts.mask.device
     beyond = torch.arange(len(rollouts.mask), device=device) >= R
     apart = replace(rollouts, group=beyond.long())
-    advantage = {Z: ADVANTAGES["grpo"](apart), "mean only": ADVANTAGES["dr_grpo"](apart),
-                 "rloo": ADVANTAGES["rloo"](apart)}
+    advantage = {Z: grpo(apart), "mean only": dr_grpo(apart), "rloo": rloo(apart)}
     with_z = replace(apart, advantage=advantage[Z])
     advantage["shuffled rewards"] = shuffled_advantage(with_z, True)
     noise = torch.randn(R, generator=rollouts.generator).to(device)
