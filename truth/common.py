@@ -20,6 +20,7 @@ from analysis.tables import Table, show
 from engine.progress import show_status
 from engine.forward import Forward, response_log_probs
 from engine.rollouts import Rollouts
+from engine import flags as engine_flags
 from engine.files import writing
 from engine.run_folder import provenance
 from engine.settings import make_settings
@@ -179,3 +180,25 @@ def write(folder: Path, name: str, args: SimpleNamespace, found: Findings, secon
         (folder / "numbers.json").write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     print("\n\n".join(textwrap.fill(text, 100) for text in [found.title, *intro]))
     show(said, found.tables)
+
+
+# INTEGRATOR: a stand-in. Take the run_probe of the other version of truth/common.py.
+def run_probe(name: str, doc: str, flags: dict, measure, argv: list[str] | None = None) -> None:
+    def main(argv: list[str]) -> None:
+        parser = engine_flags.Parser(f"python -m truth.{name} [flags]", doc)
+        engine_flags.add_flags(parser, known)
+        parser.add_argument("--out", metavar="FOLDER")
+        parser.add_argument("--quick", action="store_true")
+        given = parser.read(argv)
+        out, quick = given.pop("out", None), given.pop("quick", False)
+        args = engine_flags.with_defaults(given, known, quick)
+        args.out, args.quick = out, quick
+        carry_out(name, args, measure)
+
+    common = {flag: engine_flags.Flag(f.default, f.text, least=0 if type(f.default) is int else None)
+              for flag, f in COMMON.items()}
+    known = {**common, **flags}
+    if argv is None:
+        engine_flags.run_as_program(f"truth.{name}", main)
+    else:
+        main(argv)

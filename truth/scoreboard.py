@@ -31,10 +31,12 @@ import torch
 
 from countdown_task import KINDS, REWARD, SECTIONS
 from credit.critic import CRITICS
-from grpo import ADVANTAGES, gradient_size
+from engine.registry import ADVANTAGES
+from grpo import gradient_size
 from analysis.statistics import Estimate, average_ranks, holm, jackknife, mean_over, ratio_of_sums, verdicts
 from engine.lab import Lab
-from mitigations import MITIGATIONS, NEVER_RESCALED, make, token_weight
+from engine.registry import MITIGATIONS, NEVER_RESCALED, make
+from mitigations import token_weight
 from analysis.plots import BLUE, GREY, ORANGE, panels, save
 from analysis.page import episodes_of
 from analysis.tables import Table, by_row

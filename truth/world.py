@@ -15,8 +15,9 @@ import torch
 from countdown_task import annotate
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
-from grpo import ADVANTAGES
-from mitigations import MITIGATIONS, NEVER_RESCALED, token_weight
+from engine.registry import ADVANTAGES
+from engine.registry import MITIGATIONS, NEVER_RESCALED
+from mitigations import token_weight
 from qwen2_model import ModelConfig, Qwen2
 from engine.forward import Forward
 from engine.rollouts import Rollouts

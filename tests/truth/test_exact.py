@@ -9,8 +9,10 @@ import torch
 
 from truth import exact
 from conftest import gradients
-from grpo import ADVANTAGES, policy_loss
-from mitigations import MITIGATIONS, token_weight
+from engine.registry import ADVANTAGES
+from grpo import policy_loss
+from engine.registry import MITIGATIONS
+from mitigations import token_weight
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from truth.world import END, ONE, OPENING, PROMPT, Batches, Estimator, advantages, all_answers, all_weights, estimator, make_world, placebo, rows_of

@@ -9,7 +9,7 @@ import torch
 import analyze
 from truth import __main__ as probes
 from grpo import rloo
-from mitigations import MITIGATIONS
+from engine.registry import MITIGATIONS
 from engine.errors import UserError
 from engine.credit_file import read_columns
 from truth import length, scoreboard
