@@ -72,20 +72,23 @@ def test_an_undefined_number_becomes_null(tmp_path):
 def test_a_text_is_replaced_and_nothing_else_stays(tmp_path):
     replace_text(tmp_path / "x", "old")
     replace_text(tmp_path / "x", "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["x"] and (tmp_path / "x").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_text() == "new"
 
 
 def test_a_shipped_folder_is_found_from_anywhere_and_a_folder_of_ones_own_comes_first(
         tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_folder("models/tiny") == PROJECT / "models/tiny"
-    assert str(find_folder("models/none")) == "models/none" and str(find_folder("x" * 300)) == "x" * 300
+    assert str(find_folder("models/none")) == "models/none"
+    assert str(find_folder("x" * 300)) == "x" * 300
     (tmp_path / "models" / "tiny").mkdir(parents=True)
     assert str(find_folder("models/tiny")) == "models/tiny"
 
 
 @pytest.mark.parametrize("text, words", [
-    ("[1]", "should hold a JSON object"), ("{", "is not valid JSON"), ("[" * 10 ** 5, "is not valid JSON")])
+    ("[1]", "should hold a JSON object"), ("{", "is not valid JSON"),
+    ("[" * 10 ** 5, "is not valid JSON")])
 def test_a_file_that_is_no_json_object_is_named(tmp_path, text, words):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UserError, match=f"x.json {words}"):

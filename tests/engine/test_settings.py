@@ -77,6 +77,19 @@ def test_flags_of_the_task_of_a_file_stay_with_it(tmp_path, model):
     assert other.own == {"count": 3, "largest": 15} and other.steps == 7
 
 
+def test_a_flag_that_two_tasks_have_is_not_passed_on(tmp_path, model, monkeypatch):
+    (tmp_path / "other_task.py").write_text(
+        "from dataclasses import dataclass\nfrom engine.flags import option\n\n\n"
+        "@dataclass\nclass Task:\n    max_number: int = option(3, '')\n")
+    (tmp_path / "countdown_task.py").touch()  # imported already
+    monkeypatch.setattr("engine.tasks.PROJECT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = write(tmp_path / "c.json", {"max_number": 20})
+    settings = settings_of(["--model", model, "--config", config, "--task", "other_task"])
+    assert settings.own == {"max_number": 3}  # neither 20 nor the recipe's 15
+    sys.modules.pop("other_task")
+
+
 def test_a_config_from_before_there_were_tasks_is_one_of_countdown(tmp_path, model):
     config = write(tmp_path / "c.json", {"max_number": 20, "gamma": 1.0, "values_k": 9,
                                          "values_every": "line", "advantage": "gae",
@@ -114,7 +127,8 @@ def test_flags_of_another_advantage_stay_with_it(tmp_path, model, own_choices):
     other = settings_of(["--model", model, "--config", config, "--advantage", "mine"])
     assert other.own["gamma"] == 0.25
     unnamed = write(tmp_path / "d.json", {"gamma": 0.5})
-    assert settings_of(["--model", model, "--config", unnamed, "--advantage", "gae"]).own["gamma"] == 0.5
+    settings = settings_of(["--model", model, "--config", unnamed, "--advantage", "gae"])
+    assert settings.own["gamma"] == 0.5
 
 
 def test_a_flag_has_one_meaning(own_choices):
@@ -126,7 +140,7 @@ def test_a_flag_has_one_meaning(own_choices):
     def signed(tokens, *, power: int = 1):
         """Credit."""
 
-    with pytest.raises(UserError, match="parameter power of heavy needs another name: --power is taken"):
+    with pytest.raises(UserError, match="power of heavy needs another name: --power is taken"):
         read_flags([])
     del ADVANTAGES["signed"]
     read_flags([])
