@@ -27,7 +27,7 @@ def read_json(path: Path) -> dict:
         raise UserError(f"{path} does not exist") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} should hold a JSON object")

@@ -52,7 +52,7 @@ class Settings:
         "bytes a parameter in bfloat16 instead of 16", topic=MACHINE)
     threads: int = option(
         0, "CPU threads; 0 is one for every 64 hidden units of the model, at most what PyTorch "
-        "finds", least=0, topic=MACHINE)
+        "finds", least=0, most=1024, topic=MACHINE)
 
     task: str = option(
         "countdown_task", "module with the class Task: countdown_task, tools.descending, or "
