@@ -176,6 +176,11 @@ class lambda_grpo:
             self.scalar.descend(loss)
         return weight.detach()
 
+    @classmethod
+    def listed(cls, tokens: Rollouts) -> torch.Tensor:
+        """The weights at lambda = 1, for a world whose batches are listed."""
+        return cls.answer_weights(None, tokens, torch.tensor(1.0))[:, None]
+
     def answer_weights(self, tokens: Rollouts, exponent: torch.Tensor) -> torch.Tensor:
         """(B,), among the answers that have tokens."""
         there, result = tokens.length > 0, torch.zeros(len(tokens.length), device=tokens.mask.device)
