@@ -1,1 +1,1 @@
-"""What is true of the model and its task, measured: one probe a file, run by `probes.py`."""
+"""What is true of the model and its task, measured: one probe a file, `python -m truth.NAME`."""

@@ -1,142 +1,190 @@
-"""A task whose credit is known: a few positions of the answer decide the reward, all others are noise.
+"""A task whose credit is known: a few positions of the answer decide the reward, others are noise.
 
-An answer is `length` symbols long. At each of a few key positions, spread evenly over it, one symbol is right; the reward
-is the share of keys that are right. What stands between them does not matter at all.
+An answer is `length` symbols long. At each of a few key positions, spread evenly over it, one
+symbol is right; the reward is the share of keys that are right. What stands between them does not
+matter at all.
 
     length 12, keys at 2, 6, 10, right d a a:   "bb d cab b dca a b"   reward 2/3
 
-The policy is a small Qwen2 of our own code, trained by the same functions as any other. It is told where the keys are (a
-cue at the position that predicts them), so that finding the place is not what is learned, and it does not see the symbols
-it wrote in between. So what follows depends on the keys alone: every value is a short sum, the credit of every token is
-exact, and all symbols up to the next key can be drawn at once. All weights are shared: what an update does for the noise
-positions, it does to the keys as well.
+The policy is a small Qwen2 of our own code, trained by the same functions as any other. A cue at
+the position that predicts a key tells it where the keys are, so that finding the place is not what
+is learned, and it does not see the symbols it wrote in between. So what follows depends on the
+keys alone: every value is a short sum, the credit of every token is exact, and all symbols up to
+the next key can be drawn at once. All weights are shared: what an update does for the noise
+positions, it does to the keys.
 """
 import itertools
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from tokenizers import Tokenizer, models
 
 from countdown_task import OTHER, THINK, WORD
-from grpo import grpo
-from engine.lab import Lab, derived_seed
-from qwen2_model import ModelConfig, Qwen2
 from engine.forward import Forward
+from engine.lab import Lab, derived_seed
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution, Generation
 from engine.settings import Settings
+from grpo import grpo
+from qwen2_model import ModelConfig, Qwen2
 
 SYMBOLS, PROMPT = "abcd", [0]
-SMALL = ModelConfig(vocab_size=len(SYMBOLS), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-                    num_key_value_heads=2, head_dim=16)
+SMALL = ModelConfig(vocab_size=len(SYMBOLS), hidden_size=32, intermediate_size=64,
+                    num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=16)
 
 
+@dataclass
 class PlantedLab(Lab):
     """What a run works with, for this task."""
-
-    def plant(self, length: int, keys: int) -> "PlantedLab":
-        draw = random.Random(f"planted {self.settings.seed}")
-        self.length, self.keys = length, [(2 * j + 1) * length // (2 * keys) for j in range(keys)]
-        self.right = [draw.randrange(len(SYMBOLS)) for _ in self.keys]
-        return self
+    length: int = 0                                   # of every answer
+    keys: list[int] = field(default_factory=list)     # positions that decide
+    right: list[int] = field(default_factory=list)    # the right symbol at each key
 
     def reward_of(self, problem, ids) -> float:
-        return sum(ids[t] == right for t, right in zip(self.keys, self.right) if t < len(ids)) / len(self.keys)
+        hits = [ids[t] == symbol for t, symbol in zip(self.keys, self.right) if t < len(ids)]
+        return sum(hits) / len(self.keys)
 
 
-def planted_lab(seed: int, length: int, keys: int = 3, config: ModelConfig = SMALL, **settings) -> PlantedLab:
+def planted_lab(seed: int, length: int, keys: int = 3, config: ModelConfig = SMALL,
+                **settings) -> PlantedLab:
     """A fresh policy and its task; the same seed gives the same of both at any length."""
-    given = dict(max_new_tokens=length, learning_rate=3e-3, questions=8, answers=8, micro_batch=64, max_grad_norm=0.0, seed=seed)
-    s = Settings(model="planted", **{**given, **settings})
-    config = replace(config, vocab_size=len(SYMBOLS), tie_word_embeddings=False, eos_token_id=(), pad_token_id=None, bos_token_id=None)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed("planted", seed))
-        model = Qwen2(config)
-        cues = 0.02 * torch.randn(keys + 1, config.hidden_size)  # as large as fresh embeddings; the last is for what is no key
-    tokenizer = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(SYMBOLS)}, unk_token=SYMBOLS[0]))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=s.learning_rate, weight_decay=0.0)
-    lab = PlantedLab(s, None, model, tokenizer, optimizer, None).plant(length, keys)
+    usual = dict(max_new_tokens=length, learning_rate=3e-3, questions=8, answers=8, micro_batch=64,
+                 max_grad_norm=0.0)
+    s = Settings(**{**usual, **settings, "model": "planted", "seed": seed})
+    model, cues = fresh_model(config, seed, keys)
+    draw = random.Random(f"planted {seed}")
+    lab = PlantedLab(
+        settings=s, folder=None, model=model, task=None,
+        tokenizer=Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(SYMBOLS)},
+                                             unk_token=SYMBOLS[0])),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=s.learning_rate, weight_decay=0.0),
+        length=length,
+        keys=[(2 * j + 1) * length // (2 * keys) for j in range(keys)],
+        right=[draw.randrange(len(SYMBOLS)) for _ in range(keys)])
     add_cues(model, cues, lab.keys, length)
     return lab
 
 
+def fresh_model(config: ModelConfig, seed: int, keys: int) -> tuple[Qwen2, torch.Tensor]:
+    """The policy, and a cue (D,) for each key and one for all other positions."""
+    config = replace(config, vocab_size=len(SYMBOLS), tie_word_embeddings=False, eos_token_id=(),
+                     pad_token_id=None, bos_token_id=None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed("planted", seed))
+        model = Qwen2(config)
+        cues = 0.02 * torch.randn(keys + 1, config.hidden_size)  # as large as fresh embeddings
+    return model, cues
+
+
 def add_cues(model: Qwen2, cues: torch.Tensor, keys: list[int], length: int) -> None:
-    """Token t stands at position 1 + t, after the prompt, and is predicted at position t: there the cue is added. What was
-    written between the keys is not let through."""
-    cue, seen, at = cues[-1].repeat(length + 1, 1), torch.zeros(length + 1, 1), {}
-    seen[0] = 1
+    """Add to each embedding the cue for what it predicts; hide what was written between the keys.
+
+    Token t stands at position 1 + t, after the prompt, and is predicted at position t.
+    """
+    cue = cues[-1].repeat(length + 1, 1)
+    visible = torch.zeros(length + 1, 1)
+    visible[0] = 1
     for j, t in enumerate(keys):
-        cue[t], seen[1 + t] = cues[j], 1
+        cue[t] = cues[j]
+        visible[1 + t] = 1
+    latest = {}  # the positions of the forward pass that is under way
 
     def note_positions(decoder, inputs):
         ids, positions = (*inputs, None)[:2]
-        positions = torch.arange(ids.shape[-1]) if positions is None else positions
-        at["positions"] = positions.clamp(max=length)  # rows that are done may stay in a batch a little longer
+        if positions is None:
+            positions = torch.arange(ids.shape[-1])
+        # rows that are done may stay in a batch a little longer
+        latest["positions"] = positions.clamp(max=length)
+
+    def hide_and_cue(embedding, inputs, output):
+        positions = latest["positions"]
+        return output * visible[positions] + cue[positions]
 
     model.model.register_forward_pre_hook(note_positions)
-    model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: output * seen[at["positions"]] + cue[at["positions"]])
+    model.model.embed_tokens.register_forward_hook(hide_and_cue)
 
 
 @torch.no_grad()
 def draw_answers(lab: PlantedLab, count: int, seed: int) -> Generation:
-    """The same distribution as generate(), with one pass of the model for each stretch up to the next key."""
-    uniform = torch.rand(count, lab.length, generator=torch.Generator().manual_seed(seed))
-    g, start, rows = Generation.empty(count, lab.length, "cpu"), 0, torch.arange(count)
+    """The same distribution as generate(), one pass for each stretch up to a key."""
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(count, lab.length, generator=generator)
+    drawn = Generation.empty(count, lab.length, "cpu")
+    rows, live = torch.arange(count), torch.ones(count, dtype=torch.bool)
+    no_stop = torch.empty(0, dtype=torch.long)
+    prompt, start = torch.tensor(PROMPT).expand(count, 1), 0
     for end in (*(t + 1 for t in lab.keys), lab.length):
-        ids = torch.cat([torch.tensor(PROMPT).expand(count, 1), g.tokens[:, :-1]], 1)
+        ids = torch.cat([prompt, drawn.tokens[:, :-1]], 1)
         logits = lab.model(ids[:, :end])  # (B, end, V)
         for t in range(start, end):
-            drawn = Distribution(logits[:, t])
-            token = drawn.pick(uniform[:, t])
-            g.record(rows, torch.ones(count, dtype=torch.bool), t, token, drawn, stop=torch.empty(0, dtype=torch.long))
+            distribution = Distribution(logits[:, t])
+            token = distribution.pick(uniform[:, t])
+            drawn.record(rows, live, t, token, distribution, stop=no_stop)
         start = end
-    return g
+    return drawn
 
 
-def sample_planted(lab: PlantedLab, step: int, questions: int | None = None, answers: int | None = None) -> Rollouts:
-    """A batch with the advantages of plain GRPO, and the true credit of every token. All questions are the same one."""
+def sample_planted(lab: PlantedLab, step: int, questions: int | None = None,
+                   answers: int | None = None) -> Rollouts:
+    """A batch with plain GRPO's advantages and the true credit; its questions are all the same."""
     s = lab.settings
     Q, G = questions or s.questions, answers or s.answers
-    g = draw_answers(lab, Q * G, derived_seed("planted", s.seed, step))
-    rows, section = g.tokens.tolist(), torch.full(g.mask.shape, OTHER, dtype=torch.uint8)
+    drawn = draw_answers(lab, Q * G, derived_seed("planted", s.seed, step))
+    rows = drawn.tokens.tolist()
+    texts = [[SYMBOLS[i] for i in row] for row in rows]
+    section = torch.full(drawn.mask.shape, OTHER, dtype=torch.uint8)
     section[:, lab.keys] = THINK
     reward = torch.tensor([lab.reward_of(None, row) for row in rows])
-    texts = [[SYMBOLS[i] for i in row] for row in rows]
-    known = {name: getattr(g, name) for name in ("mask", "log_prob", "entropy", "collision")}
-    rollouts = Rollouts(problems=[None] * Q, prompt_ids=[PROMPT] * Q, responses=["".join(row) for row in texts], texts=texts, step=step,
-                        group=torch.arange(Q * G) // G, ids=g.tokens, finished=torch.ones(Q * G, dtype=torch.bool), section=section,
-                        kind=torch.full(g.mask.shape, WORD, dtype=torch.uint8), forward=Forward(lab.model, s.micro_batch),
-                        scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward),
-                        generator=torch.Generator().manual_seed(derived_seed("planted credit", s.seed, step)), **known)
+    rollouts = Rollouts(
+        problems=[None] * Q, prompt_ids=[PROMPT] * Q, group=torch.arange(Q * G) // G, step=step,
+        ids=drawn.tokens, mask=drawn.mask, finished=torch.ones(Q * G, dtype=torch.bool),
+        log_prob=drawn.log_prob, entropy=drawn.entropy, collision=drawn.collision,
+        texts=texts, responses=["".join(row) for row in texts], section=section,
+        kind=torch.full(drawn.mask.shape, WORD, dtype=torch.uint8),
+        scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward),
+        generator=torch.Generator().manual_seed(derived_seed("planted credit", s.seed, step)),
+        forward=Forward(lab.model, s.micro_batch))
     return replace(rollouts, advantage=grpo(rollouts), true_credit=exact_credit(lab, rollouts))
 
 
 def true_rewards(lab: PlantedLab, rollouts: Rollouts) -> torch.Tensor:
     """(B, T): what each token adds to the reward."""
     hit = rollouts.ids[:, lab.keys] == torch.tensor(lab.right)
-    return torch.zeros_like(rollouts.log_prob).index_add(1, torch.tensor(lab.keys), hit / len(lab.keys))
+    nothing = torch.zeros_like(rollouts.log_prob)
+    return nothing.index_add(1, torch.tensor(lab.keys), hit / len(lab.keys))
 
 
 @torch.no_grad()
 def worths(lab: PlantedLab) -> dict[tuple[int, ...], float]:
-    """What an answer with these first keys is worth: V of every prefix, by its keys alone."""
-    V, keys = range(len(SYMBOLS)), lab.keys
-    paths = list(itertools.product(V, repeat=len(keys) - 1))
-    ids = torch.zeros(len(paths), keys[-1] + 1, dtype=torch.long)
-    ids[:, 0], ids[:, [1 + t for t in keys[:-1]]] = PROMPT[0], torch.tensor(paths).view(len(paths), -1)
-    probability = lab.model.logits(lab.model.model(ids)[:, keys]).double().softmax(-1).tolist()  # (paths, keys, V)
-    worth = {path: sum(a == b for a, b in zip(path, lab.right)) / len(keys) for path in itertools.product(V, repeat=len(keys))}
-    for j in range(len(keys) - 1, -1, -1):
+    """What an answer is worth whose first keys are these: V of every prefix, by its keys alone."""
+    symbols, last = range(len(SYMBOLS)), len(lab.keys) - 1
+    paths = list(itertools.product(symbols, repeat=last))  # all keys but the last
+    probability = key_probabilities(lab, paths)
+    worth = {}
+    for path in itertools.product(symbols, repeat=last + 1):
+        worth[path] = sum(a == b for a, b in zip(path, lab.right)) / len(lab.keys)
+    for j in range(last, -1, -1):
         for i, path in enumerate(paths):
-            if not any(path[j:]):  # one of those that begin alike
-                worth[path[:j]] = sum(p * worth[(*path[:j], v)] for v, p in enumerate(probability[i][j]))
+            if not any(path[j:]):  # one path of those that begin alike
+                prefix, chances = path[:j], probability[i][j]
+                worth[prefix] = sum(p * worth[(*prefix, v)] for v, p in enumerate(chances))
     return worth
+
+
+def key_probabilities(lab: PlantedLab, paths: list[tuple[int, ...]]) -> list:
+    """(paths, keys, V): the probability of each symbol at each key, behind the keys of the path."""
+    ids = torch.zeros(len(paths), lab.keys[-1] + 1, dtype=torch.long)
+    ids[:, 0] = PROMPT[0]
+    ids[:, [1 + t for t in lab.keys[:-1]]] = torch.tensor(paths).view(len(paths), -1)
+    hidden = lab.model.model(ids)[:, lab.keys]
+    return lab.model.logits(hidden).double().softmax(-1).tolist()
 
 
 def exact_credit(lab: PlantedLab, rollouts: Rollouts) -> torch.Tensor:
     """(B, T): V after the token minus V before, which is 0 between the keys."""
     worth, credit = worths(lab), torch.zeros_like(rollouts.log_prob)
     for b, row in enumerate(rollouts.ids[:, lab.keys].tolist()):
-        credit[b, lab.keys] = torch.tensor([worth[tuple(row[:j + 1])] - worth[tuple(row[:j])] for j in range(len(row))])
+        for j, t in enumerate(lab.keys):
+            credit[b, t] = worth[tuple(row[:j + 1])] - worth[tuple(row[:j])]
     return credit

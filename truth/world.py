@@ -1,215 +1,189 @@
-"""A world so small that every answer, and every group of answers that training could draw, can be written down.
+"""A world so small that every answer it can give is listed, with its probability and its gradient.
 
-A Qwen2 of a few hundred parameters writes answers of a few tokens out of three: "1", "<answer>" and the end. An answer is
-right when a "1" follows its first <answer>. The functions of grpo.py, critic.py and mitigations.py are given each possible
-batch; expectation and covariance of the gradient they make are sums.
+A Qwen2 of a few hundred parameters writes answers of a few tokens out of three: "1", "<answer>"
+and the end. An answer is right when a "1" follows its first <answer>. V of every prefix is a short
+sum, and so is the gradient of J, the probability to be right. truth/batches.py lists the groups of
+answers that training could draw here.
 """
 import itertools
-import math
-from collections import Counter
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import torch
 
 from countdown_task import annotate
-from credit.critic import generalised_advantage
-from credit.monte_carlo import segment_starts
-from engine.registry import ADVANTAGES
-from engine.registry import MITIGATIONS, NEVER_RESCALED
-from mitigations import token_weight
-from qwen2_model import ModelConfig, Qwen2
 from engine.forward import Forward
 from engine.rollouts import Rollouts
+from qwen2_model import ModelConfig, Qwen2
 
 TEXTS = ("1", "<answer>", "<|im_end|>")
 ONE, OPENING, END = range(3)
 PROMPT = [ONE]
+ROUNDING = 1e-6  # entropies this close are equal: float32 knows a sum of a few terms to about 1e-7
+
+Answer = tuple[int, ...]
+
 
 @dataclass
 class World:
-    """`nodes` are the choices: every prefix with every token that can follow. Sums are in float64, the model computes in float32."""
+    """A choice is a prefix and a token that may follow. The model is float32, sums are float64."""
     model: Qwen2
     rollouts: Rollouts          # every answer once
     probability: torch.Tensor   # (n,) of each answer
     node: torch.Tensor          # (n, T) which choice each token is; beyond the mask 0
-    score: torch.Tensor         # (nodes, P): gradient of the log-prob of each choice
+    score: torch.Tensor         # (choices, P): gradient of the log-prob of each choice
     worth: torch.Tensor         # (n, T + 1): V of the answer's first t tokens, then its reward
     gradient: torch.Tensor      # (P,): of J
 
+    @property
+    def J(self) -> float:
+        return (self.probability @ self.rollouts.reward.double()).item()
+
+    @property
+    def mean_length(self) -> float:
+        return (self.probability @ self.rollouts.length.double()).item()
+
+    @property
+    def credit(self) -> torch.Tensor:
+        """(n, T): V after each token minus V before it."""
+        return self.worth[:, 1:] - self.worth[:, :-1]
+
 
 def make_world(seed: int, length: int) -> World:
-    config = ModelConfig(vocab_size=len(TEXTS), hidden_size=6, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-                         num_key_value_heads=1, head_dim=6, tie_word_embeddings=True, eos_token_id=(END,))
+    model, answers = make_model(seed), all_answers(length)
+    choices = all_choices(answers)
+    log_prob = {choice: log_prob_of(model, choice) for choice in choices}
+    score = torch.stack([gradient_at(model, log_prob[choice]) for choice in choices])
+    rollouts = describe(model, answers)
+    of_answers = [sum(log_prob[prefix] for prefix in prefixes(answer)) for answer in answers]
+    total = torch.stack(of_answers)
+    gradient = gradient_at(model, (total.exp() * rollouts.reward).sum())
+    probability = {choice: value.exp().item() for choice, value in log_prob.items()}
+    V = prefix_values(answers, rollouts.reward.tolist(), probability)
+    T = rollouts.mask.shape[1]
+    number = {choice: i for i, choice in enumerate(choices)}
+    node, worth = [], []
+    for answer in answers:
+        beyond = T - len(answer)
+        node.append([number[prefix] for prefix in prefixes(answer)] + [0] * beyond)
+        worth.append([V[answer[:t]] for t in range(len(answer))] + [V[answer]] * (beyond + 1))
+    return World(model, rollouts, total.detach().exp(), torch.tensor(node), score.double(),
+                 torch.tensor(worth).double(), gradient.double())
+
+
+def make_model(seed: int) -> Qwen2:
+    config = ModelConfig(vocab_size=len(TEXTS), hidden_size=6, intermediate_size=8, head_dim=6,
+                         num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+                         tie_word_embeddings=True, eos_token_id=(END,))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2(config)
         for parameter in model.parameters():  # fresh weights would choose every token alike
-            torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.5)
-    answers = all_answers(length)
-    nodes = {choice: i for i, choice in enumerate(dict.fromkeys(answer[:t + 1] for answer in answers for t in range(len(answer))))}
-    log_prob = {choice: model(torch.tensor([PROMPT + list(choice[:-1])]))[0, -1].double().log_softmax(-1)[choice[-1]] for choice in nodes}
-    parameters = list(model.parameters())
-    score = torch.stack([torch.cat([g.flatten() for g in torch.autograd.grad(log_prob[choice], parameters, retain_graph=True)]) for choice in nodes])
-    rollouts = describe(model, answers)
-    total = torch.stack([sum(log_prob[answer[:t + 1]] for t in range(len(answer))) for answer in answers])
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad((total.exp() * rollouts.reward).sum(), parameters)])
-    V = prefix_values(answers, rollouts.reward.tolist(), {choice: value.exp().item() for choice, value in log_prob.items()})
-    T = rollouts.mask.shape[1]
-    worth = torch.tensor([[V[answer[:t]] for t in range(len(answer))] + [V[answer]] * (T + 1 - len(answer)) for answer in answers])
-    node = torch.tensor([[nodes[answer[:t + 1]] for t in range(len(answer))] + [0] * (T - len(answer)) for answer in answers])
-    return World(model, rollouts, total.detach().exp(), node, score.double(), worth.double(), gradient.double())
+            is_norm = parameter.dim() == 1
+            torch.nn.init.normal_(parameter, mean=float(is_norm), std=0.5)
+    return model
 
 
-def all_answers(length: int) -> list[tuple[int, ...]]:
+def all_answers(length: int) -> list[Answer]:
     """All that end with the end, and all that the limit cuts off."""
-    bodies = [body for n in range(length) for body in itertools.product((ONE, OPENING), repeat=n)]
-    return [(*body, END) for body in bodies] + list(itertools.product((ONE, OPENING), repeat=length))
+    ended = []
+    for n in range(length):
+        ended += [(*body, END) for body in itertools.product((ONE, OPENING), repeat=n)]
+    return ended + list(itertools.product((ONE, OPENING), repeat=length))
 
 
-def prefix_values(answers: list, rewards: list[float], probability: dict) -> dict:
+def prefixes(answer: Answer) -> list[Answer]:
+    """Its first token, its first two, ..., all of it."""
+    return [answer[:t + 1] for t in range(len(answer))]
+
+
+def all_choices(answers: list[Answer]) -> list[Answer]:
+    choices = {}
+    for answer in answers:
+        choices |= dict.fromkeys(prefixes(answer))
+    return list(choices)
+
+
+def log_prob_of(model: Qwen2, choice: Answer) -> torch.Tensor:
+    """Of its last token, with its graph."""
+    ids = torch.tensor([PROMPT + list(choice[:-1])])
+    return model(ids)[0, -1].double().log_softmax(-1)[choice[-1]]
+
+
+def gradient_at(model: Qwen2, number: torch.Tensor) -> torch.Tensor:
+    """(P,); the graph stays, as choices share it."""
+    gradients = torch.autograd.grad(number, list(model.parameters()), retain_graph=True)
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def prefix_values(answers: list[Answer], rewards: list[float], probability: dict) -> dict:
     """V from the end: an answer's own reward, or the mean over what may follow."""
     V = dict(zip(answers, rewards))
-    for prefix in sorted({answer[:t] for answer in answers for t in range(len(answer))}, key=len, reverse=True):
-        V[prefix] = sum(probability[(*prefix, v)] * V[(*prefix, v)] for v in range(len(TEXTS)))
+    begun = {answer[:t] for answer in answers for t in range(len(answer))}
+    for prefix in sorted(begun, key=len, reverse=True):
+        longer = [(*prefix, v) for v in range(len(TEXTS))]
+        V[prefix] = sum(probability[choice] * V[choice] for choice in longer)
     return V
 
 
-def describe(model: Qwen2, answers: list[tuple[int, ...]]) -> Rollouts:
+def describe(model: Qwen2, answers: list[Answer]) -> Rollouts:
     """Every answer once, with the sampler's numbers and the labels that the task would give it."""
-    T = max(map(len, answers))
+    lengths = [len(answer) for answer in answers]
+    T = max(lengths)
     ids = torch.tensor([[*answer, *[0] * (T - len(answer))] for answer in answers])
-    mask = torch.arange(T)[None] < torch.tensor([len(answer) for answer in answers])[:, None]
+    mask = torch.arange(T)[None] < torch.tensor(lengths)[:, None]
     with torch.no_grad():
-        log_probs = model(torch.cat([torch.tensor(PROMPT).expand(len(ids), 1), ids[:, :-1]], 1)).log_softmax(-1)
+        inputs = torch.cat([torch.tensor(PROMPT).expand(len(ids), 1), ids[:, :-1]], 1)
+        log_probs = model(inputs).log_softmax(-1)  # (n, T, V)
+    entropy = -(log_probs.exp() * log_probs).sum(-1) * mask
     texts = [[TEXTS[i] for i in answer] for answer in answers]
-    labels = [annotate([text.encode() for text in row]) for row in texts]
-    section, kind = (torch.tensor([[*label[i], *[0] * (T - len(label[i]))] for label in labels], dtype=torch.uint8) for i in (0, 1))
-    right = torch.tensor([float(TEXTS[OPENING] in row and row[row.index(TEXTS[OPENING]) + 1:][:1] == [TEXTS[ONE]]) for row in texts])
-    closed = torch.tensor([float(row[-1] == TEXTS[END] and "<answer>" in row) for row in texts])
-    scores = {"reward": right, "answer": right, "format": closed, "reasoning": torch.tensor([float(row[0] == "1") for row in texts])}
-    return Rollouts(problems=[None], prompt_ids=[PROMPT], responses=["".join(row) for row in texts], texts=texts, group=torch.zeros(len(ids), dtype=torch.long),
-                    ids=ids, mask=mask, finished=ids.gather(1, mask.sum(1, keepdim=True) - 1).squeeze(1) == END, section=section, kind=kind,
-                    log_prob=log_probs.gather(2, ids[..., None]).squeeze(-1) * mask, entropy=-(log_probs.exp() * log_probs).sum(-1) * mask,
-                    collision=log_probs.exp().square().sum(-1) * mask, scores=scores, forward=Forward(model, 64))
+    section, kind = labels(texts, T)
+    return Rollouts(
+        problems=[None], prompt_ids=[PROMPT], group=torch.zeros(len(ids), dtype=torch.long),
+        ids=ids, mask=mask, finished=torch.tensor([answer[-1] == END for answer in answers]),
+        log_prob=log_probs.gather(2, ids[..., None]).squeeze(-1) * mask,
+        entropy=without_rounding(entropy), collision=log_probs.exp().square().sum(-1) * mask,
+        texts=texts, responses=["".join(row) for row in texts], section=section, kind=kind,
+        scores=scores_of(texts), forward=Forward(model, 64))
 
 
-@dataclass
-class Batches:
-    """Every group of G answers that can be drawn, order aside: (M, G) which answers, and (M,) how likely."""
-    which: torch.Tensor
-    probability: torch.Tensor
+def without_rounding(values: torch.Tensor) -> torch.Tensor:
+    """Make values equal that differ by rounding alone.
 
-    @classmethod
-    def all(cls, world: World, G: int) -> "Batches":
-        which = list(itertools.combinations_with_replacement(range(len(world.probability)), G))
-        orders = torch.tensor([math.factorial(G) / math.prod(map(math.factorial, Counter(group).values())) for group in which])
-        which = torch.tensor(which)
-        return cls(which, orders.double() * world.probability[which].prod(1))
-
-
-def rows_of(rollouts: Rollouts, index: torch.Tensor, group: torch.Tensor) -> Rollouts:
-    """A batch of these answers; what the model shows of them was looked at once."""
-    tensors = {name: value[index] for name, value in vars(rollouts).items() if isinstance(value, torch.Tensor)}
-    lists = {name: [getattr(rollouts, name)[i] for i in index.tolist()] for name in ("texts", "responses")}
-    seen = rollouts.forward.look(rollouts, attention=True)
-    look = SimpleNamespace(look=lambda batch, attention=False: {name: value[index] for name, value in seen.items()})
-    questions = int(group.max()) + 1
-    return replace(rollouts, **{**tensors, **lists, "group": group}, scores={name: value[index] for name, value in rollouts.scores.items()},
-                   problems=[None] * questions, prompt_ids=[PROMPT] * questions, forward=look)
+    The prompt is "1", and behind "1", "1 1" and "1 1 1" the model looks at nothing but equal keys:
+    it has the same distribution after each of them. entropy_masking puts its threshold between
+    tokens of such prefixes. Without this the last bit of their entropies, which differs from one
+    kind of CPU to the next, would decide which of them are kept.
+    """
+    order = values.flatten().argsort()
+    result = values.flatten()[order]
+    for i in range(1, len(result)):
+        if result[i] - result[i - 1] < ROUNDING:
+            result[i] = result[i - 1]
+    return torch.zeros_like(result).scatter(0, order, result).view_as(values)
 
 
-def advantages(world: World, batches: Batches, seed: int) -> dict[str, torch.Tensor]:
-    """(M, G, T) for each way of making them, all batches in one call: they know of nothing but their own group."""
-    (M, G), T = batches.which.shape, world.node.shape[1]
-    rows = rows_of(world.rollouts, batches.which.flatten(), torch.arange(M * G) // G)
-    worth = world.worth[batches.which.flatten()]
-    wrong = torch.rand(world.worth.shape[1], generator=torch.Generator().manual_seed(seed)).expand_as(worth)  # knows the index of the token only
-
-    def critic(value, lam):
-        return generalised_advantage(value[:, :T].float(), rows.reward, rows.mask, 1.0, lam)
-
-    found = {name: ADVANTAGES[name](rows) for name in ("grpo", "dr_grpo", "rloo")}
-    found |= {"critic": critic(worth, 1.0), "one-step": critic(worth, 0.0), "vine": by_segments(worth, rows, "2"),
-              "wrong critic": critic(wrong, 1.0), "wrong, one-step": critic(wrong, 0.0), "span": ADVANTAGES["span"](rows)}
-    return {name: value.view(M, G, T).double() for name, value in found.items()}
+def labels(texts: list[list[str]], T: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(n, T) section and kind of each token."""
+    section = torch.zeros(len(texts), T, dtype=torch.uint8)
+    kind = torch.zeros_like(section)
+    for b, row in enumerate(texts):
+        sections, kinds = annotate([text.encode() for text in row])
+        section[b, :len(row)] = torch.tensor(sections, dtype=torch.uint8)
+        kind[b, :len(row)] = torch.tensor(kinds, dtype=torch.uint8)
+    return section, kind
 
 
-def by_segments(worth: torch.Tensor, rows: Rollouts, every: str) -> torch.Tensor:
-    """What vine would give with continuations without end: V after a segment minus V before it."""
-    advantage = torch.zeros_like(rows.log_prob)
-    for b, (texts, V) in enumerate(zip(rows.texts, worth.tolist())):
-        starts = segment_starts(texts, every)
-        for start, end in zip(starts, [*starts[1:], len(texts)]):
-            advantage[b, start:end] = V[end] - V[start]
-    return advantage
+def scores_of(texts: list[list[str]]) -> dict[str, torch.Tensor]:
+    """(n,): right is a "1" behind the first tag; the format wants a tag and the end."""
+    right = [is_right(row) for row in texts]
+    closed = [TEXTS[OPENING] in row and row[-1] == TEXTS[END] for row in texts]
+    begun = [row[0] == TEXTS[ONE] for row in texts]
+    parts = {"reward": right, "answer": right, "format": closed, "reasoning": begun}
+    return {name: torch.tensor(part).float() for name, part in parts.items()}
 
 
-def weightings(world: World) -> dict[str, object]:
-    """The mitigations, as they see a batch. None where an expectation would need what is not listed here."""
-    found = {name: (lambda tokens, lab, chosen=chosen: chosen(tokens)) for name, chosen in MITIGATIONS.items() if not isinstance(chosen, type)}
-    found["random"] = found["causal_ablation"] = found["learned_importance"] = None
-    credit = (world.worth[:, 1:] - world.worth[:, :-1]).abs().float()
-    found["oracle"] = lambda tokens, lab: credit[tokens.generator]  # the batch's answers by number, see below
-    found["lambda_grpo"] = lambda tokens, lab: MITIGATIONS["lambda_grpo"].answer_weights(None, tokens, torch.tensor(1.0))[:, None]
-    return {name: found[name] for name in MITIGATIONS}
-
-
-def all_weights(world: World, batches: Batches, progress=lambda share: None) -> dict[str, torch.Tensor | None]:
-    """(M, G, T), rescaled as in training: batch by batch, since many weightings look at all tokens of a batch."""
-    chosen, group = weightings(world), torch.zeros(batches.which.shape[1], dtype=torch.long)
-    result = {name: torch.zeros(*batches.which.shape, world.node.shape[1]) if weigh else None for name, weigh in chosen.items()}
-    for m, index in enumerate(batches.which):
-        tokens = replace(rows_of(world.rollouts, index, group), generator=index)
-        for name, weigh in chosen.items():
-            if weigh:
-                result[name][m] = token_weight(weigh, name, tokens, None, "none" if name in NEVER_RESCALED else "mean")[0]
-        if m % 100 == 0:
-            progress(m / len(batches.which))
-    return {name: None if value is None else value.double() for name, value in result.items()}
-
-
-@dataclass
-class Estimator:
-    """What a batch's gradient is on average, and how it scatters."""
-    mean: torch.Tensor      # (P,)
-    variance: float         # trace of the covariance
-
-    def against(self, true: torch.Tensor) -> dict[str, float]:
-        size, along = self.mean.norm().item(), (self.mean @ true / true.norm()).item()
-        silent = size < 1e-9 * true.norm().item()
-        return {"bias": ((self.mean - true).norm() / true.norm()).item(), "cosine": math.nan if silent else along / size,
-                "noise": math.inf if silent or along <= 0 else self.variance / along ** 2}
-
-
-def estimator(world: World, batches: Batches, factor: torch.Tensor, doubled: torch.Tensor | None = None) -> Estimator:
-    """Of  sum factor * grad log pi  over a batch's tokens. A batch is a vector over the choices, of which there are few.
-    `doubled` (M, choices) is added to the diagonal of the second moment: chance inside the batch."""
-    flat = torch.zeros(len(batches.which), len(world.score), dtype=torch.float64)
-    flat.scatter_add_(1, world.node[batches.which].flatten(1), (factor * world.rollouts.mask[batches.which]).flatten(1))
-    mean = batches.probability @ flat
-    second = flat.T @ (batches.probability[:, None] * flat)
-    if doubled is not None:
-        second = second + doubled
-    gram = world.score @ world.score.T
-    return Estimator(mean @ world.score, ((second * gram).sum() - mean @ gram @ mean).item())
-
-
-def placebo(world: World, batches: Batches, advantage: torch.Tensor, weight: torch.Tensor) -> Estimator:
-    """The weights of each batch change places at random: E[w_i] = m, E[w_i w_j] = (N m^2 - E[w^2]) / (N - 1)."""
-    mask = world.rollouts.mask[batches.which].double()
-    N = mask.sum((1, 2))
-    m, square = (weight * mask).sum((1, 2)) / N, (weight.square() * mask).sum((1, 2)) / N
-    together = torch.where(N > 1, (N * m * m - square) / (N - 1).clamp(min=1), square)
-    return scattered(world, batches, advantage, m, together, square)
-
-
-def scattered(world: World, batches: Batches, advantage, mean, together, square) -> Estimator:
-    """Exchangeable random weights with these moments in each batch (M,)."""
-    G, mask = batches.which.shape[1], world.rollouts.mask[batches.which].double()
-    plain = estimator(world, batches, advantage * mean[:, None, None] / G)
-    alone, node = torch.zeros(len(world.score), dtype=torch.float64), world.node[batches.which]
-    alone.index_add_(0, node.flatten(), ((square - together) * batches.probability)[:, None, None].mul((advantage * mask / G).square()).flatten())
-    both = estimator(world, batches, advantage * together.clamp(min=0).sqrt()[:, None, None] / G, torch.diag(alone))
-    second = both.variance + both.mean.square().sum().item()
-    return Estimator(plain.mean, second - plain.mean.square().sum().item())
+def is_right(row: list[str]) -> bool:
+    if TEXTS[OPENING] not in row:
+        return False
+    behind = row.index(TEXTS[OPENING]) + 1
+    return row[behind:behind + 1] == [TEXTS[ONE]]

@@ -1,0 +1,77 @@
+"""The arms that are compared: every --mitigation and every --advantage, as a run has it."""
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import UserError
+from engine.lab import Lab
+from engine.registry import make
+from engine.rollouts import Rollouts
+from engine.registry import ADVANTAGES
+from engine.registry import MITIGATIONS, NEVER_RESCALED
+from mitigations import token_weight
+
+IN_OTHER_ARMS = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo
+
+
+def choices() -> tuple[dict, dict]:
+    """All choices of --mitigation, and all of --advantage: functions or classes, by name."""
+    return MITIGATIONS, ADVANTAGES
+
+
+def rescaling(name: str) -> str:
+    """The --rescale that a run with this mitigation has by default."""
+    return "none" if name in NEVER_RESCALED else "mean"
+
+
+def checked_credit(credit, name: str, mask: torch.Tensor) -> torch.Tensor:
+    """(B, T), 0 beyond the mask. Somebody's new advantage may be wrong: say what is."""
+    shapes = (tuple(mask.shape), (len(mask), 1))
+    if not torch.is_tensor(credit) or tuple(credit.shape) not in shapes:
+        raise UserError(f"the advantage {name} should return a tensor (B, T) = {shapes[0]}")
+    credit = torch.where(mask, credit.detach().float(), 0.0)
+    if not credit.isfinite().all():
+        wrong = int((~credit.isfinite()).sum())
+        raise UserError(f"the advantage {name} is not finite at {wrong} tokens")
+    return credit
+
+
+@dataclass
+class Arms:
+    """Weightings are paired with plain GRPO's advantage, advantages with weights of 1."""
+    mitigations: dict[str, Callable]
+    advantages: dict[str, Callable]
+
+    def weights(self, lab: Lab, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
+        """(B, T) of each weighting, as the loss would take it."""
+        weights = {}
+        for name, mitigation in self.mitigations.items():
+            if name not in without:
+                weights[name] = token_weight(mitigation, name, rollouts, lab, rescaling(name))[0]
+        return weights
+
+    def credits(self, lab: Lab, rollouts: Rollouts) -> dict[str, torch.Tensor]:
+        """(B, T) of each advantage."""
+        return {name: checked_credit(advantage(rollouts, lab), name, rollouts.mask)
+                for name, advantage in self.advantages.items()}
+
+    def coefficients(self, lab: Lab, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
+        """What multiplies each token's gradient: weight * advantage, over the number of answers."""
+        products = {name: weight * rollouts.advantage
+                    for name, weight in self.weights(lab, rollouts, without).items()}
+        products |= self.credits(lab, rollouts)
+        return {name: product / len(rollouts.mask) for name, product in products.items()}
+
+
+def make_arms(lab: Lab, oracle_k: int) -> Arms:
+    """All flags at their defaults, but for the oracle's number of continuations."""
+    mitigations, advantages = choices()
+    flags = {"oracle": {"oracle_k": oracle_k}}
+    arms = Arms({}, {})
+    for name, function in mitigations.items():
+        arms.mitigations[name] = make(function, flags.get(name, {}), lab)
+    for name, function in advantages.items():
+        if name not in IN_OTHER_ARMS:
+            arms.advantages[name] = make(function, {}, lab)
+    return arms
