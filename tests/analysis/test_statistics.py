@@ -194,7 +194,7 @@ def test_the_jackknife_of_a_mean_is_the_usual_error():
 
 
 def test_a_ratio_of_sums_by_hand():
-    """(1 + 3) / (2 + 4); without the first 3 / 4, without the other 1 / 2: error |3/4 - 1/2| / 2."""
+    """(1 + 3) / (2 + 4); without one 3 / 4, without the other 1 / 2; error |3/4 - 1/2| / 2."""
     found = ratio_of_sums(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
     assert found.value == pytest.approx(4 / 6) and found.high - found.value == pytest.approx(
         12.7062 * 0.125, rel=1e-4
