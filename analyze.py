@@ -149,7 +149,8 @@ def gains(run: dict) -> Table:
 
 def class_gradients(tally: Tally, partition: str) -> Table:
     """Where the gradient went: by kind of token, by section, or by the earlier regex classes."""
-    names, tokens, share = PARTITIONS[partition], tally.count(partition), shares(tally, partition)
+    names, tokens = PARTITIONS[partition], tally.count(partition)
+    share = shares(tally, partition)
     used = np.flatnonzero(tokens)
     rest = over_the_rest(tally, partition, tally.final)
     rest = [rest[i] for i in used]

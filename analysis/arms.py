@@ -45,7 +45,8 @@ def alike(runs: list[dict], of) -> list[list[dict]]:
 def what_differs(parts: list[list[dict]]) -> str:
     """Why these parts are not compared with each other."""
     settings = [setting_of(part[0]) for part in parts]
-    names = [name for name in settings[0] if len({json.dumps(s[name]) for s in settings}) > 1]
+    names = [name for name, value in settings[0].items()
+             if any(other[name] != value for other in settings)]
     sets = []
     for i, (setting, part) in enumerate(zip(settings, parts), 1):
         differences = ", ".join(f"{name} {setting[name]}" for name in names)
@@ -75,15 +76,24 @@ def usual_values(arms: list[list[dict]]) -> dict:
 
 def name_arms(arms: list[list[dict]], usual: dict) -> list[str]:
     """The mitigation, and what else tells the arms apart."""
-    settings, common, names = [arm_of(arm[0]) for arm in arms], common_settings(), []
+    settings = [arm_of(arm[0]) for arm in arms]
+    names = []
     for mine in settings:
         twins = [s for s in settings if s["mitigation"] == mine["mitigation"]]
-        own = [key for key in mine
-               if key not in common and any(twin.get(key) != mine[key] for twin in twins)]
+        own = [key for key in own_flags(mine) if differs(key, twins)]
         unusual = [key for key, value in usual.items() if key in mine and mine[key] != value]
         words = [f"{key} {mine[key]}" for key in own + unusual]
         names.append(" ".join([mine["mitigation"], *words]))
     return names
+
+
+def own_flags(settings: dict) -> list[str]:
+    common = common_settings()
+    return [key for key in settings if key not in common]
+
+
+def differs(key: str, settings: list[dict]) -> bool:
+    return any(one.get(key) != settings[0].get(key) for one in settings)
 
 
 class Comparison:
