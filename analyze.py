@@ -26,14 +26,14 @@ from analysis import compare, earlier, run_plots
 from analysis.earlier import ELSEWHERE, NOTHING, PUBLISHED
 from analysis.page import episodes_of, steps_to_show, write_page
 from analysis.positions import t_statistics
-from analysis.ratios import mean_sizes, over_the_rest, pair, shares
+from analysis.ratios import mean_sizes, over_the_rest, pair, rest_columns, shares
 from analysis.regression import regression_tables
-from analysis.runs import evaluations, read_runs, steps_done
+from analysis.runs import evaluations, read_runs
 from analysis.sizes import LABELS, size_label
 from analysis.statistics import verdicts
 from analysis.sums import PARTITIONS
 from analysis.tables import Table, by_row, show, shown
-from analysis.tally import Tally
+from analysis.tally import Tally, describe
 from analysis.uncertainty import forks, sections
 from countdown_task import KINDS, SECTIONS
 from engine.errors import UserError
@@ -80,8 +80,7 @@ def read_flags(argv: list[str]) -> SimpleNamespace:
     parser.add_argument("--json", action="store_true",  # takes no value: a RUN may come after it
                         help="write every number of every table to analysis.json there, too")
     parser.add_argument("--steps", type=int, nargs="+", metavar="N",
-                        help="the steps whose answers the page shows (default: eight, evenly "
-                             "spaced)")
+                        help="steps whose answers the page shows (default: eight, evenly spaced)")
     return with_defaults({"steps": [], "json": False, **parser.read(argv)}, FLAGS)
 
 
@@ -151,7 +150,8 @@ def gains(run: dict) -> Table:
 
 def class_gradients(tally: Tally, partition: str) -> Table:
     """Where the gradient went: by kind of token, by section, or by the earlier regex classes."""
-    names, tokens, share = PARTITIONS[partition], tally.count(partition), shares(tally, partition)
+    names, tokens = PARTITIONS[partition], tally.count(partition)
+    share = shares(tally, partition)
     used = np.flatnonzero(tokens)
     rest = over_the_rest(tally, partition, tally.final)
     rest = [rest[i] for i in used]
@@ -174,12 +174,6 @@ def class_gradients(tally: Tally, partition: str) -> Table:
         finding += different_cells([names[i] for i in used], rest, verdict)
     return Table(f"gradient by {partition}", titles[partition], columns, finding,
                  [OVER_REST.format(size_label(tally.final))])
-
-
-def rest_columns(rest: list, verdict: list[str]) -> dict[str, tuple]:
-    return {"over rest": (".2f", [e.value for e in rest]),
-            "95%": (".2f", [e.interval for e in rest]),
-            "difference": ("", verdict)}
 
 
 def different_cells(names: list[str], rest: list, verdict: list[str]) -> str:
@@ -228,8 +222,8 @@ def like_positions(tally: Tally) -> Table:
                  filler_in_words(estimates[0][1], estimates[last][1], verdict[last]),
                  ["fifths, 20ths: standardised over so many bins of relative position; within five "
                   "wide bins position still plays a part, so the interval and Holm's correction "
-                  "over "
-                  "the rows are for twenty; the published tables give 1.24 with fifths", ELSEWHERE])
+                  "over the rows are for twenty; the published tables give 1.24 with fifths",
+                  ELSEWHERE])
 
 
 def filler_in_words(old, new, verdict: str) -> str:
@@ -306,21 +300,6 @@ def growth_of_shares(tally: Tally) -> Table:
                  "Over training: the share of the gradient that each kind and section got", columns,
                  f"What changed most is the share of {KINDS[k]} tokens: {kinds[0, k]:.0%} to "
                  f"{kinds[-1, k]:.0%} of the gradient.")
-
-
-def describe(run: dict, tally: Tally | None) -> str:
-    config, done = run["config"], steps_done(run)
-    text = (f"{run['folder']}: {config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
-            f"{config.get('seed', 0)}, {config.get('model', 'unknown model')}")
-    if done < config["steps"]:
-        text += f", step {done} of {config['steps']} so far"
-    if tally:
-        first, last = tally.steps[0], tally.steps[-1]
-        text += (f"; {tally.tokens:,} tokens of {tally.answers:,} answers to {tally.groups:,} "
-                 f"questions, steps {first} to {last}")
-        gaps = last - first + 1 - len(tally.steps)
-        text += f" ({gaps} steps in between have no credit file)" if gaps else ""
-    return text
 
 
 def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:

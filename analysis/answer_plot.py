@@ -1,4 +1,5 @@
 """One answer of the last recorded step, token by token, each shaded by the size of its gradient."""
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ MONOSPACE = FontProperties(family="DejaVu Sans Mono", size=10)
 CHARACTER = 0.602 * 10 / 72  # inches: how far this font goes on with every character
 ROW, MARGIN = 0.25, 0.15     # inches
 COLUMNS = int((WIDTH - 2 * MARGIN) / CHARACTER)
-MOST_PROMPT_ROWS, MOST_ROWS = 6, 40
+MOST_PROMPT_ROWS, MOST_ROWS = 12, 40
 RETURN, DOTS = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -61,8 +62,8 @@ def choose_answer(tokens: dict) -> int:
 
 def heading(answer: dict, tokens: dict) -> str:
     members = tokens["reward"][tokens["group"] == answer["group"]]
-    return (f"step {answer['step']}: reward {answer['reward']:.3g}, mean of its {len(members)} "
-            f"answers {members.mean():.3g}")
+    return (f"step {answer['step']}: reward {answer['reward']:.3g}, mean over the {len(members)} "
+            f"answers to this prompt {members.mean():.3g}")
 
 
 def caption(answer: dict, tally: Tally, cut: bool) -> str:
@@ -103,7 +104,7 @@ def pieces_of(text: str) -> list[str]:
 def wrapped(prompt: str) -> list[str]:
     rows = []
     for line in printable(prompt).strip("\n").split("\n"):
-        rows += [line[i:i + COLUMNS] for i in range(0, len(line), COLUMNS)] or [""]
+        rows += textwrap.wrap(line, COLUMNS) or [""]
     return rows
 
 

@@ -80,7 +80,8 @@ def usual_values(arms: list[list[dict]]) -> dict:
 
 def name_arms(arms: list[list[dict]], usual: dict) -> list[str]:
     """The mitigation, and what else tells the arms apart."""
-    settings, common, names = [arm_of(arm[0]) for arm in arms], common_settings(), []
+    settings = [arm_of(arm[0]) for arm in arms]
+    names = []
     for mine in settings:
         own = [key for key in mine if key not in common and tells_apart(key, mine, settings)]
         unusual = [key for key, value in usual.items() if key in mine and mine[key] != value]

@@ -62,8 +62,10 @@ def name_by_set(tables: list[Table], number: int) -> dict[str, tuple]:
     """Number the tables of a set; the places of its pictures, whose names have the number, too."""
     for table in tables:
         table.name, table.title = f"{table.name} {number}", f"{table.title} (set {number})"
-    return {f"{name} {number}": tuple(f"{picture}_{number}" for picture in names)
-            for name, names in PLACES.items()}
+    places = {}
+    for name, pictures in PLACES.items():
+        places[f"{name} {number}"] = tuple(f"{picture}_{number}" for picture in pictures)
+    return places
 
 
 def comparison_tables(comparison: Comparison, status=lambda text: None) -> list[Table]:
@@ -97,9 +99,12 @@ def arm_row(comparison: Comparison, name: str) -> list:
     greedy, _ = over_seeds(final_success(done, "greedy"))
     sampled = [evaluations(run, "sampled") for run in done.values()]
     last = [lines[-1] for lines in sampled if lines]
-    means = [np.mean([line[f"{key}_mean"] for line in last]) if last else None
-             for key in ("format", "finished", "length")]
+    means = [mean_of(last, f"{key}_mean") for key in ("format", "finished", "length")]
     return [name, seeds, mean, band, greedy, *means]
+
+
+def mean_of(lines: list[dict], key: str) -> float | None:
+    return np.mean([line[key] for line in lines]) if lines else None
 
 
 def final_success(runs: dict[int, dict], mode: str) -> list[float]:

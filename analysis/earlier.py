@@ -116,8 +116,7 @@ def ends(tally: Tally) -> Table:
                  ["a token counts where its middle stands, (t + 1/2) / length; by absolute "
                   "position: tokens below the 20% quantile of absolute position over those above "
                   "the 80% quantile (in long answers only), as the earlier code computed it; its "
-                  "text divided "
-                  "bin 0 by bin 9", ELSEWHERE])
+                  "text divided bin 0 by bin 9", ELSEWHERE])
 
 
 def signs(tally: Tally) -> Table:
@@ -139,8 +138,8 @@ def signs(tally: Tally) -> Table:
     return Table("signs", "By the sign of the advantage", columns,
                  "The signs are a tautology: log p is never positive, so A log p always has the "
                  f"sign of -A. {none:.0%} of the tokens had no advantage at all; the earlier table "
-                 "counted "
-                 "those as negative.", ["z: the reward normalised in its group", ELSEWHERE])
+                 "counted those as negative.",
+                 ["z: the reward normalised in its group", ELSEWHERE])
 
 
 def classes(tally: Tally) -> Table:
@@ -157,10 +156,8 @@ def classes(tally: Tally) -> Table:
                f"{shown(mean[1], '+.4f')}, beside spreads of {shown(spread[0], '.2f')} and "
                f"{shown(spread[1], '.2f')}. Their sign says how advantages and log-probs go "
                "together over answers; it is no credit to a class.")
-    return Table("classes",
-                 "Classes of tokens in the old unit: by the earlier regex, and by spans of the "
-                 "text",
-                 by_row(formats, rows), finding, [ELSEWHERE])
+    title = "Classes of tokens in the old unit: by the earlier regex, and by spans of the text"
+    return Table("classes", title, by_row(formats, rows), finding, [ELSEWHERE])
 
 
 def class_rows(tally: Tally, partition: str, made_by: str, units: list[str]) -> list[list]:
@@ -230,8 +227,7 @@ def t_table(tally: Tally) -> Table:
                   "test; the shuffled columns show what they look like when credit has nothing to "
                   "do with the answer. More than shuffled means that advantage and what stands at "
                   "a position go together over answers, length included; no effect: independent "
-                  "normal "
-                  "draws", ELSEWHERE])
+                  "normal draws", ELSEWHERE])
 
 
 def t_row(tally: Tally, unit: str) -> list:

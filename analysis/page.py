@@ -113,7 +113,8 @@ def steps_to_show(run: dict, wanted: list[int]) -> list[int]:
             raise UserError(f"--steps {step}: {run['folder']} has {there}")
     if wanted or not steps:
         return list(dict.fromkeys(wanted))
-    return [steps[i] for i in sorted({round(x) for x in np.linspace(0, len(steps) - 1, 8)})]
+    places = {round(place) for place in np.linspace(0, len(steps) - 1, 8)}
+    return [steps[place] for place in sorted(places)]
 
 
 def episodes_of(run: Path, tokenizer, steps: list[int], most_tokens: int = PER_PAGE) -> list[dict]:
@@ -150,11 +151,10 @@ def episode(tokens: dict, tokenizer, step: int, b: int) -> dict:
             "texts": [piece.decode(errors="replace") for piece in pieces],
             "section": tokens["section"][of_answer].tolist(),
             "kind": tokens["kind"][of_answer].tolist(),
-            "values": {name: [rounded(value) for value in column]
-                       for name, column in shown_values(tokens, of_answer).items()}}
+            "values": shown_values(tokens, of_answer)}
 
 
-def shown_values(tokens: dict, of_answer: slice) -> dict[str, np.ndarray]:
+def shown_values(tokens: dict, of_answer: slice) -> dict[str, list[float | None]]:
     """What a token can be shaded by. The true credit is there where it was measured."""
     def column(name: str) -> np.ndarray:
         return tokens[name][of_answer]
@@ -167,7 +167,7 @@ def shown_values(tokens: dict, of_answer: slice) -> dict[str, np.ndarray]:
     for name in ("true_credit", "true_credit_se"):
         if name in tokens:
             values[name.replace("_", " ")] = column(name).astype(float)
-    return values
+    return {name: list(map(rounded, numbers)) for name, numbers in values.items()}
 
 
 def rounded(value) -> float | None:

@@ -41,6 +41,13 @@ def over_the_rest(tally: Tally, partition: str, unit: str) -> list[Estimate]:
     return [ratio(float(values[i]), draws[:, i], int(live[i])) for i in range(len(live))]
 
 
+def rest_columns(estimates: list[Estimate], verdict: list[str]) -> dict[str, tuple]:
+    """Columns of a table: each cell over all other tokens."""
+    return {"over rest": (".2f", [e.value for e in estimates]),
+            "95%": (".2f", [e.interval for e in estimates]),
+            "difference": ("", verdict)}
+
+
 def early_over_late(tally: Tally, partition: str, unit: str) -> Estimate:
     """Mean size in the first cell of `ends` or `far ends` over that in the last."""
     def value(sizes, tokens):

@@ -70,8 +70,8 @@ def length_and_entropy(run: dict, folder: Path) -> Picture:
         if lines:
             values = [line[key] for line in lines]
             axis.plot([line["step"] for line in lines], values, color=BLUE, lw=1.2)
-            axis.set(title=f"{key.capitalize()}: {values[0]:.3g} at the start, {values[-1]:.3g} "
-                           "at the end")
+            start, end = f"{values[0]:.3g}", f"{values[-1]:.3g}"
+            axis.set(title=f"{key.capitalize()}: {start} at the start, {end} at the end")
         axis.set(xlabel="step", ylabel=label, ylim=(0, None))
     return save(figure, folder, "length_and_entropy",
                 "Length of the answers and entropy of the policy over training")
@@ -125,8 +125,8 @@ def log_prob_and_gradient(tally: Tally, folder: Path) -> Picture:
     shade(right, LOG_PROB_EDGES, S_EDGES, tally.histograms.log_prob_and_s)
     log_p = np.linspace(-14, -1e-3, 400)
     rest = -np.expm1(log_p)
-    right.plot(log_p, rest, color=ORANGE, lw=1.2, label="1 - p and sqrt(2) (1 - p): the limits of "
-                                                        "s")
+    right.plot(log_p, rest, color=ORANGE, lw=1.2,
+               label="1 - p and sqrt(2) (1 - p): the limits of s")
     right.plot(log_p, rest * np.sqrt(2), color=ORANGE, lw=1.2)
     right.plot(log_p, -log_p, color="#000000", lw=1.2, ls="--", label="abs(log p): the old unit")
     right.set(xlabel="log p of the token", ylabel="gradient size s at A = 1", ylim=(0, 3),
@@ -143,8 +143,8 @@ def entropy_and_gradient(tally: Tally, folder: Path) -> Picture:
     used = np.flatnonzero(tally.histograms.entropy_and_s.sum(1))
     top = ENTROPY_EDGES[used[-1] + 1] if len(used) else 1
     left.set(xlabel="entropy of the distribution", ylabel="gradient size s of the drawn token",
-             xlim=(0, top), title="Tokens drawn where the model was uncertain, and where it was "
-                                  "sure")
+             title="Tokens drawn where the model was uncertain, and where it was sure",
+             xlim=(0, top))
     enough = tally.histograms.by_entropy[0] >= 30
     tokens, squares, theory = tally.histograms.by_entropy[:, enough]
     middle = (ENTROPY_EDGES[1:] + ENTROPY_EDGES[:-1])[enough] / 2

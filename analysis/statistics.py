@@ -41,7 +41,7 @@ def two_sided_p(t: float, df: float) -> float:
     """Never 0: the table ends somewhere, the distribution does not."""
     angle, below = student(df)
     p = 2 * np.interp(np.arctan(-abs(t) / np.sqrt(min(df, 10_000))), angle, below)
-    return max(float(p), float(np.finfo(float).tiny))
+    return float(np.clip(p, np.finfo(float).tiny, 1.0))
 
 
 def mean_reach(values) -> np.ndarray | float:

@@ -24,12 +24,11 @@ class Table:
 
     def cells(self) -> list[list[str]]:
         formats = [spec for spec, _ in self.columns.values()]
-        return [[shown(value, spec) for value, spec in zip(row, formats)] for row in self.rows]
+        return [list(map(shown, row, formats)) for row in self.rows]
 
     def texts(self) -> list[bool]:
         """Which columns hold nothing but text: they stand on the left."""
-        return [all(isinstance(value, str) for value in values)
-                for _, values in self.columns.values()]
+        return [is_text(values) for _, values in self.columns.values()]
 
     def to_text(self, limit: int = WIDTH) -> str:
         """Markdown that also lines up in a terminal. Where it would be too wide, long names become
@@ -45,7 +44,7 @@ class Table:
         return "\n".join([self.lined_up(short), *[""] * bool(legend), *legend])
 
     def lined_up(self, cells: list[list[str]]) -> str:
-        rows = [[text.replace("|", "\\|") for text in row] for row in [list(self.columns), *cells]]
+        rows = [list(map(escaped, row)) for row in [list(self.columns), *cells]]
         widths, left = [max(3, *map(len, column)) for column in zip(*rows)], self.texts()
         rule = [rule_of(width, on_left) for width, on_left in zip(widths, left)]
         lines = [line_of(row, widths, left) for row in rows]
@@ -55,6 +54,14 @@ class Table:
         rows = [dict(zip(self.columns, map(plain, row))) for row in self.rows]
         return {"name": self.name, "title": self.title, "finding": self.finding,
                 "notes": self.notes, "columns": list(self.columns), "rows": rows}
+
+
+def is_text(values) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def escaped(text: str) -> str:
+    return text.replace("|", "\\|")  # which would end a cell
 
 
 def line_of(row: list[str], widths: list[int], left: list[bool]) -> str:
@@ -70,8 +77,10 @@ def rule_of(width: int, on_left: bool) -> str:
 def by_row(formats: dict[str, str], rows: list) -> dict[str, tuple]:
     """The columns of a table whose rows are at hand."""
     assert all(len(row) == len(formats) for row in rows), "a row does not fit the headings"
-    return {heading: (spec, [row[i] for row in rows])
-            for i, (heading, spec) in enumerate(formats.items())}
+    columns = {}
+    for i, (heading, spec) in enumerate(formats.items()):
+        columns[heading] = (spec, [row[i] for row in rows])
+    return columns
 
 
 def shown(value, spec: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from analysis.histograms import Histograms
 from analysis.positions import Positions
 from analysis.regression import design, empty_regressions
-from analysis.runs import credit_steps
+from analysis.runs import credit_steps, steps_done
 from analysis.sizes import UNITS, lay_flat, lengths, units
 from analysis.sums import MEASURES, RESAMPLED, Sums
 from analysis.vocabulary import Vocabulary
@@ -110,3 +110,19 @@ class Tally:
         """(draws, cells) sizes and tokens, with the groups drawn again."""
         drawn = self.sums.drawn[partition]
         return drawn[..., RESAMPLED.index(f"abs {unit}")], drawn[..., 0]
+
+
+def describe(run: dict, tally: Tally | None) -> str:
+    """The run in a line: its settings, how far it is, how many tokens are on record."""
+    config, done = run["config"], steps_done(run)
+    text = (f"{run['folder']}: {config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
+            f"{config.get('seed', 0)}, {config.get('model', 'unknown model')}")
+    if done < config["steps"]:
+        text += f", step {done} of {config['steps']} so far"
+    if tally:
+        first, last = tally.steps[0], tally.steps[-1]
+        text += (f"; {tally.tokens:,} tokens of {tally.answers:,} answers to {tally.groups:,} "
+                 f"questions, steps {first} to {last}")
+        gaps = last - first + 1 - len(tally.steps)
+        text += f" ({gaps} steps in between have no credit file)" if gaps else ""
+    return text

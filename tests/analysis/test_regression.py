@@ -18,7 +18,7 @@ def made(groups=30, size=7, seed=0):
 
 
 def test_clustered_regression_against_numpy_and_a_plain_loop():
-    """Coefficients from lstsq; errors from the definition: sum of u_g u_g', u_g = X_g' residuals."""
+    """Coefficients from lstsq; errors by definition: sum of u_g u_g', u_g = X_g' residuals."""
     x, y, group = made()
     regression = Regression(["constant", "slope", "class"])
     for part in np.split(

@@ -1,0 +1,186 @@
+"""Run folders that the tests of analysis are made on: any numbers, and known effects."""
+
+import numpy as np
+from conftest import ROOT, credit_columns, evaluation, write_log
+from tokenizers import Tokenizer
+
+import analyze
+from analysis.arms import Comparison
+from analysis.differences import PRIMARY, differences
+from analysis.runs import read_run
+from analysis.tally import Tally
+from engine.tokens import load_tokenizer
+
+ITEMS = 200
+
+
+def tallied(folder):
+    tally = Tally(folder)
+    tally.read()
+    return tally
+
+
+def ids_of(text):
+    return Tokenizer.from_file(str(ROOT / "models/tiny/tokenizer.json")).encode(text).ids
+
+
+def random_log(folder, steps=3, groups=3, answers=4, longest=9, weights=True, seed=0, **config):
+    """Any tokens, any numbers: what the definitions are checked on."""
+    rng, files, G = np.random.default_rng(seed), {}, groups * answers
+    for step in range(1, steps + 1):
+        lengths, group = rng.integers(1, longest + 1, G).tolist(), np.repeat(
+            np.arange(groups), answers
+        )
+        n, reward = sum(lengths), rng.choice([0.0, 0.1, 1.1], G)
+        reward[group == 0] = 0.1  # one group without spread
+        z = np.concatenate(
+            [
+                (r - r.mean()) / (r.std() + 1e-4) if r.std() > 1e-8 else 0 * r
+                for r in reward.reshape(groups, answers)
+            ]
+        )
+        p = rng.uniform(0.01, 0.99, n)
+        files[step] = credit_columns(
+            lengths,
+            group,
+            token_id=rng.integers(0, 200, n),
+            log_prob=np.log(p),
+            collision=p**2 + (1 - p) ** 2 / 2,
+            entropy=rng.uniform(0, 2, n),
+            weight=rng.gamma(1, 1, n) if weights else np.ones(n),
+            advantage=np.repeat(z, lengths),
+            section=rng.integers(0, 3, n),
+            kind=rng.integers(0, 7, n),
+            reward=reward,
+            reward_answer=reward > 1,
+        )
+    return write_log(folder, files, config), files
+
+
+def plain_rows(folder, files):
+    """The same log as a list of dictionaries, one a token, as the earlier experiment kept it."""
+    tokenizer, rows = load_tokenizer(folder), []
+    for step, c in files.items():
+        ends = [*c["episode_start"][1:].tolist(), len(c["token_id"])]
+        for b, (start, end) in enumerate(zip(c["episode_start"].tolist(), ends)):
+            for i in range(start, end):
+                row = {
+                    name: float(c[name][i])
+                    for name in ("log_prob", "advantage", "weight", "entropy", "collision")
+                }
+                rows.append(
+                    row
+                    | {
+                        "step": step,
+                        "episode": (step, b),
+                        "position": i - start,
+                        "length": end - start,
+                        "kind": int(c["kind"][i]),
+                        "section": int(c["section"][i]),
+                        "id": int(c["token_id"][i]),
+                        "text": tokenizer.decode(
+                            [int(c["token_id"][i])], skip_special_tokens=False
+                        ),
+                        "contribution": row["advantage"] * row["log_prob"],
+                        "group": (step, int(c["group"][b])),
+                    }
+                )
+    return rows
+
+
+def by_name(tables):
+    return {table.name: table.to_json()["rows"] for table in tables}
+
+
+def planted(folder, rng, steps=10, groups=6, answers=6, length=30, twice=None, trend=0.0):
+    """Tokens of two kinds in random places; p is drawn alike for all, but `twice` a kind's
+    gradient and a trend over position."""
+    files = {}
+    for step in range(1, steps + 1):
+        B = groups * answers
+        lengths, group = [length] * B, np.repeat(np.arange(groups), answers)
+        n, position = B * length, np.tile(np.arange(length) / length, B)
+        kind, advantage = rng.integers(0, 4, n), np.repeat(
+            rng.normal(size=(groups, answers)) * rng.gamma(2, 1, (groups, 1)), length
+        )
+        p = rng.uniform(0.3, 0.9, n)
+        s = 0.3 * (1 - p) * np.where(kind == twice, 2.0, 1.0) * (1 + trend * position)
+        p = 1 - s / 2**0.5  # with the rest on one token s = sqrt 2 (1 - p)
+        ids = np.array([ids_of(t)[0] for t in (" and", "\n", " 7", " +")])[kind]
+        files[step] = credit_columns(
+            lengths,
+            group,
+            token_id=ids,
+            log_prob=np.log(p),
+            collision=p**2 + (1 - p) ** 2,
+            advantage=advantage.ravel(),
+            kind=kind,
+            reward=advantage.reshape(B, length)[:, 0],
+        )
+    return write_log(folder, files)
+
+
+def tables_of(folder):
+    tally = tallied(folder)
+    return by_name(
+        analyze.run_tables(
+            {"folder": folder, "config": {"steps": 1}, "metrics": [], "evaluations": []}, tally
+        )
+    )
+
+
+def write_run(folder, success, seed=0, steps=10, rng=None, **config):
+    """A finished run: its success at the end on the same 200 problems, drawn; the same start for
+    all."""
+    rng = rng or np.random.default_rng(seed)
+    start = (np.arange(ITEMS) % 4 == 0).astype(int).tolist()
+    end = (rng.random(ITEMS) < success).astype(int).tolist()
+    lines = [
+        line
+        for mode in ("sampled", "greedy")
+        for line in (evaluation(0, start, mode), evaluation(steps, end, mode))
+    ]
+    metrics = [
+        {
+            "step": i,
+            "success": success * i / steps,
+            "entropy": 0.5,
+            "gradient_norm": 0.1 * i,
+            "length": 9.0,
+        }
+        for i in range(1, steps + 1)
+    ]
+    return write_log(
+        folder,
+        {1: credit_columns([3, 4], [0, 0])},
+        {"seed": seed, "steps": steps, **config},
+        metrics,
+        lines,
+    )
+
+
+def make(tmp_path, arms, seeds=5, spread=0.02, rng=None):
+    """arms: name -> (success, settings)"""
+    rng, folders = rng or np.random.default_rng(7), []
+    for name, (success, config) in arms.items():
+        for seed in range(seeds):
+            folders.append(
+                str(
+                    write_run(
+                        tmp_path / f"{name}-s{seed}",
+                        float(np.clip(success + rng.normal(0, spread), 0, 1)),
+                        seed,
+                        rng=rng,
+                        **config,
+                    )
+                )
+            )
+    return folders
+
+
+def comparison_of(folders, baseline=None):
+    return Comparison([read_run(folder) for folder in folders], baseline)
+
+
+def rows_of(comparison, measure=PRIMARY):
+    return {row["arm"]: row for row in differences(comparison, measure).to_json()["rows"]}
