@@ -25,7 +25,6 @@ import typing
 import numpy as np
 import torch
 
-import credit  # noqa: F401  its mitigations and advantages join the lists by being imported
 from countdown_task import ANSWER
 from credit.placebo import shuffled_weight
 from engine.errors import UserError
@@ -142,6 +141,15 @@ def random(tokens: Rollouts, *, placebo_std: Spread = 1.0) -> torch.Tensor:
     chance = np.random.default_rng(seed)
     noise = chance.gamma(placebo_std ** -2, placebo_std ** 2, tokens.mask.shape)
     return torch.tensor(noise, dtype=torch.float32, device=tokens.mask.device)
+
+
+# those with a state or samples of their own join the lists here, by being imported
+import credit.lambda_grpo         # noqa: E402, F401
+import credit.learned_importance  # noqa: E402, F401
+import credit.causal_ablation     # noqa: E402, F401
+import credit.oracle              # noqa: E402, F401
+import credit.critic              # noqa: E402, F401  the advantage gae
+import credit.monte_carlo         # noqa: E402, F401  the advantage vine
 
 
 @torch.no_grad()

@@ -83,7 +83,8 @@ def name_arms(arms: list[list[dict]], usual: dict) -> list[str]:
     settings = [arm_of(arm[0]) for arm in arms]
     names = []
     for mine in settings:
-        own = [key for key in mine if key not in common and tells_apart(key, mine, settings)]
+        own = [key for key in mine
+               if key not in common_settings() and tells_apart(key, mine, settings)]
         unusual = [key for key, value in usual.items() if key in mine and mine[key] != value]
         words = [f"{key} {mine[key]}" for key in own + unusual]
         names.append(" ".join([mine["mitigation"], *words]))

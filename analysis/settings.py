@@ -1,7 +1,7 @@
 """What the comparison of runs asks of their settings: defaults, and what had no effect.
 
-All that analysis knows of the flags of a run stands here. The lists of engine/registry.py are filled
-by whoever imports mitigations.py, as analyze.py does.
+All that analysis knows of the flags of a run stands here. The lists of engine/registry.py are
+filled by whoever imports mitigations.py, as analyze.py does.
 """
 from types import SimpleNamespace
 

@@ -1,6 +1,5 @@
-"""Ways of spreading credit that need more than a function: a critic, fresh samples, a state, pairs.
+"""Ways of spreading credit that need more than one function: a critic, fresh samples, a state.
 
-Importing the room adds its mitigations and advantages to the lists of engine/registry.py.
+mitigations.py imports those that are choices of --mitigation and --advantage: that is how they join
+the lists of engine/registry.py.
 """
-from credit import causal_ablation, critic, lambda_grpo  # noqa: F401
-from credit import learned_importance, monte_carlo, oracle  # noqa: F401

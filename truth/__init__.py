@@ -1,1 +1,2 @@
 """What is true of the model and its task, measured: one probe a file, `python -m truth.NAME`."""
+import mitigations  # noqa: F401  fills the lists of choices before a probe reads them
