@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,7 +20,9 @@ import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from engine.lab import make_lab
 from qwen2_model import ModelConfig, Qwen2
+from engine.flags import parameters_as_flags
 from engine.forward import Forward
+from engine.registry import MITIGATIONS, make
 from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from engine.settings import make_settings
@@ -44,6 +47,30 @@ def hand_made(mask, **known):
                 entropy=zeros + 1.0, collision=zeros + 0.5, section=code, kind=code, advantage=zeros, step=1,
                 scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward), generator=torch.Generator().manual_seed(0))
     return Rollouts(mask=mask, **{**dull, **known})
+
+
+def one_row(**known):
+    """A batch of one answer: what it is given are lists of numbers, one for each token."""
+    tokens = len(next(iter(known.values())))
+    return hand_made([[True] * tokens], **{name: torch.tensor([values]) for name, values in known.items()})
+
+
+def looking(tokens, **seen):
+    """The batch with these hidden states or this attention to look at."""
+    return dataclasses.replace(tokens, forward=SimpleNamespace(look=lambda *_, **__: seen))
+
+
+def make_mitigation(name, flags, lab):
+    """The mitigation with these flags, the others at their defaults."""
+    function = MITIGATIONS[name]
+    defaults = {flag: meta.default for flag, meta in parameters_as_flags(function).items()}
+    return make(function, defaults | flags, lab)
+
+
+def put_in(monkeypatch, function, name):
+    """Make it a choice of --mitigation for the time of a test."""
+    function.__name__ = name
+    monkeypatch.setitem(MITIGATIONS, name, function)
 
 
 def copied(model):

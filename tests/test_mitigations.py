@@ -3,16 +3,14 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-import mitigations
-from conftest import SPOKEN, copied, gradients, hand_made, spoken
+from conftest import (ASKED, ROOT, SPOKEN, copied, gradients, hand_made, looking, make_mitigation,
+                      one_row, spoken)
 from countdown_task import ANSWER
 from grpo import gradient_size, update
-from engine.registry import MITIGATIONS, NEVER_RESCALED, own_flags
-from engine.registry import make as make_choice
+from engine.registry import MITIGATIONS, NEVER_RESCALED
 from mitigations import token_weight
 from engine.errors import UserError
 from engine.packing import SharedPrompts
@@ -21,17 +19,11 @@ from engine.forward import Forward
 ALL = sorted(MITIGATIONS)
 
 
-def make(name, own, lab):
-    """The mitigation with these flags, the others at their defaults."""
-    defaults = {flag: meta.default for flag, meta in own_flags(MITIGATIONS[name]).items()}
-    return make_choice(MITIGATIONS[name], defaults | own, lab)
-
-
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1}}
 
 
 def weights(lab, name, tokens, own=None, **how):
-    return token_weight(make(name, FLAGS.get(name, {}) if own is None else own, lab), name, tokens, lab, **how)[0]
+    return token_weight(make_mitigation(name, FLAGS.get(name, {}) if own is None else own, lab), name, tokens, lab, **how)[0]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -70,7 +62,6 @@ def test_the_micro_batch_size_changes_nothing(lab, name):
 @pytest.mark.parametrize("texts", [["<|im_end|>", "<|im_end|>"], [" hmm", " okay."], [SPOKEN[0], "<|im_end|>"], ["</think>\n<answer></answer>", " 3"]])
 def test_odd_batches(lab, name, texts):
     """Answers of one token, without <answer>, with nothing in it; rewards all equal, or not."""
-    from conftest import ASKED
     tokens = spoken(lab, texts, ASKED[:1])
     weight = weights(lab, name, tokens)
     assert weight.isfinite().all() and weight[tokens.mask].sum() > 0
@@ -92,13 +83,8 @@ def test_the_same_generator_gives_the_same_weights(lab, name):
     assert torch.equal(weights(lab, name, spoken(lab)), weights(lab, name, spoken(lab)))
 
 
-def one_row(**known):
-    T = len(next(iter(known.values())))
-    return hand_made([[True] * T], **{name: torch.tensor([values]) for name, values in known.items()})
-
-
 def raw(name, tokens, **own):
-    return token_weight(make(name, own, None), name, tokens, rescale="none")[0]
+    return token_weight(make_mitigation(name, own, None), name, tokens, rescale="none")[0]
 
 
 def test_none_is_one():
@@ -154,10 +140,6 @@ def test_equal_gradient_by_hand():
     assert weight.item() == pytest.approx(1 / (0.2 * 2 ** 0.5 + 0.1), rel=1e-5)
 
 
-def looking(tokens, **seen):
-    return dataclasses.replace(tokens, forward=SimpleNamespace(look=lambda *_, **__: seen))
-
-
 def test_attention_credit_by_hand():
     """Five tokens, the last two the answer. Token 0 receives 0.2 and 0.4, token 1 nothing, 2 gets 0.6 and 0, 3 gets 0.3 from the last."""
     attention = torch.zeros(2, 5, 5)
@@ -201,7 +183,6 @@ def test_attention_planted_on_one_position_credits_that_token_and_not_its_neighb
 def test_hidden_and_attention_are_those_of_a_plain_forward_pass(lab):
     """hidden[b, t] predicts token t; attention[b, i, j] is what token j received when token i was predicted."""
     transformers = pytest.importorskip("transformers")
-    from conftest import ROOT
     referee = transformers.AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny", attn_implementation="eager")
     tokens = spoken(lab, micro_batch=4)
     for b, n in enumerate(tokens.length.tolist()):
@@ -242,7 +223,7 @@ def test_entropy_masking_by_hand():
     assert raw("entropy_masking", tokens, mask_percentile=80.0)[0].tolist() == [0] * 8 + [1] * 3  # at or above
     assert raw("entropy_masking", tokens, mask_percentile=0.0)[0].tolist() == [1] * 11
     assert raw("entropy_masking", tokens, mask_percentile=100.0)[0].tolist() == [0] * 10 + [1]
-    assert token_weight(make("entropy_masking", {"mask_percentile": 80.0}, None), "", tokens)[0][0, 8:].tolist() == pytest.approx([11 / 3] * 3)
+    assert token_weight(make_mitigation("entropy_masking", {"mask_percentile": 80.0}, None), "", tokens)[0][0, 8:].tolist() == pytest.approx([11 / 3] * 3)
     two = hand_made([[True, True], [True, False]], entropy=torch.tensor([[1.0, 2.0], [3.0, 99.0]]))
     assert raw("entropy_masking", two, mask_percentile=50.0).tolist() == [[0, 1], [1, 0]]  # 99 is beyond the mask
 
@@ -251,147 +232,6 @@ def test_random_has_mean_one_and_the_spread_that_was_asked_for():
     tokens = hand_made(torch.ones(100, 1000, dtype=torch.bool))
     weight = raw("random", tokens, placebo_std=0.5)
     assert weight.mean().item() == pytest.approx(1, abs=0.01) and weight.std().item() == pytest.approx(0.5, abs=0.01)
-
-
-def lambda_batch():
-    mask = torch.tensor([[True] * n + [False] * (4 - n) for n in (1, 3, 2, 4)])
-    advantage = torch.tensor([1.0, -1.0, 2.0, 0.5])[:, None] * mask
-    return hand_made(mask, group=torch.tensor([0, 0, 1, 1]), advantage=advantage, log_prob=-torch.rand(4, 4))
-
-
-def test_lambda_grpo_by_hand(lab):
-    """Lengths 1 and 3, 2 and 4: z is -1 and 1 in both groups."""
-    tokens, mitigation = lambda_batch(), make("lambda_grpo", {"lambda_init": 2.0, "lambda_lr": 0.1}, lab)
-    low, high = math.exp((8 / 9) ** 2), math.exp((10 / 9) ** 2)
-    weight = mitigation(tokens, lab)
-    expected = torch.tensor([low, high, low, high]) * 2 / (low + high)
-    torch.testing.assert_close(weight[:, 0], expected)
-    assert make("lambda_grpo", {"lambda_init": 0.0, "lambda_lr": 0.1}, lab)(tokens, lab).unique().tolist() == [1.0]
-    # Adam's first step is the learning rate against the sign of the derivative of the surrogate
-    def surrogate(lam):
-        w = torch.tensor([math.exp((8 / 9) ** lam), math.exp((10 / 9) ** lam)])
-        w = (2 * w / w.sum()).repeat(2)[:, None]
-        return -(w * tokens.advantage * tokens.log_prob * tokens.mask).sum().item() / 10
-    slope = (surrogate(2.01) - surrogate(1.99)) / 0.02
-    assert mitigation.scalar.module["lambda"].item() == pytest.approx(2.0 - 0.1 * math.copysign(1, slope), abs=1e-4)
-
-
-def test_lambda_stays_where_nothing_is_to_be_learned_and_follows_the_normalisation_of_the_loss(lab):
-    tokens, mitigation = lambda_batch(), make("lambda_grpo", {"lambda_init": 1.0, "lambda_lr": 0.1}, lab)
-    mitigation(tokens, lab)
-    before = mitigation.scalar.module["lambda"].item()
-    mitigation(dataclasses.replace(tokens, advantage=torch.zeros(4, 4)), lab)  # momentum alone would move it
-    assert mitigation.scalar.module["lambda"].item() == before != 1.0
-    slopes = []
-    for norm in ("token", "sequence"):
-        other = SimpleNamespace(settings=SimpleNamespace(loss_norm=norm, max_new_tokens=4), model=lab.model)
-        fresh = make("lambda_grpo", {"lambda_init": 1.0, "lambda_lr": 0.1}, other)
-        fresh(tokens, other)
-        slopes.append(fresh.scalar.module["lambda"].grad.item())
-    by_answer = [(tokens.advantage * tokens.log_prob * tokens.mask)[b].sum().item() / n / 4 for b, n in enumerate((1, 3, 2, 4))]
-
-    def surrogate(lam):
-        w = torch.tensor([math.exp((8 / 9) ** lam), math.exp((10 / 9) ** lam)])
-        return -sum(w * a for w, a in zip((2 * w / w.sum()).tolist() * 2, by_answer))
-    assert slopes[1] == pytest.approx((surrogate(1.01) - surrogate(0.99)) / 0.02, rel=1e-2) and slopes[0] != slopes[1]
-
-
-def test_lambda_grpo_in_a_group_of_equal_lengths_is_one(lab):
-    tokens = dataclasses.replace(lambda_batch(), mask=torch.ones(4, 4, dtype=torch.bool))
-    assert torch.equal(make("lambda_grpo", {"lambda_init": 5.0, "lambda_lr": 0.1}, lab)(tokens, lab), torch.ones(4, 4))
-
-
-def test_learned_importance_waits_then_learns(lab):
-    """Hidden states of which one direction tells the outcome, and stands at one token: that token comes to weigh more."""
-    torch.manual_seed(0)
-    D, mitigation = lab.model.config.hidden_size, make("learned_importance", {"importance_warmup": 300, "importance_lr": 3e-3}, lab)
-    advantage = torch.tensor([1.0, -1.0] * 8)
-    hidden = torch.randn(16, 4, D) * 0.3
-    hidden[:, 2, :8] += 3 * advantage[:, None]
-    hidden[:, 2, 8:16] += 3
-    tokens = looking(hand_made(torch.ones(16, 4, dtype=torch.bool), advantage=advantage[:, None].expand(16, 4)), hidden=hidden)
-    losses = []
-    for step in range(1, 301):
-        assert torch.equal(mitigation(dataclasses.replace(tokens, step=step), lab), torch.ones(16, 4))
-        losses.append(mitigation.metrics["importance_loss"])
-    weight = mitigation(dataclasses.replace(tokens, step=301), lab)
-    assert losses[-1] < 0.1 * losses[0] and weight[:, 2].mean() > 1.5 * weight[:, [0, 1, 3]].mean()
-
-
-def test_the_loss_of_the_importance_net_by_hand(lab):
-    """Row by row without padding: the reading of the weighted mean state against the answer's advantage."""
-    tokens, net = spoken(lab), make("learned_importance", {}, lab)
-    module, errors = net.net.module, []
-    with torch.no_grad():
-        for b, n in enumerate(tokens.length.tolist()):
-            states = tokens.hidden[b, :n]
-            importance = torch.nn.functional.softplus(module.outer(torch.nn.functional.silu(module.inner(states)))).flatten()
-            mean = (importance[:, None] * states).sum(0) / importance.sum()
-            errors.append(((mean @ module.read.weight[0] + module.read.bias[0] - tokens.advantage[b, 0]) ** 2).item())
-    assert net.loss(tokens).item() == pytest.approx(sum(errors) / len(errors), rel=1e-5)
-
-
-def test_learned_importance_takes_true_credit_where_it_is_known(lab):
-    torch.manual_seed(0)
-    hidden, credit = torch.randn(4, 3, lab.model.config.hidden_size), torch.tensor([[2.0, 0.1, 0.5]] * 4)
-    tokens = looking(hand_made(torch.ones(4, 3, dtype=torch.bool), true_credit=-credit), hidden=hidden)
-    mitigation = make("learned_importance", {"importance_warmup": 0, "importance_lr": 1e-2}, lab)
-    for _ in range(200):
-        weight = mitigation(tokens, lab)
-    again = make("learned_importance", {"importance_warmup": 0, "importance_lr": 1e-2}, lab)
-    again.load_state_dict(mitigation.state_dict())  # also of the part that had no gradient
-    torch.testing.assert_close(weight, credit, atol=0.1, rtol=0)
-
-
-def test_causal_ablation_by_hand(lab, monkeypatch):
-    """Every second of five tokens: the reward changes by 1, 0 and 0.5, linear in between."""
-    asked = []
-
-    def rewards(lab, tokens, prefixes, k):
-        asked.extend(prefixes)
-        return torch.tensor([[0.0], [1.0], [0.5]] + [[1.0]])[:len(prefixes)], 17
-    monkeypatch.setattr("credit.causal_ablation.continuation_rewards", rewards)
-    hidden = torch.randn(2, 5, lab.model.config.hidden_size)
-    mask = torch.tensor([[True] * 5, [True] + [False] * 4])
-    tokens = looking(hand_made(mask, ids=torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]]), group=torch.tensor([0, 1]),
-                               scores={"reward": torch.tensor([1.0, 0.25])}), hidden=hidden)
-    mitigation = make("causal_ablation", {"ablate_every": 2}, lab)
-    weight = mitigation(tokens, lab)
-    torch.testing.assert_close(weight, torch.tensor([[1, 0.5, 0, 0.25, 0.5], [0.75, 0, 0, 0, 0]]))
-    assert [(g, ids[:-1]) for g, ids in asked] == [(0, ()), (0, (4, 5)), (0, (4, 5, 6, 7)), (1, ())]
-    assert all(ids[-1] != own for (_, ids), own in zip(asked, (4, 6, 8, 9))) and mitigation.metrics == {"extra_tokens": 17}
-
-
-def test_the_replacement_comes_from_the_policy_without_the_token(lab, monkeypatch):
-    """A thousand times the same token: the others are drawn in proportion to their probabilities."""
-    asked = []
-    monkeypatch.setattr("credit.causal_ablation.continuation_rewards", lambda lab, tokens, prefixes, k: asked.extend(prefixes) or (torch.zeros(len(prefixes), 1), 0))
-    hidden = torch.randn(1, 1, lab.model.config.hidden_size, generator=torch.Generator().manual_seed(0)).expand(4000, 1, -1) * 0.5
-    probs = lab.model.logits(hidden[0, 0]).softmax(-1).detach()
-    taken = int(probs.argmax())
-    tokens = looking(hand_made(torch.ones(4000, 1, dtype=torch.bool), ids=torch.full((4000, 1), taken)), hidden=hidden)
-    make("causal_ablation", {"ablate_every": 1}, lab)(tokens, lab)
-    drawn = np.bincount([ids[-1] for _, ids in asked], minlength=len(probs)) / 4000
-    expected = probs.clone().index_fill(0, torch.tensor([taken]), 0) / (1 - probs[taken])
-    assert drawn[taken] == 0 and np.abs(drawn - expected.numpy()).sum() < 0.35 and np.corrcoef(drawn, expected.numpy())[0, 1] > 0.95
-
-
-def test_oracle_by_hand(lab, monkeypatch):
-    """Values 0.5, 0.75, then the reward 1; the middle token of the second answer was certain."""
-    table = {(): 0.5, (4,): 0.75, (4, 5): 0.25}
-    monkeypatch.setattr("credit.monte_carlo.continuation_rewards", lambda lab, tokens, prefixes, k: (torch.tensor([[table[ids]] * k for _, ids in prefixes]), 5))
-    tokens = hand_made([[True, True, False], [True, True, True]], ids=torch.tensor([[4, 6, 0], [4, 5, 6]]),
-                       log_prob=torch.tensor([[-1.0, -1, 0], [-1.0, -1e-4, -1]]), scores={"reward": torch.tensor([1.0, 0.0])})
-    mitigation = make("oracle", {"oracle_k": 3}, lab)
-    torch.testing.assert_close(mitigation(tokens, lab), torch.tensor([[0.25, 0.25, 0], [0.25, 0, 0.25]]))
-    assert mitigation.metrics == {"extra_tokens": 5}
-
-
-def test_hotter_sampling_leaves_the_oracle_no_token_for_sure(lab, monkeypatch):
-    monkeypatch.setattr("credit.monte_carlo.continuation_rewards", lambda lab, tokens, prefixes, k: (torch.arange(1.0 * len(prefixes))[:, None].expand(-1, k), 5))
-    tokens, hot = one_row(log_prob=[-1e-4, -1e-4]), SimpleNamespace(settings=SimpleNamespace(temperature=1.5))
-    assert make("oracle", {}, hot)(tokens, hot).tolist() == [[1, 1]]
-    assert make("oracle", {}, lab)(tokens, lab).tolist() == [[0, 0]]
 
 
 def test_rescaling_by_hand():
@@ -421,16 +261,6 @@ def test_weights_that_are_all_zero_become_one_and_it_is_said():
     tokens = hand_made([[True, True], [True, False]])
     weight, said = token_weight(lambda tokens, lab: tokens.log_prob * 0, "nothing", tokens)
     assert torch.equal(weight, tokens.mask.float()) and "all weights were 0" in said["weight_note"]
-
-
-def test_the_placebo_of_the_weights_permutes_them_over_the_tokens():
-    mask = torch.rand(20, 30, generator=torch.Generator().manual_seed(0)) < 0.7
-    tokens = hand_made(mask, entropy=torch.rand(20, 30))
-    plain = token_weight(make("entropy_ratio", {"entropy_beta": 1.0}, None), "", tokens)[0]
-    permuted = token_weight(make("entropy_ratio", {"entropy_beta": 1.0}, None), "", tokens, placebo="weights")[0]
-    assert not permuted[~mask].any() and not torch.equal(plain, permuted)
-    torch.testing.assert_close(permuted[mask].sort().values, plain[mask].sort().values)
-    assert abs(np.corrcoef(permuted[mask], tokens.entropy[mask])[0, 1]) < 0.15
 
 
 @pytest.mark.parametrize("wrong, words", [

@@ -1,7 +1,6 @@
 """The loop as a person meets it: whole runs, runs that were killed, and wrong commands."""
 import errno
 import gc
-import io
 import json
 import os
 import re
@@ -10,9 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,45 +25,7 @@ from engine.lab import make_lab
 from qwen2_model import Qwen2
 from engine.rollouts import sample_answers
 from engine.settings import OPTIONS, make_settings, read_flags
-
-TIME = ("seconds", "tokens_per_second", "memory")
-
-
-def run(*argv, expect=0):
-    """What train.py prints and how it ends, without the seconds that a new process needs to import PyTorch."""
-    out, errors, code = io.StringIO(), io.StringIO(), 0
-    with redirect_stdout(out), redirect_stderr(errors):
-        try:
-            train.main(list(map(str, argv)))
-        except UserError as error:
-            code = 1
-            errors.write(f"train.py: {error}")
-    assert code == expect, out.getvalue() + errors.getvalue()
-    return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def timeless(line):
-    return {k: v for k, v in line.items() if not any(word in k for word in TIME)}
-
-
-def assert_same_run(a: Path, b: Path):
-    """Bit for bit, times and memory aside."""
-    for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
-        assert list(map(timeless, lines(a / name))) == list(map(timeless, lines(b / name))), name
-    names = sorted(p.relative_to(a) for p in a.rglob("*") if p.suffix in (".npz", ".safetensors"))
-    assert names == sorted(p.relative_to(b) for p in b.rglob("*") if p.suffix in (".npz", ".safetensors"))
-    for name in names:
-        if name.suffix == ".npz":
-            with np.load(a / name) as x, np.load(b / name) as y:
-                assert all(np.array_equal(x[c], y[c]) for c in x.files) and x.files == y.files, name
-        else:
-            x, y = load_file(a / name), load_file(b / name)
-            assert x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x), name
-
+from runs import assert_same_run, lines, run, timeless
 
 @pytest.fixture(scope="session")
 def whole(learner, tmp_path_factory):

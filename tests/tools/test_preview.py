@@ -11,7 +11,7 @@ from conftest import spoken
 from engine.registry import MITIGATIONS
 from engine.errors import UserError
 from engine.settings import make_settings
-from test_arms import SHORT
+from runs import SHORT
 
 
 @pytest.fixture(scope="module")
