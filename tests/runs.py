@@ -1,4 +1,5 @@
-"""Whole runs in tests: short ones, what they print, what they leave behind, whether two are the same."""
+"""Whole runs in tests: short ones, what they print, what they leave behind, whether two are the
+same."""
 import io
 import json
 import shutil
@@ -15,14 +16,18 @@ import train
 from conftest import ROOT
 from engine.errors import UserError
 
-SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2", "--answers", "4",
-         "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0", "--checkpoint_every", "1",
-         "--sample_every", "0"]
+SHORT = [
+    "--model",
+    str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2", "--answers", "4",
+    "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0", "--checkpoint_every", "1",
+    "--sample_every", "0"
+]
 TIME = ("seconds", "tokens_per_second", "memory")
 
 
 def run(*argv, expect=0):
-    """What train.py prints and how it ends, without the seconds that a new process needs to import PyTorch."""
+    """What train.py prints and how it ends, without the seconds that a new process needs to import
+    PyTorch."""
     out, errors, code = io.StringIO(), io.StringIO(), 0
     with redirect_stdout(out), redirect_stderr(errors):
         try:
@@ -55,7 +60,8 @@ def assert_same_run(a: Path, b: Path):
     for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
         assert list(map(timeless, lines(a / name))) == list(map(timeless, lines(b / name))), name
     names = sorted(p.relative_to(a) for p in a.rglob("*") if p.suffix in (".npz", ".safetensors"))
-    assert names == sorted(p.relative_to(b) for p in b.rglob("*") if p.suffix in (".npz", ".safetensors"))
+    assert names == sorted(
+        p.relative_to(b) for p in b.rglob("*") if p.suffix in (".npz", ".safetensors"))
     for name in names:
         x, y = arrays(a / name), arrays(b / name)
         assert list(x) == list(y) and all(np.array_equal(x[key], y[key]) for key in x), name
@@ -72,6 +78,7 @@ def copy_project(folder: Path) -> Path:
 
 def program(folder: Path, *argv, expect=0) -> str:
     """What a command prints that is typed in this folder."""
-    result = subprocess.run([sys.executable, *map(str, argv)], cwd=folder, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, *map(str, argv)], cwd=folder, capture_output=True,
+                            text=True)
     assert result.returncode == expect, result.stdout + result.stderr
     return result.stdout + result.stderr

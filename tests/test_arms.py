@@ -1,4 +1,5 @@
-"""Every arm as a person runs it: named, stopped and resumed, its flags, and a weighting of one's own."""
+"""Every arm as a person runs it: named, stopped and resumed, its flags, and a weighting of one's
+own."""
 import json
 import shutil
 
@@ -17,20 +18,32 @@ from runs import SHORT, assert_same_run, copy_project, lines, program
 
 ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     "causal_ablation": ["--mitigation", "causal_ablation", "--ablate_every", "16"],
-    "vine": ["--advantage", "vine", "--values_k", "2"],
-    "oracle": ["--mitigation", "oracle", "--oracle_k", "1", "--answers", "2", "--max_new_tokens", "28"], "learned": ["--mitigation", "learned_importance", "--importance_warmup", "1"],
-    **{name: ["--advantage", name] for name in ("dr_grpo", "rloo", "gae", "span")},
-    "values every 12": ["--advantage", "vine", "--values_every", "12", "--values_k", "1"], "short-sighted critic": ["--advantage", "gae", "--gae_lambda", "0.9"],
-    "epochs": ["--epochs", "2", "--clip_low", "0.1", "--clip_high", "0.1"], "kl": ["--kl", "0.1", "--kl_kind", "k2"], "dpo": ["--loss", "dpo"],
-    "sequence": ["--loss_norm", "sequence"], "constant": ["--loss_norm", "constant", "--advantage", "dr_grpo"], "unfinished": ["--drop_unfinished"],
-    "placebo": ["--mitigation", "entropy_weighted", "--placebo", "weights"], "shuffled": ["--placebo", "advantages"],
-    "few are left": ["--mitigation", "causal_ablation", "--drop_unfinished", "--questions", "1", "--answers", "2", "--max_new_tokens", "28"],
-    "both axes": ["--mitigation", "learned_importance", "--importance_warmup", "0", "--advantage", "gae", "--rescale", "gradient", "--epochs", "2"]}
+    "vine": ["--advantage", "vine", "--values_k", "2"], "oracle": [
+        "--mitigation", "oracle", "--oracle_k", "1", "--answers", "2", "--max_new_tokens", "28"
+    ], "learned": ["--mitigation", "learned_importance", "--importance_warmup", "1"], **{
+        name: ["--advantage", name] for name in ("dr_grpo", "rloo", "gae", "span")
+    }, "values every 12": ["--advantage", "vine", "--values_every", "12", "--values_k", "1"
+                           ], "short-sighted critic": ["--advantage", "gae", "--gae_lambda", "0.9"],
+    "epochs": ["--epochs", "2", "--clip_low", "0.1", "--clip_high", "0.1"], "kl": [
+        "--kl", "0.1", "--kl_kind", "k2"
+    ], "dpo": ["--loss", "dpo"], "sequence": ["--loss_norm", "sequence"], "constant": [
+        "--loss_norm", "constant", "--advantage", "dr_grpo"
+    ], "unfinished": ["--drop_unfinished"], "placebo": [
+        "--mitigation", "entropy_weighted", "--placebo", "weights"
+    ], "shuffled": ["--placebo", "advantages"], "few are left": [
+        "--mitigation", "causal_ablation", "--drop_unfinished", "--questions", "1", "--answers",
+        "2", "--max_new_tokens", "28"
+    ], "both axes": [
+        "--mitigation", "learned_importance", "--importance_warmup", "0", "--advantage", "gae",
+        "--rescale", "gradient", "--epochs", "2"
+    ]
+}
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
-    """All arms, going on after the first step's checkpoint; state of critics and weightings included."""
+    """All arms, going on after the first step's checkpoint; state of critics and weightings
+    included."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train.main([*SHORT, "--steps", "2", *ARMS[arm], "--out", str(whole)])
     shutil.copytree(whole, stopped)
@@ -39,15 +52,22 @@ def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
     assert (stopped / "checkpoints/step_000002").exists()
     assert_same_run(whole, stopped)
     metrics = lines(tmp_path / "whole/metrics.jsonl")
-    assert len(metrics) == 2 and (any(m["trained_tokens"] for m in metrics) or arm == "few are left")
-    expected = {"gae": "explained_variance", "epochs": "clipped_share", "kl": "kl", "dpo": "pairs_in_order", "lambda_grpo": "lambda",
-                "learned": "importance_loss"}.get(arm)
+    assert len(metrics) == 2
+    assert any(m["trained_tokens"] for m in metrics) or arm == "few are left"
+    expected = {
+        "gae": "explained_variance", "epochs": "clipped_share", "kl": "kl", "dpo": "pairs_in_order",
+        "lambda_grpo": "lambda", "learned": "importance_loss"
+    }.get(arm)
     assert expected is None or any(m.get(expected) is not None for m in metrics)
-    assert (metrics[0]["extra_tokens"] > 0) == (arm in ("oracle", "causal_ablation", "vine", "values every 12")) or arm == "few are left"
+    assert (metrics[0]["extra_tokens"] > 0) == (arm in ("oracle", "causal_ablation", "vine",
+                                                        "values every 12")) or arm == "few are left"
 
 
 def test_unfinished_answers_are_on_record_with_weight_0(tmp_path):
-    train.main([*SHORT, "--drop_unfinished", "--max_new_tokens", "30", "--steps", "1", "--out", str(tmp_path / "x")])
+    train.main([
+        *SHORT, "--drop_unfinished", "--max_new_tokens", "30", "--steps", "1", "--out",
+        str(tmp_path / "x")
+    ])
     with np.load(tmp_path / "x/credit/step_000001.npz") as file:
         credit = dict(file)
     ends = np.append(credit["episode_start"][1:], len(credit["token_id"]))
@@ -58,34 +78,49 @@ def test_unfinished_answers_are_on_record_with_weight_0(tmp_path):
 
 
 def test_the_published_weights_are_on_record_as_they_are(tmp_path):
-    train.main([*SHORT, "--mitigation", "inverse_logprob_as_published", "--steps", "1", "--out", str(tmp_path / "x")])
+    train.main([
+        *SHORT, "--mitigation", "inverse_logprob_as_published", "--steps", "1", "--out",
+        str(tmp_path / "x")
+    ])
     with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
-        np.testing.assert_allclose(credit["weight"], 0.1 / (np.abs(credit["log_prob"]) + 0.1) ** 2, rtol=1e-5)
+        np.testing.assert_allclose(credit["weight"], 0.1 / (np.abs(credit["log_prob"]) + 0.1) ** 2,
+                                   rtol=1e-5)
 
 
 def test_shuffled_advantages_are_on_record_beside_the_true_rewards(tmp_path):
-    train.main([*SHORT, "--placebo", "advantages", "--questions", "6", "--steps", "1", "--out", str(tmp_path / "x")])
+    train.main([
+        *SHORT, "--placebo", "advantages", "--questions", "6", "--steps", "1", "--out",
+        str(tmp_path / "x")
+    ])
     credit = read_credit(tmp_path / "x", 1, load_tokenizer(ROOT / "models/tiny"))
     true = group_z_score(credit.reward, credit.group)
     found = credit.advantage[:, 0]
     assert not torch.equal(found, true)
     for g in range(6):
-        assert torch.equal(found[credit.group == g].sort().values, true[credit.group == g].sort().values)
+        assert torch.equal(found[credit.group == g].sort().values,
+                           true[credit.group == g].sort().values)
 
 
 def test_what_dpo_did_is_on_record_as_an_advantage(tmp_path):
-    train.main([*SHORT, "--loss", "dpo", "--steps", "1", "--questions", "4", "--out", str(tmp_path / "x")])
+    train.main(
+        [*SHORT, "--loss", "dpo", "--steps", "1", "--questions", "4", "--out",
+         str(tmp_path / "x")])
     pairs = lines(tmp_path / "x/metrics.jsonl")[0]["pairs"]
     credit = read_credit(tmp_path / "x", 1, load_tokenizer(ROOT / "models/tiny"))
     signs = credit.advantage[:, 0].sign()
     assert pairs > 0 and (signs == 1).sum() == pairs == (signs == -1).sum()
-    assert all(credit.reward[(signs == 1) & (credit.group == g)] >= credit.reward[credit.group == g].max() for g in range(4) if signs[credit.group == g].any())
+    assert all(
+        credit.reward[(signs == 1) & (credit.group == g)] >= credit.reward[credit.group == g].max()
+        for g in range(4)
+        if signs[credit.group == g].any())
 
 
 def test_what_a_folder_is_decides_how_to_go_on(tmp_path):
     out = ["--out", str(tmp_path / "x")]
     train.main([*SHORT, *out, "--steps", "1"])
-    for argv, said in ((["--steps", "1"], "go on with --resume"), (["--steps", "1", "--learning_rate", "1e-3"], "with learning_rate 0.0005 instead of 0.001")):
+    for argv, said in ((["--steps", "1"], "go on with --resume"), ([
+            "--steps", "1", "--learning_rate", "1e-3"
+    ], "with learning_rate 0.0005 instead of 0.001")):
         with pytest.raises(UserError, match=said):
             train.main([*SHORT, *out, *argv])
     (tmp_path / "file").write_text("")
@@ -95,8 +130,10 @@ def test_what_a_folder_is_decides_how_to_go_on(tmp_path):
         train.main(["--resume", str(ROOT / "models/tiny")])
 
 
-def test_a_model_that_broke_ends_the_run_with_a_word_and_a_first_step_that_failed_leaves_nothing(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="not finite any more after step 1: is --learning_rate 1e[+]30"):
+def test_a_model_that_broke_ends_the_run_with_a_word_and_a_first_step_that_failed_leaves_nothing(
+        tmp_path, monkeypatch):
+    with pytest.raises(UserError,
+                       match="not finite any more after step 1: is --learning_rate 1e[+]30"):
         train.main([*SHORT, "--learning_rate", "1e30", "--out", str(tmp_path / "x")])
     assert len(lines(tmp_path / "x/metrics.jsonl")) == 1  # what was done stays
     monkeypatch.setitem(MITIGATIONS, "wrong", lambda tokens: -tokens.entropy - 1)
@@ -124,7 +161,9 @@ def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_p
     Forgets.state_dict = lambda self: {"mean": torch.tensor(0.5)}
     train.main([*SHORT, "--mitigation", "forgets", "--speed", "--out", str(tmp_path / "y")])
     line = lines(tmp_path / "y/metrics.jsonl")[0]
-    assert line["told"] == 2.5 and line["reward"] >= 0 and json.loads((tmp_path / "y/config.json").read_text())["speed"] is True
+    assert line["told"] == 2.5
+    assert line["reward"] >= 0
+    assert json.loads((tmp_path / "y/config.json").read_text())["speed"] is True
     Forgets.load_state_dict = lambda self, tensors: tensors["spread"]
     with pytest.raises(UserError, match="spread"):
         train.main(["--resume", str(tmp_path / "y"), "--steps", "4"])
@@ -140,7 +179,8 @@ def my_idea(tokens, *, strength: float = 1.0):
 
 
 def type_commands(folder, *commands):
-    """What each command prints, or its error; all of one process, for importing PyTorch takes seconds."""
+    """What each command prints, or its error; all of one process, for importing PyTorch takes
+    seconds."""
     return program(folder, "-c", TYPE, json.dumps(commands)).split("-- next --\n")
 
 
@@ -162,7 +202,8 @@ for name, *argv in json.loads(sys.argv[1]):
 
 
 def test_a_weighting_of_ones_own_is_one_function(tmp_path):
-    """A choice, with its flag, its help and its row; on record; and seen on recorded tokens without training."""
+    """A choice, with its flag, its help and its row; on record; and seen on recorded tokens without
+    training."""
     folder = copy_project(tmp_path)
     source = (folder / "mitigations.py").read_text()
     before, border, after = source.partition("\n\n@torch.no_grad()")

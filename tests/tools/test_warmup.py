@@ -40,10 +40,12 @@ def test_transformers_reads_the_shipped_folder_the_same_way():
     ours = load_tokenizer(TINY)
     ids, _ = make_example(ours, random.Random(0))
     theirs = transformers.AutoTokenizer.from_pretrained(TINY)
-    assert theirs(ours.decode(ids, skip_special_tokens=False)).input_ids == ids and theirs.eos_token_id == 2
+    assert theirs(ours.decode(ids, skip_special_tokens=False)).input_ids == ids
+    assert theirs.eos_token_id == 2
     with torch.no_grad():
         logits = transformers.AutoModelForCausalLM.from_pretrained(TINY)(torch.tensor([ids])).logits
-        torch.testing.assert_close(Qwen2.from_pretrained(TINY)(torch.tensor([ids])), logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            Qwen2.from_pretrained(TINY)(torch.tensor([ids])), logits, atol=1e-4, rtol=0)
 
 
 def test_the_shipped_model_starts_where_there_is_something_to_learn():
@@ -64,7 +66,8 @@ def test_a_model_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     short = ["--steps", "1", "--batch", "2", "--layers", "1", "--width", "64", "--threads", "1"]
     warmup.main([*short, "--out", str(tmp_path / "model")])
     assert Qwen2.from_pretrained(tmp_path / "model").config.num_hidden_layers == 1
-    assert "`python -m tools.warmup --steps 1 --batch 2" in (tmp_path / "model/README.md").read_text()
+    assert "`python -m tools.warmup --steps 1 --batch 2" in (tmp_path /
+                                                             "model/README.md").read_text()
     assert json.loads((tmp_path / "model/recipe.json").read_text()) == warmup.RECIPE
     with pytest.raises(UserError, match="exists already"):
         warmup.main([*short, "--out", str(tmp_path / "model")])
