@@ -1,7 +1,6 @@
 """The loop as a person meets it: whole runs, runs that were killed, and wrong commands."""
 import errno
 import gc
-import io
 import json
 import multiprocessing
 import os
@@ -11,9 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,61 +26,7 @@ from engine.lab import make_lab
 from qwen2_model import Qwen2
 from engine.rollouts import sample_answers
 from engine.settings import OPTIONS, make_settings, read_flags
-
-TIME = ("seconds", "tokens_per_second", "memory")
-
-
-def run(*argv, expect=0):
-    """What train.py prints and how it ends, without the seconds that a new process needs to import PyTorch."""
-    out, errors, code = io.StringIO(), io.StringIO(), 0
-    with redirect_stdout(out), redirect_stderr(errors):
-        try:
-            train.main(list(map(str, argv)))
-        except UserError as error:
-            code = 1
-            errors.write(f"train.py: {error}")
-    assert code == expect, out.getvalue() + errors.getvalue()
-    return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
-
-
-@pytest.fixture(scope="session")
-def in_a_process():
-    """Start train.main in a process of its own that can be killed.
-
-    It is forked from one that has imported PyTorch, which takes 3 seconds, and has computed nothing yet.
-    """
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["train", "torch._dynamo"])
-
-    def start(*argv):
-        process = server.Process(target=train.main, args=(list(map(str, argv)),), daemon=True)
-        process.start()
-        return process
-    return start
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def timeless(line):
-    return {k: v for k, v in line.items() if not any(word in k for word in TIME)}
-
-
-def assert_same_run(a: Path, b: Path):
-    """Bit for bit, times and memory aside."""
-    for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
-        assert list(map(timeless, lines(a / name))) == list(map(timeless, lines(b / name))), name
-    names = sorted(p.relative_to(a) for p in a.rglob("*") if p.suffix in (".npz", ".safetensors"))
-    assert names == sorted(p.relative_to(b) for p in b.rglob("*") if p.suffix in (".npz", ".safetensors"))
-    for name in names:
-        if name.suffix == ".npz":
-            with np.load(a / name) as x, np.load(b / name) as y:
-                assert all(np.array_equal(x[c], y[c]) for c in x.files) and x.files == y.files, name
-        else:
-            x, y = load_file(a / name), load_file(b / name)
-            assert x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x), name
-
+from runs import assert_same_run, lines, run, timeless
 
 @pytest.fixture(scope="session")
 def whole(learner, tmp_path_factory):
@@ -96,23 +38,35 @@ def whole(learner, tmp_path_factory):
 
 def test_what_a_run_leaves_behind(whole, learner):
     folder, printed = whole
-    assert {p.name for p in folder.iterdir()} == {"config.json", "metrics.jsonl", "evaluations.jsonl", "samples.jsonl",
-                                                  "tokenizer.json", "credit", "checkpoints"}
+    assert {p.name for p in folder.iterdir()} == {
+        "config.json", "metrics.jsonl", "evaluations.jsonl", "samples.jsonl", "tokenizer.json",
+        "credit", "checkpoints"
+    }
     metrics = lines(folder / "metrics.jsonl")
-    assert [m["step"] for m in metrics] == [1, 2, 3, 4, 5, 6] == [int(p.stem[5:]) for p in sorted((folder / "credit").iterdir())]
+    assert [m["step"] for m in metrics] == [1, 2, 3, 4, 5, 6] == [
+        int(p.stem[5:]) for p in sorted((folder / "credit").iterdir())
+    ]
     for m in metrics:
         with np.load(folder / f"credit/step_{m['step']:06d}.npz") as credit:
             assert len(credit["token_id"]) == m["tokens"] and len(credit["reward"]) == 16
             assert credit["reward"].mean() == pytest.approx(m["reward"], abs=1e-6)
             assert credit["entropy"].mean() == pytest.approx(m["entropy"], rel=1e-5)
-            np.testing.assert_allclose(credit["reward"], 0.1 * credit["reward_format"] + credit["reward_answer"], atol=1e-6)
+            np.testing.assert_allclose(credit["reward"],
+                                       0.1 * credit["reward_format"] + credit["reward_answer"],
+                                       atol=1e-6)
             assert np.all(credit["weight"] == 1)
     assert [(e["step"], e["mode"]) for e in lines(folder / "evaluations.jsonl")] == \
         [(s, mode) for s in (0, 3, 6) for mode in ("sampled", "greedy")]
-    assert all(len(e["answer"]) == len(e["length"]) == len(e["format"]) == 24 for e in lines(folder / "evaluations.jsonl"))
+    assert all(
+        len(e["answer"]) == len(e["length"]) == len(e["format"]) == 24
+        for e in lines(folder / "evaluations.jsonl"))
     config = json.loads((folder / "config.json").read_text())
-    assert config["model"] == str(learner) and config["learning_rate"] == 1e-3 and config["versions"]["torch"] == torch.__version__
-    assert len(re.findall(r"^ +\d/6 ", printed, re.M)) == 6 and "held-out, sampled" in printed and "left" in printed
+    assert config["model"] == str(learner)
+    assert config["learning_rate"] == 1e-3
+    assert config["versions"]["torch"] == torch.__version__
+    assert len(re.findall(r"^ +\d/6 ", printed, re.M)) == 6
+    assert "held-out, sampled" in printed
+    assert "left" in printed
 
 
 def test_checkpoints_open_as_model_folders_and_only_two_can_be_resumed(whole):
@@ -141,12 +95,16 @@ def test_step_n_was_sampled_by_checkpoint_n_minus_1(whole):
 
 
 def test_training_changes_the_model_and_the_seed_changes_the_run(whole, learner, tmp_path):
-    before, after = Qwen2.from_pretrained(learner), Qwen2.from_pretrained(whole[0] / "checkpoints/step_000006")
+    before, after = Qwen2.from_pretrained(learner), Qwen2.from_pretrained(
+        whole[0] / "checkpoints/step_000006")
     assert any(not torch.equal(x, y) for x, y in zip(before.parameters(), after.parameters()))
-    run("--model", learner, "--out", tmp_path / "other", "--seed", 1, "--steps", 1, "--eval-every", 0, "--checkpoint_every=0")
-    with np.load(whole[0] / "credit/step_000001.npz") as x, np.load(tmp_path / "other/credit/step_000001.npz") as y:
+    run("--model", learner, "--out", tmp_path / "other", "--seed", 1, "--steps", 1, "--eval-every",
+        0, "--checkpoint_every=0")
+    with np.load(whole[0] / "credit/step_000001.npz") as x, np.load(
+            tmp_path / "other/credit/step_000001.npz") as y:
         assert x["prompt_ids"].tolist() != y["prompt_ids"].tolist()
-    assert not (tmp_path / "other/evaluations.jsonl").exists() and not (tmp_path / "other/checkpoints").exists()
+    assert not (tmp_path / "other/evaluations.jsonl").exists()
+    assert not (tmp_path / "other/checkpoints").exists()
 
 
 def test_a_run_repeats_from_its_own_config(whole, tmp_path):
@@ -154,16 +112,40 @@ def test_a_run_repeats_from_its_own_config(whole, tmp_path):
     assert_same_run(whole[0], tmp_path / "again")
 
 
-@pytest.mark.parametrize("step", [1, 3, 5])
-def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, in_a_process, step):
-    """SIGKILL once the credit file of this step shows: before the first checkpoint, between two, after the last but one."""
-    folder, wait_for = tmp_path / "killed", f"credit/step_{step:06d}.npz"
-    process = in_a_process("--model", learner, "--out", folder)
-    while not (folder / wait_for).exists():
-        assert process.is_alive() or (folder / wait_for).exists()
+def kill_at(step, model, folder):
+    """A process of its own, killed once the credit file of this step shows."""
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "train.py", "--model", model, "--out", folder],
+        stdout=subprocess.DEVNULL)
+    while not (folder / f"credit/step_{step:06d}.npz").exists():
+        assert process.poll() is None or (folder / f"credit/step_{step:06d}.npz").exists()
         time.sleep(0.002)
     process.kill()
-    process.join()
+    process.wait()
+
+
+def break_off_at(step, model, folder, monkeypatch):
+    """The same in this process, at once after the credit file of this step: no wait for another
+    one."""
+    write_credit = train.write_credit
+
+    def write_and_stop(path, *args):
+        write_credit(path, *args)
+        if path.stem == f"step_{step:06d}":
+            raise KeyboardInterrupt
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train, "write_credit", write_and_stop)
+        run("--model", model, "--out", folder)
+
+
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, monkeypatch, step):
+    """Before the first checkpoint, between two, after the last but one."""
+    folder = tmp_path / "killed"
+    if step == 3:
+        kill_at(step, learner, folder)
+    else:
+        break_off_at(step, learner, folder, monkeypatch)
     for name in ("metrics.jsonl", "samples.jsonl"):  # a line that the kill cut off
         with open(folder / name, "a") as file:
             file.write('{"step": 4, "rew')
@@ -177,18 +159,22 @@ def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, in_
 
 def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path):
     folder = tmp_path / "stopped"
-    process = subprocess.Popen([sys.executable, "-u", ROOT / "train.py", "--model", learner, "--out", folder],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-u", ROOT / "train.py", "--model", learner, "--out", folder],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (folder / "credit/step_000001.npz").exists():
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate()
-    assert process.returncode == 130 and f"python train.py --resume {folder}" in printed and "Traceback" not in errors
+    assert process.returncode == 130
+    assert f"python train.py --resume {folder}" in printed
+    assert "Traceback" not in errors
     stopped = int(re.search(r"stopped at step (\d)", printed)[1])
     assert (folder / f"checkpoints/step_{stopped:06d}/trainer/state.json").exists()
     run("--resume", folder)
     for name in ("metrics.jsonl", "evaluations.jsonl"):
-        assert list(map(timeless, lines(folder / name))) == list(map(timeless, lines(whole[0] / name)))
+        assert list(map(timeless, lines(folder / name))) == list(
+            map(timeless, lines(whole[0] / name)))
 
 
 def test_a_finished_run_says_so_and_more_steps_go_on(whole, learner, tmp_path):
@@ -196,16 +182,23 @@ def test_a_finished_run_says_so_and_more_steps_go_on(whole, learner, tmp_path):
     folder = tmp_path / "longer"
     run("--model", learner, "--out", folder, "--steps", 4, "--eval_every", 0)
     run("--resume", folder, "--steps", 6)
-    assert list(map(timeless, lines(folder / "metrics.jsonl"))) == list(map(timeless, lines(whole[0] / "metrics.jsonl")))
+    assert list(map(timeless, lines(folder / "metrics.jsonl"))) == list(
+        map(timeless, lines(whole[0] / "metrics.jsonl")))
     assert "--seed cannot be changed" in run("--resume", folder, "--seed", 3, expect=1).stderr
 
 
 def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
-    """--continue starts what is not there, goes on with what was stopped, passes over what is finished, and touches nothing else."""
-    flags = ["--model", str(learner), "--out", str(tmp_path / "run"), "--steps", "3", "--eval_every", "0", "--continue"]
+    """--continue starts what is not there, goes on with what was stopped, passes over what is
+    finished, and touches nothing else."""
+    flags = [
+        "--model",
+        str(learner), "--out",
+        str(tmp_path / "run"), "--steps", "3", "--eval_every", "0", "--continue"
+    ]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit), monkeypatch.context() as patch:
-        patch.setattr(train.StopRequest, "__enter__", lambda self: setattr(self, "asked", True) or self)  # Ctrl-C in the first step
+        patch.setattr(train.StopRequest, "__enter__",
+                      lambda self: setattr(self, "asked", True) or self)  # Ctrl-C in the first step
         patch.setattr(train.StopRequest, "__exit__", lambda self, *_: None)
         train.main(flags)
     assert len(lines(tmp_path / "run/metrics.jsonl")) == 1
@@ -214,14 +207,17 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
     assert len(whole.splitlines()) == 3
     train.main(flags)
     assert (tmp_path / "run/metrics.jsonl").read_text() == whole
-    with pytest.raises(UserError, match="with learning_rate 0.001 instead of 0.5: name another with --out"):
+    with pytest.raises(UserError,
+                       match="with learning_rate 0.001 instead of 0.5: name another with --out"):
         train.main([*flags, "--learning_rate", "0.5"])
     config = json.loads((tmp_path / "run/config.json").read_text())
     del config["temperature"]  # as in a run from before there was such a flag
     (tmp_path / "run/config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="with temperature 1.0 instead of 0.3"):
         train.main([*flags, "--temperature", "0.3"])
-    with pytest.raises(UserError, match="exists already: go on with --resume .*run, or name another with --out"):
+    with pytest.raises(
+            UserError,
+            match="exists already: go on with --resume .*run, or name another with --out"):
         train.main(flags[:-1])
     (tmp_path / "notes").mkdir()
     with pytest.raises(UserError, match="notes exists already and is not a run folder"):
@@ -241,7 +237,10 @@ def test_more_steps_are_remembered_by_a_run_that_is_stopped_again(learner, tmp_p
 
 def test_problems_from_a_file_are_the_ones_trained_on(learner, tmp_path):
     data = tmp_path / "problems.jsonl"
-    data.write_text("".join(json.dumps({"nums": [a, b, 3], "target": a + b + 3}) + "\n" for a in range(1, 8) for b in range(1, 8)))
+    data.write_text("".join(
+        json.dumps({"nums": [a, b, 3], "target": a + b + 3}) + "\n"
+        for a in range(1, 8)
+        for b in range(1, 8)))
     run("--model", learner, "--out", tmp_path / "x", "--data", data, "--steps", 1)
     tokenizer = load_tokenizer(learner)
     with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
@@ -265,21 +264,32 @@ def test_nothing_grows_with_the_number_of_steps(learner, tmp_path):
 
 
 def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatch):
-    lab = make_lab(make_settings({"model": str(learner), "temperature": 0.7, "weight_decay": 0.25,
-                                              "max_grad_norm": 0.125, "micro_batch": 3, "learning_rate": 0.5, "out": str(tmp_path / "x")}))
+    lab = make_lab(
+        make_settings({
+            "model": str(learner), "temperature": 0.7, "weight_decay": 0.25, "max_grad_norm": 0.125,
+            "micro_batch": 3, "learning_rate": 0.5, "out": str(tmp_path / "x")
+        }))
     assert lab.optimizer.defaults["weight_decay"] == 0.25 and lab.optimizer.defaults["lr"] == 0.5
     sampling, updating = {}, []
-    monkeypatch.setattr("engine.lab.sample_answers", lambda *args, **given: sampling.update(given) or sample_answers(*args, **given))
+    monkeypatch.setattr(
+        "engine.lab.sample_answers",
+        lambda *args, **given: sampling.update(given) or sample_answers(*args, **given))
     monkeypatch.setattr(train, "update", lambda *args: updating.extend(args) or update(*args))
     train.train_step(lab, train.create_run(lab), 1)
-    assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 40 and (updating[4].micro_batch, updating[4].max_grad_norm) == (3, 0.125)
+    assert sampling["temperature"] == 0.7
+    assert sampling["max_new_tokens"] == 40
+    assert (updating[4].micro_batch, updating[4].max_grad_norm) == (3, 0.125)
 
 
-def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(learner, tmp_path, monkeypatch):
+def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(
+        learner, tmp_path, monkeypatch):
     seeds = []
-    monkeypatch.setattr("engine.lab.sample_answers", lambda *args, **given: seeds.append(given["seed"]) or sample_answers(*args, **given))
+    monkeypatch.setattr(
+        "engine.lab.sample_answers",
+        lambda *args, **given: seeds.append(given["seed"]) or sample_answers(*args, **given))
     for seed in (0, 1):
-        lab = make_lab(make_settings({"model": str(learner), "seed": seed, "out": str(tmp_path / str(seed))}))
+        lab = make_lab(
+            make_settings({"model": str(learner), "seed": seed, "out": str(tmp_path / str(seed))}))
         run_folder = train.create_run(lab)
         for step in (1, 2):
             train.train_step(lab, run_folder, step)
@@ -290,7 +300,9 @@ def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(learn
 
 def test_a_run_that_is_being_written_cannot_be_resumed(learner, tmp_path, in_a_process):
     folder = tmp_path / "alive"
-    process = in_a_process("--model", learner, "--out", folder, "--steps", "10000")
+    process = subprocess.Popen([
+        sys.executable, ROOT / "train.py", "--model", learner, "--out", folder, "--steps", "10000"
+    ], stdout=subprocess.DEVNULL)
     while not (folder / "credit/step_000002.npz").exists():
         assert process.is_alive()
         time.sleep(0.002)
@@ -301,8 +313,9 @@ def test_a_run_that_is_being_written_cannot_be_resumed(learner, tmp_path, in_a_p
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run(whole, learner, tmp_path):
-    process = subprocess.Popen([sys.executable, ROOT / "train.py", "--model", learner, "--out", tmp_path / "x"],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "train.py", "--model", learner, "--out", tmp_path / "x"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.stdout.close()
     assert process.wait() == 0 and process.stderr.read() == ""
@@ -315,56 +328,81 @@ def test_names_that_people_gave_are_left_alone(learner, tmp_path):
     shutil.copytree(folder / "checkpoints/step_000004", folder / "checkpoints/step_000002_best")
     (folder / "credit/step_notes.txt").write_text("mine")
     run("--resume", folder, "--steps", 6)
-    assert (folder / "credit/step_notes.txt").exists() and (folder / "checkpoints/step_000002_best/trainer").exists()
-    assert [(folder / f"checkpoints/step_00000{n}/trainer").exists() for n in (2, 4, 6)] == [False, True, True]
+    assert (folder / "credit/step_notes.txt").exists()
+    assert (folder / "checkpoints/step_000002_best/trainer").exists()
+    assert [(folder / f"checkpoints/step_00000{n}/trainer").exists()
+            for n in (2, 4, 6)] == [False, True, True]
 
 
 def test_zero_steps_evaluate_and_stop(learner, tmp_path):
     run("--model", learner, "--out", tmp_path / "zero", "--steps", 0)
-    assert len(lines(tmp_path / "zero/evaluations.jsonl")) == 2 and not (tmp_path / "zero/metrics.jsonl").exists()
+    assert len(lines(tmp_path / "zero/evaluations.jsonl")) == 2
+    assert not (tmp_path / "zero/metrics.jsonl").exists()
     assert "is finished" in run("--resume", tmp_path / "zero").stdout
 
 
 def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
-    run("--model", learner, "--out", tmp_path / "half", "--dtype", "bfloat16", "--steps", 2, "--eval_every", 0)
-    assert {t.dtype for t in load_file(tmp_path / "half/checkpoints/step_000002/model.safetensors").values()} == {torch.float32}
-    gaps = [m["sampler_gap"] for m in lines(tmp_path / "half/metrics.jsonl") if m["sampler_gap"] is not None]
+    run("--model", learner, "--out", tmp_path / "half", "--dtype", "bfloat16", "--steps", 2,
+        "--eval_every", 0)
+    assert {
+        t.dtype
+        for t in load_file(tmp_path / "half/checkpoints/step_000002/model.safetensors").values()
+    } == {torch.float32}
+    gaps = [
+        m["sampler_gap"]
+        for m in lines(tmp_path / "half/metrics.jsonl")
+        if m["sampler_gap"] is not None
+    ]
     assert gaps and all(1e-5 < gap < 0.2 for gap in gaps)  # float32 has about 1e-7
 
 
-@pytest.mark.parametrize("argv, said", [
-    (["--mitigation", "nome"], "--mitigation nome is not one of: none"),
-    (["--model", "nowhere"], "there is no model folder nowhere"),
-    (["--lerning_rate", "1"], "did you mean --learning_rate"),
-    (["--dtype", "float8"], "--dtype float8 is not one of: float"),
-    (["--device", "tpu"], "--device tpu"), (["--device", "cuda:99"], "CUDA devices"), (["--device", "meta"], "only cpu and cuda"),
-    (["--steps", "many"], "invalid int value"), (["--answers", "1"], "--answers 1 should be at least 2"),
-    (["--temperature", "0"], "--temperature 0.0 should be above 0"), (["--learning_rate", "nan"], "should be a number"),
-    (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
-    (["--data", "nothing.jsonl"], "cannot read nothing.jsonl"), (["--config", "nothing.json"], "nothing.json does not exist"), (["--config", "."], "cannot read"),
-    (["--max_new_tokens", "5000"], "and the answer exceed the 1024"), (["--max_number", "500"], "cannot spell"),
-    (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem"), (["--model", ""], "--model '' should be a text"),
-    (["--resume", "nowhere"], "nowhere is not a run folder"), (["stray"], "unknown argument stray"),
-])
+@pytest.mark.parametrize(
+    "argv, said",
+    [(["--mitigation", "nome"], "--mitigation nome is not one of: none"),
+     (["--model", "nowhere"], "there is no model folder nowhere"),
+     (["--lerning_rate", "1"], "did you mean --learning_rate"),
+     (["--dtype", "float8"], "--dtype float8 is not one of: float"),
+     (["--device", "tpu"], "--device tpu"), (["--device", "cuda:99"], "CUDA devices"),
+     (["--device", "meta"], "only cpu and cuda"), (["--steps", "many"], "invalid int value"),
+     (["--answers", "1"], "--answers 1 should be at least 2"),
+     (["--temperature", "0"], "--temperature 0.0 should be above 0"),
+     (["--learning_rate", "nan"], "should be a number"),
+     (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
+     (["--data", "nothing.jsonl"], "cannot read nothing.jsonl"),
+     (["--config", "nothing.json"], "nothing.json does not exist"),
+     (["--config", "."], "cannot read"),
+     (["--max_new_tokens", "5000"], "and the answer exceed the 1024"),
+     (["--max_number", "500"], "cannot spell"),
+     (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem"),
+     (["--model", ""], "--model '' should be a text"),
+     (["--resume", "nowhere"], "nowhere is not a run folder"),
+     (["stray"], "unknown argument stray"), ])
 def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
     model = [] if "--model" in argv or "--resume" in argv else ["--model", str(learner)]
     with pytest.raises(train.UserError) as error:
-        train.main([*model, "--out", str(tmp_path / "x"), *argv] if "--resume" not in argv else argv)
-    assert said in str(error.value) and "\n" not in str(error.value) and not (tmp_path / "x").exists()
+        train.main([*model, "--out", str(tmp_path /
+                                         "x"), *argv] if "--resume" not in argv else argv)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "x").exists()
 
 
 def test_the_line_is_printed_without_a_traceback(learner, tmp_path):
     (tmp_path / "file").write_text("")
     program = [sys.executable, ROOT / "train.py", "--model", learner, "--out"]
     result = subprocess.run([*program, tmp_path / "file"], capture_output=True, text=True)
-    assert result.returncode == 1 and result.stderr.startswith("train.py: ") and "exists already" in result.stderr and result.stderr.count("\n") == 1
+    assert result.returncode == 1
+    assert result.stderr.startswith("train.py: ")
+    assert "exists already" in result.stderr
+    assert result.stderr.count("\n") == 1
     for name, said in (("file/run", "cannot write"), ("a" * 300, "name too long")):
         assert said in run("--model", learner, "--out", tmp_path / name, expect=1).stderr
 
 
 @pytest.mark.parametrize("name", ["save_file", "shutil.rmtree", "os.replace", "shutil.copyfile"])
 def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeypatch, name):
-    """Whatever call of the second checkpoint the end comes in, the folder can be resumed to the same run."""
+    """Whatever call of the second checkpoint the end comes in, the folder can be resumed to the
+    same run."""
     folder, calls = tmp_path / "cut", []
     owner, _, attribute = name.rpartition(".")
     target = getattr(run_folder, owner) if owner else run_folder
@@ -409,8 +447,10 @@ def test_a_typo_in_a_recipe_fails(learner, tmp_path):
 
 
 def test_flags_win_over_the_recipe_and_the_recipe_over_the_defaults(learner):
-    settings = make_settings(read_flags(["--model", str(learner), "--max-new-tokens", "7", "--eval-tasks=3"]))
-    assert (settings.max_new_tokens, settings.eval_tasks, settings.questions, settings.temperature) == (7, 3, 4, 1.0)
+    settings = make_settings(
+        read_flags(["--model", str(learner), "--max-new-tokens", "7", "--eval-tasks=3"]))
+    assert (settings.max_new_tokens, settings.eval_tasks, settings.questions,
+            settings.temperature) == (7, 3, 4, 1.0)
 
 
 def test_help_names_every_flag_and_mitigation(capsys):
@@ -420,7 +460,8 @@ def test_help_names_every_flag_and_mitigation(capsys):
     assert all(f"--{name} " in text for name in OPTIONS) and "plain GRPO" in text
 
 
-@pytest.mark.parametrize("hits, count, low, high", [(15, 128, 0.0723, 0.1847), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0)])
+@pytest.mark.parametrize("hits, count, low, high", [(15, 128, 0.0723, 0.1847), (0, 10, 0.0, 0.2775),
+                                                    (10, 10, 0.7225, 1.0)])
 def test_wilson_interval(hits, count, low, high):
     """Values of the textbook formula, worked out separately."""
     assert train.wilson_interval(hits, count) == pytest.approx((low, high), abs=1e-3)

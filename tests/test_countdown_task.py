@@ -1,4 +1,5 @@
-"""Problems, reward and labels. Nothing a model writes is executed, and every string gets a score."""
+"""Problems, reward and labels. Nothing a model writes is executed, and every string gets a
+score."""
 import ast
 import itertools
 import json
@@ -23,41 +24,90 @@ def answer(expression, numbers, target):
 
 
 def test_the_worked_example():
-    assert score(GOOD, [3, 5, 7], 22) == {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 1.0}
+    assert score(GOOD, [3, 5, 7],
+                 22) == {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 1.0}
 
 
-@pytest.mark.parametrize("response, form, right", [
-    (GOOD, 1.0, 1), ("<think>" + GOOD, 1.0, 1), (GOOD + "<|im_end|>", 1.0, 1), (GOOD + "<|endoftext|>", 1.0, 1),
-    (GOOD + "\n", 0.6, 1), (GOOD + " so there", 0.6, 1), (GOOD + "<|im_end|><|im_end|>", 0.6, 1),
-    (GOOD.replace("</think>\n", "</think>"), 0.6, 1), (GOOD.replace("</think>\n", "</think>\n\n"), 0.6, 1),
-    ("hm</think>", 0.1, 0), ("<answer>3*5+7</answer>", 0.5, 1), ("no tags", 0.0, 0), ("", 0.0, 0),
-    ("hm</think>\n<answer>3*5+7", 0.1, 0),                                          # never closed
-    ("hm</think>\n<answer>1</answer><answer>3*5+7</answer>", 0.6, 0),               # the first section counts
-    ("hm</think>\n<answer>3*5+7</answer><answer>1</answer>", 0.6, 1),
-    ("</answer><answer>3*5+7</answer></think>", 0.6, 1),
-])
+@pytest.mark.parametrize(
+    "response, form, right",
+    [
+        (GOOD, 1.0, 1),
+        ("<think>" + GOOD, 1.0, 1),
+        (GOOD + "<|im_end|>", 1.0, 1),
+        (GOOD + "<|endoftext|>", 1.0, 1),
+        (GOOD + "\n", 0.6, 1),
+        (GOOD + " so there", 0.6, 1),
+        (GOOD + "<|im_end|><|im_end|>", 0.6, 1),
+        (GOOD.replace("</think>\n", "</think>"), 0.6, 1),
+        (GOOD.replace("</think>\n", "</think>\n\n"), 0.6, 1),
+        ("hm</think>", 0.1, 0),
+        ("<answer>3*5+7</answer>", 0.5, 1),
+        ("no tags", 0.0, 0),
+        ("", 0.0, 0),
+        ("hm</think>\n<answer>3*5+7", 0.1, 0),  # never closed
+        ("hm</think>\n<answer>1</answer><answer>3*5+7</answer>", 0.6,
+         0),  # the first section counts
+        ("hm</think>\n<answer>3*5+7</answer><answer>1</answer>", 0.6, 1),
+        ("</answer><answer>3*5+7</answer></think>", 0.6, 1),
+    ])
 def test_format_and_answer(response, form, right):
     result = score(response, [3, 5, 7], 22)
     assert (result["format"], result["answer"]) == (form, right)
     assert result["reward"] == pytest.approx(0.1 * form + right)
 
 
-@pytest.mark.parametrize("expression, numbers, target, right", [
-    ("(1+2)*3", [1, 2, 3], 9, 1), ("3*(2+1)", [1, 2, 3], 9, 1), ("1+2*3", [1, 2, 3], 7, 1), ("8-3-2", [8, 3, 2], 3, 1),
-    ("8/4/2", [8, 4, 2], 1, 1), ("2/3*6", [2, 3, 6], 4, 1), ("8/(3-8/3)", [8, 3, 8, 3], 24, 1),  # exact thirds
-    ("-3+5", [3, 5], 2, 1), ("5--3", [3, 5], 8, 1), ("-(3-5)", [3, 5], 2, 1), ("3*-5+20", [3, 5, 20], 5, 1),
-    (" \t3\n+ 5\r", [3, 5], 8, 1),
-    ("3+5", [3, 5, 2], 8, 0), ("3+5+5", [3, 5], 13, 0), ("3+5", [3, 6], 8, 0), ("35", [3, 5], 35, 0),  # each once
-    ("2**3", [2, 3], 8, 0), ("7//2", [7, 2], 3, 0), ("9**9**9", [9, 9, 9], 1, 0), ("3 5", [3, 5], 8, 0),
-    ("3+5=8", [3, 5], 8, 0), ("3+5;", [3, 5], 8, 0), ("3+", [3], 3, 0), ("(3+5", [3, 5], 8, 0), ("3+5)", [3, 5], 8, 0),
-    ("()", [], 0, 0), ("", [], 0, 0), ("*3", [3], 3, 0), ("+3", [3], 3, 0), ("3(5)", [3, 5], 15, 0),
-    ("3/(5-5)", [3, 5, 5], 0, 0), ("3.0+5", [3, 5], 8, 0), ("3e0+5", [3, 5], 8, 0), ("0x3+5", [3, 5], 8, 0),
-    ("3_0", [30], 30, 0), ("int(3)+5", [3, 5], 8, 0), ("__import__('os')", [3], 3, 0), ("a+3", [3], 3, 0),
-    ("\u0663+5", [3, 5], 8, 0), ("\uff13+5", [3, 5], 8, 0), ("3\u00d75", [3, 5], 15, 0), ("3\u00a0+5", [3, 5], 8, 0),
-    ("3\x00+5", [3, 5], 8, 0), ("\ud800", [3], 3, 0),
-    ("(" * 5000 + "3" + ")" * 5000, [3], 3, 0), ("-" * 5000 + "3", [3], 3, 0), ("9" * 10_000, [9], 9, 0),
-    ("1+" * 5000 + "1", [1] * 5001, 5001, 0),
-])
+@pytest.mark.parametrize(
+    "expression, numbers, target, right",
+    [
+        ("(1+2)*3", [1, 2, 3], 9, 1),
+        ("3*(2+1)", [1, 2, 3], 9, 1),
+        ("1+2*3", [1, 2, 3], 7, 1),
+        ("8-3-2", [8, 3, 2], 3, 1),
+        ("8/4/2", [8, 4, 2], 1, 1),
+        ("2/3*6", [2, 3, 6], 4, 1),
+        ("8/(3-8/3)", [8, 3, 8, 3], 24, 1),  # exact thirds
+        ("-3+5", [3, 5], 2, 1),
+        ("5--3", [3, 5], 8, 1),
+        ("-(3-5)", [3, 5], 2, 1),
+        ("3*-5+20", [3, 5, 20], 5, 1),
+        (" \t3\n+ 5\r", [3, 5], 8, 1),
+        ("3+5", [3, 5, 2], 8, 0),
+        ("3+5+5", [3, 5], 13, 0),
+        ("3+5", [3, 6], 8, 0),
+        ("35", [3, 5], 35, 0),  # each once
+        ("2**3", [2, 3], 8, 0),
+        ("7//2", [7, 2], 3, 0),
+        ("9**9**9", [9, 9, 9], 1, 0),
+        ("3 5", [3, 5], 8, 0),
+        ("3+5=8", [3, 5], 8, 0),
+        ("3+5;", [3, 5], 8, 0),
+        ("3+", [3], 3, 0),
+        ("(3+5", [3, 5], 8, 0),
+        ("3+5)", [3, 5], 8, 0),
+        ("()", [], 0, 0),
+        ("", [], 0, 0),
+        ("*3", [3], 3, 0),
+        ("+3", [3], 3, 0),
+        ("3(5)", [3, 5], 15, 0),
+        ("3/(5-5)", [3, 5, 5], 0, 0),
+        ("3.0+5", [3, 5], 8, 0),
+        ("3e0+5", [3, 5], 8, 0),
+        ("0x3+5", [3, 5], 8, 0),
+        ("3_0", [30], 30, 0),
+        ("int(3)+5", [3, 5], 8, 0),
+        ("__import__('os')", [3], 3, 0),
+        ("a+3", [3], 3, 0),
+        ("\u0663+5", [3, 5], 8, 0),
+        ("\uff13+5", [3, 5], 8, 0),
+        ("3\u00d75", [3, 5], 15, 0),
+        ("3\u00a0+5", [3, 5], 8, 0),
+        ("3\x00+5", [3, 5], 8, 0),
+        ("\ud800", [3], 3, 0),
+        ("(" * 5000 + "3" + ")" * 5000, [3], 3, 0),
+        ("-" * 5000 + "3", [3], 3, 0),
+        ("9" * 10_000, [9], 9, 0),
+        ("1+" * 5000 + "1", [1] * 5001, 5001, 0),
+    ])
 def test_the_expression_reader(expression, numbers, target, right):
     assert answer(expression, numbers, target) == right
 
@@ -69,15 +119,17 @@ def tree_value(node) -> Fraction:
     if isinstance(node, ast.Constant):
         return Fraction(node.value)
     left, right = tree_value(node.left), tree_value(node.right)
-    return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}.get(type(node.op)) \
-        if not isinstance(node.op, ast.Div) else left / right
+    if isinstance(node.op, ast.Div):
+        return left / right
+    return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}.get(type(node.op))
 
 
 def random_expression(rng, numbers):
     if len(numbers) == 1:
         return rng.choice(["", "", "-"]) + str(numbers[0])
     cut = rng.randrange(1, len(numbers))
-    text = random_expression(rng, numbers[:cut]) + rng.choice("+-*/") + random_expression(rng, numbers[cut:])
+    text = random_expression(rng, numbers[:cut]) + rng.choice("+-*/") + random_expression(
+        rng, numbers[cut:])
     return rng.choice([text, f"({text})", f" ( {text} ) "])
 
 
@@ -97,20 +149,27 @@ def test_the_reader_agrees_with_pythons_grammar():
 
 def test_any_string_gets_a_score():
     rng = random.Random(1)
-    parts = ["<think>", "</think>", "\n", "<answer>", "</answer>", "<|im_end|>", "3", "+", "(", ")", " 3 * 5 = 15", "\ud83d",
-             "<", ">", "é", "\x00", "9" * 300, "-" * 300]
+    parts = [
+        "<think>", "</think>", "\n", "<answer>", "</answer>", "<|im_end|>", "3", "+", "(", ")",
+        " 3 * 5 = 15", "\ud83d", "<", ">", "é", "\x00", "9" * 300, "-" * 300
+    ]
     for _ in range(3000):
         text = "".join(rng.choices(parts, k=rng.randint(0, 12)))
         result = score(text, [3, 5], 15)
-        assert 0 <= result["format"] <= 1 and result["answer"] in (0, 1) and 0 <= result["reasoning"] <= 1
-    for huge in ("<answer>" * 100_000, "3 + 3 = " * 100_000, "<think>" * 50_000 + "</answer>" * 50_000, " " * 1_000_000):
+        assert 0 <= result["format"] <= 1
+        assert result["answer"] in (0, 1)
+        assert 0 <= result["reasoning"] <= 1
+    for huge in ("<answer>" * 100_000, "3 + 3 = " * 100_000,
+                 "<think>" * 50_000 + "</answer>" * 50_000, " " * 1_000_000):
         score(huge, [3, 5], 15)
 
 
-@pytest.mark.parametrize("think, share", [
-    ("3 * 5 = 15, 15 + 7 = 22", 1), ("3 * 5 = 16, 16 + 7 = 23", 0.5), ("3 * 4 = 12", 0), ("3 + 3 = 6", 0),
-    ("7 - 3 = 4 and 4 + 4 = 8", 1), ("15 / 5 = 3", 0), ("3 * 5 = 15 + 7 = 22", 1), ("3 - 5 = -2", 1), ("5 / 0 = 5", 0),
-    ("nothing", 0), ("7/3=2", 0)])
+@pytest.mark.parametrize("think, share", [("3 * 5 = 15, 15 + 7 = 22", 1),
+                                          ("3 * 5 = 16, 16 + 7 = 23", 0.5), ("3 * 4 = 12", 0),
+                                          ("3 + 3 = 6", 0), ("7 - 3 = 4 and 4 + 4 = 8", 1),
+                                          ("15 / 5 = 3", 0), ("3 * 5 = 15 + 7 = 22", 1),
+                                          ("3 - 5 = -2", 1), ("5 / 0 = 5", 0), ("nothing", 0),
+                                          ("7/3=2", 0)])
 def test_reasoning_is_the_share_of_right_steps_with_available_numbers(think, share):
     assert score(f"{think}</think>\n<answer>1</answer>", [3, 5, 7], 22)["reasoning"] == share
 
@@ -124,7 +183,9 @@ def brute_force(numbers, target):
     for i, j in itertools.permutations(range(len(numbers)), 2):
         rest = [n for k, n in enumerate(numbers) if k not in (i, j)]
         a, b = numbers[i], numbers[j]
-        if any(brute_force([*rest, c], target) for c in (a + b, a - b, a * b, *([a / b] if b else []))):
+        if any(
+                brute_force([*rest, c], target)
+                for c in (a + b, a - b, a * b, *([a / b] if b else []))):
             return True
     return False
 
@@ -141,9 +202,12 @@ def test_every_problem_has_a_solution_and_keeps_to_its_ranges(ranges):
 def test_the_seed_changes_the_problems_and_the_order_of_numbers_does_not_change_the_split():
     problems = Task(**TINY)
     assert problems.training_problems(0, 1, 8) == problems.training_problems(0, 1, 8)
-    assert problems.training_problems(0, 1, 8) != problems.training_problems(1, 1, 8) != problems.training_problems(1, 2, 8)
+    assert problems.training_problems(0, 1, 8) != problems.training_problems(
+        1, 1, 8) != problems.training_problems(1, 2, 8)
     for target in range(1, 21):
-        assert len({held_out(Problem(numbers, target)) for numbers in itertools.permutations((3, 5, 7))}) == 1
+        assert len({
+            held_out(Problem(numbers, target)) for numbers in itertools.permutations((3, 5, 7))
+        }) == 1
 
 
 def test_nothing_evaluated_was_ever_trained_on():
@@ -159,14 +223,17 @@ def test_problems_from_a_file_are_split_by_the_same_rule(tmp_path):
     made = Task(**WIDE).training_problems(0, 0, 40)
     made += Task(**TINY).held_out_problems(10)
     path = tmp_path / "problems.jsonl"
-    path.write_text("\n".join(json.dumps({"nums": p.numbers, "target": p.target}) for p in made) + "\n\n")
+    path.write_text("\n".join(json.dumps({"nums": p.numbers, "target": p.target})
+                              for p in made) + "\n\n")
     problems = Task(data=str(path))
     assert set(problems.training_problems(0, 1, 2000)) == {p for p in made if not held_out(p)}
     assert set(problems.held_out_problems(500)) == {p for p in made if held_out(p)}
 
 
-@pytest.mark.parametrize("line", ["{}", '{"nums": [], "target": 3}', '{"nums": [1, "2"], "target": 3}', "[1]", "no json",
-                                  '{"nums": [1, 2], "target": 1.5}', '{"nums": [1, true], "target": 2}'])
+@pytest.mark.parametrize("line", [
+    "{}", '{"nums": [], "target": 3}', '{"nums": [1, "2"], "target": 3}', "[1]", "no json",
+    '{"nums": [1, 2], "target": 1.5}', '{"nums": [1, true], "target": 2}'
+])
 def test_a_bad_line_is_named(tmp_path, line):
     path = tmp_path / "problems.jsonl"
     path.write_text('{"nums": [1, 2], "target": 3}\n' + line + "\n")
@@ -191,24 +258,35 @@ def labels(pieces):
 
 
 def test_sections_and_kinds_of_whole_tags():
-    pieces = [b" try", b" 3", b" *", b" 5", b" =", b" 15", b"</think>", b"\n", b"<answer>", b" (", b" 3", b"</answer>", b"<|im_end|>"]
-    assert labels(pieces) == [
-        ("think", "word"), ("think", "number"), ("think", "operator"), ("think", "number"), ("think", "bracket"),
-        ("think", "number"), ("other", "tag"), ("other", "space"), ("other", "tag"), ("answer", "bracket"),
-        ("answer", "number"), ("other", "tag"), ("other", "end")]
+    pieces = [
+        b" try", b" 3", b" *", b" 5", b" =", b" 15", b"</think>", b"\n", b"<answer>", b" (", b" 3",
+        b"</answer>", b"<|im_end|>"
+    ]
+    assert labels(pieces) == [("think", "word"), ("think", "number"), ("think", "operator"),
+                              ("think", "number"), ("think", "bracket"), ("think", "number"),
+                              ("other", "tag"), ("other", "space"), ("other", "tag"),
+                              ("answer", "bracket"), ("answer", "number"), ("other", "tag"),
+                              ("other", "end")]
 
 
 def test_tags_cut_into_pieces_and_glued_to_their_neighbours():
-    """As Qwen's tokenizer does: "</", "think", ">\\n", "<", "answer", ">", ..., "</", "answer", ">"."""
-    pieces = [b"so", b"</", b"think", b">\n", b"<", b"answer", b">", b"3", b"+", b"5", b"</", b"answer", b">", b"<|im_end|>"]
-    assert [s for s, _ in labels(pieces)] == ["think"] + ["other"] * 6 + ["answer"] * 3 + ["other"] * 4
-    assert [k for _, k in labels(pieces)] == ["word"] + ["tag"] * 6 + ["number", "operator", "number"] + ["tag"] * 3 + ["end"]
+    """As Qwen's tokenizer does: "</", "think", ">\\n", "<", "answer", ">", ..., "</", "answer",
+    ">"."""
+    pieces = [
+        b"so", b"</", b"think", b">\n", b"<", b"answer", b">", b"3", b"+", b"5", b"</", b"answer",
+        b">", b"<|im_end|>"
+    ]
+    assert [s for s, _ in labels(pieces)
+            ] == ["think"] + ["other"] * 6 + ["answer"] * 3 + ["other"] * 4
+    assert [k for _, k in labels(pieces)
+            ] == ["word"] + ["tag"] * 6 + ["number", "operator", "number"] + ["tag"] * 3 + ["end"]
 
 
 def test_the_answer_section_neither_starts_nor_ends_a_token_early():
     """The token that closes the opening tag and the one that opens the closing tag are outside."""
     pieces = [b"x</think>\n<answer", b">3", b"+", b"5<", b"/answer>"]
-    assert labels(pieces) == [("other", "tag"), ("other", "tag"), ("answer", "operator"), ("other", "tag"), ("other", "tag")]
+    assert labels(pieces) == [("other", "tag"), ("other", "tag"), ("answer", "operator"),
+                              ("other", "tag"), ("other", "tag")]
 
 
 def test_answers_without_their_tags():
@@ -216,7 +294,9 @@ def test_answers_without_their_tags():
     assert [s for s, _ in labels([b"a", b"<answer>", b"3"])] == ["think", "other", "answer"]
     assert [s for s, _ in labels([b"<answer>", b"3", b"</answer>", b" so", b"<answer>", b"4"])] == \
         ["other", "answer", "other", "other", "other", "other"]  # only the first answer is one
-    assert [s for s, _ in labels([b"<think>", b"a", b"</think>", b"b"])] == ["other", "think", "other", "other"]
+    assert [s for s, _ in labels([b"<think>", b"a", b"</think>", b"b"])] == [
+        "other", "think", "other", "other"
+    ]
     assert annotate([]) == ([], [])
 
 
@@ -255,16 +335,26 @@ def test_prompts_end_with_an_opened_think_and_are_chatml(learner):
     tiny, real = load_tokenizer(learner), byte_level_tokenizer([])
     problem = Problem((3, 5, 7), 22)
     for tokenizer, form in ((tiny, "short"), (real, "full")):
-        text = b"".join(token_bytes(tokenizer, encode_prompt(tokenizer, Task(prompt=form).prompt_for(problem), ""))).decode()
-        assert text.endswith("<think>") and text.startswith("<|im_start|>") and "<|im_start|>assistant\n" in text
-        assert "22" in text and tokenizer.token_to_id("<|im_end|>") in encode_prompt(tokenizer, Task(prompt=form).prompt_for(problem), "")
-    for word in ("3, 5, 7", "+", "-", "*", "/", "exactly once", "<answer>", "</answer>", "</think>"):
+        text = b"".join(
+            token_bytes(tokenizer,
+                        encode_prompt(tokenizer,
+                                      Task(prompt=form).prompt_for(problem), ""))).decode()
+        assert text.endswith("<think>")
+        assert text.startswith("<|im_start|>")
+        assert "<|im_start|>assistant\n" in text
+        assert "22" in text
+        assert tokenizer.token_to_id("<|im_end|>") in encode_prompt(
+            tokenizer,
+            Task(prompt=form).prompt_for(problem), "")
+    for word in ("3, 5, 7", "+", "-", "*", "/", "exactly once", "<answer>", "</answer>",
+                 "</think>"):
         assert word in text
 
 
 def test_numbers_the_tokenizer_cannot_spell_are_refused(learner):
     with pytest.raises(ValueError, match="cannot spell"):
-        encode_prompt(load_tokenizer(learner), Task(prompt="short").prompt_for(Problem((3, 5, 700), 22)), "3 5 700")
+        encode_prompt(load_tokenizer(learner),
+                      Task(prompt="short").prompt_for(Problem((3, 5, 700), 22)), "3 5 700")
 
 
 def test_folders_without_a_fitting_tokenizer_are_refused(tmp_path):

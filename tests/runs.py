@@ -1,0 +1,84 @@
+"""Whole runs in tests: short ones, what they print, what they leave behind, whether two are the
+same."""
+import io
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from safetensors.torch import load_file
+
+import train
+from conftest import ROOT
+from engine.errors import UserError
+
+SHORT = [
+    "--model",
+    str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2", "--answers", "4",
+    "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0", "--checkpoint_every", "1",
+    "--sample_every", "0"
+]
+TIME = ("seconds", "tokens_per_second", "memory")
+
+
+def run(*argv, expect=0):
+    """What train.py prints and how it ends, without the seconds that a new process needs to import
+    PyTorch."""
+    out, errors, code = io.StringIO(), io.StringIO(), 0
+    with redirect_stdout(out), redirect_stderr(errors):
+        try:
+            train.main(list(map(str, argv)))
+        except UserError as error:
+            code = 1
+            errors.write(f"train.py: {error}")
+    assert code == expect, out.getvalue() + errors.getvalue()
+    return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def timeless(line):
+    return {key: value for key, value in line.items() if not any(word in key for word in TIME)}
+
+
+def arrays(path):
+    """Of a credit file or a file of weights, by name."""
+    if path.suffix == ".npz":
+        with np.load(path) as file:
+            return dict(file)
+    return {name: tensor.float().numpy() for name, tensor in load_file(path).items()}
+
+
+def assert_same_run(a: Path, b: Path):
+    """Bit for bit, times and memory aside."""
+    for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
+        assert list(map(timeless, lines(a / name))) == list(map(timeless, lines(b / name))), name
+    names = sorted(p.relative_to(a) for p in a.rglob("*") if p.suffix in (".npz", ".safetensors"))
+    assert names == sorted(
+        p.relative_to(b) for p in b.rglob("*") if p.suffix in (".npz", ".safetensors"))
+    for name in names:
+        x, y = arrays(a / name), arrays(b / name)
+        assert list(x) == list(y) and all(np.array_equal(x[key], y[key]) for key in x), name
+
+
+def copy_project(folder: Path) -> Path:
+    """The program without its tests and models, to be changed."""
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, folder)
+    for room in ("engine", "credit", "analysis", "tools", "truth"):
+        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def program(folder: Path, *argv, expect=0) -> str:
+    """What a command prints that is typed in this folder."""
+    result = subprocess.run([sys.executable, *map(str, argv)], cwd=folder, capture_output=True,
+                            text=True)
+    assert result.returncode == expect, result.stdout + result.stderr
+    return result.stdout + result.stderr
