@@ -48,11 +48,11 @@ FLAGS = {
     "seeds": Flag(4, "policies and tasks, the same for every arm and length", least=2, quick=2),
     "questions": Flag(8, "groups in a step", least=1, quick=2),
     "answers": Flag(8, "answers in a group", least=2, quick=4),
-    "learning_rate": Flag(3e-3, "of AdamW, for all arms", least=0),
-    "segments": Flag(6, "of an answer, for monte carlo", least=1, quick=2),
-    "continuations": Flag(4, "behind each value, for monte carlo", least=1, quick=1),
-    "batches": Flag(16, "of the fresh policy, to measure the noise of the gradient", least=2,
-                    quick=2)}
+    "learning_rate": Flag(3e-3, "AdamW's, for all arms", least=0),
+    "segments": Flag(6, "segments of an answer, for monte carlo", least=1, quick=2),
+    "continuations": Flag(4, "continuations behind each value, for monte carlo", least=1, quick=1),
+    "batches": Flag(16, "batches of the fresh policy, to measure the noise of the gradient",
+                    least=2, quick=2)}
 ARMS = {"grpo": {}, "critic": {"advantage": "gae"},
         "critic 0.95": {"advantage": "gae", "gae_lambda": 0.95},
         "monte carlo": {"advantage": "vine"}, "exact": {}}
