@@ -36,23 +36,17 @@ def percent(e: Estimate) -> str:
 def claims_table(answers: Answers, of_questions: list[Estimate], beside: dict[tuple, Estimate],
                  saving: Estimate) -> Table:
     """What is claimed of the mean, and of what others put in its place."""
-    words, less = noise_verdicts(beside), "less noise than the mean"
     clear = sum(side in ("higher", "lower") for side in gap_verdicts(of_questions))
-    known, Q = int(answers.known.sum()), len(of_questions)
-    most = max(k for _, k in beside)
-    in_group = max(k for _, k in beside if k + 1 in GROUPS)
-    rows = [("nothing need be subtracted", less, percent(beside[NOTHING, most]),
-             CLAIM_VERDICTS[words[NOTHING, most]]),
+    known = int(answers.known.sum())
+    nothing, *better = noise_claims(beside)
+    rows = [nothing,
             ("the group's mean is the best", "Cov(|g|^2, R) = 0",
              f"clearly not in {clear} of {known} questions", "refuted" if clear else "not refuted"),
             ("the zero sum makes it the best", "sum of R - b = 0",
-             f"true of the mean in all {Q}", "no condition"),
+             f"true of the mean in all {len(of_questions)}", "no condition"),
             ("the mean is good enough", "(mean - b*)^2 E|g|^2 small", percent(saving),
-             saving_verdict(saving))]
-    for name in (BEST, LENGTH, TOKEN):
-        for k in sorted({most, in_group}, reverse=True):
-            rows.append((f"{name} is better, {k} others", less, percent(beside[name, k]),
-                         CLAIM_VERDICTS[words[name, k]]))
+             saving_verdict(saving)),
+            *better]
     average = mean_over_questions(np.array([e.value for e in of_questions]))
     finding = (f"The mean is clearly not the best baseline in {clear} of {known} questions; on "
                f"average b* - mean is {average.value:+.3f} ({average.low:+.3f} to "
@@ -65,6 +59,19 @@ def claims_table(answers: Answers, of_questions: list[Estimate], beside: dict[tu
     headings = dict.fromkeys(("claim", "which asks for", "measured", "verdict"), "")
     return Table("claims", "Is the group's mean the best baseline?", by_row(headings, rows),
                  finding, notes)
+
+
+def noise_claims(beside: dict[tuple, Estimate]) -> list[tuple]:
+    """Rows on baselines that are said to have less noise: nothing first, then the others."""
+    words = noise_verdicts(beside)
+    most = max(k for _, k in beside)
+    in_group = max(k for _, k in beside if k + 1 in GROUPS)
+    claims = {(NOTHING, most): "nothing need be subtracted"}
+    for name in (BEST, LENGTH, TOKEN):
+        for k in sorted({most, in_group}, reverse=True):
+            claims[name, k] = f"{name} is better, {k} others"
+    return [(claim, "less noise than the mean", percent(beside[row]), CLAIM_VERDICTS[words[row]])
+            for row, claim in claims.items()]
 
 
 def saving_verdict(saving: Estimate) -> str:

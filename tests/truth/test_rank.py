@@ -15,8 +15,8 @@ from truth import rank, spectra
 from truth.common import run_probe
 from truth.planted import planted_lab, sample_planted, true_rewards
 from truth.rank_claims import (
-    Row, against_z, change_verdict, claim_about_2, claim_any_size, claim_others, claim_rank_2,
-    sentence)
+    Row, about_2, against_z, change_verdict, claim_about_2, claim_any_size, claim_others,
+    claim_rank_2, sentence)
 from truth.rank_gradients import centred_matrices, group_gradients, weight_matrices
 from truth.rank_measurements import ONES, Measurements, Z, answer_arms, measure_question
 from truth.rank_tables import by_definition
@@ -267,13 +267,21 @@ def test_means_and_paired_changes_by_hand():
 
 @pytest.mark.parametrize("low, high, expected", [
     (0.1, 0.3, "higher"), (-0.3, -0.1, "lower"), (-0.1, 0.3, "none seen"),
-    (1e-9, 3e-8, "the same"), (math.nan, math.nan, "too few")])
+    (1e-9, 3e-8, "the same"), (1e-9, 0.3, "higher"), (math.nan, math.nan, "too few")])
 def test_verdicts_on_changes(low, high, expected):
     assert change_verdict(Estimate(0.1, low, high, 0.5)) == expected
 
 
 def test_verdicts_on_changes_in_other_words():
     assert change_verdict(Estimate(0.2, 0.1, 0.3, 0.01), "grows", "falls") == "grows"
+
+
+@pytest.mark.parametrize("low, high, expected", [
+    (1.0, 1.6, "may be 2"), (2.4, 9.0, "may be 2"), (2.6, 9.0, "not 2"), (1.0, 1.4, "not 2"),
+    (math.nan, math.nan, "too few")])
+def test_verdicts_on_about_2(low, high, expected):
+    """From 1.5 to 2.5."""
+    assert about_2(Estimate(2.0, low, high, 0.5)) == expected
 
 
 def test_a_sentence_gathers_rows_by_verdict():
