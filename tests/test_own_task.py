@@ -88,9 +88,9 @@ def test_a_task_that_shares_nothing_with_countdown_trains(tmp_path):
 
 
 @pytest.mark.parametrize("name, words", [
-    ("my_tsk", "there is no module my_tsk.py"),
-    ("../my_task", "there is no module"),
-    ("engine.files", "files.py has no class Task"),
+    ("my_tsk", "there is no such module"),
+    ("../my_task", "there is no such module"),
+    ("engine.files", "this module has no class Task of its own"),
 ])
 def test_a_module_that_is_no_task_is_named(name, words):
     with pytest.raises(train.UserError, match=words):

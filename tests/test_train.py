@@ -298,17 +298,17 @@ def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(
     assert seeds[1:3] == seeds[4:6] == seeds[7:9] == seeds[10:12]
 
 
-def test_a_run_that_is_being_written_cannot_be_resumed(learner, tmp_path, in_a_process):
+def test_a_run_that_is_being_written_cannot_be_resumed(learner, tmp_path):
     folder = tmp_path / "alive"
     process = subprocess.Popen([
         sys.executable, ROOT / "train.py", "--model", learner, "--out", folder, "--steps", "10000"
     ], stdout=subprocess.DEVNULL)
     while not (folder / "credit/step_000002.npz").exists():
-        assert process.is_alive()
+        assert process.poll() is None
         time.sleep(0.002)
     assert "is being written by another process" in run("--resume", folder, expect=1).stderr
     process.kill()
-    process.join()
+    process.wait()
     assert [line["step"] for line in lines(folder / "metrics.jsonl")[:2]] == [1, 2]
 
 

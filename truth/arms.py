@@ -1,4 +1,5 @@
 """The arms that are compared: every --mitigation and every --advantage, as a run has it."""
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -6,10 +7,8 @@ import torch
 
 from engine.errors import UserError
 from engine.lab import Lab
-from engine.registry import make
+from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
 from engine.rollouts import Rollouts
-from engine.registry import ADVANTAGES
-from engine.registry import MITIGATIONS, NEVER_RESCALED
 from mitigations import token_weight
 
 IN_OTHER_ARMS = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo
@@ -17,7 +16,18 @@ IN_OTHER_ARMS = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a 
 
 def choices() -> tuple[dict, dict]:
     """All choices of --mitigation, and all of --advantage: functions or classes, by name."""
-    return MITIGATIONS, ADVANTAGES
+    return in_order(MITIGATIONS), in_order(ADVANTAGES)
+
+
+def in_order(functions: dict) -> dict:
+    """Functions as they stand, then classes by name.
+
+    Arms that draw random numbers draw one after another, so the order must not depend on which
+    module was imported first.
+    """
+    classes = sorted(name for name, function in functions.items() if inspect.isclass(function))
+    names = [*(name for name in functions if name not in classes), *classes]
+    return {name: functions[name] for name in names}
 
 
 def rescaling(name: str) -> str:

@@ -1,9 +1,9 @@
 """Every group of answers that training could draw in the small world, and what arms make of it.
 
-The functions of --advantage and --mitigation are given each possible batch, a single group.
-Whatever is a function of the batch can be listed. What keeps a state, samples answers or draws
-random numbers cannot, unless it says what it would be here, and is then shown as n/a with the
-reason.
+The functions of --advantage and --mitigation are given each possible batch, a single group. What is
+a function of the batch is listed. What draws random numbers, or is a class (it may keep a state, or
+sample answers), is not: tables show n/a, and a note gives the reason. A class can have a static
+method listed(tokens) with the numbers that stand for it here.
 """
 import inspect
 import itertools
@@ -184,13 +184,12 @@ def on_every_batch(world: World, batches: Batches, functions: dict[str, Callable
         tokens = rows_of(world.rollouts, rows, group)
         if advantage is not None:
             tokens = replace(tokens, advantage=advantage[m].float())
-        for name, function in functions.items():
-            if name not in reasons:
-                own_tokens = replace(tokens, generator=generators[name])
-                try:
-                    values[name][m] = function(own_tokens, rows)
-                except Exception as error:  # an idea may need what this world lacks: it is named
-                    reasons[name] = f"(stops in this world: {type(error).__name__}, {error})"
+        for name in [name for name in functions if name not in reasons]:
+            own_tokens = replace(tokens, generator=generators[name])
+            try:
+                values[name][m] = functions[name](own_tokens, rows)
+            except Exception as error:  # an idea may need what this world lacks: the note names it
+                reasons[name] = f"(stops in this world: {type(error).__name__}, {error})"
         if m % 100 == 0:
             progress(m / M)
     unused = torch.Generator().manual_seed(0).get_state()

@@ -61,9 +61,10 @@ def planted_table(args: SimpleNamespace, progress) -> Table:
             ["(measured - exact) / error: mean square", square]]
     return Table("planted", "Checks: the measurement where the truth is planted",
                  by_row({"": "", "found": ".3f"}, rows),
-                 f"Planted credit is found: {hits} of {sure} keys are among the three tokens with "
-                 f"most measured credit; it correlates {correlation:.2f} with the exact one, and "
-                 f"the squared difference over its error is {square:.2f} on average.")
+                 f"Planted credit is found: {hits} of {sure} keys with clear credit are among the "
+                 "three tokens with most measured credit; it correlates "
+                 f"{correlation:.2f} with the exact one, and the squared difference over its error "
+                 f"is {square:.2f} on average.")
 
 
 def keys_on_top(lab: PlantedLab, rollouts: Rollouts, credit: Credit) -> tuple[int, int]:

@@ -64,25 +64,34 @@ def measure(probe: Probe) -> Findings:
                            lambda share: progress("weights", share))
     progress("sums")
     crossed = cross_all(world, batches, advantages, weights)
-    names = [*weights.names]
-    rloo = advantages.values["rloo"]
+    picture = draw(world, crossed, weights.names, probe.folder)
+    return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND],
+                    make_tables(world, batches, advantages, weights, crossed),
+                    ("identities", "advantages", "cosine", "placebos"),
+                    [picture], {"noise": ("cosine_and_noise",)})
+
+
+def in_numbers(world: World, batches: Batches) -> str:
+    groups, G = batches.which.shape
+    return (f"{len(world.probability)} answers, {len(world.score)} choices, {world.score.shape[1]} "
+            f"parameters; J = {world.J:.3f}, {world.mean_length:.2f} tokens an answer; {groups:,} "
+            f"different groups of {G} answers, with their probabilities.")
+
+
+def make_tables(world: World, batches: Batches, advantages: Listed, weights: Listed,
+                crossed: Crossed) -> list[Table]:
+    names, rloo = weights.names, advantages.values["rloo"]
     unweighted = {advantage: crossed[advantage, "none"] for advantage in CROSSED}
     note = (f"{weights.note(without=MOMENTS_KNOWN)}; lambda_grpo at lambda = 1; oracle knows the "
             "true credit; a weighting that looks at the advantage sees that of grpo")
-    tables = [identities(world, batches, advantages.values, unweighted),
-              advantage_table(world, batches, advantages),
-              cosine_table(world, crossed, names, note),
-              bias_table(world, crossed, names, note),
-              noise_table(world, crossed, names, note),
-              placebo_table(world, batches, rloo, weights, crossed),
-              norm_table(world, batches, rloo), mix()]
-    described = (f"{len(world.probability)} answers, {len(world.score)} choices, "
-                 f"{world.score.shape[1]} parameters; J = {world.J:.3f}, {world.mean_length:.2f} "
-                 f"tokens an answer; {len(batches.which):,} different groups of {args.answers} "
-                 "answers, with their probabilities.")
-    return Findings("A world that can be listed", [described, LEGEND], tables,
-                    ("identities", "advantages", "cosine", "placebos"),
-                    [draw(world, crossed, names, probe.folder)], {"noise": ("cosine_and_noise",)})
+    return [identities(world, batches, advantages.values, unweighted),
+            advantage_table(world, batches, advantages),
+            cosine_table(world, crossed, names, note),
+            bias_table(world, crossed, names, note),
+            noise_table(world, crossed, names, note),
+            placebo_table(world, batches, rloo, weights, crossed),
+            norm_table(world, batches, rloo),
+            mix()]
 
 
 def cross_all(world: World, batches: Batches, advantages: Listed, weights: Listed) -> Crossed:

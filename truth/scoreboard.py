@@ -46,9 +46,8 @@ The batch is written as a run folder for analyze.py, with columns true_credit an
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-
 from analysis.page import episodes_of
+from analysis.tables import Table
 from engine.credit_file import write_credit
 from engine.lab import Lab
 from engine.progress import Progress
@@ -87,24 +86,30 @@ def measure(probe: Probe) -> Findings:
     rollouts = sample_batch(lab, args.batches + 1, args.questions, args.answers)
     credit = true_credit(lab, rollouts, args.continuations, lambda share: progress("credit", share))
     progress("scores")
-    tokens = measured_tokens(lab, rollouts, credit)
-    weights, credits = arms.weights(lab, rollouts), arms.credits(lab, rollouts)
-    scores = scores_table(score_arms(tokens, rollouts, weights, credits))
-    products = {name: weight * rollouts.advantage for name, weight in weights.items()}
-    of_batch = gradients(lab, rollouts, {**products, **credits, TRUE: credit.value})
-    directed = directions_table(directions, of_batch)
-    by_kind = decided_table(tokens, "kind")
-    tables = [by_kind, decided_table(tokens, "section"), decided_table(tokens, "class"),
-              words_table(tokens, lab.tokenizer), scores, directed,
-              identity_table(tokens, rollouts), planted]
+    tables = make_tables(lab, arms, rollouts, credit, directions)
     run = write_run(probe.folder / "run", lab, rollouts, credit)
+    by_kind, scores, directed = tables["kind"], tables["scores"], tables["directions"]
     return Findings("Which tokens earned the reward, and who knows it",
-                    introduction(args, lab, rollouts, credit), tables,
+                    introduction(args, lab, rollouts, credit), [*tables.values(), planted],
                     ("kind", "section", "class", "scores", "directions", "identity", "planted"),
                     [draw_decided(by_kind, probe.folder),
                      draw_scores(scores, directed, probe.folder)],
                     {"kind": ("decided",), "scores": ("scores",)},
                     episodes_of(run, lab.tokenizer, [1], 12_000))
+
+
+def make_tables(lab: Lab, arms: Arms, rollouts: Rollouts, credit: Credit,
+                directions: Directions) -> dict[str, Table]:
+    """Of the measured batch, by name."""
+    tokens = measured_tokens(lab, rollouts, credit)
+    weights, credits = arms.weights(lab, rollouts), arms.credits(lab, rollouts)
+    scores = score_arms(tokens, rollouts, weights, credits)
+    products = {name: weight * rollouts.advantage for name, weight in weights.items()}
+    of_batch = gradients(lab, rollouts, {**products, **credits, TRUE: credit.value})
+    tables = [decided_table(tokens, partition) for partition in ("kind", "section", "class")]
+    tables += [words_table(tokens, lab.tokenizer), scores_table(scores),
+               directions_table(directions, of_batch), identity_table(tokens, rollouts)]
+    return {table.name: table for table in tables}
 
 
 def measure_directions(args: SimpleNamespace, lab: Lab, arms: Arms, progress) -> Directions:

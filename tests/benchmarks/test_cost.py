@@ -1,6 +1,7 @@
 """The table of what each arm costs."""
 import pytest
 
+from engine.errors import UserError
 from engine.registry import MITIGATIONS
 from engine.settings import make_settings, read_flags
 
@@ -19,5 +20,5 @@ def test_the_table_of_costs_by_hand(capsys):
     assert row == "| gae | 501.0 | +25.0% | 1100 | +30% | 2.5 | 129 | +40 |"
     assert set(MITIGATIONS) <= set(cost.ARMS)
     assert all(make_settings(read_flags(argv)) for argv in cost.ARMS.values())
-    with pytest.raises(SystemExit, match="no arm gea; there are: none"):
+    with pytest.raises(UserError, match="no arm gea; there are: none"):
         cost.main(["gea"])

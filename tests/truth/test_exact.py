@@ -1,7 +1,8 @@
-"""The small world against plain loops: every ordered group, autograd of the real loss, every order."""
+"""The small world against plain loops: every ordered group, autograd of the loss, every order."""
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from conftest import gradients
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
-from engine.registry import MITIGATIONS
 from mitigations import token_weight
 from truth import exact
 from truth.arms import choices
@@ -88,16 +88,14 @@ def test_probabilities_and_values_follow_from_the_model_alone(world):
             assert world.worth[i, t].item() == pytest.approx(value, abs=1e-6)
 
 
-def brute(world, weigh, name: str, advantage: str, G: int = 2):
+def brute(world, name: str | None, advantage: str, G: int = 2):
     """Mean and variance of the estimate over all ordered groups, by autograd of the loss."""
     first, second, n = 0.0, 0.0, len(world.probability)
-    spread = choices()[1][advantage]
+    weigh, spread = choices()[0][name or "none"], choices()[1][advantage]
     for group in itertools.product(range(n), repeat=G):
         rows = rows_of(world.rollouts, torch.tensor(group), torch.zeros(G, dtype=torch.long))
         chance = world.probability[list(group)].prod()
-        weight = torch.ones_like(rows.log_prob)
-        if weigh:
-            weight = token_weight(weigh, name, rows)[0]
+        weight = token_weight(lambda tokens, lab: weigh(tokens), name, rows)[0]
         world.model.zero_grad()
         log_prob = response_log_probs(world.model, rows, torch.arange(G))
         policy_loss(log_prob, spread(rows), weight, rows.mask, -float(G)).backward()
@@ -112,15 +110,9 @@ def brute(world, weigh, name: str, advantage: str, G: int = 2):
     ("span", "attention_credit")])
 def test_mean_and_variance_are_those_of_a_plain_loop(world, pairs, advantages, weights, advantage,
                                                      name):
-    weigh, weight = None, 1.0
-    if name:
-        weight = weights[name]
-
-        def weigh(tokens, lab):
-            return MITIGATIONS[name](tokens)
-
+    weight = weights[name] if name else 1.0
     listed = estimator(world, pairs, weight * advantages[advantage] / 2)
-    mean, variance = brute(world, weigh, name, advantage)
+    mean, variance = brute(world, name, advantage)
     torch.testing.assert_close(listed.mean, mean, rtol=1e-4, atol=1e-6)
     assert listed.variance == pytest.approx(variance, rel=1e-4)
 
@@ -241,13 +233,18 @@ def test_equal_entropies_are_equal_whatever_the_last_bit():
     assert torch.equal(without_rounding(entropy), entropy)
 
 
-def test_rounding_does_not_decide_what_is_kept():
-    """Behind "", "1" and "1 1" the model computes one distribution: their entropies are equal."""
-    entropy = make_world(0, 3).rollouts.entropy
-    answers = all_answers(3)
-    alike = [entropy[answers.index(answer), t].item()
-             for answer in ((ONE, ONE, ONE), (ONE, ONE, END)) for t in range(3)]
-    assert len(set(alike)) == 1
+def test_the_last_bit_does_not_decide_what_is_kept():
+    """Masks of all pairs where every entropy is computed with another last bit."""
+    world = make_world(0, 3)
+    pairs, generator = Batches.all(world, 2), torch.Generator().manual_seed(0)
+    advantage = torch.zeros(*pairs.which.shape, 3)
+    expected = list_weights(world, pairs, advantage).values["entropy_masking"]
+    bit = 6e-8 * torch.randint(-1, 2, (len(world.node), 3), generator=generator)
+    entropy = world.rollouts.entropy + bit * world.rollouts.mask
+    for mend, is_same in ((without_rounding, True), (torch.clone, False)):
+        other = replace(world, rollouts=replace(world.rollouts, entropy=mend(entropy)))
+        mask = list_weights(other, pairs, advantage).values["entropy_masking"]
+        assert torch.equal(mask, expected) is is_same
 
 
 class StateIdea:
@@ -335,15 +332,16 @@ def test_the_note_names_arms_by_reason():
 def test_the_program_writes_what_it_prints(tmp_path, capsys):
     run("--quick", "--length", "2", "--threads", "1", "--out", str(tmp_path / "x"))
     out, (numbers, tables) = capsys.readouterr().out, read(tmp_path / "x")
-    assert set(tables) == {"identities", "advantages", "cosine", "bias", "noise", "placebos", "norms",
-                           "mix"}
+    assert list(tables) == ["identities", "advantages", "cosine", "bias", "noise", "placebos",
+                            "norms", "mix"]
     by_name = {row["mitigation"]: row for row in tables["cosine"]["rows"]}
     assert set(by_name) == set(choices()[0]) and by_name["causal_ablation"]["rloo"] == "n/a"
     for name in ("none", "random"):
         assert by_name[name]["rloo"] == pytest.approx(1, abs=1e-6)
     printed = " ".join(out.split())
     assert all(sentence in printed for sentence in numbers["in_short"])
-    assert (tmp_path / "x/report.html").is_file() and (tmp_path / "x/cosine_and_noise.png").is_file()
+    assert (tmp_path / "x/report.html").is_file()
+    assert (tmp_path / "x/cosine_and_noise.png").is_file()
 
 
 @pytest.mark.parametrize("argv, message", [
