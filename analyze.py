@@ -55,6 +55,7 @@ IN_SHORT = ("gains", "gradient by kind", "gradient by section", "contribution", 
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
+    "page_tokens": Flag(60_000, "tokens of the answers on the page of one run, at most", least=1),
     "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
                      "runs (default: plain GRPO)")}
 
@@ -96,7 +97,9 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     show_status("pictures and page")
     with writing(folder):
         pictures = run_plots.draw_run(run, tally, folder)
-    episodes = episodes_of(run["folder"], tally.tokenizer, steps) if tally else []
+    episodes = []
+    if tally:
+        episodes = episodes_of(run["folder"], tally.tokenizer, steps, flags.page_tokens)
     summary = describe(run, tally)
     intro = [summary, earlier.LEGEND, UNIT_LEGEND, INTERVALS]
     write_page(folder / "report.html", run["folder"].name, intro, short, tables, pictures,
