@@ -126,6 +126,6 @@ def describe(run: dict, tally: Tally | None) -> str:
         gaps = last - first + 1 - len(tally.steps)
         text += f" ({gaps} steps in between have no credit file)" if gaps else ""
     if config.get("temperature", 1) != 1:
-        text += (f"; sampled at temperature {config['temperature']}, while log p, entropy and s are "
-                 "those of temperature 1")
+        text += (f"; sampled at temperature {config['temperature']}, while log p, entropy and s "
+                 "are those of temperature 1")
     return text
