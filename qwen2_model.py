@@ -15,6 +15,7 @@ in as `attend`:
 Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads, V vocabulary.
 """
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -256,7 +257,7 @@ class Qwen2(nn.Module):
     @classmethod
     def from_pretrained(cls, folder, device="cpu", dtype=torch.float32) -> "Qwen2":
         folder = Path(folder)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # Path.is_dir fails on names that are too long
             raise UserError(f"there is no model folder {folder}")
         config = ModelConfig.from_folder(folder)
         with torch.device("meta"):  # no memory until the device is known

@@ -465,3 +465,11 @@ def test_help_names_every_flag_and_mitigation(capsys):
 def test_wilson_interval(hits, count, low, high):
     """Values of the textbook formula, worked out separately."""
     assert train.wilson_interval(hits, count) == pytest.approx((low, high), abs=1e-3)
+
+
+def test_another_temperature_than_training_has_is_said(learner, tmp_path):
+    """Answers come from one distribution, the loss and the record are of another."""
+    bare = ["--model", learner, "--steps", 0, "--eval_every", 0]
+    usual = run(*bare, "--out", tmp_path / "usual").stdout
+    sharp = run(*bare, "--temperature", 0.7, "--out", tmp_path / "sharp").stdout
+    assert "note: answers are sampled at temperature 0.7" in sharp and "note:" not in usual

@@ -8,6 +8,7 @@ from logs import comparison_of, write_run
 import analyze
 from analysis.arms import SETTING, alike, setting_of, what_differs
 from analysis.runs import read_run
+from analysis.tally import describe
 from engine.errors import UserError
 
 
@@ -147,3 +148,11 @@ def test_every_setting_that_matters_keeps_runs_apart(tmp_path, name):
         for value in "ab"
     )
     assert len(alike([a, b], setting_of)) == 2
+
+
+def test_a_run_at_another_temperature_says_whose_numbers_are_on_record():
+    config = {"mitigation": "none", "steps": 0, "model": "models/tiny"}
+    usual, sharp = ({"folder": "runs/x", "config": {**config, **more}, "metrics": []}
+                    for more in ({}, {"temperature": 0.7}))
+    assert "sampled at temperature 0.7" in describe(sharp, None)
+    assert "temperature" not in describe(usual, None)
