@@ -7,12 +7,12 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Rectangle
 
 from analysis.page import episode
-from analysis.plots import BLUE, plt, save
+from analysis.plots import BLUE, DPI, plt, save
 from analysis.sizes import lay_flat, size_label
 from analysis.tally import Tally
 from engine.credit_file import read_columns
 
-WIDTH = 7.5                # inches, 900 pixels at 120 to the inch
+WIDTH = 900 / DPI          # inches: 900 pixels
 MONOSPACE = FontProperties(family="DejaVu Sans Mono", size=10)
 CHARACTER = 0.602 * 10 / 72  # inches: how far this font goes on with every character
 ROW, MARGIN = 0.25, 0.15     # inches
