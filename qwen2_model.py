@@ -10,7 +10,7 @@ in as `attend`:
 
     causal         (this file)          each token sees its own row up to itself
     SharedPrompts  (engine/packing.py)  training: a prompt stands once, all its answers see it
-    Decoding       (engine/sampler.py)  sampling: one new token a row, the rest is in a cache
+    Cache          (engine/cache.py)    sampling: one new token a row sees all before it
 
 Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads, V vocabulary.
 """

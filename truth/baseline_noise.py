@@ -70,7 +70,9 @@ def measure_answers(lab: Lab, rollouts: Rollouts, others: dict[int, np.ndarray],
         q, i = divmod(b, n)
         squares[:, q, i] = [float(gradient @ gradient) for gradient in gradients]
         term = advantage[q, i] * gradients[0]
-        total = term if i == 0 else term + total
+        if i == 0:  # the first answer to this question
+            total = torch.zeros_like(term)
+        total = total + term
         if i == n - 1:
             of_terms = advantage[q] ** 2 * squares[0, q]
             squared_mean[q] = square_of_expectation(float(total @ total), of_terms)
