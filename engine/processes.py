@@ -10,6 +10,7 @@ Left out: models that do not fit on one GPU. --offload_optimizer and --checkpoin
 is for those.
 """
 import os
+import sys
 from datetime import timedelta
 
 import torch
@@ -43,8 +44,10 @@ def start(device: str) -> str:
 
 
 def stop() -> None:
-    """Leave the others, at the end."""
+    """Leave the others, at the end. An error ends the process without waiting for them."""
     if dist.is_initialized():
+        if sys.exc_info()[0] is None:
+            dist.barrier()  # who leaves while another still talks makes that one abort
         dist.destroy_process_group()
 
 
