@@ -182,8 +182,7 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     worth watching.
 
     Answers whose every token has weight times advantage 0 add nothing to the gradient and are not
-    computed; they still count in N. When no answer is left, or a gradient is not finite, nothing is
-    changed.
+    computed; they still count in N. When no answer is left, nothing is changed.
     """
     credit = (weight * rollouts.advantage * rollouts.mask).abs().sum(1) + s.kl * rollouts.length
     if not credit.any():
@@ -200,8 +199,6 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     passes = []
     for epoch in range(s.epochs):
         passes.append(one_pass(model, optimizer, rollouts, rows, loss, is_first=epoch == 0))
-        if not passes[-1]["is_finite"]:
-            break
     return summary(passes, loss)
 
 
@@ -231,8 +228,7 @@ def add_to(sums: dict, rollouts: Rollouts, rows, loss, log_prob, diagnostics: di
 
 def step_along(optimizer, sums: dict, max_grad_norm: float) -> dict:
     norm = clip_and_step(optimizer, max_grad_norm)
-    is_finite = torch.tensor(norm).isfinite().item()
-    return processes.add_up_numbers(sums) | {"norm": norm, "is_finite": is_finite}
+    return processes.add_up_numbers(sums) | {"norm": norm}
 
 
 def summary(passes: list[dict], loss: BatchLoss | None = None) -> dict:
@@ -247,11 +243,7 @@ def summary(passes: list[dict], loss: BatchLoss | None = None) -> dict:
                     "gradient_norm_last": last["norm"]}
     if loss is not None and loss.reference is not None:
         numbers["kl"] = last["kl"] / last["tokens"]
-    numbers["skipped"] = None
-    if not last["is_finite"]:
-        since = "" if len(passes) == 1 else f"from pass {len(passes)} on, "
-        numbers["skipped"] = f"{since}the gradient was not finite"
-    return numbers
+    return {**numbers, "skipped": None}
 
 
 def skipped(reason: str) -> dict:

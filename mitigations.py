@@ -27,12 +27,13 @@ import torch
 
 from countdown_task import ANSWER
 from credit.placebo import shuffled_weight
-from engine.errors import UserError
+from engine.checked import call_choice, metrics_of, refuse_tokens
 from engine.flags import NotNegative, Percent, Positive, Range, Share
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
 from grpo import gradient_size
 
+SIGNED = " (credit with a sign is an advantage: see docs/weightings.md)"
 
 @mitigation
 def none(tokens: Rollouts) -> torch.Tensor:
@@ -160,7 +161,8 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
     if not tokens.mask.any():  # every answer was dropped
         nothing = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
         return torch.zeros_like(tokens.log_prob), nothing
-    weight, note = checked(call_untouched(chosen, name, tokens, lab), name, tokens.mask), None
+    weight, note = call_choice(chosen, f"the mitigation {name}", tokens, lab), None
+    refuse_tokens(weight < 0, tokens.mask, f"the mitigation {name} is negative", hint=SIGNED)
     if not weight.any():
         weight, note = tokens.mask.float(), "all weights were 0: every token gets 1"
     if placebo == "weights":
@@ -169,51 +171,8 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
     if not (weight * factor).isfinite().all():
         factor, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
     weight = weight * factor
-    return weight, {**own_metrics(chosen), "weight_factor": factor,
+    return weight, {**metrics_of(chosen, name), "weight_factor": factor,
                     "weight_max": weight.max().item(), "weight_note": note}
-
-
-def own_metrics(chosen) -> dict:
-    """What a mitigation with a state has to tell: plain numbers for metrics.jsonl."""
-    def plain(value):
-        return value.item() if torch.is_tensor(value) else value
-
-    return {name: plain(value) for name, value in getattr(chosen, "metrics", {}).items()}
-
-
-def call_untouched(chosen, name: str, tokens: Rollouts, lab):
-    """Its weights, and an error if it changed the batch, which others will read after it."""
-    tensors = [value for value in (vars(tokens) | tokens.scores).values() if torch.is_tensor(value)]
-    versions = [tensor._version for tensor in tensors]
-    weight = chosen(tokens, lab)
-    if versions != [tensor._version for tensor in tensors]:
-        raise UserError(f"the mitigation {name} changed a tensor of the batch in place; it should "
-                        "make a new one")
-    return weight
-
-
-def checked(weight, name: str, mask: torch.Tensor) -> torch.Tensor:
-    """Somebody's new idea may be wrong: say what is, in one line."""
-    try:
-        assert weight.dim() == 2  # a number for each answer is (B, 1): (B,) would be spread over T
-        weight = torch.broadcast_to(weight.detach().float(), mask.shape).masked_fill(~mask, 0.0)
-    except (AttributeError, AssertionError, RuntimeError):
-        what = repr(weight)[:40]
-        if isinstance(weight, torch.Tensor):
-            what = f"one on {weight.device} of shape {tuple(weight.shape)}"
-        raise UserError(f"the mitigation {name} should return a tensor (B, T) = "
-                        f"{tuple(mask.shape)} on {mask.device}, got {what}") from None
-    refuse_weights(~weight.isfinite(), "not finite", name, mask)
-    refuse_weights(weight < 0, "negative", name, mask,
-                   " (credit with a sign is an advantage: see docs/weightings.md)")
-    return weight
-
-
-def refuse_weights(wrong: torch.Tensor, words: str, name: str, mask: torch.Tensor, hint="") -> None:
-    if wrong.any():
-        row, t = wrong.nonzero()[0].tolist()
-        raise UserError(f"the weights of {name} are {words} at {int(wrong.sum())} of "
-                        f"{int(mask.sum())} tokens, first at answer {row}, token {t}{hint}")
 
 
 def scale_factor(weight: torch.Tensor, tokens: Rollouts, rescale: str) -> float:

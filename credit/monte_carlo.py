@@ -5,6 +5,7 @@ import torch
 
 from engine import processes
 from engine.errors import UserError
+from engine.finite import refuse_undefined
 from engine.flags import Flag
 from engine.forward import LOGITS_AT_ONCE
 from engine.registry import advantage
@@ -90,9 +91,12 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[Prefix], k: int
                          max_new_tokens=[room[i] for i in part], temperature=s.temperature,
                          seed=seed + start, stop_ids=ends)
         rewards[part] = rewards_of(lab, rollouts, [prefixes[i] for i in part], fresh, k)
+        if not fresh.log_prob.isfinite().all():
+            rewards[part] = float("nan")  # so that all processes see it, below
         spent += int(fresh.mask.sum())
     total = torch.tensor(float(spent))
     processes.add_up(rewards, total)
+    refuse_undefined("the model's probabilities are", rewards)
     for i, (question, prefix) in enumerate(prefixes):
         if room[i] <= 0:
             rewards[i] = lab.reward_of(rollouts.problems[question], prefix)

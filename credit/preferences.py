@@ -42,8 +42,6 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s,
     for epoch in range(s.epochs):
         record = implied if epoch == 0 else None
         passes.append(one_pass(model, optimizer, rollouts, own, len(pairs), anchor, s, record))
-        if not passes[-1]["is_finite"]:
-            break
     processes.add_up(implied)
     in_order = passes[-1]["ordered"] / len(pairs)
     return {**summary(passes), "pairs": len(pairs), "pairs_in_order": in_order}, implied

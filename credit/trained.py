@@ -3,6 +3,7 @@ import torch
 import torch.nn as nn
 
 from engine.errors import UserError
+from engine.finite import refuse_undefined
 from engine.optimizer import load_optimizer_tensors, optimizer_tensors
 
 
@@ -22,6 +23,8 @@ class Trained:
             if parameter.grad is None:  # not in this loss: AdamW makes its state all the same
                 parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
+        refuse_undefined("after its update, what is trained beside the policy is",
+                         *self.module.parameters())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self.module.state_dict() | optimizer_tensors(self.optimizer, self.named_parameters())

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from engine import processes
 from engine.errors import UserError
 from engine.files import find_folder
+from engine.finite import refuse_undefined
 from engine.forward import Forward
 from engine.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from engine.registry import ADVANTAGES, MITIGATIONS, make
@@ -84,6 +85,21 @@ class Lab:
                     modules.append(value.module)
         return sum(p.numel() for module in modules for p in module.parameters())
 
+    def own_rates(self) -> dict[str, float]:
+        """The flags of the chosen advantage and mitigation that are real numbers."""
+        s, values = self.settings, {}
+        for function in (ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation]):
+            values |= s.flags_for(function)
+        return {name: value for name, value in values.items() if isinstance(value, float)}
+
+    @torch.no_grad()
+    def refuse_broken_model(self) -> None:
+        """Parameters can be finite and too large to compute with: try them on a problem."""
+        problem = self.task.held_out_problems(1)[0]
+        prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
+        hidden = self.model.model(torch.tensor([prompt], device=self.model.device))
+        refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]))
+
     def trainer_tensors(self) -> dict[str, torch.Tensor]:
         """All that a run needs to go on, beside the model."""
         tensors = optimizer_tensors(self.optimizer, self.parameters)
@@ -94,6 +110,7 @@ class Lab:
                     raise UserError(f"the {part}'s state_dict should hold tensors only, {name} is "
                                     "none")
                 tensors[f"{part}.{name}"] = value
+        refuse_undefined("the state of the optimizer is", *tensors.values())
         return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
     def load_trainer_tensors(self, path: Path) -> None:

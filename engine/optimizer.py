@@ -12,6 +12,7 @@ import torch.nn as nn
 
 from engine import processes
 from engine.errors import UserError
+from engine.finite import refuse_undefined
 from qwen2_model import Qwen2
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
@@ -27,7 +28,7 @@ def make_optimizer(model: Qwen2, learning_rate: float, weight_decay: float, offl
 
 def clip_and_step(optimizer, max_grad_norm: float) -> float:
     """Step along the gradient of all processes; returns its norm before clipping.
-    A gradient that is not finite changes nothing."""
+    Where the gradient is not finite nothing is changed, and the run stops."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if processes.count() > 1:
         for p in parameters:
@@ -35,8 +36,9 @@ def clip_and_step(optimizer, max_grad_norm: float) -> float:
         processes.add_up(*(p.grad for p in parameters))
     limit = max_grad_norm or float("inf")
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
-    if norm.isfinite():
-        optimizer.step()
+    refuse_undefined("the gradient is", norm)
+    optimizer.step()
+    refuse_undefined("after the update a parameter is", *parameters)
     return norm.item()
 
 
@@ -81,5 +83,18 @@ def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter],
         wrong = sorted(set(tensors) ^ wanted)[0]
         raise UserError(f"the checkpoint does not fit the model: {wrong}")
     for name, parameter in parameters.items():
-        state = {key: tensors[f"{key}.{name}"].clone().to(parameter.device) for key in STATE}
-        optimizer.state[parameter] = state
+        state = {key: tensors[f"{key}.{name}"] for key in STATE}
+        check_state(name, state, parameter)
+        copies = {key: value.clone().to(parameter.device) for key, value in state.items()}
+        optimizer.state[parameter] = copies
+
+
+def check_state(name: str, state: dict[str, torch.Tensor], parameter: nn.Parameter) -> None:
+    for key, value in state.items():
+        shape = () if key == "step" else tuple(parameter.shape)
+        if tuple(value.shape) != shape or value.dtype != torch.float32:
+            raise UserError(f"the checkpoint does not fit the model: {key}.{name} is "
+                            f"{value.dtype} of shape {tuple(value.shape)}")
+        if not value.isfinite().all() or key != "exp_avg" and (value < 0).any():
+            raise UserError(f"the checkpoint is broken: {key}.{name} holds numbers that no "
+                            "optimizer leaves")

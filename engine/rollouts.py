@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine import processes
+from engine.finite import refuse_undefined
 from engine.sampler import generate
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
@@ -110,6 +111,8 @@ def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
                        share=processes.share(len(prompts)), **sampling)
     processes.add_up(*vars(sampled).values())  # puts the shares together
+    refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
+                     sampled.collision)
     group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
     return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
                     sampled.log_prob, sampled.entropy, sampled.collision)

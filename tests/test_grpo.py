@@ -17,6 +17,7 @@ from credit.preferences import best_and_worst, update_preferences
 from engine.registry import ADVANTAGES, MITIGATIONS, make
 from mitigations import token_weight
 from qwen2_model import Qwen2
+from engine.finite import NotFinite
 from engine.forward import micro_batches, response_log_probs
 from engine.rollouts import sample_answers, score_answers
 from engine.credit_file import read_credit, write_credit
@@ -394,8 +395,12 @@ def test_a_batch_where_nothing_is_left_is_skipped_and_said(small_model, rollouts
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(small_model, rollouts):
-    _, observer, result = run_update(small_model, rollouts, weight=torch.full_like(rollouts.log_prob, float("inf")))
-    assert observer.steps == 0 and result["skipped"] == "the gradient was not finite"
+    model = copied(small_model)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(NotFinite, match="the gradient is not finite"):
+        update(model, torch.optim.SGD(model.parameters(), lr=0.1), rollouts,
+               torch.full_like(rollouts.log_prob, float("inf")), settings())
+    assert all(torch.equal(x, y) for x, y in zip(before, model.parameters()))
 
 
 def test_the_credit_file_is_the_batch(small_model, rollouts, tmp_path):
@@ -420,7 +425,7 @@ def test_the_credit_file_is_the_batch(small_model, rollouts, tmp_path):
     assert [p.name for p in (tmp_path / "credit").iterdir()] == ["step_000001.npz"]
 
 
-def test_a_later_pass_that_is_not_finite_is_named(small_model, rollouts):
+def test_an_update_that_leaves_numbers_that_are_not_finite_is_refused(small_model, rollouts):
     model = copied(small_model)
 
     class Explodes(torch.optim.SGD):
@@ -428,8 +433,9 @@ def test_a_later_pass_that_is_not_finite_is_named(small_model, rollouts):
             super().step()
             with torch.no_grad():
                 next(iter(model.parameters())).fill_(float("nan"))
-    result = update(model, Explodes(model.parameters(), lr=0.1), rollouts, rollouts.mask.float(), settings(epochs=3))
-    assert result["skipped"] == "from pass 2 on, the gradient was not finite" and np.isfinite(result["gradient_norm"])
+    with pytest.raises(NotFinite, match="after the update a parameter is not finite"):
+        update(model, Explodes(model.parameters(), lr=0.1), rollouts, rollouts.mask.float(),
+               settings(epochs=3))
 
 
 def test_what_was_written_can_be_read_again(lab, tmp_path):

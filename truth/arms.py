@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.errors import UserError
+from engine.checked import call_choice
 from engine.lab import Lab
 from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
 from engine.rollouts import Rollouts
@@ -35,18 +35,6 @@ def rescaling(name: str) -> str:
     return "none" if name in NEVER_RESCALED else "mean"
 
 
-def checked_credit(credit, name: str, mask: torch.Tensor) -> torch.Tensor:
-    """(B, T), 0 beyond the mask. Somebody's new advantage may be wrong: say what is."""
-    shapes = (tuple(mask.shape), (len(mask), 1))
-    if not torch.is_tensor(credit) or tuple(credit.shape) not in shapes:
-        raise UserError(f"the advantage {name} should return a tensor (B, T) = {shapes[0]}")
-    credit = torch.where(mask, credit.detach().float(), 0.0)
-    if not credit.isfinite().all():
-        wrong = int((~credit.isfinite()).sum())
-        raise UserError(f"the advantage {name} is not finite at {wrong} tokens")
-    return credit
-
-
 @dataclass
 class Arms:
     """Weightings are paired with plain GRPO's advantage, advantages with weights of 1."""
@@ -63,7 +51,7 @@ class Arms:
 
     def credits(self, lab: Lab, rollouts: Rollouts) -> dict[str, torch.Tensor]:
         """(B, T) of each advantage."""
-        return {name: checked_credit(advantage(rollouts, lab), name, rollouts.mask)
+        return {name: call_choice(advantage, f"the advantage {name}", rollouts, lab)
                 for name, advantage in self.advantages.items()}
 
     def coefficients(self, lab: Lab, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:

@@ -18,10 +18,11 @@ import torch
 
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
+from engine.checked import call_choice
 from engine.registry import make
 from engine.rollouts import Rollouts
 from mitigations import token_weight
-from truth.arms import checked_credit, choices, rescaling
+from truth.arms import choices, rescaling
 from truth.world import PROMPT, World
 
 IS_A_CLASS = "(made once a run: it may keep a state, or sample answers of its own)"
@@ -138,7 +139,7 @@ def list_advantages(world: World, batches: Batches, seed: int,
 
 
 def credit_of(name: str, spread: Callable, tokens: Rollouts, rows: torch.Tensor) -> torch.Tensor:
-    return checked_credit(spread(tokens, rows), name, tokens.mask)
+    return call_choice(lambda tokens, lab: spread(tokens, rows), f"the advantage {name}", tokens)
 
 
 def credit_from_values(world: World, batches: Batches, seed: int) -> dict[str, torch.Tensor]:

@@ -8,13 +8,14 @@ import torch
 
 import analyze
 import grpo
+from conftest import hand_made
 from analysis.statistics import Estimate, ratio_of_sums
 from engine.credit_file import read_columns
 from engine.errors import UserError
 from truth import __main__ as overview
 from truth import scoreboard, where_decided
 from truth.arm_scores import AGAIN, score, scores_table, top_tenth
-from truth.arms import checked_credit, choices, make_arms
+from truth.arms import Arms, choices, make_arms
 from truth.common import run_probe
 from truth.measured_tokens import MeasuredTokens, Truth, mean_product
 from truth.where_decided import decided_table
@@ -252,9 +253,9 @@ def test_any_idea_is_an_arm(monkeypatch, lab, rollouts):
     (torch.ones(3), "should return a tensor"), (1.0, "should return a tensor"),
     (torch.full((2, 3), float("nan")), "idea is not finite at 4 tokens")])
 def test_a_wrong_advantage_is_one_line(credit, message):
-    mask = torch.tensor([[1, 1, 0], [1, 1, 0]]).bool()
+    arms = Arms({}, {"idea": lambda rollouts, lab: credit})
     with pytest.raises(UserError, match=message):
-        checked_credit(credit, "idea", mask)
+        arms.credits(None, hand_made([[True, True, False], [True, True, False]]))
 
 
 def test_what_is_there_is_not_overwritten(board):

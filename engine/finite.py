@@ -1,0 +1,32 @@
+"""Stop at the first number that is not finite.
+
+A nan spreads: from the credit of one token to the gradient, from there to every parameter, and then
+to every answer. What is measured after that says nothing, so no run goes on. train.py adds which
+step it was and which flags to look at.
+"""
+import torch
+
+from engine.errors import UserError
+
+
+class NotFinite(UserError):
+    """A number that a run works with is not finite."""
+
+
+def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
+    """Every number of these tensors has to be finite; `what` is "the gradient is", say."""
+    if not all(tensor.isfinite().all() for tensor in tensors):
+        raise NotFinite(f"{what} not finite")
+
+
+def where_to_look(error: NotFinite, lab, run) -> str:
+    """The error, how far the run came, which flags to look at, and what is left."""
+    steps, checkpoints = run.last_step(), run.checkpoints()
+    flags = {"learning_rate": lab.settings.learning_rate, **lab.own_rates()}
+    look = ", ".join(f"--{name} {value:g}" for name, value in flags.items())
+    if steps == 0:
+        return f"{error}, in the first step. Is {lab.folder} a sound model? Look at {look}, too"
+    left = "there is no checkpoint from before"
+    if checkpoints:
+        left = f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
+    return f"{error}. The last step on record is {steps}. Look at {look}; {left}"
