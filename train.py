@@ -10,8 +10,6 @@ sampled, bit for bit on the same CPU.
 Left out: a replay buffer, a reward model, rollouts by another engine. Every answer is sampled
 from the weights that are updated with it. """
 import json
-import shutil
-import sys
 import textwrap
 import time
 from collections import deque
@@ -24,16 +22,21 @@ from analysis.statistics import wilson_interval
 from credit.placebo import shuffled_advantage
 from credit.preferences import update_preferences
 from engine import processes
+from engine.checked import call_choice, metrics_of
 from engine.clock import Clock
-from engine.credit_file import step_of, write_credit
+from engine.credit_file import step_of
 from engine.errors import UserError
 from engine.files import writing
+from engine.finite import NotFinite, where_to_look
 from engine.lab import Lab, derived_seed, make_lab
+from engine.program import run_as_program
 from engine.progress import print_evaluation, print_step, say, show_status
+from engine.provenance import fingerprints, provenance
 from engine.registry import WHOLE_ANSWERS
-from engine.resume import is_finished, refuse_changes, what_differs
+from engine.resume import (check_what_is_there, is_finished, refuse_changes, refuse_to_erase,
+                           what_differs)
 from engine.rollouts import Rollouts
-from engine.run_folder import RunFolder, open_run, provenance, run_config
+from engine.run_folder import RunFolder, open_run, run_config
 from engine.settings import Settings, make_settings, read_flags
 from engine.stopping import StopRequest
 from grpo import update
@@ -47,7 +50,6 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
         problems = lab.task.training_problems(s.seed, step, s.questions)
         rollouts = lab.sample(problems, s.answers, derived_seed("train", s.seed, step))
         rollouts = lab.score(rollouts)                                          # rewards (B,)
-        refuse_undefined(rollouts, step, s)
     with clock("credit"):
         rollouts = add_advantage(lab, rollouts, step)                           # (B, T)
         trained = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
@@ -69,18 +71,13 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     return {"step": step, **credit_metrics(lab, weight_metrics), **batch, **result, **speed}
 
 
-def refuse_undefined(rollouts: Rollouts, step: int, s: Settings) -> None:
-    if not rollouts.log_prob.isfinite().all():
-        raise UserError(f"the model's probabilities are not finite any more after step {step - 1}: "
-                        f"is --learning_rate {s.learning_rate} too high?")
-
-
 def add_advantage(lab: Lab, rollouts: Rollouts, step: int) -> Rollouts:
     """The first of the two axes of credit, --advantage: (B, T) from the rewards."""
     s = lab.settings
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=lab.look_with())
-    rollouts = replace(rollouts, advantage=lab.advantage(rollouts, lab))
+    advantage = call_choice(lab.advantage, f"the advantage {s.advantage}", rollouts, lab)
+    rollouts = replace(rollouts, advantage=advantage)
     if s.placebo == "advantages":
         shuffled = shuffled_advantage(rollouts, s.advantage in WHOLE_ANSWERS)
         rollouts = replace(rollouts, advantage=shuffled)
@@ -99,9 +96,7 @@ def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor) 
     if is_first:
         processes.wait()
     questions = processes.share(len(rollouts.prompt_ids))
-    path = run.credit(step, processes.rank())
-    with writing(path):
-        write_credit(path, rollouts.of_questions(questions), weight[rollouts.rows_of(questions)])
+    run.write_credit(step, rollouts.of_questions(questions), weight[rollouts.rows_of(questions)])
     if not is_first:
         processes.wait()
 
@@ -131,7 +126,7 @@ def batch_metrics(rollouts: Rollouts) -> dict:
 def credit_metrics(lab: Lab, weight_metrics: dict) -> dict:
     """What the advantage and the mitigation have to tell, and the tokens that both sampled
     beside."""
-    advantage_metrics = getattr(lab.advantage, "metrics", {})
+    advantage_metrics = metrics_of(lab.advantage, f"the advantage {lab.settings.advantage}")
     extra = advantage_metrics.get("extra_tokens", 0) + weight_metrics.get("extra_tokens", 0)
     return {**weight_metrics, **advantage_metrics, "extra_tokens": extra}
 
@@ -186,22 +181,31 @@ def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
             run_evaluations(lab, run, step)
         stopped = processes.any_of(stop.asked)
         if stopped or s.checkpoint_every and (is_last or step % s.checkpoint_every == 0):
+            lab.refuse_broken_model()
             run.save_checkpoint(step, lab.model, lab.parameters, lab.folder, lab.trainer_tensors())
         if stopped and not is_last:
             say(f"stopped at step {step}. Go on with: python train.py --resume {run.path}")
             raise SystemExit(130)
+    lab.refuse_broken_model()
     say(f"done. Everything is in {run.path}")
+
+
+def train_until_done(lab: Lab, run: RunFolder, done: int) -> None:
+    try:
+        with StopRequest() as stop:
+            train(lab, run, done, stop)
+    except NotFinite as error:
+        raise UserError(where_to_look(error, lab, run)) from None
 
 
 def start_run(settings: Settings) -> None:
     lab = make_lab(settings)
     introduce(lab)
-    with create_run(lab) as run, StopRequest() as stop:
+    with create_run(lab) as run:
         try:
-            train(lab, run, 0, stop)
+            train_until_done(lab, run, 0)
         except Exception:  # a first step that failed leaves nothing in the way of the next attempt
-            if processes.rank() == 0 and not run.lines("metrics.jsonl"):
-                shutil.rmtree(run.path)
+            run.remove_unless_begun()
             raise
 
 
@@ -210,6 +214,7 @@ def create_run(lab: Lab) -> RunFolder:
     config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
               **provenance(), "reward": lab.task.reward, "model_config": lab.model.config.to_json()}
     if processes.rank() == 0:
+        config["made_of"] = fingerprints(s)
         RunFolder.create(s.folder, config, lab.folder / "tokenizer.json")
     processes.wait()
     return open_run(s.folder)
@@ -228,23 +233,30 @@ def introduce(lab: Lab) -> None:
             "entropy and collision on record, are those of temperature 1: another distribution.")
 
 
-def resume(folder: Path, given: dict) -> None:
+def resume(folder: Path, given: dict, restart: bool) -> None:
     refuse_changes(given)
     config = run_config(folder)
     settings = make_settings({"config": folder / "config.json", **given})
     processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
     with open_run(folder) as run:
-        go_on(run, config, settings)
+        go_on(run, config, settings, restart)
 
 
-def go_on(run: RunFolder, config: dict, settings: Settings) -> None:
+def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> None:
+    run.forget_old_states()  # a kill may have come before it was done
     checkpoints = run.checkpoints()
     checkpoint = checkpoints[-1] if checkpoints else None
     done = step_of(checkpoint) if checkpoint else 0
-    if is_finished(run, settings, done):
+    if restart and checkpoint:
+        raise UserError(f"{run.path} can go on after step {done}: --restart is for runs without a "
+                        "checkpoint")
+    if not restart and is_finished(run, settings, done):
         steps = max(done, config["steps"])
         say(f"{run.path} is finished after {steps} steps (--steps N goes on to N)")
         return
+    if not checkpoint and not restart:
+        refuse_to_erase(run, settings)
+    check_what_is_there(run, settings, config, checkpoint)
     say(f"going on after step {done}" if done else "no checkpoint yet: starting again at step 1")
     lab = make_lab(settings, checkpoint)
     if checkpoint:
@@ -253,15 +265,16 @@ def go_on(run: RunFolder, config: dict, settings: Settings) -> None:
     if config["steps"] != settings.steps:
         run.replace("config.json", json.dumps({**config, "steps": settings.steps}, indent=2) + "\n")
     run.forget_after(done if done else -1)  # -1: the evaluation at step 0 is made again, too
-    with StopRequest() as stop:
-        train(lab, run, done, stop)
+    train_until_done(lab, run, done)
 
 
 def main(argv: list[str]) -> None:
     given = read_flags(argv)
+    may_continue, restart = given.pop("continue", False), given.pop("restart", False)
     if "resume" in given:
-        return resume(Path(given.pop("resume")), given)
-    may_continue = given.pop("continue", False)
+        return resume(Path(given.pop("resume")), given, restart)
+    if restart and not may_continue:
+        raise UserError("--restart needs --resume RUN or --continue")
     settings = make_settings(given)
     with writing(settings.folder):
         exists = settings.folder.exists()
@@ -269,20 +282,11 @@ def main(argv: list[str]) -> None:
         return start_run(settings)
     difference = what_differs(settings)
     if may_continue and not difference:
-        return resume(settings.folder, {})
+        return resume(settings.folder, {}, restart)
     way_out = difference or f": go on with --resume {settings.folder}, or"
     raise UserError(f"{settings.folder} exists already{way_out} name another with --out")
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # an answer may hold characters no terminal can show
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        speaks = processes.speaks() or isinstance(error, processes.LostProcess)
-        sys.exit(f"train.py: {error}" if speaks else 1)
-    except KeyboardInterrupt:
-        sys.exit("train.py: stopped at once; --resume goes on from the last checkpoint of a run "
-                 "that has one")
-    finally:
-        processes.stop()
+    run_as_program("train.py", main, interrupted="stopped at once; --resume goes on from the last "
+                   "checkpoint of a run that has one")

@@ -35,6 +35,7 @@ class Flag:
     quick: object = None         # its value with --quick, where that differs
     topic: str = ""              # of the settings: under which heading of --help it stands
     only: tuple | None = None    # of the settings: (test, words); without it the flag does nothing
+    is_path: bool = False        # a file or a folder that is read
 
     @property
     def type(self) -> type:

@@ -26,8 +26,9 @@ class LostProcess(UserError):
 def start(device: str) -> str:
     """Join the others, if torchrun started this process. Returns this one's own device. Calling it
     again only returns the device."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         return device
+    refuse_half_an_environment()
     if device == "cuda":
         rank, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
         if rank >= count:
@@ -39,8 +40,21 @@ def start(device: str) -> str:
         raise UserError(f"--device {device}: every process takes a device of its own, say cuda")
     if not dist.is_initialized():
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        try:
+            dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise LostProcess(f"the processes did not meet: {reason}") from None
     return device
+
+
+def refuse_half_an_environment() -> None:
+    """torchrun tells every process these numbers; somebody else may have told only some."""
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
+        if not os.environ.get(name, "").isdecimal():
+            raise LostProcess(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, but {name} is "
+                              f"{os.environ.get(name)!r}: several processes are started by "
+                              "torchrun, and a single one without WORLD_SIZE")
 
 
 def stop() -> None:

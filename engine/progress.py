@@ -2,25 +2,41 @@
 import os
 import sys
 import time
+from contextlib import contextmanager
 
 from engine import processes
 
 
 def say(text: str) -> None:
-    """Print a line at once, from the first process. When nobody reads any more (`| head`), go on in
-    silence."""
-    try:
+    """Print a line at once, from the first process."""
+    with though_nobody_reads(sys.stdout):
         if processes.speaks():
             print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_status(text: str) -> None:
     """Show a line that the next one overwrites, at a terminal only. An empty text clears it."""
-    if sys.stderr.isatty() and processes.speaks():
-        line = f"  {text[:90]}\r" if text else ""
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    with though_nobody_reads(sys.stderr):
+        if sys.stderr.isatty() and processes.speaks():
+            line = f"  {text[:90]}\r" if text else ""
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def though_nobody_reads(stream):
+    """A reader that went away (`| head`) or a log on a full disk does not end a run: it goes on in
+    silence."""
+    try:
+        yield
+    except OSError:
+        go_on_for_nobody(stream)
+
+
+def go_on_for_nobody(stream) -> None:
+    """From now on what is printed goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class Progress:
@@ -42,7 +58,8 @@ class Progress:
         if sys.stderr.isatty():
             show_status(line)
         elif now - self.last_line > 30:
-            print(f"  {line}", file=sys.stderr, flush=True)
+            with though_nobody_reads(sys.stderr):
+                print(f"  {line}", file=sys.stderr, flush=True)
             self.last_line = now
 
     def share(self, part: str, done: float) -> float:

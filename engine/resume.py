@@ -1,7 +1,14 @@
-"""What train.py asks before it goes on: is this the run that is meant, and is it finished?"""
+"""What train.py asks before it goes on: is this the run that is meant, is it finished, is all there
+that it needs, and would anything be lost?"""
+import os
+from pathlib import Path
+
+from engine.credit_file import step_of
 from engine.errors import UserError
 from engine.files import read_json
+from engine.provenance import refuse_other_sources
 from engine.run_folder import RunFolder
+from engine.seal import check_seal
 from engine.settings import OPTIONS, Settings, own_flags
 
 CHANGEABLE = {"steps"}               # in a resumed run
@@ -17,7 +24,7 @@ def refuse_changes(given: dict) -> None:
 def what_differs(settings: Settings) -> str:
     """What in the run folder differs from the run that was asked for; empty if nothing does."""
     path = settings.folder / "config.json"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return " and is not a run folder:"
     # a run from before a setting existed had what is its default now
     defaults = {name: flag.default for name, flag in {**OPTIONS, **own_flags(settings)}.items()}
@@ -30,10 +37,49 @@ def what_differs(settings: Settings) -> str:
 
 
 def is_finished(run: RunFolder, settings: Settings, done: int) -> bool:
-    """`done` is the step of the last checkpoint."""
-    if settings.checkpoint_every and settings.steps:
+    """`done` is the step of the last checkpoint, 0 without one. Where the checkpoints of a finished
+    run were removed, the record decides."""
+    if done and settings.checkpoint_every:
         return done >= settings.steps
-    last = max((line["step"] for line in run.lines("metrics.jsonl")), default=0)
     evaluations = run.lines("evaluations.jsonl")
-    modes = [line["mode"] for line in evaluations if line["step"] == settings.steps]
-    return last >= settings.steps and (not settings.eval_every or len(modes) == 2)
+    modes = [line.get("mode") for line in evaluations if line["step"] == settings.steps]
+    return run.last_step() >= settings.steps and (not settings.eval_every or len(modes) == 2)
+
+
+def refuse_to_erase(run: RunFolder, settings: Settings) -> None:
+    """Without a checkpoint a run can only start again. Steps that ran before the first checkpoint
+    was due are made again as they were; a longer record would be lost."""
+    steps = run.last_step()
+    first_due = settings.checkpoint_every
+    if steps > first_due:
+        why = "--checkpoint_every is 0" if not first_due else "they were removed"
+        raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "
+                        f"from ({why}). The record stays as it is: add --restart to erase it and "
+                        "start again at step 1, or name another folder with --out")
+
+
+def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
+                        checkpoint: Path | None) -> None:
+    """Is everything as it was when the checkpoint was written, or when the run began?"""
+    done = step_of(checkpoint) if checkpoint else 0
+    needs_model = not checkpoint or settings.kl or settings.loss == "dpo"
+    sources = config.get("made_of")
+    if isinstance(sources, dict):  # a run from before this was kept has nothing to compare with
+        names = set(sources) if needs_model else set(sources) - {"model"}
+        refuse_other_sources(sources, settings, names)
+    if checkpoint:
+        check_seal(run.path, checkpoint)
+        refuse_gaps(run, done)
+    for folder in run.path.glob("checkpoints/step_*"):
+        if (step_of(folder) or 0) > done and any(folder.iterdir()):
+            raise UserError(f"{folder} holds no trainer/state.json to go on from, and is in the "
+                            "way of the checkpoint that will be written there: move it away")
+
+
+def refuse_gaps(run: RunFolder, done: int) -> None:
+    """The record has to hold every step before the checkpoint, in order."""
+    steps = [line["step"] for line in run.lines("metrics.jsonl")]
+    for step in range(1, done + 1):
+        if steps[step - 1:step] != [step]:
+            raise UserError(f"{run.path}/metrics.jsonl: step {step} is missing or out of order; "
+                            f"the last checkpoint is of step {done}")

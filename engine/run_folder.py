@@ -1,34 +1,26 @@
 """The folder a run leaves behind, written so that a kill at any moment costs nothing but time.
 
 Files and checkpoints appear whole or not at all: they are written under another name, then renamed.
-Lines are appended; the last one may be cut off, and is forgotten when the run goes on.
+Lines are appended; the last one may be cut off, and is forgotten when the run goes on. A checkpoint
+is sealed (seal.py): it knows the lines that were there before it.
 """
 import json
 import os
-import platform
 import shutil
-import subprocess
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows: two processes on one folder are not told apart there
-    fcntl = None
-
-import numpy as np
-import safetensors
-import tokenizers
-import torch
 from safetensors.torch import save_file
+import torch
 
 from engine import processes
-from engine.credit_file import credit_path, step_of
+from engine.credit_file import credit_path, step_of, write_credit
 from engine.errors import UserError
-from engine.files import (PROJECT, append_line, read_json, read_lines, replace_text, whole_folder,
-                          writing)
+from engine.files import (append_line, hold_folder, let_go, lock_folder, read_json, read_lines,
+                          replace_text, whole_folder, writing)
+from engine.rollouts import Rollouts
+from engine.seal import LOGS, make_seal
 from qwen2_model import Qwen2
 
-LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
     "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
@@ -36,7 +28,7 @@ TRAVELS_ALONG = (  # from the model's folder to every checkpoint
 
 class RunFolder:
     def __init__(self, path: Path):
-        self.path = Path(path)
+        self.path, self.held = Path(path), None
 
     @classmethod
     def create(cls, path: Path, config: dict, tokenizer: Path) -> "RunFolder":
@@ -47,27 +39,56 @@ class RunFolder:
 
     def __enter__(self) -> "RunFolder":
         """Lock the folder for the one process that writes it. The lock goes with the process."""
-        self.lock = os.open(self.path, os.O_RDONLY) if fcntl else None
-        try:
-            if fcntl:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self.lock)
-            raise UserError(f"{self.path} is being written by another process") from None
+        with writing(self.path):
+            try:
+                self.held = lock_folder(self.path)
+            except BlockingIOError:
+                raise UserError(f"{self.path} is being written by another process") from None
         return self
 
     def __exit__(self, *_) -> None:
-        if fcntl:
-            os.close(self.lock)
+        let_go(self.held)
+        self.held = None
+
+    def is_where_it_was(self) -> bool:
+        """Whether the path still leads to the folder that was locked."""
+        try:
+            return self.held is None or os.path.samestat(os.fstat(self.held), os.stat(self.path))
+        except OSError:
+            return False
+
+    def refuse_other_folder(self) -> None:
+        """Before each write: the folder may have been moved, and another put in its place."""
+        if not self.is_where_it_was():
+            raise UserError(f"{self.path} was moved, replaced or removed while this run was "
+                            "writing it, so the run ends here. Where it is now, it is whole: "
+                            "--resume goes on there")
 
     def replace(self, name: str, text: str) -> None:
+        self.refuse_other_folder()
         replace_text(self.path / name, text)
 
     def append(self, name: str, line: dict) -> None:
+        self.refuse_other_folder()
         append_line(self.path / name, line)
 
+    def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor) -> None:
+        """What the tokens of this process's questions were given."""
+        self.refuse_other_folder()
+        path = self.credit(step, processes.rank())
+        with writing(path):
+            write_credit(path, rollouts, weight)
+
     def lines(self, name: str) -> list[dict]:
-        return read_lines(self.path / name)
+        lines = read_lines(self.path / name)
+        for number, line in enumerate(lines, 1):
+            if type(line.get("step")) is not int:
+                raise UserError(f"{self.path / name}, line {number} is of no step")
+        return lines
+
+    def last_step(self) -> int:
+        """Of the steps on record; 0 before the first."""
+        return max((line["step"] for line in self.lines("metrics.jsonl")), default=0)
 
     def credit(self, step: int, rank: int = 0) -> Path:
         return credit_path(self.path, step, rank)
@@ -80,32 +101,44 @@ class RunFolder:
 
     def forget_after(self, step: int) -> None:
         """Remove what a stopped run wrote past its last checkpoint: it will be written again."""
+        self.refuse_other_folder()
         with writing(self.path):
             for name in LOGS:
-                if (self.path / name).exists():
-                    kept = [line for line in self.lines(name) if line["step"] <= step]
-                    self.replace(name, "".join(json.dumps(line) + "\n" for line in kept))
+                self.shorten(name, step)
             for path in self.path.glob("credit/step_*"):
                 without_rank = path.with_stem(path.stem.partition("_rank")[0])
                 if path.suffix == ".tmp" or (step_of(without_rank) or 0) > step:
                     path.unlink()
+            for pattern in (".*.tmp", "credit/.*.tmp"):
+                for path in self.path.glob(pattern):
+                    path.unlink()
             for path in self.path.glob("checkpoints/.*.tmp"):
                 shutil.rmtree(path)
+
+    def shorten(self, name: str, step: int) -> None:
+        """Keep the lines up to this step as they are: a seal knows their very letters."""
+        path = self.path / name
+        if path.exists():
+            texts = path.read_text(encoding="utf-8").split("\n")
+            kept = [text for text, line in zip(texts, self.lines(name)) if line["step"] <= step]
+            self.replace(name, "".join(f"{text}\n" for text in kept))
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
                         source: Path, state: dict[str, torch.Tensor]) -> None:
         """Write a model folder like `source`, its origin, with the trainer's state below it."""
+        self.refuse_other_folder()
         checkpoint = self.path / "checkpoints" / f"step_{step:06d}"
-        if checkpoint.exists():
-            return
         with whole_folder(checkpoint) as unfinished, writing(checkpoint):
             model.save_pretrained(unfinished, parameters)
             for name in TRAVELS_ALONG:
                 if (source / name).is_file():
                     shutil.copyfile(source / name, unfinished / name)
             (unfinished / "trainer").mkdir()
-            save_file(state, unfinished / "trainer" / "state.safetensors")
-            replace_text(unfinished / "trainer" / "state.json", json.dumps({"step": step}) + "\n")
+            tensors = unfinished / "trainer" / "state.safetensors"
+            save_file(state, tensors)
+            shutil.copymode(unfinished / "config.json", tensors)  # else only the owner could read
+            seal = make_seal(self.path, unfinished, step)
+            replace_text(unfinished / "trainer" / "state.json", json.dumps(seal, indent=2) + "\n")
         self.forget_old_states()
 
     def forget_old_states(self, keep: int = 2) -> None:
@@ -116,20 +149,24 @@ class RunFolder:
             for old in sorted(states, key=lambda path: step_of(path.parent))[:-keep]:
                 shutil.rmtree(old)
 
+    def remove_unless_begun(self) -> None:
+        """A first step that failed leaves nothing in the way of the next attempt."""
+        if self.is_where_it_was() and not (self.path / "metrics.jsonl").exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+
 
 class Bystander(RunFolder):
     """The folder for a process that writes only its own credit, and leaves the rest to rank 0."""
 
     def __enter__(self) -> "Bystander":
+        with writing(self.path):
+            self.held = hold_folder(self.path)
         return self
-
-    def __exit__(self, *_) -> None:
-        pass
 
     def replace(self, *_) -> None:
         pass
 
-    append = forget_after = save_checkpoint = replace
+    append = forget_after = forget_old_states = save_checkpoint = remove_unless_begun = replace
 
 
 def open_run(folder: Path) -> RunFolder:
@@ -139,23 +176,10 @@ def open_run(folder: Path) -> RunFolder:
 
 def run_config(folder: Path) -> dict:
     """Read config.json of a run folder."""
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = read_json(folder / "config.json")
     if "mitigation" not in config:
         raise UserError(f"{folder} is not a run folder: its config.json says nothing of a "
                         "mitigation")
     return config
-
-
-def provenance() -> dict:
-    """The versions a run was made with, and the commit of this code (null outside a checkout)."""
-    versions = {"python": platform.python_version(), "torch": torch.__version__,
-                "numpy": np.__version__, "safetensors": safetensors.__version__,
-                "tokenizers": tokenizers.__version__}
-    commit = None
-    if shutil.which("git"):
-        command = ["git", "rev-parse", "HEAD"]
-        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
-        commit = result.stdout.strip() if result.returncode == 0 else None
-    return {"git_commit": commit, "versions": versions}

@@ -21,8 +21,10 @@ from engine.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_fla
                              describe_choices, flags_of, owners_of)
 from engine.tasks import load_task
 
-NOT_SETTINGS = ("versions", "git_commit", "model_config", "reward", "ranks")  # also in config.json
-RESERVED = ("resume", "continue", "config", "help", "own")  # names that no other flag can have
+NOT_SETTINGS = (  # also in config.json
+    "versions", "git_commit", "model_config", "reward", "ranks", "made_of")
+RESERVED = (  # names that no other flag can have
+    "resume", "continue", "restart", "config", "help", "own")
 ABOUT_FILES = """\
 A model folder's recipe.json sets its own defaults (models/tiny has one), flags override them, and
 config.json in the run folder shows what was used. Hyphens work as well as underscores."""
@@ -40,7 +42,8 @@ REUSED = (lambda s: s.loss == "policy" and s.epochs > 1,
 
 @dataclass
 class Settings:
-    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model", topic=MACHINE)
+    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model", topic=MACHINE,
+                       is_path=True)
     device: str = option("cpu", "cpu, cuda or cuda:N", topic=MACHINE)
     dtype: str = option("float32", "numbers to compute with; parameters stay float32",
                         choices=("float32", "bfloat16"), topic=MACHINE)
@@ -214,6 +217,9 @@ def add_resuming(group) -> None:
                        help="if the run folder exists and has these settings, resume it (a "
                        "finished run is passed over): for loops that can be stopped and started "
                        "again")
+    group.add_argument("--restart", action="store_true",
+                       help="with one of these two: erase the record of a run that has no "
+                       "checkpoint to go on from, and start again at step 1")
     group.add_argument("--config", metavar="FILE",
                        help="take the settings of a run's config.json; flags override them")
 

@@ -1,8 +1,10 @@
 """Ctrl-C: once to stop after the current step, twice to stop at once."""
 import os
 import signal
+import sys
 
 from engine import processes
+from engine.progress import though_nobody_reads
 
 MESSAGE = b"\nstopping after this step (once more: at once, back to the last checkpoint)\n"
 
@@ -24,5 +26,6 @@ class StopRequest:
         if self.asked and processes.count() == 1:  # torchrun passes on what the terminal has sent
             raise KeyboardInterrupt
         if not self.asked and processes.speaks():
-            os.write(1, MESSAGE)  # print may be busy at this moment
+            with though_nobody_reads(sys.stdout):
+                os.write(sys.stdout.fileno(), MESSAGE)  # print may be busy at this moment
         self.asked = True

@@ -130,12 +130,7 @@ def test_what_a_folder_is_decides_how_to_go_on(tmp_path):
         train.main(["--resume", str(ROOT / "models/tiny")])
 
 
-def test_a_model_that_broke_ends_the_run_with_a_word_and_a_first_step_that_failed_leaves_nothing(
-        tmp_path, monkeypatch):
-    with pytest.raises(UserError,
-                       match="not finite any more after step 1: is --learning_rate 1e[+]30"):
-        train.main([*SHORT, "--learning_rate", "1e30", "--out", str(tmp_path / "x")])
-    assert len(lines(tmp_path / "x/metrics.jsonl")) == 1  # what was done stays
+def test_a_first_step_that_failed_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(MITIGATIONS, "wrong", lambda tokens: -tokens.entropy - 1)
     with pytest.raises(UserError, match="negative"):
         train.main([*SHORT, "--mitigation", "wrong", "--out", str(tmp_path / "y")])

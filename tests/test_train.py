@@ -127,14 +127,14 @@ def kill_at(step, model, folder):
 def break_off_at(step, model, folder, monkeypatch):
     """The same in this process, at once after the credit file of this step: no wait for another
     one."""
-    write_credit = train.write_credit
+    write_credit = run_folder.write_credit
 
     def write_and_stop(path, *args):
         write_credit(path, *args)
         if path.stem == f"step_{step:06d}":
             raise KeyboardInterrupt
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train, "write_credit", write_and_stop)
+        patch.setattr(run_folder, "write_credit", write_and_stop)
         run("--model", model, "--out", folder)
 
 

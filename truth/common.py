@@ -29,7 +29,7 @@ from engine.forward import Forward, response_log_probs
 from engine.lab import Lab, derived_seed, make_lab
 from engine.progress import show_status
 from engine.rollouts import Rollouts
-from engine.run_folder import provenance
+from engine.provenance import provenance
 from engine.settings import make_settings
 from grpo import grpo
 

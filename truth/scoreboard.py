@@ -52,7 +52,8 @@ from engine.credit_file import write_credit
 from engine.lab import Lab
 from engine.progress import Progress
 from engine.rollouts import Rollouts
-from engine.run_folder import RunFolder, provenance
+from engine.provenance import provenance
+from engine.run_folder import RunFolder
 from truth.arm_scores import directions_table, draw_scores, score_arms, scores_table
 from truth.arms import Arms, make_arms
 from truth.checks import identity_table, planted_table

@@ -36,7 +36,7 @@ def test_what_a_killed_process_left_is_not_taken_over(tmp_path):
 def test_a_folder_that_is_there_is_not_overwritten(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine").write_text("")
-    with pytest.raises(UserError, match="cannot write .*b: "):
+    with pytest.raises(UserError, match="b exists already"):
         with whole_folder(tmp_path / "b"):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["b"] and (tmp_path / "b/mine").exists()

@@ -94,8 +94,9 @@ def test_two_processes_give_the_gradient_of_one(learner, tmp_path):
     assert all(alone[f"{arm} gradient"].abs().max() > 0 for arm in ARMS)
 
 
-def torchrun(*arguments) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()), ROOT / "train.py"]
+def torchrun(*arguments, count=2) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(count),
+               "--master_port", str(free_port()), ROOT / "train.py"]
     return subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), cwd=ROOT)
 
 
@@ -126,11 +127,15 @@ def test_a_run_of_two_ranks_leaves_the_folder_of_one(flags, tmp_path):
     assert [len(RunFolder(tmp_path / name).lines("evaluations.jsonl")) for name in ("one", "two")] == [4, 4]
     assert json.loads((tmp_path / "two/config.json").read_text())["ranks"] == 2
     assert {path.name for path in (tmp_path / "two/checkpoints").iterdir()} == {"step_000001", "step_000002", "step_000003"}
-    run = torchrun("--resume", tmp_path / "two", "--steps", 4)
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 0 and output.count("going on after step 3") == 1, output
-    assert [line["step"] for line in RunFolder(tmp_path / "two").lines("metrics.jsonl")] == [1, 2, 3, 4]
-    assert (tmp_path / "two/credit/step_000004_rank1.npz").exists()
+    for step, count in ((4, 2), (5, 3), (6, 1)):  # as many processes, more, fewer
+        run = torchrun("--resume", tmp_path / "two", "--steps", step, count=count)
+        output, _ = run.communicate(timeout=300)
+        assert run.returncode == 0, output
+        assert output.count(f"going on after step {step - 1}") == 1, output
+        metrics = RunFolder(tmp_path / "two").lines("metrics.jsonl")
+        assert [line["step"] for line in metrics] == list(range(1, step + 1))
+        files = list((tmp_path / "two/credit").glob(f"step_{step:06d}*"))
+        assert len(files) == count
 
 
 def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
@@ -158,9 +163,22 @@ def test_what_cannot_be_shared_is_said_once(learner, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("variables, missing", [
+    ({}, "RANK"), ({"RANK": "1"}, "LOCAL_RANK"), ({"RANK": "one", "LOCAL_RANK": "1"}, "RANK"),
+    ({"RANK": "1", "LOCAL_RANK": "1"}, "MASTER_PORT")])
+def test_half_an_environment_is_said(monkeypatch, variables, missing):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"WORLD_SIZE": "2", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"WORLD_SIZE is '2', but {missing} is"):
+        processes.start("cpu")
+
+
 @pytest.mark.parametrize("device, said", [("cuda", "PyTorch sees 1 CUDA devices"), ("cuda:0", "a device of its own")])
 def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch, device, said):
-    monkeypatch.setenv("WORLD_SIZE", "2"), monkeypatch.setenv("LOCAL_RANK", "1")
+    for name, value in (("WORLD_SIZE", 2), ("RANK", 1), ("LOCAL_RANK", 1), ("MASTER_PORT", 1)):
+        monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match=said):
         processes.start(device)

@@ -1,0 +1,87 @@
+"""How every program begins and ends.
+
+What it prints cannot steer the terminal, whatever a model wrote; and what ends it is one line,
+unless it is a mistake in this code.
+"""
+import os
+import re
+import sys
+
+import torch
+
+from engine import processes
+from engine.errors import UserError
+from engine.progress import go_on_for_nobody, though_nobody_reads
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
+           "does a smaller model")
+
+
+def run_as_program(name: str, main, interrupted: str = "") -> None:
+    """Run main(argv). An error that the user can put right is one line, and so is one of the
+    system; `interrupted` is what to say after Ctrl-C."""
+    open_closed_streams()
+    sys.stdout = Visible(sys.stdout)
+    try:
+        main(sys.argv[1:])
+        sys.stdout.flush()
+    except UserError as error:
+        says_so = processes.speaks() or isinstance(error, processes.LostProcess)
+        sys.exit(f"{name}: {visible(str(error))}" if says_so else 1)
+    except KeyboardInterrupt:
+        sys.exit(f"{name}: {interrupted}" if interrupted else 130)
+    except BrokenPipeError:  # whoever read the output went away, which is no error
+        go_on_for_nobody(sys.stdout)
+    except (OSError, MemoryError, RuntimeError) as error:
+        sentence = of_the_system(error)
+        if sentence is None:
+            raise
+        sys.exit(f"{name}: {visible(sentence)}")
+    finally:
+        with though_nobody_reads(sys.stdout):
+            sys.stdout.flush()
+        processes.stop()
+
+
+def of_the_system(error: Exception) -> str | None:
+    """What the machine or the operating system refused; None for a mistake in this code."""
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    refused = (MemoryError, torch.OutOfMemoryError)
+    if isinstance(error, refused) or "can't allocate memory" in str(error):
+        return f"there is not enough memory: {SMALLER}"
+    return None
+
+
+def visible(text: str) -> str:
+    """The text with its control characters, but for new lines and tabs, as \\x1b and the like."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+class Visible:
+    """A text stream for people. What is to steer the terminal goes to `.stream` itself."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        if hasattr(stream, "reconfigure"):  # there are characters that no terminal can show
+            stream.reconfigure(errors="replace")
+
+    def write(self, text: str) -> int:
+        return self.stream.write(visible(text))
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+
+def open_closed_streams() -> None:
+    """A program can be started without output (`>&-`). The next file that it opened would get the
+    number of the stream that is missing, and what is printed would be written into that file."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))

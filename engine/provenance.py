@@ -1,0 +1,75 @@
+"""What a run was made of: versions, commit, and a fingerprint of every file it was given.
+
+A run that goes on later compares: a fingerprint is a sha256, of a file or of what a model folder
+computes with. Two files with the same name need not be the same problems.
+"""
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import tokenizers
+import torch
+
+from engine.errors import UserError
+from engine.files import PROJECT, find_folder
+from engine.settings import OPTIONS, Settings, own_flags
+
+
+def provenance() -> dict:
+    """The versions a run was made with, and the commit of this code (null outside a checkout)."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__,
+                "numpy": np.__version__, "safetensors": safetensors.__version__,
+                "tokenizers": tokenizers.__version__}
+    commit = None
+    if shutil.which("git"):
+        command = ["git", "rev-parse", "HEAD"]
+        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+        commit = result.stdout.strip() if result.returncode == 0 else None
+    return {"git_commit": commit, "versions": versions}
+
+
+def fingerprints(settings: Settings) -> dict[str, str]:
+    """Of every file or folder that a flag names, the model's and the problems', by the flag."""
+    return {name: fingerprint(path) for name, path in given_paths(settings).items()}
+
+
+def given_paths(settings: Settings) -> dict[str, Path]:
+    values = {**vars(settings), **settings.own}
+    flags = {**OPTIONS, **own_flags(settings)}
+    return {name: find_folder(values[name]) for name, flag in flags.items()
+            if flag.is_path and values[name] is not None}
+
+
+def fingerprint(path: Path) -> str:
+    """Of a model folder: of its config, its tokenizer and its weights, whatever else is in it."""
+    if not os.path.isdir(path):
+        return sha256_of(path)
+    names = ["config.json", "tokenizer.json", *(file.name for file in path.glob("*.safetensors"))]
+    parts = [f"{name} {sha256_of(path / name)}\n" for name in sorted(names)]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while part := file.read(2 ** 24):
+                digest.update(part)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return digest.hexdigest()
+
+
+def refuse_other_sources(before: dict[str, str], settings: Settings, names: set[str]) -> None:
+    """Stop where one of these flags names something else by now than when the run began."""
+    paths = given_paths(settings)
+    for name in sorted(names & set(before) & set(paths)):
+        if fingerprint(paths[name]) != before[name]:
+            raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
+                            "sha256 is another). Put the old one back, or begin a run of its own "
+                            "with --out")

@@ -1,0 +1,327 @@
+"""A run goes on only from what is as it was; what is on record is never lost in silence."""
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import train
+from conftest import ROOT
+from engine.errors import UserError
+from engine.run_folder import RunFolder, open_run
+from runs import assert_same_run, lines, run
+
+FLAGS = ["--steps", "4", "--eval_every", "2", "--checkpoint_every", "2", "--sample_every", "1"]
+
+
+@pytest.fixture(scope="module")
+def finished(learner, tmp_path_factory):
+    """Four steps, with checkpoints after the second and the fourth."""
+    folder = tmp_path_factory.mktemp("going_on") / "finished"
+    run("--model", learner, "--out", folder, *FLAGS)
+    return folder
+
+
+@pytest.fixture
+def stopped(finished, tmp_path):
+    """The same run as a kill after the third step leaves it."""
+    folder = shutil.copytree(finished, tmp_path / "stopped")
+    shutil.rmtree(folder / "checkpoints/step_000004")
+    cut(folder / "metrics.jsonl", 3)
+    cut(folder / "evaluations.jsonl", 4)
+    cut(folder / "samples.jsonl", 5)
+    return folder
+
+
+def cut(path, count):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
+
+
+def everything(folder):
+    return {path.relative_to(folder): path.read_bytes()
+            for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_what_a_kill_leaves_goes_on(finished, stopped):
+    run("--resume", stopped)
+    assert_same_run(finished, stopped)
+
+
+@pytest.mark.parametrize("way", ["--resume", "--continue"])
+def test_a_record_without_checkpoints_is_not_erased(finished, learner, tmp_path, way):
+    folder = shutil.copytree(finished, tmp_path / "x")
+    shutil.rmtree(folder / "checkpoints")
+    before = everything(folder)
+    argv = ["--resume", folder]
+    if way == "--continue":
+        argv = ["--model", learner, "--out", folder, *FLAGS, "--continue"]
+    assert "is finished after 4 steps" in run(*argv).stdout
+    cut(folder / "metrics.jsonl", 3)
+    before = everything(folder)
+    said = run(*argv, expect=1).stderr
+    assert "holds a record of 3 steps, and no checkpoint to go on from (they were removed)" in said
+    assert "--restart" in said and everything(folder) == before
+    run(*argv, "--restart")
+    assert_same_run(finished, folder)
+
+
+def test_a_run_that_never_keeps_checkpoints_is_not_erased_either(learner, tmp_path):
+    folder, flags = tmp_path / "x", [*FLAGS, "--checkpoint_every", "0"]
+    run("--model", learner, "--out", folder, *flags)
+    assert "is finished" in run("--resume", folder).stdout
+    before = everything(folder)
+    said = run("--resume", folder, "--steps", 6, expect=1).stderr
+    assert "a record of 4 steps" in said and "(--checkpoint_every is 0)" in said
+    assert everything(folder) == before
+
+
+def test_steps_before_the_first_checkpoint_are_made_again(finished, stopped):
+    shutil.rmtree(stopped / "checkpoints")
+    cut(stopped / "metrics.jsonl", 2)
+    assert "starting again at step 1" in run("--resume", stopped).stdout
+    assert_same_run(finished, stopped)
+
+
+def test_restart_is_for_runs_that_cannot_go_on(stopped, learner, tmp_path):
+    said = run("--resume", stopped, "--restart", expect=1).stderr
+    assert "can go on after step 2: --restart is for runs without a checkpoint" in said
+    said = run("--model", learner, "--out", tmp_path / "new", "--restart", expect=1).stderr
+    assert "--restart needs --resume RUN or --continue" in said
+
+
+def edit(path, change):
+    path.write_text("\n".join(change(path.read_text().split("\n"))))
+
+
+def rewrite(path, change):
+    tensors = load_file(path)
+    save_file({name: change(name, tensor) for name, tensor in tensors.items()
+               if change(name, tensor) is not None}, path)
+
+
+SEALED = "checkpoints/step_000002/"
+STATE = SEALED + "trainer/state.safetensors"
+DAMAGE = {
+    "a line is lost": (lambda run: edit(run / "metrics.jsonl", lambda lines: lines[1:]),
+                       "not those that were there when step_000002 was written"),
+    "lines are lost": (lambda run: cut(run / "metrics.jsonl", 1),
+                       "has 1 lines; there were 2 when step_000002 was written"),
+    "evaluations are lost": (lambda run: (run / "evaluations.jsonl").unlink(),
+                             "has 0 lines; there were 4"),
+    "lines are swapped": (lambda run: edit(run / "samples.jsonl", lambda lines: [
+        lines[1], lines[0], *lines[2:]]), "samples.jsonl are not those"),
+    "another model": (lambda run: rewrite(run / SEALED / "model.safetensors",
+                                          lambda name, tensor: tensor + 1e-3),
+                      "model.safetensors was changed after it was written"),
+    "lost moments": (lambda run: rewrite(run / STATE, lambda name, tensor: None),
+                     "state.safetensors was changed"),
+    "no state": (lambda run: (run / STATE).unlink(), "cannot read .*state.safetensors"),
+    "another step": (lambda run: os.rename(run / SEALED, run / "checkpoints/step_000003"),
+                     "says that it is of step 2"),
+    "a broken seal": (lambda run: (run / SEALED / "trainer/state.json").write_text(
+        '{"step": 2, "logs": {"metrics.jsonl": []}}'), "no sensible lines"),
+    "something in the way": (lambda run: (run / "checkpoints/step_000004/mine").mkdir(
+        parents=True), "step_000004 holds no trainer/state.json"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_does_not_fit_is_said_and_nothing_is_touched(stopped, name):
+    damage, words = DAMAGE[name]
+    damage(stopped)
+    before = everything(stopped)
+    with pytest.raises(UserError, match=words):
+        train.main(["--resume", str(stopped)])
+    assert everything(stopped) == before
+
+
+def without_seal(folder):
+    """As an older version of this program left it."""
+    (folder / SEALED / "trainer/state.json").write_text('{"step": 2}\n')
+    config = json.loads((folder / "config.json").read_text())
+    del config["made_of"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_run_of_an_older_version_goes_on(finished, stopped):
+    without_seal(stopped)
+    run("--resume", stopped)
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        assert len(lines(stopped / name)) == len(lines(finished / name))
+
+
+BROKEN_STATE = {
+    "lost": (lambda name, tensor: None if name.startswith("exp_avg_sq.") else tensor,
+             "does not fit the model: exp_avg_sq"),
+    "another shape": (lambda name, tensor: tensor.flatten()[:3].clone(), "of shape"),
+    "another type": (lambda name, tensor: tensor.double(), "torch.float64"),
+    "nan": (lambda name, tensor: tensor * float("nan"), "numbers that no optimizer leaves"),
+    "negative": (lambda name, tensor: -tensor - 1, "numbers that no optimizer leaves")}
+
+
+@pytest.mark.parametrize("name", BROKEN_STATE)
+def test_moments_that_no_optimizer_left_are_refused_without_a_seal_too(stopped, name):
+    change, words = BROKEN_STATE[name]
+    without_seal(stopped)
+    rewrite(stopped / STATE, change)
+    with pytest.raises(UserError, match=words):
+        train.main(["--resume", str(stopped)])
+
+
+def test_gaps_in_the_record_are_seen_without_a_seal_too(stopped):
+    without_seal(stopped)
+    edit(stopped / "metrics.jsonl", lambda lines: lines[1:])
+    with pytest.raises(UserError, match="step 1 is missing or out of order"):
+        train.main(["--resume", str(stopped)])
+
+
+def test_other_problems_than_at_the_start_are_noticed(learner, tmp_path):
+    data = tmp_path / "problems.jsonl"
+    problems = [{"nums": [a, b, 3], "target": a + b + 3} for a in range(1, 8) for b in range(1, 8)]
+    data.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    flags = ["--model", learner, "--out", tmp_path / "x", "--data", data, "--steps", 1,
+             "--checkpoint_every", 1, "--eval_every", 0]
+    run(*flags)
+    data.write_text("".join(json.dumps(problem) + "\n" for problem in problems[::-1]))
+    said = run("--resume", tmp_path / "x", "--steps", 2, expect=1).stderr
+    assert "--data" in said and "is not what it was when this run began" in said
+    data.unlink()
+    assert "problems.jsonl" in run("--resume", tmp_path / "x", "--steps", 2, expect=1).stderr
+
+
+def test_the_model_is_compared_where_it_is_still_needed(learner, tmp_path):
+    model = shutil.copytree(learner, tmp_path / "model")
+    flags = ["--model", model, "--steps", 1, "--checkpoint_every", 1, "--eval_every", 0]
+    run(*flags, "--out", tmp_path / "free")
+    run(*flags, "--out", tmp_path / "anchored", "--kl", 0.1)
+    rewrite(model / "model.safetensors", lambda name, tensor: tensor * 1.001)
+    run("--resume", tmp_path / "free", "--steps", 2)  # goes on from its own checkpoint
+    said = run("--resume", tmp_path / "anchored", "--steps", 2, expect=1).stderr
+    assert "--model" in said and "is not what it was" in said
+
+
+def test_an_empty_folder_does_not_keep_a_checkpoint_from_being_saved(finished, stopped):
+    (stopped / "checkpoints/step_000004").mkdir()
+    run("--resume", stopped)
+    assert_same_run(finished, stopped)
+
+
+def replace_at(step, monkeypatch, deed):
+    """Do this once the metrics of this step are on record."""
+    append = RunFolder.append
+
+    def append_and_do(self, name, line):
+        append(self, name, line)
+        if name == "metrics.jsonl" and line["step"] == step:
+            deed()
+    monkeypatch.setattr(RunFolder, "append", append_and_do)
+
+
+@pytest.mark.parametrize("deed", ["moved", "replaced", "removed"])
+def test_a_folder_that_is_not_the_one_that_was_locked_is_not_written(
+        finished, learner, tmp_path, monkeypatch, deed):
+    folder, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
+
+    def do():
+        if deed == "removed":
+            return shutil.rmtree(folder)
+        folder.rename(elsewhere)
+        if deed == "replaced":
+            shutil.copytree(finished, folder)
+    with monkeypatch.context() as patch:
+        replace_at(3, patch, do)
+        said = run("--model", learner, "--out", folder, *FLAGS, expect=1).stderr
+    assert "was moved, replaced or removed while this run was writing it" in said
+    if deed == "replaced":
+        assert_same_run(finished, folder)
+    else:
+        assert not folder.exists()
+    if deed != "removed":
+        assert [line["step"] for line in lines(elsewhere / "metrics.jsonl")] == [1, 2, 3]
+        run("--resume", elsewhere)
+        assert_same_run(finished, elsewhere)
+
+
+def test_a_start_that_failed_does_not_remove_the_folder_of_another(tmp_path):
+    (tmp_path / "x").mkdir()
+    with open_run(tmp_path / "x") as folder:
+        (tmp_path / "x").rename(tmp_path / "elsewhere")
+        (tmp_path / "x").mkdir()
+        folder.remove_unless_begun()
+    assert (tmp_path / "x").exists()
+
+
+def begin(model, folder, barrier, results):
+    """What a second start meets that comes when the first has looked but not begun to write."""
+    create = train.create_run
+
+    def wait_and_create(lab):
+        barrier.wait()
+        return create(lab)
+    train.create_run = wait_and_create
+    torch.set_num_threads(1)
+    try:
+        train.main(["--model", str(model), "--out", str(folder), *FLAGS])
+        results.put("done")
+    except UserError as error:
+        results.put(str(error))
+
+
+def test_of_two_starts_at_once_one_is_told(finished, learner, tmp_path):
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(2), context.Queue()
+    both = [context.Process(target=begin, args=(learner, tmp_path / "x", barrier, results))
+            for _ in range(2)]
+    for process in both:
+        process.start()
+    said = sorted(results.get(timeout=120) for _ in both)
+    for process in both:
+        process.join()
+    assert "done" in said
+    other = said[1 - said.index("done")]
+    assert "exists already" in other or "is being written by another process" in other
+    assert_same_run(finished, tmp_path / "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_stands_beside_the_run_is_left_alone(learner, tmp_path):
+    mine = [tmp_path / ".x.tmp", tmp_path / ".x.01234567.txt"]
+    for path in mine:
+        path.mkdir()
+    run("--model", learner, "--out", tmp_path / "x", "--steps", 0)
+    assert all(path.exists() for path in mine)
+
+
+def test_files_of_a_checkpoint_have_the_mode_of_other_files(finished):
+    modes = {path.stat().st_mode & 0o777 for path in finished.rglob("*") if path.is_file()}
+    assert len(modes) == 1
+
+
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")
+
+
+@pytest.mark.parametrize("output", [pytest.param("> /dev/full 2> /dev/full", marks=FULL),
+                                    ">&- 2>&-", ">&-"])
+def test_a_run_goes_on_when_nobody_can_be_told(finished, learner, tmp_path, output):
+    command = [sys.executable, ROOT / "train.py", "--model", learner, "--out", tmp_path / "x"]
+    words = " ".join(f"'{word}'" for word in [*command, *FLAGS])
+    result = subprocess.run(["sh", "-c", f"{words} {output}"], capture_output=True, text=True)
+    assert result.returncode == 0 and result.stderr == "" and result.stdout == ""
+    assert_same_run(finished, tmp_path / "x")
+
+
+def test_ctrl_c_without_an_output_writes_into_no_file(learner, tmp_path):
+    command = [sys.executable, ROOT / "train.py", "--model", learner, "--out", tmp_path / "x",
+               "--steps", "1000"]
+    words = " ".join(f"'{word}'" for word in command)
+    process = subprocess.Popen(["sh", "-c", f"exec {words} >&- 2>&-"])
+    while not (tmp_path / "x/credit/step_000002.npz").exists():
+        assert process.poll() is None
+    process.terminate()
+    assert process.wait() == 130
+    assert all(b"stopping" not in data for data in everything(tmp_path / "x").values())

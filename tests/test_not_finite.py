@@ -1,0 +1,149 @@
+"""A number that is not finite ends the run with a sentence, and no checkpoint is made of it."""
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import train
+from conftest import put_in
+from credit.trained import Trained
+from engine.errors import UserError
+from engine.registry import ADVANTAGES
+from runs import assert_same_run, lines, run, timeless
+
+
+def spoil(monkeypatch, value, step):
+    """After this update of AdamW, all parameters are this number."""
+    original, calls = torch.optim.AdamW.step, []
+
+    def update(self, closure=None):
+        original(self, closure)
+        calls.append(1)
+        if len(calls) == step:
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.fill_(value)
+    monkeypatch.setattr(torch.optim.AdamW, "step", update)
+
+
+def saved(folder):
+    return sorted(path.name for path in folder.glob("checkpoints/*"))
+
+
+FLAGS = ["--steps", "4", "--eval_every", "0", "--checkpoint_every", "1"]
+
+
+@pytest.fixture
+def start(learner, tmp_path):
+    """Start a run of four steps, which has to end with an error; returns what was said."""
+    def start(*more):
+        return run("--model", learner, "--out", tmp_path / "x", *FLAGS, *more, expect=1).stderr
+    return start
+
+
+@pytest.mark.parametrize("value, words", [
+    (float("nan"), "after the update a parameter is not finite"),
+    (1e30, "the model's logits are not finite")])
+def test_a_broken_model_is_not_saved_and_the_last_good_one_goes_on(
+        learner, start, tmp_path, monkeypatch, value, words):
+    with monkeypatch.context() as patch:
+        spoil(patch, value, step=3)
+        said = start()
+    assert said.startswith(f"train.py: {words}")
+    assert "--learning_rate 0.001" in said and "step_000002" in said
+    assert saved(tmp_path / "x") == ["step_000001", "step_000002"]
+    run("--resume", tmp_path / "x")
+    run("--model", learner, "--out", tmp_path / "whole", *FLAGS)
+    assert_same_run(tmp_path / "x", tmp_path / "whole")
+
+
+def test_what_never_was_saved_is_not_called_done(start, monkeypatch):
+    spoil(monkeypatch, 1e30, step=4)
+    assert "the model's logits are not finite" in start("--checkpoint_every", "0")
+
+
+def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_path):
+    broken = shutil.copytree(learner, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    save_file({name: torch.full_like(tensor, 1e30) for name, tensor in weights.items()},
+              broken / "model.safetensors")
+    said = run("--model", broken, "--out", tmp_path / "x", "--steps", 0, "--eval_every", 1,
+               expect=1).stderr
+    assert "the model's probabilities are not finite, in the first step. Is" in said
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("weight, words", [
+    (float("nan"), r"the mitigation mine is not finite at \d+ of \d+ tokens, first at answer 0"),
+    (3e38, "the gradient is not finite")])
+def test_weights_that_break_something_end_the_run(start, tmp_path, monkeypatch, weight, words):
+    put_in(monkeypatch, lambda tokens: torch.full_like(
+        tokens.log_prob, weight if tokens.step == 3 else 1.0), "mine")
+    spread = torch.tensor([1.1, 0.1, 0.0, 0.0] * 4)
+    score = train.Lab.score
+
+    def uneven(self, rollouts):
+        rollouts = score(self, rollouts)
+        rollouts.scores["reward"] = spread
+        return rollouts
+    monkeypatch.setattr(train.Lab, "score", uneven)
+    assert re.search(words, start("--mitigation", "mine", "--rescale", "none"))
+    assert saved(tmp_path / "x") == ["step_000001", "step_000002"]
+    assert [line["step"] for line in lines(tmp_path / "x/metrics.jsonl")] == [1, 2]
+
+
+def test_an_advantage_is_checked_like_a_weight(start, tmp_path, monkeypatch):
+    def mine(rollouts, *, power: float = 2.0):
+        spoiled = rollouts.step == 2
+        return torch.full_like(rollouts.log_prob, float("inf") if spoiled else 0.0)
+
+    monkeypatch.setitem(ADVANTAGES, "mine", mine)
+    said = start("--advantage", "mine")
+    assert "the advantage mine is not finite at" in said
+    assert "--power 2" in said and "--learning_rate 0.001" in said
+    assert not (tmp_path / "x/credit/step_000002.npz").exists()
+
+
+def test_an_advantage_of_another_shape_is_named(start, monkeypatch):
+    monkeypatch.setitem(ADVANTAGES, "mine", lambda rollouts: rollouts.reward)
+    assert "the advantage mine should return a tensor (B, T) = (16, 40)" in start(
+        "--advantage", "mine")
+
+
+def test_a_critic_that_broke_is_not_kept(start, tmp_path, monkeypatch):
+    original, calls = Trained.descend, []
+
+    def break_down(self, loss):
+        calls.append(1)
+        return original(self, loss * (float("inf") if len(calls) > 8 else 1.0))
+    monkeypatch.setattr(Trained, "descend", break_down)
+    said = start("--advantage", "gae")
+    assert "what is trained beside the policy is not finite" in said and "--critic_lr 0.01" in said
+    assert saved(tmp_path / "x") == ["step_000001"]
+
+
+def test_metrics_are_plain_whatever_a_choice_keeps(learner, tmp_path, monkeypatch):
+    class Tells:
+        """Numbers of numpy and of torch."""
+        def __init__(self, lab):
+            self.metrics = {}
+
+        def __call__(self, tokens, lab):
+            self.metrics = {"a": np.float32(0.5), "b": np.int64(3), "c": torch.tensor(2.0),
+                            "d": np.array(7), "e": None}
+            return torch.ones_like(tokens.log_prob)
+    put_in(monkeypatch, Tells, "tells")
+    run("--model", learner, "--out", tmp_path / "x", "--mitigation", "tells", "--steps", 1,
+        "--eval_every", 0)
+    line = timeless(lines(tmp_path / "x/metrics.jsonl")[0])
+    assert {name: line[name] for name in "abcde"} == {"a": 0.5, "b": 3, "c": 2.0, "d": 7, "e": None}
+
+    monkeypatch.setattr(Tells, "metrics", property(
+        lambda self: {"a": [1, 2]}, lambda self, value: None), raising=False)
+    with pytest.raises(UserError, match="tells has a among its metrics, which is no number"):
+        train.main(["--model", str(learner), "--out", str(tmp_path / "y"), "--mitigation", "tells",
+                    "--steps", "1", "--eval_every", "0"])
