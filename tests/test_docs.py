@@ -61,6 +61,16 @@ def test_an_advantage_of_ones_own_is_one_function(project):
         assert np.ptp(credit["advantage"]) > 0 and (credit["advantage"] < 0).any()
 
 
+def test_every_test_that_a_page_names_exists():
+    """A promise is kept by the test beside it."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = {(page, *name) for page in pages
+             for name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())}
+    assert len(named) > 15
+    for page, path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text(), f"{page.name}: {path}::{test}"
+
+
 def test_every_link_of_a_page_leads_somewhere():
     """Files that a page links to exist, and so do the headings behind a #."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks/README.md"]

@@ -1,4 +1,5 @@
 """A run goes on only from what is as it was; what is on record is never lost in silence."""
+import errno
 import json
 import multiprocessing
 import os
@@ -325,3 +326,16 @@ def test_ctrl_c_without_an_output_writes_into_no_file(learner, tmp_path):
     process.terminate()
     assert process.wait() == 130
     assert all(b"stopping" not in data for data in everything(tmp_path / "x").values())
+
+
+def test_a_full_disk_leaves_what_was_whole(finished, learner, tmp_path, monkeypatch):
+    """The disk fills while the checkpoint of step 4 is written; then there is room again."""
+    def no_room(path, *_):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    with monkeypatch.context() as patch:
+        replace_at(3, patch, lambda: patch.setattr("engine.run_folder.shutil.copyfile", no_room))
+        said = run("--model", learner, "--out", tmp_path / "x", *FLAGS, expect=1).stderr
+    assert "cannot write" in said and "step_000004: No space left on device" in said
+    assert [path.name for path in (tmp_path / "x/checkpoints").iterdir()] == ["step_000002"]
+    run("--resume", tmp_path / "x")
+    assert_same_run(finished, tmp_path / "x")

@@ -1,0 +1,88 @@
+"""How a program ends: one line for what the machine refused, nothing that steers a terminal."""
+import io
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from conftest import ROOT
+from engine.errors import UserError
+from engine.program import Visible, of_the_system, run_as_program, visible
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from engine.program import run_as_program
+def main(argv):
+    {body}
+run_as_program("name", main)
+"""
+
+
+def ends(body, shell=""):
+    """How a program ends that does this: exit status and what it printed."""
+    command = [sys.executable, "-c", PROGRAM.format(root=str(ROOT), body=body)]
+    if shell:
+        command = ["sh", "-c", f'"$0" "$@" {shell}', *command]
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.returncode, result.stdout, result.stderr
+
+
+def test_what_a_model_wrote_cannot_steer_the_terminal():
+    stream = io.StringIO()
+    print("\x1b[31mred\x07\x9b2J\u202eleft\ttab\nline", file=Visible(stream))
+    assert stream.getvalue() == "\\x1b[31mred\\x07\\x9b2J\\u202eleft\ttab\nline\n"
+    assert visible("a\rb\x00é漢") == "a\\rb\\x00é漢"
+
+
+@pytest.mark.parametrize("error, words", [
+    (PermissionError(13, "Permission denied", "x/y"), "x/y: Permission denied"),
+    (OSError(28, "No space left on device"), "No space left on device"),
+    (MemoryError(), "there is not enough memory"),
+    (torch.OutOfMemoryError("CUDA out of memory"), "there is not enough memory"),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+     "there is not enough memory"), (RuntimeError("a mistake of ours"), None)])
+def test_what_the_machine_refused_is_one_line(error, words):
+    said = of_the_system(error)
+    assert said is None if words is None else said.startswith(words)
+
+
+def raising(error):
+    def main(argv):
+        raise error
+    return main
+
+
+@pytest.mark.parametrize("error, words", [
+    (FileNotFoundError(2, "No such file or directory", "/none/x"),
+     "name: /none/x: No such file or directory"),
+    (UserError("bad \x1b[2J name"), "name: bad \\x1b[2J name"),
+    (KeyboardInterrupt(), "name: stopped")])
+def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with pytest.raises(SystemExit, match=re.escape(words)) as ended:
+        run_as_program("name", raising(error), interrupted="stopped")
+    assert ended.value.code == words
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with pytest.raises(RuntimeError, match="mine"):
+        run_as_program("name", raising(RuntimeError("mine")))
+
+
+def test_a_closed_output_is_no_error_and_no_file_takes_its_place(tmp_path):
+    body = (f"open({str(tmp_path / 'file')!r}, 'w').write('mine'); print('lost'); "
+            "print('lost', file=sys.stderr)")
+    assert ends(body, ">&- 2>&-")[0] == 0
+    assert (tmp_path / "file").read_text() == "mine"
+    assert ends("print('x' * 10 ** 6)", "| head -c 5")[1:] == ("xxxxx", "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")
+def test_a_report_on_a_full_disk_is_an_error():
+    """What train.py says beside its files may be lost; what a report prints is its product."""
+    assert ends("print('lost')", "> /dev/full") == (1, "", "name: No space left on device\n")
