@@ -133,7 +133,8 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: list[str], known: Iterable[str] = ()) -> dict:
         """The flags that were typed. --max-new-tokens is --max_new_tokens."""
-        given, unknown = self.parse_known_args([underscores(argument) for argument in argv])
+        typed = [underscores(argument) for argument in argv]
+        given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
         if unknown:
             names = [*self._option_string_actions, *known]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
