@@ -20,7 +20,7 @@ from engine.credit_file import step_of
 from engine.errors import UserError
 from engine.files import find_folder, read_json
 from engine.flags import Flag, Parser, add_flags, run_as_program, with_defaults
-from engine.lab import Lab, derived_seed, make_lab, pick_device
+from engine.lab import Lab, derived_seed, make_lab
 from engine.progress import show_status
 from engine.rollouts import Rollouts
 from engine.settings import Settings, make_settings
@@ -71,7 +71,7 @@ def verdict(rollouts: Rollouts, row: int, screen: Screen) -> str:
 
 
 def summary(rollouts: Rollouts) -> str:
-    """3 of 8 right   mean reward 0.47   61 tokens"""
+    """3 of 8 right   mean reward 0.47   61 tokens on average"""
     right = int((rollouts.scores["answer"] > 0).sum())
     cut_off = int((~rollouts.finished).sum())
     return (f"{right} of {len(rollouts.responses)} right   mean reward "
@@ -157,6 +157,7 @@ class Interview:
         for remark in remarks:
             print_text(f"note: {remark}", self.screen, indent="  ")
         seed = derived_seed("sample", self.flags.seed, number)
+        widest = max(len(title) for title in self.labs)
         for title, lab in self.labs.items():
             show_status(f"{title}: answering")
             try:
@@ -165,7 +166,7 @@ class Interview:
                 show_status("")
             if not rollouts.log_prob.isfinite().all():
                 raise UserError(f"{title}: the model's probabilities are not finite")
-            print_answers(title, lab, rollouts, self.screen)
+            print_answers(f"{title:{widest}}", lab, rollouts, self.screen)
 
     def converse(self) -> None:
         """A problem a line. What is wrong with a line is said, and the next one is read."""
@@ -231,7 +232,6 @@ def main(argv: list[str]) -> None:
     given = make_parser().read(argv)
     flags = with_defaults({name: given[name] for name in FLAGS if name in given}, FLAGS)
     refuse_beside_greedy(given)
-    pick_device(flags.device)
     folder, words = find_folder(given["run"]), " ".join(given["problem"]).split()
     settings, screen = read_settings(folder, flags), Screen.of_stdout()
     task = make_task(settings)

@@ -1,6 +1,8 @@
 """Asking a model: what is printed is what it answered, and nothing it wrote commands a terminal."""
 import io
+import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +12,7 @@ import train
 from conftest import ROOT
 from countdown_task import Problem, Task
 from engine.errors import UserError
+from engine.flags import with_defaults
 from runs import SHORT, copy_project, lines
 from tools import descending, sample, terminal
 from tools.terminal import Screen
@@ -23,6 +26,7 @@ COLOURED = Screen(width=100, colour=True)
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sampled") / "run"
     train.main([*SHORT, "--sample_every", "1", "--out", str(folder)])
+    (folder / "checkpoints/step_backup").mkdir()  # a name that people gave
     return folder
 
 
@@ -59,10 +63,10 @@ def type_lines(monkeypatch, *typed):
 def test_one_problem_before_and_after_training(run, ask):
     files = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
     printed = ask(run, 3, 5, 7, 22)
-    before, after = re.findall(r"^(\S.*)   (?:right|wrong)   reward [\d.]+   \d+ tokens", printed,
-                               re.M)
-    assert (before, after) == ("before training", "after step 3")
+    titles = re.findall(r"^(\S.*)   (?:right|wrong)   reward [\d.]+   \d+ tokens", printed, re.M)
+    assert titles == ["before training", "after step 3   "]
     assert printed.count("3 5 7 make 22") == 1 and "note:" not in printed
+    assert len(re.findall(r"tokens.*\n  \S", printed)) == 2  # an answer's first space is left out
     assert files == sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
 
 
@@ -122,6 +126,17 @@ def test_a_run_without_checkpoints_shows_the_model_before(run, ask, tmp_path):
     printed = ask(tmp_path, 3, 5, 7, 22)
     assert f"{tmp_path} has no checkpoint yet" in printed
     assert "before training" in printed and "after step" not in printed
+
+
+def test_nothing_is_loaded_that_only_training_needs(run, tmp_path):
+    """No reference model, no optimizer on the CPU, no net that makes weights."""
+    config = json.loads((run / "config.json").read_text())
+    config |= {"kl": 0.1, "offload_optimizer": True, "mitigation": "learned_importance"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = with_defaults({}, sample.FLAGS)
+    [asked] = sample.load_labs(tmp_path, sample.read_settings(tmp_path, flags), None).values()
+    assert asked.reference is None and asked.extra_parameters == 0
+    assert not asked.settings.offload_optimizer
 
 
 def test_the_other_task(ask):
@@ -233,12 +248,13 @@ def test_control_characters_are_spelled_out():
     assert terminal.visible("\ud800") == r"\ud800"
 
 
-def test_no_answer_commands_a_terminal(ask, monkeypatch):
-    """Nor does a problem, as a task shows it."""
+def test_no_answer_commands_a_terminal(ask, monkeypatch, tmp_path):
+    """Nor does a problem, as a task shows it, nor a folder's name."""
+    folder = shutil.copytree(TINY, tmp_path / "\x1b[1m")
     monkeypatch.setattr(sample, "token_bytes", lambda tokenizer, ids: [b"\x1b]0;x\x07"] * len(ids))
     monkeypatch.setattr(Task, "show", lambda task, problem: "\x1b[2J")
-    printed = ask(TINY, 3, 5, 7, 22)
-    assert r"\x1b]0;x\x07" in printed and r"\x1b[2J" in printed
+    printed = ask(folder, 3, 5, 7, 22)
+    assert r"\x1b]0;x\x07" in printed and r"\x1b[2J" in printed and r"\x1b[1m" in printed
     assert "\x1b" not in printed and "\x07" not in printed
 
 
@@ -263,6 +279,7 @@ def test_shades_by_probability():
     assert [shades.index(terminal.style_of(p)) for p in probabilities] == [0, 0, 1, 1, 2, 2, 3, 3]
     letters = terminal.shaded([" 12", ",", " "], [0.95, 0.3, 0.3], COLOURED)
     assert letters == [(" ", ""), ("1", ""), ("2", ""), (",", shades[1]), (" ", shades[1])]
+    assert terminal.shaded([" a b"], [0.3], COLOURED)[2] == (" ", shades[1])
 
 
 def test_colours_in_a_terminal(capsys):
