@@ -38,7 +38,8 @@ from analysis.uncertainty import forks, sections
 from countdown_task import KINDS, SECTIONS
 from engine.errors import UserError
 from engine.files import make_folder, writing
-from engine.flags import Flag, Parser, add_flags, run_as_program, with_defaults
+from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.program import run_as_program
 from engine.progress import show_status
 
 OVER_REST = ("over rest: mean {} over that of all other tokens; interval by drawing the groups "

@@ -124,6 +124,28 @@ class Task:
         """A line for people."""
         return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
 
+    def read(self, words: list[str]) -> Problem:
+        """A problem that somebody typed: 3 5 7 22, or 3 5 7 make 22 as `show` writes it."""
+        if words[-2:-1] == ["make"]:
+            words = words[:-2] + words[-1:]
+        *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 3 5 7 22")
+        return Problem(tuple(numbers), target)
+
+    def remarks(self, problem: Problem) -> list[str]:
+        """What somebody who typed this problem should know of it."""
+        sorted_numbers, remarks = tuple(sorted(problem.numbers)), []
+        usual = (len(sorted_numbers) in self.counts and sorted_numbers[0] >= self.min_number
+                 and sorted_numbers[-1] <= self.max_number and problem.target <= self.max_target)
+        if not self.data and not usual:
+            counts = " or ".join(map(str, self.counts))
+            remarks.append(f"the task's own problems have {counts} numbers from {self.min_number} "
+                           f"to {self.max_number} and targets up to {self.max_target}")
+        is_small = len(sorted_numbers) <= 4  # more take long
+        if is_small and problem.target not in reachable(sorted_numbers, 10**9):
+            remarks.append("the target cannot be reached with a whole positive result at every "
+                           "step")
+        return remarks
+
     def score(self, problem: Problem, response: str) -> dict[str, float]:
         """The reward of any string, and its parts."""
         return score(response, problem.numbers, problem.target)
@@ -194,6 +216,16 @@ def read_problems(path: str | Path) -> list[Problem]:
     if not problems:
         raise UserError(f"{path} holds no problems")
     return problems
+
+
+def read_numbers(words: list[str], least: int, expected: str) -> list[int]:
+    """The whole positive numbers that somebody typed, `least` of them or more."""
+    for word in words:
+        if not re.fullmatch("[0-9]{1,9}", word) or int(word) == 0:
+            raise UserError(f"{word[:20]!r} is not a whole positive number: expected {expected}")
+    if len(words) < least:
+        raise UserError(f"{' '.join(words)!r} is too short: expected {expected}")
+    return [int(word) for word in words]
 
 
 def parse_problem(line: str, where: str) -> Problem:

@@ -65,7 +65,7 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     with clock("record"):
         record(run, step, rollouts, weight)
         if s.sample_every and step % s.sample_every == 0:
-            keep_samples(run, step, rollouts)
+            keep_samples(lab, run, step, rollouts)
     batch = batch_metrics(rollouts)
     speed = clock.metrics(batch["tokens"], result["trained_tokens"], lab.model.device)
     return {"step": step, **credit_metrics(lab, weight_metrics), **batch, **result, **speed}
@@ -101,11 +101,12 @@ def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor) 
         processes.wait()
 
 
-def keep_samples(run: RunFolder, step: int, rollouts: Rollouts) -> None:
+def keep_samples(lab: Lab, run: RunFolder, step: int, rollouts: Rollouts) -> None:
     """The first answer of the batch, and the best."""
     for row in sorted({0, int(rollouts.reward.argmax())}):
+        problem = lab.task.show(rollouts.problems[rollouts.group[row]])
         run.append("samples.jsonl", {
-            "step": step, "episode": row, "reward": rollouts.reward[row].item(),
+            "step": step, "problem": problem, "episode": row, "reward": rollouts.reward[row].item(),
             "answer": rollouts.scores["answer"][row].item(), "text": rollouts.responses[row]})
 
 

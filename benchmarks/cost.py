@@ -18,7 +18,8 @@ from statistics import median
 from benchmarks.program import parameters_beside
 from engine.errors import UserError
 from engine.files import PROJECT, read_lines
-from engine.flags import Parser, run_as_program
+from engine.flags import Parser
+from engine.program import run_as_program
 from engine.progress import show_status
 from engine.registry import MITIGATIONS
 

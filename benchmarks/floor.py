@@ -17,7 +17,8 @@ from benchmarks.operations import Work, recomputed_work, rollout_work, update_wo
 from benchmarks.shapes import (NUMBER_BYTES, SHAPES, Batch, cached_bytes, multiplied_matrices,
                                parameters)
 from engine.errors import UserError
-from engine.flags import Flag, Parser, add_flags, run_as_program, with_defaults
+from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.program import run_as_program
 from qwen2_model import ModelConfig
 
 FITS = 22e9  # bytes that a GPU of 24 GB leaves

@@ -23,7 +23,8 @@ from benchmarks.cases import (SIZES, Case, case_from, floor_batch, in_a_process,
 from benchmarks.counting import Living, kept_by_autograd, resident
 from benchmarks.program import optimizer_of, peak_of_process, train_on
 from benchmarks.shapes import Batch, parameters
-from engine.flags import Flag, Parser, add_flags, run_as_program, with_defaults
+from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.program import run_as_program
 from engine.forward import response_log_probs
 from engine.progress import show_status
 from qwen2_model import ModelConfig

@@ -30,7 +30,8 @@ from benchmarks.shapes import NUMBER_BYTES
 from benchmarks.work import WORK, measure
 from engine.errors import UserError
 from engine.files import writing
-from engine.flags import Flag, Parser, add_flags, run_as_program, with_defaults
+from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.program import run_as_program
 from engine.lab import pick_device
 from engine.progress import show_status
 

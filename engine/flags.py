@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import inspect
 import math
-import sys
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -134,7 +133,8 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: list[str], known: Iterable[str] = ()) -> dict:
         """The flags that were typed. --max-new-tokens is --max_new_tokens."""
-        given, unknown = self.parse_known_args([underscores(argument) for argument in argv])
+        typed = [underscores(argument) for argument in argv]
+        given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
         if unknown:
             names = [*self._option_string_actions, *known]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
@@ -227,18 +227,3 @@ def has_type(value, flag: Flag) -> bool:
     if flag.type is bool:
         return type(value) is bool
     return isinstance(value, str) and (value != "" or flag.default == "")
-
-
-def run_as_program(name: str, main) -> None:
-    """Run main(argv); print an error that the user can fix as one line."""
-    sys.stdout.reconfigure(errors="replace")  # an answer may hold characters no terminal can show
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"{name}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # whoever read the output went away, which is no error
-        sys.stderr.close()
-    except OSError as error:  # of printing; files have their own
-        sys.exit(f"{name}: {error}")

@@ -4,7 +4,6 @@ What it prints cannot steer the terminal, whatever a model wrote; and what ends 
 unless it is a mistake in this code.
 """
 import os
-import re
 import sys
 
 import torch
@@ -13,7 +12,6 @@ from engine import processes
 from engine.errors import UserError
 from engine.progress import go_on_for_nobody, though_nobody_reads
 
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
            "does a smaller model")
 
@@ -56,8 +54,9 @@ def of_the_system(error: Exception) -> str | None:
 
 
 def visible(text: str) -> str:
-    """The text with its control characters, but for new lines and tabs, as \\x1b and the like."""
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    """The text with what no printer prints, but for new lines and tabs, as \\x1b and the like."""
+    return "".join(character if character.isprintable() or character in "\n\t"
+                   else character.encode("unicode_escape").decode() for character in text)
 
 
 class Visible:

@@ -17,7 +17,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from countdown_task import annotate, between
+from countdown_task import annotate, between, read_numbers
 from engine.flags import option
 
 PROMPT = "<|im_start|>user\n{numbers} make {total}<|im_end|>\n<|im_start|>assistant\n<think>"
@@ -62,6 +62,16 @@ class Task:
     def show(self, problem: tuple[int, ...]) -> str:
         """A line for people."""
         return " ".join(map(str, problem))
+
+    def read(self, words: list[str]) -> tuple[int, ...]:
+        """A problem that somebody typed, as `show` writes it."""
+        return tuple(read_numbers(words, 2, "two numbers or more, such as 3 12 7"))
+
+    def remarks(self, problem: tuple[int, ...]) -> list[str]:
+        """What somebody who typed this problem should know of it."""
+        if len(problem) == self.count and max(problem) <= self.largest:
+            return []
+        return [f"the task's own problems have {self.count} numbers from 1 to {self.largest}"]
 
     def score(self, problem: tuple[int, ...], response: str) -> dict[str, float]:
         """The reward of any string, and its parts. `answer` counts as success, `reasoning` is not

@@ -21,8 +21,8 @@ from countdown_task import KINDS, SECTIONS
 from engine.credit_file import credit_steps, read_credit, step_of
 from engine.errors import UserError
 from engine.files import find_folder
-from engine.flags import (Flag, Parser, add_flag, add_flags, check_value, run_as_program,
-                          with_defaults)
+from engine.flags import Flag, Parser, add_flag, add_flags, check_value, with_defaults
+from engine.program import run_as_program, visible
 from engine.forward import Forward
 from engine.lab import Lab, derived_seed, make_lab, pick_device
 from engine.registry import MITIGATIONS, NEVER_RESCALED, choice_flags, make
@@ -31,6 +31,7 @@ from engine.run_folder import run_config
 from engine.settings import Settings, make_settings
 from engine.tokens import load_tokenizer, token_bytes
 from mitigations import token_weight
+from tools.terminal import put
 
 FLAGS = {
     "mitigation": Flag(None, "by default the run's own"),
@@ -175,13 +176,14 @@ def choose_answers(tokens: Rollouts, count: int) -> list[int]:
 def show_answers(tokens: Rollouts, weight: torch.Tensor, prompts: list[str], rows: list[int],
                  colour: bool) -> None:
     if colour:
-        print(f"\nweight: {legend()}")
+        put(f"\nweight: {legend()}")
     for row in rows:
         length = len(tokens.texts[row])
         prompt = textwrap.shorten(prompts[int(tokens.group[row])], 400, placeholder=" ...")
         advantage = spread(tokens.advantage[row, :length])
         print(f"\nepisode {row}: reward {tokens.reward[row]:.2f}, advantage {advantage}; {prompt}")
-        print(shaded(tokens.texts[row], weight[row, :length].tolist(), colour))
+        texts = [visible(text) for text in tokens.texts[row]]
+        put(shaded(texts, weight[row, :length].tolist(), colour))
 
 
 def spread(advantage: torch.Tensor) -> str:

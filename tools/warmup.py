@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 
 from engine.errors import UserError
 from engine.files import whole_folder, writing
-from engine.flags import Flag, Parser, add_flags, run_as_program, with_defaults
+from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.program import run_as_program
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from qwen2_model import ModelConfig, Qwen2
 from tools.demonstrations import HIT, TASK, batches, make_tokenizer

@@ -12,7 +12,7 @@ probe takes between half a minute and eight minutes; with --quick it takes secon
 that it works. `python -m truth.rank --help` lists a probe's flags.
 """
 from engine.errors import UserError
-from engine.flags import run_as_program
+from engine.program import run_as_program
 
 
 def main(argv: list[str]) -> None:

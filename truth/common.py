@@ -24,7 +24,8 @@ from analysis.page import write_page
 from analysis.tables import Table, show
 from engine.errors import UserError
 from engine.files import replace_text, whole_folder
-from engine.flags import Flag, Parser, add_flags, run_as_program, with_defaults
+from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.program import run_as_program
 from engine.forward import Forward, response_log_probs
 from engine.lab import Lab, derived_seed, make_lab
 from engine.progress import show_status

@@ -7,6 +7,7 @@ import pytest
 
 import train
 from conftest import ROOT
+from engine import run_folder
 from engine.settings import make_settings, read_flags
 from engine.tokens import encode_prompt, load_tokenizer
 from runs import assert_same_run, lines
@@ -145,13 +146,13 @@ def test_flags_of_another_task_are_unknown():
 
 
 def test_stopped_and_resumed_is_as_if_never_stopped(run, tmp_path, monkeypatch):
-    write_credit = train.write_credit
+    write_credit = run_folder.write_credit
 
     def stop_at_second(path, *args):
         write_credit(path, *args)
         if path.stem == "step_000002":
             raise KeyboardInterrupt
-    monkeypatch.setattr(train, "write_credit", stop_at_second)
+    monkeypatch.setattr(run_folder, "write_credit", stop_at_second)
     with pytest.raises(KeyboardInterrupt):
         train.main([*SMALL, "--out", str(tmp_path / "stopped")])
     monkeypatch.undo()

@@ -1,0 +1,392 @@
+"""Asking a model: what is printed is what it answered, and nothing it wrote commands a terminal."""
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import train
+from conftest import ROOT
+from countdown_task import Problem, Task
+from engine.errors import UserError
+from engine.flags import with_defaults
+from runs import SHORT, copy_project, lines
+from tools import descending, sample, terminal
+from tools.terminal import Screen
+
+TINY = str(ROOT / "models/tiny")
+PLAIN = Screen(width=100, colour=False)
+COLOURED = Screen(width=100, colour=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sampled") / "run"
+    train.main([*SHORT, "--sample_every", "1", "--out", str(folder)])
+    (folder / "checkpoints/step_backup").mkdir()  # a name that people gave
+    return folder
+
+
+@pytest.fixture
+def ask(capsys):
+    """What is printed when this is typed."""
+    def typed(*argv):
+        sample.main([*map(str, argv), "--threads", "1"])
+        return capsys.readouterr().out
+    return typed
+
+
+class Typing(io.StringIO):
+    """What somebody types at a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def type_lines(monkeypatch, *typed):
+    """Each is a line, or what happens instead of one."""
+    left = list(typed)
+
+    def read(prompt):
+        line = left.pop(0)
+        if isinstance(line, type):
+            raise line
+        return line
+    monkeypatch.setattr("sys.stdin", Typing())
+    monkeypatch.setattr("builtins.input", read)
+    return left
+
+
+def test_one_problem_before_and_after_training(run, ask):
+    files = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
+    printed = ask(run, 3, 5, 7, 22)
+    titles = re.findall(r"^(\S.*)   (?:right|wrong)   reward [\d.]+   \d+ tokens", printed, re.M)
+    assert titles == ["before training", "after step 3   "]
+    assert printed.count("3 5 7 make 22") == 1 and "note:" not in printed
+    assert len(re.findall(r"tokens.*\n  \S", printed)) == 2  # an answer's first space is left out
+    assert files == sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
+
+
+def test_what_is_printed_is_what_the_model_answered(run, ask, lab, monkeypatch):
+    """The lab's model is the one the run began with; the marks aside, all of its text is there."""
+    monkeypatch.setattr(terminal, "MARKED_BELOW", 0)
+    printed = ask(run, "3 5 7 22", "--greedy", "--step", "0", "--max_new_tokens", "60")
+    rollouts = lab.ask([Problem((3, 5, 7), 22)], 1, seed=0, greedy=True)
+    assert "".join(rollouts.responses[0].split()) in "".join(printed.split())
+    verdict = "right" if rollouts.scores["answer"][0] else "wrong"
+    assert (f"before training   {verdict}   reward {rollouts.reward[0]:.2f}   "
+            f"{rollouts.length[0]} tokens\n") in printed
+    assert "after" not in printed
+
+
+def test_the_model_after_training_is_that_of_the_checkpoint(run, ask):
+    """Asked as a model folder of its own, the checkpoint answers the same."""
+    def answer(printed):
+        return printed.split(" tokens")[-1]
+    newest = answer(ask(run, "--answers", 1, 3, 5, 7, 22))
+    assert newest == answer(ask(run / "checkpoints/step_000003", 3, 5, 7, 22,
+                                "--max_new_tokens", 48))
+    assert "after step 2 " in ask(run, 3, 5, 7, 22, "--step", 2)
+
+
+def test_a_seed_repeats_its_answers(ask):
+    first = ask(TINY, 3, 5, 7, 22, "--seed", 3)
+    assert first == ask(TINY, 3, 5, 7, 22, "--seed", 3)
+    other = ask(TINY, 3, 5, 7, 22, "--seed", 4)
+    assert first.splitlines()[5:] != other.splitlines()[5:]
+
+
+def test_several_answers_and_how_many_are_right(ask):
+    printed = ask(TINY, 3, 5, 7, 22, "--answers", 6, "--seed", 1)
+    words = re.findall(r"^  (right|wrong)   reward", printed, re.M)
+    assert len(words) == 6
+    assert f"   {words.count('right')} of 6 right   mean reward " in printed
+    assert 0 < words.count("right") < 6
+
+
+def test_an_answer_that_was_cut_off_is_told(ask):
+    assert "wrong   reward 0.00   5 tokens, cut off\n" in ask(TINY, 3, 5, 7, 22,
+                                                              "--max_new_tokens", 5)
+    printed = ask(TINY, 3, 5, 7, 22, "--max_new_tokens", 5, "--answers", 2)
+    assert "5 tokens on average, 2 cut off" in printed
+
+
+def test_another_temperature_is_told(ask):
+    printed = ask(TINY, 3, 5, 7, 22, "--temperature", "0.5")
+    assert "sampled at temperature 0.5" in printed
+    assert "the probabilities shown are those of temperature 1" in printed
+    assert "probabilities shown" not in ask(TINY, 3, 5, 7, 22)
+
+
+def test_a_run_without_checkpoints_shows_the_model_before(run, ask, tmp_path):
+    (tmp_path / "config.json").write_text((run / "config.json").read_text())
+    printed = ask(tmp_path, 3, 5, 7, 22)
+    assert f"{tmp_path} has no checkpoint yet" in printed
+    assert "before training" in printed and "after step" not in printed
+
+
+def test_nothing_is_loaded_that_only_training_needs(run, tmp_path):
+    """No reference model, no optimizer on the CPU, no net that makes weights."""
+    config = json.loads((run / "config.json").read_text())
+    config |= {"kl": 0.1, "offload_optimizer": True, "mitigation": "learned_importance"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flags = with_defaults({}, sample.FLAGS)
+    [asked] = sample.load_labs(tmp_path, sample.read_settings(tmp_path, flags), None).values()
+    assert asked.reference is None and asked.extra_parameters == 0
+    assert not asked.settings.offload_optimizer
+
+
+def test_the_other_task(ask):
+    printed = ask(TINY, "--task", "tools.descending", 3, 12, 7, "--greedy")
+    assert "\n3 12 7\n" in printed and "note:" not in printed
+
+
+def test_a_task_that_cannot_read_says_so(ask, monkeypatch):
+    monkeypatch.delattr(Task, "read")
+    with pytest.raises(UserError, match="the task countdown_task cannot read problems"):
+        ask(TINY, 3, 5, 7, 22)
+
+
+def test_the_page_about_tasks_of_ones_own_shows_how_to_read(tmp_path):
+    """Its task with its `read`, given on stdin what its `show` writes."""
+    page = (ROOT / "docs/your_own_task.md").read_text()
+    task, read = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    (copy_project(tmp_path) / "my_task.py").write_text(f"{task}\n{read}")
+    command = [sys.executable, "-m", "tools.sample", TINY, "--task", "my_task"]
+    result = subprocess.run(command, cwd=tmp_path, input="largest of 3 12 7\n",
+                            capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "\nlargest of 3 12 7\n" in result.stdout and "   reward " in result.stdout
+
+
+def test_a_task_that_reads_without_sentences_of_its_own(ask, monkeypatch):
+    monkeypatch.setattr(Task, "read", lambda task, words: Problem((int(words[0]), ), 3))
+    with pytest.raises(UserError, match="cannot read 'x y': invalid literal"):
+        ask(TINY, "x", "y")
+
+
+@pytest.mark.parametrize("end", ["", "  ", EOFError, KeyboardInterrupt])
+def test_problems_typed_at_a_terminal_until_the_end(ask, monkeypatch, end):
+    """What is wrong with a line is said, and the conversation goes on."""
+    left = type_lines(monkeypatch, "3 5 7 22", "3 five", "3 5 999999 22", "2 3 4 9", end, "never")
+    printed = ask(TINY)
+    assert "such as 2 13 9 make 24. An empty line ends." in printed
+    assert "3 5 7 make 22" in printed and "2 3 4 make 9" in printed
+    assert "'five' is not a whole positive number" in printed
+    assert "the tokenizer cannot spell the prompt of the problem 3 5 999999 make 22" in printed
+    assert printed.count("   reward ") == 2
+    assert left == ["never"]
+
+
+def test_the_same_problem_typed_again_is_answered_anew(ask, monkeypatch):
+    type_lines(monkeypatch, "3 5 7 22", "3 5 7 22", "")
+    first, second = ask(TINY).split("3 5 7 make 22\n")[1:]
+    assert first != second
+    assert ask(TINY, 3, 5, 7, 22).endswith("3 5 7 make 22\n" + first.rstrip("\n") + "\n")
+
+
+def test_problems_come_from_stdin_without_a_terminal(ask, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("3 5 7 22\n\nmake\n2 3 4 9\n"))
+    printed = ask(TINY)
+    assert printed.count("   reward ") == 2 and "'make' is not a whole positive number" in printed
+
+
+@pytest.mark.parametrize("stdin", [io.StringIO("\n"), None])
+def test_nothing_on_stdin(ask, monkeypatch, stdin):
+    monkeypatch.setattr("sys.stdin", stdin)
+    with pytest.raises(UserError, match="nothing to ask: .* such as 2 13 9 make 24"):
+        ask(TINY)
+
+
+@pytest.mark.parametrize("argv, said", [
+    ([], "are required: RUN"),
+    (["nowhere", "3"], "nowhere is neither a run folder nor a model folder: it has no config"),
+    (["x" * 300, "3"], "is neither a run folder nor a model folder"),
+    (["{run}", "3", "5"], "'3 5' is too short: expected numbers and then the target"),
+    (["{run}", "-3", "5", "7"], "'-3' is not a whole positive number"),
+    (["{run}", "3", "5", "7", "22", "--step", "9"], "no model of step 9, the nearest is .* 3"),
+    ([TINY, "3", "5", "7", "22", "--step", "1"], "--step 1 needs a run"),
+    ([TINY, "3", "5", "7", "22", "--answers", "0"], "--answers 0 should be at least 1"),
+    ([TINY, "3", "5", "7", "22", "--greedy", "--answers", "2"], "no effect with --greedy"),
+    ([TINY, "3", "5", "7", "22", "--greedy", "--temperature", "2"], "no effect with --greedy"),
+    ([TINY, "3", "5", "7", "22", "--max_new_tokens", "0"], "should be at least 1"),
+    ([TINY, "3", "5", "7", "22", "--max_new_tokens", "9999"], "exceed the 1024"),
+    ([TINY, "3", "5", "7", "22", "--temperature", "0"], "should be above 0"),
+    ([TINY, "3", "5", "7", "22", "--device", "tpu"], "--device tpu"),
+    ([TINY, "3", "5", "7", "22", "--mitigation", "none"], "unknown argument --mitigation"),
+    ([TINY, *["3"] * 999], "the model's limit is 1024")])
+def test_wrong_commands(run, argv, said):
+    with pytest.raises(UserError, match=said):
+        sample.main([argument.format(run=run) for argument in argv])
+
+
+def test_a_folder_of_something_else(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="names no mitigation and no model_type"):
+        sample.main([str(tmp_path), "3", "5", "7", "22"])
+
+
+def test_control_characters_are_spelled_out():
+    [text] = terminal.token_texts(["a\x1b[2Jb\x9b\r\t\x07\x00\u202e\u2028".encode()])
+    assert text == (
+        r"a\x1b[2Jb\x9b\r\t\x07\x00\u202e\u2028")
+    assert terminal.visible("é 数 😀\n\\") == "é 数 😀\n\\"
+    assert terminal.visible("\ud800") == r"\ud800"
+
+
+def test_no_answer_commands_a_terminal(ask, monkeypatch, tmp_path):
+    """Nor does a problem, as a task shows it, nor a folder's name."""
+    folder = shutil.copytree(TINY, tmp_path / "\x1b[1m")
+    monkeypatch.setattr(sample, "token_bytes", lambda tokenizer, ids: [b"\x1b]0;x\x07"] * len(ids))
+    monkeypatch.setattr(Task, "show", lambda task, problem: "\x1b[2J")
+    printed = ask(folder, 3, 5, 7, 22)
+    assert r"\x1b]0;x\x07" in printed and r"\x1b[2J" in printed and r"\x1b[1m" in printed
+    assert "\x1b" not in printed and "\x07" not in printed
+
+
+def test_a_character_of_several_tokens_stands_at_the_last():
+    first, second = "é".encode()[:1], "é".encode()[1:]
+    assert terminal.token_texts([b"a", first, second, b"b"]) == ["a", "", "é", "b"]
+    assert terminal.token_texts([b"a", first]) == ["a", "\N{REPLACEMENT CHARACTER}"]
+    assert terminal.token_texts([first, b"b"]) == ["", "\N{REPLACEMENT CHARACTER}b"]
+
+
+@pytest.mark.parametrize("text, probability, marked", [
+    (" a", 0.5, " a"), (" a", 0.49, " a·49%"), (" a", 0.005, " a·0%"), (" a", 0.0049, " a·<1%"),
+    (".\n\n", 0.1, ".·10%\n\n"), ("\n", 0.1, "·10%\n")])
+def test_unsure_tokens_are_marked_without_colour(text, probability, marked):
+    letters = terminal.shaded([text], [probability], PLAIN)
+    assert "".join(letter for letter, _ in letters) == marked
+
+
+def test_shades_by_probability():
+    probabilities = [0.0, 0.099, 0.1, 0.499, 0.5, 0.899, 0.9, 1.0]
+    shades = [style for _, style, _ in terminal.SHADES]
+    assert [shades.index(terminal.style_of(p)) for p in probabilities] == [0, 0, 1, 1, 2, 2, 3, 3]
+    letters = terminal.shaded([" 12", ",", " "], [0.95, 0.3, 0.3], COLOURED)
+    assert letters == [(" ", ""), ("1", ""), ("2", ""), (",", shades[1]), (" ", shades[1])]
+    assert terminal.shaded([" a b"], [0.3], COLOURED)[2] == (" ", shades[1])
+
+
+def test_colours_in_a_terminal(capsys):
+    letters = terminal.shaded([" a", " b", "c"], [0.95, 0.3, 0.3], COLOURED)
+    terminal.print_letters(letters, COLOURED, "  ")
+    style = terminal.SHADES[1][1]
+    assert capsys.readouterr().out == f"   a \033[{style}mbc\033[0m\n"
+    terminal.print_legend(COLOURED)
+    assert capsys.readouterr().out.count("\033[0m") == 3
+
+
+@pytest.mark.parametrize("is_terminal, no_colour, term, coloured", [
+    (True, None, "xterm", True), (True, "", "xterm", True), (True, "1", "xterm", False),
+    (True, None, "dumb", False), (False, None, "xterm", False)])
+def test_when_there_is_colour(monkeypatch, is_terminal, no_colour, term, coloured):
+    monkeypatch.setattr("sys.stdout", Typing() if is_terminal else io.StringIO())
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_colour is not None:
+        monkeypatch.setenv("NO_COLOR", no_colour)
+    assert Screen.of_stdout().colour == coloured
+
+
+@pytest.mark.parametrize("columns, width", [("80", 80), ("300", 100), ("3", 20)])
+def test_the_width_is_the_terminals_within_reason(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert Screen.of_stdout().width == width
+
+
+@pytest.mark.parametrize("text, rows", [
+    ("", [""]),
+    ("one two three", ["one two", "three"]),
+    ("12345678 a", ["12345678", "a"]),
+    ("1234567890123", ["12345678", "90123"]),
+    ("a 1234567890", ["a", "12345678", "90"]),
+    ("a\n\n  b", ["a", "", "  b"]),                 # the model's own lines, and how it indents them
+    ("数数数数数", ["数数数数", "数"]),                # each takes two columns
+    ("e\u0301" * 8 + "e", ["e\u0301" * 8, "e"])])  # and an accent none
+def test_rows_that_fit(text, rows):
+    wrapped = terminal.wrapped([(letter, "") for letter in text], 8)
+    assert ["".join(letter for letter, _ in row) for row in wrapped] == rows
+
+
+@pytest.mark.parametrize("width", [20, 80, 100])
+def test_no_line_is_wider_than_the_terminal(ask, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    printed = ask(TINY, 3, 5, 7, 22, "--answers", 3)
+    answers = printed.partition("average")[2]
+    assert max(map(len, answers.splitlines())) <= max(width, 40)  # the verdicts are not wrapped
+    assert width * 0.8 < max(map(len, answers.splitlines()))
+
+
+@pytest.mark.parametrize("task", [Task(), descending.Task()])
+def test_a_task_reads_what_it_shows(task):
+    for problem in task.held_out_problems(20):
+        assert task.read(task.show(problem).split()) == problem
+
+
+@pytest.mark.parametrize("words, problem", [
+    ("3 5 7 22", Problem((3, 5, 7), 22)), ("3 5 7 make 22", Problem((3, 5, 7), 22)),
+    ("1 02 3", Problem((1, 2), 3))])
+def test_countdown_problems_that_were_typed(words, problem):
+    assert Task().read(words.split()) == problem
+
+
+@pytest.mark.parametrize("words", ["", "3", "3 5", "3 make 22", "make 3 5 7", "3 5 0", "3 5 -1",
+                                   "3 5 1.5", "3 5 x", "3 5 ٣", "3 5 " + "9" * 5000])
+def test_words_that_are_no_countdown_problem(words):
+    with pytest.raises(UserError, match="expected numbers and then the target, such as 3 5 7 22"):
+        Task().read(words.split())
+
+
+@pytest.mark.parametrize("words", ["", "3", "3 x", "3 0"])
+def test_words_that_are_no_numbers_to_order(words):
+    with pytest.raises(UserError, match="expected two numbers or more, such as 3 12 7"):
+        descending.Task().read(words.split())
+
+
+SMALL = Task(numbers="3", max_number=15, max_target=99)
+UNUSUAL = ["the task's own problems have 3 numbers from 1 to 15 and targets up to 99"]
+UNSOLVABLE = ["the target cannot be reached with a whole positive result at every step"]
+
+
+@pytest.mark.parametrize("numbers, target, remarks", [
+    ((3, 5, 7), 22, []), ((7, 5, 3), 9, []), ((1, 1, 15), 17, []),
+    ((3, 5, 16), 24, UNUSUAL), ((3, 7), 10, UNUSUAL), ((9, 12, 10), 100, UNUSUAL + UNSOLVABLE),
+    ((1, 1, 1), 9, UNSOLVABLE), ((1, ) * 5, 99, UNUSUAL)])
+def test_remarks_on_a_countdown_problem(numbers, target, remarks):
+    assert SMALL.remarks(Problem(numbers, target)) == remarks
+
+
+def test_the_smallest_number_counts_and_a_file_of_problems_has_no_range(tmp_path):
+    above_one = Task(min_number=2)
+    assert "numbers from 2 to 99" in above_one.remarks(Problem((1, 5, 7), 13))[0]
+    path = tmp_path / "problems.jsonl"
+    numbered = [f'{{"nums": [{n}, 2], "target": {n + 2}}}\n' for n in range(1, 60)]
+    path.write_text("".join(numbered))
+    assert Task(data=str(path)).remarks(Problem((900, 2), 902)) == []
+
+
+def test_remarks_on_numbers_to_order():
+    assert descending.Task().remarks((3, 12, 15)) == []
+    for problem in ((3, 12), (3, 12, 16)):
+        assert descending.Task().remarks(problem) == [
+            "the task's own problems have 3 numbers from 1 to 15"]
+
+
+def test_a_remark_is_a_note_below_the_problem(ask):
+    assert f"3 5 16 make 24\n  note: {UNUSUAL[0]}\n" in ask(TINY, 3, 5, 16, 24)
+
+
+def test_kept_samples_name_their_problem(run):
+    """Two questions with four answers each in a step."""
+    kept = lines(run / "samples.jsonl")
+    assert {line["step"] for line in kept} == {1, 2, 3}
+    task = Task(**{"prompt": "short", "numbers": "3", "max_number": 15, "max_result": 150})
+    for line in kept:
+        problems = task.training_problems(0, line["step"], 2)
+        assert line["problem"] == task.show(problems[line["episode"] // 4])
+    assert any(line["episode"] >= 4 for line in kept)
+    assert list(kept[0])[:2] == ["step", "problem"]
