@@ -14,11 +14,11 @@ import numpy as np
 from analysis.histograms import Histograms
 from analysis.positions import Positions
 from analysis.regression import design, empty_regressions
-from analysis.runs import credit_steps, steps_done
+from analysis.runs import steps_done
 from analysis.sizes import UNITS, lay_flat, lengths, units
 from analysis.sums import MEASURES, RESAMPLED, Sums
 from analysis.vocabulary import Vocabulary
-from engine.credit_file import read_columns
+from engine.credit_file import credit_steps, read_columns
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 
