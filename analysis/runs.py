@@ -3,7 +3,7 @@ import os
 import sys
 from pathlib import Path
 
-from analysis.settings import check_settings
+from analysis.settings import check_settings, shortened
 from engine.credit_columns import LARGEST
 from engine.credit_file import credit_steps
 from engine.errors import UserError
@@ -65,7 +65,7 @@ def read_run(folder: str | Path) -> dict:
     for name in NEEDED:
         run[name] = read_lines(folder / f"{name}.jsonl")
         check_lines(folder / f"{name}.jsonl", run[name], NEEDED[name], IF_THERE[name])
-    check_metrics(folder / "metrics.jsonl", run["metrics"])
+    check_metrics(folder / "metrics.jsonl", run["metrics"], run["steps"])
     check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
     return run
 
@@ -117,7 +117,7 @@ def check_lines(path: Path, lines: list, needed: dict, if_there: dict) -> None:
             if not is_right:
                 value = line.get(key) if isinstance(line, dict) else line
                 raise UserError(f"{path}, line {number} is not of this program: its {key} is "
-                                f"{shortened(value)}")
+                                f"{shortened(str(value), 60)}")
 
 
 def is_finite(value) -> bool:
@@ -125,12 +125,12 @@ def is_finite(value) -> bool:
     return type(value) not in (int, float) or abs(value) <= sys.float_info.max
 
 
-def shortened(value) -> str:
-    text = "a huge number" if not is_finite(value) and type(value) is int else str(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def check_metrics(path: Path, lines: list[dict]) -> None:
+def check_metrics(path: Path, lines: list[dict], recorded: list[int]) -> None:
+    """A line for every step; the credit file of the next step may be there before its line. Probes
+    write credit files alone."""
+    if lines and recorded and recorded[-1] > len(lines) + 1:
+        raise UserError(f"{path} has {len(lines)} lines, while there are credit files up to step "
+                        f"{recorded[-1]}: lines are missing")
     for number, line in enumerate(lines, 1):
         if line["step"] != number:
             raise UserError(f"{path}, line {number} is step {line['step']}: lines are missing, "

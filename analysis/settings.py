@@ -25,16 +25,21 @@ def check_settings(path: Path, config: dict) -> None:
             if name in config:
                 check_setting(path, name, config[name], flags[name])
     if not isinstance(config.get("reward"), str | None):
-        raise UserError(f"{path}: reward {config['reward']!r} should be a text")
+        raise UserError(f"{path}: reward {shortened(repr(config['reward']))} should be a text")
 
 
 def check_setting(path: Path, name: str, value, flag: Flag) -> None:
     try:
         check_value(name, value, flag)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {shortened(str(error))}") from None
     if isinstance(value, str) and not value.isprintable():
         raise UserError(f"{path}: --{name} {value!r} holds characters that cannot be shown")
+
+
+def shortened(text: str, most: int = 400) -> str:
+    """A damaged value can be of any length."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def default_of(name: str):
