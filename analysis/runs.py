@@ -59,6 +59,7 @@ def pass_over(folder: Path, reason: str) -> None:
 
 def read_run(folder: str | Path) -> dict:
     folder = Path(folder)
+    refuse_unspeakable(folder)
     config = run_config(folder)
     check_settings(folder / "config.json", config)
     run = {"folder": folder, "config": config, "steps": credit_steps(folder)}
@@ -68,6 +69,15 @@ def read_run(folder: str | Path) -> dict:
     check_metrics(folder / "metrics.jsonl", run["metrics"], run["steps"])
     check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
     return run
+
+
+def refuse_unspeakable(folder: Path) -> None:
+    """The page is UTF-8 and says the folder's name, which can be any bytes."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the name of the folder {ascii(str(folder))} is not UTF-8: give it "
+                        "another") from None
 
 
 def is_number(value) -> bool:
@@ -117,7 +127,7 @@ def check_lines(path: Path, lines: list, needed: dict, if_there: dict) -> None:
             if not is_right:
                 value = line.get(key) if isinstance(line, dict) else line
                 raise UserError(f"{path}, line {number} is not of this program: its {key} is "
-                                f"{shortened(str(value), 60)}")
+                                f"{shortened(repr(value), 60)}")
 
 
 def is_finite(value) -> bool:

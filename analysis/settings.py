@@ -20,6 +20,7 @@ def check_settings(path: Path, config: dict) -> None:
     for key in NEEDED:
         if key not in config:
             raise UserError(f"{path} says nothing of {key}")
+    check_texts(path, config)
     for flags in (OPTIONS, choice_flags(), task_flags(config)):  # the task's own name comes first
         for name in flags:
             if name in config:
@@ -33,8 +34,15 @@ def check_setting(path: Path, name: str, value, flag: Flag) -> None:
         check_value(name, value, flag)
     except UserError as error:
         raise UserError(f"{path}: {shortened(str(error))}") from None
-    if isinstance(value, str) and not value.isprintable():
-        raise UserError(f"{path}: --{name} {value!r} holds characters that cannot be shown")
+
+
+def check_texts(path: Path, config: dict) -> None:
+    """They become names of arms, in the terminal and on a page."""
+    for name, value in config.items():
+        for text in (name, value):
+            if isinstance(text, str) and not text.isprintable():
+                raise UserError(f"{path}: {name!r} has characters that cannot be shown: "
+                                f"{shortened(repr(text))}")
 
 
 def shortened(text: str, most: int = 400) -> str:

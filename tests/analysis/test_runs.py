@@ -41,7 +41,7 @@ HUGE, INF, NAN = 10 ** 400, float("inf"), float("nan")
 
 
 @pytest.mark.parametrize("key, value", [
-    *[("step", value) for value in (-1, 1.0, "1", True, None, HUGE, 2 ** 31)],
+    *[("step", value) for value in (-1, 1.0, "1\n", True, None, HUGE, 2 ** 31)],
     *[("success", value) for value in (1.01, -0.01, NAN, INF, HUGE, True, "0.5", None, [0.5])],
     *[("entropy", value) for value in (INF, NAN, HUGE, 1e39, "x", [], True)],
     *[("gradient_norm", value) for value in (INF, NAN, HUGE, 1e39, "x", {})],
@@ -74,7 +74,7 @@ def test_what_a_line_may_lack_and_what_not(tmp_path):
     run = write_run(tmp_path / "run", 0.5)
     changed_line(run, "metrics", 3, entropy=None, gradient_norm=None, note="text", more=[1, None])
     assert read_run(run)["metrics"][2]["note"] == "text"
-    for name, key in (("evaluations", "format_mean"), ("metrics", "entropy")):  # metrics: read first
+    for name, key in (("evaluations", "format_mean"), ("metrics", "entropy")):
         lines = lines_of(run, name)
         del lines[1][key]
         write_lines(run, name, lines)
@@ -84,7 +84,8 @@ def test_what_a_line_may_lack_and_what_not(tmp_path):
 
 @pytest.mark.parametrize("order, said", [
     ([1, 1, 2, 3], "line 2 is step 1"), ([1, 3, 2], "line 2 is step 3"),
-    ([2, 3, 4], "line 1 is step 2"), ([1, 2, 4], "line 3 is step 4"), ([0, 1, 2], "line 1 is step 0")])
+    ([2, 3, 4], "line 1 is step 2"), ([1, 2, 4], "line 3 is step 4"),
+    ([0, 1, 2], "line 1 is step 0")])
 def test_metrics_have_one_line_a_step_in_order(tmp_path, order, said):
     run = write_run(tmp_path / "run", 0.5)
     line = lines_of(run, "metrics")[0]
@@ -139,7 +140,7 @@ def changed_config(run, **changed):
     *[("steps", value) for value in (INF, NAN, 1.5, True, -1, "9", None, HUGE)],
     *[("seed", value) for value in ("x", -1, HUGE, None)],
     *[("temperature", value) for value in ("x", 0, NAN, INF, HUGE, [1.0])],
-    *[("model", value) for value in (3, None, "a\0b", "\ud800", "")],
+    *[("model", value) for value in (3, None, "")],
     *[("questions", value) for value in (0, "8")], ("task", 5), ("kl", "x"), ("loss", "x" * 5000),
     ("min_number", []), ("gamma", "x"), ("reward", 3), ("reward", ["x"])])
 def test_settings_that_no_run_has(tmp_path, name, value):
@@ -147,6 +148,17 @@ def test_settings_that_no_run_has(tmp_path, name, value):
     changed_config(run, **{name: value})
     said = refusal(read_run, run)
     assert said.startswith(f"{run}/config.json: ") and name in said
+
+
+@pytest.mark.parametrize("name", ("model", "rescale", "forgotten", "reward"))
+@pytest.mark.parametrize("value", ("a\0b", "\ud800", "a\nb"))
+def test_texts_that_cannot_be_shown(tmp_path, name, value):
+    run = write_run(tmp_path / "run", 0.5)
+    changed_config(run, **{name: value})
+    assert refusal(read_run, run) == (f"{run}/config.json: {name!r} has characters that cannot be "
+                                      f"shown: {value!r}")
+    changed_config(run, **{name: "none", value: "x"})
+    assert "has characters that cannot be shown" in refusal(read_run, run)
 
 
 @pytest.mark.parametrize("name", ("steps", "seed", "model"))
@@ -184,6 +196,11 @@ def test_folders_that_cannot_be_read(tmp_path, monkeypatch):
     assert refusal(read_runs, [str(run)]) == f"cannot read {run}/config.json: Permission denied"
 
 
+def test_a_name_that_no_page_can_say_is_refused(tmp_path):
+    run = write_run(tmp_path / os.fsdecode(b"run\xff"), 0.5)
+    assert refusal(read_runs, [str(run)]).endswith("run\\udcff' is not UTF-8: give it another")
+
+
 def test_a_loop_of_links_is_said(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert "cannot read" in refusal(read_runs, [str(tmp_path / "loop")])
@@ -198,11 +215,12 @@ def test_steps_that_are_not_there(tmp_path, step):
 
 def test_token_ids_of_another_tokenizer_are_refused_before_there_is_room_for_them(tmp_path):
     """Of the 221 tokens of the tokenizer; embeddings are padded, so a few more are fine."""
-    run = write_log(tmp_path / "run", {1: credit_columns([2, 2], [0, 0], token_id=[1, 2, 3, 4000])})
+    columns = credit_columns([2, 2], [0, 0], token_id=[1, 2, 3, 4000])
+    run = write_log(tmp_path / "run", {1: columns})
     tallied(run)
     vocabulary = Vocabulary(Tokenizer.from_file(str(run / "tokenizer.json")))
     said = refusal(vocabulary.classes, np.array([3, 2 ** 24]))
-    assert "a credit file has the token_id 16777216, and the run's tokenizer.json 221 tokens" in said
+    assert "the token_id 16777216, and the run's tokenizer.json 221 tokens" in said
     assert len(vocabulary.class_of) == 0
 
 

@@ -104,7 +104,7 @@ def test_two_names_for_one_step_are_refused(tmp_path, name):
 
 
 def test_names_that_people_gave_do_not_count(tmp_path):
-    for name in ("step_000002.npz.bak", "step_000002 (copy).npz", "step_000002_rank1_old.npz"):
+    for name in ("step_000002.npz.bak", "step_000002 (copy).npz", "step_000001_rank1_old.npz"):
         write(tmp_path).with_name(name).touch()
     assert credit_steps(tmp_path) == [1] and len(read_columns(tmp_path, 1)["group"]) == 4
     assert credit_steps(tmp_path / "no run") == []
@@ -134,6 +134,7 @@ NAN, INF = float("nan"), float("inf")
     ("prompt_start", [[0], [2]], "does not fit the other columns"),
     ("episode_start", [0, 2, 5, 8], "does not fit the other columns"),
     ("group", [0, 0, 0, 0], "does not fit the other columns"),
+    ("group", [1, 1, 1, 1], "does not fit the other columns"),
     ("group", [1, 1, 0, 0], "does not fit the other columns"),
     ("group", [0, 1, 0, 1], "does not fit the other columns"),
     ("group", [0, 0, 2, 2], "does not fit the other columns"),
@@ -154,6 +155,13 @@ NAN, INF = float("nan"), float("inf")
 def test_columns_that_are_not_as_they_should_be(tmp_path, name, values, said):
     path = write(tmp_path, **{name: np.asarray(values)})
     assert refusal(tmp_path).startswith(f"{path} is broken: its {name} {said}")
+
+
+def test_every_question_has_answers(tmp_path):
+    write(tmp_path, prompt_start=np.array([0, 1, 2]), group=np.array([0, 1, 2, 2]))
+    read_columns(tmp_path, 1)
+    path = write(tmp_path, prompt_start=np.array([0, 1, 2]), group=np.array([0, 0, 2, 2]))
+    assert refusal(tmp_path) == f"{path} is broken: its group does not fit the other columns"
 
 
 def test_other_sizes_of_numbers_are_read_as_the_usual_ones(tmp_path):
@@ -198,7 +206,8 @@ def test_a_step_has_the_answers_that_config_json_says(tmp_path, questions, answe
 
 
 @pytest.mark.parametrize("config", [
-    {"model_config": []}, {"model_config": {"vocab_size": "x"}}, {"model_config": {"vocab_size": 0}},
+    {"model_config": []}, {"model_config": {"vocab_size": "x"}},
+    {"model_config": {"vocab_size": 0}},
     {"ranks": 1, "questions": 2.0, "answers": 2}, {"ranks": 1, "questions": 2, "answers": True}])
 def test_a_config_that_says_no_numbers_is_named(tmp_path, config):
     write(tmp_path)
