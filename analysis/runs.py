@@ -66,8 +66,9 @@ def read_run(folder: str | Path) -> dict:
     for name in NEEDED:
         run[name] = read_lines(folder / f"{name}.jsonl")
         check_lines(folder / f"{name}.jsonl", run[name], NEEDED[name], IF_THERE[name])
-    check_metrics(folder / "metrics.jsonl", run["metrics"], run["steps"])
+    check_metrics(folder / "metrics.jsonl", run["metrics"])
     check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
+    refuse_lost_lines(run)
     return run
 
 
@@ -135,12 +136,7 @@ def is_finite(value) -> bool:
     return type(value) not in (int, float) or abs(value) <= sys.float_info.max
 
 
-def check_metrics(path: Path, lines: list[dict], recorded: list[int]) -> None:
-    """A line for every step; the credit file of the next step may be there before its line. Probes
-    write credit files alone."""
-    if lines and recorded and recorded[-1] > len(lines) + 1:
-        raise UserError(f"{path} has {len(lines)} lines, while there are credit files up to step "
-                        f"{recorded[-1]}: lines are missing")
+def check_metrics(path: Path, lines: list[dict]) -> None:
     for number, line in enumerate(lines, 1):
         if line["step"] != number:
             raise UserError(f"{path}, line {number} is step {line['step']}: lines are missing, "
@@ -173,6 +169,26 @@ def check_answers(where: str, line: dict, first: int) -> None:
                         f"{success}")
     if not line["success_low"] - rounding <= success <= line["success_high"] + rounding:
         raise UserError(f"{where} has the success {success}, outside of its interval")
+
+
+def refuse_lost_lines(run: dict) -> None:
+    """What training writes comes in order: the evaluation before the first step, then of each step
+    its credit file, its line of metrics and its evaluation. Only the last may not be there yet.
+    Probes leave credit files alone, and no `ranks` in config.json."""
+    config, folder, done = run["config"], run["folder"], steps_done(run)
+    recorded = max(run["steps"], default=0)
+    if recorded > done + 1 and (done or "ranks" in config):
+        raise UserError(f"{folder}/metrics.jsonl has {done} lines, while there are credit files up "
+                        f"to step {recorded}: lines are missing")
+    every = config.get("eval_every", 0)
+    if "ranks" not in config or not every:
+        return
+    made = {(line["step"], line["mode"]) for line in run["evaluations"]}
+    for step in range(0, done, every):
+        for mode in MODES:
+            if (step, mode) not in made:
+                raise UserError(f"{folder}/evaluations.jsonl has lost the {mode} evaluation at "
+                                f"step {step}: --eval_every is {every}, and {done} steps are done")
 
 
 def evaluations(run: dict, mode: str) -> list[dict]:

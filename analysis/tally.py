@@ -123,8 +123,8 @@ def describe(run: dict, tally: Tally | None) -> str:
         first, last = tally.steps[0], tally.steps[-1]
         text += (f"; {tally.tokens:,} tokens of {tally.answers:,} answers to {tally.groups:,} "
                  f"questions, steps {first} to {last}")
-        gaps = last - first + 1 - len(tally.steps)
-        text += f" ({gaps} steps in between have no credit file)" if gaps else ""
+        missing = max(done, last) - len(tally.steps)
+        text += f" ({missing} steps have no credit file)" if missing else ""
     if config.get("temperature", 1) != 1:
         text += (f"; sampled at temperature {config['temperature']}, while log p, entropy and s "
                  "are those of temperature 1")

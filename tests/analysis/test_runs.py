@@ -11,7 +11,9 @@ from tokenizers import Tokenizer
 import analyze
 from analysis.arms import Comparison
 from analysis.runs import read_run, read_runs
+from analysis.tally import describe
 from analysis.vocabulary import Vocabulary
+from engine.credit_file import credit_path
 from engine.errors import UserError
 from engine.tokens import load_tokenizer, spellings
 
@@ -105,6 +107,43 @@ def test_lines_that_are_missing_at_the_end_of_metrics_are_noticed(tmp_path, line
     else:
         assert f"has {lines} lines, while there are credit files up to step 4" in refusal(
             read_run, run)
+
+
+def test_a_training_run_has_metrics_beside_its_credit_files(tmp_path):
+    run, _ = random_log(tmp_path / "probe", steps=2)
+    assert read_run(run)["steps"] == [1, 2]
+    run, _ = random_log(tmp_path / "one", steps=1, ranks=1)
+    assert read_run(run)["steps"] == [1]
+    run, _ = random_log(tmp_path / "two", steps=2, ranks=1)
+    assert "metrics.jsonl has 0 lines, while there are credit files up to step 2" in refusal(
+        read_run, run)
+
+
+@pytest.mark.parametrize("lost", ([0], [1], [2], [3], range(6)))
+def test_an_evaluation_that_is_lost_is_noticed(tmp_path, lost):
+    """Ten steps: evaluations at 0 and 5 have to be there, the last can still be made."""
+    run = write_run(tmp_path / "run", 0.5, ranks=1, eval_every=5)
+    start = lines_of(run, "evaluations")[0]
+    lines = [{**start, "step": step, "mode": mode}
+             for step in (0, 5, 10) for mode in ("sampled", "greedy")]
+    write_lines(run, "evaluations", lines[:4])
+    read_run(run)
+    step, mode = lines[lost[0]]["step"], lines[lost[0]]["mode"]
+    write_lines(run, "evaluations", [line for i, line in enumerate(lines) if i not in lost])
+    said = refusal(read_run, run)
+    assert f"evaluations.jsonl has lost the {mode} evaluation at step {step}" in said
+    changed_config(run, eval_every=0)
+    read_run(run)
+
+
+def test_steps_without_a_credit_file_are_counted(tmp_path):
+    run, _ = random_log(tmp_path / "run", steps=4)
+    write_lines(run, "metrics", [{"step": step, "success": 0.5, "entropy": 1.0}
+                                 for step in range(1, 5)])
+    assert "no credit file" not in describe(read_run(run), tallied(run))
+    for step, missing in ((4, 1), (1, 2), (2, 3)):
+        credit_path(run, step).unlink()
+        assert f"({missing} steps have no credit file)" in describe(read_run(run), tallied(run))
 
 
 @pytest.mark.parametrize("order, said", [
