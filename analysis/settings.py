@@ -21,7 +21,7 @@ def check_settings(path: Path, config: dict) -> None:
         if key not in config:
             raise UserError(f"{path} says nothing of {key}")
     check_texts(path, config)
-    for flags in (OPTIONS, choice_flags(), task_flags(config)):  # the task's own name comes first
+    for flags in (OPTIONS, choice_flags(), task_flags(config)):
         for name in flags:
             if name in config:
                 check_setting(path, name, config[name], flags[name])

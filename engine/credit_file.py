@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine import processes
-from engine.credit_columns import PROCESS, checked
+from engine.credit_columns import MOST, PROCESS, checked
 from engine.errors import UserError
 from engine.files import read_json
 from engine.rollouts import Rollouts
@@ -58,9 +58,9 @@ def credit_files(run: Path) -> list[tuple[int, int]]:
         if match:
             step, rank = int(match[1]), int(match[3] or 0)
             usual = credit_path(run, step, rank)
-            if name != usual.name or step == 0:
+            if name != usual.name or not 1 <= step <= MOST:
                 raise UserError(f"{usual.with_name(name)} is no name of a credit file: step {step} "
-                                f"is {usual.name}, and steps count from 1")
+                                f"is {usual.name}, and steps go from 1 to {MOST}")
             files.append((step, rank))
     return files
 

@@ -96,7 +96,7 @@ def test_without_rank_0_only_the_last_step_is_being_written(of_three):
 
 
 @pytest.mark.parametrize("name", ["step_1.npz", "step_000000.npz", "step_000002_rank0.npz",
-                                  "step_000002_rank01.npz"])
+                                  "step_000002_rank01.npz", "step_2147483648.npz"])
 def test_two_names_for_one_step_are_refused(tmp_path, name):
     write(tmp_path).with_name(name).touch()
     with pytest.raises(UserError, match=f"{name} is no name of a credit file"):
