@@ -105,7 +105,7 @@ class Comparison:
         arms = alike(runs, arm_of)
         self.usual = usual_values(arms)
         names = name_arms(arms, self.usual)
-        assert len(set(names)) == len(arms), "two arms would have the same name"
+        refuse_namesakes(names, arms)
         self.arms = dict(zip(names, arms))
         for arm in arms:
             refuse_twins(arm)
@@ -154,6 +154,16 @@ class Comparison:
         theirs = {other: arm_of(arm[0]) for other, arm in self.arms.items() if other != name}
         return [other for other, settings in theirs.items()
                 if placebo_of(settings) != "none" and same_but_placebo(settings, mine)]
+
+
+def refuse_namesakes(names: list[str], arms: list[list[dict]]) -> None:
+    """A setting that is the text 1 in one run and the number 1 in another."""
+    arm_of_name = {}
+    for name, arm in zip(names, arms):
+        other = arm_of_name.setdefault(name, arm)
+        if other is not arm:
+            raise UserError(f"{other[0]['folder']} and {arm[0]['folder']} have different settings "
+                            f"that are written alike: both arms would be called {name}")
 
 
 def refuse_twins(arm: list[dict]) -> None:

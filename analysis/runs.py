@@ -1,26 +1,26 @@
 """Reading run folders: settings, metrics, evaluations, and which steps have a credit file."""
+import os
 import sys
 from pathlib import Path
 
+from analysis.settings import check_settings, shortened
+from engine.credit_columns import LARGEST
+from engine.credit_file import credit_steps
 from engine.errors import UserError
 from engine.files import read_lines
-from engine.run_folder import run_config, step_of
+from engine.run_folder import run_config
 
-NUMBER = (int, float)
-NEEDED = {  # the keys of each line, and their types
-    "metrics": {"step": int, "success": NUMBER, "entropy": (*NUMBER, type(None))},
-    "evaluations": {"step": int, "mode": str, "success": NUMBER, "success_low": NUMBER,
-                    "success_high": NUMBER, "answer": list}}
+MODES = ("sampled", "greedy")
 
 
 def read_runs(folders: list[str]) -> list[dict]:
     """The runs in these folders. One that was named wrongly is an error; one that a pattern like
     runs/* caught is passed over, with a line."""
     runs, several = [], len(folders) > 1
-    for folder in {Path(name).resolve(): Path(name) for name in folders}.values():
-        if not folder.exists():
+    for folder in {os.path.realpath(name): Path(name) for name in folders}.values():
+        if not is_there(folder):
             raise UserError(f"{folder} does not exist")
-        if not (folder / "config.json").is_file():
+        if not is_there(folder / "config.json"):
             refuse_or_pass_over(folder, several)
             continue
         run = read_run(folder)
@@ -31,6 +31,17 @@ def read_runs(folders: list[str]) -> list[dict]:
     if not runs:
         raise UserError(f"none of these is a run folder with a finished step: {', '.join(folders)}")
     return runs
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file or folder. Not being allowed to look is an error."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return True
 
 
 def refuse_or_pass_over(folder: Path, several: bool) -> None:
@@ -48,41 +59,136 @@ def pass_over(folder: Path, reason: str) -> None:
 
 def read_run(folder: str | Path) -> dict:
     folder = Path(folder)
-    run = {"folder": folder, "config": run_config(folder), "steps": credit_steps(folder)}
+    refuse_unspeakable(folder)
+    config = run_config(folder)
+    check_settings(folder / "config.json", config)
+    run = {"folder": folder, "config": config, "steps": credit_steps(folder)}
     for name in NEEDED:
         run[name] = read_lines(folder / f"{name}.jsonl")
-    for name in NEEDED:
-        check_lines(folder, name, run[name])
-    check_held_out(folder, run["evaluations"])
-    for key in ("steps", "seed"):
-        if type(run["config"].get(key)) is not int:
-            raise UserError(f"{folder}/config.json says nothing of {key}")
+        check_lines(folder / f"{name}.jsonl", run[name], NEEDED[name], IF_THERE[name])
+    check_metrics(folder / "metrics.jsonl", run["metrics"])
+    check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
+    refuse_lost_lines(run)
     return run
 
 
-def credit_steps(run: Path) -> list[int]:
-    """The steps that have a credit file; files that people named otherwise do not count."""
-    steps = [step_of(path) for path in Path(run).glob("credit/step_*.npz")]
-    return sorted(step for step in steps if step)
+def refuse_unspeakable(folder: Path) -> None:
+    """The page is UTF-8 and says the folder's name, which can be any bytes."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the name of the folder {ascii(str(folder))} is not UTF-8: give it "
+                        "another") from None
 
 
-def check_lines(folder: Path, name: str, lines: list) -> None:
+def is_number(value) -> bool:
+    """True and False are none, and neither is what no float can hold."""
+    return type(value) in (int, float) and abs(value) <= LARGEST  # not so for NaN
+
+
+def is_number_or_null(value) -> bool:
+    return value is None or is_number(value)
+
+
+def is_share(value) -> bool:
+    return is_number(value) and 0 <= value <= 1
+
+
+def is_step(value) -> bool:
+    return type(value) is int and 0 <= value < 2 ** 31
+
+
+def is_mode(value) -> bool:
+    return value in MODES
+
+
+def are_answers(values) -> bool:
+    """Right or wrong for each of the held-out problems."""
+    return isinstance(values, list) and all(is_number(value) and value in (0, 1)
+                                            for value in values)
+
+
+NEEDED = {  # of each line: the keys, and what their values have to be
+    "metrics": {"step": is_step, "success": is_share, "entropy": is_number_or_null},
+    "evaluations": {"step": is_step, "mode": is_mode, "success": is_share,
+                    "success_low": is_share, "success_high": is_share, "format_mean": is_number,
+                    "finished_mean": is_number, "length_mean": is_number, "answer": are_answers}}
+IF_THERE = {"metrics": {"gradient_norm": is_number_or_null, "length": is_number_or_null},
+            "evaluations": {}}
+
+
+def check_lines(path: Path, lines: list, needed: dict, if_there: dict) -> None:
     for number, line in enumerate(lines, 1):
         known = line if isinstance(line, dict) else {}
-        for key, kind in NEEDED[name].items():
-            if not isinstance(known.get(key), kind):
+        right = {key: key in known and test(known[key]) for key, test in needed.items()}
+        for key, value in known.items():
+            if key not in needed:
+                right[key] = if_there.get(key, is_finite)(value)
+        for key, is_right in right.items():
+            if not is_right:
                 value = line.get(key) if isinstance(line, dict) else line
-                raise UserError(f"{folder}/{name}.jsonl, line {number} is not of this program: its "
-                                f"{key} is {value}")
+                raise UserError(f"{path}, line {number} is not of this program: its {key} is "
+                                f"{shortened(repr(value), 60)}")
 
 
-def check_held_out(folder: Path, lines: list[dict]) -> None:
-    """Every evaluation should be on the same problems."""
+def is_finite(value) -> bool:
+    """NaN and infinity are no JSON; a whole number can be too large for a float."""
+    return type(value) not in (int, float) or abs(value) <= sys.float_info.max
+
+
+def check_metrics(path: Path, lines: list[dict]) -> None:
     for number, line in enumerate(lines, 1):
-        count, first = len(line["answer"]), len(lines[0]["answer"])
-        if count != first or not count:
-            raise UserError(f"{folder}/evaluations.jsonl, line {number} has {count} answers, "
-                            f"line 1 has {first}: the held-out problems should be the same")
+        if line["step"] != number:
+            raise UserError(f"{path}, line {number} is step {line['step']}: lines are missing, "
+                            "doubled or out of order")
+
+
+def check_evaluations(path: Path, lines: list[dict]) -> None:
+    """Each is made once, in the order of the steps, on the same problems."""
+    seen, last = set(), 0
+    for number, line in enumerate(lines, 1):
+        where, step, mode = f"{path}, line {number}", line["step"], line["mode"]
+        if step < last:
+            raise UserError(f"{where} is step {step}, after step {last}")
+        if (step, mode) in seen:
+            raise UserError(f"{where} is the second {mode} evaluation at step {step}")
+        seen.add((step, mode))
+        last = step
+        check_answers(where, line, len(lines[0]["answer"]))
+
+
+def check_answers(where: str, line: dict, first: int) -> None:
+    """Success is the mean of the answers, and lies in its interval."""
+    count = len(line["answer"])
+    if count != first or not count:
+        raise UserError(f"{where} has {count} answers, line 1 has {first}: the held-out problems "
+                        "should be the same")
+    success, rounding = sum(line["answer"]) / count, 1e-9
+    if abs(line["success"] - success) > rounding:
+        raise UserError(f"{where} has the success {line['success']}, but its answers have "
+                        f"{success}")
+    if not line["success_low"] - rounding <= success <= line["success_high"] + rounding:
+        raise UserError(f"{where} has the success {success}, outside of its interval")
+
+
+def refuse_lost_lines(run: dict) -> None:
+    """What training writes comes in order: the evaluation before the first step, then of each step
+    its credit file, its line of metrics and its evaluation. Only the last may not be there yet.
+    Probes leave credit files alone, and no `ranks` in config.json."""
+    config, folder, done = run["config"], run["folder"], steps_done(run)
+    recorded = max(run["steps"], default=0)
+    if recorded > done + 1 and (done or "ranks" in config):
+        raise UserError(f"{folder}/metrics.jsonl has {done} lines, while there are credit files up "
+                        f"to step {recorded}: lines are missing")
+    every = config.get("eval_every", 0)
+    if "ranks" not in config or not every:
+        return
+    made = {(line["step"], line["mode"]) for line in run["evaluations"]}
+    for step in range(0, done, every):
+        for mode in MODES:
+            if (step, mode) not in made:
+                raise UserError(f"{folder}/evaluations.jsonl has lost the {mode} evaluation at "
+                                f"step {step}: --eval_every is {every}, and {done} steps are done")
 
 
 def evaluations(run: dict, mode: str) -> list[dict]:

@@ -1,15 +1,53 @@
-"""What the comparison of runs asks of their settings: defaults, and what had no effect.
+"""What analysis asks of the settings of runs: whether they can be, defaults, what had no effect.
 
 All that analysis knows of the flags of a run stands here. The lists of engine/registry.py are
 filled by whoever imports mitigations.py, as analyze.py does.
 """
+from pathlib import Path
 from types import SimpleNamespace
 
 from engine.registry import ADVANTAGES, NEVER_RESCALED, choice_flags, flags_of
 from engine.errors import UserError
-from engine.flags import Flag, fields_as_flags
+from engine.flags import Flag, check_value, fields_as_flags
 from engine.settings import NOT_SETTINGS, OPTIONS
 from engine.tasks import load_task
+
+NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
+
+
+def check_settings(path: Path, config: dict) -> None:
+    """Refuse values that no run has. Settings that are not known, of an older version say, stay."""
+    for key in NEEDED:
+        if key not in config:
+            raise UserError(f"{path} says nothing of {key}")
+    check_texts(path, config)
+    for flags in (OPTIONS, choice_flags(), task_flags(config)):
+        for name in flags:
+            if name in config:
+                check_setting(path, name, config[name], flags[name])
+    if not isinstance(config.get("reward"), str | None):
+        raise UserError(f"{path}: reward {shortened(repr(config['reward']))} should be a text")
+
+
+def check_setting(path: Path, name: str, value, flag: Flag) -> None:
+    try:
+        check_value(name, value, flag)
+    except UserError as error:
+        raise UserError(f"{path}: {shortened(str(error))}") from None
+
+
+def check_texts(path: Path, config: dict) -> None:
+    """They become names of arms, in the terminal and on a page."""
+    for name, value in config.items():
+        for text in (name, value):
+            if isinstance(text, str) and not text.isprintable():
+                raise UserError(f"{path}: {name!r} has characters that cannot be shown: "
+                                f"{shortened(repr(text))}")
+
+
+def shortened(text: str, most: int = 400) -> str:
+    """A damaged value can be of any length."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def default_of(name: str):
@@ -54,6 +92,6 @@ def task_flags(config: dict) -> dict[str, Flag]:
     """The flags of a run's task; none if its module is not there any more."""
     try:
         flags = fields_as_flags(load_task(config.get("task", default_of("task"))))
-    except UserError:
+    except (UserError, OSError):  # a name that no file can have
         return {}
     return {name: flag for name, flag in flags.items() if name in config}

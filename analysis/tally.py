@@ -14,11 +14,11 @@ import numpy as np
 from analysis.histograms import Histograms
 from analysis.positions import Positions
 from analysis.regression import design, empty_regressions
-from analysis.runs import credit_steps, steps_done
+from analysis.runs import steps_done
 from analysis.sizes import UNITS, lay_flat, lengths, units
 from analysis.sums import MEASURES, RESAMPLED, Sums
 from analysis.vocabulary import Vocabulary
-from engine.credit_file import read_columns
+from engine.credit_file import credit_steps, read_columns
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 
@@ -123,8 +123,8 @@ def describe(run: dict, tally: Tally | None) -> str:
         first, last = tally.steps[0], tally.steps[-1]
         text += (f"; {tally.tokens:,} tokens of {tally.answers:,} answers to {tally.groups:,} "
                  f"questions, steps {first} to {last}")
-        gaps = last - first + 1 - len(tally.steps)
-        text += f" ({gaps} steps in between have no credit file)" if gaps else ""
+        missing = max(done, last) - len(tally.steps)
+        text += f" ({missing} steps have no credit file)" if missing else ""
     if config.get("temperature", 1) != 1:
         text += (f"; sampled at temperature {config['temperature']}, while log p, entropy and s "
                  "are those of temperature 1")

@@ -6,6 +6,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from countdown_task import KINDS
+from engine.errors import UserError
 
 CLASSES = ("filler", "reasoning", "structure")
 
@@ -27,6 +28,12 @@ def text_of(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.decode([int(token_id)], skip_special_tokens=False)
 
 
+def most_tokens(tokenizer: Tokenizer) -> int:
+    """A model can have more tokens than its tokenizer, since embeddings are padded, but not ever so
+    many."""
+    return 2 * tokenizer.get_vocab_size() + 4096
+
+
 class Vocabulary:
     """Of each token id: its class by the regex, its count, sums of its entropy, log-prob and
     gradient size, and how often it was of each kind. The arrays grow with the largest id seen."""
@@ -42,6 +49,10 @@ class Vocabulary:
 
     def classes(self, ids: np.ndarray) -> np.ndarray:
         """(tokens,) the index in CLASSES of each."""
+        if ids.max() >= most_tokens(self.tokenizer):
+            raise UserError(f"a credit file has the token_id {ids.max()}, and the run's "
+                            f"tokenizer.json {self.tokenizer.get_vocab_size()} tokens: they do not "
+                            "belong together")
         more = max(0, int(ids.max()) + 1 - len(self.class_of))
         self.class_of = np.pad(self.class_of, (0, more), constant_values=-1)
         for i in np.unique(ids):

@@ -1,34 +1,33 @@
 """One file a step: what every token was given. docs/credit_files.md lists the columns.
 
 `write_credit` writes a file, `read_columns` reads and checks it, `read_credit` makes a batch of it.
+Each process of a run writes a file of its own questions; they are read as one.
 
 Values stand end to end: one for each token, answer after answer, then one for each answer, then one
 for each question. `episode_start` says where in the tokens an answer begins.
 """
+import io
 import os
 import re
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from countdown_task import KINDS, SECTIONS
+from engine import processes
+from engine.credit_columns import MOST, PROCESS, checked
 from engine.errors import UserError
+from engine.files import read_json, whole_file
 from engine.rollouts import Rollouts
 from engine.tokens import token_bytes
 
-PER_TOKEN = {  # and the range of their values, rounding allowed for
-    "token_id": (0, 2 ** 24), "log_prob": (-np.inf, 1e-3), "entropy": (-1e-3, np.inf),
-    "collision": (0, 1.001), "weight": (0, np.inf), "advantage": (-np.inf, np.inf),
-    "section": (0, len(SECTIONS) - 1), "kind": (0, len(KINDS) - 1)}
 SCORES = {"reward": "reward", "reward_format": "format", "reward_answer": "answer",
           "reward_reasoning": "reasoning"}  # column: part of the score
-PER_ANSWER = ("episode_start", "group", "finished", *SCORES)
-PER_QUESTION = ("prompt_ids", "prompt_start")
 COUNTED_FROM_0 = {  # in each file: a column of numbers, and the column whose entries it counts
     "episode_start": "token_id", "group": "prompt_start", "prompt_start": "prompt_ids"}
+MOST_UNPACKED = 2 ** 28  # bytes; a larger file
+MOST_TIMES = 100         # may unpack to this many times its size, usual are 3
 
 
 def credit_path(run: Path, step: int, rank: int = 0) -> Path:
@@ -38,9 +37,41 @@ def credit_path(run: Path, step: int, rank: int = 0) -> Path:
 
 
 def credit_steps(run: Path) -> list[int]:
-    """The steps that have a credit file."""
-    steps = [step_of(path) for path in Path(run).glob("credit/step_*.npz")]
-    return sorted(step for step in steps if step)
+    """The steps that have credit files. Rank 0 writes last: if the last step has none of it yet,
+    that step is being written."""
+    ranks = {}
+    for step, rank in credit_files(run):
+        ranks.setdefault(step, set()).add(rank)
+    being_written = max(ranks, default=0)
+    for step in sorted(ranks):
+        if 0 not in ranks[step] and step != being_written:
+            raise UserError(f"{credit_path(run, step)} is missing, while files of other processes "
+                            f"of step {step} are there")
+    return sorted(step for step in ranks if 0 in ranks[step])
+
+
+def credit_files(run: Path) -> list[tuple[int, int]]:
+    """Step and rank of every credit file. Names that people gave, of a backup say, do not count."""
+    files = []
+    for name in names_in(Path(run) / "credit"):
+        match = re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", name)
+        if match:
+            step, rank = int(match[1]), int(match[3] or 0)
+            usual = credit_path(run, step, rank)
+            if name != usual.name or not 1 <= step <= MOST:
+                raise UserError(f"{usual.with_name(name)} is no name of a credit file: step {step} "
+                                f"is {usual.name}, and steps go from 1 to {MOST}")
+            files.append((step, rank))
+    return files
+
+
+def names_in(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {error.strerror}") from None
 
 
 def step_of(path: Path) -> int | None:
@@ -65,11 +96,10 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
     columns |= {name: rollouts.scores[part].cpu().numpy() for name, part in SCORES.items()}
     columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids).astype(np.int32)
     columns["prompt_start"] = starts([len(prompt) for prompt in rollouts.prompt_ids])
+    columns["process"] = np.array([processes.rank(), processes.count()], np.int32)
     path.parent.mkdir(exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    with open(unfinished, "wb") as file:
+    with whole_file(path) as unfinished, open(unfinished, "wb") as file:
         np.savez_compressed(file, **columns)
-    os.replace(unfinished, path)
 
 
 def flat(values: torch.Tensor, rollouts: Rollouts, dtype) -> np.ndarray:
@@ -114,8 +144,33 @@ def decoded(pieces: list[bytes]) -> list[str]:
 
 def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
     """A step's record as it is: one file, or those of several processes as if they were one."""
-    others = len(list((Path(run) / "credit").glob(f"step_{step:06d}_rank*.npz")))
-    return joined([read_file(credit_path(run, step, rank)) for rank in range(1 + others)])
+    names = [path.name for path in (Path(run) / "credit").glob(f"step_{step:06d}_rank*.npz")]
+    others = [name for name in names if re.fullmatch(r"step_\d+_rank\d+[.]npz", name)]
+    paths = [credit_path(run, step, rank) for rank in range(1 + len(others))]
+    parts = [read_file(path) for path in paths]
+    check_processes(paths, parts)
+    columns = joined(parts)
+    check_with_config(Path(run), step, columns)
+    return columns
+
+
+def check_processes(paths: list[Path], parts: list[dict[str, np.ndarray]]) -> None:
+    """Take the column `process` out, and compare it with the files that are there."""
+    for rank, (path, part) in enumerate(zip(paths, parts)):
+        if set(part) != set(parts[0]):
+            different = min(set(part) ^ set(parts[0]))
+            raise UserError(f"{path} and {paths[0].name} are not of one run: only one of them has "
+                            f"the column {different}")
+        here = {"rank": rank, "count": len(parts)}
+        written = here
+        if "process" in part:
+            written = dict(zip(PROCESS, part["process"].tolist()))
+        if written != here:
+            raise UserError(f"{path} was written by process {written['rank']} of "
+                            f"{written['count']} (the first is 0), but this step has "
+                            f"{len(parts)} files: one is missing, too many, or of another run")
+    for part in parts:
+        part.pop("process", None)
 
 
 def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -127,40 +182,67 @@ def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def check_with_config(run: Path, step: int, columns: dict[str, np.ndarray]) -> None:
+    """Compare a step with what config.json says of every step: its size, and the vocabulary."""
+    if not (run / "config.json").is_file():
+        return
+    path, config = credit_path(run, step), read_json(run / "config.json")
+    model = config.get("model_config")
+    vocabulary = count_on_record(run, model, "vocab_size")
+    for name in ("token_id", "prompt_ids"):
+        largest = int(columns[name].max())
+        if vocabulary and largest >= vocabulary:
+            raise UserError(f"{path} is not of this run: its {name} has the value {largest}, and "
+                            f"the model's vocabulary has {vocabulary} tokens")
+    if not {"ranks", "questions", "answers"} <= set(config):  # a probe: it takes its own batch
+        return
+    questions, answers = (count_on_record(run, config, name) for name in ("questions", "answers"))
+    of_question = np.bincount(columns["group"])
+    if len(of_question) != questions or (of_question != answers).any():
+        raise UserError(f"{path} does not hold the whole step: it has {of_question.sum()} answers "
+                        f"to {len(of_question)} questions, and config.json says {answers} to each "
+                        f"of {questions}. Is the file of another process missing?")
+
+
+def count_on_record(run: Path, values: dict | None, name: str) -> int | None:
+    """A number of things in config.json; None if nothing is said of it."""
+    if values is not None and not isinstance(values, dict):
+        raise UserError(f"{run / 'config.json'}: the part with {name} should be a JSON object")
+    count = (values or {}).get(name)
+    if count is not None and (type(count) is not int or count < 1):
+        raise UserError(f"{run / 'config.json'}: {name} {count!r} should be a whole number above 0")
+    return count
+
+
 def read_file(path: Path) -> dict[str, np.ndarray]:
     """Read and check one credit file; an error names a broken one, or one of another program."""
-    other_file = f"{path} is not a credit file of this program"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            columns = dict(file)
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{other_file}: {error}") from None
-    except ValueError:  # numpy's own message recommends allow_pickle
-        raise UserError(f"{other_file}: it holds other things than numbers") from None
-    for name in (*PER_TOKEN, *PER_ANSWER, *PER_QUESTION):
-        if name not in columns:
-            raise UserError(f"{other_file}: it has no column {name}")
-    check_sizes(path, columns)
-    check_ranges(path, columns)
-    return columns
+        columns = unpacked(path)
+    except Exception as error:  # zipfile, zlib and numpy have a dozen kinds of it for damage
+        if isinstance(error, OSError) and error.strerror:
+            raise UserError(f"cannot read {path}: {error.strerror}") from None
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if "allow_pickle" in reason:  # which numpy recommends
+            reason = "it holds other things than numbers"
+        raise UserError(f"{path} is not a credit file of this program: {reason}") from None
+    return checked(path, columns)
 
 
-def check_sizes(path: Path, columns: dict[str, np.ndarray]) -> None:
-    tokens, answers = len(columns["token_id"]), len(columns["group"])
-    wanted = dict.fromkeys(PER_TOKEN, tokens) | dict.fromkeys(PER_ANSWER, answers)
-    for name, count in wanted.items():
-        if columns[name].shape != (count,):
-            raise UserError(f"{path} is broken: its {name} does not fit the other columns")
-    begins = columns["episode_start"]
-    if not answers or begins[0] != 0 or np.any(np.diff(np.append(begins, tokens)) < 1):
-        raise UserError(f"{path} is broken: its episode_start does not fit the other columns")
+def unpacked(path: Path) -> dict[str, np.ndarray]:
+    """The arrays in an .npz file."""
+    with zipfile.ZipFile(path) as file:
+        names, size = file.namelist(), sum(member.file_size for member in file.infolist())
+        if size > max(MOST_UNPACKED, MOST_TIMES * os.path.getsize(path)):
+            raise ValueError(f"it would unpack to {size:,} bytes")
+        if len(set(names)) < len(names):
+            raise ValueError("it has a column twice")
+        return {name.removesuffix(".npy"): array_of(file.read(name)) for name in names}
 
 
-def check_ranges(path: Path, columns: dict[str, np.ndarray]) -> None:
-    questions = len(columns["prompt_start"])
-    ranges = {**PER_TOKEN, "group": (0, questions - 1), "reward": (-np.inf, np.inf)}
-    for name, (low, high) in ranges.items():
-        values = columns[name]
-        wrong = values[~(np.isfinite(values) & (values >= low) & (values <= high))]
-        if len(wrong):
-            raise UserError(f"{path} is broken: its {name} has the value {wrong[0]}")
+def array_of(content: bytes) -> np.ndarray:
+    """The array of an .npy file, which is read to its end: only then is its checksum compared."""
+    stream = io.BytesIO(content)
+    values = np.lib.format.read_array(stream, allow_pickle=False)
+    if stream.read(1):
+        raise ValueError("a column is longer than its heading says")
+    return values

@@ -53,8 +53,11 @@ def spellings(tokenizer: Tokenizer) -> dict[int, bytes]:
     for word, i in tokenizer.get_vocab(with_added_tokens=True).items():
         if i in added:
             bytes_of[i] = word.encode()
-        else:
+        elif set(word) <= set(alphabet):
             bytes_of[i] = bytes(alphabet[character] for character in word)
+        else:
+            raise UserError(f"tokenizer.json is damaged: its token {word!r} does not stand for "
+                            "bytes")
     return bytes_of
 
 

@@ -137,8 +137,8 @@ def write_run(folder, success, seed=0, steps=10, rng=None, **config):
     end = (rng.random(ITEMS) < success).astype(int).tolist()
     lines = [
         line
-        for mode in ("sampled", "greedy")
-        for line in (evaluation(0, start, mode), evaluation(steps, end, mode))
+        for step, answer in ((0, start), (steps, end))
+        for line in (evaluation(step, answer, "sampled"), evaluation(step, answer, "greedy"))
     ]
     metrics = [
         {

@@ -141,7 +141,7 @@ def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys):
         (
             lambda f: np.savez(
                 f / "credit/step_000002.npz",
-                **{**credit_columns([2, 2], [0, 0]), "weight": np.array([1, -2, 1, 1])},
+                **{**credit_columns([2, 2], [0, 0]), "weight": np.array([1, -2.0, 1, 1])},
             ),
             "its weight has the value -2",
         ),

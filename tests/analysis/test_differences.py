@@ -50,7 +50,7 @@ def test_pairs_are_of_the_same_seed_and_the_same_problem(tmp_path):
     seeds, e = difference(comparison, "random", "none", "final success, sampled")
     runs = {
         (run["config"]["mitigation"], run["config"]["seed"]): np.array(
-            run["evaluations"][1]["answer"], float
+            run["evaluations"][2]["answer"], float
         )
         for arm in comparison.arms.values()
         for run in arm

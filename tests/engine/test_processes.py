@@ -205,13 +205,15 @@ def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
     assert len(list((tmp_path / "credit").iterdir())) == 6
 
 
-def test_files_of_several_ranks_are_read_as_one(lab, tmp_path):
+def test_files_of_several_ranks_are_read_as_one(lab, tmp_path, monkeypatch):
     batch = spoken(lab)
     weight, (one, two) = torch.rand(batch.mask.shape), (RunFolder(tmp_path / name) for name in ("one", "two"))
     for run in (one, two):
         run.path.mkdir()
     write_credit(one.credit(1), batch, weight)
+    monkeypatch.setattr(processes, "count", lambda: 2)
     for rank in range(2):
+        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
         write_credit(two.credit(1, rank), batch.of_questions(range(rank, rank + 1)), weight[batch.rows_of(range(rank, rank + 1))])
     whole, parts = read_columns(one.path, 1), read_columns(two.path, 1)
     assert list(whole) == list(parts)

@@ -1,0 +1,121 @@
+"""The columns of a credit file: what each holds, and the checks that it does.
+
+A damaged file, or one of another program, ends in one sentence that names the file and the column.
+docs/credit_files.md says what the columns mean.
+"""
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from countdown_task import KINDS, SECTIONS
+from engine.errors import UserError
+
+LARGEST = float(np.finfo(np.float32).max)
+MOST = 2 ** 31 - 1
+WORDS = {"i": "whole numbers", "f": "floating point numbers", "b": "yes or no"}  # by kind of dtype
+
+
+@dataclass(frozen=True)
+class Column:
+    per: str                  # what it has one value of: token, answer, question, prompt token
+    dtype: type               # as it is written
+    low: float = -LARGEST     # the range of its values, rounding allowed for
+    high: float = LARGEST
+
+
+COLUMNS = {
+    "token_id": Column("token", np.int32, 0, 2 ** 24),
+    "log_prob": Column("token", np.float32, high=1e-3),
+    "entropy": Column("token", np.float32, low=-1e-3),
+    "collision": Column("token", np.float32, 0, 1.001),
+    "weight": Column("token", np.float32, low=0),
+    "advantage": Column("token", np.float32),
+    "section": Column("token", np.uint8, 0, len(SECTIONS) - 1),
+    "kind": Column("token", np.uint8, 0, len(KINDS) - 1),
+    "episode_start": Column("answer", np.int32, 0, MOST),
+    "group": Column("answer", np.int32, 0, MOST),
+    "finished": Column("answer", np.bool_, 0, 1),
+    "reward": Column("answer", np.float32),
+    "reward_format": Column("answer", np.float32),
+    "reward_answer": Column("answer", np.float32),
+    "reward_reasoning": Column("answer", np.float32),
+    "prompt_ids": Column("prompt token", np.int32, 0, 2 ** 24),
+    "prompt_start": Column("question", np.int32, 0, MOST)}
+SOMETIMES = {  # a probe measured the credit; files of older runs do not name their process
+    "true_credit": Column("token", np.float32),
+    "true_credit_se": Column("token", np.float32, low=0),
+    "process": Column("file", np.int32, 0, MOST)}
+FURTHER = Column("token", np.float32)  # any other name
+COUNTED_BY = {  # what there is one of, and the column that says how many there are
+    "token": "token_id", "answer": "group", "question": "prompt_start",
+    "prompt token": "prompt_ids"}
+PROCESS = ("rank", "count")  # the two entries of that column
+
+
+def column_of(name: str) -> Column:
+    return {**COLUMNS, **SOMETIMES}.get(name, FURTHER)
+
+
+def checked(path: Path, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The columns of a file in the types that they are written in, if all is as it should be."""
+    for name in COLUMNS:
+        if name not in columns:
+            raise UserError(f"{path} is not a credit file of this program: it has no column {name}")
+    for name, values in columns.items():
+        check_type(path, name, values)
+    check_sizes(path, columns)
+    for name, values in columns.items():
+        check_range(path, name, values)
+    check_order(path, columns)
+    return {name: values.astype(column_of(name).dtype, copy=False)
+            for name, values in columns.items()}
+
+
+def check_type(path: Path, name: str, values: np.ndarray) -> None:
+    """Any size of number will do, of the right kind."""
+    wanted = np.dtype(column_of(name).dtype).kind.replace("u", "i")
+    if values.dtype.kind.replace("u", "i") != wanted or values.dtype.itemsize > 8:
+        raise UserError(f"{path} is broken: its {name} should hold {WORDS[wanted]}, and holds "
+                        f"{values.dtype}")
+
+
+def check_sizes(path: Path, columns: dict[str, np.ndarray]) -> None:
+    sizes = {per: columns[name].size for per, name in COUNTED_BY.items()}
+    sizes["file"] = len(PROCESS)
+    for name, values in columns.items():
+        if values.shape != (sizes[column_of(name).per],):
+            raise UserError(f"{path} is broken: its {name} does not fit the other columns")
+
+
+def check_range(path: Path, name: str, values: np.ndarray) -> None:
+    column = column_of(name)
+    if not values.size or column.low <= values.min() and values.max() <= column.high:
+        return  # NaN fails both comparisons
+    wrong = values[~((values >= column.low) & (values <= column.high))]
+    raise UserError(f"{path} is broken: its {name} has the value {wrong[0]}")
+
+
+def check_order(path: Path, columns: dict[str, np.ndarray]) -> None:
+    """Answers and prompts stand end to end, none of them empty; groups come one after another."""
+    whole = {name: columns[name].astype(np.int64)
+             for name in ("episode_start", "prompt_start", "group")}
+    tokens, prompt_tokens = columns["token_id"].size, columns["prompt_ids"].size
+    right = {"episode_start": are_starts(whole["episode_start"], tokens),
+             "prompt_start": are_starts(whole["prompt_start"], prompt_tokens),
+             "group": are_groups(whole["group"], columns["prompt_start"].size)}
+    for name, is_right in right.items():
+        if not is_right:
+            raise UserError(f"{path} is broken: its {name} does not fit the other columns")
+
+
+def are_starts(starts: np.ndarray, count: int) -> bool:
+    """Whether parts that begin here fill `count` places."""
+    return bool(len(starts) and starts[0] == 0 and (np.diff(starts, append=count) > 0).all())
+
+
+def are_groups(group: np.ndarray, questions: int) -> bool:
+    """Whether these are 0, 0, ..., 1, 1, ...: every question has answers, in order."""
+    rises = np.diff(group)
+    return bool(len(group) and group[0] == 0 and group[-1] == questions - 1
+                and ((rises == 0) | (rises == 1)).all())
