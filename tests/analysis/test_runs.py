@@ -110,8 +110,11 @@ def test_lines_that_are_missing_at_the_end_of_metrics_are_noticed(tmp_path, line
 
 
 def test_a_training_run_has_metrics_beside_its_credit_files(tmp_path):
-    run, _ = random_log(tmp_path / "probe", steps=2)
+    run, _ = random_log(tmp_path / "probe", steps=2, eval_every=1)
+    write_lines(run, "metrics", [])
     assert read_run(run)["steps"] == [1, 2]
+    write_lines(run, "metrics", [{"step": 1, "success": 0.5, "entropy": 1.0}])
+    assert read_run(run)["evaluations"] == []
     run, _ = random_log(tmp_path / "one", steps=1, ranks=1)
     assert read_run(run)["steps"] == [1]
     run, _ = random_log(tmp_path / "two", steps=2, ranks=1)
