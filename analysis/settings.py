@@ -3,6 +3,7 @@
 All that analysis knows of the flags of a run stands here. The lists of engine/registry.py are
 filled by whoever imports mitigations.py, as analyze.py does.
 """
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,9 +23,11 @@ def check_settings(path: Path, config: dict) -> None:
             raise UserError(f"{path} says nothing of {key}")
     check_texts(path, config)
     for flags in (OPTIONS, choice_flags(), task_flags(config)):
-        for name in flags:
+        for name, flag in flags.items():
+            if name in ("mitigation", "advantage"):  # it may have been deleted since
+                flag = replace(flag, choices=())
             if name in config:
-                check_setting(path, name, config[name], flags[name])
+                check_setting(path, name, config[name], flag)
     if not isinstance(config.get("reward"), str | None):
         raise UserError(f"{path}: reward {shortened(repr(config['reward']))} should be a text")
 

@@ -42,6 +42,12 @@ def changed_line(run, name, number, **changed):
 HUGE, INF, NAN = 10 ** 400, float("inf"), float("nan")
 
 
+def what_is_wrong(key, value):
+    """NaN and infinity are refused as JSON already."""
+    is_json = not any(word in json.dumps(value) for word in ("NaN", "Infinity"))
+    return f"is not of this program: its {key} is " if is_json else "is not JSON"
+
+
 @pytest.mark.parametrize("key, value", [
     *[("step", value) for value in (-1, 1.0, "1\n", True, None, HUGE, 2 ** 31)],
     *[("success", value) for value in (1.01, -0.01, NAN, INF, HUGE, True, "0.5", None, [0.5])],
@@ -53,7 +59,7 @@ def test_values_that_no_line_of_metrics_has(tmp_path, key, value):
     run = write_run(tmp_path / "run", 0.5)
     changed_line(run, "metrics", 3, **{key: value})
     said = refusal(read_run, run)
-    assert f"metrics.jsonl, line 3 is not of this program: its {key} is " in said
+    assert f"metrics.jsonl, line 3 {what_is_wrong(key, value)}" in said
 
 
 @pytest.mark.parametrize("key, value", [
@@ -69,7 +75,7 @@ def test_values_that_no_line_of_evaluations_has(tmp_path, key, value):
     run = write_run(tmp_path / "run", 0.5)
     changed_line(run, "evaluations", 2, **{key: value})
     said = refusal(read_run, run)
-    assert f"evaluations.jsonl, line 2 is not of this program: its {key} is " in said
+    assert f"evaluations.jsonl, line 2 {what_is_wrong(key, value)}" in said
 
 
 def test_what_a_line_may_lack_and_what_not(tmp_path):
@@ -110,8 +116,11 @@ def test_lines_that_are_missing_at_the_end_of_metrics_are_noticed(tmp_path, line
 
 
 def test_a_training_run_has_metrics_beside_its_credit_files(tmp_path):
-    run, _ = random_log(tmp_path / "probe", steps=2)
+    run, _ = random_log(tmp_path / "probe", steps=2, eval_every=1)
+    write_lines(run, "metrics", [])
     assert read_run(run)["steps"] == [1, 2]
+    write_lines(run, "metrics", [{"step": 1, "success": 0.5, "entropy": 1.0}])
+    assert read_run(run)["evaluations"] == []
     run, _ = random_log(tmp_path / "one", steps=1, ranks=1)
     assert read_run(run)["steps"] == [1]
     run, _ = random_log(tmp_path / "two", steps=2, ranks=1)
@@ -174,8 +183,8 @@ def changed_config(run, **changed):
 
 
 @pytest.mark.parametrize("name, value", [
-    *[("mitigation", value) for value in (3, None, [], {}, "unknown", "")],
-    *[("advantage", value) for value in ([], None, "unknown")],
+    *[("mitigation", value) for value in (3, None, [], {}, "")],
+    *[("advantage", value) for value in ([], None)],
     *[("steps", value) for value in (INF, NAN, 1.5, True, -1, "9", None, HUGE)],
     *[("seed", value) for value in ("x", -1, HUGE, None)],
     *[("temperature", value) for value in ("x", 0, NAN, INF, HUGE, [1.0])],
@@ -186,7 +195,16 @@ def test_settings_that_no_run_has(tmp_path, name, value):
     run = write_run(tmp_path / "run", 0.5)
     changed_config(run, **{name: value})
     said = refusal(read_run, run)
-    assert said.startswith(f"{run}/config.json: ") and name in said
+    if what_is_wrong(name, value) == "is not JSON":
+        assert said.startswith(f"{run}/config.json is not valid JSON")
+    else:
+        assert said.startswith(f"{run}/config.json: ") and name in said
+
+
+def test_a_weighting_that_was_deleted_since_can_still_be_looked_at(tmp_path):
+    run = write_run(tmp_path / "run", 0.5)
+    changed_config(run, mitigation="gone", advantage="gone_too")
+    assert read_run(run)["config"]["mitigation"] == "gone"
 
 
 @pytest.mark.parametrize("name", ("model", "rescale", "forgotten", "reward"))
