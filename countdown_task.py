@@ -67,7 +67,8 @@ class Problem:
 class Task:
     """What the lab asks of a task. Its fields are flags of `train.py`."""
     data: str | None = option(
-        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made')
+        None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made',
+        is_path=True)
     prompt: str = option("full", "wording of the prompt", choices=PROMPTS)
     numbers: str = option("3,4", "how many numbers a made problem has",
                           choices=("3", "4", "3,4"), only=MADE)
