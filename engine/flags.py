@@ -22,7 +22,7 @@ from engine.errors import UserError
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}  # of a flag
 LIMIT = 2 ** 63           # torch takes no whole number from here on
 SMALLEST = 2.0 ** -126    # float32 has no smaller number with all its digits
-LONGEST_TEXT = 100_000    # characters
+LONGEST_TEXT = 10_000     # characters
 MOST_SEED = 2 ** 32 - 1
 MOST_THREADS = 1024
 
@@ -144,7 +144,7 @@ class Parser(argparse.ArgumentParser):
             names = [*self._option_string_actions, *known]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
             question = f", did you mean {near[0]}?" if near else ""
-            raise UserError(f"unknown argument {shortened(unknown[0])}{question}")
+            raise UserError(f"unknown argument {shortened(' '.join(unknown[0].split()))}{question}")
         return vars(given)
 
 
