@@ -271,7 +271,7 @@ def read_files(given: dict) -> tuple[dict, dict]:
 def read_values(path: Path, beside: tuple = ()) -> dict:
     """The settings in a file. It may hold what is in `beside` as well, which is left out."""
     if os.path.exists(path) and not os.path.isfile(path):  # a device would be read without end
-        raise UserError(f"{path} is not a file")
+        raise UserError(f"cannot read {path}: it is not a file")
     values = {name: value for name, value in read_json(path).items() if name not in beside}
     task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
     known = {*OPTIONS, *task_flags, *choice_flags()}

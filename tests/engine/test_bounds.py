@@ -77,7 +77,7 @@ def test_what_a_large_run_would_use_is_allowed():
     (["--eval_tasks", "1000000000000000000"], "should be at most 100000"),
     (["--learning_rate", "11"], "--learning_rate 11.0 should be at most 10"),
     (["--config", ""], "argument --config: '' is empty"),
-    (["--config", "/dev/zero"], "/dev/zero is not a file"),
+    (["--config", "/dev/zero"], "/dev/zero: it is not a file"),
     (["--resume", ""], "argument --resume: '' is empty"),
     (["--model", ""], "--model '' should be a text"), (["--data", ""], "--data '' should be a tex"),
     (["--out", " "], "--out ' ' should be a text"),
