@@ -15,15 +15,18 @@ minus sign and parentheses, computes in exact fractions, and gives up early on a
 import hashlib
 import itertools
 import json
+import os
 import random
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from pathlib import Path
+from typing import TextIO
 
 from engine.errors import UserError
+from engine.files import find_folder
 from engine.flags import option
 from engine.tokens import END_OF_TURN
 
@@ -33,6 +36,11 @@ SECTIONS = ("other", "think", "answer")
 KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 FORMAT_WEIGHT = 0.1
+MAX_NUMBER = 999_999_999  # nine digits, as many as `reasoning` reads in a step
+MAX_IN_VAIN = 20_000      # draws after which there are no other problems
+MAX_NUMBERS = 30          # of a problem in a file
+MAX_LINE = 10_000         # characters of a line in it
+MAX_BYTES = 2 ** 30       # of the file
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
 FULL = """<|im_start|>system
@@ -64,11 +72,11 @@ class Task:
     prompt: str = option("full", "wording of the prompt", choices=PROMPTS)
     numbers: str = option("3,4", "how many numbers a made problem has",
                           choices=("3", "4", "3,4"), only=MADE)
-    min_number: int = option(1, "smallest number", least=1, only=MADE)
-    max_number: int = option(99, "largest number", least=1, only=MADE)
-    max_target: int = option(99, "largest target", least=1, only=MADE)
+    min_number: int = option(1, "smallest number", least=1, most=MAX_NUMBER, only=MADE)
+    max_number: int = option(99, "largest number", least=1, most=MAX_NUMBER, only=MADE)
+    max_target: int = option(99, "largest target", least=1, most=MAX_NUMBER, only=MADE)
     max_result: int = option(10_000, "largest intermediate result of the known solution",
-                             least=1, only=MADE)
+                             least=1, most=MAX_NUMBER, only=MADE)
 
     reward = f"answer + {FORMAT_WEIGHT} format"  # in config.json: it tells comparable runs
 
@@ -78,7 +86,7 @@ class Task:
                 f"--min_number {self.min_number} is above --max_number {self.max_number}")
         problems = read_problems(self.data) if self.data else []
         self.to_train = [problem for problem in problems if not held_out(problem)]
-        self.to_test = list(dict.fromkeys(problem for problem in problems if held_out(problem)))
+        self.to_test = without_repetition(problem for problem in problems if held_out(problem))
         if self.data and not (self.to_train and self.to_test):
             raise UserError(
                 f"{self.data}: {len(self.to_train)} problems to train on and {len(self.to_test)} "
@@ -96,11 +104,13 @@ class Task:
         rng, problems = random.Random("held out"), {}
         if self.to_test:
             return rng.sample(self.to_test, min(count, len(self.to_test)))
-        for _ in range(20 * count):
+        drawn = newest = 0
+        while len(problems) < count and drawn < min(20 * count, newest + MAX_IN_VAIN):
+            drawn += 1
             problem = self.make_problem(rng, held_out)
-            problems.setdefault((tuple(sorted(problem.numbers)), problem.target), problem)
-            if len(problems) == count:
-                break
+            if content_of(problem) not in problems:
+                problems[content_of(problem)] = problem
+                newest = drawn
         return list(problems.values())
 
     def extreme_problems(self) -> list[Problem]:
@@ -175,10 +185,24 @@ class Task:
             f"max_result {self.max_result}")
 
 
+def content_of(problem: Problem) -> tuple[tuple[int, ...], int]:
+    """What is asked, in whatever order the numbers are named."""
+    return tuple(sorted(problem.numbers)), problem.target
+
+
+def without_repetition(problems: Iterable[Problem]) -> list[Problem]:
+    """The first of those that ask for the same thing."""
+    first = {}
+    for problem in problems:
+        first.setdefault(content_of(problem), problem)
+    return list(first.values())
+
+
 def held_out(problem: Problem) -> bool:
     """The same fifth of all problems for every seed and program: only evaluated, never trained
     on."""
-    key = f"{','.join(map(str, sorted(problem.numbers)))}={problem.target}"
+    numbers, target = content_of(problem)
+    key = f"{','.join(map(str, numbers))}={target}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0
 
 
@@ -205,16 +229,29 @@ def operations(a: int, b: int, max_result: int) -> tuple[tuple[int, str, int, in
     return tuple(sorted({step for step in steps if 0 < step[3] <= max_result}))
 
 
-def read_problems(path: str | Path) -> list[Problem]:
+def read_problems(name: str) -> list[Problem]:
     """Read JSON lines {"nums": [3, 5, 7], "target": 22}."""
+    path = find_folder(name)
+    if not os.path.isfile(path):
+        raise UserError(f"cannot read {name}: there is no such file")
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        if os.path.getsize(path) > MAX_BYTES:
+            raise UserError(f"--data {name} is larger than {MAX_BYTES:,} bytes")
+        with open(path, encoding="utf-8-sig") as file:
+            problems = parse_problems(file, name)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    problems = [parse_problem(line, f"{path}, line {number}") for number, line in numbered]
+        raise UserError(f"cannot read {name}: {error}") from None
     if not problems:
-        raise UserError(f"{path} holds no problems")
+        raise UserError(f"{name} holds no problems")
+    return problems
+
+
+def parse_problems(file: TextIO, name: str) -> list[Problem]:
+    problems, number = [], 0
+    while line := file.readline(MAX_LINE):  # a line without an end is not read to its end
+        number += 1
+        if line.strip():
+            problems.append(parse_problem(line.strip(), f"{name}, line {number}"))
     return problems
 
 
@@ -232,14 +269,18 @@ def parse_problem(line: str, where: str) -> Problem:
     try:
         raw = json.loads(line)
         numbers, target = raw["nums"], raw["target"]
-        right = isinstance(numbers, list) and len(numbers) > 0
-        right = right and all(type(n) is int and n > 0 for n in [*numbers, target])
+        right = isinstance(numbers, list) and 0 < len(numbers) <= MAX_NUMBERS
+        right = right and all(is_number(number) for number in [*numbers, target])
     except (ValueError, KeyError, TypeError, RecursionError):
         right = False
     if not right:
-        raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with whole '
-                        f"positive numbers, got {line[:80]!r}")
+        raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with at most '
+                        f"{MAX_NUMBERS} whole numbers from 1 to {MAX_NUMBER}, got {line[:80]!r}")
     return Problem(tuple(numbers), target)
+
+
+def is_number(value) -> bool:
+    return type(value) is int and 0 < value <= MAX_NUMBER
 
 
 def score(response: str, numbers, target: int) -> dict[str, float]:

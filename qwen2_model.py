@@ -16,6 +16,7 @@ Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads
 """
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from safetensors.torch import save_file
 from torch.utils.checkpoint import checkpoint
 
 from engine.errors import UserError
-from engine.model_folder import load_weights, read_config
+from engine.model_folder import (check_headers, check_layers, load_weights, read_config,
+                                 read_headers)
 
 
 @dataclass(frozen=True)
@@ -260,10 +262,13 @@ class Qwen2(nn.Module):
         if not os.path.isdir(folder):  # Path.is_dir fails on names that are too long
             raise UserError(f"there is no model folder {folder}")
         config = ModelConfig.from_folder(folder)
-        with torch.device("meta"):  # no memory until the device is known
+        headers = read_headers(folder)
+        check_layers(headers, config.num_hidden_layers, folder)
+        with torch.device("meta"):  # no memory until the files are known to fit
             model = cls(config)
+        check_headers(headers, model, folder)
         model.to_empty(device=device).to(dtype)
-        load_weights(model, folder, model.output_matrix if config.tie_word_embeddings else None)
+        load_weights(model, headers, folder)
         return model.compute_in(dtype)
 
     def save_pretrained(self, folder, parameters: dict[str, torch.Tensor] | None = None) -> None:
@@ -277,3 +282,5 @@ class Qwen2(nn.Module):
         config = {**self.config.to_json(), "dtype": dtype, "torch_dtype": dtype}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        # the library lets only the owner read it
+        shutil.copymode(folder / "config.json", folder / "model.safetensors")

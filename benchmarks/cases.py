@@ -15,12 +15,25 @@ from benchmarks.program import TINY
 from benchmarks.shapes import NUMBER_BYTES, SHAPES, Batch
 from engine.errors import UserError
 from engine.files import PROJECT
-from engine.flags import Flag, check_value
+from engine.flags import MOST_THREADS, Flag, check_value, shortened
 from engine.rollouts import Rollouts
 from grpo import grpo
 from qwen2_model import ModelConfig, Qwen2
 
 SIZES = ("tiny", "small", "shipped", "0.5B")
+CASE_FLAGS = {
+    "size": Flag("", choices=("", *SIZES)),  # none where the machine's limits are measured
+    "what": Flag("rollout"),
+    "questions": Flag(8, least=1, most=10_000),
+    "answers": Flag(8, least=1, most=1000),
+    "new_tokens": Flag(128, least=1, most=100_000),
+    "device": Flag("cpu"),
+    "dtype": Flag("float32", choices=tuple(NUMBER_BYTES)),
+    "threads": Flag(1, least=0, most=MOST_THREADS),
+    "micro_batch": Flag(8, least=1, most=1_000_000),
+    "checkpointing": Flag(False),
+    "offload_optimizer": Flag(False),
+}
 TOKENS_PER_END = 40  # answers of unequal length: one token in so many is the last
 
 
@@ -63,7 +76,18 @@ def in_a_process(case: Case, module: str) -> dict:
 
 
 def case_from(text: str) -> Case:
-    return Case(**json.loads(text))
+    """Read a case as `in_a_process` writes it."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict) or not {"size", "what"} <= set(values):
+        raise UserError(f"--case {shortened(text)} is no JSON object with size and what")
+    for name, value in values.items():
+        if name not in CASE_FLAGS:
+            raise UserError(f"--case has {shortened(name)}, which is nothing of a case")
+        check_value(f"case: {name}", value, CASE_FLAGS[name])
+    return Case(**values)
 
 
 def shape_of(case: Case) -> ModelConfig:

@@ -18,7 +18,7 @@ from statistics import median
 from benchmarks.program import parameters_beside
 from engine.errors import UserError
 from engine.files import PROJECT, read_lines
-from engine.flags import Parser
+from engine.flags import Parser, shortened
 from engine.program import run_as_program
 from engine.progress import show_status
 from engine.registry import MITIGATIONS
@@ -103,7 +103,7 @@ def read_arms(argv: list[str]) -> list[str]:
     names = parser.read(argv)["arms"] or list(ARMS)
     unknown = [name for name in names if name not in ARMS]
     if unknown:
-        raise UserError(f"no arm {unknown[0]}; there are: {', '.join(ARMS)}")
+        raise UserError(f"no arm {shortened(unknown[0])}; there are: {', '.join(ARMS)}")
     return ["none", *(name for name in names if name != "none")]
 
 

@@ -7,6 +7,7 @@
 Run it from the project's folder. It is arithmetic, no model is run: operations.py has what is
 computed and moved, bytes_kept.py what is kept, both from the shapes in shapes.py.
 """
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from benchmarks.operations import Work, recomputed_work, rollout_work, update_wo
 from benchmarks.shapes import (NUMBER_BYTES, SHAPES, Batch, cached_bytes, multiplied_matrices,
                                parameters)
 from engine.errors import UserError
-from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.flags import Flag, Parser, add_flags, shortened, some_text, with_defaults
 from engine.program import run_as_program
 from qwen2_model import ModelConfig
 
@@ -132,15 +133,18 @@ def most_held(config: ModelConfig, batch: Batch) -> str:
 FLAGS = {
     "questions": Flag(8, "questions a step, of all ranks together", least=1, most=10_000),
     "answers": Flag(8, "answers to each question", least=1, most=1000),
-    "prompt": Flag(100, "tokens of a prompt", least=1),
-    "new_tokens": Flag(512, "tokens of an answer", least=2),
-    "micro_batch": Flag(8, "answers in memory at once during the update", least=1),
+    "prompt": Flag(100, "tokens of a prompt", least=1, most=1_000_000),
+    "new_tokens": Flag(512, "tokens of an answer", least=2, most=1_000_000),
+    "micro_batch": Flag(8, "answers in memory at once during the update", least=1,
+                        most=1_000_000),
     "dtype": Flag("float32", "numbers to compute with", choices=tuple(NUMBER_BYTES)),
-    "ranks": Flag(1, "devices, each with the whole model and its share of the questions", least=1),
+    "ranks": Flag(1, "devices, each with the whole model and its share of the questions", least=1,
+                  most=10_000),
     "device": Flag("cuda", "whose memory", choices=("cpu", "cuda")),
     "flops": Flag(None, "operations a second of a large product, for the seconds",
-                  kind=float, above=0),
-    "bandwidth": Flag(None, "bytes a second from memory, for the seconds", kind=float, above=0),
+                  kind=float, above=0, most=1e24),
+    "bandwidth": Flag(None, "bytes a second from memory, for the seconds", kind=float, above=0,
+                      most=1e24),
     "checkpointing": Flag(False, "a layer's inside is made again in the backward pass "
                                  "instead of being kept"),
     "offload_optimizer": Flag(False, "the optimizer lives on the CPU, the device keeps parameters "
@@ -151,7 +155,7 @@ FLAGS = {
 
 def read_arguments(argv: list[str]) -> SimpleNamespace:
     parser = Parser("python -m benchmarks.floor MODEL [flags]", __doc__)
-    parser.add_argument("model", nargs="?", default=None,
+    parser.add_argument("model", nargs="?", default=None, type=some_text,
                         help=f"a model folder, or one of {', '.join(SHAPES)}")
     given = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
     if (given.flops is None) != (given.bandwidth is None):
@@ -169,8 +173,8 @@ def read_shape(name: str | None) -> ModelConfig:
         raise UserError(f"no model given; {known}")
     if name in SHAPES:
         return SHAPES[name]
-    if not Path(name).is_dir():
-        raise UserError(f"there is no model folder {name}; {known}")
+    if not os.path.isdir(name):  # Path.is_dir fails on names that are too long
+        raise UserError(f"there is no model folder {shortened(name)}; {known}")
     return ModelConfig.from_folder(Path(name))
 
 

@@ -23,9 +23,11 @@ from benchmarks.cases import (SIZES, Case, case_from, floor_batch, in_a_process,
 from benchmarks.counting import Living, kept_by_autograd, resident
 from benchmarks.program import optimizer_of, peak_of_process, train_on
 from benchmarks.shapes import Batch, parameters
+from engine.errors import UserError
 from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.program import run_as_program
 from engine.forward import response_log_probs
+from engine.lab import pick_device
 from engine.progress import show_status
 from qwen2_model import ModelConfig
 
@@ -42,6 +44,10 @@ def make_moments(optimizer) -> None:
 
 def count(case: Case) -> dict:
     """Bytes of an update, counted and by the account. A first one is for the process's peak."""
+    if case.what != "update" or case.size == "":
+        raise UserError(f"--case: only updates are counted, not {case.what!r} on the size "
+                        f"{case.size!r}")
+    pick_device(case.device)
     torch.set_num_threads(1)
     model = make_model(case)
     batch = make_batch(case, model.config.vocab_size)

@@ -30,12 +30,13 @@ from benchmarks.shapes import NUMBER_BYTES
 from benchmarks.work import WORK, measure
 from engine.errors import UserError
 from engine.files import writing
-from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.program import run_as_program
 from engine.lab import pick_device
 from engine.progress import show_status
 
 MEBIBYTE = 2 ** 20
+PICTURES = (".png", ".svg", ".pdf")
 RIVAL = {"rollout": "transformers", "rollout, unequal": "transformers, unequal"}
 Results = dict[Case, list[dict]]  # of each case what its process printed, one dict a turn
 
@@ -179,8 +180,8 @@ FLAGS = {
     "sizes": Flag(",".join(SIZES), f"some of {', '.join(SIZES)}, or none"),
     "device": Flag("cpu", "cpu, cuda or cuda:N"),
     "dtype": Flag("float32", "numbers to compute with", choices=tuple(NUMBER_BYTES)),
-    "threads": Flag(1, "CPU threads; 0 is what PyTorch finds", least=0),
-    "repeats": Flag(3, "turns of every measurement", least=1),
+    "threads": Flag(1, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
+    "repeats": Flag(3, "turns of every measurement", least=1, most=1000),
     "sweep": Flag(False, "also over the number of answers and their length"),
     "picture": Flag(None, "file for a picture of the sweep"),
     "case": Flag(None, "measure this one case, given as JSON, and print JSON: what a process of "
@@ -194,8 +195,21 @@ def read_arguments(argv: list[str]) -> SimpleNamespace:
     given.sizes = read_sizes(given.sizes)
     if given.picture and not given.sweep:
         raise UserError("--picture draws the sweep: give --sweep too")
+    if given.picture:
+        check_picture(Path(given.picture))
     pick_device(given.device)
     return given
+
+
+def check_picture(path: Path) -> None:
+    """Before half an hour of work: can the picture be written there?"""
+    if path.suffix not in PICTURES:
+        raise UserError(f"--picture {path} should end in {', '.join(PICTURES)}")
+    with writing(path):
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
 
 
 def main(argv: list[str]) -> None:

@@ -19,6 +19,7 @@ from benchmarks.program import (optimizer_of, peak_of_process, record, shipped_l
                                 train_on)
 from benchmarks.shapes import NUMBER_BYTES, Batch
 from engine.credit_file import credit_path, read_columns
+from engine.errors import UserError
 from engine.lab import pick_device
 from engine.sampler import generate
 
@@ -193,6 +194,8 @@ def wait_for(device: str) -> None:
 
 def measure(case: Case) -> dict:
     """Do the work once to warm up, then for about a second, at least once; return the median."""
+    if case.what not in WORK or (case.size == "") != (case.what == "limits"):
+        raise UserError(f"--case: there is no work {case.what!r} on the size {case.size!r}")
     device = pick_device(case.device)
     torch.set_num_threads(case.threads or torch.get_num_threads())
     if case.what.startswith("transformers"):

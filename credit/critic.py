@@ -16,7 +16,7 @@ from engine.rollouts import Rollouts
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
 Lambda = typing.Annotated[float, Flag(1.0, "1 trusts the reward, 0 the critic", least=0, most=1)]
-Rate = typing.Annotated[float, Flag(1e-2, "learning rate of the critic", above=0)]
+Rate = typing.Annotated[float, Flag(1e-2, "learning rate of the critic", above=0, most=10)]
 
 
 @advantage

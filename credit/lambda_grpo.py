@@ -5,7 +5,7 @@ import torch
 import torch.nn as nn
 
 from credit.trained import Trained
-from engine.flags import Positive, Range
+from engine.flags import LearningRate, Range
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
 from grpo import answer_shares, group_z_score, policy_loss
@@ -22,7 +22,7 @@ class lambda_grpo:
     lambda takes a step down the same loss, through the weights, with log_prob fixed.
     """
 
-    def __init__(self, lab, *, lambda_init: Exponent = 0.0, lambda_lr: Positive = 0.01):
+    def __init__(self, lab, *, lambda_init: Exponent = 0.0, lambda_lr: LearningRate = 0.01):
         scalar = nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))})
         self.scalar = Trained(scalar, lambda_lr, lab.model.device)
         self.metrics = {}

@@ -4,7 +4,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from credit.trained import Trained
-from engine.flags import CountOrNone, Positive
+from engine.flags import CountOrNone, LearningRate
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
 
@@ -35,7 +35,8 @@ class learned_importance:
     Where the true credit of the tokens is known, the net learns its size instead.
     """
 
-    def __init__(self, lab, *, importance_warmup: CountOrNone = 10, importance_lr: Positive = 1e-3):
+    def __init__(self, lab, *, importance_warmup: CountOrNone = 10,
+                 importance_lr: LearningRate = 1e-3):
         net = ImportanceNet(lab.model.config.hidden_size, lab.settings.seed)
         self.net = Trained(net, importance_lr, lab.model.device)
         self.warmup, self.metrics = importance_warmup, {}

@@ -6,14 +6,14 @@ import torch
 from engine import processes
 from engine.errors import UserError
 from engine.finite import refuse_undefined
-from engine.flags import Flag
+from engine.flags import Flag, shortened
 from engine.forward import LOGITS_AT_ONCE
 from engine.registry import advantage
 from engine.rollouts import Rollouts, stop_ids
 from engine.sampler import Distribution, Generation, generate
 
 Prefix = tuple[int, tuple[int, ...]]  # a question, and the first tokens of an answer to it
-K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least=1)]
+K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least=1, most=10_000)]
 Every = typing.Annotated[str, Flag("line", "a value at every new line, or every so many tokens")]
 
 
@@ -27,9 +27,9 @@ class vine:
     """
 
     def __init__(self, lab, *, values_k: K = 9, values_every: Every = "line"):
-        if values_every != "line" and not (values_every.isdecimal() and int(values_every) > 0):
-            raise UserError(f"--values_every {values_every} should be line or a number of tokens, "
-                            "at least 1")
+        if values_every != "line" and not is_count(values_every):
+            raise UserError(f"--values_every {shortened(values_every)} should be line or a number "
+                            "of tokens, at least 1")
         self.k, self.every, self.metrics = values_k, values_every, {}
 
     def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
@@ -43,6 +43,10 @@ class vine:
             for start, end, worth_before, worth_after in zip(starts, ends, before, after):
                 advantage[row, start:end] = worth_after - worth_before
         return advantage
+
+
+def is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10 and int(text) > 0
 
 
 def segment_starts(texts: list[str], every: str) -> list[int]:

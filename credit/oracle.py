@@ -1,8 +1,7 @@
 """Token weights from measured credit: a reference for all others."""
 import torch
 
-from credit.monte_carlo import prefix_values
-from engine.flags import Count
+from credit.monte_carlo import K, prefix_values
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
 
@@ -20,7 +19,7 @@ class oracle:
     others get 0.
     """
 
-    def __init__(self, lab, *, oracle_k: Count = 8):
+    def __init__(self, lab, *, oracle_k: K = 8):
         self.k, self.metrics = oracle_k, {}
 
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:

@@ -19,7 +19,11 @@ from types import SimpleNamespace
 from engine.errors import UserError
 
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}  # of a flag
-LIMIT = 2 ** 63  # torch takes no whole number from here on
+LIMIT = 2 ** 63           # torch takes no whole number from here on
+SMALLEST = 2.0 ** -126    # float32 has no smaller number with all its digits
+LONGEST_TEXT = 10_000     # characters
+MOST_SEED = 2 ** 32 - 1
+MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Flag:
     quick: object = None         # its value with --quick, where that differs
     topic: str = ""              # of the settings: under which heading of --help it stands
     only: tuple | None = None    # of the settings: (test, words); without it the flag does nothing
-    is_path: bool = False        # a file or a folder that is read
+    is_path: bool = False        # of the settings: a relative one holds from any directory
 
     @property
     def type(self) -> type:
@@ -58,8 +62,9 @@ NotNegative = typing.Annotated[float, Range(least=0, most=1e6)]
 Positive = typing.Annotated[float, Range(above=0, most=1e6)]
 Share = typing.Annotated[float, Range(least=0, most=1)]
 Percent = typing.Annotated[float, Range(least=0, most=100)]
-Count = typing.Annotated[int, Range(least=1)]
-CountOrNone = typing.Annotated[int, Range(least=0)]
+Count = typing.Annotated[int, Range(least=1, most=1_000_000)]
+CountOrNone = typing.Annotated[int, Range(least=0, most=1_000_000)]
+LearningRate = typing.Annotated[float, Range(above=0, most=10)]
 
 
 def option(default, text: str, **more):
@@ -129,7 +134,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(usage=usage, description=description, **more)
 
     def error(self, message):
-        raise UserError(f"{message} (--help lists the flags)")
+        raise UserError(f"{shortened(message, 300)} (--help lists the flags)")
 
     def read(self, argv: list[str], known: Iterable[str] = ()) -> dict:
         """The flags that were typed. --max-new-tokens is --max_new_tokens."""
@@ -139,7 +144,7 @@ class Parser(argparse.ArgumentParser):
             names = [*self._option_string_actions, *known]
             near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
             question = f", did you mean {near[0]}?" if near else ""
-            raise UserError(f"unknown argument {unknown[0]}{question}")
+            raise UserError(f"unknown argument {shortened(' '.join(unknown[0].split()))}{question}")
         return vars(given)
 
 
@@ -170,10 +175,17 @@ def describe(flag: Flag) -> str:
     return (flag.text + choices + default).replace("%", "%%")  # argparse fills in %(default)s
 
 
+def some_text(text: str) -> str:
+    """Read the name of a file or a folder, where it is no flag with a value of its own."""
+    if flaw_of(text):
+        raise argparse.ArgumentTypeError(f"{shortened(repr(text))} {flaw_of(text)}")
+    return text
+
+
 def yes_or_no(text: str) -> bool:
     """Read what was typed: yes, no, true or false."""
     if text.lower() not in ("yes", "no", "true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
+        raise argparse.ArgumentTypeError(f"{shortened(repr(text))} is neither yes nor no")
     return text.lower() in ("yes", "true")
 
 
@@ -201,18 +213,36 @@ def check_value(name: str, value, flag: Flag) -> None:
     if type(value) is int and abs(value) >= LIMIT:
         raise UserError(f"--{name} is too large a number")
     if not has_type(value, flag):
-        raise UserError(f"--{name} {value!r} should be {KINDS[flag.type]}")
+        raise UserError(f"--{name} {shortened(repr(value))} should be {KINDS[flag.type]}")
     if value is None:
         return
+    if isinstance(value, str) and value and flaw_of(value):
+        raise UserError(f"--{name} {shortened(repr(value))} {flaw_of(value)}")
     if flag.choices and value not in flag.choices:
         nearest_first = sorted(flag.choices, key=lambda choice: -likeness(choice, value))
-        raise UserError(f"--{name} {value} is not one of: {', '.join(nearest_first)}")
+        wrong = shortened(value)
+        raise UserError(f"--{name} {wrong} is not one of: {', '.join(nearest_first)}")
     if flag.least is not None and value < flag.least:
         raise UserError(f"--{name} {value} should be at least {flag.least}")
     if flag.above is not None and value <= flag.above:
         raise UserError(f"--{name} {value} should be above {flag.above}")
     if flag.most is not None and value > flag.most:
         raise UserError(f"--{name} {value} should be at most {flag.most}")
+    if type(value) is float and 0 < abs(value) < SMALLEST:
+        raise UserError(f"--{name} {value} is too small a number")
+
+
+def flaw_of(text: str) -> str:
+    """What keeps a text from being one that a flag can have; empty if nothing does."""
+    if not text.strip():
+        return "is empty"
+    if "\0" in text:
+        return "holds a zero byte"
+    return "is too long" if len(text) > LONGEST_TEXT else ""
+
+
+def shortened(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[:most] + "..."
 
 
 def likeness(a: str, b: str) -> float:
@@ -226,4 +256,4 @@ def has_type(value, flag: Flag) -> bool:
         return type(value) in (int, flag.type) and math.isfinite(value)
     if flag.type is bool:
         return type(value) is bool
-    return isinstance(value, str) and (value != "" or flag.default == "")
+    return isinstance(value, str) and (value.strip() != "" or flag.default == "")

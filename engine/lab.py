@@ -147,7 +147,8 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     optimizer = make_optimizer(model, s.learning_rate, s.weight_decay, s.offload_optimizer, device)
-    lab = Lab(s, folder, model, load_tokenizer(folder), optimizer, make_task(s))
+    tokenizer = load_tokenizer(folder, model.config.vocab_size)
+    lab = Lab(s, folder, model, tokenizer, optimizer, make_task(s))
     check_prompts(lab)
     if s.kl or s.loss == "dpo":
         lab.reference = load_reference(s, device, dtype)

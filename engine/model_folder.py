@@ -1,11 +1,16 @@
 """Reading a Hugging Face folder of a Qwen2, Qwen2.5 or dense Qwen3 model.
 
 `read_config` returns the values of config.json that the transformer is built from, each checked.
-`load_weights` fills a module: every tensor of the files must have its place in it, and every place
-its tensor. What is not implemented (rope scaling, sliding windows, other activations, quantized
+`read_headers` looks into the files of weights, `check_headers` compares: every tensor must have its
+place in the model, and every place its tensor. Only then is memory taken, and `load_weights` copies
+the numbers. What is not implemented (rope scaling, sliding windows, other activations, quantized
 weights) is refused with a sentence that names it.
 """
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shortened
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +24,10 @@ REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers
             "num_attention_heads", "num_key_value_heads")
 OPTIONAL = ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "bos_token_id",
             "pad_token_id")
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # of safetensors
+EXACT = 2 ** 24  # float32 knows every whole number up to here: tokens and positions pass through it
+MOST_UNITS, MOST_LAYERS, MOST_HEADS, MOST_HEAD_DIM = 2 ** 20, 1000, 4096, 4096
+MOST_ROPE_THETA = 1e12
 
 
 def read_config(folder: Path) -> dict:
@@ -26,16 +35,26 @@ def read_config(folder: Path) -> dict:
     path = folder / "config.json"
     raw = read_json(path)
     if raw.get("model_type") not in MODEL_TYPES:
-        raise UserError(f"{path}: model_type {raw.get('model_type')!r} is not implemented here")
+        kind = shortened(raw.get("model_type"))
+        raise UserError(f"{path}: model_type {kind} is not implemented here")
     check_values(raw, path)
     refuse_what_is_not_implemented(raw, path)
-    head_dim = raw["hidden_size"] // raw["num_attention_heads"]
-    if raw["model_type"] == "qwen3":
-        head_dim = 128
     values = {name: raw[name] for name in (*REQUIRED, *OPTIONAL) if name in raw}
     rope_theta = rope_of(raw).get("rope_theta", raw.get("rope_theta", 10000.0))
-    return {**values, "model_type": raw["model_type"], "head_dim": raw.get("head_dim") or head_dim,
+    return {**values, "model_type": raw["model_type"], "head_dim": head_dim_of(raw, path),
             "rope_theta": float(rope_theta), "eos_token_id": read_stop_tokens(raw, folder)}
+
+
+def head_dim_of(raw: dict, path: Path) -> int:
+    """As it is given, or as `transformers` works it out. Rotations need pairs of numbers."""
+    size = raw.get("head_dim")
+    if size is None and raw["model_type"] == "qwen3":
+        size = 128
+    if size is None:
+        size = raw["hidden_size"] // raw["num_attention_heads"]
+    if size < 2 or size % 2:
+        raise UserError(f"{path}: the size of a head, {size}, should be an even number")
+    return size
 
 
 def rope_of(raw: dict) -> dict:
@@ -45,35 +64,58 @@ def rope_of(raw: dict) -> dict:
 
 def check_values(raw: dict, path: Path) -> None:
     """Before anything is built: is every value that the model is built from of its kind?"""
-    def whole(value, least=1):
-        return type(value) is int and least <= value < 2 ** 31
-
-    def positive(value):
-        return type(value) in (int, float) and 0 < value < float("inf")
-
-    def token(value):
-        return value is None or whole(value, 0)
-
     rope = rope_of(raw)
-    right = {key: whole(raw.get(key)) for key in REQUIRED}
-    right |= {
-        "head_dim": raw.get("head_dim") is None or whole(raw["head_dim"]),
-        "rms_norm_eps": positive(raw.get("rms_norm_eps", 1e-6)),
-        "max_position_embeddings": whole(raw.get("max_position_embeddings", 1)),
+    right = {
+        "vocab_size": is_whole(raw.get("vocab_size"), EXACT),
+        "hidden_size": is_whole(raw.get("hidden_size"), MOST_UNITS),
+        "intermediate_size": is_whole(raw.get("intermediate_size"), MOST_UNITS),
+        "num_hidden_layers": is_whole(raw.get("num_hidden_layers"), MOST_LAYERS),
+        "num_attention_heads": is_whole(raw.get("num_attention_heads"), MOST_HEADS),
+        "num_key_value_heads": is_whole(raw.get("num_key_value_heads"), MOST_HEADS),
+        "head_dim": raw.get("head_dim") is None or is_whole(raw["head_dim"], MOST_HEAD_DIM),
+        "rms_norm_eps": is_between(raw.get("rms_norm_eps", 1e-6), 1e-30, 1),
+        "max_position_embeddings": is_whole(raw.get("max_position_embeddings", 1), EXACT),
         "tie_word_embeddings": type(raw.get("tie_word_embeddings", False)) is bool,
-        "rope_theta": positive(raw.get("rope_theta", 1.0)),
-        "rope_parameters": isinstance(rope, dict) and positive(rope.get("rope_theta", 1.0)),
-        "layer_types": isinstance(raw.get("layer_types") or [], list),
-        "bos_token_id": token(raw.get("bos_token_id")),
-        "pad_token_id": token(raw.get("pad_token_id"))}
-    for key, fine in right.items():
-        if not fine:
-            raise UserError(f"{path} has no sensible value for {key} {raw.get(key)!r}")
+        "rope_theta": is_between(raw.get("rope_theta", 1.0), 1, MOST_ROPE_THETA),
+        "rope_scaling": isinstance(raw.get("rope_scaling") or {}, dict),
+        "rope_parameters": isinstance(raw.get("rope_parameters") or {}, dict)}
+    refuse_wrong(right, raw, path)
+    right = {
+        "rope_parameters": is_between(rope.get("rope_theta", 1.0), 1, MOST_ROPE_THETA),
+        "layer_types": are_texts(raw.get("layer_types") or []),
+        "max_window_layers": type(raw.get("max_window_layers", 0)) is int,
+        "bos_token_id": is_token(raw.get("bos_token_id"), raw),
+        "pad_token_id": is_token(raw.get("pad_token_id"), raw)}
+    refuse_wrong(right, raw, path)
+
+
+def refuse_wrong(right: dict[str, bool], raw: dict, path: Path) -> None:
+    for key, is_right in right.items():
+        if not is_right:
+            raise UserError(f"{path} has no sensible value for {key} {shortened(raw.get(key))}")
+
+
+def is_whole(value, most: int) -> bool:
+    return type(value) is int and 1 <= value <= most
+
+
+def is_between(value, least: float, most: float) -> bool:
+    return type(value) in (int, float) and least <= value <= most
+
+
+def are_texts(values) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def is_token(value, raw: dict) -> bool:
+    """Whether it is a token number of this vocabulary, or none at all."""
+    return value is None or type(value) is int and 0 <= value < raw["vocab_size"]
 
 
 def refuse_what_is_not_implemented(raw: dict, path: Path) -> None:
-    window, full_layers = raw.get("sliding_window", 4096), raw.get("max_window_layers", 28)
-    has_window = window and full_layers < raw["num_hidden_layers"]
+    """Settings of other models, which would change what is computed."""
+    full_layers = raw.get("max_window_layers", 28)
+    has_window = raw.get("sliding_window", 4096) and full_layers < raw["num_hidden_layers"]
     refused = {
         "rope_scaling": not is_plain_rope(raw.get("rope_scaling")),
         "rope_parameters": not is_plain_rope(raw.get("rope_parameters")),
@@ -87,7 +129,7 @@ def refuse_what_is_not_implemented(raw: dict, path: Path) -> None:
         "num_key_value_heads": raw["num_attention_heads"] % raw["num_key_value_heads"]}
     for key, is_refused in refused.items():
         if is_refused:
-            raise UserError(f"{path}: {key} {raw.get(key)!r} is not implemented here")
+            raise UserError(f"{path}: {key} {shortened(raw.get(key))} is not implemented here")
 
 
 def is_plain_rope(rope: dict | None) -> bool:
@@ -107,9 +149,9 @@ def read_stop_tokens(raw: dict, folder: Path) -> tuple[int, ...]:
     if ids is None:
         ids = []
     listed = ids if isinstance(ids, list) else [ids]
-    if not all(type(token) is int and token >= 0 for token in listed):
-        raise UserError(f"{folder}: eos_token_id {ids!r} should be a token number or a list of "
-                        "them")
+    if not all(is_token(token, raw) and token is not None for token in listed):
+        raise UserError(f"{folder}: eos_token_id {shortened(ids)} should be a token number below "
+                        f"vocab_size {raw['vocab_size']}, or a list of them")
     return tuple(listed)
 
 
@@ -123,58 +165,108 @@ def weight_files(folder: Path) -> list[Path]:
                         "files are not read)")
     file_of = read_json(index).get("weight_map")
     is_map = isinstance(file_of, dict) and len(file_of) > 0
-    if not is_map or not all(isinstance(name, str) for name in file_of.values()):
+    if not is_map or not are_texts(list(file_of.values())):
         raise UserError(f"{index} has no weight_map of tensors to files")
-    return [folder / name for name in sorted(set(file_of.values()))]
+    paths = [folder / name for name in sorted(set(file_of.values()))]
+    for path in paths:
+        if path.parent != folder or not os.path.isfile(path):
+            raise UserError(f"{index} names {shortened(path.name)}, and no such file is beside it")
+    return paths
 
 
-def load_weights(model: torch.nn.Module, folder: Path, embeddings: torch.Tensor | None) -> None:
-    """Copy the folder's tensors into the model's parameters of the same name.
+@dataclass(frozen=True)
+class Header:
+    """What a file says of one of its tensors, before the numbers."""
+    path: Path
+    shape: tuple[int, ...]
+    kind: str  # F32, BF16, ...
 
-    `embeddings` is given for a model that uses them as its output matrix, too. Its files may then
-    hold that matrix a second time, but not another one.
-    """
-    places = dict(model.named_parameters())
-    needed = set(places)
-    output = None if embeddings is None else torch.empty_like(embeddings)
-    if output is not None:
-        places[OUTPUT] = output
-    copied, extra = set(), []
+
+def read_headers(folder: Path) -> dict[str, Header]:
+    """The header of every tensor of the folder, by name."""
+    headers = {}
     for path in weight_files(folder):
-        in_places, others = copy_tensors(path, places)
-        copied |= in_places
-        extra += others
-    if output is not None and OUTPUT in copied and not torch.equal(output, embeddings):
-        extra.append(f"{OUTPUT} (not the embeddings, although tie_word_embeddings is true)")
-    refuse_names(sorted(needed - copied), f"{folder} lacks")
-    refuse_names(extra, f"{folder} has, beyond what config.json asks for,")
+        for name, header in headers_of(path).items():
+            if name in headers:
+                raise UserError(f"{folder} has {name} twice, in {headers[name].path.name} and in "
+                                f"{path.name}")
+            headers[name] = header
+    return headers
 
 
-def copy_tensors(path: Path, places: dict[str, torch.Tensor]) -> tuple[set[str], list[str]]:
-    """Copy a file's tensors to their places; the names of those, and of tensors without a place."""
-    copied, extra = set(), []
+def headers_of(path: Path) -> dict[str, Header]:
+    headers = {}
+    with opened(path) as file:
+        for name in file.keys():
+            part = file.get_slice(name)
+            headers[name] = Header(path, tuple(part.get_shape()), part.get_dtype())
+    return headers
+
+
+@contextmanager
+def opened(path: Path):
+    """The safetensors file; `with` turns what is wrong with it into one sentence."""
     try:
         with safe_open(path, "pt") as file:
-            for name in file.keys():
-                if name in places:
-                    copy_tensor(places[name], file.get_tensor(name), name, path)
-                    copied.add(name)
-                else:
-                    extra.append(name)
+            yield file
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read, it may be cut off: {error}") from None
-    return copied, extra
+
+
+def check_layers(headers: dict[str, Header], layers: int, folder: Path) -> None:
+    """Before a module is made for each: a layer has tensors."""
+    if layers > len(headers):
+        raise UserError(f"{folder}: config.json asks for {layers} layers, the files have no more "
+                        f"than {len(headers)} tensors")
+
+
+def check_headers(headers: dict[str, Header], model: torch.nn.Module, folder: Path) -> None:
+    """Before memory is taken: does every tensor have its place, and every place its tensor?"""
+    shapes = {name: tuple(place.shape) for name, place in model.named_parameters()}
+    refuse_names(sorted(set(shapes) - set(headers)), f"{folder} lacks")
+    if model.lm_head is None:  # its embeddings may stand in the files a second time
+        shapes[OUTPUT] = tuple(model.output_matrix.shape)
+    refuse_names(sorted(set(headers) - set(shapes)),
+                 f"{folder} has, beyond what config.json asks for,")
+    for name, header in headers.items():
+        if header.shape != shapes[name]:
+            raise UserError(f"{header.path}: {name} has shape {header.shape}, config.json asks for "
+                            f"{shapes[name]}")
+        if header.kind not in FLOAT_TYPES:
+            raise UserError(f"{header.path}: {name} holds {header.kind}, only float64, float32, "
+                            "float16 and bfloat16 are read")
 
 
 def refuse_names(names: list[str], what: str) -> None:
     if names:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        raise UserError(f"{what} {', '.join(names[:5])}{more}")
+        listed = ", ".join(name[:100] for name in names[:5])
+        raise UserError(f"{what} {listed}{more}")
+
+
+def load_weights(model: torch.nn.Module, headers: dict[str, Header], folder: Path) -> None:
+    """Copy the folder's tensors into the model's parameters of the same name.
+
+    The files of a model that uses its embeddings as output matrix, too, may hold that matrix a
+    second time, but not another one.
+    """
+    places = dict(model.named_parameters())
+    is_second = model.lm_head is None and OUTPUT in headers
+    if is_second:
+        places[OUTPUT] = torch.empty_like(model.output_matrix)
+    for path in {header.path: None for header in headers.values()}:
+        with opened(path) as file:
+            for name in file.keys():
+                copy_tensor(places[name], file.get_tensor(name), name, path)
+    if is_second and not torch.equal(places[OUTPUT], model.output_matrix):
+        raise UserError(f"{folder} has, beyond what config.json asks for, {OUTPUT} (not the "
+                        "embeddings, although tie_word_embeddings is true)")
 
 
 @torch.no_grad()
 def copy_tensor(place: torch.Tensor, tensor: torch.Tensor, name: str, path: Path) -> None:
-    if place.shape != tensor.shape:
-        raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, config.json asks for "
-                        f"{tuple(place.shape)}")
+    """Copy it, and refuse what is not finite, or not finite any more with fewer digits."""
     place.copy_(tensor)
+    ends = torch.stack(torch.aminmax(place))  # takes no memory; NaN is both of them
+    if not ends.isfinite().all():
+        raise UserError(f"{path}: {name} holds numbers that are not finite in {place.dtype}")

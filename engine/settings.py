@@ -14,15 +14,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.errors import UserError
-from engine.files import find_folder, read_json
-from engine.flags import (Flag, Parser, add_flag, check_value, describe, fields_as_flags, option,
-                          parameters_as_flags)
+from engine.files import PROJECT, find_folder, read_json
+from engine.flags import (MOST_SEED, MOST_THREADS, Flag, Parser, add_flag, check_value, describe,
+                          fields_as_flags, option, parameters_as_flags, some_text)
 from engine.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags,
                              describe_choices, flags_of, owners_of)
 from engine.tasks import load_task
 
 NOT_SETTINGS = (  # also in config.json
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of")
+MOST_STEPS = 10 ** 9
 RESERVED = (  # names that no other flag can have
     "resume", "continue", "restart", "config", "help", "own")
 ABOUT_FILES = """\
@@ -42,8 +43,8 @@ REUSED = (lambda s: s.loss == "policy" and s.epochs > 1,
 
 @dataclass
 class Settings:
-    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model", topic=MACHINE,
-                       is_path=True)
+    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model", is_path=True,
+                        topic=MACHINE)
     device: str = option("cpu", "cpu, cuda or cuda:N", topic=MACHINE)
     dtype: str = option("float32", "numbers to compute with; parameters stay float32",
                         choices=("float32", "bfloat16"), topic=MACHINE)
@@ -55,7 +56,7 @@ class Settings:
         "bytes a parameter in bfloat16 instead of 16", topic=MACHINE)
     threads: int = option(
         0, "CPU threads; 0 is one for every 64 hidden units of the model, at most what PyTorch "
-        "finds", least=0, most=1024, topic=MACHINE)
+        "finds", least=0, most=MOST_THREADS, topic=MACHINE)
 
     task: str = option(
         "countdown_task", "module with the class Task: countdown_task, tools.descending, or "
@@ -84,13 +85,14 @@ class Settings:
         "answers times max_new_tokens (Dr. GRPO)",
         choices=("token", "sequence", "constant"), only=POLICY, topic=LOSS)
     epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
-                         least=1, topic=LOSS)
+                         least=1, most=1000, topic=LOSS)
     clip_low: float = option(0.2, "the ratio new/old counts down to 1 minus this",
                              least=0, most=1, only=REUSED, topic=LOSS)
-    clip_high: float = option(0.28, "and up to 1 plus this", least=0, only=REUSED, topic=LOSS)
+    clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, only=REUSED,
+                             topic=LOSS)
     kl: float = option(
         0.0, "coefficient of the divergence from the initial model, of which a copy is kept",
-        least=0, only=POLICY, topic=LOSS)
+        least=0, most=1000, only=POLICY, topic=LOSS)
     kl_kind: str = option(
         "k3", "its gradient is that of KL(initial || policy) for k3, of KL(policy || initial) for "
         "k2", choices=("k3", "k2"), only=ANCHORED, topic=LOSS)
@@ -98,31 +100,33 @@ class Settings:
                                    only=POLICY, topic=LOSS)
     dpo_beta: float = option(
         0.1, "how far preferences may lead from the initial model (smaller: further)",
-        above=0, only=DPO, topic=LOSS)
+        above=0, most=1000, only=DPO, topic=LOSS)
 
-    steps: int = option(100, "batches; 0 evaluates and stops", least=0, topic=TRAINING)
-    questions: int = option(8, "questions a step", least=1, topic=TRAINING)
-    answers: int = option(8, "answers to each question", least=2, topic=TRAINING)
-    max_new_tokens: int = option(512, "an answer is cut off here", least=1, topic=TRAINING)
+    steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS,
+                        topic=TRAINING)
+    questions: int = option(8, "questions a step", least=1, most=10_000, topic=TRAINING)
+    answers: int = option(8, "answers to each question", least=2, most=1000, topic=TRAINING)
+    max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000,
+                                 topic=TRAINING)
     temperature: float = option(
         1.0, "of the sampling; training and the columns on record are at temperature 1 whatever "
-        "this is", above=0, topic=TRAINING)
-    learning_rate: float = option(5e-6, "of AdamW", above=0, topic=TRAINING)
-    weight_decay: float = option(0.0, "of AdamW", least=0, topic=TRAINING)
+        "this is", least=0.01, most=100, topic=TRAINING)
+    learning_rate: float = option(5e-6, "of AdamW", above=0, most=10, topic=TRAINING)
+    weight_decay: float = option(0.0, "of AdamW", least=0, most=100, topic=TRAINING)
     micro_batch: int = option(8, "answers in memory at once during the update; changes no result",
-                              least=1, topic=TRAINING)
+                              least=1, most=1_000_000, topic=TRAINING)
     max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never",
-                                  least=0, topic=TRAINING)
-    seed: int = option(0, "of problems and sampling", least=0, topic=TRAINING)
+                                  least=0, most=1e9, topic=TRAINING)
+    seed: int = option(0, "of problems and sampling", least=0, most=MOST_SEED, topic=TRAINING)
 
     eval_every: int = option(25, "steps between evaluations (also at the start and end), 0 for "
-                             "never", least=0, topic=RECORD)
+                             "never", least=0, most=MOST_STEPS, topic=RECORD)
     eval_tasks: int = option(500, "held-out problems of an evaluation",
-                             least=1, only=EVALUATED, topic=RECORD)
+                             least=1, most=100_000, only=EVALUATED, topic=RECORD)
     sample_every: int = option(10, "steps between sample answers kept in samples.jsonl, 0 for "
-                               "never", least=0, topic=RECORD)
+                               "never", least=0, most=MOST_STEPS, topic=RECORD)
     checkpoint_every: int = option(25, "steps between checkpoints (also at the end), 0 for never",
-                                   least=0, topic=RECORD)
+                                   least=0, most=MOST_STEPS, topic=RECORD)
     out: str | None = option(
         None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the flags about "
         "credit and loss that are not at their defaults in between", topic=RECORD)
@@ -179,8 +183,9 @@ def read_flags(argv: list[str]) -> dict:
 def asked_task(argv: list[str]) -> str:
     """The task of a command line: it has to be known first, since it brings flags of its own."""
     parser = Parser(usage="", add_help=False)
-    for name in ("task", "model", "config"):
+    for name in ("task", "model"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--config", type=some_text)
     given = vars(parser.parse_known_args(argv)[0])
     return choose_task(given, *read_files(given))
 
@@ -211,7 +216,7 @@ def describe_option(name: str, flag: Flag) -> str:
 
 
 def add_resuming(group) -> None:
-    group.add_argument("--resume", metavar="RUN",
+    group.add_argument("--resume", metavar="RUN", type=some_text,
                        help="continue this run folder; only --steps may be given with it")
     group.add_argument("--continue", action="store_true",
                        help="if the run folder exists and has these settings, resume it (a "
@@ -220,7 +225,7 @@ def add_resuming(group) -> None:
     group.add_argument("--restart", action="store_true",
                        help="with one of these two: erase the record of a run that has no "
                        "checkpoint to go on from, and start again at step 1")
-    group.add_argument("--config", metavar="FILE",
+    group.add_argument("--config", metavar="FILE", type=some_text,
                        help="take the settings of a run's config.json; flags override them")
 
 
@@ -240,7 +245,8 @@ def refuse_taken_names(task: str) -> None:
 
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
-    assert MITIGATIONS and ADVANTAGES, "import mitigations first: it fills the lists of choices"
+    if not (MITIGATIONS and ADVANTAGES):
+        raise RuntimeError("import mitigations first: it fills the lists of choices")
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
     task = choose_task(given, recipe, config)
@@ -252,6 +258,7 @@ def make_settings(given: dict) -> Settings:
     refuse_flags_of_others(settings, given)
     for name, flag in own_flags(settings).items():
         settings.own[name] = own_value(name, flag, values)
+    keep_paths(settings, given)
     refuse_pairs_with_weights(settings)
     drop_what_has_no_effect(settings, given)
     return settings
@@ -268,6 +275,8 @@ def read_files(given: dict) -> tuple[dict, dict]:
 
 def read_values(path: Path, beside: tuple = ()) -> dict:
     """The settings in a file. It may hold what is in `beside` as well, which is left out."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a device would be read without end
+        raise UserError(f"cannot read {path}: it is not a file")
     values = {name: value for name, value in read_json(path).items() if name not in beside}
     task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
     known = {*OPTIONS, *task_flags, *choice_flags()}
@@ -326,6 +335,25 @@ def own_value(name: str, flag: Flag, values: dict):
         value = str(value)
     check_value(name, value, flag)
     return float(value) if type(value) is int and flag.type is float else value
+
+
+def keep_paths(settings: Settings, given: dict) -> None:
+    """Make the paths that were typed hold from any directory. Those of a file do already."""
+    for name, flag in OPTIONS.items():
+        if flag.is_path and name in given:
+            setattr(settings, name, lasting_path(getattr(settings, name)))
+    for name, flag in own_flags(settings).items():
+        if flag.is_path and name in given:
+            settings.own[name] = lasting_path(settings.own[name])
+
+
+def lasting_path(name: str) -> str:
+    """Relative to the project's folder, where `find_folder` looks, or else absolute. What is not
+    here may be something that ships, and stays as it is."""
+    if os.path.isabs(name) or not os.path.exists(name):
+        return name
+    path = Path(os.path.abspath(name))
+    return str(path.relative_to(PROJECT) if PROJECT in path.parents else path)
 
 
 def refuse_pairs_with_weights(settings: Settings) -> None:

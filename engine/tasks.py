@@ -2,10 +2,13 @@
 import dataclasses
 import importlib
 import inspect
+import os
+import traceback
+from types import ModuleType
 
 from engine.errors import UserError
 from engine.files import PROJECT
-from engine.flags import fields_as_flags
+from engine.flags import fields_as_flags, shortened
 
 SHIPPED = "countdown_task and tools.descending ship with it"
 
@@ -15,18 +18,33 @@ def load_task(name: str) -> type:
     if not isinstance(name, str):
         raise UserError(f"--task {name!r} should be a text")
     if not is_module(name):
-        raise UserError(f"--task {name}: there is no such module in the project's folder (the file "
-                        f"tools/my_task.py is the module tools.my_task); {SHIPPED}")
-    try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"--task {name} cannot be imported: {error}") from None
+        raise UserError(f"--task {shortened(name)}: there is no such module in the project's "
+                        "folder (the file tools/my_task.py is the module tools.my_task); "
+                        f"{SHIPPED}")
+    module = import_task(name)
     task = getattr(module, "Task", None)
     if not inspect.isclass(task) or task.__module__ != name:  # a Task that it imports is another's
         raise UserError(f"--task {name}: this module has no class Task of its own; {SHIPPED}")
     if not dataclasses.is_dataclass(task):
         raise UserError(f"--task {name}: its class Task should be a dataclass of flags")
     return task
+
+
+def import_task(name: str) -> ModuleType:
+    """Import the module; what goes wrong in it is said with its place."""
+    try:
+        return importlib.import_module(name)
+    except UserError:
+        raise
+    except ImportError as error:
+        raise UserError(f"--task {name} cannot be imported: {error}") from None
+    except SyntaxError as error:
+        raise UserError(f"--task {name} cannot be imported: {error.filename}, line {error.lineno}: "
+                        f"{error.msg}") from None
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(f"--task {name} cannot be imported: {place.filename}, line {place.lineno}: "
+                        f"{type(error).__name__}: {error}") from None
 
 
 def make_task(settings):
@@ -36,6 +54,6 @@ def make_task(settings):
 
 def is_module(name: str) -> bool:
     parts = name.split(".")
-    if not all(part.isidentifier() for part in parts):
+    if not all(part.isidentifier() and not part.startswith("__") for part in parts):
         return False
-    return PROJECT.joinpath(*parts).with_suffix(".py").is_file()
+    return os.path.isfile(PROJECT.joinpath(*parts).with_suffix(".py"))

@@ -6,13 +6,15 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from engine.errors import UserError
+from engine.files import read_json
 
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 NEEDED = ("<|im_start|>", "<|im_end|>")  # of ChatML, in which every prompt is written
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
 
-def load_tokenizer(folder: str | Path) -> Tokenizer:
+def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
+    """The tokenizer of a folder. A model that knows `vocabulary` tokens can take no others."""
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
@@ -20,18 +22,33 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{path} is not a tokenizer file: {error}") from None
-    decoder = json.loads(path.read_text(encoding="utf-8")).get("decoder")
-    if '"ByteLevel"' not in json.dumps(decoder):
+    if '"ByteLevel"' not in json.dumps(read_json(path).get("decoder")):
         raise UserError(f"{path}: only byte-level tokenizers (as Qwen's) are implemented here")
     for token in NEEDED:
         if tokenizer.token_to_id(token) is None:
             raise UserError(f"{path} has no token {token}: the prompt is ChatML")
+    refuse_tokens(spellings(tokenizer), vocabulary, path)
     return tokenizer
+
+
+def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, path: Path) -> None:
+    """Refuse a token that stands for no bytes, and one that the model has no embedding of."""
+    for number, spelling in bytes_of.items():
+        if spelling is None:
+            raise UserError(f"{path}: token {number} is not written in the byte-level alphabet")
+    highest = max(bytes_of)
+    if vocabulary is not None and highest >= vocabulary:
+        raise UserError(f"{path} has a token {highest}, beyond the {vocabulary} that the model of "
+                        "this folder knows: it belongs to another model")
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
     """The ids of a prompt. `problem` says whose it is, should the tokenizer lack a word of it."""
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    try:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"the tokenizer fails on the prompt of the problem {problem}: "
+                        f"{error}") from None
     if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != text:
         raise UserError(f"the tokenizer cannot spell the prompt of the problem {problem}: the tiny "
                         "model knows only the words and numbers it was made with")
@@ -46,18 +63,17 @@ def token_bytes(tokenizer: Tokenizer, ids) -> list[bytes]:
 
 
 @lru_cache(maxsize=4)
-def spellings(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """The bytes of every token, worked out once."""
+def spellings(tokenizer: Tokenizer) -> dict[int, bytes | None]:
+    """The bytes of every token, worked out once; None where there are none."""
     alphabet, added = byte_alphabet(), tokenizer.get_added_tokens_decoder()
     bytes_of = {}
     for word, i in tokenizer.get_vocab(with_added_tokens=True).items():
         if i in added:
             bytes_of[i] = word.encode()
-        elif set(word) <= set(alphabet):
+        elif alphabet.keys() >= set(word):
             bytes_of[i] = bytes(alphabet[character] for character in word)
         else:
-            raise UserError(f"tokenizer.json is damaged: its token {word!r} does not stand for "
-                            "bytes")
+            bytes_of[i] = None
     return bytes_of
 
 

@@ -10,7 +10,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import countdown_task as task
-from countdown_task import ANSWER, OTHER, THINK, Problem, Task, annotate, held_out, score
+from countdown_task import (ANSWER, OTHER, THINK, Problem, Task, annotate, held_out, parse_problems,
+                            score)
+from engine.errors import UserError
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
@@ -239,6 +241,70 @@ def test_a_bad_line_is_named(tmp_path, line):
     path.write_text('{"nums": [1, 2], "target": 3}\n' + line + "\n")
     with pytest.raises(ValueError, match="line 2"):
         Task(data=str(path))
+
+
+@pytest.mark.parametrize("line", [
+    '{"nums": [3, 5, 7], "target": 1' + "0" * 5000 + "}", '{"nums": [1000000000], "target": 3}',
+    '{"nums": [1' + ", 1" * 30 + '], "target": 3}', "[" * 9000, "7" * 20_000, " " * 9990 + "[[]]"
+])
+def test_a_line_beyond_reason_is_named_without_being_repeated(tmp_path, line):
+    path = tmp_path / "problems.jsonl"
+    path.write_text('{"nums": [1, 2], "target": 3}\n' + line + "\n")
+    with pytest.raises(UserError, match="line 2: expected .* whole numbers from 1 to") as error:
+        Task(data=str(path))
+    assert len(str(error.value)) < 400
+
+
+def test_a_line_without_an_end_is_not_read_to_its_end():
+    read = []
+
+    class Endless:
+        def readline(self, size):
+            read.append(size)
+            return "[" * size
+
+    with pytest.raises(UserError, match="endless, line 1: expected"):
+        parse_problems(Endless(), "endless")
+    assert len(read) == 1 and 0 < read[0] <= 100_000
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/", "nowhere.jsonl", "x" * 5000])
+def test_data_that_is_no_file_is_refused(name):
+    with pytest.raises(UserError, match="there is no such file"):
+        Task(data=name)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "problems.jsonl"
+    with open(path, "wb") as file:
+        file.truncate(2 ** 40)  # takes no room
+    monkeypatch.setattr("countdown_task.parse_problems", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(UserError, match="is larger than 1,073,741,824 bytes"):
+        Task(data=str(path))
+
+
+def test_a_held_out_problem_counts_once_in_whatever_order_its_numbers_stand(tmp_path):
+    first = Task(**TINY).held_out_problems(4)
+    trained = Task(**TINY).training_problems(0, 0, 4)
+    lines = []
+    for problem in (*first, *trained):
+        for numbers in itertools.permutations(problem.numbers):
+            lines.append(json.dumps({"nums": numbers, "target": problem.target}))
+    path = tmp_path / "problems.jsonl"
+    path.write_text("\n".join(lines))
+    task = Task(data=str(path))
+    assert sorted(task.to_test, key=first.index) == first
+    assert len(task.to_train) == len(lines) - 4 * 6  # those count as often as they are there
+
+
+def test_few_problems_are_not_looked_for_without_end(monkeypatch):
+    draws = []
+    task = Task(prompt="short", numbers="3", max_number=2)
+    make_problem = task.make_problem
+    monkeypatch.setattr(task, "make_problem", lambda *more: draws.append(1) or make_problem(*more))
+    monkeypatch.setattr("countdown_task.MAX_IN_VAIN", 200)
+    assert len(task.held_out_problems(2000)) == 3
+    assert len(draws) < 1000
 
 
 # tokens

@@ -365,7 +365,7 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
      (["--device", "tpu"], "--device tpu"), (["--device", "cuda:99"], "CUDA devices"),
      (["--device", "meta"], "only cpu and cuda"), (["--steps", "many"], "invalid int value"),
      (["--answers", "1"], "--answers 1 should be at least 2"),
-     (["--temperature", "0"], "--temperature 0.0 should be above 0"),
+     (["--temperature", "0"], "--temperature 0.0 should be at least 0.01"),
      (["--learning_rate", "nan"], "should be a number"),
      (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
      (["--data", "nothing.jsonl"], "cannot read nothing.jsonl"),

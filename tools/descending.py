@@ -22,6 +22,7 @@ from engine.flags import option
 
 PROMPT = "<|im_start|>user\n{numbers} make {total}<|im_end|>\n<|im_start|>assistant\n<think>"
 FORMAT_WEIGHT = 0.1
+MAX_DRAWS = 100_000  # of held-out problems: a few seconds
 
 
 @dataclass
@@ -39,9 +40,12 @@ class Task:
 
     def held_out_problems(self, count: int) -> list[tuple[int, ...]]:
         """The same distinct problems in every run, fewer where no more are found."""
-        rng = random.Random("held out")
-        drawn = [self.draw(rng, wanted_held_out=True) for _ in range(20 * count)]
-        return list(dict.fromkeys(drawn))[:count]
+        rng, problems = random.Random("held out"), {}
+        for _ in range(min(20 * count, MAX_DRAWS)):
+            problems[self.draw(rng, wanted_held_out=True)] = None
+            if len(problems) == count:
+                break
+        return list(problems)
 
     def draw(self, rng: random.Random, wanted_held_out: bool) -> tuple[int, ...]:
         while True:

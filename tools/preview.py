@@ -21,7 +21,8 @@ from countdown_task import KINDS, SECTIONS
 from engine.credit_file import credit_steps, read_credit, step_of
 from engine.errors import UserError
 from engine.files import find_folder
-from engine.flags import Flag, Parser, add_flag, add_flags, check_value, with_defaults
+from engine.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
+                          with_defaults)
 from engine.program import run_as_program, visible
 from engine.forward import Forward
 from engine.lab import Lab, derived_seed, make_lab, pick_device
@@ -37,7 +38,7 @@ FLAGS = {
     "mitigation": Flag(None, "by default the run's own"),
     "rescale": Flag("mean", "how weights are scaled", choices=("mean", "gradient", "none")),
     "step": Flag(None, "by default the last one whose model was kept", kind=int),
-    "show": Flag(4, "answers to show", least=0),
+    "show": Flag(4, "answers to show", least=0, most=1_000_000),
     "numbers": Flag(False, "weights as numbers, as when this is not a terminal"),
     "device": Flag("cpu", "where a model is asked, if one is")}
 
@@ -210,7 +211,7 @@ def legend() -> str:
 
 def make_parser() -> Parser:
     parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
-    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
     add_flags(parser, FLAGS)
     parser.add_argument("--episode", type=int, nargs="+", metavar="N",
                         help="show these instead: places in the batch, from 0")

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import UserError
 from engine.files import whole_folder, writing
-from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.program import run_as_program
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from qwen2_model import ModelConfig, Qwen2
@@ -27,15 +27,17 @@ from tools.demonstrations import HIT, TASK, batches, make_tokenizer
 
 FLAGS = {
     "out": Flag("models/new", "folder to write; must not exist"),
-    "steps": Flag(2400, "updates", least=1),
-    "batch": Flag(128, "demonstrations an update", least=1),
-    "layers": Flag(3, "blocks", least=1),
-    "width": Flag(128, "hidden size, a multiple of 64", least=64),
-    "muon_rate": Flag(0.02, "learning rate of the matrices", above=0),
-    "adam_rate": Flag(3e-3, "learning rate of embeddings, biases and norms", above=0),
-    "seed": Flag(0, "of the initial weights and the demonstrations", least=0),
-    "threads": Flag(2, "CPU threads", least=1),
-    "test_every": Flag(1000, "updates between tests on held-out problems", least=1)}
+    "steps": Flag(2400, "updates", least=1, most=10_000_000),
+    "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
+    "layers": Flag(3, "blocks", least=1, most=64),
+    "width": Flag(128, "hidden size, a multiple of 64", least=64, most=1024),
+    "muon_rate": Flag(0.02, "learning rate of the matrices", above=0, most=10),
+    "adam_rate": Flag(3e-3, "learning rate of embeddings, biases and norms", above=0,
+                      most=10),
+    "seed": Flag(0, "of the initial weights and the demonstrations", least=0, most=MOST_SEED),
+    "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS),
+    "test_every": Flag(1000, "updates between tests on held-out problems", least=1,
+                       most=10_000_000)}
 
 RECIPE = {  # the settings of a run that suit this model; flags override them
     "prompt": TASK.prompt, "numbers": TASK.numbers,
@@ -68,11 +70,19 @@ On {problems} problems that no demonstration used, sampled at temperature 1:
 def main(argv: list[str]) -> None:
     parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
     flags = with_defaults(parser.read(argv), FLAGS)
-    if Path(flags.out).exists():
+    with writing(Path(flags.out)):
+        exists = Path(flags.out).exists()
+    if exists:
         raise UserError(f"{flags.out} exists already: name another folder with --out")
     if flags.width % 64:
         raise UserError(f"--width {flags.width} should be a multiple of 64")
     torch.set_num_threads(flags.threads)
+    with whole_folder(Path(flags.out)) as unfinished:  # first: can it be written there?
+        make_model_folder(unfinished, flags, argv)
+
+
+def make_model_folder(folder: Path, flags: SimpleNamespace, argv: list[str]) -> None:
+    """Train a model, test it, and write it into the folder."""
     torch.manual_seed(flags.seed)
     start = time.time()
     tokenizer = make_tokenizer()
@@ -82,7 +92,8 @@ def main(argv: list[str]) -> None:
     facts = facts_for_readme(model, tokenizer, flags)
     facts |= {"command": " ".join(["python -m tools.warmup", *argv]), "results": results,
               "problems": TEST_PROBLEMS, "minutes": (time.time() - start) / 60}
-    save(Path(flags.out), model, tokenizer, facts)
+    with writing(Path(flags.out)):
+        save(folder, model, tokenizer, facts)
 
 
 def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
@@ -206,15 +217,15 @@ def facts_for_readme(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace)
 
 
 def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, facts: dict) -> None:
-    """Write the model folder, whole or not at all."""
-    with whole_folder(folder) as unfinished, writing(folder):
-        model.save_pretrained(unfinished)
-        tokenizer.save(str(unfinished / "tokenizer.json"))
-        write_json(unfinished / "tokenizer_config.json", TOKENIZER_CONFIG)
-        write_json(unfinished / "recipe.json", RECIPE)
-        weights = (unfinished / "model.safetensors").read_bytes()
-        readme = README.format(**facts, checksum=hashlib.sha256(weights).hexdigest())
-        (unfinished / "README.md").write_text(readme, encoding="utf-8")
+    """Write what a model folder holds."""
+    model.save_pretrained(folder)
+    text = tokenizer.to_str(pretty=True)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+    write_json(folder / "recipe.json", RECIPE)
+    weights = (folder / "model.safetensors").read_bytes()
+    readme = README.format(**facts, checksum=hashlib.sha256(weights).hexdigest())
+    (folder / "README.md").write_text(readme, encoding="utf-8")
 
 
 def write_json(path: Path, content: dict) -> None:

@@ -41,8 +41,8 @@ from truth.baseline_noise import (
 from truth.baseline_tables import baselines_table, claims_table, draw, questions_table, sizes_table
 from truth.common import Findings, Probe, run_probe, sample_batch
 
-FLAGS = {"questions": Flag(16, "questions", least=2, quick=6),
-         "answers": Flag(64, "answers to each of them", least=8, quick=9)}
+FLAGS = {"questions": Flag(16, "questions", least=2, most=10_000, quick=6),
+         "answers": Flag(64, "answers to each of them", least=8, most=1000, quick=9)}
 DRAWS = 50  # how often others are drawn, where these are not all there are
 
 

@@ -24,7 +24,7 @@ from analysis.page import write_page
 from analysis.tables import Table, show
 from engine.errors import UserError
 from engine.files import replace_text, whole_folder
-from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.program import run_as_program
 from engine.forward import Forward, response_log_probs
 from engine.lab import Lab, derived_seed, make_lab
@@ -37,8 +37,9 @@ from grpo import grpo
 COMMON = {
     "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
     "device": Flag("cpu", "cpu, cuda or cuda:N"),
-    "threads": Flag(0, "CPU threads; 0 is what PyTorch finds", least=0),
-    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers", least=0),
+    "threads": Flag(0, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
+    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers", least=0,
+                 most=MOST_SEED),
 }
 QUICK_TOKENS = 48  # length limit with --quick: sampling takes as long as the longest answer
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from credit.monte_carlo import continuation_rewards, other_tokens
+from engine.errors import UserError
 from engine.lab import Lab
 from engine.rollouts import Rollouts
 
@@ -35,7 +36,9 @@ class Credit:
 @torch.no_grad()
 def true_credit(lab: Lab, rollouts: Rollouts, k: int, progress=lambda share: None) -> Credit:
     """Measure each token by about k (1 - p) answers that leave it for another one, at least 4."""
-    assert lab.settings.temperature == 1, "the chance of leaving is that of temperature 1"
+    if lab.settings.temperature != 1:
+        raise UserError(f"--temperature {lab.settings.temperature}: the chance of leaving a token "
+                        "is that of temperature 1")
     other_chance = (-torch.expm1(rollouts.log_prob.double()) * rollouts.mask).cpu()
     places = (other_chance > CERTAIN).nonzero().tolist()
     counts = [4 * math.ceil(k * other_chance[b, t].item() / 4) for b, t in places]

@@ -21,12 +21,14 @@ An idea that is a function of the batch is listed beside the others. One that is
 state or samples more, and is shown as n/a, unless it has a static method listed(tokens) that
 returns its weights.
 """
+import math
 from pathlib import Path
 
 import torch
 
 from analysis.plots import COLOURS, panels, save
 from analysis.tables import Table, by_row
+from engine.errors import UserError
 from engine.progress import Progress
 from truth.batches import Batches, Listed, list_advantages, list_weights
 from truth.common import COMMON, Findings, Flag, Probe, run_probe
@@ -35,11 +37,12 @@ from truth.identities import HOLDS, identities, mix
 from truth.world import World, make_world
 
 FLAGS = {
-    "length": Flag(4, "most tokens of an answer", least=2, quick=3),
-    "answers": Flag(3, "answers in a group", least=2, quick=2),
+    "length": Flag(4, "most tokens of an answer", least=2, most=10, quick=3),
+    "answers": Flag(3, "answers in a group", least=2, most=10, quick=2),
     "seed": COMMON["seed"],
     "threads": COMMON["threads"],
 }
+MOST_GROUPS = 100_000  # half an hour
 CROSSED = ("grpo", "rloo", "critic", "one-step", "vine", "span")
 MOMENTS_KNOWN = {"random": gamma_noise}  # drawn at random, and still exact: its moments are known
 LEGEND = (
@@ -53,9 +56,19 @@ LEGEND = (
 Crossed = dict[tuple[str, str], Estimator]  # by advantage and mitigation, where there is one
 
 
+def refuse_groups(length: int, answers: int) -> None:
+    """Refuse a world with too many groups of answers to list them."""
+    listed = 2 ** (length + 1) - 1
+    groups = math.comb(listed + answers - 1, answers)
+    if groups > MOST_GROUPS:
+        raise UserError(f"--length {length} and --answers {answers} make {groups:,} groups, "
+                        f"{MOST_GROUPS:,} are the most that are listed here")
+
+
 def measure(probe: Probe) -> Findings:
     args, progress = probe.args, Progress(advantages=4, weights=20, sums=4)
     torch.set_num_threads(args.threads or torch.get_num_threads())
+    refuse_groups(args.length, args.answers)
     world = make_world(args.seed, args.length)
     batches = Batches.all(world, args.answers)
     advantages = list_advantages(world, batches, args.seed,

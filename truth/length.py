@@ -31,7 +31,7 @@ import torch
 
 from engine.errors import UserError
 from engine.registry import ADVANTAGES, make
-from engine.flags import Flag
+from engine.flags import Flag, shortened
 from engine.progress import Progress
 from grpo import rloo, update
 from qwen2_model import ModelConfig
@@ -44,15 +44,18 @@ FLAGS = {
     "model": Flag("small", "a model folder whose shape (not its weights) the policy takes; small "
                            "is one layer of width 32"),
     "lengths": Flag("16,32,64,128", "tokens of an answer", quick="8,16"),
-    "steps": Flag(60, "steps of plain GRPO; the others get as many tokens", least=1, quick=2),
-    "seeds": Flag(4, "policies and tasks, the same for every arm and length", least=2, quick=2),
-    "questions": Flag(8, "groups in a step", least=1, quick=2),
-    "answers": Flag(8, "answers in a group", least=2, quick=4),
-    "learning_rate": Flag(3e-3, "of AdamW, for all arms", least=0),
-    "segments": Flag(6, "of an answer, for monte carlo", least=1, quick=2),
-    "continuations": Flag(4, "behind each value, for monte carlo", least=1, quick=1),
+    "steps": Flag(60, "steps of plain GRPO; the others get as many tokens", least=1, most=1_000_000,
+                  quick=2),
+    "seeds": Flag(4, "policies and tasks, the same for every arm and length", least=2, most=1000,
+                  quick=2),
+    "questions": Flag(8, "groups in a step", least=1, most=10_000, quick=2),
+    "answers": Flag(8, "answers in a group", least=2, most=1000, quick=4),
+    "learning_rate": Flag(3e-3, "of AdamW, for all arms", least=0, most=10),
+    "segments": Flag(6, "of an answer, for monte carlo", least=1, most=1000, quick=2),
+    "continuations": Flag(4, "behind each value, for monte carlo", least=1, most=1000, quick=1),
     "batches": Flag(16, "of the fresh policy, to measure the noise of the gradient", least=2,
-                    quick=2)}
+                    most=100_000, quick=2)}
+MOST_LENGTH = 100_000
 ARMS = {"grpo": None, "critic": ("gae", {}), "critic 0.95": ("gae", {"gae_lambda": 0.95}),
         "monte carlo": ("vine", {}), "exact": None}  # --advantage and its flags
 
@@ -86,11 +89,15 @@ def measure(probe: Probe) -> Findings:
 
 def read_lengths(text: str) -> list[int]:
     parts = text.split(",")
-    are_lengths = all(part.strip().isdecimal() and int(part) >= 6 for part in parts)
+    are_lengths = all(is_length(part.strip()) for part in parts)
     if not are_lengths or len(set(parts)) < 2:
-        raise UserError(f"--lengths {text} should be at least two different numbers of tokens, 6 "
-                        "or more, with commas between them")
+        raise UserError(f"--lengths {shortened(text)} should be at least two different numbers of "
+                        f"tokens, 6 to {MOST_LENGTH}, with commas between them")
     return sorted({int(part) for part in parts})
+
+
+def is_length(text: str) -> bool:
+    return text.isdecimal() and len(text) < 10 and 6 <= int(text) <= MOST_LENGTH
 
 
 def read_shape(model: str) -> ModelConfig:

@@ -41,10 +41,10 @@ from truth.phase1_tables import (
     position_table, reward_table, t_table, tenths_table, training_table)
 
 FLAGS = {
-    "questions": Flag(32, "questions", least=2, quick=6),
-    "answers": Flag(16, "answers to each question", least=2, quick=5),
+    "questions": Flag(32, "questions", least=2, most=10_000, quick=6),
+    "answers": Flag(16, "answers to each question", least=2, most=1000, quick=5),
     "single": Flag(2, "answers to each question whose loss terms are taken one at a time",
-                   least=1, quick=1)}
+                   least=1, most=1000, quick=1)}
 
 
 def measure(probe: Probe) -> Findings:

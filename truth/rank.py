@@ -47,15 +47,17 @@ from truth.rank_tables import (
 from truth.spectra import matrix_ranks, medians
 
 FLAGS = {
-    "questions": Flag(16, "questions, each with matrices of its own", least=2, quick=2),
+    "questions": Flag(16, "questions, each with matrices of its own", least=2, most=10_000,
+                      quick=2),
     "answers": Flag(32, "answers to each; groups are the first 2, 4, 8, 16, 32 of them", least=2,
-                    quick=4),
+                    most=1000, quick=4),
     "credit_answers": Flag(8, "so many answers to each question get Monte Carlo credit", least=1,
-                           quick=1),
-    "credit_k": Flag(8, "continuations behind a token's credit, about", least=1, quick=2),
+                           most=1000, quick=1),
+    "credit_k": Flag(8, "continuations behind a token's credit, about", least=1, most=10_000,
+                     quick=2),
     "critic_batches": Flag(4, "batches of as many questions and answers that the critic learns "
-                              "from", least=1, quick=1),
-    "length": Flag(24, "tokens of an answer of the planted task", least=3, quick=8),
+                              "from", least=1, most=10_000, quick=1),
+    "length": Flag(24, "tokens of an answer of the planted task", least=3, most=100_000, quick=8),
     **sparsity.FLAGS}
 
 

@@ -64,14 +64,15 @@ from truth.measured_tokens import measured_tokens
 from truth.where_decided import decided_table, draw_decided, words_table
 
 FLAGS = {
-    "questions": Flag(12, "whose answers' credit is measured", least=2, quick=2),
-    "answers": Flag(8, "to each of them", least=2, quick=2),
+    "questions": Flag(12, "whose answers' credit is measured", least=2, most=10_000, quick=2),
+    "answers": Flag(8, "to each of them", least=2, most=1000, quick=2),
     "continuations": Flag(32, "behind the credit of a token that is a free choice; fewer where it "
-                              "is nearly certain", least=2, quick=4),
-    "batches": Flag(50, "for the true gradient", least=4, quick=4),
-    "batch_questions": Flag(3, "in each of them", least=1, quick=1),
-    "batch_answers": Flag(8, "to each of those", least=2, quick=2),
-    "oracle_k": Flag(8, "continuations behind each value of the oracle", least=1, quick=1),
+                              "is nearly certain", least=2, most=10_000, quick=4),
+    "batches": Flag(50, "for the true gradient", least=4, most=1_000_000, quick=4),
+    "batch_questions": Flag(3, "in each of them", least=1, most=10_000, quick=1),
+    "batch_answers": Flag(8, "to each of those", least=2, most=1000, quick=2),
+    "oracle_k": Flag(8, "continuations behind each value of the oracle", least=1, most=10_000,
+                     quick=1),
 }
 SLOW = ("causal_ablation", "oracle")  # sample so much that only the measured batch is for them
 TRUE = "the true credit itself"

@@ -37,10 +37,10 @@ from truth.common import QUICK_TOKENS, Probe, gradients, sample_batch
 
 FLAGS = {
     "run": Flag(None, "folder of a run to look at; without it one is trained"),
-    "steps": Flag(40, "steps of the run that is trained", least=2, quick=2),
+    "steps": Flag(40, "steps of the run that is trained", least=2, most=1_000_000, quick=2),
     "batch": Flag(16, "questions, and answers to each, in its batches; at checkpoints as many "
-                      "questions, 8 answers at most", least=2, quick=2),
-    "batches": Flag(5, "batches at each checkpoint", least=2, quick=2)}
+                      "questions, 8 answers at most", least=2, most=1000, quick=2),
+    "batches": Flag(5, "batches at each checkpoint", least=2, most=10_000, quick=2)}
 SIZES = (2, 4, 8, 16)
 WITHOUT, SATURATION = "groups without advantage", "mean of 1 - sum p^2"
 HOYER, PLAIN = "Hoyer, GRPO", "Hoyer, log-probs"

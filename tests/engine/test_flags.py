@@ -22,6 +22,13 @@ def test_the_type_of_a_flag_is_that_of_its_default_unless_it_is_said(flag, kind)
     (Flag(8), 2 ** 63, "--n is too large a number"),
     (Flag(0.5, least=0), -2 ** 63, "--n is too large a number"),
     (Flag(0.5), float("nan"), "--n nan should be a number"),
+    (Flag(0.5, above=0), 1e-320, "--n 1e-320 is too small a number"),
+    (Flag(0.5, least=0.25), 1e-320, "--n 1e-320 should be at least 0.25"),
+    (Flag("line"), "   ", "--n '   ' should be a text"),
+    (Flag("line"), "a\0b", "--n 'a\\x00b' holds a zero byte"),
+    (Flag("line"), "a" * 10_001, f"--n '{'a' * 79}... is too long"),
+    (Flag("line", choices=("a",)), "b" * 9999, f"--n {'b' * 80}... is not one of: a"),
+    (Flag(8), "7" * 9999, f"--n '{'7' * 79}... should be a whole number"),
     (Flag(0.5), None, "--n None should be a number"),
     (Flag(False), 1, "--n 1 should be yes or no"),
     (Flag("line"), "", "--n '' should be a text"),
@@ -68,6 +75,15 @@ def test_hyphens_and_underscores_are_the_same_in_names_only():
     assert make_parser().read(["--new-tokens=3", "--out", "a-b"]) == {"new_tokens": 3, "out": "a-b"}
     assert make_parser().read(["--out=--a-b"]) == {"out": "--a-b"}
     assert make_parser().read([]) == {}
+
+
+@pytest.mark.parametrize("argv", [
+    ["--" + "x" * 99_999], ["--new_tokens", "9" * 99_999], ["--new_tokens", "x" * 99_999],
+    ["--fast", "x" * 99_999]])
+def test_what_is_wrong_is_not_repeated_at_length(argv):
+    with pytest.raises(UserError) as error:
+        make_parser().read(argv)
+    assert len(str(error.value)) < 400
 
 
 def test_a_yes_or_no_flag_alone_means_yes():
@@ -126,7 +142,7 @@ def test_keyword_only_parameters_are_flags():
     assert flags["strength"] == Flag(2, kind=float, above=0, most=1e6)
     assert flags["part"] == Flag(0.5, "with a text", kind=float, most=1)  # its own default counts
     assert flags["plain"] == Flag(3, kind=int) and flags["low"] == Flag(4, kind=int, least=1)
-    assert parameters_as_flags(Two) == {"every": Flag(8, kind=int, least=1)}
+    assert parameters_as_flags(Two) == {"every": Flag(8, kind=int, least=1, most=1_000_000)}
 
 
 def positional(tokens, power=2):

@@ -22,6 +22,16 @@ SMALL = [
 ]
 
 
+def test_few_problems_are_not_looked_for_without_end(monkeypatch):
+    draws = []
+    draw = Task.draw
+    monkeypatch.setattr(Task, "draw", lambda *more, **kind: draws.append(1) or draw(*more, **kind))
+    monkeypatch.setattr("tools.descending.MAX_DRAWS", 500)
+    assert len(Task(count=2, largest=5).held_out_problems(10 ** 6)) == 3
+    assert len(draws) == 500
+    assert len(Task().held_out_problems(20)) == 20 and len(draws) < 600  # no more than are needed
+
+
 def parts(response, problem=(3, 12, 7)):
     score = Task().score(problem, response)
     return score["reward"], score["format"], score["answer"]

@@ -1,0 +1,102 @@
+"""Scores and labels of a task: what may be given, and what is refused with a sentence."""
+import numpy as np
+import pytest
+import torch
+
+from conftest import hand_made
+from engine.errors import UserError
+from engine.rollouts import score_answers
+from tools.demonstrations import make_tokenizer
+
+FINE = {"reward": 1.5, "format": 0.5, "answer": 1.0, "reasoning": 0.0}
+TOKENIZER = make_tokenizer()
+
+
+class OneAnswerTask:
+    """A task whose score and labels are what they are given."""
+
+    def __init__(self, score=FINE, labels=lambda count: ([0] * count, [6] * count)):
+        self.scores, self.labels = score, labels
+
+    def score(self, problem, response):
+        return self.scores(response) if callable(self.scores) else self.scores
+
+    def label(self, pieces):
+        return self.labels(len(pieces))
+
+    def show(self, problem):
+        return "3 5 7 make 22"
+
+
+def scored(task):
+    """Two answers to one question, of three tokens and of one."""
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    batch = hand_made(mask, ids=torch.tensor([[5, 6, 7], [8, 0, 0]]))
+    return score_answers(batch, TOKENIZER, task)
+
+
+def refusal(task) -> str:
+    with pytest.raises(UserError) as error:
+        scored(task)
+    assert len(str(error.value)) < 300 and "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("answer", [1, True, np.float32(1), np.int64(1)])
+def test_whole_numbers_and_yes_or_no_are_numbers(answer):
+    batch = scored(OneAnswerTask({**FINE, "answer": answer, "reward": 3, "format": False}))
+    assert {values.dtype for values in batch.scores.values()} == {torch.float32}
+    assert batch.scores["answer"].tolist() == [1, 1] and batch.reward.mean() == 3
+
+
+def test_a_task_may_give_more_parts_than_the_lab_needs():
+    batch = scored(OneAnswerTask({**FINE, "elegance": 0.25}))
+    assert batch.scores["elegance"].tolist() == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("score, words", [
+    ({**FINE, "reward": float("nan")}, "gives reward nan, which is not a finite number"),
+    ({**FINE, "reward": float("inf")}, "gives reward inf, which is not a finite number"),
+    ({**FINE, "reward": 1e300}, "gives reward 1e+300, which is not a finite number"),
+    ({**FINE, "reward": 10 ** 400}, "gives reward 1000"),
+    ({**FINE, "format": "1.0"}, "gives format '1.0', which is not a finite number"),
+    ({**FINE, "answer": None}, "gives answer None, which is not a finite number"),
+    ({**FINE, "elegance": "x" * 9999}, "gives elegance 'xxx"),
+    ({**FINE, "answer": 2}, "gives answer 2: it counts as success, and should be from 0 to 1"),
+    ({**FINE, "answer": -0.5}, "should be from 0 to 1"),
+    ({"reward": 1.0, "answer": 1.0}, "should give reward, format, answer, reasoning, got {"),
+    (1.0, "should give reward, format, answer, reasoning, got 1.0"),
+    (None, "should give reward, format, answer, reasoning, got None")])
+def test_a_score_that_is_none_is_refused(score, words):
+    said = refusal(OneAnswerTask(score))
+    assert words in said
+    assert said.startswith(f"{__name__}, the problem 3 5 7 make 22: score ")
+
+
+def test_parts_that_only_some_answers_have_are_refused():
+    given = iter([{**FINE, "elegance": 1.0}, FINE])
+    said = refusal(OneAnswerTask(lambda response: next(given)))
+    assert said.startswith(f"{__name__}: score should give every answer the same parts, not reward")
+
+
+@pytest.mark.parametrize("labels, words", [
+    (lambda count: ([0] * count, [0] * (count + 1)), "has 4 codes for 3 tokens"),
+    (lambda count: ([0], [0] * count), "has 1 codes for 3 tokens"),
+    (lambda count: ([3] * count, [0] * count), "the code 3, known are 0 to 2: other, think"),
+    (lambda count: ([0] * count, [7] * count), "the code 7, known are 0 to 6: word, space"),
+    (lambda count: ([-1] * count, [0] * count), "the code -1, known"),
+    (lambda count: ([0.5] * count, [0] * count), "the code 0.5, known"),
+    (lambda count: (["think"] * count, [0] * count), "the code 'think', known"),
+    (lambda count: ([[]] * count, [0] * count), "the code [], known"),
+    (lambda count: [0] * count, "should be two lists, sections and kinds"),
+    (lambda count: ("000", [0] * count), "should be two lists, sections and kinds"),
+    (lambda count: None, "should be two lists, sections and kinds")])
+def test_labels_that_are_none_are_refused(labels, words):
+    said = refusal(OneAnswerTask(labels=labels))
+    assert said.startswith(f"{__name__}, the problem 3 5 7 make 22: label ") and words in said
+
+
+def test_labels_stand_where_their_tokens_do():
+    batch = scored(OneAnswerTask(labels=lambda count: ((2,) * count, list(range(count)))))
+    assert batch.section.tolist() == [[2, 2, 2], [2, 0, 0]]
+    assert batch.kind.tolist() == [[0, 1, 2], [0, 0, 0]]
