@@ -1,4 +1,5 @@
 """What all pictures share: colours that colour-blind readers tell apart too, panels, saving."""
+import os
 from pathlib import Path
 
 import matplotlib
@@ -6,6 +7,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
+
+from engine.files import writing
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
            "#e69f00", "#56b4e9", "#000000", "#999999")
@@ -14,25 +19,50 @@ DPI = 108
 plt.rcParams.update({
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "axes.titlesize": 10.5, "axes.titlelocation": "left", "legend.frameon": False,
-    "legend.fontsize": 8.5, "font.size": 9.5})
+    "legend.fontsize": 8.5, "font.size": 9.5,
+    "text.parse_math": False})  # a $ in the name of an arm is a $
 
 
 def panels(count: int, **more):
     """A figure and its axes, side by side."""
     width = 5.6 * count if count > 1 else 7.5
-    return plt.subplots(1, count, figsize=(width, 4.0), layout="constrained", **more)
+    return plt.subplots(1, count, **{"figsize": (width, 4.0), "layout": "constrained", **more})
 
 
 def save(figure, folder: Path, name: str, caption: str) -> tuple[Path, str]:
-    """Path and caption of the picture."""
-    path = folder / f"{name}.png"
-    figure.savefig(path, dpi=DPI)
+    """Path and caption of the picture, which appears whole or not at all."""
+    path, unfinished = folder / f"{name}.png", folder / f"{name}.png.tmp"
+    plain_log_ticks(figure)
+    with writing(path):
+        figure.savefig(unfinished, dpi=DPI, format="png")
+        os.replace(unfinished, path)
     plt.close(figure)
     return path, caption
 
 
-def shade(axis, x_edges, y_edges, counts: np.ndarray) -> None:
-    """Counts of two quantities, on a logarithmic scale; empty cells stay white."""
-    known = np.where(counts > 0, counts, np.nan)
-    axis.pcolormesh(x_edges, y_edges, np.log10(known).T, cmap="viridis_r", rasterized=True)
+def plain_log_ticks(figure) -> None:
+    """Ticks of logarithmic axes as plain numbers: matplotlib writes them as mathematics."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            is_usual = isinstance(axis.get_major_formatter(), LogFormatter)
+            if axis.get_scale() == "log" and is_usual:
+                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                axis.set_minor_formatter(NullFormatter())
+
+
+def legend_below(figure, axis, **more) -> None:
+    """The legend of an axis below the figure, where no data are."""
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", **more)
+
+
+def shade(figure, axis, x_edges, y_edges, counts: np.ndarray) -> None:
+    """Counts of two quantities, on a logarithmic scale with its colour bar; empty cells stay
+    white."""
+    known = np.ma.masked_less_equal(counts, 0)
+    most = max(float(counts.max(initial=0)), 2.0)
+    cells = axis.pcolormesh(x_edges, y_edges, known.T, cmap="viridis_r", rasterized=True,
+                            norm=LogNorm(1, most))
+    figure.colorbar(cells, ax=axis, label="tokens")
     axis.grid(False)

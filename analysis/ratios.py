@@ -9,6 +9,10 @@ from analysis.sizes import size_label
 from analysis.statistics import Estimate, ratio
 from analysis.tally import Tally
 
+REST_WORDS = {  # full headings of the columns that these functions make
+    "abs(A) s": "mean gradient size abs(A) s", "abs(A) w s": "mean weighted size abs(A) w s",
+    "s": "mean s", "over rest": "over all other tokens", "95%": "95% interval"}
+
 
 def mean_sizes(tally: Tally, partition: str, which: str = "", cells=slice(None), spec: str = ".4f"):
     """Columns of a table: the mean size in each cell, in the units whose name has `which` in it."""
