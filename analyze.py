@@ -52,7 +52,10 @@ UNIT_LEGEND = (
     "of the gradient of log p at the logits. The gradient of a token has the size abs(A) w s; "
     "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
     "clipping and later epochs do to the loss is not in it.")
-EARLIER = "The tables of an earlier experiment, by its own definitions"
+CHANGE, GRADIENT, UNSURE, EARLIER = (  # the chapters of a run's tables
+    "What training changed", "Where the gradient went", "Where the model was unsure",
+    "The tables of an earlier experiment, by its own definitions")
+LEGENDS = {GRADIENT: [UNIT_LEGEND, INTERVALS], EARLIER: [earlier.LEGEND]}
 FINDINGS = ("gradient by kind", "gradient by section", "first and last fifth")  # worth a sentence
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
@@ -124,15 +127,15 @@ def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
     if any(len(evaluations(run, mode)) > 1 for mode in ("sampled", "greedy")):
         change.append(gains(run))
     if tally is None:
-        return {"What training changed": change}
+        return {CHANGE: change}
     old_regression, *new_regressions = regression_tables(tally)
     return {
-        "What training changed": [*change, growth(run, tally)],
-        "Where the gradient went": [
+        CHANGE: [*change, growth(run, tally)],
+        GRADIENT: [
             class_gradients(tally, "kind"), class_gradients(tally, "section"),
             growth_of_shares(tally), position_gradients(tally), first_and_last_fifth(tally),
             kinds_at_like_position(tally), *new_regressions],
-        "Where the model was unsure": [forks(tally), sections(tally)],
+        UNSURE: [forks(tally), sections(tally)],
         EARLIER: [
             earlier.published_success(), earlier.contributions(tally), earlier.positions(tally),
             earlier.ends(tally), earlier.signs(tally), earlier.classes(tally),
@@ -162,11 +165,10 @@ def run_page(sentences: list[str], chapters: dict, pictures: list, has_answers: 
     if first["credit_by_kind"]:
         body += ["<h2>Where the credit went</h2>", first["credit_by_kind"]]
     for title, tables in chapters.items():
-        legend = [earlier.LEGEND] if title == EARLIER else [UNIT_LEGEND, INTERVALS]
         names = sum((run_plots.PLACES.get(table.name, ()) for table in tables), ())
         here = named(pictures, names)
-        body.append(folded(title, [paragraphs(legend, "note"),
-                                   *illustrated(tables, here, run_plots.PLACES)]))
+        legend = paragraphs(LEGENDS.get(title, []), "note")
+        body.append(folded(title, [legend, *illustrated(tables, here, run_plots.PLACES)]))
     return body
 
 
@@ -350,8 +352,8 @@ def written(folder: Path, pictures: int, flags: SimpleNamespace) -> str:
     if flags.json:
         lines.append(f"numbers: {folder / 'analysis.json'}")
     if not flags.all:
-        lines.append("--all prints every table, --earlier those of an earlier experiment, --json "
-                     "writes every number")
+        of_one_run = "" if len(flags.runs) > 1 else "--earlier those of an earlier experiment, "
+        lines.append(f"--all prints every table, {of_one_run}--json writes every number")
     return "\n".join(lines)
 
 

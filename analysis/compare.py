@@ -130,9 +130,7 @@ def arms_notes(comparison: Comparison) -> list[str]:
                     for key, value in comparison.usual.items())
     note = (f"{count} runs of {config['model']}, {config['steps']} steps; finished runs only; "
             f"{usual}95% over seeds: Student's t over the seeds of an arm")
-    mitigations = {arm[0]["config"]["mitigation"] for arm in comparison.arms.values()}
-    published = mitigations & {"outcome_conditional", "inverse_logprob_as_published"}
-    return [note, PUBLISHED_ARMS] if published else [note]
+    return [note]
 
 
 def runs_table(comparison: Comparison) -> Table:
@@ -214,7 +212,15 @@ def credit_by_class(comparison: Comparison, status=lambda text: None) -> list[Ta
         shares = [credit_shares(run, status) for run in comparison.shown(name) if run["steps"]]
         if shares:
             by_arm[name] = np.array(shares)
-    return [shares_table(by_arm, comparison.baseline), ratios_table(by_arm)]
+    return [shares_table(by_arm, comparison.baseline),
+            ratios_table(by_arm, published_notes(comparison))]
+
+
+def published_notes(comparison: Comparison) -> list[str]:
+    """What the earlier experiment had of arms like these."""
+    mitigations = {arm[0]["config"]["mitigation"] for arm in comparison.arms.values()}
+    alike = mitigations & {"outcome_conditional", "inverse_logprob_as_published"}
+    return [PUBLISHED_ARMS] if alike else []
 
 
 def credit_shares(run: dict, status) -> list[float]:
@@ -255,7 +261,7 @@ def shares_table(by_arm: dict[str, np.ndarray], baseline: str) -> Table:
                   "texts, so this is not the weighting alone"])
 
 
-def ratios_table(by_arm: dict[str, np.ndarray]) -> Table:
+def ratios_table(by_arm: dict[str, np.ndarray], notes: list[str]) -> Table:
     rows = [[name, len(values), *over_seeds(values[:, -2]), *over_seeds(values[:, -1])]
             for name, values in by_arm.items()]
     finding = ""
@@ -268,6 +274,6 @@ def ratios_table(by_arm: dict[str, np.ndarray]) -> Table:
                  "Filler over reasoning and early over late, abs(A) w s, over the seeds of an arm",
                  by_row(formats, rows), finding,
                  ["filler and reasoning by the regex of an earlier experiment; intervals by "
-                  "Student's t over seeds"],
+                  "Student's t over seeds", *notes],
                  {"filler/reasoning": "filler over reasoning", "95%": "95% interval of it",
                   "early/late": "first fifth over last fifth", "95% of it": "95% interval of that"})

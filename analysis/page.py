@@ -18,6 +18,7 @@ from engine.files import replace_text
 
 HERE = Path(__file__).resolve().parent
 Picture = tuple[Path, str]  # path and caption
+BROAD = 900                 # pixels: a broader picture cannot be read on a telephone
 
 
 def write_page(path: Path, title: str, body: list[str], answers: list[dict] = ()) -> None:
@@ -135,7 +136,11 @@ def table_row(table: Table, cells: list[str]) -> str:
 
 
 def figure_of(path: Path, caption: str) -> str:
-    """A picture inside the page. Its caption is read out once, as the text that stands for it."""
-    data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
-    return (f'<figure tabindex=0><img alt="{text}" src="data:image/png;base64,{data}">'
+    """A picture inside the page. Its caption is read out once, as the text that stands for it. One
+    of several panels is scrolled on a narrow screen."""
+    png, text = path.read_bytes(), escape(caption)
+    is_broad = int.from_bytes(png[16:20], "big") > BROAD  # where a PNG has its width
+    start = "<figure class=broad tabindex=0>" if is_broad else "<figure>"
+    data = base64.b64encode(png).decode()
+    return (f'{start}<img alt="{text}" src="data:image/png;base64,{data}">'
             f"<figcaption aria-hidden=true>{text}</figcaption></figure>")

@@ -46,8 +46,18 @@ def plain_log_ticks(figure) -> None:
         for axis in (axes.xaxis, axes.yaxis):
             is_usual = isinstance(axis.get_major_formatter(), LogFormatter)
             if axis.get_scale() == "log" and is_usual:
-                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                axis.set_major_formatter(FuncFormatter(plain_number))
                 axis.set_minor_formatter(NullFormatter())
+
+
+def plain_number(value: float, _) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
+def whole_steps(*axes) -> None:
+    """No tick between two steps."""
+    for axis in axes:
+        axis.xaxis.get_major_locator().set_params(integer=True)
 
 
 def legend_below(figure, axis, **more) -> None:
@@ -64,5 +74,5 @@ def shade(figure, axis, x_edges, y_edges, counts: np.ndarray) -> None:
     most = max(float(counts.max(initial=0)), 2.0)
     cells = axis.pcolormesh(x_edges, y_edges, known.T, cmap="viridis_r", rasterized=True,
                             norm=LogNorm(1, most))
-    figure.colorbar(cells, ax=axis, label="tokens")
+    figure.colorbar(cells, ax=axis).ax.set_title("tokens", fontsize=8.5)
     axis.grid(False)

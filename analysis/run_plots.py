@@ -7,7 +7,8 @@ from analysis.answer_plot import draw_answer
 from analysis.histograms import (ADVANTAGE_EDGES, ENTROPY_EDGES, LOG_PROB_EDGES, S_EDGES,
                                  SIZE_EDGES)
 from analysis.opening import so_far
-from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save, shade)
+from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save, shade,
+                            whole_steps)
 from analysis.ratios import shares
 from analysis.runs import evaluations, is_done
 from analysis.sizes import size_label
@@ -73,9 +74,10 @@ def learning_curve(run: dict, folder: Path) -> Picture:
         if lines:
             held_out_curve(axis, lines, colour, f"solved, held-out, {mode}")
             start, end = lines[0]["success"], lines[-1]["success"]
-            title = f"Held-out success, {mode}: {start:.0%} to {end:.0%}"
+            title = f"Held-out success, {mode}: {start:.1%} to {end:.1%}"
     axis.set(xlabel="step" + so_far_in_brackets(run), ylabel="share of the answers",
              ylim=(0, 1.03), title=title)
+    whole_steps(axis)
     legend_below(figure, axis, ncols=2)
     return save(figure, folder, "learning_curve",
                 "Share of answers that solve their problem, in training and on held-out problems "
@@ -101,6 +103,7 @@ def length_and_entropy(run: dict, folder: Path) -> Picture:
             axis.set(title=f"{key.capitalize()}: {start:.3g} in the first ten steps, {end:.3g} in "
                            "the last ten")
         axis.set(xlabel="step" + so_far_in_brackets(run), ylabel=label, ylim=(0, None))
+    whole_steps(*axes)
     return save(figure, folder, "length_and_entropy",
                 "Length of the answers and entropy of the policy over training")
 
@@ -136,6 +139,7 @@ def old_and_new(tally: Tally) -> tuple[tuple[str, str], ...]:
 
 def position_bars(tally: Tally, folder: Path, name: str, unit: str) -> Picture:
     label = dict(old_and_new(tally))[unit]
+    what = "The old unit" if unit == "contribution" else "The gradient"
     sizes, tokens = tally.drawn("position", unit)
     with np.errstate(invalid="ignore", divide="ignore"):
         reach = 1.96 * (sizes / tokens).std(0)
@@ -145,7 +149,7 @@ def position_bars(tally: Tally, folder: Path, name: str, unit: str) -> Picture:
              error_kw={"lw": 0.8, "capsize": 2})
     largest = int(np.nanargmax(mean)) + 1
     axis.set(xlabel="tenth of the answer", ylabel=f"mean {label}", xticks=range(1, 11),
-             title=f"{label} is largest in tenth {largest} of an answer")
+             title=f"{what} is largest in tenth {largest} of an answer")
     return save(figure, folder, name,
                 f"Mean {label} in ten bins of relative position, 95% intervals over groups")
 
@@ -195,7 +199,7 @@ def entropy_and_gradient(tally: Tally, folder: Path) -> Picture:
     used = np.flatnonzero(tally.histograms.entropy_and_s.sum(1))
     top = ENTROPY_EDGES[used[-1] + 1] if len(used) else 1
     left.set(xlabel="entropy of the distribution", ylabel="gradient size s of the drawn token",
-             title="Unsure where tokens lie on the right, sure on the left",
+             title="Sure tokens have small gradients, unless a rare one was drawn",
              xlim=(0, top))
     enough = tally.histograms.by_entropy[0] >= FEWEST_TOKENS
     tokens, squares, theory = tally.histograms.by_entropy[:, enough]
@@ -247,6 +251,7 @@ def over_training(run: dict, tally: Tally, folder: Path) -> Picture:
     most = KINDS[int(of_kinds.mean(0).argmax())]
     right.set(xlabel="step" + so_far_in_brackets(run), ylabel="share of the gradient",
               ylim=(0, None), title=f"Most of the gradient went to {most} tokens")
+    whole_steps(left, right)
     legend_below(figure, right, ncols=len(KINDS))
     return save(figure, folder, "over_training",
                 "Mean size of the gradient over training, and the share of each kind of token "

@@ -8,7 +8,7 @@ WIDTH = 100          # of a terminal
 LINES = 35           # of findings and tables, so that with what is said besides they are 40
 MOST_LINES = 5       # of one finding, where all of them have to fit on a screen
 FEWEST_LINES = 8     # of a table of which only the beginning is printed
-FEWEST_LETTERS = 16  # a text in a table is not wrapped narrower than this
+LONGEST_WORD = 30    # in a table; a longer one is cut where there is no room
 NOTHING = "Nothing to compare: no token of one side has a gradient, or none was there."
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
 
@@ -71,14 +71,19 @@ def escaped(text: str) -> str:
 def narrowed(rows: list[list[str]], left: list[bool], room: int) -> list[int]:
     """The width of each column: of its longest text. Where there is no room for that, first
     headings are wrapped, their words whole, then texts; numbers stay on one line."""
-    widths, to_heading, to_text = [], [], []
+    widths, of_headings, of_texts = [], [], []
     for (heading, *cells), on_left in zip(zip(*rows), left):
-        word = max(map(len, heading.split()), default=0)
-        longest = max(map(len, cells), default=0)
+        longest, word = max(map(len, cells), default=0), longest_word([heading])
         widths.append(max(3, len(heading), longest))
-        to_heading.append(max(3, word, longest))
-        to_text.append(max(3, word, min(longest, FEWEST_LETTERS) if on_left else longest))
-    return shrunk(shrunk(widths, to_heading, room), to_text, room)
+        of_headings.append(max(3, word, longest))
+        word_of_cells = min(longest_word(cells), LONGEST_WORD)
+        of_texts.append(max(3, word, word_of_cells) if on_left else of_headings[-1])
+    return shrunk(shrunk(widths, of_headings, room), of_texts, room)
+
+
+def longest_word(texts: list[str]) -> int:
+    words = " ".join(texts).split()
+    return max(map(len, words), default=0)
 
 
 def shrunk(widths: list[int], least: list[int], room: int) -> list[int]:
