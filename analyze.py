@@ -11,8 +11,9 @@
 A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size of the
 gradient of its log-prob at the logits. The gradient of a token is A w s. An earlier experiment took
 A log p for it; its tables (analysis/earlier.py) are the last chapter, by their own definitions and
-beside what should have been measured. More tables are in analysis/growth.py, analysis/regression.py
-and analysis/uncertainty.py, those of several runs in analysis/compare.py.
+beside what should have been measured. More tables are in analysis/growth.py,
+analysis/position_tables.py, analysis/regression.py and analysis/uncertainty.py, those of several
+runs in analysis/compare.py.
 """
 import json
 from pathlib import Path
@@ -25,26 +26,25 @@ from analysis import compare, earlier, run_plots
 from analysis.answers import answers_of, steps_to_show
 from analysis.growth import growth, growth_in_old_unit, growth_of_shares
 from analysis.opening import opening
-from analysis.page import (bullets, figure_of, folded, illustrated, named, paragraphs,
-                           side_by_side, viewer, write_page)
-from analysis.ratios import (REST_WORDS, early_over_late, mean_sizes, over_the_rest, pair,
+from analysis.page import (figure_of, folded, illustrated, named, paragraphs, side_by_side, viewer,
+                           write_page)
+from analysis.position_tables import (first_and_last_fifth, kinds_at_like_position,
+                                      position_gradients)
+from analysis.ratios import (OVER_REST, REST_WORDS, different_cells, mean_sizes, over_the_rest,
                              rest_columns, shares)
 from analysis.regression import regression_tables
 from analysis.runs import evaluations, read_runs
 from analysis.sizes import size_label
 from analysis.statistics import verdicts
 from analysis.sums import PARTITIONS
-from analysis.tables import NOTHING, Table, by_row, show, show_in_short, shown
+from analysis.tables import NOTHING, Table, by_row, show, show_in_short
 from analysis.tally import Tally, describe
 from analysis.uncertainty import forks, sections
-from countdown_task import KINDS
 from engine.errors import UserError
 from engine.files import make_folder, replace_text, writing
 from engine.flags import Flag, Parser, add_flags, run_as_program, with_defaults
 from engine.progress import show_status
 
-OVER_REST = ("mean {} over that of all other tokens; interval by drawing the groups again, Holm's "
-             "correction over the rows (of this table alone)")
 INTERVALS = ("All intervals are about this run, its groups drawn again; another seed can lie "
              "outside them.")
 UNIT_LEGEND = (
@@ -177,16 +177,15 @@ def print_run(sentences: list[str], chapters: dict, tables: list[Table],
     """Findings and a table or two, or what --all and --earlier ask for."""
     by_name = {table.name: table for table in tables}
     findings = [by_name[name].finding for name in FINDINGS if name in by_name]
-    if "gradient by kind" not in by_name:
-        findings = ["There are no credit files, so nothing is known of single tokens."]
     small = [by_name[name] for name in ("gradient by kind", "gains") if name in by_name]
+    old_tables = chapters.get(EARLIER, [])
     if flags.all:
-        ours = [table for table in tables if table not in chapters.get(EARLIER, [])]
-        show([*sentences, UNIT_LEGEND, INTERVALS], ours)
-    elif not flags.earlier:
+        legend = LEGENDS[GRADIENT] if old_tables else []
+        show([*sentences, *legend], [table for table in tables if table not in old_tables])
+    elif not (flags.earlier and old_tables):
         show_in_short([*sentences, *findings], small)
-    if flags.earlier or flags.all:
-        show([earlier.LEGEND], chapters.get(EARLIER, []))
+    if old_tables and (flags.earlier or flags.all):
+        show(LEGENDS[EARLIER], old_tables)
 
 
 def gains(run: dict) -> Table:
@@ -244,71 +243,6 @@ def class_gradients(tally: Tally, partition: str) -> Table:
                  {**REST_WORDS, "tokens": "share of the tokens", "gradient": "of the gradient"})
 
 
-def different_cells(names: list[str], rest: list, verdict: list[str]) -> str:
-    cells = []
-    for name, estimate, word in zip(names, rest, verdict):
-        if word in ("more", "less"):
-            or_less = " or less" if estimate.value < 0.01 else ""
-            cells.append(f"{name} {max(estimate.value, 0.01):.2f}{or_less}")
-    return f" A token's gradient over that of all others: {', '.join(cells)}." if cells else ""
-
-
-def position_gradients(tally: Tally) -> Table:
-    rest = over_the_rest(tally, "position", tally.final)
-    parts = [f"{10 * i}-{10 * i + 10}%" for i in range(10)]
-    columns = {"bin": ("", parts),
-               "entropy": (".3f", tally.mean("position", "entropy")),
-               "s": (".3f", tally.mean("position", "s")),
-               **mean_sizes(tally, "position", "gradient"), **rest_columns(rest, verdicts(rest))}
-    value = np.nan_to_num([e.value for e in rest], nan=0, posinf=0)
-    finding = NOTHING
-    if value.any():
-        finding = (f"The largest gradient is that of the part {parts[value.argmax()]} of an "
-                   f"answer: {value.max():.2f} times that of all other tokens.")
-    return Table("gradient by position", "The gradient by position in the answer", columns,
-                 finding, [OVER_REST.format(size_label(tally.final))],
-                 {**REST_WORDS, "bin": "part of the answer"})
-
-
-def first_and_last_fifth(tally: Tally) -> Table:
-    """How much more gradient the beginning of an answer gets than its end."""
-    units = [unit for unit in tally.units if "gradient" in unit]
-    estimates = [early_over_late(tally, "ends", unit) for unit in units]
-    columns = {"size": ("", [size_label(unit) for unit in units]),
-               "early over late": (".2f", [e.value for e in estimates]),
-               "95%": (".2f", [e.interval for e in estimates]),
-               "difference": ("", verdicts(estimates, ("early more", "late more")))}
-    final = estimates[-1]
-    return Table("first and last fifth",
-                 "The first fifth of the answers over the last fifth", columns,
-                 f"The first fifth of an answer gets {final.value:.2f} times the gradient of the "
-                 f"last fifth (95%: {shown(final.interval, '.2f')}).",
-                 ["a token counts where its middle stands, (t + 1/2) / length"],
-                 {**REST_WORDS, "early over late": "first fifth over last fifth"})
-
-
-def kinds_at_like_position(tally: Tally) -> Table:
-    """Is a kind of token ahead because of where it stands?"""
-    kinds = [k for k, name in enumerate(KINDS)
-             if tally.count("kind")[k] and name != "end"]  # has its own place in every answer
-    estimates = [pair(tally, "kind", tally.final, k, None) for k in kinds]
-    verdict = verdicts([like for _, like in estimates])
-    rows = []
-    for k, (crude, like), word in zip(kinds, estimates, verdict):
-        rows.append([KINDS[k], crude.value, crude.interval, like.value, like.interval, word])
-    formats = {"kind": "", "crude": ".2f", "95%": ".2f", "20ths": ".2f", "95% of it": ".2f",
-               "difference": ""}
-    names = [KINDS[k] for k in kinds]
-    finding = different_cells(names, [like for _, like in estimates], verdict).strip() or NOTHING
-    return Table("kinds at like position",
-                 "Each kind of token over all other tokens, as it is and at like position",
-                 by_row(formats, rows), finding,
-                 ["at like position: as if the kind and all other tokens stood in the same places "
-                  "(twenty bins of relative position), with Holm's correction over the rows"],
-                 {"crude": "as it is", "95%": "95% interval", "20ths": "at like position",
-                  "95% of it": "95% interval of that"})
-
-
 def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:
     make_folder(folder)
     report = compare.report_on(runs, flags.baseline, folder, show_status)
@@ -317,7 +251,7 @@ def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None
     write_page(folder / "report.html", "Runs compared", comparison_page(report))
     show_status("")
     if flags.all:
-        show([*report.intro, *report.short], report.tables)
+        show(report.intro, report.tables, report.short)
     else:
         first = [table for table in report.tables if table.name in report.first]
         show_in_short([*report.intro, *report.short], first)
@@ -326,13 +260,14 @@ def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None
 
 def comparison_page(report: compare.Report) -> list[str]:
     """Which arm is better, with the curves; then the other tables, folded."""
-    body = [paragraphs(report.intro, "note"), bullets(report.short)]
+    body = [paragraphs(report.intro, "note")]
     first = [table for table in report.tables if table.name in report.first]
     body += illustrated(first, pictures_of(first, report), report.places)
-    for table in report.tables:
-        if table not in first:
-            body.append(folded(table.title, illustrated([table], pictures_of([table], report),
-                                                        report.places)))
+    for title, names in compare.CHAPTERS.items():
+        tables = [table for table in report.tables if table.name.startswith(names)]
+        if tables:
+            body.append(folded(title, illustrated(tables, pictures_of(tables, report),
+                                                  report.places)))
     return body
 
 

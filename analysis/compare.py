@@ -25,6 +25,11 @@ PUBLISHED_ARMS = (
     "step 60; filler over reasoning 1.31, and 1.41 with 0.75, in the old unit. 12% against 15% of "
     "128 is z = 0.74")
 
+CHAPTERS = {  # what is folded on the page, and the tables in it; with several sets a number follows
+    "Other measures": tuple(measure for measure in MEASURES if measure != PRIMARY),
+    "Single runs, and how steady they were": ("runs", "stability"),
+    "Where the gradient went": ("credit by class", "credit over seeds")}
+
 
 @dataclass
 class Report:

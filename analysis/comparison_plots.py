@@ -93,8 +93,8 @@ def learning_curves(comparison: Comparison, folder: Path, suffix: str) -> Pictur
     whole_steps(left, right)
     legend_below(figure, left, ncols=min(3, len(comparison.arms)))
     return save(figure, folder, "learning_curves" + suffix,
-                "Means over the runs of each arm with 95% intervals over seeds (Student's t), "
-                "where there is more than one")
+                "Means over the runs of each arm; where there is more than one, each run is a thin "
+                "line, and intervals are 95% over seeds (Student's t). Arms stand a little apart")
 
 
 def held_out_means(axis, runs: list[dict], style: dict, shift: float) -> None:

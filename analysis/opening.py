@@ -3,9 +3,12 @@ import numpy as np
 
 from analysis.runs import evaluations, is_done, steps_done
 
+SEVERAL_STEPS = 10  # whose mean is told
 
 def opening(run: dict) -> list[str]:
-    sentences = [unfinished(run), success(run), cut_off(run)]
+    sentences = [unfinished(run), held_out_success(run), training_success(run), cut_off(run)]
+    if not run["steps"]:
+        sentences.append("There are no credit files, so nothing is known of single tokens.")
     return [sentence for sentence in sentences if sentence]
 
 
@@ -20,29 +23,30 @@ def so_far(run: dict) -> str:
     return f"step {steps_done(run)} of {run['config']['steps']} so far"
 
 
-def success(run: dict) -> str:
-    """Of held-out problems where they were evaluated, otherwise of training batches."""
-    for mode in ("sampled", "greedy"):
-        lines = evaluations(run, mode)
-        if lines:
-            return held_out(lines[0], lines[-1], mode)
-    solved = [line["success"] for line in run["metrics"]]
-    if not solved:
-        return "Nothing is on record of which problems it solved."
-    return (f"It solved {np.mean(solved[:10]):.1%} of the problems in its first ten training "
-            f"batches and {np.mean(solved[-10:]):.1%} in its last ten; it was not evaluated on "
-            "held-out problems.")
-
-
-def held_out(start: dict, end: dict, mode: str) -> str:
-    """Two evaluations, or one."""
-    problems, how = f"{len(end['answer']):,} held-out problems", f"{mode} answers"
+def held_out_success(run: dict) -> str:
+    """In the first evaluation and the last."""
+    lines = evaluations(run, "sampled") or evaluations(run, "greedy")
+    if not lines:
+        return "It was not evaluated on held-out problems."
+    start, end = lines[0], lines[-1]
+    problems = f"{len(end['answer']):,} held-out problems"
     interval = f"95% interval {end['success_low']:.1%} to {end['success_high']:.1%}"
-    if end["step"] == start["step"]:
-        return (f"With {how} it solved {end['success']:.1%} ({interval}) of {problems} "
-                f"{time_of(end)}. There is no other evaluation.")
-    return (f"With {how} it solved {start['success']:.1%} of {problems} {time_of(start)}, and "
-            f"{end['success']:.1%} ({interval}) {time_of(end)}.")
+    if len(lines) == 1:
+        return (f"With {end['mode']} answers it solved {end['success']:.1%} ({interval}) of "
+                f"{problems} {time_of(end)}. There is no other evaluation.")
+    return (f"With {end['mode']} answers it solved {start['success']:.1%} of {problems} "
+            f"{time_of(start)}, and {end['success']:.1%} ({interval}) {time_of(end)}.")
+
+
+def training_success(run: dict) -> str:
+    """For a run without two evaluations to compare."""
+    solved = [line["success"] for line in run["metrics"]]
+    if not solved or len(evaluations(run, "sampled") or evaluations(run, "greedy")) > 1:
+        return ""
+    count = min(len(solved), SEVERAL_STEPS)
+    steps = f"{count} training batch{'es' * (count != 1)}"
+    return (f"It solved {np.mean(solved[:count]):.1%} of the problems in its first {steps} and "
+            f"{np.mean(solved[-count:]):.1%} in its last {count}.")
 
 
 def time_of(line: dict) -> str:

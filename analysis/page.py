@@ -72,11 +72,13 @@ def folded(title: str, body: list[str]) -> str:
 
 
 def report_body(intro: list[str], short: list[str], tables: list[Table], pictures: list[Picture],
-                places: dict[str, tuple]) -> list[str]:
-    """What was found in short, links, and all tables with their pictures."""
+                places: dict[str, tuple], has_answers: bool) -> list[str]:
+    """What was found in short, answers, links, and all tables with their pictures."""
     body = [paragraphs(intro)]
     if short:
         body.append(f"<h2>In short</h2>{bullets(short)}")
+    if has_answers:
+        body.append(viewer())
     return [*body, links(tables), *illustrated(tables, pictures, places)]
 
 

@@ -6,11 +6,11 @@ import numpy as np
 from analysis.answer_plot import draw_answer
 from analysis.histograms import (ADVANTAGE_EDGES, ENTROPY_EDGES, LOG_PROB_EDGES, S_EDGES,
                                  SIZE_EDGES)
-from analysis.opening import so_far
+from analysis.opening import SEVERAL_STEPS, so_far
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save, shade,
                             whole_steps)
 from analysis.ratios import shares
-from analysis.runs import evaluations, is_done
+from analysis.runs import evaluations, is_done, steps_done
 from analysis.sizes import size_label
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES
@@ -26,7 +26,6 @@ PLACES = {  # below which table of the page the others stand
     "position": ("position_in_old_unit",),
     "class by position": ("class_by_position",)}
 NARROW = (5.6, 3.8)     # inches: a picture that is still read on a telephone
-SEVERAL_STEPS = 10      # whose mean a title speaks of
 FEWEST_TOKENS = 30      # in a bin, for its mean to be drawn
 
 
@@ -56,6 +55,12 @@ def draw_gradient(run: dict, tally: Tally, folder: Path) -> list[Picture]:
             over_training(run, tally, folder)]
 
 
+def step_label(run: dict) -> str:
+    if is_done(run):
+        return "step"
+    return f"step ({steps_done(run)} of {run['config']['steps']} so far)"
+
+
 def so_far_in_brackets(run: dict) -> str:
     return "" if is_done(run) else f" ({so_far(run)})"
 
@@ -73,15 +78,19 @@ def learning_curve(run: dict, folder: Path) -> Picture:
         lines = evaluations(run, mode)
         if lines:
             held_out_curve(axis, lines, colour, f"solved, held-out, {mode}")
-            start, end = lines[0]["success"], lines[-1]["success"]
-            title = f"Held-out success, {mode}: {start:.1%} to {end:.1%}"
-    axis.set(xlabel="step" + so_far_in_brackets(run), ylabel="share of the answers",
+            title = f"Held-out success, {mode}: {first_to_last(lines)}"
+    axis.set(xlabel=step_label(run), ylabel="share of the answers",
              ylim=(0, 1.03), title=title)
     whole_steps(axis)
     legend_below(figure, axis, ncols=2)
     return save(figure, folder, "learning_curve",
                 "Share of answers that solve their problem, in training and on held-out problems "
                 "(with 95% intervals), and of answers that end before the limit")
+
+
+def first_to_last(lines: list[dict]) -> str:
+    start, end = lines[0]["success"], lines[-1]["success"]
+    return f"{start:.1%} to {end:.1%}" if len(lines) > 1 else f"{end:.1%}"
 
 
 def held_out_curve(axis, lines: list[dict], colour: str, label: str) -> None:
@@ -102,7 +111,7 @@ def length_and_entropy(run: dict, folder: Path) -> Picture:
             start, end = np.mean(values[:SEVERAL_STEPS]), np.mean(values[-SEVERAL_STEPS:])
             axis.set(title=f"{key.capitalize()}: {start:.3g} in the first ten steps, {end:.3g} in "
                            "the last ten")
-        axis.set(xlabel="step" + so_far_in_brackets(run), ylabel=label, ylim=(0, None))
+        axis.set(xlabel=step_label(run), ylabel=label, ylim=(0, None))
     whole_steps(*axes)
     return save(figure, folder, "length_and_entropy",
                 "Length of the answers and entropy of the policy over training")
@@ -240,7 +249,7 @@ def over_training(run: dict, tally: Tally, folder: Path) -> Picture:
     tokens = by_block(tally, "all", "tokens")[:, 0]
     mean = by_block(tally, "all", f"abs {tally.final}")[:, 0] / tokens
     left.plot(steps, mean, color=BLUE, lw=1.4)
-    left.set(xlabel="step" + so_far_in_brackets(run), ylim=(0, None),
+    left.set(xlabel=step_label(run), ylim=(0, None),
              ylabel=f"mean {size_label(tally.final)}",
              title="The gradient of a token over training")
     of_kinds = by_block(tally, "kind", f"abs {tally.final}")
@@ -249,7 +258,7 @@ def over_training(run: dict, tally: Tally, folder: Path) -> Picture:
         if of_kinds[:, k].max() >= 0.01:
             right.plot(steps, of_kinds[:, k], color=COLOURS[k], lw=1.4, label=KINDS[k])
     most = KINDS[int(of_kinds.mean(0).argmax())]
-    right.set(xlabel="step" + so_far_in_brackets(run), ylabel="share of the gradient",
+    right.set(xlabel=step_label(run), ylabel="share of the gradient",
               ylim=(0, None), title=f"Most of the gradient went to {most} tokens")
     whole_steps(left, right)
     legend_below(figure, right, ncols=len(KINDS))

@@ -148,10 +148,15 @@ def plain(value):
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
-def show(texts: list[str], tables: list[Table]) -> None:
-    """Print what is to be said first, and every table."""
+def show(texts: list[str], tables: list[Table], short: list[str] = ()) -> None:
+    """Print what is to be said first, the findings in short, and every table."""
     for text in texts:
         print(textwrap.fill(text, WIDTH) + "\n")
+    if short:
+        print("In short")
+        for text in short:
+            print("\n".join(item_of(text)))
+        print()
     for table in tables:
         print(table_with_words(table) + "\n")
 
@@ -172,17 +177,17 @@ def show_in_short(texts: list[str], tables: list[Table]) -> None:
     lines = []
     for text in dict.fromkeys(texts):
         if text != NOTHING:
-            lines += item_of(text)
+            lines += item_of(text, MOST_LINES)
     for table in tables:
         lines += cut_short(["", table.title, *table.to_text().split("\n")], LINES - len(lines))
     print("\n".join(lines[:LINES]))
 
 
-def item_of(text: str) -> list[str]:
-    """One entry of a list, cut where it would fill the screen."""
+def item_of(text: str, most: int | None = None) -> list[str]:
+    """One entry of a list, cut after so many lines."""
     lines = textwrap.wrap(text, WIDTH - 2)
-    if len(lines) > MOST_LINES:
-        lines = [*lines[:MOST_LINES - 1], lines[MOST_LINES - 1][:WIDTH - 6] + " ..."]
+    if most and len(lines) > most:
+        lines = [*lines[:most - 1], lines[most - 1][:WIDTH - 6] + " ..."]
     return [f"{'  ' if number else '- '}{line}" for number, line in enumerate(lines)]
 
 

@@ -147,7 +147,7 @@ def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys):
         ("silent", credit_columns([2, 2], [0, 0], weight=np.zeros(4))),
         ("sure", credit_columns([2, 3], [0, 0], log_prob=np.zeros(5), collision=np.ones(5))),
     ):
-        analyze.main([str(write_log(tmp_path / name, {1: columns})), "--json"])
+        analyze.main([str(write_log(tmp_path / name, {1: columns})), "--json", "--all"])
         printed = capsys.readouterr().out
         assert "nan" not in printed.replace("tenant", "") and "inf" not in re.sub(
             r"[a-z]*inf[a-z]+", "", printed

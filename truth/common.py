@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import torch
 
-from analysis.page import report_body, viewer, write_page
+from analysis.page import report_body, write_page
 from analysis.tables import Table, show
 from engine.errors import UserError
 from engine.files import replace_text, whole_folder
@@ -135,16 +135,14 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     intro = list(findings.intro)
     if args.quick:
         intro.insert(0, "Made with --quick: these numbers show that it works, and nothing else.")
-    body = report_body(intro, summary, findings.tables, findings.pictures, findings.places)
-    if findings.episodes:
-        body.insert(1, viewer())
+    body = report_body(intro, summary, findings.tables, findings.pictures, findings.places,
+                       bool(findings.episodes))
     write_page(folder / "report.html", findings.title, body, findings.episodes)
     numbers = {"measured": name, "settings": vars(args), **provenance(),
                "seconds": round(seconds, 1), "in_short": summary,
                "tables": [table.to_json() for table in findings.tables]}
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-    in_short = ["In short", *(f"- {text}" for text in summary)] if summary else []
-    show([findings.title, *intro, *in_short], findings.tables)
+    show([findings.title, *intro], findings.tables, summary)
 
 
 def sample_batch(lab: Lab, step: int, questions: int, answers: int) -> Rollouts:

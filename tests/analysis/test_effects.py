@@ -5,7 +5,7 @@ from conftest import credit_columns, write_log
 from logs import by_name, planted, tables_of, tallied
 
 import analyze
-from analysis import earlier, positions, sums
+from analysis import earlier, position_tables, positions, sums
 from analysis.regression import regression_tables
 from analysis.sizes import UNITS
 
@@ -105,7 +105,7 @@ def test_a_true_null_is_called_null(tmp_path, monkeypatch):
                 analyze.class_gradients(tally, "kind"),
                 earlier.ends(tally),
                 *regression_tables(tally),
-                analyze.kinds_at_like_position(tally),
+                position_tables.kinds_at_like_position(tally),
                 earlier.t_table(tally),
             ]
         )

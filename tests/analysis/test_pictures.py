@@ -55,7 +55,7 @@ def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
                                "solved, held-out, sampled"]
     assert list(axis.lines[0].get_ydata()) == [0.75] * 9 and axis.get_ylim()[1] > 1
     assert "50.0% to 100.0%" in axis.get_title("left")
-    assert axis.get_xlabel() == "step (step 9 of 30 so far)"
+    assert axis.get_xlabel() == "step (9 of 30 so far)"
 
 
 def test_where_the_credit_went(tmp_path, drawn):
