@@ -26,8 +26,8 @@ from analysis import compare, earlier, run_plots
 from analysis.answers import answers_of, steps_to_show
 from analysis.growth import growth, growth_in_old_unit, growth_of_shares
 from analysis.opening import opening
-from analysis.page import (figure_of, folded, illustrated, named, paragraphs, side_by_side, viewer,
-                           write_page)
+from analysis.page import (bullets, figure_of, folded, illustrated, named, paragraphs,
+                           side_by_side, viewer, write_page)
 from analysis.position_tables import (first_and_last_fifth, kinds_at_like_position,
                                       position_gradients)
 from analysis.ratios import (OVER_REST, REST_WORDS, different_cells, mean_sizes, over_the_rest,
@@ -99,10 +99,7 @@ def read_flags(argv: list[str]) -> SimpleNamespace:
 def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     steps = steps_to_show(run, flags.steps)
     make_folder(folder)
-    tally = None
-    if run["steps"]:
-        tally = Tally(run["folder"])
-        tally.read(show_status)
+    tally = tally_of(run) if run["steps"] else None
     chapters = run_chapters(run, tally)
     tables = in_order(chapters)
     if flags.json:
@@ -113,12 +110,18 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     answers = []
     if tally:
         answers = answers_of(run["folder"], tally.tokenizer, steps, flags.page_tokens)
-    sentences = [describe(run, tally), *opening(run)]
-    write_page(folder / "report.html", run["folder"].name,
-               run_page(sentences, chapters, pictures, bool(answers)), answers)
+    sentences, findings = [describe(run, tally), *opening(run)], findings_of(tables)
+    page = run_page(sentences, findings, chapters, pictures, bool(answers))
+    write_page(folder / "report.html", run["folder"].name, page, answers)
     show_status("")
-    print_run(sentences, chapters, tables, flags)
+    print_run([*sentences, *findings], chapters, tables, flags)
     print(f"\n{written(folder, len(pictures), flags)}")
+
+
+def tally_of(run: dict) -> Tally:
+    tally = Tally(run["folder"])
+    tally.read(show_status)
+    return tally
 
 
 def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
@@ -153,7 +156,13 @@ def in_order(chapters: dict[str, list[Table]]) -> list[Table]:
     return sum(chapters.values(), [])
 
 
-def run_page(sentences: list[str], chapters: dict, pictures: list, has_answers: bool) -> list[str]:
+def findings_of(tables: list[Table]) -> list[str]:
+    findings = [table.finding for table in tables if table.name in FINDINGS]
+    return [finding for finding in findings if finding != NOTHING]
+
+
+def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list[Table]],
+             pictures: list, has_answers: bool) -> list[str]:
     """What the run did; its answers; where the credit went. Then all tables, folded."""
     first = {name: "".join(figure_of(*picture) for picture in named(pictures, (name,)))
              for name in run_plots.ON_TOP}
@@ -163,7 +172,8 @@ def run_page(sentences: list[str], chapters: dict, pictures: list, has_answers: 
     if has_answers:
         body.append(viewer())
     if first["credit_by_kind"]:
-        body += ["<h2>Where the credit went</h2>", first["credit_by_kind"]]
+        body.append("<h2>Where the credit went</h2>")
+        body.append(side_by_side(first["credit_by_kind"], bullets(findings)))
     for title, tables in chapters.items():
         names = sum((run_plots.PLACES.get(table.name, ()) for table in tables), ())
         here = named(pictures, names)
@@ -172,18 +182,17 @@ def run_page(sentences: list[str], chapters: dict, pictures: list, has_answers: 
     return body
 
 
-def print_run(sentences: list[str], chapters: dict, tables: list[Table],
+def print_run(texts: list[str], chapters: dict[str, list[Table]], tables: list[Table],
               flags: SimpleNamespace) -> None:
     """Findings and a table or two, or what --all and --earlier ask for."""
     by_name = {table.name: table for table in tables}
-    findings = [by_name[name].finding for name in FINDINGS if name in by_name]
     small = [by_name[name] for name in ("gradient by kind", "gains") if name in by_name]
     old_tables = chapters.get(EARLIER, [])
     if flags.all:
         legend = LEGENDS[GRADIENT] if old_tables else []
-        show([*sentences, *legend], [table for table in tables if table not in old_tables])
+        show([*texts, *legend], [table for table in tables if table not in old_tables])
     elif not (flags.earlier and old_tables):
-        show_in_short([*sentences, *findings], small)
+        show_in_short(texts, small)
     if old_tables and (flags.earlier or flags.all):
         show(LEGENDS[EARLIER], old_tables)
 

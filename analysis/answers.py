@@ -123,12 +123,12 @@ def first_shown(answers: list[dict]) -> list[int]:
     steps = [answer["step"] for answer in answers]
     ends = list(dict.fromkeys([min(steps), max(steps)]))
     prompts = [{answer["prompt"] for answer in answers if answer["step"] == end} for end in ends]
-    same = set.intersection(*prompts) if len(ends) > 1 else set()
-    same = min(same, default=None)
+    shared = set.intersection(*prompts) if len(ends) > 1 else set()
+    prompt = min(shared, default=None)
     chosen = []
     for end in ends:
         places = [i for i, answer in enumerate(answers) if answer["step"] == end
-                  and same in (None, answer["prompt"])]
+                  and prompt in (None, answer["prompt"])]
         chosen.append(typical(answers, places))
     return chosen
 

@@ -18,7 +18,7 @@ from engine.files import replace_text
 
 HERE = Path(__file__).resolve().parent
 Picture = tuple[Path, str]  # path and caption
-BROAD = 900                 # pixels: a broader picture cannot be read on a telephone
+BROAD = 700                 # pixels: a broader picture cannot be read on a telephone
 
 
 def write_page(path: Path, title: str, body: list[str], answers: list[dict] = ()) -> None:

@@ -17,9 +17,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
 BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
 DPI = 108
 plt.rcParams.update({
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-    "axes.titlesize": 10.5, "axes.titlelocation": "left", "legend.frameon": False,
-    "legend.fontsize": 8.5, "font.size": 9.5,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5,
+    "axes.titlelocation": "left", "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25,
+    "legend.frameon": False, "legend.fontsize": 8.5, "font.size": 9.5,
     "text.parse_math": False})  # a $ in the name of an arm is a $
 
 

@@ -121,7 +121,7 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     """Share of the tokens beside share of the gradient."""
     tokens, gradient = tally.count("kind") / tally.tokens, shares(tally, "kind")
     used = np.flatnonzero(tokens)
-    figure, axis = panels(1, figsize=(7.0, 3.6))
+    figure, axis = panels(1, figsize=NARROW)
     for offset, values, colour, label in ((-0.21, tokens, GREY, "share of the tokens"),
                                           (0.21, gradient, BLUE, "share of the gradient")):
         bars = axis.bar(np.arange(len(used)) + offset, values[used], 0.4, color=colour,
