@@ -217,10 +217,10 @@ def gains(run: dict) -> Table:
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
                "95% interval": "+.1%", "format": ".2f", "finished": ".1%", "length": ".0f"}
     return Table("gains", "Held-out success, from the first evaluation to the last",
-                 by_row(formats, rows), " ".join(findings), [],
-                 {"gain": "gain, paired by problem", "95% interval": "95% interval of the gain",
-                  "format": "format at the end", "finished": "finished at the end",
-                  "length": "tokens an answer"})
+                 by_row(formats, rows), " ".join(findings),
+                 ["the gain is paired: the same problems at the start and at the end; format, "
+                  "finished and tokens are those of the end"],
+                 {"95% interval": "95% interval of the gain", "length": "tokens an answer"})
 
 
 def class_gradients(tally: Tally, partition: str) -> Table:

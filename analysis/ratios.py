@@ -12,7 +12,7 @@ from analysis.tally import Tally
 OVER_REST = ("mean {} over that of all other tokens; interval by drawing the groups again, Holm's "
              "correction over the rows (of this table alone)")
 REST_WORDS = {  # full headings of the columns that these functions make
-    "abs(A) s": "mean gradient size abs(A) s", "abs(A) w s": "mean weighted size abs(A) w s",
+    "abs(A) s": "mean size abs(A) s", "abs(A) w s": "mean size abs(A) w s",
     "s": "mean s", "over rest": "over all other tokens", "95%": "95% interval"}
 
 

@@ -46,6 +46,12 @@ def test_the_page_starts_with_the_same_problem_before_and_after(tmp_path, first,
         (1, groups[0], 1), (5, groups[1], 1)]
 
 
+def test_a_problem_of_the_first_and_the_last_step_is_shown_though_room_is_short(tmp_path):
+    folder = log_of_two_steps(tmp_path / "run", [7, 8], [9, 7])
+    answers = answers_of(folder, load_tokenizer(folder), [1, 5], most_tokens=10)
+    assert [(a["step"], a["group"]) for a in answers] == [(1, 0), (1, 0), (5, 1), (5, 1)]
+
+
 def test_of_one_step_one_answer_is_shown(tmp_path):
     folder = log_of_two_steps(tmp_path / "run", [7, 8], [7, 8])
     assert len(first_shown(answers_of(folder, load_tokenizer(folder), [5]))) == 1
