@@ -56,7 +56,8 @@ def kinds_at_like_position(tally: Tally) -> Table:
     formats = {"kind": "", "crude": ".2f", "95%": ".2f", "20ths": ".2f", "95% of it": ".2f",
                "difference": ""}
     names = [KINDS[k] for k in kinds]
-    finding = different_cells(names, [like for _, like in estimates], verdict).strip() or NOTHING
+    cells = different_cells(names, [like for _, like in estimates], verdict)
+    finding = f"At like position:{cells or ' no difference is seen.'}"
     return Table("kinds at like position",
                  "Each kind of token over all other tokens, as it is and at like position",
                  by_row(formats, rows), finding,

@@ -26,6 +26,7 @@ PLACES = {  # below which table of the page the others stand
     "position": ("position_in_old_unit",),
     "class by position": ("class_by_position",)}
 NARROW = (5.6, 3.8)     # inches: a picture that is still read on a telephone
+CURVES = {"length": "tokens an answer", "entropy": "mean entropy, nats"}
 FEWEST_TOKENS = 30      # in a bin, for its mean to be drawn
 
 
@@ -34,7 +35,7 @@ def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
     pictures = []
     if run["metrics"] or run["evaluations"]:
         pictures.append(learning_curve(run, folder))
-    if run["metrics"]:
+    if curves_of(run):
         pictures.append(length_and_entropy(run, folder))
     if tally:
         pictures += [draw_answer(tally, folder), log_prob_and_gradient(tally, folder)]
@@ -100,19 +101,24 @@ def held_out_curve(axis, lines: list[dict], colour: str, label: str) -> None:
                   color=colour, marker="o", ms=3, lw=1.4, capsize=2, label=label)
 
 
+def curves_of(run: dict) -> dict[str, list[dict]]:
+    """The lines of metrics that know a quantity, of the quantities that some line knows."""
+    lines = {key: [line for line in run["metrics"] if line.get(key) is not None] for key in CURVES}
+    return {key: known for key, known in lines.items() if known}
+
+
 def length_and_entropy(run: dict, folder: Path) -> Picture:
-    figure, axes = panels(2)
-    for axis, key, label in ((axes[0], "length", "tokens an answer"),
-                             (axes[1], "entropy", "mean entropy, nats")):
-        lines = [line for line in run["metrics"] if line.get(key) is not None]
-        if lines:
-            values = [line[key] for line in lines]
-            axis.plot([line["step"] for line in lines], values, color=BLUE, lw=1.2)
-            start, end = np.mean(values[:SEVERAL_STEPS]), np.mean(values[-SEVERAL_STEPS:])
-            axis.set(title=f"{key.capitalize()}: {start:.3g} in the first ten steps, {end:.3g} in "
-                           "the last ten")
-        axis.set(xlabel=step_label(run), ylabel=label, ylim=(0, None))
-    whole_steps(*axes)
+    curves = curves_of(run)
+    figure, axes = panels(len(curves), squeeze=False)
+    for axis, (key, lines) in zip(axes[0], curves.items()):
+        values = [line[key] for line in lines]
+        count = min(len(values), SEVERAL_STEPS)
+        start, end = np.mean(values[:count]), np.mean(values[-count:])
+        axis.plot([line["step"] for line in lines], values, color=BLUE, lw=1.2)
+        axis.set(xlabel=step_label(run), ylabel=CURVES[key], ylim=(0, None),
+                 title=f"{key.capitalize()}: {start:.3g} in the first {count} steps, {end:.3g} in "
+                       f"the last {count}")
+    whole_steps(*axes[0])
     return save(figure, folder, "length_and_entropy",
                 "Length of the answers and entropy of the policy over training")
 

@@ -43,7 +43,11 @@ def test_titles_speak_of_ten_steps(tmp_path, drawn):
     run = {"config": {"steps": 30}, "evaluations": []}
     run_plots.length_and_entropy(lines_of(run, 30), tmp_path)
     titles = [axis.get_title("left") for axis in drawn["length_and_entropy"].axes]
-    assert "5.5 in the first ten steps, 25.5 in the last ten" in titles[0]
+    assert titles == ["Length: 5.5 in the first 10 steps, 25.5 in the last 10",
+                      "Entropy: 0.55 in the first 10 steps, 2.55 in the last 10"]
+    run_plots.length_and_entropy(lines_of(run, 3, length=None), tmp_path)
+    [axis] = drawn["length_and_entropy"].axes  # none for what nothing is known of
+    assert axis.get_title("left") == "Entropy: 0.2 in the first 3 steps, 0.2 in the last 3"
 
 
 def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
