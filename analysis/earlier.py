@@ -28,9 +28,9 @@ WORDS = {  # full headings of the columns of these tables
     "A lp": "mean A log p", "A w lp": "mean A w log p", "lp": "log p", "log p": "mean log p",
     "abs(A lp)": "mean abs(A log p), old unit", "abs(A w lp)": "mean abs(A w log p)",
     "abs(A) s": "mean abs(A) s, gradient", "abs(A) w s": "mean abs(A) w s, weighted gradient",
-    "pub.*": "published*", "pub.* A lp": "published* A log p", "log p*": "published* log p",
+    "pub.*": "published*", "log p*": "published* log p",
     "95%": "95% interval", "spread": "standard deviation", "of all": "share of all tokens",
-    "bin": "tenth of the answer"}
+    "bin": "tenth of the answer, from 0"}
 PUBLISHED = {
     "mean": 0.079, "spread": 1.168, "mean size": 0.307, "smallest": -28.0, "largest": 33.3,
     "early over late": 1.6,
@@ -73,7 +73,9 @@ def contributions(tally: Tally) -> Table:
     if tally.weights_are_one:
         notes.append("all weights are 1: weighted and unweighted are the same")
     return Table("contribution", "What a token was given: the old unit and the gradient, signed",
-                 columns, largest_in_words(tally), [*notes, ELSEWHERE], WORDS)
+                 columns, largest_in_words(tally), [*notes, ELSEWHERE],
+                 {"A lp": "A log p, old unit", "A w lp": "A w log p", "A s": "A s, gradient",
+                  "A w s": "A w s, weighted gradient", "pub.* A lp": "published* A log p"})
 
 
 def contribution_column(tally: Tally, measure: str) -> tuple:

@@ -201,7 +201,7 @@ def log_prob_and_gradient(tally: Tally, folder: Path) -> Picture:
     right.plot(log_p, rest * np.sqrt(2), color=ORANGE, lw=1.2)
     right.plot(log_p, -log_p, color="#000000", lw=1.2, ls="--", label="abs(log p): the old unit")
     right.set(xlabel="log p of the token", ylabel="size at A = 1", ylim=(0, 3),
-              title="Rare tokens: the old unit has no limit, the gradient has")
+              title="Rare tokens: the old unit has no limit")
     legend_below(figure, right, ncols=2)
     return save(figure, folder, "log_prob_and_gradient",
                 "Why the old unit misleads: log-prob against advantage, and against the size of "
