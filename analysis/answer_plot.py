@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Rectangle
 
-from analysis.page import episode
+from analysis.answers import answer_of
 from analysis.plots import BLUE, DPI, plt, save
 from analysis.sizes import lay_flat, size_label
 from analysis.tally import Tally
@@ -24,7 +24,7 @@ RETURN, DOTS = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\N{HORIZONTAL ELLIP
 def draw_answer(tally: Tally, folder: Path) -> tuple[Path, str]:
     step = tally.steps[-1]
     tokens = lay_flat(read_columns(tally.run, step))
-    answer = episode(tokens, tally.tokenizer, step, choose_answer(tokens))
+    answer = answer_of(tokens, tally.tokenizer, step, choose_answer(tokens))
     sizes = answer["values"]["gradient size"]
     rows = lay_out(answer["texts"], sizes)
     cut = len(rows) > MOST_ROWS

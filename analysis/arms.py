@@ -9,7 +9,6 @@ from pathlib import Path
 from analysis.runs import is_done
 from analysis.settings import (advantage_flags, common_settings, default_of, effective_settings,
                                task_flags)
-from analysis.tables import LETTERS
 from engine.errors import UserError
 
 SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_tokens",
@@ -113,7 +112,6 @@ class Comparison:
         self.baseline_was_named = named is not None
         self.baseline = named or self.usual_baseline(baseline)
         self.arms = {self.baseline: self.arms[self.baseline], **self.arms}  # it comes first
-        self.keys = dict(zip(self.arms, LETTERS))
 
     def arm_named(self, wanted: str) -> str | None:
         """The arm of this name, or with a run of this name or folder."""

@@ -25,6 +25,11 @@ PUBLISHED_ARMS = (
     "step 60; filler over reasoning 1.31, and 1.41 with 0.75, in the old unit. 12% against 15% of "
     "128 is z = 0.74")
 
+CHAPTERS = {  # what is folded on the page, and the tables in it; with several sets a number follows
+    "Other measures": tuple(measure for measure in MEASURES if measure != PRIMARY),
+    "Single runs, and how steady they were": ("runs", "stability"),
+    "Where the gradient went": ("credit by class", "credit over seeds")}
+
 
 @dataclass
 class Report:
@@ -34,6 +39,7 @@ class Report:
     tables: list[Table] = field(default_factory=list)
     pictures: list[tuple[Path, str]] = field(default_factory=list)
     places: dict[str, tuple] = field(default_factory=dict)
+    first: list[str] = field(default_factory=list)  # names of the tables that decide
 
 
 def report_on(runs: list[dict], baseline: str | None, folder: Path, status) -> Report:
@@ -49,10 +55,11 @@ def report_on(runs: list[dict], baseline: str | None, folder: Path, status) -> R
         with writing(folder):
             suffix = f"_{number}" if len(sets) > 1 else ""
             report.pictures += draw_comparison(comparison, tables, folder, suffix)
-        in_short = [table.finding for table in tables if table.name in ("arms", PRIMARY)]
-        report.short += [finding for finding in in_short if finding]
+        deciding = [table for table in tables if table.name in ("arms", PRIMARY)]
+        report.short += [table.finding for table in deciding if table.finding]
         if len(sets) > 1:
             places = name_by_set(tables, number)
+        report.first += [table.name for table in deciding]
         report.places |= places
         report.tables += tables
     return report
@@ -73,8 +80,6 @@ def comparison_tables(comparison: Comparison, status=lambda text: None) -> list[
     if len(comparison.arms) > 1:
         tables += [differences(comparison, measure) for measure in MEASURES]
     tables += [stability(comparison), *credit_by_class(comparison, status)]
-    for table in tables:
-        table.keys = comparison.keys if "arm" in table.columns else {}
     return tables
 
 
@@ -86,7 +91,10 @@ def arms_table(comparison: Comparison) -> Table:
         finding = f"Final held-out success, sampled: {'; '.join(known)}."
     formats = {"arm": "", "seeds": "", "sampled": ".1%", "95% over seeds": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
-    return Table("arms", "The arms", by_row(formats, rows), finding, arms_notes(comparison))
+    return Table("arms", "The arms", by_row(formats, rows), finding, arms_notes(comparison),
+                 {"sampled": "held-out success, sampled",
+                  "95% over seeds": "95% interval over seeds", "greedy": "success, greedy",
+                  "length": "tokens an answer"})
 
 
 def arm_row(comparison: Comparison, name: str) -> list:
@@ -127,9 +135,7 @@ def arms_notes(comparison: Comparison) -> list[str]:
                     for key, value in comparison.usual.items())
     note = (f"{count} runs of {config['model']}, {config['steps']} steps; finished runs only; "
             f"{usual}95% over seeds: Student's t over the seeds of an arm")
-    mitigations = {arm[0]["config"]["mitigation"] for arm in comparison.arms.values()}
-    published = mitigations & {"outcome_conditional", "inverse_logprob_as_published"}
-    return [note, PUBLISHED_ARMS] if published else [note]
+    return [note]
 
 
 def runs_table(comparison: Comparison) -> Table:
@@ -147,7 +153,8 @@ def runs_table(comparison: Comparison) -> Table:
     return Table("runs",
                  "Each run: held-out success, sampled, at the start and at its last evaluation",
                  by_row(formats, rows), finding,
-                 ["95%: over problems, paired; greedy: the gain with greedy decoding"])
+                 ["the intervals are over problems, paired"],
+                 {"95%": "95% interval of the gain", "greedy": "gain with greedy decoding"})
 
 
 def run_row(run: dict) -> list:
@@ -194,9 +201,12 @@ def stability(comparison: Comparison) -> Table:
     return Table("stability",
                  "Gradient norm before clipping, entropy, and success in training batches",
                  by_row(formats, rows), finding,
-                 ["means over runs; norm first, last: ten steps; spread: standard deviation over "
-                  "steps over mean; peak: largest over median; entropy: first ten steps to last "
-                  "ten; best, end: best five steps in a row and last five"])
+                 ["means over runs; first and last: of ten steps; success: the best five steps in "
+                  "a row, and the last five"],
+                 {"norm first": "gradient norm, first", "last": "gradient norm, last",
+                  "spread": "its deviation over steps over its mean",
+                  "peak": "its largest over its median", "entropy": "entropy, first",
+                  "to": "entropy, last", "best": "best success", "end": "last success"})
 
 
 def credit_by_class(comparison: Comparison, status=lambda text: None) -> list[Table]:
@@ -207,7 +217,15 @@ def credit_by_class(comparison: Comparison, status=lambda text: None) -> list[Ta
         shares = [credit_shares(run, status) for run in comparison.shown(name) if run["steps"]]
         if shares:
             by_arm[name] = np.array(shares)
-    return [shares_table(by_arm, comparison.baseline), ratios_table(by_arm)]
+    return [shares_table(by_arm, comparison.baseline),
+            ratios_table(by_arm, published_notes(comparison))]
+
+
+def published_notes(comparison: Comparison) -> list[str]:
+    """What the earlier experiment had of arms like these."""
+    mitigations = {arm[0]["config"]["mitigation"] for arm in comparison.arms.values()}
+    alike = mitigations & {"outcome_conditional", "inverse_logprob_as_published"}
+    return [PUBLISHED_ARMS] if alike else []
 
 
 def credit_shares(run: dict, status) -> list[float]:
@@ -248,7 +266,7 @@ def shares_table(by_arm: dict[str, np.ndarray], baseline: str) -> Table:
                   "texts, so this is not the weighting alone"])
 
 
-def ratios_table(by_arm: dict[str, np.ndarray]) -> Table:
+def ratios_table(by_arm: dict[str, np.ndarray], notes: list[str]) -> Table:
     rows = [[name, len(values), *over_seeds(values[:, -2]), *over_seeds(values[:, -1])]
             for name, values in by_arm.items()]
     finding = ""
@@ -260,4 +278,7 @@ def ratios_table(by_arm: dict[str, np.ndarray]) -> Table:
     return Table("credit over seeds",
                  "Filler over reasoning and early over late, abs(A) w s, over the seeds of an arm",
                  by_row(formats, rows), finding,
-                 ["filler and reasoning by the earlier regex; 95%: Student's t over seeds"])
+                 ["filler and reasoning by the regex of an earlier experiment; intervals by "
+                  "Student's t over seeds", *notes],
+                 {"filler/reasoning": "filler over reasoning", "95%": "95% interval of it",
+                  "early/late": "first fifth over last fifth", "95% of it": "95% interval of that"})

@@ -114,7 +114,8 @@ def differences(comparison: Comparison, measure: str) -> Table:
     formats = {"arm": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%", "Holm p": "p",
                "could see": ".1%", "verdict": ""}
     return Table(measure, f"{measure.capitalize()}: each arm minus {comparison.baseline}",
-                 by_row(formats, rows), finding, NOTES + [PLACEBO_NOTE] * bool(placebos))
+                 by_row(formats, rows), finding, NOTES + [PLACEBO_NOTE] * bool(placebos),
+                 {"95%": "95% interval", "Holm p": "p, Holm's correction"})
 
 
 def adjusted_p(estimates: dict) -> dict:

@@ -1,10 +1,9 @@
-// The viewer: one answer at a time, its tokens shaded by a number.
-// KINDS, SECTIONS and TAG are written before this by page.py.
+// The viewer: panes with one answer at a time, its tokens shaded by a number.
+// KINDS, SECTIONS, TAG and START are written before this by page.py.
 const $ = id => document.getElementById(id);
 const answers = JSON.parse($('episodes').textContent);
 const quantities = Object.keys(answers[0].values);
 const BLUE = 'var(--blue)', ORANGE = 'var(--orange)';
-let shown = answers, at = 0;
 
 function fill(select, choices) {
   for (const [value, text] of choices) select.add(new Option(text, value));
@@ -15,12 +14,16 @@ function unique(key) {
   return values.map(value => [value, value]);
 }
 
+function largest(sizes) {
+  return sizes.reduce((a, b) => Math.max(a, b), 0);
+}
+
 // The full colour: 98% of the tokens on this page are smaller.
 const limit = {};
 for (const name of quantities) {
   const sizes = answers.flatMap(answer => answer.values[name].map(v => Math.abs(v ?? 0)));
   sizes.sort((a, b) => a - b);
-  limit[name] = sizes[Math.floor(0.98 * (sizes.length - 1))] || sizes[sizes.length - 1] || 1;
+  limit[name] = sizes[Math.floor(0.98 * (sizes.length - 1))] || largest(sizes) || 1;
 }
 
 function shade(value, most) {
@@ -36,18 +39,9 @@ function hasReward(answer, wanted) {
   return answer.reward === +wanted;
 }
 
-function choose() {
-  const step = $('step').value, reward = $('reward').value;
-  shown = answers.filter(a => (step === '' || a.step === +step) && hasReward(a, reward));
-  at = 0;
-  draw();
-}
-
-function tell(answer, t) {
-  const numbers = Object.entries(answer.values)
-    .map(([name, column]) => `${name} ${column[t] ?? 'unknown'}`).join(', ');
-  const place = `${KINDS[answer.kind[t]]} in ${SECTIONS[answer.section[t]]}`;
-  $('value').textContent = `token ${t} ${JSON.stringify(answer.texts[t])}, ${place}: ${numbers}`;
+function fullColour(answer, name) {
+  const sizes = answer.values[name].map(v => Math.abs(v ?? 0));
+  return $('local').checked ? largest(sizes) || 1 : limit[name];
 }
 
 function tokenSpan(answer, t, name, most) {
@@ -55,59 +49,130 @@ function tokenSpan(answer, t, name, most) {
   span.textContent = answer.texts[t].replaceAll('\n', '\u21b5\n');
   span.className = `s${answer.section[t]}${answer.kind[t] === TAG ? ' tag' : ''}`;
   span.style.backgroundColor = shade(answer.values[name][t], most);
-  span.title = `${name} ${answer.values[name][t] ?? 'unknown'}`;
-  span.onmouseenter = span.onclick = () => tell(answer, t);
   return span;
 }
 
-function drawKey(name, most) {
+function when(step) {
+  if (START.length < 2) return 'An answer';
+  const updates = step === 2 ? '1 update' : `${step - 1} updates`;
+  return `Step ${step}, ${step === 1 ? 'before the first update' : 'after ' + updates}`;
+}
+
+// What a reader wants to know first: the reward, and what the others got.
+function verdict(answer) {
+  const group = answers.filter(a => a.step === answer.step && a.group === answer.group);
+  const mean = group.reduce((sum, a) => sum + a.reward, 0) / group.length;
+  const solved = answer.answer > 0 ? 'solved' : 'not solved';
+  const cut = answer.finished ? '' : ', cut off by the limit';
+  return `Reward ${answer.reward}: ${solved}${cut}. The ${group.length} answers to this problem `
+    + `got ${mean.toPrecision(2)} on average.`;
+}
+
+class Pane {
+  constructor(first) {
+    this.root = $('pane').content.cloneNode(true).firstElementChild;
+    fill(this.part('step'), [['', 'all'], ...unique('step')]);
+    fill(this.part('reward'), [['', 'all'], ['solved', 'solved'], ['not solved', 'not solved'],
+                               ...unique('reward')]);
+    this.part('step').value = first.step;
+    this.part('step').onchange = this.part('reward').onchange = () => this.choose();
+    this.part('previous').onclick = () => this.move(-1);
+    this.part('next').onclick = () => this.move(1);
+    this.part('tokens').onmouseover = event => this.point(event.target);
+    this.part('tokens').onclick = event => this.point(event.target);
+    this.root.onkeydown = event => this.press(event);
+    $('panes').append(this.root);
+    this.choose(first);
+  }
+
+  part(name) {
+    return this.root.querySelector('.' + name);
+  }
+
+  choose(first) {
+    const step = this.part('step').value, reward = this.part('reward').value;
+    this.shown = answers.filter(a => (step === '' || a.step === +step) && hasReward(a, reward));
+    this.at = first ? this.shown.indexOf(first) : 0;
+    this.draw();
+  }
+
+  move(by) {
+    if (this.at + by < 0 || this.at + by >= this.shown.length) return;
+    this.at += by;
+    this.draw();
+  }
+
+  draw() {
+    const answer = this.shown[this.at], name = $('quantity').value;
+    this.token = -1;
+    this.part('tokens').replaceChildren();
+    this.part('value').textContent = '';
+    this.part('prompt').textContent = answer ? answer.prompt : '';
+    this.part('previous').disabled = this.at <= 0;
+    this.part('next').disabled = this.at >= this.shown.length - 1;
+    if (!answer) {
+      this.part('when').textContent = 'No such answer';
+      this.part('place').textContent = 'There is none among those on this page.';
+      return;
+    }
+    const most = fullColour(answer, name);
+    this.part('when').textContent = when(answer.step);
+    this.part('place').textContent = `${verdict(answer)} (${this.at + 1} of ${this.shown.length})`;
+    const spans = answer.texts.map((_, t) => tokenSpan(answer, t, name, most));
+    this.part('tokens').append(...spans);
+  }
+
+  point(span) {
+    const t = [...this.part('tokens').children].indexOf(span);
+    if (t >= 0) this.tell(t);
+  }
+
+  tell(t) {
+    const answer = this.shown[this.at], spans = this.part('tokens').children;
+    spans[this.token]?.classList.remove('chosen');
+    this.token = t;
+    spans[t].classList.add('chosen');
+    const numbers = Object.entries(answer.values)
+      .map(([name, column]) => `${name} ${column[t] ?? 'unknown'}`).join(', ');
+    const kind = `${KINDS[answer.kind[t]]} in ${SECTIONS[answer.section[t]]}`;
+    this.part('value').textContent =
+      `Token ${t + 1}, ${JSON.stringify(answer.texts[t])}, ${kind}: ${numbers}.`;
+  }
+
+  press(event) {
+    if (event.target.tagName === 'SELECT') return;
+    if (event.key === 'ArrowLeft') this.move(-1);
+    if (event.key === 'ArrowRight') this.move(1);
+    const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    const spans = this.part('tokens').children;
+    if (!by || event.target !== this.part('tokens') || !spans.length) return;
+    event.preventDefault();
+    this.tell(Math.min(spans.length - 1, Math.max(0, this.token + by)));
+    spans[this.token].scrollIntoView({ block: 'nearest' });
+  }
+}
+
+// On one page one key for all panes; with the largest of each answer it has no one number.
+function drawKey() {
+  const name = $('quantity').value, most = limit[name].toPrecision(2);
   const signed = answers.some(answer => answer.values[name].some(v => v < 0));
   const ramp = colour => `linear-gradient(90deg, rgba(${colour},0), rgba(${colour},.8))`;
   $('positive').style.background = ramp(BLUE);
-  $('most').textContent = most.toPrecision(3) + ' and more';
-  $('negative').hidden = $('least').hidden = !signed;
   $('negative').style.background = ramp(ORANGE);
-  $('least').textContent = (-most).toPrecision(3) + ' and less';
+  $('below').hidden = !signed;
+  $('most').textContent = $('local').checked ? 'the largest' : `${most} and more`;
+  $('least').textContent = $('local').checked ? 'the largest below 0' : `-${most} and less`;
 }
 
-function draw() {
-  $('tokens').replaceChildren();
-  $('value').textContent = '';
-  $('previous').disabled = at <= 0;
-  $('next').disabled = at >= shown.length - 1;
-  if (!shown.length) {
-    $('place').textContent = 'no such answer among those on this page';
-    $('prompt').textContent = '';
-    return;
-  }
-  const answer = shown[at], name = $('quantity').value;
-  const largest = Math.max(...answer.values[name].map(v => Math.abs(v ?? 0))) || 1;
-  const most = $('local').checked ? largest : limit[name];
-  const { step, group, episode, reward, finished } = answer;
-  $('place').textContent = `${at + 1} of ${shown.length}: step ${step}, question ${group}, `
-    + `answer ${episode}, reward ${reward}${finished ? '' : ', cut off'}`;
-  $('prompt').textContent = answer.prompt;
-  answer.texts.forEach((_, t) => $('tokens').append(tokenSpan(answer, t, name, most)));
-  drawKey(name, most);
-}
-
-function move(by) {
-  if (at + by < 0 || at + by >= shown.length) return;
-  at += by;
-  draw();
+function drawAll() {
+  drawKey();
+  for (const pane of panes) pane.draw();
 }
 
 fill($('quantity'), quantities.map(name => [name, name]));
-fill($('step'), [['', 'all'], ...unique('step')]);
-fill($('reward'), [['', 'all'], ['solved', 'solved'], ['not solved', 'not solved'],
-                   ...unique('reward')]);
-$('quantity').onchange = $('local').onchange = draw;
-$('step').onchange = $('reward').onchange = choose;
-$('previous').onclick = () => move(-1);
-$('next').onclick = () => move(1);
+const panes = START.map(place => new Pane(answers[place]));
+$('quantity').onchange = $('local').onchange = drawAll;
 document.addEventListener('keydown', event => {
-  if (event.target.tagName === 'SELECT') return;
-  if (event.key === 'ArrowLeft') move(-1);
-  if (event.key === 'ArrowRight') move(1);
+  if (event.target === document.body) for (const pane of panes) pane.press(event);
 });
-draw();
+drawKey();

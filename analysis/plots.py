@@ -6,33 +6,71 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
+
+from engine.files import whole_file
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
            "#e69f00", "#56b4e9", "#000000", "#999999")
 BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
 DPI = 108
 plt.rcParams.update({
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-    "axes.titlesize": 10.5, "axes.titlelocation": "left", "legend.frameon": False,
-    "legend.fontsize": 8.5, "font.size": 9.5})
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5,
+    "axes.titlelocation": "left", "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25,
+    "legend.frameon": False, "legend.fontsize": 8.5, "font.size": 9.5,
+    "text.parse_math": False})  # a $ in the name of an arm is a $
 
 
 def panels(count: int, **more):
     """A figure and its axes, side by side."""
     width = 5.6 * count if count > 1 else 7.5
-    return plt.subplots(1, count, figsize=(width, 4.0), layout="constrained", **more)
+    return plt.subplots(1, count, **{"figsize": (width, 4.0), "layout": "constrained", **more})
 
 
 def save(figure, folder: Path, name: str, caption: str) -> tuple[Path, str]:
-    """Path and caption of the picture."""
+    """Path and caption of the picture, which appears whole or not at all."""
     path = folder / f"{name}.png"
-    figure.savefig(path, dpi=DPI)
+    plain_log_ticks(figure)
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=DPI, format="png")
     plt.close(figure)
     return path, caption
 
 
-def shade(axis, x_edges, y_edges, counts: np.ndarray) -> None:
-    """Counts of two quantities, on a logarithmic scale; empty cells stay white."""
-    known = np.where(counts > 0, counts, np.nan)
-    axis.pcolormesh(x_edges, y_edges, np.log10(known).T, cmap="viridis_r", rasterized=True)
+def plain_log_ticks(figure) -> None:
+    """Ticks of logarithmic axes as plain numbers: matplotlib writes them as mathematics."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            is_usual = isinstance(axis.get_major_formatter(), LogFormatter)
+            if axis.get_scale() == "log" and is_usual:
+                axis.set_major_formatter(FuncFormatter(plain_number))
+                axis.set_minor_formatter(NullFormatter())
+
+
+def plain_number(value: float, _) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
+
+
+def whole_steps(*axes) -> None:
+    """No tick between two steps."""
+    for axis in axes:
+        axis.xaxis.get_major_locator().set_params(integer=True)
+
+
+def legend_below(figure, axis, **more) -> None:
+    """The legend of an axis below the figure, where no data are."""
+    handles, labels = axis.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", **more)
+
+
+def shade(figure, axis, x_edges, y_edges, counts: np.ndarray) -> None:
+    """Counts of two quantities, on a logarithmic scale with its colour bar; empty cells stay
+    white."""
+    known = np.ma.masked_less_equal(counts, 0)
+    most = max(float(counts.max(initial=0)), 2.0)
+    cells = axis.pcolormesh(x_edges, y_edges, known.T, cmap="viridis_r", rasterized=True,
+                            norm=LogNorm(1, most))
+    figure.colorbar(cells, ax=axis).ax.set_title("tokens", fontsize=8.5)
     axis.grid(False)

@@ -9,6 +9,12 @@ from analysis.sizes import size_label
 from analysis.statistics import Estimate, ratio
 from analysis.tally import Tally
 
+OVER_REST = ("mean {} over that of all other tokens; interval by drawing the groups again, Holm's "
+             "correction over the rows (of this table alone)")
+REST_WORDS = {  # full headings of the columns that these functions make
+    "abs(A) s": "mean size abs(A) s", "abs(A) w s": "mean size abs(A) w s",
+    "s": "mean s", "over rest": "over all other tokens", "95%": "95% interval"}
+
 
 def mean_sizes(tally: Tally, partition: str, which: str = "", cells=slice(None), spec: str = ".4f"):
     """Columns of a table: the mean size in each cell, in the units whose name has `which` in it."""
@@ -46,6 +52,15 @@ def rest_columns(estimates: list[Estimate], verdict: list[str]) -> dict[str, tup
     return {"over rest": (".2f", [e.value for e in estimates]),
             "95%": (".2f", [e.interval for e in estimates]),
             "difference": ("", verdict)}
+
+
+def different_cells(names: list[str], rest: list, verdict: list[str]) -> str:
+    cells = []
+    for name, estimate, word in zip(names, rest, verdict):
+        if word in ("more", "less"):
+            or_less = " or less" if estimate.value < 0.01 else ""
+            cells.append(f"{name} {max(estimate.value, 0.01):.2f}{or_less}")
+    return f" A token's gradient over that of all others: {', '.join(cells)}." if cells else ""
 
 
 def early_over_late(tally: Tally, partition: str, unit: str) -> Estimate:

@@ -124,4 +124,5 @@ def regression_table(tally, unit: str) -> Table:
     return Table(f"regression of {unit}", title, columns,
                  f"With position, class and abs(A) side by side: {finding}",
                  ["tenths of the answer against the first one; errors clustered by group; Holm's "
-                  "correction over tenths and classes"])
+                  "correction over tenths and classes"],
+                 {"95%": "95% interval", "of the mean": "share of the mean size"})

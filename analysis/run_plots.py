@@ -6,53 +6,92 @@ import numpy as np
 from analysis.answer_plot import draw_answer
 from analysis.histograms import (ADVANTAGE_EDGES, ENTROPY_EDGES, LOG_PROB_EDGES, S_EDGES,
                                  SIZE_EDGES)
-from analysis.plots import BLUE, COLOURS, GREEN, GREY, ORANGE, panels, save, shade
-from analysis.runs import evaluations
+from analysis.opening import SEVERAL_STEPS, so_far
+from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save, shade,
+                            whole_steps)
+from analysis.ratios import shares
+from analysis.runs import evaluations, is_done, steps_done
 from analysis.sizes import size_label
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES
 from countdown_task import KINDS, SECTIONS
 
 Picture = tuple[Path, str]  # path and caption
-PLACES = {  # below which table of the page they stand
-    "gains": ("learning_curve",),
-    "gradient by kind": ("answer",),
-    "contribution": ("histograms", "log_prob_and_gradient"),
+ON_TOP = ("learning_curve", "credit_by_kind")
+PLACES = {  # below which table of the page the others stand
+    "growth": ("length_and_entropy", "over_training"),
     "gradient by position": ("position",),
-    "class by position": ("class_by_position",),
     "sections": ("entropy_and_gradient", "weights"),
-    "growth": ("over_training", "length_and_entropy")}
+    "contribution": ("histograms", "log_prob_and_gradient"),
+    "position": ("position_in_old_unit",),
+    "class by position": ("class_by_position",)}
+NARROW = (5.6, 3.8)     # inches: a picture that is still read on a telephone
+CURVES = {"length": "tokens an answer", "entropy": "mean entropy, nats"}
+FEWEST_TOKENS = 30      # in a bin, for its mean to be drawn
 
 
 def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
-    pictures = [learning_curve(run, folder)]
-    if run["metrics"]:
+    """The pictures that have something to show."""
+    pictures = []
+    if run["metrics"] or run["evaluations"]:
+        pictures.append(learning_curve(run, folder))
+    if curves_of(run):
         pictures.append(length_and_entropy(run, folder))
     if tally:
-        pictures += [draw(tally, folder) for draw in (
-            draw_answer, position_bars, histograms, log_prob_and_gradient, entropy_and_gradient,
-            class_by_position, over_training, weights)]
-    return pictures
+        pictures += [draw_answer(tally, folder), log_prob_and_gradient(tally, folder)]
+        if (tally.histograms.by_entropy[0] >= FEWEST_TOKENS).any():
+            pictures.append(entropy_and_gradient(tally, folder))
+        if not tally.weights_are_one:
+            pictures.append(weights(tally, folder))
+        if tally.total("all", f"abs {tally.final}")[0] > 0:
+            pictures += draw_gradient(run, tally, folder)
+    return [(path, caption + so_far_in_brackets(run)) for path, caption in pictures]
+
+
+def draw_gradient(run: dict, tally: Tally, folder: Path) -> list[Picture]:
+    return [credit_by_kind(tally, folder),
+            position_bars(tally, folder, "position", tally.final),
+            position_bars(tally, folder, "position_in_old_unit", "contribution"),
+            histograms(tally, folder), class_by_position(tally, folder),
+            over_training(run, tally, folder)]
+
+
+def step_label(run: dict) -> str:
+    if is_done(run):
+        return "step"
+    return f"step ({steps_done(run)} of {run['config']['steps']} so far)"
+
+
+def so_far_in_brackets(run: dict) -> str:
+    return "" if is_done(run) else f" ({so_far(run)})"
 
 
 def learning_curve(run: dict, folder: Path) -> Picture:
-    figure, axis = panels(1)
+    figure, axis = panels(1, figsize=NARROW)
     title = "Success while training"
-    if run["metrics"]:
-        steps = [line["step"] for line in run["metrics"]]
-        success = [line["success"] for line in run["metrics"]]
-        axis.plot(steps, success, color=GREY, lw=0.8, alpha=0.6, label="training batches")
+    for key, colour, label in (("finished", GREEN, "not cut off, in training"),
+                               ("success", GREY, "solved, in training")):
+        lines = [line for line in run["metrics"] if line.get(key) is not None]
+        if lines:
+            axis.plot([line["step"] for line in lines], [line[key] for line in lines],
+                      color=colour, lw=1.0, label=label)
     for mode, colour in (("greedy", ORANGE), ("sampled", BLUE)):
         lines = evaluations(run, mode)
         if lines:
-            held_out_curve(axis, lines, colour, f"held-out, {mode} (95% interval)")
-            start, end = lines[0]["success"], lines[-1]["success"]
-            title = f"Held-out success, {mode}: {start:.0%} to {end:.0%}"
-    axis.set(xlabel="step", ylabel="share of problems solved", ylim=(0, None), title=title)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(loc="best")
+            held_out_curve(axis, lines, colour, f"solved, held-out, {mode}")
+            title = f"Held-out success, {mode}: {first_to_last(lines)}"
+    axis.set(xlabel=step_label(run), ylabel="share of the answers",
+             ylim=(0, 1.03), title=title)
+    whole_steps(axis)
+    legend_below(figure, axis, ncols=2)
     return save(figure, folder, "learning_curve",
-                "Share of problems solved while training and on held-out problems")
+                "Share of answers that solve their problem, in training and on held-out problems "
+                "(with 95% intervals), and of answers that end before the limit")
+
+
+def first_to_last(lines: list[dict]) -> str:
+    start, end = lines[0]["success"], lines[-1]["success"]
+    return f"{start:.1%} to {end:.1%}" if len(lines) > 1 else f"{end:.1%}"
 
 
 def held_out_curve(axis, lines: list[dict], colour: str, label: str) -> None:
@@ -62,19 +101,50 @@ def held_out_curve(axis, lines: list[dict], colour: str, label: str) -> None:
                   color=colour, marker="o", ms=3, lw=1.4, capsize=2, label=label)
 
 
+def curves_of(run: dict) -> dict[str, list[dict]]:
+    """The lines of metrics that know a quantity, of the quantities that some line knows."""
+    lines = {key: [line for line in run["metrics"] if line.get(key) is not None] for key in CURVES}
+    return {key: known for key, known in lines.items() if known}
+
+
 def length_and_entropy(run: dict, folder: Path) -> Picture:
-    figure, axes = panels(2)
-    for axis, key, label in ((axes[0], "length", "tokens an answer"),
-                             (axes[1], "entropy", "mean entropy, nats")):
-        lines = [line for line in run["metrics"] if line.get(key) is not None]
-        if lines:
-            values = [line[key] for line in lines]
-            axis.plot([line["step"] for line in lines], values, color=BLUE, lw=1.2)
-            start, end = f"{values[0]:.3g}", f"{values[-1]:.3g}"
-            axis.set(title=f"{key.capitalize()}: {start} at the start, {end} at the end")
-        axis.set(xlabel="step", ylabel=label, ylim=(0, None))
+    curves = curves_of(run)
+    figure, axes = panels(len(curves), squeeze=False)
+    for axis, (key, lines) in zip(axes[0], curves.items()):
+        values = [line[key] for line in lines]
+        count = min(len(values), SEVERAL_STEPS)
+        start, end = np.mean(values[:count]), np.mean(values[-count:])
+        axis.plot([line["step"] for line in lines], values, color=BLUE, lw=1.2)
+        axis.set(xlabel=step_label(run), ylabel=CURVES[key], ylim=(0, None),
+                 title=f"{key.capitalize()}: {start:.3g} in the first {count} steps, {end:.3g} in "
+                       f"the last {count}")
+    whole_steps(*axes[0])
     return save(figure, folder, "length_and_entropy",
                 "Length of the answers and entropy of the policy over training")
+
+
+def credit_by_kind(tally: Tally, folder: Path) -> Picture:
+    """Share of the tokens beside share of the gradient."""
+    tokens, gradient = tally.count("kind") / tally.tokens, shares(tally, "kind")
+    used = np.flatnonzero(tokens)
+    figure, axis = panels(1, figsize=NARROW)
+    for offset, values, colour, label in ((-0.21, tokens, GREY, "share of the tokens"),
+                                          (0.21, gradient, BLUE, "share of the gradient")):
+        bars = axis.bar(np.arange(len(used)) + offset, values[used], 0.4, color=colour,
+                        label=label)
+        axis.bar_label(bars, [f"{value:.0%}" for value in values[used]], fontsize=8.5, padding=1)
+    most = int(gradient.argmax())
+    axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used],
+             ylabel="share of all tokens or gradient",
+             title=f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
+                   f"{gradient[most]:.0%} of the gradient")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axis.margins(y=0.12)
+    axis.grid(axis="x", visible=False)
+    legend_below(figure, axis, ncols=2)
+    return save(figure, folder, "credit_by_kind",
+                "Each kind of token: its share of all tokens, and of the summed sizes of the "
+                f"gradient {size_label(tally.final)}")
 
 
 def old_and_new(tally: Tally) -> tuple[tuple[str, str], ...]:
@@ -82,24 +152,25 @@ def old_and_new(tally: Tally) -> tuple[tuple[str, str], ...]:
     return (("contribution", "abs(A log p)"), (tally.final, size_label(tally.final)))
 
 
-def position_bars(tally: Tally, folder: Path) -> Picture:
-    figure, axes = panels(2)
-    titles = ("The old unit by position", "The gradient by position")
-    for axis, (unit, label), colour, title in zip(axes, old_and_new(tally), (ORANGE, BLUE), titles):
-        sizes, tokens = tally.drawn("position", unit)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            reach = 1.96 * (sizes / tokens).std(0)
-        mean = tally.mean("position", f"abs {unit}")
-        axis.bar(range(10), mean, 0.85, yerr=reach, color=colour,
-                 error_kw={"lw": 0.8, "capsize": 2})
-        axis.set(xlabel="tenth of the answer", ylabel=f"mean {label}", xticks=range(10),
-                 title=title)
-    return save(figure, folder, "position",
-                "Mean size in ten bins of relative position, 95% intervals over groups")
+def position_bars(tally: Tally, folder: Path, name: str, unit: str) -> Picture:
+    label = dict(old_and_new(tally))[unit]
+    what = "The old unit" if unit == "contribution" else "The gradient"
+    sizes, tokens = tally.drawn("position", unit)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        reach = 1.96 * (sizes / tokens).std(0)
+    mean = tally.mean("position", f"abs {unit}")
+    figure, axis = panels(1, figsize=NARROW)
+    axis.bar(range(1, 11), mean, 0.85, yerr=reach, color=ORANGE if unit == "contribution" else BLUE,
+             error_kw={"lw": 0.8, "capsize": 2})
+    largest = int(np.nanargmax(mean)) + 1
+    axis.set(xlabel="tenth of the answer", ylabel=f"mean {label}", xticks=range(1, 11),
+             title=f"{what} is largest in tenth {largest} of an answer")
+    return save(figure, folder, name,
+                f"Mean {label} in ten bins of relative position, 95% intervals over groups")
 
 
 def histograms(tally: Tally, folder: Path) -> Picture:
-    figure, axes = panels(2, sharey=True, sharex=True)
+    figure, axes = panels(2, sharey=True)
     for axis, (unit, label) in zip(axes, old_and_new(tally)):
         for c, colour in enumerate((ORANGE, BLUE, GREEN)):
             axis.stairs(tally.histograms.sizes[unit][c] / tally.tokens, SIZE_EDGES, color=colour,
@@ -110,7 +181,7 @@ def histograms(tally: Tally, folder: Path) -> Picture:
         axis.set(xlabel=f"{label}, powers of ten",
                  title=f"{label}: mean {mean:.2g} (dashed), largest {largest:.3g}")
     axes[0].set(ylabel="share of all tokens")
-    axes[0].legend(title="class by the regex", loc="upper left")
+    legend_below(figure, axes[0], ncols=3, title="class by the regex")
     none = tally.histograms.zeros["contribution"] / tally.tokens
     return save(figure, folder, "histograms",
                 f"How sizes are spread over tokens, old unit and gradient; the {none:.0%} that are "
@@ -119,19 +190,19 @@ def histograms(tally: Tally, folder: Path) -> Picture:
 
 def log_prob_and_gradient(tally: Tally, folder: Path) -> Picture:
     figure, (left, right) = panels(2)
-    shade(left, LOG_PROB_EDGES, ADVANTAGE_EDGES, tally.histograms.log_prob_and_advantage)
+    shade(figure, left, LOG_PROB_EDGES, ADVANTAGE_EDGES, tally.histograms.log_prob_and_advantage)
     left.set(xlabel="log p of the token", ylabel="advantage A",
              title="Log-prob and advantage, the earlier picture")
-    shade(right, LOG_PROB_EDGES, S_EDGES, tally.histograms.log_prob_and_s)
+    shade(figure, right, LOG_PROB_EDGES, S_EDGES, tally.histograms.log_prob_and_s)
     log_p = np.linspace(-14, -1e-3, 400)
     rest = -np.expm1(log_p)
     right.plot(log_p, rest, color=ORANGE, lw=1.2,
                label="1 - p and sqrt(2) (1 - p): the limits of s")
     right.plot(log_p, rest * np.sqrt(2), color=ORANGE, lw=1.2)
     right.plot(log_p, -log_p, color="#000000", lw=1.2, ls="--", label="abs(log p): the old unit")
-    right.set(xlabel="log p of the token", ylabel="gradient size s at A = 1", ylim=(0, 3),
-              title="Rare tokens: the old unit grows without limit, the gradient does not")
-    right.legend(loc="upper left")
+    right.set(xlabel="log p of the token", ylabel="size at A = 1", ylim=(0, 3),
+              title="Rare tokens: the old unit has no limit")
+    legend_below(figure, right, ncols=2)
     return save(figure, folder, "log_prob_and_gradient",
                 "Why the old unit misleads: log-prob against advantage, and against the size of "
                 "the gradient")
@@ -139,13 +210,13 @@ def log_prob_and_gradient(tally: Tally, folder: Path) -> Picture:
 
 def entropy_and_gradient(tally: Tally, folder: Path) -> Picture:
     figure, (left, right) = panels(2)
-    shade(left, ENTROPY_EDGES, S_EDGES, tally.histograms.entropy_and_s)
+    shade(figure, left, ENTROPY_EDGES, S_EDGES, tally.histograms.entropy_and_s)
     used = np.flatnonzero(tally.histograms.entropy_and_s.sum(1))
     top = ENTROPY_EDGES[used[-1] + 1] if len(used) else 1
     left.set(xlabel="entropy of the distribution", ylabel="gradient size s of the drawn token",
-             title="Tokens drawn where the model was uncertain, and where it was sure",
+             title="Sure tokens have small gradients, unless a rare one was drawn",
              xlim=(0, top))
-    enough = tally.histograms.by_entropy[0] >= 30
+    enough = tally.histograms.by_entropy[0] >= FEWEST_TOKENS
     tokens, squares, theory = tally.histograms.by_entropy[:, enough]
     middle = (ENTROPY_EDGES[1:] + ENTROPY_EDGES[:-1])[enough] / 2
     off = np.abs((theory - squares) / tokens).max(initial=0)
@@ -154,7 +225,7 @@ def entropy_and_gradient(tally: Tally, folder: Path) -> Picture:
                label="mean s^2 of the recorded tokens")
     right.set(xlabel="entropy of the distribution", ylabel="mean s^2", xlim=(0, top),
               title=f"Mean s^2 of the recorded tokens is within {off:.2g} of theory")
-    right.legend(loc="lower right")
+    legend_below(figure, right, ncols=2)
     return save(figure, folder, "entropy_and_gradient",
                 "Entropy against the size of the gradient, with the theoretical line (bins of at "
                 "least 30 tokens)")
@@ -172,36 +243,33 @@ def class_by_position(tally: Tally, folder: Path) -> Picture:
         ahead = int((means[0] > means[1]).sum())
         axis.set(xlabel="fifth of the answer", ylabel=f"mean {label}", xticks=range(5),
                  xticklabels=fifths, title=f"{label}: filler ahead in {ahead} of 5")
-    axes[0].legend()
+    legend_below(figure, axes[0], ncols=2)
     return save(figure, folder, "class_by_position",
                 "Filler and reasoning (by the regex) in five bins of relative position, old unit "
                 "and gradient")
 
 
-def over_training(tally: Tally, folder: Path) -> Picture:
+def over_training(run: dict, tally: Tally, folder: Path) -> Picture:
     figure, (left, right) = panels(2)
     steps = [block.mean() for block in tally.blocks]
     tokens = by_block(tally, "all", "tokens")[:, 0]
-    for measure, label, colour in (
-            ("abs contribution", "mean abs(A log p), old unit", ORANGE),
-            ("contribution", "mean A log p, signed", GREY),
-            (f"abs {tally.final}", f"mean {size_label(tally.final)}, gradient", BLUE)):
-        mean = by_block(tally, "all", measure)[:, 0] / tokens
-        left.plot(steps, mean, color=colour, lw=1.4, label=label)
-    left.set(xlabel="step", ylabel="mean over tokens", title="What a token is given over training")
-    left.legend()
-    shares = by_block(tally, "kind", f"abs {tally.final}")
-    shares = shares / shares.sum(1, keepdims=True).clip(1e-300)
-    for k in np.argsort(-shares.mean(0)):
-        if shares[:, k].max() >= 0.01:
-            right.plot(steps, shares[:, k], color=COLOURS[k], lw=1.4, label=KINDS[k])
-    most = KINDS[int(shares.mean(0).argmax())]
-    right.set(xlabel="step", ylabel="share of the gradient", ylim=(0, None),
-              title=f"Most of the gradient went to {most} tokens")
-    if right.lines:
-        right.legend(ncols=2)
+    mean = by_block(tally, "all", f"abs {tally.final}")[:, 0] / tokens
+    left.plot(steps, mean, color=BLUE, lw=1.4)
+    left.set(xlabel=step_label(run), ylim=(0, None),
+             ylabel=f"mean {size_label(tally.final)}",
+             title="The gradient of a token over training")
+    of_kinds = by_block(tally, "kind", f"abs {tally.final}")
+    of_kinds = of_kinds / of_kinds.sum(1, keepdims=True).clip(1e-300)
+    for k in np.argsort(-of_kinds.mean(0)):
+        if of_kinds[:, k].max() >= 0.01:
+            right.plot(steps, of_kinds[:, k], color=COLOURS[k], lw=1.4, label=KINDS[k])
+    most = KINDS[int(of_kinds.mean(0).argmax())]
+    right.set(xlabel=step_label(run), ylabel="share of the gradient",
+              ylim=(0, None), title=f"Most of the gradient went to {most} tokens")
+    whole_steps(left, right)
+    legend_below(figure, right, ncols=len(KINDS))
     return save(figure, folder, "over_training",
-                "Mean sizes over training, and the share of the gradient of each kind of token "
+                "Mean size of the gradient over training, and the share of each kind of token "
                 "(kinds below 1% left out)")
 
 
@@ -220,8 +288,8 @@ def weights(tally: Tally, folder: Path) -> Picture:
         place = np.arange(len(KINDS)) + 0.27 * (i - 1)
         right.bar(place, often, 0.25, color=colour, label=section)
     right.set(xticks=range(len(KINDS)), xticklabels=KINDS, ylabel="mean weight",
-              title="Mean weight by kind and section", ylim=(0, 1.2 * np.nanmax(means) or 1))
-    right.legend(ncols=3, loc="upper left")
+              title="Mean weight by kind and section")
+    legend_below(figure, right, ncols=3)
     return save(figure, folder, "weights",
                 "The weights that the mitigation chose (kinds with less than 0.05% of the tokens "
                 "left out)")

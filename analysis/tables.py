@@ -1,26 +1,39 @@
 """How results are shown: a table in the terminal, as Markdown and as JSON."""
 import math
+import re
 import textwrap
 from dataclasses import dataclass, field
 
-LETTERS = [chr(ord("a") + i) for i in range(26)] + [f"{i}" for i in range(1, 1000)]
-WIDTH = 100  # of a terminal
+WIDTH = 100          # of a terminal
+LINES = 35           # of findings and tables, so that with what is said besides they are 40
+MOST_LINES = 5       # of one finding, where all of them have to fit on a screen
+FEWEST_LINES = 8     # of a table of which only the beginning is printed
+LONGEST_WORD = 30    # in a table; a longer one is cut where there is no room
+NOTHING = "Nothing to compare: no token of one side has a gradient, or none was there."
+UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
 
 
 @dataclass
 class Table:
     """`columns` gives each heading its number format and one value a row: a text, a number, an
-    interval (low, high) or None."""
+    interval (low, high) or None. `headings` has the full words of short ones, to be shown."""
     name: str
     title: str
     columns: dict[str, tuple]
     finding: str = ""
     notes: list[str] = field(default_factory=list)
-    keys: dict[str, str] = field(default_factory=dict)  # short names of rows, where room is short
+    headings: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if UNDEFINED.search(self.finding):
+            self.finding = NOTHING
 
     @property
     def rows(self) -> list[tuple]:
         return list(zip(*(values for _, values in self.columns.values()), strict=True))
+
+    def heads(self) -> list[str]:
+        return [self.headings.get(column, column) for column in self.columns]
 
     def cells(self) -> list[list[str]]:
         formats = [spec for spec, _ in self.columns.values()]
@@ -31,29 +44,20 @@ class Table:
         return [is_text(values) for _, values in self.columns.values()]
 
     def to_text(self, limit: int = WIDTH) -> str:
-        """Markdown that also lines up in a terminal. Where it would be too wide, long names become
-        letters, explained below."""
-        cells = self.cells()
-        text = self.lined_up(cells)
-        if len(text.split("\n")[0]) <= limit or not cells:
-            return text
-        long = [row[0] for row in cells if len(row[0]) > 9]
-        letters = {name: self.keys.get(name, letter) for name, letter in zip(long, LETTERS)}
-        short = [[letters.get(row[0], row[0]), *row[1:]] for row in cells]
-        legend = [f"({letters[name]}) {name}" for name in long]
-        return "\n".join([self.lined_up(short), *[""] * bool(legend), *legend])
-
-    def lined_up(self, cells: list[list[str]]) -> str:
-        rows = [list(map(escaped, row)) for row in [list(self.columns), *cells]]
-        widths, left = [max(3, *map(len, column)) for column in zip(*rows)], self.texts()
+        """Markdown that also lines up in a terminal. Where it would be too wide, headings and
+        texts go over several lines."""
+        rows = [list(map(escaped, row)) for row in [self.heads(), *self.cells()]]
+        left = self.texts()
+        widths = narrowed(rows, left, limit - 3 * len(left) - 1)
         rule = [rule_of(width, on_left) for width, on_left in zip(widths, left)]
-        lines = [line_of(row, widths, left) for row in rows]
-        return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
+        head, *body = [lines_of(row, widths, left) for row in rows]
+        return "\n".join([head, f"|{'|'.join(rule)}|", *body])
 
     def to_json(self) -> dict:
         rows = [dict(zip(self.columns, map(plain, row))) for row in self.rows]
         return {"name": self.name, "title": self.title, "finding": self.finding,
-                "notes": self.notes, "columns": list(self.columns), "rows": rows}
+                "notes": self.notes, "columns": list(self.columns), "headings": self.heads(),
+                "rows": rows}
 
 
 def is_text(values) -> bool:
@@ -64,7 +68,44 @@ def escaped(text: str) -> str:
     return text.replace("|", "\\|")  # which would end a cell
 
 
-def line_of(row: list[str], widths: list[int], left: list[bool]) -> str:
+def narrowed(rows: list[list[str]], left: list[bool], room: int) -> list[int]:
+    """The width of each column: of its longest text. Where there is no room for that, first
+    headings are wrapped, their words whole, then texts; numbers stay on one line."""
+    widths, of_headings, of_texts = [], [], []
+    for (heading, *cells), on_left in zip(zip(*rows), left):
+        longest, word = max(map(len, cells), default=0), longest_word([heading])
+        widths.append(max(3, len(heading), longest))
+        of_headings.append(max(3, word, longest))
+        word_of_cells = min(longest_word(cells), LONGEST_WORD)
+        of_texts.append(max(3, word, word_of_cells) if on_left else of_headings[-1])
+    return shrunk(shrunk(widths, of_headings, room), of_texts, room)
+
+
+def longest_word(texts: list[str]) -> int:
+    words = " ".join(texts).split()
+    return max(map(len, words), default=0)
+
+
+def shrunk(widths: list[int], least: list[int], room: int) -> list[int]:
+    """The widest columns made narrower, one letter at a time, until all fit or none can."""
+    widths = list(widths)
+    while sum(widths) > room:
+        wide = [i for i, width in enumerate(widths) if width > least[i]]
+        if not wide:
+            break
+        widths[max(wide, key=lambda i: widths[i])] -= 1
+    return widths
+
+
+def lines_of(row: list[str], widths: list[int], left: list[bool]) -> str:
+    """A row of a table, over as many lines as its longest text needs."""
+    wrapped = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths)]
+    height = max(map(len, wrapped))
+    columns = [lines + [""] * (height - len(lines)) for lines in wrapped]
+    return "\n".join(line_of(line, widths, left) for line in zip(*columns))
+
+
+def line_of(row, widths: list[int], left: list[bool]) -> str:
     cells = [text.ljust(width) if on_left else text.rjust(width)
              for text, width, on_left in zip(row, widths, left)]
     return f"| {' | '.join(cells)} |"
@@ -76,10 +117,10 @@ def rule_of(width: int, on_left: bool) -> str:
 
 def by_row(formats: dict[str, str], rows: list) -> dict[str, tuple]:
     """The columns of a table whose rows are at hand."""
-    assert all(len(row) == len(formats) for row in rows), "a row does not fit the headings"
-    columns = {}
-    for i, (heading, spec) in enumerate(formats.items()):
-        columns[heading] = (spec, [row[i] for row in rows])
+    columns = {heading: (spec, []) for heading, spec in formats.items()}
+    for row in rows:
+        for (_, values), value in zip(columns.values(), row, strict=True):
+            values.append(value)
     return columns
 
 
@@ -88,8 +129,8 @@ def shown(value, spec: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, tuple):
-        low, high = value
-        return "-" if plain(low) is None else f"{shown(low, spec)} to {shown(high, spec)}"
+        ends = [shown(end, spec) for end in value]
+        return "-" if "-" in ends else " to ".join(ends)
     if plain(value) is None:
         return "-"
     if spec != "p":
@@ -107,18 +148,53 @@ def plain(value):
     return None if isinstance(number, float) and not math.isfinite(number) else number
 
 
-def show(short: list[str], tables: list[Table], legend: tuple = ()) -> None:
-    """Print the findings in short, the legend, and every table."""
+def show(texts: list[str], tables: list[Table], short: list[str] = ()) -> None:
+    """Print what is to be said first, the findings in short, and every table."""
+    for text in texts:
+        print(textwrap.fill(text, WIDTH) + "\n")
     if short:
-        print("\nIn short")
-    for text in short:
-        print(textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  "))
-    for text in legend:
-        print("\n" + textwrap.fill(text, WIDTH))
+        print("In short")
+        for text in short:
+            print("\n".join(item_of(text)))
+        print()
     for table in tables:
-        print(f"\n## {table.title}\n")
-        if table.finding:
-            print(textwrap.fill(table.finding, WIDTH) + "\n")
-        print(table.to_text())
-        if table.notes:
-            print("\n" + "\n".join(textwrap.fill(note, WIDTH) for note in table.notes))
+        print(table_with_words(table) + "\n")
+
+
+def table_with_words(table: Table) -> str:
+    """A table below its title and finding, above its notes."""
+    parts = [f"## {table.title}"]
+    if table.finding:
+        parts.append(textwrap.fill(table.finding, WIDTH))
+    parts.append(table.to_text())
+    if table.notes:
+        parts.append("\n".join(textwrap.fill(note, WIDTH) for note in table.notes))
+    return "\n\n".join(parts)
+
+
+def show_in_short(texts: list[str], tables: list[Table]) -> None:
+    """Print what fits on a screen: texts, then as much of the tables as there is room for."""
+    lines = []
+    for text in dict.fromkeys(texts):
+        if text != NOTHING:
+            lines += item_of(text, MOST_LINES)
+    for table in tables:
+        lines += cut_short(["", table.title, *table.to_text().split("\n")], LINES - len(lines))
+    print("\n".join(lines[:LINES]))
+
+
+def item_of(text: str, most: int | None = None) -> list[str]:
+    """One entry of a list, cut after so many lines."""
+    lines = textwrap.wrap(text, WIDTH - 2)
+    if most and len(lines) > most:
+        lines = [*lines[:most - 1], lines[most - 1][:WIDTH - 6] + " ..."]
+    return [f"{'  ' if number else '- '}{line}" for number, line in enumerate(lines)]
+
+
+def cut_short(lines: list[str], room: int) -> list[str]:
+    if len(lines) <= room:
+        return lines
+    if room < FEWEST_LINES:
+        return []
+    left_out = len(lines) - room + 1
+    return [*lines[:room - 1], f"... {left_out} more lines with --all"]

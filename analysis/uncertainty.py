@@ -1,7 +1,7 @@
 """Where the model was unsure what to write: forking tokens, sections and kinds."""
 import numpy as np
 
-from analysis.ratios import mean_sizes, shares
+from analysis.ratios import REST_WORDS, mean_sizes, shares
 from analysis.sizes import size_label
 from analysis.sums import PARTITIONS
 from analysis.tables import Table
@@ -37,7 +37,8 @@ def forks(tally: Tally) -> Table:
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
                  columns, finding,
                  ["of tokens that make up at least 0.05% of the run and occur ten times; entropy "
-                  "of the distribution they were drawn from"])
+                  "of the distribution they were drawn from"],
+                 {**REST_WORDS, "entropy": "mean entropy", "log p": "mean log p"})
 
 
 def sections(tally: Tally) -> Table:
@@ -57,4 +58,6 @@ def sections(tally: Tally) -> Table:
                  f"The most uncertain are {kind} tokens in the {section} section (mean entropy "
                  f"{entropy.max():.2f}).",
                  ["sections: think up to </think>, answer between the answer tags, other the rest; "
-                  "gradient: share of it"])
+                  "gradient: share of it"],
+                 {**REST_WORDS, "entropy": "mean entropy", "weight": "mean weight",
+                  "gradient": "share of the gradient"})

@@ -136,7 +136,7 @@ def record_table(cases: list[Case], results: Results) -> Table:
 
 def draw(cases: list[Case], results: Results, limit: list[dict], path: Path) -> None:
     """Draw tokens a second and the limit above them, over rows and over length."""
-    from analysis.plots import panels, plt
+    from analysis.plots import panels, plain_log_ticks, plt
     figure, axes = panels(2, sharey=True)
     by_rows = [case for case in cases if case.new_tokens == 128]
     by_length = [case for case in cases if case.questions == 8]
@@ -148,6 +148,7 @@ def draw(cases: list[Case], results: Results, limit: list[dict], path: Path) -> 
                       "tokens a second and what limits them")
     axes[1].set(xlabel="tokens of an answer, 64 at once")
     axes[0].legend(loc="best")
+    plain_log_ticks(figure)
     with writing(path):
         figure.savefig(path, dpi=120)
     plt.close(figure)

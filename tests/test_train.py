@@ -2,7 +2,6 @@
 import errno
 import gc
 import json
-import multiprocessing
 import os
 import re
 import shutil

@@ -11,7 +11,6 @@ A probe is a module with three things, and the line that runs it:
         run_probe("my_probe", __doc__, FLAGS, measure)
 """
 import json
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from types import SimpleNamespace
 
 import torch
 
-from analysis.page import write_page
+from analysis.page import report_body, write_page
 from analysis.tables import Table, show
 from engine.errors import UserError
 from engine.files import replace_text, whole_folder
@@ -138,14 +137,14 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     intro = list(findings.intro)
     if args.quick:
         intro.insert(0, "Made with --quick: these numbers show that it works, and nothing else.")
-    write_page(folder / "report.html", findings.title, intro, summary, findings.tables,
-               findings.pictures, findings.places, findings.episodes)
+    body = report_body(intro, summary, findings.tables, findings.pictures, findings.places,
+                       bool(findings.episodes))
+    write_page(folder / "report.html", findings.title, body, findings.episodes)
     numbers = {"measured": name, "settings": vars(args), **provenance(),
                "seconds": round(seconds, 1), "in_short": summary,
                "tables": [table.to_json() for table in findings.tables]}
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-    print("\n\n".join(textwrap.fill(text, 100) for text in [findings.title, *intro]))
-    show(summary, findings.tables)
+    show([findings.title, *intro], findings.tables, summary)
 
 
 def sample_batch(lab: Lab, step: int, questions: int, answers: int) -> Rollouts:

@@ -38,16 +38,15 @@ def claims_table(measured: Measurements, planted: Measurements, sparse: list[Tab
     for claim, (of_claim, _) in claims.items():
         names = [claim] + [""] * (len(of_claim) - 1)
         rows += [(name, *row) for name, row in zip(names, of_claim)]
-    letters = dict(zip(claims, "abcdef"))
-    finding = " ".join(f"({letters[claim]}) {text}" for claim, (_, text) in claims.items())
+    answers = [f"{claim[0].upper()}{claim[1:]}? {text}" for claim, (_, text) in claims.items()]
     formats = {"claim": "", "measured": "", "value": ".3g", "95%": ".3g", "visible": ".2g",
                "all ones": ".3g", "verdict": ""}
     notes = ["All ones: the same number where every token has the advantage 1, which knows no "
              "reward and does not sum to zero. About 2: from 1.5 to 2.5. Visible: a difference "
              "that would be seen in 80 of 100 repetitions. Intervals are not corrected for their "
              "number."]
-    return Table("verdicts", "The claims, and what is found", by_row(formats, rows), finding, notes,
-                 keys=letters)
+    return Table("verdicts", "The claims, and what is found", by_row(formats, rows),
+                 " ".join(answers), notes)
 
 
 def claim_rank_2(measured: Measurements) -> tuple[list[Row], str]:

@@ -46,7 +46,7 @@ The batch is written as a run folder for analyze.py, with columns true_credit an
 from pathlib import Path
 from types import SimpleNamespace
 
-from analysis.page import episodes_of
+from analysis.answers import answers_of
 from analysis.tables import Table
 from engine.credit_file import write_credit
 from engine.lab import Lab
@@ -97,7 +97,7 @@ def measure(probe: Probe) -> Findings:
                     [draw_decided(by_kind, probe.folder),
                      draw_scores(scores, directed, probe.folder)],
                     {"kind": ("decided",), "scores": ("scores",)},
-                    episodes_of(run, lab.tokenizer, [1], 12_000))
+                    answers_of(run, lab.tokenizer, [1], 12_000))
 
 
 def make_tables(lab: Lab, arms: Arms, rollouts: Rollouts, credit: Credit,

@@ -140,7 +140,13 @@ def test_many_runs_on_one_page(tmp_path, capsys):
         "credit by class",
         "credit over seeds",
     ]
-    with pytest.raises(UserError, match="give one run only"):
-        analyze.main([*runs, "--steps", "1"])
+    for flags in (["--steps", "1"], ["--earlier"]):
+        with pytest.raises(UserError, match=f"{flags[0]} .* one run: give one run only"):
+            analyze.main([*runs, *flags])
+    assert len(out.out.splitlines()) <= 40 and "of an earlier experiment" not in out.out
+    page = (folder / "report.html").read_text()
+    places = [page.index(text) for text in ("The arms", "each arm minus none", "<details",
+                                            "Other measures", "Final success, greedy")]
+    assert places == sorted(places)
     with pytest.raises(UserError, match="does not exist"):
         analyze.main([*runs, str(tmp_path / "typo")])

@@ -258,8 +258,9 @@ def test_forking_and_following_tokens(tmp_path):
 
 def test_growth_over_training(log):
     rows, tally, tables = log  # three steps, so each row is one
-    for step, (found, shares) in enumerate(
-        zip(tables["growth"], tables["growth of shares"], strict=True), 1
+    for step, (found, old, shares) in enumerate(
+        zip(tables["growth"], tables["growth in the old unit"], tables["growth of shares"],
+            strict=True), 1
     ):
         part = [r for r in rows if r["step"] == step]
         episodes, flat = len({r["episode"] for r in part}), len(
@@ -277,10 +278,10 @@ def test_growth_over_training(log):
             pytest.approx(len(part) / episodes),
             pytest.approx(flat / episodes),
         )
-        assert (found["old"], found["new"], found["entropy"]) == pytest.approx(
+        assert (old["old"], found["new"], found["entropy"]) == pytest.approx(
             (mean_abs(part), gradient(part), mean_of(part, "entropy")), rel=1e-5
         )
-        assert found["f/r old"] == pytest.approx(mean_abs(filler) / mean_abs(reasoning)) and found[
+        assert old["f/r old"] == pytest.approx(mean_abs(filler) / mean_abs(reasoning)) and old[
             "f/r new"
         ] == pytest.approx(gradient(filler) / gradient(reasoning), rel=1e-5)
         assert found["e/l"] == pytest.approx(gradient(early) / gradient(late), rel=1e-5)
@@ -293,6 +294,5 @@ def test_growth_over_training(log):
 
 def test_the_end_of_an_answer_is_not_compared_at_like_position(log):
     """Nothing else stands there."""
-    assert "word/rest (A w s)" in {row["ratio"] for row in log[2]["like position"]} and not any(
-        "end/" in row["ratio"] for row in log[2]["like position"]
-    )
+    kinds = {row["kind"] for row in log[2]["kinds at like position"]}
+    assert "word" in kinds and "end" not in kinds

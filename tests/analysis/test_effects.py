@@ -5,7 +5,7 @@ from conftest import credit_columns, write_log
 from logs import by_name, planted, tables_of, tallied
 
 import analyze
-from analysis import earlier, positions, sums
+from analysis import earlier, position_tables, positions, sums
 from analysis.regression import regression_tables
 from analysis.sizes import UNITS
 
@@ -21,10 +21,8 @@ def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
     assert 1.5 < low < 2 < high < 2.5 and all(
         rows[kind]["difference"] == "less" for kind in ("word", "space", "operator")
     )
-    like = {row["ratio"]: row for row in tables["like position"]}
-    assert "space/rest (A s)" in like and like["number/rest (A s)"]["20ths"] == pytest.approx(
-        2, rel=0.1
-    )
+    like = {row["kind"]: row for row in tables["kinds at like position"]}
+    assert "space" in like and like["number"]["20ths"] == pytest.approx(2, rel=0.1)
     terms = {row["term"]: row for row in tables["regression of gradient"]}
     assert (
         terms["number"]["difference"] == "more"
@@ -67,14 +65,13 @@ def test_a_class_ahead_for_its_place_only_is_told_so(tmp_path):
             advantage=advantage,
         )
     tables = tables_of(write_log(tmp_path / "run", files))
-    row = {row["ratio"]: row for row in tables["like position"]}["number/rest (A s)"]
+    row = {row["kind"]: row for row in tables["kinds at like position"]}["number"]
     assert {row["term"]: row for row in tables["regression of gradient"]}["number"][
         "difference"
     ] == "none seen"
     assert (
         row["crude"] > 1.4
         and row["20ths"] == pytest.approx(1, abs=0.06)
-        and row["fifths"] is None
         and row["difference"] == "none seen"
     )
 
@@ -90,7 +87,7 @@ def test_a_true_null_is_called_null(tmp_path, monkeypatch):
         "ends": 0,
         "regression of gradient": 0,
         "t": 0,
-        "like position": 0,
+        "kinds at like position": 0,
     }
     for seed in range(100):
         tally = tallied(
@@ -108,11 +105,12 @@ def test_a_true_null_is_called_null(tmp_path, monkeypatch):
                 analyze.class_gradients(tally, "kind"),
                 earlier.ends(tally),
                 *regression_tables(tally),
-                analyze.like_positions(tally),
+                position_tables.kinds_at_like_position(tally),
                 earlier.t_table(tally),
             ]
         )
-        for name in ("gradient by kind", "ends", "regression of gradient", "like position"):
+        for name in ("gradient by kind", "ends", "regression of gradient",
+                     "kinds at like position"):
             wrong[name] += any(row["difference"] not in ("none seen", "") for row in tables[name])
         wrong["t"] += tables["t"][-1]["over 3?"] != "as shuffled"
     assert all(count <= 10 for count in wrong.values()), wrong
@@ -170,6 +168,8 @@ def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
         "gradient by position",
         "ends",
         "like position",
+        "kinds at like position",
+        "first and last fifth",
         "regression of gradient",
     ):
         assert {row["difference"] for row in tables[name]} <= {"too few", ""}, name

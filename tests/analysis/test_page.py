@@ -5,10 +5,12 @@ import json
 import re
 
 import numpy as np
+import pytest
 from conftest import credit_columns, write_log
 
 from analysis import page as page_file
-from analysis.tables import Table, by_row
+from analysis.answers import answers_of, first_shown
+from analysis.tables import NOTHING, Table, by_row, show_in_short
 from engine.tokens import load_tokenizer
 
 
@@ -17,33 +19,72 @@ def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_p
         "true_credit": np.arange(12, dtype=np.float32) / 10
     }
     folder = write_log(tmp_path / "run", {1: columns})
-    found = page_file.episodes_of(folder, load_tokenizer(folder), [1], most_tokens=4)
+    found = answers_of(folder, load_tokenizer(folder), [1], most_tokens=4)
     assert [e["group"] for e in found] == [1, 1] and found[1]["values"]["true credit"] == [0.6, 0.7]
-    assert [e["group"] for e in page_file.episodes_of(folder, load_tokenizer(folder), [1])] == [
-        1,
-        1,
-        0,
-        0,
-        2,
-        2,
-    ]
+    everything = answers_of(folder, load_tokenizer(folder), [1])
+    assert [e["group"] for e in everything] == [1, 1, 0, 0, 2, 2]
+    assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first
+
+
+def log_of_two_steps(folder, first_prompts, last_prompts):
+    """Two groups of two answers a step; each prompt is one token."""
+    def columns(prompts):
+        return credit_columns([1, 3, 2, 2], [0, 0, 1, 1], reward=[0, 1, 0, 1],
+                              reward_answer=[0, 1, 0, 1], prompt_ids=prompts, prompt_start=[0, 1])
+
+    return write_log(folder, {1: columns(first_prompts), 5: columns(last_prompts)})
+
+
+@pytest.mark.parametrize("first, last, groups", [
+    ([7, 8], [9, 7], [0, 1]),     # problem 7 is the first group of the one, the second of the other
+    ([7, 8], [9, 10], [1, 1])])   # nothing in common: solved, of median length
+def test_the_page_starts_with_the_same_problem_before_and_after(tmp_path, first, last, groups):
+    folder = log_of_two_steps(tmp_path / "run", first, last)
+    answers = answers_of(folder, load_tokenizer(folder), [1, 5])
+    shown = [answers[place] for place in first_shown(answers)]
+    assert [(a["step"], a["group"], a["answer"]) for a in shown] == [
+        (1, groups[0], 1), (5, groups[1], 1)]
+
+
+def test_a_problem_of_the_first_and_the_last_step_is_shown_though_room_is_short(tmp_path):
+    folder = log_of_two_steps(tmp_path / "run", [7, 8], [9, 7])
+    answers = answers_of(folder, load_tokenizer(folder), [1, 5], most_tokens=10)
+    assert [(a["step"], a["group"]) for a in answers] == [(1, 0), (1, 0), (5, 1), (5, 1)]
+
+
+def test_of_one_step_one_answer_is_shown(tmp_path):
+    folder = log_of_two_steps(tmp_path / "run", [7, 8], [7, 8])
+    assert len(first_shown(answers_of(folder, load_tokenizer(folder), [5]))) == 1
+    assert first_shown([]) == []
 
 
 def test_what_a_model_wrote_stays_text(tmp_path):
     nasty = '</script><script>alert(1)</script><!-- & " \u2028'
-    episodes = [{"texts": [nasty], "prompt": nasty, "values": {"advantage": [1.0]}}]
+    answers = [{"step": 1, "answer": 1, "texts": [nasty], "prompt": nasty,
+                "values": {"gradient size": [1.0]}}]
     table = Table("x", nasty, {nasty: ("", [nasty])}, nasty, [nasty])
-    page_file.write_page(tmp_path / "r.html", nasty, [nasty], [nasty], [table], [], {}, episodes)
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"")
+    body = [*page_file.report_body([nasty], [nasty], [table], [(picture, nasty)], {}, True),
+            page_file.folded(nasty, [])]
+    page_file.write_page(tmp_path / "r.html", nasty, body, answers)
     page = (tmp_path / "r.html").read_text()
-    assert (
-        page.count("<script") == 2
-        and page.count("</script>") == 2
-        and "alert(1)</script>" not in page
-    )
-    assert json.loads(re.search(r'id="episodes">(.*?)</script>', page, re.S)[1])[0]["texts"] == [
-        nasty
-    ]
-    assert html.escape(nasty) in page and "innerHTML" not in page
+    assert page.count("<script") == 2 and page.count("</script>") == 2
+    assert "alert(1)</script>" not in page and "innerHTML" not in page
+    data = re.search(r'id="episodes">(.*?)</script>', page, re.S)[1]
+    assert json.loads(data)[0]["texts"] == [nasty]
+    assert page.count(html.escape(nasty)) >= 10
+
+
+def test_a_page_for_screen_readers(tmp_path):
+    table = Table("a b", "T", {"kind": ("", ["word"]), "n": ("d", [1])}, headings={"n": "how many"})
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"")
+    text = page_file.section_of(table, [(picture, "what is seen")])
+    assert "<th scope=col>kind</th><th scope=col class=n>how many</th>" in text
+    assert "<tr><th scope=row>word</th><td class=n>1</td></tr>" in text
+    assert 'role=region tabindex=0 aria-label="T"' in text and 'alt="what is seen"' in text
+    assert "aria-labelledby=\"a-b-title\"" in text and "id=a-b-title" in text
 
 
 def test_a_table_in_every_form():
@@ -60,11 +101,37 @@ def test_a_table_in_every_form():
         "| a\\|b | 1,234 | 0.50 | 10.0% to 25.0% |\n| c    |     5 |    - |              - |"
     )
     assert table.to_json()["rows"][1] == {"name": "c", "n": 5, "x": None, "95%": [None, 1.0]}
-    wide = Table(
-        "t", "T", {"name": ("", ["x" * 120, "y" * 90]), "n": ("d", [1, 2])}, keys={"y" * 90: "k"}
-    ).to_text()
-    assert (
-        "| a    |   1 |" in wide
-        and "(k) " + "y" * 90 in wide
-        and max(map(len, wide.split("\n")[:4])) <= 100
-    )
+
+
+def test_a_wide_table_is_wrapped():
+    """Headings first, then texts; numbers never."""
+    table = Table("t", "T", {"arm": ("", ["one " * 30, "two"]), "n": ("d", [10**20, 2])},
+                  headings={"n": "a long heading of several words"})
+    lines = table.to_text(60).split("\n")
+    assert {len(line) for line in lines} == {60} and f"{10**20} |" in lines[3]
+    assert lines[0].split("|")[2].strip() == "a long heading of" and lines[-1].startswith("| two ")
+    assert table.to_text(1000).split("\n")[0].endswith("a long heading of several words |")
+
+
+def test_neither_cell_nor_finding_shows_an_undefined_number():
+    nan, inf = float("nan"), float("inf")
+    columns = {"x": (".1f", [nan, -inf]), "95%": (".1f", [(0.1, inf), (nan, 0.2)])}
+    table = Table("t", "T", columns, f"It went from 0.5 to {nan:.2f}.")
+    assert table.cells() == [["-", "-"], ["-", "-"]] and table.finding == NOTHING
+    for number in (f"{inf:.0%}", f"{-inf:+.1f}", f"({nan})"):
+        assert Table("t", "T", {}, f"so {number}.").finding == NOTHING
+    for text in ("after 'nan' and information", "infinite"):
+        assert Table("t", "T", {}, text).finding == text
+
+
+def test_a_row_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError):
+        by_row({"a": "", "b": ""}, [["x"]])
+
+
+def test_in_short_is_a_screen(capsys):
+    rows = {"a": ("d", list(range(100)))}
+    show_in_short(["word " * 400, "once", "once", NOTHING], [Table("t", "T", rows)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 35 and lines[-1] == "... 76 more lines with --all"
+    assert lines.count("- once") == 1 and lines[4].endswith(" ...") and max(map(len, lines)) <= 100

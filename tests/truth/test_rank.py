@@ -367,4 +367,4 @@ def test_end_to_end(tmp_path, capsys):
     assert (out / "run/checkpoints/step_000002").is_dir()
     assert {path.name for path in out.glob("*.png")} == {"rank.png", "sparsity.png"}
     assert numbers["in_short"] == [tables["verdicts"]["finding"]]
-    assert "(f) " in numbers["in_short"][0]
+    assert "Other baselines raise it? " in numbers["in_short"][0]

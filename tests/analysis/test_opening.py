@@ -1,0 +1,41 @@
+"""What a run did, in sentences: each figure by hand."""
+
+from conftest import evaluation
+
+from analysis.opening import opening
+
+
+def run_of(steps_done, evaluations=(), steps=30):
+    """Success 0.1 for ten steps, then 0.3; every answer finished but in the first step."""
+    metrics = [{"step": i, "success": 0.1 if i < 11 else 0.3, "finished": 0.7 if i == 1 else 1.0}
+               for i in range(1, steps_done + 1)]
+    return {"config": {"steps": steps, "max_new_tokens": 64}, "steps": [1], "metrics": metrics,
+            "evaluations": list(evaluations)}
+
+
+def test_from_the_first_evaluation_to_the_last():
+    lines = [evaluation(0, [0, 0, 0, 1]), evaluation(15, [1, 1, 1, 1]),
+             {**evaluation(30, [0, 1, 1, 1]), "success_low": 0.3, "success_high": 0.954}]
+    assert opening(run_of(30, lines)) == [
+        "With sampled answers it solved 25.0% of 4 held-out problems before training, and 75.0% "
+        "(95% interval 30.0% to 95.4%) after 30 steps.",
+        "25.0% of the held-out answers after 30 steps and 1.0% of all training answers were cut "
+        "off by the limit of 64 tokens."]
+
+
+def test_an_unfinished_run_is_told_as_such_with_what_is_known():
+    sentences = opening(run_of(15, [evaluation(0, [0, 1], "greedy")]))
+    assert sentences[0].startswith("This run is not finished: step 15 of 30 so far.")
+    assert sentences[1] == ("With greedy answers it solved 50.0% (95% interval 0.0% to 100.0%) of "
+                            "2 held-out problems before training. There is no other evaluation.")
+    assert sentences[2] == ("It solved 10.0% of the problems in its first 10 training batches and "
+                            "20.0% in its last 10.")
+    assert sentences[3].startswith("25.0% of the held-out answers before training and 2.0% of all")
+
+
+def test_without_evaluations_without_credit_files_without_anything():
+    run = {**run_of(0, steps=0), "steps": []}
+    assert opening(run) == ["It was not evaluated on held-out problems.",
+                            "There are no credit files, so nothing is known of single tokens."]
+    assert opening(run_of(1, steps=1))[1] == (
+        "It solved 10.0% of the problems in its first 1 training batch and 10.0% in its last 1.")

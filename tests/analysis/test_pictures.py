@@ -1,0 +1,145 @@
+"""What the pictures show: read from their axes, before they are saved."""
+
+import numpy as np
+import pytest
+from conftest import credit_columns, evaluation, write_log
+from logs import comparison_of, make, tallied
+
+from analysis import comparison_plots, plots, run_plots
+from analysis.compare import comparison_tables
+from analysis.runs import read_run
+from engine.errors import UserError
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """name -> figure of what is drawn; nothing is written."""
+    figures = {}
+
+    def keep(figure, folder, name, caption):
+        figures[name] = figure
+        return folder / f"{name}.png", caption
+
+    for module in (run_plots, comparison_plots):
+        monkeypatch.setattr(module, "save", keep)
+    yield figures
+    for figure in figures.values():
+        plots.plt.close(figure)
+
+
+def labels_of(axis):
+    return axis.get_legend_handles_labels()[1]
+
+
+def lines_of(run, count, **more):
+    metrics = [{"step": i, "success": 0.5, "entropy": 0.1 * i, "length": i, "finished": 0.75}
+               for i in range(1, count + 1)]
+    run["metrics"] = [{**line, **more} for line in metrics]
+    return run
+
+
+def test_titles_speak_of_ten_steps(tmp_path, drawn):
+    """Lengths 1 to 30: the means of the first and last ten are 5.5 and 25.5."""
+    run = {"config": {"steps": 30}, "evaluations": []}
+    run_plots.length_and_entropy(lines_of(run, 30), tmp_path)
+    titles = [axis.get_title("left") for axis in drawn["length_and_entropy"].axes]
+    assert titles == ["Length: 5.5 in the first 10 steps, 25.5 in the last 10",
+                      "Entropy: 0.55 in the first 10 steps, 2.55 in the last 10"]
+    run_plots.length_and_entropy(lines_of(run, 3, length=None), tmp_path)
+    [axis] = drawn["length_and_entropy"].axes  # none for what nothing is known of
+    assert axis.get_title("left") == "Entropy: 0.2 in the first 3 steps, 0.2 in the last 3"
+
+
+def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
+    evaluations = [evaluation(0, [0, 1]), evaluation(9, [1, 1])]
+    run = {"config": {"steps": 30}, "evaluations": evaluations}
+    run_plots.learning_curve(lines_of(run, 9), tmp_path)
+    [axis] = drawn["learning_curve"].axes
+    assert labels_of(axis) == ["not cut off, in training", "solved, in training",
+                               "solved, held-out, sampled"]
+    assert list(axis.lines[0].get_ydata()) == [0.75] * 9 and axis.get_ylim()[1] > 1
+    assert "50.0% to 100.0%" in axis.get_title("left")
+    assert axis.get_xlabel() == "step (9 of 30 so far)"
+
+
+def test_where_the_credit_went(tmp_path, drawn):
+    """Four tokens: three words and a number of three times the weight, so half the gradient."""
+    columns = credit_columns([4], [0], weight=[1, 1, 1, 3], kind=[0, 0, 0, 2])
+    run_plots.credit_by_kind(tallied(write_log(tmp_path / "run", {1: columns})), tmp_path)
+    [axis] = drawn["credit_by_kind"].axes
+    assert [bar.get_height() for bar in axis.patches] == pytest.approx([0.75, 0.25, 0.5, 0.5])
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["word", "number"]
+
+
+@pytest.mark.parametrize("more, missing", [
+    ({}, {"weights"}),
+    ({"advantage": np.zeros(40)}, {"weights", "credit_by_kind", "position", "histograms",
+                                   "position_in_old_unit", "class_by_position", "over_training"}),
+    ({"weight": np.arange(40)}, set())])
+def test_no_picture_without_content(tmp_path, drawn, monkeypatch, more, missing):
+    monkeypatch.setattr(run_plots, "draw_answer", lambda *_: (tmp_path / "answer.png", ""))
+    folder = write_log(tmp_path / "run", {1: credit_columns([40], [0], **more)})
+    run_plots.draw_run(read_run(folder), tallied(folder), tmp_path)
+    everything = {name for names in run_plots.PLACES.values() for name in names}
+    everything = (everything | {"credit_by_kind"}) - {"length_and_entropy"}  # of metrics
+    assert set(drawn) == everything - missing
+
+
+def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
+    runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "pay_$x_and_$y"})}, seeds=3)
+    comparison = comparison_of(runs)
+    tables = comparison_tables(comparison)
+    comparison_plots.draw_comparison(comparison, tables, tmp_path, "")
+    left = drawn["learning_curves"].axes[0]
+    widths = [line.get_linewidth() for line in left.lines]
+    assert widths == [0.6, 0.6, 0.6, 1.8] * 2
+    assert labels_of(left) == ["none (3 runs)", "pay_$x_and_$y (3 runs)"]
+    assert set(drawn) == {"learning_curves", "gradient_norm", "differences", "credit_by_class"}
+
+
+def test_an_arm_that_is_not_finished_is_told_so(tmp_path, drawn):
+    runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "random"})}, seeds=1)
+    path = tmp_path / "b-s0/metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(True)[:3]))
+    comparison_plots.learning_curves(comparison_of(runs), tmp_path, "")
+    left = drawn["learning_curves"].axes[0]
+    assert labels_of(left) == ["none (1 run)", "random (1 run, not finished)"]
+    assert "mean of 3 steps" in left.get_title("left")
+
+
+def test_a_dollar_is_a_dollar_and_a_power_of_ten_a_number():
+    figure, axis = plots.panels(1)
+    axis.plot([1, 1000], [0.01, 1])
+    axis.set(xscale="log", yscale="log", title="$x_1$")
+    plots.plain_log_ticks(figure)
+    figure.canvas.draw()
+    ticks = [tick.get_text() for side in (axis.xaxis, axis.yaxis)
+             for tick in side.get_ticklabels()]
+    assert {"1", "1,000", "0.01"} <= set(ticks) and not any("$" in tick for tick in ticks)
+    assert not axis._left_title.get_parse_math()
+    plots.plt.close(figure)
+
+
+def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    figure, _ = plots.panels(1)
+    plots.save(figure, tmp_path, "a", "")
+    before = (tmp_path / "a.png").read_bytes()
+    figure, _ = plots.panels(1)
+
+    def full_disk(path, **_):
+        path.write_bytes(before[:9])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figure, "savefig", full_disk)
+    with pytest.raises(UserError, match="a.png: No space left"):
+        plots.save(figure, tmp_path, "a", "")
+    assert (tmp_path / "a.png").read_bytes() == before
+
+
+def test_counts_have_a_colour_bar():
+    figure, axis = plots.panels(1)
+    plots.shade(figure, axis, np.arange(3), np.arange(3), np.array([[0, 10], [1, 100]]))
+    assert [axis.get_title("left") for axis in figure.axes] == ["", "tokens"]
+    cells = axis.collections[0].get_array()
+    assert cells.mask.sum() == 1 and cells.max() == 100
+    plots.plt.close(figure)
