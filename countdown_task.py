@@ -14,8 +14,6 @@ minus sign and parentheses, computes in exact fractions, and gives up early on a
 """
 import hashlib
 import itertools
-import json
-import os
 import random
 import re
 from collections import Counter
@@ -23,11 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import TextIO
 
 from engine.errors import UserError
-from engine.files import find_folder
 from engine.flags import option
+from engine.given_problems import MAX_NUMBER, read_numbers, read_problems
 from engine.tokens import END_OF_TURN
 
 OTHER, THINK, ANSWER = range(3)                                # section codes
@@ -36,11 +33,7 @@ SECTIONS = ("other", "think", "answer")
 KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 FORMAT_WEIGHT = 0.1
-MAX_NUMBER = 999_999_999  # nine digits, as many as `reasoning` reads in a step
-MAX_IN_VAIN = 20_000      # draws after which there are no other problems
-MAX_NUMBERS = 30          # of a problem in a file
-MAX_LINE = 10_000         # characters of a line in it
-MAX_BYTES = 2 ** 30       # of the file
+MAX_IN_VAIN = 20_000  # draws after which there are no other problems
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
 FULL = """<|im_start|>system
@@ -84,7 +77,8 @@ class Task:
         if self.min_number > self.max_number:
             raise UserError(
                 f"--min_number {self.min_number} is above --max_number {self.max_number}")
-        problems = read_problems(self.data) if self.data else []
+        given = read_problems(self.data) if self.data else []
+        problems = [Problem(*numbers_and_target) for numbers_and_target in given]
         self.to_train = [problem for problem in problems if not held_out(problem)]
         self.to_test = without_repetition(problem for problem in problems if held_out(problem))
         if self.data and not (self.to_train and self.to_test):
@@ -227,60 +221,6 @@ def operations(a: int, b: int, max_result: int) -> tuple[tuple[int, str, int, in
         if x % y == 0:
             steps.append((x, "/", y, x // y))
     return tuple(sorted({step for step in steps if 0 < step[3] <= max_result}))
-
-
-def read_problems(name: str) -> list[Problem]:
-    """Read JSON lines {"nums": [3, 5, 7], "target": 22}."""
-    path = find_folder(name)
-    if not os.path.isfile(path):
-        raise UserError(f"cannot read {name}: there is no such file")
-    try:
-        if os.path.getsize(path) > MAX_BYTES:
-            raise UserError(f"--data {name} is larger than {MAX_BYTES:,} bytes")
-        with open(path, encoding="utf-8-sig") as file:
-            problems = parse_problems(file, name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {name}: {error}") from None
-    if not problems:
-        raise UserError(f"{name} holds no problems")
-    return problems
-
-
-def parse_problems(file: TextIO, name: str) -> list[Problem]:
-    problems, number = [], 0
-    while line := file.readline(MAX_LINE):  # a line without an end is not read to its end
-        number += 1
-        if line.strip():
-            problems.append(parse_problem(line.strip(), f"{name}, line {number}"))
-    return problems
-
-
-def read_numbers(words: list[str], least: int, expected: str) -> list[int]:
-    """The whole positive numbers that somebody typed, `least` of them or more."""
-    for word in words:
-        if not re.fullmatch("[0-9]{1,9}", word) or int(word) == 0:
-            raise UserError(f"{word[:20]!r} is not a whole positive number: expected {expected}")
-    if len(words) < least:
-        raise UserError(f"{' '.join(words)!r} is too short: expected {expected}")
-    return [int(word) for word in words]
-
-
-def parse_problem(line: str, where: str) -> Problem:
-    try:
-        raw = json.loads(line)
-        numbers, target = raw["nums"], raw["target"]
-        right = isinstance(numbers, list) and 0 < len(numbers) <= MAX_NUMBERS
-        right = right and all(is_number(number) for number in [*numbers, target])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        right = False
-    if not right:
-        raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with at most '
-                        f"{MAX_NUMBERS} whole numbers from 1 to {MAX_NUMBER}, got {line[:80]!r}")
-    return Problem(tuple(numbers), target)
-
-
-def is_number(value) -> bool:
-    return type(value) is int and 0 < value <= MAX_NUMBER
 
 
 def score(response: str, numbers, target: int) -> dict[str, float]:

@@ -23,7 +23,7 @@ from engine.optimizer import load_optimizer_tensors, make_optimizer, optimizer_t
 from engine.registry import ADVANTAGES, MITIGATIONS, make
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from engine.settings import Settings
-from engine.tasks import make_task
+from engine.tasks import checked_score, make_task
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes
 from qwen2_model import Qwen2
 
@@ -62,7 +62,7 @@ class Lab:
     def reward_of(self, problem, ids) -> float:
         """Of any answer to this problem, whole or cut off."""
         text = b"".join(token_bytes(self.tokenizer, ids)).decode(errors="replace")
-        return self.task.score(problem, text)["reward"]
+        return checked_score(self.task, problem, text)["reward"]
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:

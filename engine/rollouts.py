@@ -8,22 +8,16 @@ forward pass into it, and nobody else does arithmetic with positions.
     ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False
     group [0, 0], reward [1.1, 0.1]  (2,)
 """
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from numbers import Real
-from reprlib import repr as shortened
 
 import torch
 
-from countdown_task import KINDS, SECTIONS
 from engine import processes
-from engine.errors import UserError
 from engine.finite import refuse_undefined
 from engine.sampler import generate
+from engine.tasks import checked_labels, checked_score, columns_of
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
-
-PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
 
 @dataclass(frozen=True)
@@ -150,59 +144,3 @@ def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
     return replace(rollouts, texts=texts, responses=responses,
                    scores=columns_of(scores, task, device), section=section.to(device),
                    kind=kind.to(device))
-
-
-def columns_of(scores: list[dict], task, device) -> dict[str, torch.Tensor]:
-    """(B,) of each part. A task may give more parts than the lab needs, but all of them always."""
-    columns = {}
-    for score in scores:
-        if set(score) != set(scores[0]):
-            raise UserError(f"{type(task).__module__}: score should give every answer the same "
-                            f"parts, not {', '.join(scores[0])} and {', '.join(score)}")
-    for part in scores[0]:
-        values = [score[part] for score in scores]
-        columns[part] = torch.tensor(values, dtype=torch.float32, device=device)
-    return columns
-
-
-def checked_labels(task, problem, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-    """What the task calls each token; somebody's own task may be wrong."""
-    labels = task.label(pieces)
-    is_pair = isinstance(labels, (tuple, list)) and len(labels) == 2
-    if not is_pair or not all(isinstance(codes, (tuple, list)) for codes in labels):
-        raise UserError(f"{label_of(task, problem)} should be two lists, sections and kinds")
-    for codes, names in zip(labels, (SECTIONS, KINDS)):
-        if len(codes) != len(pieces):
-            raise UserError(f"{label_of(task, problem)} has {len(codes)} codes for {len(pieces)} "
-                            "tokens")
-        known = range(len(names))
-        for code in codes:
-            if code not in known:
-                raise UserError(f"{label_of(task, problem)} has the code {shortened(code)}, known "
-                                f"are 0 to {len(names) - 1}: {', '.join(names)}")
-    return labels
-
-
-def label_of(task, problem) -> str:
-    return f"{type(task).__module__}, the problem {task.show(problem)}: label"
-
-
-def checked_score(task, problem, response: str) -> dict[str, float]:
-    """The parts of a score, as the lab needs them; somebody's own task may be wrong."""
-    score = task.score(problem, response)
-    whose = f"{type(task).__module__}, the problem {task.show(problem)}: score"
-    if not isinstance(score, Mapping) or not set(PARTS) <= set(score):
-        raise UserError(f"{whose} should give {', '.join(PARTS)}, got {shortened(score)}")
-    for part, value in score.items():
-        if not is_finite_number(value):
-            raise UserError(f"{whose} gives {part} {shortened(value)}, which is not a finite "
-                            "number")
-    if not 0 <= score["answer"] <= 1:
-        raise UserError(f"{whose} gives answer {score['answer']}: it counts as success, and should "
-                        "be from 0 to 1")
-    return score
-
-
-def is_finite_number(value) -> bool:
-    """Whether float32 can hold it; yes and no are numbers."""
-    return isinstance(value, Real) and abs(value) <= torch.finfo(torch.float32).max

@@ -1,16 +1,26 @@
-"""Find the task that --task names: the class Task of a module in the project's folder."""
+"""The task that --task names: the class Task of a module in the project's folder.
+
+It may be somebody's own, and what it says of an answer may be wrong: scores and labels are checked.
+"""
 import dataclasses
 import importlib
 import inspect
 import os
 import traceback
+from collections.abc import Mapping
+from numbers import Real
+from reprlib import repr as brief
 from types import ModuleType
 
+import torch
+
+from countdown_task import KINDS, SECTIONS
 from engine.errors import UserError
 from engine.files import PROJECT
 from engine.flags import fields_as_flags, shortened
 
 SHIPPED = "countdown_task and tools.descending ship with it"
+PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
 
 def load_task(name: str) -> type:
@@ -57,3 +67,59 @@ def is_module(name: str) -> bool:
     if not all(part.isidentifier() and not part.startswith("__") for part in parts):
         return False
     return os.path.isfile(PROJECT.joinpath(*parts).with_suffix(".py"))
+
+
+def columns_of(scores: list[dict], task, device) -> dict[str, torch.Tensor]:
+    """(B,) of each part. A task may give more parts than the lab needs, but all of them always."""
+    columns = {}
+    for score in scores:
+        if set(score) != set(scores[0]):
+            raise UserError(f"{type(task).__module__}: score should give every answer the same "
+                            f"parts, not {', '.join(scores[0])} and {', '.join(score)}")
+    for part in scores[0]:
+        values = [score[part] for score in scores]
+        columns[part] = torch.tensor(values, dtype=torch.float32, device=device)
+    return columns
+
+
+def checked_labels(task, problem, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+    """What the task calls each token; somebody's own task may be wrong."""
+    labels = task.label(pieces)
+    is_pair = isinstance(labels, (tuple, list)) and len(labels) == 2
+    if not is_pair or not all(isinstance(codes, (tuple, list)) for codes in labels):
+        raise UserError(f"{label_of(task, problem)} should be two lists, sections and kinds")
+    for codes, names in zip(labels, (SECTIONS, KINDS)):
+        if len(codes) != len(pieces):
+            raise UserError(f"{label_of(task, problem)} has {len(codes)} codes for {len(pieces)} "
+                            "tokens")
+        known = range(len(names))
+        for code in codes:
+            if code not in known:
+                raise UserError(f"{label_of(task, problem)} has the code {brief(code)}, known "
+                                f"are 0 to {len(names) - 1}: {', '.join(names)}")
+    return labels
+
+
+def label_of(task, problem) -> str:
+    return f"{type(task).__module__}, the problem {task.show(problem)}: label"
+
+
+def checked_score(task, problem, response: str) -> dict[str, float]:
+    """The parts of a score, as the lab needs them; somebody's own task may be wrong."""
+    score = task.score(problem, response)
+    whose = f"{type(task).__module__}, the problem {task.show(problem)}: score"
+    if not isinstance(score, Mapping) or not set(PARTS) <= set(score):
+        raise UserError(f"{whose} should give {', '.join(PARTS)}, got {brief(score)}")
+    for part, value in score.items():
+        if not is_finite_number(value):
+            raise UserError(f"{whose} gives {part} {brief(value)}, which is not a finite "
+                            "number")
+    if not 0 <= score["answer"] <= 1:
+        raise UserError(f"{whose} gives answer {score['answer']}: it counts as success, and should "
+                        "be from 0 to 1")
+    return score
+
+
+def is_finite_number(value) -> bool:
+    """Whether float32 can hold it; yes and no are numbers."""
+    return isinstance(value, Real) and abs(value) <= torch.finfo(torch.float32).max

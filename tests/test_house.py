@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "credit": ["engine", "qwen2_model", "countdown_task", "grpo", "credit"],
     "analysis": ["countdown_task", "engine", "grpo.gradient_size", "grpo.group_z_score",
                  "analysis"],
-    "countdown_task": ["engine.errors", "engine.files", "engine.flags", "engine.tokens"],
+    "countdown_task": ["engine.errors", "engine.flags", "engine.given_problems", "engine.tokens"],
     "qwen2_model": ["engine.errors", "engine.model_folder"],
     "grpo": ["engine", "qwen2_model", "countdown_task"],
     "mitigations": ["engine", "grpo", "credit", "countdown_task"],
