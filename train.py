@@ -12,10 +12,10 @@ from the weights that are updated with it. """
 import json
 import textwrap
 import time
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
+import engine  # noqa: F401  before torch: it says how threads wait
 import torch
 
 from analysis.statistics import wilson_interval
@@ -23,7 +23,7 @@ from credit.placebo import shuffled_advantage
 from credit.preferences import update_preferences
 from engine import processes
 from engine.checked import call_choice, metrics_of
-from engine.clock import Clock
+from engine.clock import Clock, Pace
 from engine.credit_file import step_of
 from engine.errors import UserError
 from engine.files import writing
@@ -168,15 +168,15 @@ def run_evaluations(lab: Lab, run: RunFolder, step: int) -> None:
 def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
     """Steps done + 1 to the last. Evaluation comes before the checkpoint, so that all is on
     record when a checkpoint says that the step is done."""
-    s, seconds = lab.settings, deque(maxlen=20)
+    s, pace = lab.settings, Pace()
     if done == 0 and s.eval_every and not run.lines("evaluations.jsonl"):
         run_evaluations(lab, run, 0)
     for step in range(done + 1, s.steps + 1):
         line = train_step(lab, run, step)
         run.append("metrics.jsonl", line)
-        seconds.append(line["seconds"])
-        left = sum(seconds) / len(seconds) * (s.steps - step)
-        print_step(line, s.steps, left, with_header=step % 20 == 1 or step == done + 1)
+        comment = pace.add(line["seconds"])
+        with_header = step % 20 == 1 or step == done + 1
+        print_step(line, s.steps, pace.left(s.steps - step), with_header, comment)
         is_last = step == s.steps
         if s.eval_every and (is_last or step % s.eval_every == 0):
             run_evaluations(lab, run, step)

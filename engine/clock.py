@@ -1,7 +1,9 @@
-"""How long the stages of a step take, and the memory of the process."""
+"""How long the stages of a step take, how long the run will take, and the memory of the process."""
 import sys
 import time
+from collections import deque
 from contextlib import contextmanager
+from statistics import mean, median
 
 try:
     import resource
@@ -33,6 +35,29 @@ class Clock:
                 "rollout_tokens_per_second": sampled / self.seconds["rollout"],
                 "update_tokens_per_second": trained / self.seconds["update"],
                 "peak_memory_bytes": peak_memory(device)}
+
+
+class Pace:
+    """Seconds of the last steps: how long the rest will take, and a word where one step took far
+    longer than usual."""
+
+    def __init__(self):
+        self.seconds, self.quiet = deque(maxlen=20), 0
+
+    def left(self, steps: int) -> float:
+        return mean(self.seconds) * steps
+
+    def add(self, seconds: float) -> str | None:
+        """A comment, at most every twenty steps, if this step took five times the median."""
+        usual, self.quiet = median(self.seconds or [seconds]), max(0, self.quiet - 1)
+        enough = len(self.seconds) >= 5
+        self.seconds.append(seconds)
+        if self.quiet or not enough or seconds < 5 * usual:
+            return None
+        self.quiet = 20
+        return (f"this step took {seconds:.0f} s, {seconds / usual:.0f} times the usual "
+                f"{usual:.1f} s. Is something else running here, or the memory full? Ctrl-C stops "
+                "after this step, --resume goes on later, as if nothing had been")
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -72,7 +72,8 @@ HEADER = ("    step  reward  success  format  length  finished  entropy  grad no
           "      left")
 
 
-def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -> None:
+def print_step(line: dict, steps: int, seconds_left: float, with_header: bool,
+               comment: str | None = None) -> None:
     """A line of metrics.jsonl, for people."""
     if with_header:
         say(HEADER)
@@ -84,8 +85,9 @@ def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -
         f"{minutes:7d}:{seconds:02d}")
     if line["skipped"]:
         say(f"          no update: {line['skipped']}")
-    if line.get("weight_note"):
-        say(f"          {line['weight_note']}")
+    for note in (line.get("weight_note"), comment):
+        if note:
+            say(f"          {note}")
 
 
 def print_evaluation(line: dict, seconds: float) -> None:

@@ -92,7 +92,7 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys,
 
 
 def test_what_is_printed_fits_a_screen(tmp_path, capsys):
-    lines = [evaluation(0, [0, 1]), evaluation(3, [1, 1]), evaluation(0, [0, 1], "greedy")]
+    lines = [evaluation(0, [0, 1]), evaluation(0, [0, 1], "greedy"), evaluation(3, [1, 1])]
     line = {"success": 0.5, "entropy": 1.0, "finished": 0.9}
     metrics = [{"step": i, **line} for i in range(1, 4)]
     folder, _ = random_log(tmp_path / "run", steps=4, groups=4)

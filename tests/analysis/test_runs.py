@@ -15,7 +15,6 @@ from analysis.tally import describe
 from analysis.vocabulary import Vocabulary
 from engine.credit_file import credit_path
 from engine.errors import UserError
-from engine.tokens import load_tokenizer, spellings
 
 
 def refusal(read, *arguments):
@@ -279,12 +278,3 @@ def test_token_ids_of_another_tokenizer_are_refused_before_there_is_room_for_the
     said = refusal(vocabulary.classes, np.array([3, 2 ** 24]))
     assert "the token_id 16777216, and the run's tokenizer.json 221 tokens" in said
     assert len(vocabulary.class_of) == 0
-
-
-def test_a_token_that_stands_for_no_bytes_is_a_damaged_tokenizer(tmp_path):
-    run = write_run(tmp_path / "run", 0.5)
-    path = run / "tokenizer.json"
-    content = json.loads(path.read_text())
-    content["model"]["vocab"]["\N{EURO SIGN}"] = 300
-    path.write_text(json.dumps(content))
-    assert "tokenizer.json is damaged" in refusal(spellings, load_tokenizer(run))

@@ -214,7 +214,7 @@ def test_nothing_on_stdin(ask, monkeypatch, stdin):
     ([TINY, "3", "5", "7", "22", "--greedy", "--temperature", "2"], "no effect with --greedy"),
     ([TINY, "3", "5", "7", "22", "--max_new_tokens", "0"], "should be at least 1"),
     ([TINY, "3", "5", "7", "22", "--max_new_tokens", "9999"], "exceed the 1024"),
-    ([TINY, "3", "5", "7", "22", "--temperature", "0"], "should be above 0"),
+    ([TINY, "3", "5", "7", "22", "--temperature", "0"], "should be at least 0.01"),
     ([TINY, "3", "5", "7", "22", "--device", "tpu"], "--device tpu"),
     ([TINY, "3", "5", "7", "22", "--mitigation", "none"], "unknown argument --mitigation"),
     ([TINY, *["3"] * 999], "the model's limit is 1024")])

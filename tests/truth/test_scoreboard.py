@@ -251,7 +251,7 @@ def test_any_idea_is_an_arm(monkeypatch, lab, rollouts):
 
 @pytest.mark.parametrize("credit, message", [
     (torch.ones(3), "should return a tensor"), (1.0, "should return a tensor"),
-    (torch.full((2, 3), float("nan")), "idea is not finite at 4 tokens")])
+    (torch.full((2, 3), float("nan")), "idea is not finite at 4 of 4 tokens")])
 def test_a_wrong_advantage_is_one_line(credit, message):
     arms = Arms({}, {"idea": lambda rollouts, lab: credit})
     with pytest.raises(UserError, match=message):
