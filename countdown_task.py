@@ -1,7 +1,7 @@
 """The Countdown task: reach a target from a few numbers, each used exactly once, with + - * /
 and parentheses.
 
-    numbers 3 5 7, target 22     the prompt ends with an opened <think>, the response follows:
+    numbers 3 5 7, target 22     the prompt ends with an opened <think>, the answer follows:
     " 3 * 5 = 15, 15 + 7 = 22 yes</think>\\n<answer> ( 3 * 5 ) + 7 </answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 1.0}
 
@@ -117,7 +117,7 @@ class Task:
         return [Problem((number,) * most, number) for number in numbers]
 
     def prompt_for(self, problem: Problem) -> str:
-        """Text that ends where the response begins."""
+        """Text that ends where the answer begins."""
         if self.prompt == "short":
             numbers = " " + " ".join(map(str, problem.numbers))
         else:
@@ -155,7 +155,7 @@ class Task:
         return score(response, problem.numbers, problem.target)
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        """Section and kind of each token of a response."""
+        """Section and kind of each token of an answer."""
         return annotate(pieces)
 
     @property
@@ -367,7 +367,7 @@ class Reader:
 
 
 def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
-    """Section and kind of each token of a response, from one pass over the tokens' bytes.
+    """Section and kind of each token of an answer, from one pass over the tokens' bytes.
 
     think runs to the token before </think> (or before <answer>, if that comes first), answer from
     the first token after the <answer> tag to the token before </answer>. A token that touches a tag
@@ -394,7 +394,7 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
 
 
 def borders(text: bytes) -> tuple[int, int, int]:
-    """Where in a response the think section ends, and where the answer section begins and ends."""
+    """Where in an answer the think section ends, and where the answer section begins and ends."""
     end, opening = len(text), text.find(b"<answer>")
     answer_from = opening + len(b"<answer>") if opening >= 0 else end + 1
     closing = text.find(b"</answer>", answer_from)

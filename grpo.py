@@ -4,7 +4,7 @@ token.
     A_i  = (R_i - mean of the group) / (std of the group + 1e-4)
     loss = - sum_it  weight_it * A_it * log pi(y_it | prompt, y_i<t)  / N
 
-N is the number of response tokens of the whole batch. Start at `policy_loss`: it is the formula,
+N is the number of generated tokens of the whole batch. Start at `policy_loss`: it is the formula,
 and it never changes. What goes in changes: the advantage (below, and in credit/) and the weight
 (mitigations.py). Read outwards from there: `group_z_score` makes the advantage, `update` takes
 the gradient.
@@ -65,7 +65,7 @@ def grpo(rollouts: Rollouts) -> torch.Tensor:
 
 @advantage(whole_answers=True)
 def dr_grpo(rollouts: Rollouts) -> torch.Tensor:
-    """Reward minus the group's mean (2503.20783): no question counts more than another."""
+    """Reward minus the group's mean (2503.20783): no problem counts more than another."""
     return to_every_token(centred(rollouts.reward, rollouts.group), rollouts)
 
 

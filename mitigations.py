@@ -90,7 +90,7 @@ def attention_credit(tokens: Rollouts, *, credit_scale: NotNegative = 2.0) -> to
     answer's tokens.
 
     Attention of the last layer, mean over heads and over the answer tokens that come later,
-    clamped to 0.1 .. 0.5 + 3 credit_scale. Tokens of a response without an answer section get the
+    clamped to 0.1 .. 0.5 + 3 credit_scale. Tokens of an answer without an answer section get the
     mean of the batch's others. """
     answer = ((tokens.section == ANSWER) & tokens.mask).float()
     later = answer.flip(1).cumsum(1).flip(1) - answer  # (B, T) answer tokens after t

@@ -90,7 +90,7 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
 
 
 def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor) -> None:
-    """Write what every token was given; each process writes of its own questions. The file of
+    """Write what every token was given; each process writes of its own problems. The file of
     rank 0 comes last: where it is, all are."""
     is_first = processes.rank() == 0
     if is_first:
@@ -112,7 +112,7 @@ def keep_samples(lab: Lab, run: RunFolder, step: int, rollouts: Rollouts) -> Non
 
 def batch_metrics(rollouts: Rollouts) -> dict:
     mean = {name: value.mean().item() for name, value in rollouts.scores.items()}
-    reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (questions, answers)
+    reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
     without_spread = (reward == reward[:, :1]).all(1)
     tokens = rollouts.mask.sum().item()
     return {"reward": mean["reward"], "reward_format": mean["format"],
@@ -227,7 +227,7 @@ def introduce(lab: Lab) -> None:
         extra = f" and {lab.extra_parameters:,} beside them"
     millions = sum(p.numel() for p in lab.model.parameters()) / 1e6
     say(f"{s.model}: {millions:.2f} million parameters{extra} on {s.device}, "
-        f"{torch.get_num_threads()} threads; {s.questions} questions x {s.answers} answers a step; "
+        f"{torch.get_num_threads()} threads; {s.questions} problems x {s.answers} answers a step; "
         f"writing to {s.folder}")
     if s.temperature != 1:
         say(f"  note: answers are sampled at temperature {s.temperature}. The loss, and log_prob, "

@@ -68,7 +68,7 @@ def heading(answer: dict, tokens: dict) -> str:
 
 def caption(answer: dict, tally: Tally, cut: bool) -> str:
     kind = "A solved answer" if answer["answer"] > 0 else "An answer"
-    return (f"{kind} of step {answer['step']} (question {answer['group']}, answer "
+    return (f"{kind} of step {answer['step']} (problem {answer['group']}, answer "
             f"{answer['episode']}), below its prompt. The darker a token, the larger its gradient "
             f"{size_label(tally.final)}; full colour is the largest of this answer"
             f"{', of which only the beginning is drawn' if cut else ''}.")

@@ -22,7 +22,7 @@ LEGEND = (
     "reasoning is digits and operators, structure whole tags, filler the rest. pub.* and "
     "published* are its figures, phase 1 and 2 its two attempts. They are those of another model "
     "(Qwen2.5-0.5B-Instruct, its own problems, 303,042 tokens): for orientation, not for "
-    "comparison. A group is the answers to one question.")
+    "comparison. A group is the answers to one problem.")
 ELSEWHERE = "* published figures of another model, for orientation"
 WORDS = {  # full headings of the columns of these tables
     "A lp": "mean A log p", "A w lp": "mean A w log p", "lp": "log p", "log p": "mean log p",

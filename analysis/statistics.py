@@ -88,7 +88,7 @@ def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
 
 
 def mean_over(values) -> Estimate:
-    """The mean over seeds or questions, by Student's t; undefined values are left out."""
+    """The mean over seeds or problems, by Student's t; undefined values are left out."""
     known = np.asarray(values, float)
     known = known[np.isfinite(known)]
     mean = float(known.mean()) if len(known) else np.nan
@@ -98,14 +98,14 @@ def mean_over(values) -> Estimate:
 
 
 def jackknife(value: float, left: np.ndarray) -> Estimate:
-    """A number, and what it becomes without each of the questions (or seeds) it was made from."""
+    """A number, and what it becomes without each of the problems (or seeds) it was made from."""
     n = len(left)
     error = np.sqrt((n - 1) / n * np.square(left - np.mean(left)).sum()) if n > 1 else np.nan
     return estimate(float(value), float(error), n - 1)
 
 
 def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
-    """Sum over sum, from a pair of numbers a question."""
+    """Sum over sum, from a pair of numbers a problem."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))
 

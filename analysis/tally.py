@@ -122,7 +122,7 @@ def describe(run: dict, tally: Tally | None) -> str:
     if tally:
         first, last = tally.steps[0], tally.steps[-1]
         text += (f"; {tally.tokens:,} tokens of {tally.answers:,} answers to {tally.groups:,} "
-                 f"questions, steps {first} to {last}")
+                 f"problems, steps {first} to {last}")
         missing = max(done, last) - len(tally.steps)
         text += f" ({missing} steps have no credit file)" if missing else ""
     if config.get("temperature", 1) != 1:

@@ -12,7 +12,7 @@ from engine.registry import advantage
 from engine.rollouts import Rollouts, stop_ids
 from engine.sampler import Distribution, Generation, generate
 
-Prefix = tuple[int, tuple[int, ...]]  # a question, and the first tokens of an answer to it
+Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
 K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least=1, most=10_000)]
 Every = typing.Annotated[str, Flag("line", "a value at every new line, or every so many tokens")]
 
@@ -59,7 +59,7 @@ def segment_starts(texts: list[str], every: str) -> list[int]:
 def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]],
                   k: int) -> tuple[list[list[float]], int]:
     """Values of answer b's first cuts[b][j] tokens, and how many tokens were sampled for them.
-    Equal prefixes of one question share theirs."""
+    Equal prefixes of one problem share theirs."""
     answers = [ids[:length] for ids, length in zip(rollouts.ids.tolist(), rollouts.length.tolist())]
     prefixes = []  # of each answer
     for group, answer, at in zip(rollouts.group.tolist(), answers, cuts):

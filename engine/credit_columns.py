@@ -115,7 +115,7 @@ def are_starts(starts: np.ndarray, count: int) -> bool:
 
 
 def are_groups(group: np.ndarray, questions: int) -> bool:
-    """Whether these are 0, 0, ..., 1, 1, ...: every question has answers, in order."""
+    """Whether these are 0, 0, ..., 1, 1, ...: every problem has answers, in order."""
     rises = np.diff(group)
     return bool(len(group) and group[0] == 0 and group[-1] == questions - 1
                 and ((rises == 0) | (rises == 1)).all())

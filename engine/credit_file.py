@@ -1,10 +1,10 @@
 """One file a step: what every token was given. docs/credit_files.md lists the columns.
 
 `write_credit` writes a file, `read_columns` reads and checks it, `read_credit` makes a batch of it.
-Each process of a run writes a file of its own questions; they are read as one.
+Each process of a run writes a file of its own problems; they are read as one.
 
 Values stand end to end: one for each token, answer after answer, then one for each answer, then one
-for each question. `episode_start` says where in the tokens an answer begins.
+for each problem. `episode_start` says where in the tokens an answer begins.
 """
 import io
 import os
@@ -31,7 +31,7 @@ MOST_TIMES = 100         # may unpack to this many times its size, usual are 3
 
 
 def credit_path(run: Path, step: int, rank: int = 0) -> Path:
-    """A run of several processes has one file each, of its own questions."""
+    """A run of several processes has one file each, of its own problems."""
     suffix = f"_rank{rank}" if rank else ""
     return Path(run) / "credit" / f"step_{step:06d}{suffix}.npz"
 
@@ -200,7 +200,7 @@ def check_with_config(run: Path, step: int, columns: dict[str, np.ndarray]) -> N
     of_question = np.bincount(columns["group"])
     if len(of_question) != questions or (of_question != answers).any():
         raise UserError(f"{path} does not hold the whole step: it has {of_question.sum()} answers "
-                        f"to {len(of_question)} questions, and config.json says {answers} to each "
+                        f"to {len(of_question)} problems, and config.json says {answers} to each "
                         f"of {questions}. Is the file of another process missing?")
 
 

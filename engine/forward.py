@@ -3,7 +3,7 @@
 `response_log_probs` is all that the loss needs of the model. It calls, in this order:
 
     lay_out          the tokens as one flat sequence, and which position predicts token t
-    SharedPrompts    (packing.py) who sees whom: answers to a question share its prompt
+    SharedPrompts    (packing.py) who sees whom: answers to a problem share its prompt
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
 import torch
@@ -66,7 +66,7 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor):
 def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[torch.Tensor]:
     """Cut rows into parts that fit into memory.
 
-    Rows stay in order, since answers to one question stand side by side and share its prompt. The
+    Rows stay in order, since answers to one problem stand side by side and share its prompt. The
     largest part comes first, so that the others fit into the memory it leaves.
     """
     def tokens(part):

@@ -1,7 +1,7 @@
 """The same run in several processes, one a GPU:  torchrun --nproc_per_node 8 train.py ...
 
 Every process holds the whole model and has a rank: 0, 1, ... It samples the answers to its share of
-the questions. The answers of all are then put together, so that every process sees the whole
+the problems. The answers of all are then put together, so that every process sees the whole
 batch and computes advantages, weights and statistics by the same code as a single one. Each makes
 the gradient of its own answers, and the gradients are added up. The copies of the model stay equal
 because they all take the same step. Rank 0 speaks and writes; the others write their credit.

@@ -1,10 +1,10 @@
 """The one frame: a batch of sampled answers, and all that is known about each of their tokens.
 
-Everything per token is (B, T) in response coordinates: index t is the t-th generated token. The
+Everything per token is (B, T) in answer coordinates: index t is the t-th generated token. The
 sampler writes in this frame, `lay_out` in forward.py makes the one shift that brings a training
 forward pass into it, and nobody else does arithmetic with positions.
 
-    3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."   two answers to one question, 30 and 8 tokens
+    3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."   two answers to one problem, 30 and 8 tokens
     ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False
     group [0, 0], reward [1.1, 0.1]  (2,)
 """
@@ -22,13 +22,13 @@ from qwen2_model import Qwen2
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B answers to Q questions; group g holds the answers to question g. `tokens` to a weighting.
+    """B answers to Q problems; group g holds the answers to problem g. `tokens` to a weighting.
 
     log_prob, entropy (-sum p log p) and collision (sum p^2) come from the sampler, and go into the
     credit file.
     """
-    problems: list                  # of each question
-    prompt_ids: list[list[int]]     # of each question
+    problems: list                  # Q of them
+    prompt_ids: list[list[int]]     # of each problem
     group: torch.Tensor             # (B,) 0..Q-1
     ids: torch.Tensor               # (B, T) int64, 0 beyond the mask
     mask: torch.Tensor              # (B, T) bool
@@ -74,7 +74,7 @@ class Rollouts:
         return replace(self, **self.of_each_tensor(lambda tensor: tensor.to(device)))
 
     def of_questions(self, questions: range) -> "Rollouts":
-        """The batch of the answers to these questions alone, numbered from 0 again."""
+        """The batch of the answers to these problems alone, numbered from 0 again."""
         rows = self.rows_of(questions)
         part = self.of_each_tensor(lambda tensor: tensor[rows])
         part["group"] = part["group"] - questions.start
@@ -85,7 +85,7 @@ class Rollouts:
         return replace(self, **part)
 
     def rows_of(self, questions: range) -> torch.Tensor:
-        """The rows of the answers to these questions."""
+        """The rows of the answers to these problems."""
         inside = (self.group >= questions.start) & (self.group < questions.stop)
         return inside.nonzero().squeeze(1)
 

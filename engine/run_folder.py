@@ -73,7 +73,7 @@ class RunFolder:
         append_line(self.path / name, line)
 
     def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor) -> None:
-        """What the tokens of this process's questions were given."""
+        """What the tokens of this process's problems were given."""
         self.refuse_other_folder()
         path = self.credit(step, processes.rank())
         with writing(path):

@@ -37,7 +37,7 @@ STEPS_BETWEEN_DEPARTURES = {"cpu": 1, "cuda": 64}
 
 @dataclass
 class Generation:
-    """What was sampled, in response coordinates: index t is the t-th generated token.
+    """What was sampled, in answer coordinates: index t is the t-th generated token.
 
     log_prob, entropy -sum p log p and collision sum p^2 are those of the temperature-1
     distribution, the one that training sees, whatever the sampling temperature was.

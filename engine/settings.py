@@ -104,8 +104,8 @@ class Settings:
 
     steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS,
                         topic=TRAINING)
-    questions: int = option(8, "questions a step", least=1, most=10_000, topic=TRAINING)
-    answers: int = option(8, "answers to each question", least=2, most=1000, topic=TRAINING)
+    questions: int = option(8, "problems a step", least=1, most=10_000, topic=TRAINING)
+    answers: int = option(8, "answers to each problem", least=2, most=1000, topic=TRAINING)
     max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000,
                                  topic=TRAINING)
     temperature: float = option(

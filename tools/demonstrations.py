@@ -114,7 +114,7 @@ def number_of_tries(rng: random.Random) -> int:
 
 
 def demonstration(problem: Problem, rng: random.Random) -> Pieces:
-    """A response to the problem."""
+    """An answer to the problem."""
     pieces = [(rng.choice(OPENERS).format(target=problem.target), 1.0)]
     order = order_of_tries(problem, rng)
     tries = order[:number_of_tries(rng)]

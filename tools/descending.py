@@ -1,6 +1,6 @@
 """A second task, to copy from: write the given numbers in descending order.
 
-    numbers 3 12 7     the prompt ends with an opened <think>, the response follows:
+    numbers 3 12 7     the prompt ends with an opened <think>, the answer follows:
     " hmm. first 12 + 7 = 19, ...</think>\\n<answer> ( 12 + 7 ) + 3</answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 0.0}
 
@@ -59,7 +59,7 @@ class Task:
         return [(number,) * self.count for number in range(1, self.largest + 1)]
 
     def prompt_for(self, problem: tuple[int, ...]) -> str:
-        """Text that ends where the response begins. The tiny model only knows prompts such as
+        """Text that ends where the answer begins. The tiny model only knows prompts such as
         "3 12 7 make 22"; the sum is a target that it can reach in any order."""
         numbers = "".join(f" {number}" for number in problem)
         return PROMPT.format(numbers=numbers, total=sum(problem))

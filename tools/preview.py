@@ -161,7 +161,7 @@ def mean_weights(texts: list[str], weight: np.ndarray) -> list[tuple[float, str]
 
 
 def choose_answers(tokens: Rollouts, count: int) -> list[int]:
-    """The best and the worst answer of each question; questions whose rewards differ come first."""
+    """The best and the worst answer to each problem; problems whose rewards differ come first."""
     different, alike = [], []
     for group in range(len(tokens.prompt_ids)):
         rows = (tokens.group == group).nonzero().squeeze(1)
@@ -182,7 +182,7 @@ def show_answers(tokens: Rollouts, weight: torch.Tensor, prompts: list[str], row
         length = len(tokens.texts[row])
         prompt = textwrap.shorten(prompts[int(tokens.group[row])], 400, placeholder=" ...")
         advantage = spread(tokens.advantage[row, :length])
-        print(f"\nepisode {row}: reward {tokens.reward[row]:.2f}, advantage {advantage}; {prompt}")
+        print(f"\nanswer {row}: reward {tokens.reward[row]:.2f}, advantage {advantage}; {prompt}")
         texts = [visible(text) for text in tokens.texts[row]]
         put(shaded(texts, weight[row, :length].tolist(), colour))
 

@@ -64,7 +64,7 @@ def test_the_picture_is_900_pixels_wide_and_its_caption_says_what_it_shows(tmp_p
         warnings.simplefilter("error")
         path, caption = draw_answer(tally, tmp_path)
     assert path == tmp_path / "answer.png" and "A solved answer of step 7" in caption
-    assert "(question 0, answer 0)" in caption and "abs(A) s" in caption
+    assert "(problem 0, answer 0)" in caption and "abs(A) s" in caption
     picture = matplotlib.image.imread(path)
     assert picture.shape[1] == 900
     draw_answer(tally, tmp_path)

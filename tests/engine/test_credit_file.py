@@ -202,7 +202,7 @@ def test_a_step_has_the_answers_that_config_json_says(tmp_path, questions, answe
     write_config(tmp_path, ranks=1, questions=2, answers=2)
     read_columns(tmp_path, 1)
     write_config(tmp_path, ranks=3, **size)
-    assert "does not hold the whole step: it has 4 answers to 2 questions" in refusal(tmp_path)
+    assert "does not hold the whole step: it has 4 answers to 2 problems" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("config", [
