@@ -34,7 +34,7 @@ def test_every_mitigation_can_be_seen_on_recorded_tokens(recorded, name, capsys)
     printed = capsys.readouterr().out
     assert "step 3: 8 answers" in printed
     assert f"; {name}" in printed
-    assert printed.count("answer ") == 1
+    assert printed.count("\nanswer ") == 1
     assert before == sorted(
         (p, p.stat().st_mtime_ns) for p in recorded.rglob("*"))  # nothing is written
 
