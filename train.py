@@ -24,6 +24,7 @@ from credit.preferences import update_preferences
 from engine import processes
 from engine.checked import call_choice, metrics_of
 from engine.clock import Clock
+from engine.command_line import read_flags
 from engine.credit_file import step_of
 from engine.errors import UserError
 from engine.files import writing
@@ -37,7 +38,7 @@ from engine.resume import (check_what_is_there, is_finished, refuse_changes, ref
                            what_differs)
 from engine.rollouts import Rollouts
 from engine.run_folder import RunFolder, open_run, run_config
-from engine.settings import Settings, make_settings, read_flags
+from engine.settings import Settings, make_settings
 from engine.stopping import StopRequest
 from grpo import update
 from mitigations import token_weight

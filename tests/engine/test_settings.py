@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import train
+from engine.command_line import asked_task, read_flags
 from engine.errors import UserError
 from engine.files import PROJECT, find_folder
 from engine.flags import Positive, parameters_as_flags
 from engine.registry import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
 from engine.resume import what_differs
-from engine.settings import asked_task, make_settings, read_flags
+from engine.settings import make_settings
 from engine.tasks import make_task
 
 DESCENDING = "tools.descending"

@@ -8,7 +8,8 @@ import pytest
 import train
 from conftest import ROOT
 from engine import run_folder
-from engine.settings import make_settings, read_flags
+from engine.command_line import read_flags
+from engine.settings import make_settings
 from engine.tokens import encode_prompt, load_tokenizer
 from runs import assert_same_run, lines
 from tools import preview
