@@ -39,6 +39,7 @@ class Flag:
     topic: str = ""              # of the settings: under which heading of --help it stands
     only: tuple | None = None    # of the settings: (test, words); without it the flag does nothing
     is_path: bool = False        # of the settings: a relative one holds from any directory
+    changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
 
     @property
     def type(self) -> type:

@@ -8,8 +8,7 @@ and --advantage (engine/registry.py). Those flags are not listed here; their val
 How a command line is read is in engine/command_line.py.
 """
 import os
-import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from engine.flags import (MOST_SEED, MOST_THREADS, Flag, check_value, fields_as_
                           parameters_as_flags)
 from engine.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of,
                              owners_of)
+from engine.run_name import run_name
 from engine.tasks import load_task
 
 NOT_SETTINGS = (  # also in config.json
@@ -51,7 +51,7 @@ class Settings:
         "bytes a parameter in bfloat16 instead of 16", topic=MACHINE)
     threads: int = option(
         0, "CPU threads; 0 is one for every 64 hidden units of the model, at most what PyTorch "
-        "finds", least=0, most=MOST_THREADS, topic=MACHINE)
+        "finds", least=0, most=MOST_THREADS, topic=MACHINE, changes_result=False)
 
     task: str = option(
         "countdown_task", "module with the class Task: countdown_task, tools.descending, or "
@@ -109,7 +109,7 @@ class Settings:
     learning_rate: float = option(5e-6, "of AdamW", above=0, most=10, topic=TRAINING)
     weight_decay: float = option(0.0, "of AdamW", least=0, most=100, topic=TRAINING)
     micro_batch: int = option(8, "answers in memory at once during the update; changes no result",
-                              least=1, most=1_000_000, topic=TRAINING)
+                              least=1, most=1_000_000, topic=TRAINING, changes_result=False)
     max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never",
                                   least=0, most=1e9, topic=TRAINING)
     seed: int = option(0, "of problems and sampling", least=0, most=MOST_SEED, topic=TRAINING)
@@ -119,52 +119,28 @@ class Settings:
     eval_tasks: int = option(500, "held-out problems of an evaluation",
                              least=1, most=100_000, only=EVALUATED, topic=RECORD)
     sample_every: int = option(10, "steps between sample answers kept in samples.jsonl, 0 for "
-                               "never", least=0, most=MOST_STEPS, topic=RECORD)
+                               "never", least=0, most=MOST_STEPS, topic=RECORD,
+                               changes_result=False)
     checkpoint_every: int = option(25, "steps between checkpoints (also at the end), 0 for never",
-                                   least=0, most=MOST_STEPS, topic=RECORD)
+                                   least=0, most=MOST_STEPS, topic=RECORD,
+                                   changes_result=False)
     out: str | None = option(
-        None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the flags about "
-        "credit and loss that are not at their defaults in between", topic=RECORD)
+        None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the other flags "
+        "that are not at their defaults in between", topic=RECORD, changes_result=False)
 
     own: dict = field(default_factory=dict)  # flags of the chosen task, mitigation and advantage
+    defaults: dict = field(default_factory=dict, compare=False)  # those of the model's recipe.json
 
     @property
     def folder(self) -> Path:
-        """Named by everything about credit and loss, so that arms never meet in one folder."""
-        if self.out:
-            return Path(self.out)
-        parts = [] if self.task == Settings.task else [self.task.rpartition(".")[2]]
-        parts += [self.mitigation, *self.changed_own(MITIGATIONS[self.mitigation])]
-        parts += self.changed(["placebo"])
-        if self.mitigation not in NEVER_RESCALED:
-            parts += self.changed(["rescale"])
-        parts += [self.advantage, *self.changed_own(ADVANTAGES[self.advantage])]
-        parts += self.changed(name for name, flag in OPTIONS.items() if flag.topic == LOSS)
-        return Path(f"runs/{'-'.join(parts)}-s{self.seed}")
-
-    def changed(self, names) -> list[str]:
-        """For the folder's name: those of these settings that are not at their defaults."""
-        return [name_part(name, getattr(self, name)) for name in names
-                if getattr(self, name) != OPTIONS[name].default]
-
-    def changed_own(self, function) -> list[str]:
-        flags = parameters_as_flags(function)
-        return [name_part(name, self.own[name]) for name, flag in flags.items()
-                if self.own[name] != flag.default]
+        return Path(self.out or f"runs/{run_name(self, OPTIONS)}")
 
     def flags_for(self, function) -> dict:
         """The values of the flags that a mitigation or an advantage brings."""
         return {name: self.own[name] for name in parameters_as_flags(function)}
 
     def to_json(self) -> dict:
-        values = asdict(self)
-        own = values.pop("own")
-        return values | own
-
-
-def name_part(name: str, value) -> str:
-    """think_discount0.25, without characters that a folder's name cannot have."""
-    return name + re.sub(r"[^\w.+-]", "_", str(value))[:40]
+        return {name: getattr(self, name) for name in OPTIONS} | self.own
 
 
 OPTIONS = fields_as_flags(Settings)
@@ -179,7 +155,8 @@ def make_settings(given: dict) -> Settings:
     task = choose_task(given, recipe, config)
     recipe, config = without_other_task(recipe, task), without_other_task(config, task)
     values = {**recipe, **without_other_choices(config, given), **given, "task": task}
-    settings = Settings(**{name: value for name, value in values.items() if name in OPTIONS})
+    settings = Settings(**{name: value for name, value in values.items() if name in OPTIONS},
+                        defaults=recipe)
     for name, flag in OPTIONS.items():
         check_value(name, getattr(settings, name), flag)
     refuse_flags_of_others(settings, given)

@@ -251,7 +251,8 @@ def test_an_advantage_of_ones_own_is_a_choice_with_flags_from_the_command_to_the
             "--eval_every", "0", "--checkpoint_every", "0"]
     train.main(argv)
     assert strengths == [2.0]
-    config = json.loads((tmp_path / "runs/none-mine-strength2.0-s0/config.json").read_text())
+    [folder] = tmp_path.glob("runs/learner*-none-mine-strength2.0-steps1-eval_every0-s0")
+    config = json.loads((folder / "config.json").read_text())
     assert (config["advantage"], config["strength"]) == ("mine", 2.0) and "gamma" not in config
     assert what_differs(settings_of(argv)) == ""
     with pytest.raises(UserError, match="--strength belongs to mine, --advantage is grpo"):

@@ -136,7 +136,8 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         train.main(SMALL)
-    return place / "runs/descending-none-grpo-s0"
+    [folder] = place.glob("runs/descending-none-grpo-*-s0")
+    return folder
 
 
 def test_the_run_is_on_record_and_can_be_told_from_one_of_countdown(run):
