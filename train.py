@@ -29,6 +29,7 @@ from engine.credit_file import step_of
 from engine.errors import UserError
 from engine.files import writing
 from engine.finite import NotFinite, where_to_look
+from engine.hints import python_command
 from engine.lab import Lab, derived_seed, make_lab
 from engine.program import run_as_program
 from engine.progress import print_evaluation, print_step, say, show_status
@@ -186,7 +187,8 @@ def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
             lab.refuse_broken_model()
             run.save_checkpoint(step, lab.model, lab.parameters, lab.folder, lab.trainer_tensors())
         if stopped and not is_last:
-            say(f"stopped at step {step}. Go on with: python train.py --resume {run.path}")
+            command = python_command("train.py", "--resume", run.path)
+            say(f"stopped at step {step}. Go on with: {command}")
             raise SystemExit(130)
     lab.refuse_broken_model()
     say(f"done. Everything is in {run.path}")

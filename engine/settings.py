@@ -16,10 +16,11 @@ from engine.errors import UserError
 from engine.files import PROJECT, find_folder, read_json
 from engine.flags import (MOST_SEED, MOST_THREADS, Flag, check_value, fields_as_flags, option,
                           parameters_as_flags)
+from engine.hints import about_missing_model, hint_for
 from engine.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of,
                              owners_of)
 from engine.run_name import run_name
-from engine.tasks import load_task
+from engine.tasks import about_flag_of_another, load_task
 
 NOT_SETTINGS = (  # also in config.json
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of")
@@ -150,6 +151,7 @@ def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
     if not (MITIGATIONS and ADVANTAGES):
         raise RuntimeError("import mitigations first: it fills the lists of choices")
+    refuse_name_on_hub(given)
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
     task = choose_task(given, recipe, config)
@@ -166,6 +168,15 @@ def make_settings(given: dict) -> Settings:
     refuse_pairs_with_weights(settings)
     drop_what_has_no_effect(settings, given)
     return settings
+
+
+def refuse_name_on_hub(given: dict) -> None:
+    """A model that is typed by its name on the Hub, and is not here."""
+    model = given.get("model")
+    if isinstance(model, str) and not os.path.exists(find_folder(model)):
+        sentence = about_missing_model(model)
+        if sentence:
+            raise UserError(sentence)
 
 
 def read_files(given: dict) -> tuple[dict, dict]:
@@ -227,10 +238,12 @@ def refuse_flags_of_others(settings: Settings, given: dict) -> None:
         if name in known:
             continue
         if not owners_of(name):
-            raise UserError(f"--{name} is no flag of --task {settings.task}")
+            raise UserError(about_flag_of_another(name, settings.task)
+                            or f"--{name} is no flag of --task {settings.task}")
         axis = "mitigation" if name in flags_of(MITIGATIONS) else "advantage"
+        hint = f" (elsewhere it has another meaning: {hint_for(name)})" if hint_for(name) else ""
         raise UserError(f"--{name} belongs to {' and '.join(owners_of(name))}, --{axis} is "
-                        f"{getattr(settings, axis)}")
+                        f"{getattr(settings, axis)}{hint}")
 
 
 def own_value(name: str, flag: Flag, values: dict):
