@@ -105,7 +105,8 @@ def describe_option(name: str, flag: Flag, of_file: str) -> str:
 
 def add_resuming(group) -> None:
     group.add_argument("--resume", metavar="RUN", type=some_text,
-                       help="continue this run folder; only --steps may be given with it")
+                       help="continue this run folder; with it only --steps may be given, and "
+                       "flags that say how it is made, such as --threads")
     group.add_argument("--continue", action="store_true",
                        help="if the run folder exists and has these settings, resume it (a "
                        "finished run is passed over): for loops that can be stopped and started "

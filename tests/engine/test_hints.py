@@ -37,7 +37,7 @@ def said_of(*argv):
     (["--eval_steps", "9"], "--eval_every"), (["--save_steps", "9"], "--checkpoint_every"),
     (["--output_dir", "x"], "--out"), (["--model_name_or_path", "x"], "--model"),
     (["actor_rollout_ref.rollout.n=5"], "--answers"), (["-lr", "3"], "--learning_rate"),
-    (["+actor_rollout_ref.actor.optim.lr=3"], "--learning_rate")])
+    (["+actor_rollout_ref.actor.optim.lr=3"], "--learning_rate"), (["+lr=3"], "--learning_rate")])
 def test_a_name_from_another_library_is_told_the_one_here(argv, flag):
     said = said_of(*argv)
     assert said.startswith("there is no ") and flag in said
@@ -158,6 +158,10 @@ def test_python_is_called_by_its_name_where_that_is_this_one(tmp_path, monkeypat
                        ("/nothing", own / "python")):
         monkeypatch.setenv("PATH", path)
         assert python_command("train.py") == f"{name} train.py"
+    monkeypatch.setenv("PATH", str(own))
+    (own / "python3").touch(mode=0o755)  # another version in the same folder
+    monkeypatch.setattr(sys, "executable", str(own / "python3"))
+    assert python_command("train.py") == f"{own / 'python3'} train.py"
     monkeypatch.setattr(sys, "executable", str(other / "python"))
     monkeypatch.setenv("PATH", str(own))
     assert shlex.split(python_command("-m", "tools.preview")) == [
