@@ -29,6 +29,7 @@ from countdown_task import ANSWER
 from credit.placebo import shuffled_weight
 from engine.checked import call_choice, metrics_of, refuse_tokens
 from engine.flags import NotNegative, Percent, Positive, Range, Share
+from engine.hints import python_command
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
 from grpo import gradient_size
@@ -190,4 +191,5 @@ def scale_factor(weight: torch.Tensor, tokens: Rollouts, rescale: str) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit("this file is read, not run: python -m tools.preview RUN --mitigation NAME")
+    raise SystemExit("this file is read, not run: "
+                     f"{python_command('-m', 'tools.preview')} RUN --mitigation NAME")

@@ -9,7 +9,6 @@ sampled, bit for bit on the same CPU.
 
 Left out: a replay buffer, a reward model, rollouts by another engine. Every answer is sampled
 from the weights that are updated with it. """
-import json
 import textwrap
 import time
 from dataclasses import replace
@@ -24,20 +23,22 @@ from credit.preferences import update_preferences
 from engine import processes
 from engine.checked import call_choice, metrics_of
 from engine.clock import Clock, Pace
+from engine.command_line import read_flags
 from engine.credit_file import step_of
 from engine.errors import UserError
 from engine.files import writing
 from engine.finite import NotFinite, where_to_look
+from engine.hints import python_command
 from engine.lab import Lab, derived_seed, make_lab
 from engine.program import run_as_program
 from engine.progress import print_evaluation, print_step, say, show_status
 from engine.provenance import fingerprints, provenance
 from engine.registry import WHOLE_ANSWERS
-from engine.resume import (check_what_is_there, is_finished, refuse_changes, refuse_to_erase,
-                           what_differs)
+from engine.resume import (changes_among, check_what_is_there, is_finished, keep_changes,
+                           refuse_changes, refuse_to_erase, refuse_to_overwrite, what_differs)
 from engine.rollouts import Rollouts
 from engine.run_folder import RunFolder, open_run, run_config
-from engine.settings import Settings, make_settings, read_flags
+from engine.settings import Settings, make_settings
 from engine.stopping import StopRequest
 from grpo import update
 from mitigations import token_weight
@@ -185,7 +186,8 @@ def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
             lab.refuse_broken_model()
             run.save_checkpoint(step, lab.model, lab.parameters, lab.folder, lab.trainer_tensors())
         if stopped and not is_last:
-            say(f"stopped at step {step}. Go on with: python train.py --resume {run.path}")
+            command = python_command("train.py", "--resume", run.path)
+            say(f"stopped at step {step}. Go on with: {command}")
             raise SystemExit(130)
     lab.refuse_broken_model()
     say(f"done. Everything is in {run.path}")
@@ -251,20 +253,19 @@ def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> No
     if restart and checkpoint:
         raise UserError(f"{run.path} can go on after step {done}: --restart is for runs without a "
                         "checkpoint")
-    if not restart and is_finished(run, settings, done):
+    if not restart and is_finished(run, config, settings, done):
         steps = max(done, config["steps"])
         say(f"{run.path} is finished after {steps} steps (--steps N goes on to N)")
         return
     if not checkpoint and not restart:
-        refuse_to_erase(run, settings)
+        refuse_to_erase(run, config)
     check_what_is_there(run, settings, config, checkpoint)
     say(f"going on after step {done}" if done else "no checkpoint yet: starting again at step 1")
     lab = make_lab(settings, checkpoint)
     if checkpoint:
         lab.load_trainer_tensors(checkpoint / "trainer" / "state.safetensors")
     processes.wait()  # until all have read what is changed now
-    if config["steps"] != settings.steps:
-        run.replace("config.json", json.dumps({**config, "steps": settings.steps}, indent=2) + "\n")
+    keep_changes(run, config, settings)
     run.forget_after(done if done else -1)  # -1: the evaluation at step 0 is made again, too
     train_until_done(lab, run, done)
 
@@ -283,9 +284,8 @@ def main(argv: list[str]) -> None:
         return start_run(settings)
     difference = what_differs(settings)
     if may_continue and not difference:
-        return resume(settings.folder, {}, restart)
-    way_out = difference or f": go on with --resume {settings.folder}, or"
-    raise UserError(f"{settings.folder} exists already{way_out} name another with --out")
+        return resume(settings.folder, changes_among(given), restart)
+    refuse_to_overwrite(settings.folder, difference)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import torch
 
+from engine.command_line import read_flags
 from engine.credit_file import write_credit
 from engine.files import PROJECT
 from engine.lab import Lab, make_lab
@@ -10,7 +11,7 @@ from engine.optimizer import make_optimizer
 from engine.rollouts import Rollouts
 from engine.run_folder import RunFolder
 from engine.clock import peak_memory
-from engine.settings import Settings, make_settings, read_flags
+from engine.settings import Settings, make_settings
 from grpo import update
 from qwen2_model import Qwen2
 from train import train_step

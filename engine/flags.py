@@ -12,7 +12,7 @@ import difflib
 import inspect
 import math
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -39,6 +39,7 @@ class Flag:
     topic: str = ""              # of the settings: under which heading of --help it stands
     only: tuple | None = None    # of the settings: (test, words); without it the flag does nothing
     is_path: bool = False        # of the settings: a relative one holds from any directory
+    changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
 
     @property
     def type(self) -> type:
@@ -126,12 +127,17 @@ def parameter_as_flag(parameter: inspect.Parameter, hint, whose: str) -> Flag:
 
 
 class Parser(argparse.ArgumentParser):
-    """Say what is wrong in one line, and never guess what a shortened flag means."""
+    """Say what is wrong in one line, and never guess what a shortened flag means.
 
-    def __init__(self, usage: str, description: str | None = None, **more):
+    `about_unknown` may have a sentence about what is typed and is no flag, or an empty one.
+    """
+
+    def __init__(self, usage: str, description: str | None = None,
+                 about_unknown: Callable[[str], str] = lambda argument: "", **more):
         more = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False,
                 "argument_default": argparse.SUPPRESS, **more}
         super().__init__(usage=usage, description=description, **more)
+        self.about_unknown = about_unknown
 
     def error(self, message):
         raise UserError(f"{shortened(message, 300)} (--help lists the flags)")
@@ -142,10 +148,15 @@ class Parser(argparse.ArgumentParser):
         given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
         if unknown:
             names = [*self._option_string_actions, *known]
-            near = difflib.get_close_matches(unknown[0].partition("=")[0], names, 1)
-            question = f", did you mean {near[0]}?" if near else ""
-            raise UserError(f"unknown argument {shortened(' '.join(unknown[0].split()))}{question}")
+            raise UserError(self.about_unknown(unknown[0]) or suggestion(unknown[0], names))
         return vars(given)
+
+
+def suggestion(argument: str, names: list[str]) -> str:
+    """What to say of an unknown argument: is there a flag with nearly this name?"""
+    near = difflib.get_close_matches(argument.partition("=")[0], names, 1)
+    question = f", did you mean {near[0]}?" if near else ""
+    return f"unknown argument {shortened(' '.join(argument.split()))}{question}"
 
 
 def underscores(argument: str) -> str:
@@ -165,12 +176,12 @@ def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
     parser.add_argument(f"--{name}", help=help, **how[flag.type])
 
 
-def describe(flag: Flag) -> str:
-    """A flag's line in --help."""
+def describe(flag: Flag, of_file: str = "") -> str:
+    """A flag's line in --help. `of_file` are words for the default where a file sets another."""
     choices = ": " + " | ".join(flag.choices) if flag.choices else ""
     quick = "" if flag.quick is None else f", quick {flag.quick}"
-    default = f" (default {flag.default}{quick})"
-    if flag.default is None or flag.default is False:
+    default = f" (default {of_file or flag.default}{quick})"
+    if not of_file and (flag.default is None or flag.default is False):
         default = ""
     return (flag.text + choices + default).replace("%", "%%")  # argparse fills in %(default)s
 

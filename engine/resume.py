@@ -1,24 +1,49 @@
 """What train.py asks before it goes on: is this the run that is meant, is it finished, is all there
 that it needs, and would anything be lost?"""
+import json
 import os
+import shlex
 from pathlib import Path
+
+import torch
 
 from engine.credit_file import step_of
 from engine.errors import UserError
 from engine.files import read_json
+from engine.progress import say
 from engine.provenance import refuse_other_sources
 from engine.run_folder import RunFolder
 from engine.seal import check_seal
 from engine.settings import OPTIONS, Settings, own_flags
 
-CHANGEABLE = {"steps"}               # in a resumed run
-WITHOUT_EFFECT = ("threads", "out")  # on what a run is
+CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer")
+CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
+    "steps", *CHANGES_ROUNDING, "sample_every", "checkpoint_every")
 
 
 def refuse_changes(given: dict) -> None:
-    wrong = sorted(set(given) - CHANGEABLE)
+    wrong = sorted(set(given) - set(CHANGEABLE))
     if wrong:
-        raise UserError(f"--{wrong[0]} cannot be changed in a resumed run, only --steps can")
+        others = f"{', '.join(f'--{name}' for name in CHANGEABLE[:-1])} and --{CHANGEABLE[-1]}"
+        raise UserError(f"--{wrong[0]} cannot be changed in a resumed run, only {others} can")
+
+
+def changes_among(given: dict) -> dict:
+    """For --continue: those of the flags that may be changed in a run that goes on."""
+    return {name: value for name, value in given.items() if name in CHANGEABLE}
+
+
+def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
+    """Write what is changed from here on into config.json, and say what changes by it."""
+    values = {name: getattr(settings, name) for name in CHANGEABLE}
+    values["threads"] = torch.get_num_threads()
+    changes = {name: value for name, value in values.items() if config.get(name, value) != value}
+    if changes:
+        run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
+    flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]
+    if flags:
+        say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
+            "this is not bit for bit the run it would have been")
 
 
 def what_differs(settings: Settings) -> str:
@@ -29,28 +54,34 @@ def what_differs(settings: Settings) -> str:
     # a run from before a setting existed had what is its default now
     defaults = {name: flag.default for name, flag in {**OPTIONS, **own_flags(settings)}.items()}
     config = defaults | read_json(path)
+    may_differ = {"out", *CHANGEABLE} - {"steps"}
     for name, value in settings.to_json().items():
         before = config[name]
-        if before != value and name not in WITHOUT_EFFECT:
+        if before != value and name not in may_differ:
             return f", with {name} {before} instead of {value}:"
     return ""
 
 
-def is_finished(run: RunFolder, settings: Settings, done: int) -> bool:
+def refuse_to_overwrite(folder: Path, difference: str) -> None:
+    way_out = difference or f": go on with --resume {shlex.quote(str(folder))}, or"
+    raise UserError(f"{folder} exists already{way_out} name another with --out")
+
+
+def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> bool:
     """`done` is the step of the last checkpoint, 0 without one. Where the checkpoints of a finished
     run were removed, the record decides."""
-    if done and settings.checkpoint_every:
+    if done and config["checkpoint_every"]:
         return done >= settings.steps
     evaluations = run.lines("evaluations.jsonl")
     modes = [line.get("mode") for line in evaluations if line["step"] == settings.steps]
     return run.last_step() >= settings.steps and (not settings.eval_every or len(modes) == 2)
 
 
-def refuse_to_erase(run: RunFolder, settings: Settings) -> None:
+def refuse_to_erase(run: RunFolder, config: dict) -> None:
     """Without a checkpoint a run can only start again. Steps that ran before the first checkpoint
     was due are made again as they were; a longer record would be lost."""
     steps = run.last_step()
-    first_due = settings.checkpoint_every
+    first_due = config["checkpoint_every"]  # as the record was made, whatever is typed now
     if steps > first_due:
         why = "--checkpoint_every is 0" if not first_due else "they were removed"
         raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "

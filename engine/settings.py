@@ -1,34 +1,30 @@
-"""Every flag of a run: its default, its range, its help, and where its value comes from.
+"""Every setting of a run: its default, its range, its help, and where its value comes from.
 
 Defaults < the model folder's recipe.json < --config < what was typed. A flag that would have no
 effect beside the others is an error when typed, and back at its default when it comes from a file.
 
 Three settings name something that brings flags of its own: --task (engine/tasks.py), --mitigation
 and --advantage (engine/registry.py). Those flags are not listed here; their values are in `own`.
+How a command line is read is in engine/command_line.py.
 """
 import os
-import re
-from argparse import SUPPRESS
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 from engine.errors import UserError
 from engine.files import PROJECT, find_folder, read_json
-from engine.flags import (MOST_SEED, MOST_THREADS, Flag, Parser, add_flag, check_value, describe,
-                          fields_as_flags, option, parameters_as_flags, some_text)
-from engine.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags,
-                             describe_choices, flags_of, owners_of)
-from engine.tasks import load_task
+from engine.flags import (MOST_SEED, MOST_THREADS, Flag, check_value, fields_as_flags, option,
+                          parameters_as_flags)
+from engine.hints import about_missing_model, hint_for
+from engine.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of,
+                             owners_of)
+from engine.run_name import run_name
+from engine.tasks import about_flag_of_another, load_task
 
 NOT_SETTINGS = (  # also in config.json
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of")
 MOST_STEPS = 10 ** 9
-RESERVED = (  # names that no other flag can have
-    "resume", "continue", "restart", "config", "help", "own")
-ABOUT_FILES = """\
-A model folder's recipe.json sets its own defaults (models/tiny has one), flags override them, and
-config.json in the run folder shows what was used. Hyphens work as well as underscores."""
 
 MACHINE, PROBLEMS, TRAINING, RECORD = "model and machine", "problems", "training", "record"
 WEIGHT, BASELINE, LOSS = "spreading credit over tokens", "from reward to advantage", "loss"
@@ -56,7 +52,7 @@ class Settings:
         "bytes a parameter in bfloat16 instead of 16", topic=MACHINE)
     threads: int = option(
         0, "CPU threads; 0 is one for every 64 hidden units of the model, at most what PyTorch "
-        "finds", least=0, most=MOST_THREADS, topic=MACHINE)
+        "finds", least=0, most=MOST_THREADS, topic=MACHINE, changes_result=False)
 
     task: str = option(
         "countdown_task", "module with the class Task: countdown_task, tools.descending, or "
@@ -114,7 +110,7 @@ class Settings:
     learning_rate: float = option(5e-6, "of AdamW", above=0, most=10, topic=TRAINING)
     weight_decay: float = option(0.0, "of AdamW", least=0, most=100, topic=TRAINING)
     micro_batch: int = option(8, "answers in memory at once during the update; changes no result",
-                              least=1, most=1_000_000, topic=TRAINING)
+                              least=1, most=1_000_000, topic=TRAINING, changes_result=False)
     max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never",
                                   least=0, most=1e9, topic=TRAINING)
     seed: int = option(0, "of problems and sampling", least=0, most=MOST_SEED, topic=TRAINING)
@@ -124,135 +120,45 @@ class Settings:
     eval_tasks: int = option(500, "held-out problems of an evaluation",
                              least=1, most=100_000, only=EVALUATED, topic=RECORD)
     sample_every: int = option(10, "steps between sample answers kept in samples.jsonl, 0 for "
-                               "never", least=0, most=MOST_STEPS, topic=RECORD)
+                               "never", least=0, most=MOST_STEPS, topic=RECORD,
+                               changes_result=False)
     checkpoint_every: int = option(25, "steps between checkpoints (also at the end), 0 for never",
-                                   least=0, most=MOST_STEPS, topic=RECORD)
+                                   least=0, most=MOST_STEPS, topic=RECORD,
+                                   changes_result=False)
     out: str | None = option(
-        None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the flags about "
-        "credit and loss that are not at their defaults in between", topic=RECORD)
+        None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the other flags "
+        "that are not at their defaults in between", topic=RECORD, changes_result=False)
 
     own: dict = field(default_factory=dict)  # flags of the chosen task, mitigation and advantage
+    defaults: dict = field(default_factory=dict, compare=False)  # those of the model's recipe.json
 
     @property
     def folder(self) -> Path:
-        """Named by everything about credit and loss, so that arms never meet in one folder."""
-        if self.out:
-            return Path(self.out)
-        parts = [] if self.task == Settings.task else [self.task.rpartition(".")[2]]
-        parts += [self.mitigation, *self.changed_own(MITIGATIONS[self.mitigation])]
-        parts += self.changed(["placebo"])
-        if self.mitigation not in NEVER_RESCALED:
-            parts += self.changed(["rescale"])
-        parts += [self.advantage, *self.changed_own(ADVANTAGES[self.advantage])]
-        parts += self.changed(name for name, flag in OPTIONS.items() if flag.topic == LOSS)
-        return Path(f"runs/{'-'.join(parts)}-s{self.seed}")
-
-    def changed(self, names) -> list[str]:
-        """For the folder's name: those of these settings that are not at their defaults."""
-        return [name_part(name, getattr(self, name)) for name in names
-                if getattr(self, name) != OPTIONS[name].default]
-
-    def changed_own(self, function) -> list[str]:
-        flags = parameters_as_flags(function)
-        return [name_part(name, self.own[name]) for name, flag in flags.items()
-                if self.own[name] != flag.default]
+        return Path(self.out or f"runs/{run_name(self, OPTIONS)}")
 
     def flags_for(self, function) -> dict:
         """The values of the flags that a mitigation or an advantage brings."""
         return {name: self.own[name] for name in parameters_as_flags(function)}
 
     def to_json(self) -> dict:
-        values = asdict(self)
-        own = values.pop("own")
-        return values | own
-
-
-def name_part(name: str, value) -> str:
-    """think_discount0.25, without characters that a folder's name cannot have."""
-    return name + re.sub(r"[^\w.+-]", "_", str(value))[:40]
+        return {name: getattr(self, name) for name in OPTIONS} | self.own
 
 
 OPTIONS = fields_as_flags(Settings)
-
-
-def read_flags(argv: list[str]) -> dict:
-    """The flags that were typed, by name."""
-    return make_parser(asked_task(argv)).read(argv)
-
-
-def asked_task(argv: list[str]) -> str:
-    """The task of a command line: it has to be known first, since it brings flags of its own."""
-    parser = Parser(usage="", add_help=False)
-    for name in ("task", "model"):
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--config", type=some_text)
-    given = vars(parser.parse_known_args(argv)[0])
-    return choose_task(given, *read_files(given))
-
-
-def make_parser(task: str) -> Parser:
-    refuse_taken_names(task)
-    parser = Parser("python train.py [flags]",
-                    "Train with GRPO and write down what every token was given.",
-                    epilog=f"{describe_choices()}\n\n{ABOUT_FILES}")
-    topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
-    for name, flag in OPTIONS.items():
-        add_flag(topics[flag.topic], name, flag, describe_option(name, flag))
-    for name, flag in fields_as_flags(load_task(task)).items():
-        add_flag(topics[PROBLEMS], name, flag)
-    for name, flag in choice_flags().items():
-        add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
-    add_resuming(parser.add_argument_group("going on"))
-    return parser
-
-
-def describe_option(name: str, flag: Flag) -> str:
-    if name in ("mitigation", "advantage"):  # their choices are listed below
-        flag = replace(flag, choices=())
-    needs = ""
-    if flag.only and flag.only not in (POLICY, EVALUATED):
-        needs = f"; needs {flag.only[1].split(' (')[0]}"
-    return describe(flag) + needs
-
-
-def add_resuming(group) -> None:
-    group.add_argument("--resume", metavar="RUN", type=some_text,
-                       help="continue this run folder; only --steps may be given with it")
-    group.add_argument("--continue", action="store_true",
-                       help="if the run folder exists and has these settings, resume it (a "
-                       "finished run is passed over): for loops that can be stopped and started "
-                       "again")
-    group.add_argument("--restart", action="store_true",
-                       help="with one of these two: erase the record of a run that has no "
-                       "checkpoint to go on from, and start again at step 1")
-    group.add_argument("--config", metavar="FILE", type=some_text,
-                       help="take the settings of a run's config.json; flags override them")
-
-
-def refuse_taken_names(task: str) -> None:
-    """Every flag has one meaning, whoever brings it."""
-    task_flags = fields_as_flags(load_task(task))
-    for name in task_flags:
-        if name in OPTIONS or name in RESERVED:
-            raise UserError(f"the field {name} of the Task in {task} needs another name: --{name} "
-                            "is taken")
-    for name in choice_flags():
-        on_both_axes = name in flags_of(MITIGATIONS) and name in flags_of(ADVANTAGES)
-        if on_both_axes or name in OPTIONS or name in RESERVED or name in task_flags:
-            raise UserError(f"the parameter {name} of {owners_of(name)[0]} needs another name: "
-                            f"--{name} is taken")
 
 
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
     if not (MITIGATIONS and ADVANTAGES):
         raise RuntimeError("import mitigations first: it fills the lists of choices")
+    refuse_name_on_hub(given)
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
     task = choose_task(given, recipe, config)
     recipe, config = without_other_task(recipe, task), without_other_task(config, task)
     values = {**recipe, **without_other_choices(config, given), **given, "task": task}
-    settings = Settings(**{name: value for name, value in values.items() if name in OPTIONS})
+    settings = Settings(**{name: value for name, value in values.items() if name in OPTIONS},
+                        defaults=recipe)
     for name, flag in OPTIONS.items():
         check_value(name, getattr(settings, name), flag)
     refuse_flags_of_others(settings, given)
@@ -262,6 +168,15 @@ def make_settings(given: dict) -> Settings:
     refuse_pairs_with_weights(settings)
     drop_what_has_no_effect(settings, given)
     return settings
+
+
+def refuse_name_on_hub(given: dict) -> None:
+    """A model that is typed by its name on the Hub, and is not here."""
+    model = given.get("model")
+    if isinstance(model, str) and not os.path.exists(find_folder(model)):
+        sentence = about_missing_model(model)
+        if sentence:
+            raise UserError(sentence)
 
 
 def read_files(given: dict) -> tuple[dict, dict]:
@@ -323,10 +238,12 @@ def refuse_flags_of_others(settings: Settings, given: dict) -> None:
         if name in known:
             continue
         if not owners_of(name):
-            raise UserError(f"--{name} is no flag of --task {settings.task}")
+            raise UserError(about_flag_of_another(name, settings.task)
+                            or f"--{name} is no flag of --task {settings.task}")
         axis = "mitigation" if name in flags_of(MITIGATIONS) else "advantage"
+        hint = f" (elsewhere it has another meaning: {hint_for(name)})" if hint_for(name) else ""
         raise UserError(f"--{name} belongs to {' and '.join(owners_of(name))}, --{axis} is "
-                        f"{getattr(settings, axis)}")
+                        f"{getattr(settings, axis)}{hint}")
 
 
 def own_value(name: str, flag: Flag, values: dict):

@@ -19,7 +19,8 @@ from engine.errors import UserError
 from engine.files import PROJECT
 from engine.flags import fields_as_flags, shortened
 
-SHIPPED = "countdown_task and tools.descending ship with it"
+SHIPPED_TASKS = ("countdown_task", "tools.descending")
+SHIPPED = f"{' and '.join(SHIPPED_TASKS)} ship with it"
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
 
@@ -55,6 +56,15 @@ def import_task(name: str) -> ModuleType:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(f"--task {name} cannot be imported: {place.filename}, line {place.lineno}: "
                         f"{type(error).__name__}: {error}") from None
+
+
+def about_flag_of_another(name: str, task: str) -> str:
+    """A sentence about a flag that this task lacks, and a task that ships with it has; else an
+    empty one."""
+    for other in SHIPPED_TASKS:
+        if other != task and is_module(other) and name in fields_as_flags(load_task(other)):
+            return f"--{name} is no flag of --task {task}, it belongs to --task {other}"
+    return ""
 
 
 def make_task(settings):

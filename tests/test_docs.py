@@ -42,11 +42,12 @@ def test_a_task_of_ones_own_is_one_file(project):
     """The page's task shares nothing with Countdown: own problems, own prompt, own labels."""
     (project / "my_task.py").write_text(blocks("docs/your_own_task.md")[0])
     printed = train(project, "--task", "my_task", "--count", "4")
-    assert "largest of " in printed and "writing to runs/my_task-none-grpo-s0" in printed
-    config = json.loads((project / "runs/my_task-none-grpo-s0/config.json").read_text())
+    folder = project / re.search(r"writing to (\S+)", printed)[1]
+    assert "largest of " in printed and folder.name.startswith("my_task-")
+    config = json.loads((folder / "config.json").read_text())
     assert config["task"] == "my_task" and config["count"] == 4 and "numbers" not in config
     assert config["reward"] == "answer + 0.1 format"
-    with np.load(project / "runs/my_task-none-grpo-s0/credit/step_000001.npz") as credit:
+    with np.load(folder / "credit/step_000001.npz") as credit:
         assert not credit["section"].any() and len(credit["group"]) == 8
 
 
@@ -55,8 +56,9 @@ def test_an_advantage_of_ones_own_is_one_function(project):
     [pasted] = [block for block in blocks("docs/weightings.md") if "def my_credit" in block]
     source = (project / "grpo.py").read_text()
     (project / "grpo.py").write_text(source + "\nfrom engine.flags import Share\n\n\n" + pasted)
-    train(project, "--advantage", "my_credit", "--process", "0.25", "--seed", "1")
-    folder = project / "runs/none-my_credit-process0.25-s1"
+    printed = train(project, "--advantage", "my_credit", "--process", "0.25", "--seed", "1")
+    folder = project / re.search(r"writing to (\S+)", printed)[1]
+    assert "none-my_credit-process0.25-" in folder.name
     with np.load(folder / "credit/step_000001.npz") as credit:
         assert np.ptp(credit["advantage"]) > 0 and (credit["advantage"] < 0).any()
 

@@ -59,9 +59,9 @@ import train
 from tools import preview
 
 short = json.loads(sys.argv[1])
-train.main([*short, "--task", "my_task", "--top", "20", "--steps", "1"])
-train.main(["--resume", "runs/my_task-none-grpo-s0", "--steps", "2"])
-preview.main(["runs/my_task-none-grpo-s0", "--mitigation", "outcome_conditional", "--show", "1"])
+train.main([*short, "--task", "my_task", "--top", "20", "--steps", "1", "--out", "runs/mine"])
+train.main(["--resume", "runs/mine", "--steps", "2"])
+preview.main(["runs/mine", "--mitigation", "outcome_conditional", "--show", "1"])
 """
 
 
@@ -71,7 +71,7 @@ def test_a_task_that_shares_nothing_with_countdown_trains(tmp_path):
     short = [*SHORT, "--max_new_tokens", "16", "--eval_every", "1", "--eval_tasks", "4"]
     printed = program(folder, "-c", RUN, json.dumps(short))
     assert "after 1: " in printed and "; outcome_conditional" in printed and "episode " in printed
-    run = folder / "runs/my_task-none-grpo-s0"
+    run = folder / "runs/mine"
     config = json.loads((run / "config.json").read_text())
     assert (config["task"], config["top"], config["reward"]) == ("my_task", 20, "next number")
     assert "max_target" not in config

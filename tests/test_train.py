@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from engine import run_folder
 import train
+from engine.command_line import read_flags
 from engine.errors import UserError
 from conftest import ROOT
 from engine.tokens import load_tokenizer
@@ -24,7 +25,7 @@ from grpo import update
 from engine.lab import make_lab
 from qwen2_model import Qwen2
 from engine.rollouts import sample_answers
-from engine.settings import OPTIONS, make_settings, read_flags
+from engine.settings import OPTIONS, make_settings
 from runs import assert_same_run, lines, run, timeless
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,15 @@ probe takes between half a minute and eight minutes; with --quick it takes secon
 that it works. `python -m truth.rank --help` lists a probe's flags.
 """
 from engine.errors import UserError
+from engine.hints import python_command
 from engine.program import run_as_program
 
 
 def main(argv: list[str]) -> None:
     if argv and argv[0] not in ("-h", "--help"):
-        raise UserError(f"{argv[0]} is not taken: a probe is run as python -m truth.NAME, and "
-                        "python -m truth lists the names")
+        command = python_command("-m", "truth")
+        raise UserError(f"{argv[0]} is not taken: a probe is run as {command}.NAME, and {command} "
+                        "lists the names")
     print(__doc__.strip())
 
 

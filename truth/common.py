@@ -30,6 +30,7 @@ from engine.lab import Lab, derived_seed, make_lab
 from engine.progress import show_status
 from engine.rollouts import Rollouts
 from engine.provenance import provenance
+from engine.run_name import model_name
 from engine.settings import make_settings
 from grpo import grpo
 
@@ -118,13 +119,6 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
     if folder.exists():
         raise UserError(f"{folder} exists already: name another with --out, or remove it")
     return folder
-
-
-def model_name(model: Path) -> str:
-    """The folder's name; a checkpoint is named by its run as well."""
-    if model.name.startswith("step_"):
-        return f"{model.resolve().parent.parent.name}-{model.name}"
-    return model.name
 
 
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,

@@ -1,9 +1,10 @@
 """The table of what each arm costs."""
 import pytest
 
+from engine.command_line import read_flags
 from engine.errors import UserError
 from engine.registry import MITIGATIONS
-from engine.settings import make_settings, read_flags
+from engine.settings import make_settings
 
 
 def test_the_table_of_costs_by_hand(capsys):

@@ -5,9 +5,10 @@ import pytest
 
 import train
 from conftest import ROOT, put_in
+from engine.command_line import read_flags
 from engine.errors import UserError
 from engine.registry import MITIGATIONS
-from engine.settings import make_settings, read_flags
+from engine.settings import make_settings
 from runs import SHORT
 
 

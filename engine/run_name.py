@@ -1,0 +1,105 @@
+"""The name of a run's folder: every flag that is not at the default that holds for its model.
+
+    python train.py                                     runs/none-grpo-s0
+    python train.py --learning_rate 1e-3 --steps 30     runs/none-grpo-lr1e-3-steps30-s0
+
+Runs that differ never meet in one folder, and the same command always names the same one, so that
+--continue finds it. What changes no result, say --threads, is not in the name.
+"""
+import hashlib
+import os
+import re
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+
+from engine.files import find_folder
+from engine.flags import Flag, fields_as_flags, parameters_as_flags
+from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.tasks import load_task
+
+LONGEST = 100  # bytes; what a longer name would hold beyond that is a hash
+BY_PLACE = ("task", "model", "mitigation", "placebo", "rescale", "advantage", "seed")
+NAMED_BY_VALUE = ("device", "dtype")  # cuda says enough
+SHORT = {"learning_rate": "lr"}
+
+
+def run_name(settings, options: dict[str, Flag]) -> str:
+    """Task, model, mitigation, advantage, each with its own flags; then all others; the seed."""
+    s, is_rescaled = settings, settings.mitigation not in ("none", *NEVER_RESCALED)
+    parts = [] if s.task == options["task"].default else [s.task.rpartition(".")[2]]
+    parts += model_part(s.model, options["model"].default)
+    parts += [s.mitigation, *changed(s, parameters_as_flags(MITIGATIONS[s.mitigation]), str)]
+    parts += changed(s, pick(options, ["placebo", "rescale"] if is_rescaled else ["placebo"]))
+    parts += [s.advantage, *changed(s, parameters_as_flags(ADVANTAGES[s.advantage]), str)]
+    others = [name for name in options if name not in BY_PLACE]
+    loss = [name for name in others if options[name].topic == "loss"]
+    parts += changed(s, pick(options, loss), str)
+    parts += changed(s, fields_as_flags(load_task(s.task)))
+    parts += changed(s, pick(options, [name for name in others if name not in loss]))
+    return shortened("-".join(filter(None, parts)), f"-s{s.seed}")
+
+
+def pick(options: dict[str, Flag], names: list[str]) -> dict[str, Flag]:
+    return {name: options[name] for name in names}
+
+
+def changed(settings, flags: dict[str, Flag], write=None) -> list[str]:
+    """A part for each of these flags that is not at its default, has an effect here, and can change
+    a result."""
+    values = {**vars(settings), **settings.own}
+    parts = []
+    for name, flag in flags.items():
+        default = settings.defaults.get(name, flag.default)
+        is_default = values[name] == default or str(values[name]) == str(default)  # "16" and 16
+        has_effect = not flag.only or flag.only[0](SimpleNamespace(**values))
+        if flag.changes_result and has_effect and not is_default:
+            parts.append(part(name, values[name], flag, write or short))
+    return parts
+
+
+def part(name: str, value, flag: Flag, write) -> str:
+    """think_discount0.25, without characters that a folder's name cannot have."""
+    if flag.is_path and value:
+        return legal(Path(value).name)
+    label = "" if name in NAMED_BY_VALUE else SHORT.get(name, name)
+    return label + legal(write(value))
+
+
+def legal(text: str) -> str:
+    return re.sub(r"[^\w.+-]", "_", text)
+
+
+def short(value) -> str:
+    """The shorter way to write a number with all its digits: 1e-3 of 0.001, 2 of 2.0, 0.5."""
+    if not isinstance(value, float):
+        return str(value)
+    plain = repr(value).removesuffix(".0")
+    scientific = f"{Decimal(repr(value)).normalize():e}".replace("+", "")
+    return min(plain, scientific, key=len)
+
+
+def model_part(model: str, default: str) -> list[str]:
+    """Nothing for the model that is taken without --model, however its path is written."""
+    folder = find_folder(model)
+    if os.path.realpath(folder) == os.path.realpath(find_folder(default)):
+        return []
+    return [legal(model_name(folder))]
+
+
+def model_name(folder: Path) -> str:
+    """The folder's name; a checkpoint is named by its run as well."""
+    if folder.name.startswith("step_"):
+        return f"{folder.resolve().parent.parent.name}-{folder.name}"
+    return folder.name
+
+
+def shortened(name: str, ending: str) -> str:
+    """As it is up to LONGEST bytes; of a longer name whole parts, and a hash of it all."""
+    if len((name + ending).encode()) <= LONGEST:
+        return name + ending
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    room = LONGEST - len(f"-{digest}{ending}")
+    beginning = name.encode()[:room].decode(errors="ignore")
+    kept = beginning.rpartition("-")[0] or beginning
+    return f"{kept}-{digest}{ending}"
