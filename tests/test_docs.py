@@ -9,8 +9,10 @@ import tomllib
 
 import numpy as np
 import pytest
+import torch
 
-from conftest import ROOT
+from conftest import ROOT, hand_made
+from grpo import answer_shares, policy_loss
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
          "--answers", "4", "--max_new_tokens", "32", "--steps", "1", "--eval_every", "1",
@@ -112,9 +114,9 @@ print(json.dumps({"rows": len(tokens), "ends": ends, "steps": steps}))
 def test_spreadsheets_get_steps_and_tokens(project, run):
     """Two files, read back: as long as what was read, and no cell that is a formula."""
     paste(project, OTHER_TOOLS, "metrics.csv")
-    with open(project / "metrics.csv", newline="") as file:
+    with open(project / "results/metrics.csv", newline="") as file:
         metrics = list(csv.DictReader(file))
-    with open(project / "tokens.csv", newline="") as file:
+    with open(project / "results/tokens.csv", newline="") as file:
         tokens = list(csv.DictReader(file))
     assert [line["step"] for line in metrics] == ["1", "2", "3"]
     assert len(tokens) == int(metrics[-1]["tokens"])
@@ -169,6 +171,31 @@ class Run:
 
 sys.modules["wandb"] = SimpleNamespace(init=Run)
 """
+
+
+def test_the_loss_follows_from_the_record(project, run):
+    """The page's two ways to the loss of a step agree; one number an answer adds up to 0."""
+    rows = [line.split() for line in paste(project, "docs/questions.md", "reduceat").splitlines()]
+    losses = np.array([row[1:] for row in rows[1:]], float)
+    assert losses.shape == (3, 4) and np.abs(losses[:, 0]).max() > 0.01
+    assert np.abs(losses[:, 0] - losses[:, 1]).max() < 2e-6
+    assert np.abs(losses[:, 2]).max() > 0.01 and np.abs(losses[:, 3]).max() < 1e-6
+
+
+@pytest.mark.parametrize("loss_norm, expected", [("sequence", 0.0), ("token", -1 / 4)])
+def test_the_loss_at_ratio_1(loss_norm, expected):
+    """By hand: a right answer of 3 tokens (A = +1), a wrong one of 1 (A = -1), two of 2 tokens that
+    got the same reward (A = 0). By token -(3 - 1) / 8; by answer -(1 - 1) / 4."""
+    mask = torch.arange(3)[None] < torch.tensor([3, 1, 2, 2])[:, None]
+    batch = hand_made(mask, group=torch.tensor([0, 0, 1, 1]))
+    advantage = torch.tensor([1.0, -1.0, 0.0, 0.0])[:, None] * mask
+    old = torch.full(mask.shape, -0.7)
+    log_prob = old.clone().requires_grad_()
+    share = answer_shares(batch, loss_norm, 3)
+    loss = policy_loss(log_prob, advantage, share, mask, int(mask.sum()), old)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, abs=1e-7)
+    assert log_prob.grad[0, 0] < 0 < log_prob.grad[1, 0]  # and the gradient is not 0
 
 
 def test_editors_and_uv_are_told_the_same_packages():
