@@ -19,9 +19,9 @@ SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", 
          "--eval_tasks", "8", "--checkpoint_every", "0"]
 
 
-def blocks(page: str) -> list[str]:
-    """The Python blocks of a page."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
+def blocks(page: str, language: str = "python") -> list[str]:
+    """The blocks of a page in this language."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,14 @@ def test_spreadsheets_get_steps_and_tokens(project, run):
     assert all(token["text"][0] in "'\"" and token["text"][0] == token["text"][-1]
                for token in tokens)
     assert {"number", "word"} <= {token["kind"] for token in tokens}
+
+
+@pytest.mark.skipif(not shutil.which("Rscript"), reason="R is not installed")
+def test_r_reads_the_two_files(project, run):
+    paste(project, OTHER_TOOLS, "metrics.csv")
+    [block] = blocks(OTHER_TOOLS, "r")
+    result = subprocess.run(["Rscript", "-e", block], cwd=project, capture_output=True, text=True)
+    assert result.returncode == 0 and "operator" in result.stdout, result.stdout + result.stderr
 
 
 def test_tensorboard_gets_every_number(project, run):
