@@ -1,5 +1,6 @@
 """The notebook runs from its first cell to its last, wherever it was started."""
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -78,3 +79,10 @@ def test_the_notebook_is_small_and_of_no_machine():
 def test_lines_of_the_notebook_fit_a_screen():
     for cell in cells("code"):
         assert max(map(len, cell.splitlines())) <= 100
+
+
+def test_every_link_of_the_notebook_leads_to_a_file():
+    links = re.findall(r"\]\(([^)\s#]+)", "\n".join(cells("markdown")))
+    assert len(links) > 3
+    for link in links:
+        assert (NOTEBOOK.parent / link).exists(), link
