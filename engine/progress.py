@@ -68,6 +68,7 @@ class Progress:
         return (before + done * self.parts[part]) / sum(self.parts.values())
 
 
+# No loss among these: its value says nothing about progress (docs/questions.md).
 HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
           "      left")
 

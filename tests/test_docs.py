@@ -1,23 +1,27 @@
 """What the pages tell a reader to paste works as it stands there."""
+import csv
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
+import torch
 
-from conftest import ROOT
+from conftest import ROOT, hand_made
+from grpo import answer_shares, policy_loss
 
-SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2", "--answers", "4",
-         "--max_new_tokens", "32", "--steps", "1", "--eval_every", "1", "--eval_tasks", "8",
-         "--checkpoint_every", "0"]
+SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
+         "--answers", "4", "--max_new_tokens", "32", "--steps", "1", "--eval_every", "1",
+         "--eval_tasks", "8", "--checkpoint_every", "0"]
 
 
-def blocks(page: str) -> list[str]:
-    """The Python blocks of a page."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
+def blocks(page: str, language: str = "python") -> list[str]:
+    """The blocks of a page in this language."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +35,29 @@ def project(tmp_path_factory):
     return folder
 
 
-def train(folder, *flags) -> str:
-    command = [sys.executable, "train.py", *SHORT, *flags]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def started(folder, *command) -> str:
+    """What a Python program prints."""
+    result = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
+
+
+def train(folder, *flags) -> str:
+    return started(folder, "train.py", *SHORT, *flags)
+
+
+@pytest.fixture(scope="module")
+def run(project):
+    """A run of three steps under the name that the pages use."""
+    train(project, "--steps", "3")
+    return project / "runs/none-grpo-s0"
+
+
+def paste(project, page: str, words: str, stub: str = "") -> str:
+    """What the page's block with these words prints, `stub` pasted before it."""
+    [block] = [block for block in blocks(page) if words in block]
+    (project / "pasted.py").write_text(stub + block)
+    return started(project, "pasted.py")
 
 
 def test_a_task_of_ones_own_is_one_file(project):
@@ -61,6 +83,136 @@ def test_an_advantage_of_ones_own_is_one_function(project):
     assert "none-my_credit-process0.25-" in folder.name
     with np.load(folder / "credit/step_000001.npz") as credit:
         assert np.ptp(credit["advantage"]) > 0 and (credit["advantage"] < 0).any()
+
+
+OTHER_TOOLS = "docs/other_tools.md"
+
+
+def test_pandas_reads_steps_and_evaluations(project, run):
+    pytest.importorskip("pandas")
+    printed = paste(project, OTHER_TOOLS, "evaluations.pivot")
+    assert "gradient_norm" in printed and "64 answers to held-out problems" in printed
+
+
+def test_pandas_reads_a_row_a_token(project, run):
+    """As many rows as the run has tokens; the end of the turn has its text."""
+    pytest.importorskip("pandas")
+    [block] = [block for block in blocks(OTHER_TOOLS) if "def tokens_of" in block]
+    (project / "pasted.py").write_text(block + PRINT_TOKENS)
+    printed = json.loads(started(project, "pasted.py").splitlines()[-1])
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert printed["rows"] == sum(line["tokens"] for line in metrics)
+    assert printed["ends"] == ["end"] and printed["steps"] == [1, 2, 3]
+
+
+PRINT_TOKENS = """
+import json
+ends = tokens.loc[tokens["text"] == "<|im_end|>", "kind"].unique().tolist()
+steps = tokens["step"].unique().tolist()
+print(json.dumps({"rows": len(tokens), "ends": ends, "steps": steps}))
+"""
+
+
+def test_spreadsheets_get_steps_and_tokens(project, run):
+    """Two files, read back: as long as what was read, and no cell that is a formula."""
+    paste(project, OTHER_TOOLS, "metrics.csv")
+    with open(project / "results/metrics.csv", newline="") as file:
+        metrics = list(csv.DictReader(file))
+    with open(project / "results/tokens.csv", newline="") as file:
+        tokens = list(csv.DictReader(file))
+    assert [line["step"] for line in metrics] == ["1", "2", "3"]
+    assert len(tokens) == int(metrics[-1]["tokens"])
+    assert all(token["text"][0] in "'\"" and token["text"][0] == token["text"][-1]
+               for token in tokens)
+    assert {"number", "word"} <= {token["kind"] for token in tokens}
+
+
+@pytest.mark.skipif(not shutil.which("Rscript"), reason="R is not installed")
+def test_r_reads_the_two_files(project, run):
+    paste(project, OTHER_TOOLS, "metrics.csv")
+    [block] = blocks(OTHER_TOOLS, "r")
+    result = subprocess.run(["Rscript", "-e", block], cwd=project, capture_output=True, text=True)
+    assert result.returncode == 0 and "operator" in result.stdout, result.stdout + result.stderr
+
+
+def test_tensorboard_gets_every_number(project, run):
+    """Told to a stand-in for the writer."""
+    told = paste(project, OTHER_TOOLS, "SummaryWriter", WRITER).splitlines()
+    assert "none-grpo-s0 success 3" in told and "none-grpo-s0 held_out/greedy 0" in told
+    assert not any(" step " in line or " weight_note " in line for line in told)
+
+
+WRITER = """
+import sys
+from types import SimpleNamespace
+
+class Writer:
+    def __init__(self, folder): self.name = folder.split("/")[-1]
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+    def add_scalar(self, name, value, step): print(self.name, name, step)
+
+sys.modules["torch.utils.tensorboard"] = SimpleNamespace(SummaryWriter=Writer)
+"""
+
+
+def test_wandb_gets_the_steps_in_order(project, run):
+    """Told to a stand-in: in the order of the steps, held-out success beside the step's own."""
+    told = paste(project, OTHER_TOOLS, "wandb.init", WANDB).splitlines()
+    told = [line for line in map(json.loads, told) if line.pop("run") == "none-grpo-s0"]
+    assert told[0] == {"mode": "offline", "seed": 0}
+    assert [line["at"] for line in told[1:]] == [0, 1, 2, 3]
+    assert set(told[1]) == {"at", "held_out/sampled", "held_out/greedy"}
+    assert {"held_out/sampled", "success"} <= set(told[-1])
+
+
+WANDB = """
+import json
+import sys
+from types import SimpleNamespace
+
+class Run:
+    def __init__(self, project, name, config, mode, dir):
+        self.name = name
+        print(json.dumps({"run": name, "mode": mode, "seed": config["seed"]}))
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+    def log(self, values, step): print(json.dumps({**values, "run": self.name, "at": step}))
+
+sys.modules["wandb"] = SimpleNamespace(init=Run)
+"""
+
+
+def test_the_loss_follows_from_the_record(project, run):
+    """The page's two ways to the loss of a step agree; one number an answer adds up to 0."""
+    rows = [line.split() for line in paste(project, "docs/questions.md", "reduceat").splitlines()]
+    losses = np.array([row[1:] for row in rows[1:]], float)
+    assert losses.shape == (3, 4) and np.abs(losses[:, 0]).max() > 0.01
+    assert np.abs(losses[:, 0] - losses[:, 1]).max() < 2e-6
+    assert np.abs(losses[:, 2]).max() > 0.01 and np.abs(losses[:, 3]).max() < 1e-6
+
+
+@pytest.mark.parametrize("loss_norm, expected", [("sequence", 0.0), ("token", -1 / 4)])
+def test_the_loss_at_ratio_1(loss_norm, expected):
+    """By hand: a right answer of 3 tokens (A = +1), a wrong one of 1 (A = -1), two of 2 tokens that
+    got the same reward (A = 0). By token -(3 - 1) / 8; by answer -(1 - 1) / 4."""
+    mask = torch.arange(3)[None] < torch.tensor([3, 1, 2, 2])[:, None]
+    batch = hand_made(mask, group=torch.tensor([0, 0, 1, 1]))
+    advantage = torch.tensor([1.0, -1.0, 0.0, 0.0])[:, None] * mask
+    old = torch.full(mask.shape, -0.7)
+    log_prob = old.clone().requires_grad_()
+    share = answer_shares(batch, loss_norm, 3)
+    loss = policy_loss(log_prob, advantage, share, mask, int(mask.sum()), old)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, abs=1e-7)
+    assert log_prob.grad[0, 0] < 0 < log_prob.grad[1, 0]  # and the gradient is not 0
+
+
+def test_editors_and_uv_are_told_the_same_packages():
+    """pyproject.toml has the lines of requirements.txt, and is no package to build."""
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert said["project"]["dependencies"] == (ROOT / "requirements.txt").read_text().split()
+    assert said["tool"]["uv"]["package"] is False
 
 
 def test_every_test_that_a_page_names_exists():
