@@ -3,7 +3,7 @@
     python -m benchmarks.memory                      # ten minutes on one core, mostly for 0.5B
     python -m benchmarks.memory --sizes tiny,small
 
-Run it from the project's folder. 32 answers of 128 tokens to 4 questions, or with 0.5B 16 of 32
+Run it from the project's folder. 32 answers of 128 tokens to 4 problems, or with 0.5B 16 of 32
 to 2, on the CPU.
 
     kept     tensors that autograd keeps of the largest micro-batch: exact, no allocator in it

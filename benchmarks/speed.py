@@ -7,7 +7,7 @@
 
 Run it from the project's folder. Every measurement is a process of its own, and they take turns,
 so that a busy minute of the machine hits all alike. The table shows the median over the turns, the
-lowest and the highest. 8 questions x 8 answers of 128 tokens (0.5B on a CPU: 2 x 4 of 64), prompts
+lowest and the highest. 8 problems x 8 answers of 128 tokens (0.5B on a CPU: 2 x 4 of 64), prompts
 of 60 to 100 random tokens.
 
     rollout        all answers have the same length

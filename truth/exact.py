@@ -45,6 +45,7 @@ FLAGS = {
 MOST_GROUPS = 100_000  # half an hour
 CROSSED = ("grpo", "rloo", "critic", "one-step", "vine", "span")
 MOMENTS_KNOWN = {"random": gamma_noise}  # drawn at random, and still exact: its moments are known
+HEADINGS = {"mitigation": "weighting"}
 LEGEND = (
     "bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: "
     "between the two; noise: trace of the covariance over the squared part of the mean that lies "
@@ -81,6 +82,7 @@ def measure(probe: Probe) -> Findings:
     return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND],
                     make_tables(world, batches, advantages, weights, crossed),
                     ("identities", "advantages", "cosine", "placebos"),
+                    ("identities", "advantages"), "less than a minute",
                     [picture], {"noise": ("cosine_and_noise",)})
 
 
@@ -139,8 +141,8 @@ def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table
         notes.append(advantages.note())
     formats = {"advantage": "", "bias": ".3f", "cosine": ".4f", "noise": ".2f"}
     return Table("advantages", "Advantages, all weights 1", by_row(formats, rows),
-                 f"Without bias: {', '.join(row[0] for row in unbiased)}. Least noise among them: "
-                 f"{quietest[0]}, {quietest[3]:.2f}.", notes)
+                 f"Without bias: {', '.join(row[0] for row in unbiased)}.\n"
+                 f"Among these {quietest[0]} has the least noise: {quietest[3]:.2f}.", notes)
 
 
 def cosine_table(world: World, crossed: Crossed, names: list[str], note: str) -> Table:
@@ -149,18 +151,21 @@ def cosine_table(world: World, crossed: Crossed, names: list[str], note: str) ->
     worst = min(with_rloo, key=with_rloo.get)
     return Table("cosine", "Direction: cosine of the mean estimate with the true gradient",
                  crossed_columns(world, crossed, names, "cosine", ".4f"),
-                 f"With rloo the true direction is kept by {', '.join(exact)}; farthest from it is "
-                 f"{worst} ({with_rloo[worst]:.4f}).", [note])
+                 f"Weightings that keep the true direction (with rloo): {', '.join(exact)}.\n"
+                 f"Farthest from it is {worst}, with a cosine of {with_rloo[worst]:.4f}.", [note],
+                 HEADINGS)
 
 
 def bias_table(world: World, crossed: Crossed, names: list[str], note: str) -> Table:
     return Table("bias", "Bias, relative to the true gradient",
-                 crossed_columns(world, crossed, names, "bias", ".3f"), notes=[note])
+                 crossed_columns(world, crossed, names, "bias", ".3f"), notes=[note],
+                 headings=HEADINGS)
 
 
 def noise_table(world: World, crossed: Crossed, names: list[str], note: str) -> Table:
     return Table("noise", "Noise: batches until noise and signal along the true gradient are alike",
-                 crossed_columns(world, crossed, names, "noise", ".3f"), notes=[note])
+                 crossed_columns(world, crossed, names, "noise", ",.4g"), notes=[note],
+                 headings=HEADINGS)
 
 
 def numbers_with_rloo(world: World, crossed: Crossed, number: str) -> dict[str, float]:
@@ -197,10 +202,13 @@ def placebo_table(world: World, batches: Batches, rloo: torch.Tensor, weights: L
                "of its placebo": ".2f", "ratio": ".2f"}
     title = "Each weighting beside its own weights shuffled over the batch's tokens (rloo)"
     return Table("placebos", title, by_row(formats, rows),
-                 f"Less noise than its placebo: {', '.join(than_placebo) or 'none'}; less than no "
-                 f"weighting ({unweighted:.2f}): {', '.join(than_none) or 'none'}.",
+                 f"Less noise than its placebo: {', '.join(than_placebo) or 'none'}.\n"
+                 f"Less noise than no weighting ({unweighted:.2f}): "
+                 f"{', '.join(than_none) or 'none'}.",
                  ["rescaled weights are 1 on average at every token once they are shuffled, so the "
-                  "direction stays and noise is added; those as published are not rescaled"])
+                  "direction stays and noise is added; those as published are not rescaled"],
+                 {**HEADINGS, "of placebo": "cosine of its placebo",
+                  "of its placebo": "noise of its placebo", "ratio": "noise over its placebo's"})
 
 
 def norm_table(world: World, batches: Batches, rloo: torch.Tensor) -> Table:
@@ -217,7 +225,7 @@ def norm_table(world: World, batches: Batches, rloo: torch.Tensor) -> Table:
     title = "What the loss is divided by (rloo, no weights)"
     return Table("norms", title, by_row(formats, rows), notes=[
         "token and sequence are scaled by the mean length, so that only what their being random "
-        "does is left"])
+        "does is left"], headings={"loss_norm": "--loss_norm"})
 
 
 def draw(world: World, crossed: Crossed, names: list[str], folder: Path) -> tuple[Path, str]:

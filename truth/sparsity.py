@@ -38,8 +38,8 @@ from truth.common import QUICK_TOKENS, Probe, gradients, sample_batch
 FLAGS = {
     "run": Flag(None, "folder of a run to look at; without it one is trained"),
     "steps": Flag(40, "steps of the run that is trained", least=2, most=1_000_000, quick=2),
-    "batch": Flag(16, "questions, and answers to each, in its batches; at checkpoints as many "
-                      "questions, 8 answers at most", least=2, most=1000, quick=2),
+    "batch": Flag(16, "problems, and answers to each, in its batches; at checkpoints as many "
+                      "problems, 8 answers at most", least=2, most=1000, quick=2),
     "batches": Flag(5, "batches at each checkpoint", least=2, most=10_000, quick=2)}
 SIZES = (2, 4, 8, 16)
 WITHOUT, SATURATION = "groups without advantage", "mean of 1 - sum p^2"
@@ -197,13 +197,15 @@ def steps_table(series: dict[str, np.ndarray]) -> Table:
         rows.append((name, first, last, change.value, change.interval, word))
     formats = {"": "", "first third": ".3f", "last third": ".3f", "change": "+.3f",
                "95%": "+.3f", "it is": ""}
-    notes = ["Expected, R: the mean over questions of p^R + (1 - p)^R for the answer's reward, "
+    notes = ["Expected, R: the mean over problems of p^R + (1 - p)^R for the answer's reward, "
              "estimated without bias from all its answers. It is lowest where p is a half: whether "
              "it grows over training depends on where success starts and ends.",
              "Intervals: steps as independent draws within a third, of this one run. A larger "
              "share, or a smaller 1 - sum p^2, counts as sparser."]
     title = "Sparsity over training: groups and tokens that carry no gradient"
-    return Table("sparsity over steps", title, by_row(formats, rows), notes=notes)
+    headings = {"": "measure", "95%": "95% interval", "it is": "verdict"}
+    return Table("sparsity over steps", title, by_row(formats, rows), notes=notes,
+                 headings=headings)
 
 
 def hoyer_table(hoyers: dict[int, np.ndarray], args) -> Table:
@@ -216,12 +218,12 @@ def hoyer_table(hoyers: dict[int, np.ndarray], args) -> Table:
                "95%": "+.4f", "it is": ""}
     notes = ["(sqrt n - l1 / l2) / (sqrt n - 1) of all n entries of the gradient (Hoyer 2004): 0 "
              "for equal entries, 1 for a single one; of Gaussian ones about 0.2. "
-             f"{args.batches} batches of {args.batch} questions x {min(8, args.batch)} answers, "
+             f"{args.batches} batches of {args.batch} problems x {min(8, args.batch)} answers, "
              "the same problems at each checkpoint; the interval is that of the paired "
              "differences."]
     return Table("sparsity of the parameters' gradient",
                  "Sparsity over training: the parameters' gradient", by_row(formats, rows),
-                 notes=notes)
+                 notes=notes, headings={"": "gradient", "95%": "95% interval", "it is": "verdict"})
 
 
 def draw(steps: list[int], series: dict[str, np.ndarray], hoyers: dict[int, np.ndarray],
