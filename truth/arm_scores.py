@@ -12,6 +12,7 @@ from analysis.tables import Table, by_row
 from engine.rollouts import Rollouts
 from truth.direction import Directions
 from truth.measured_tokens import MeasuredTokens, Truth, flat_tokens
+from truth.pictures import at_most
 
 AGAIN = "the credit measured again"
 
@@ -169,25 +170,29 @@ def directions_in_words(estimates: dict, words: dict[str, str]) -> str:
              f"Clearly in another direction: {', '.join(off) or 'none'}."]
     if noise:
         quietest = min(noise, key=noise.get)
-        lines.append(f"Of the arms that are not, {quietest} needs the fewest batches: "
+        lines.append(f"Of the arms with no clear difference, {quietest} needs the fewest batches: "
                      f"{noise[quietest]:.0f}.")
     return "\n".join(lines)
 
 
 def draw_scores(scores: Table, directions: Table, folder: Path) -> tuple[Path, str]:
     figure, axes = panels(2)
-    draw_column(axes[0], scores, "Where the deciding lies in the order of weights", null=0)
-    draw_column(axes[1], directions, "Cosine of the mean gradient with the true one", null=1)
+    draw_column(axes[0], scores, "Which arms know the deciding tokens?", "index", null=0)
+    draw_column(axes[1], directions, "Which keep the direction?",
+                "cosine of the mean gradient with the true one", null=1)
     return save(figure, folder, "scores",
-                "Every arm against the true credit and the true gradient, with 95% intervals")
+                "Every arm against the true credit and the true gradient, with 95% intervals where "
+                "they are known; wide ones are cut off at the edge")
 
 
-def draw_column(axis, table: Table, title: str, null: float) -> None:
+def draw_column(axis, table: Table, title: str, what: str, null: float) -> None:
     """The number and the interval that stand behind each row's name."""
     known = [row for row in table.rows if row[1] is not None and np.isfinite(row[1])][::-1]
     for y, (_, value, interval, *_) in enumerate(known):
         axis.plot(interval, [y, y], color=GREY, lw=2)
         axis.plot(value, y, "o", color=BLUE, ms=4)
     axis.axvline(null, color="#000000", lw=0.8)
-    axis.set(yticks=range(len(known)), yticklabels=[row[0] for row in known], title=title)
+    axis.set(yticks=range(len(known)), yticklabels=[row[0] for row in known], title=title,
+             xlabel=what)
+    at_most("x", axis, null - 2, null + 2)
     axis.tick_params(axis="y", labelsize=7.5)

@@ -9,6 +9,7 @@ from analysis.tables import Table, by_row
 from truth.baseline_noise import (
     BEST, GROUPS, LENGTH, MEAN, NOTHING, OWN, TOKEN, Answers, correlations,
     mean_over_questions, ratio_over_questions, weighted_mean)
+from truth.pictures import legend_under
 
 CLAIM_VERDICTS = {"less noise": "holds", "more noise": "the opposite", "none seen": "not seen",
                   "too few": "too few"}
@@ -202,7 +203,7 @@ def draw_questions(axis, mean: np.ndarray, of_questions: list[Estimate]) -> None
     clear = sides.count("higher") + sides.count("lower")
     axis.set(xlabel="mean reward of the problem", ylabel="b*",
              title=f"b* is clearly not the mean in {clear} of {len(sides)} problems")
-    axis.legend(loc="upper left")
+    legend_under(axis)
 
 
 def draw_noise(axis, beside: dict[tuple, Estimate]) -> None:

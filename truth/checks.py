@@ -64,8 +64,8 @@ def planted_table(args: SimpleNamespace, progress) -> Table:
                  by_row({"": "", "found": ".3f"}, rows),
                  f"Planted credit is found: {hits} of {sure} keys with clear credit are among the "
                  "three tokens with most measured credit.\n"
-                 f"It correlates {correlation:.2f} with the exact one.\n"
-                 f"The squared difference over its error is {square:.2f} on average.",
+                 f"Measured credit correlates {correlation:.2f} with planted credit.\n"
+                 f"The squared difference of the two over its error is {square:.2f} on average.",
                  headings={"": "check"})
 
 

@@ -47,7 +47,8 @@ QUICK_TOKENS = 48  # length limit with --quick: sampling takes as long as the lo
 @dataclass
 class Findings:
     """What a probe has to show. `short` names the tables whose findings, a line for each idea, are
-    its summary; `checks` those whose first line holds on however little was measured."""
+    its summary, the one to print first; `checks` those whose first line holds on however little
+    was measured."""
     title: str
     intro: list[str]
     tables: list[Table]

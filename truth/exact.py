@@ -1,6 +1,6 @@
 """Bias, direction and noise of every way of spreading credit, in a world small enough to be listed.
 
-    python -m truth.exact                  # under a minute
+    python -m truth.exact                  # about a minute
     python -m truth.exact --seed 1         # another policy
 
 The world (truth/world.py) is a Qwen2 of a few hundred parameters with answers of at most four
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from analysis.plots import COLOURS, panels, save
+from analysis.plots import BLUE, panels, save
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.progress import Progress
@@ -34,6 +34,7 @@ from truth.batches import Batches, Listed, list_advantages, list_weights
 from truth.common import COMMON, Findings, Flag, Probe, run_probe
 from truth.estimator import Estimator, estimator, gamma_noise, placebo
 from truth.identities import HOLDS, identities, mix
+from truth.pictures import more_ticks, name_points
 from truth.world import World, make_world
 
 FLAGS = {
@@ -81,8 +82,8 @@ def measure(probe: Probe) -> Findings:
     picture = draw(world, crossed, weights.names, probe.folder)
     return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND],
                     make_tables(world, batches, advantages, weights, crossed),
-                    ("identities", "advantages", "cosine", "placebos"),
-                    ("identities", "advantages"), "less than a minute",
+                    ("cosine", "identities", "advantages", "placebos"),
+                    ("identities", "advantages"), "about a minute",
                     [picture], {"noise": ("cosine_and_noise",)})
 
 
@@ -231,15 +232,17 @@ def norm_table(world: World, batches: Batches, rloo: torch.Tensor) -> Table:
 def draw(world: World, crossed: Crossed, names: list[str], folder: Path) -> tuple[Path, str]:
     figure, axes = panels(2)
     for axis, advantage in zip(axes, ("rloo", "one-step")):
-        shown = [name for name in names if (advantage, name) in crossed]
-        for i, name in enumerate(shown):
-            numbers = crossed[advantage, name].against(world.gradient)
-            x, y = numbers["cosine"], numbers["noise"]
-            axis.plot(x, y, "o", color=COLOURS[i % len(COLOURS)], ms=5)
-            axis.annotate(f" {name}", (x, y), fontsize=7)
+        points = []
+        for name in names:
+            if (advantage, name) in crossed:
+                numbers = crossed[advantage, name].against(world.gradient)
+                points.append((name, numbers["cosine"], numbers["noise"]))
+        for _, x, y in points:
+            axis.plot(x, y, "o", color=BLUE, ms=5)
         axis.set(xlabel="cosine with the true gradient", ylabel="noise over signal",
                  title=f"advantage {advantage}", yscale="log")
-        axis.margins(x=0.25)
+        more_ticks(axis)
+        name_points(axis, points)
     return save(figure, folder, "cosine_and_noise",
                 "Direction and noise of each weighting, by enumeration: lower right is better")
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.plots import COLOURS, panels, save
+from analysis.plots import COLOURS, legend_below, panels, save
 from analysis.statistics import Estimate, mean_over, mean_reach, verdicts
 from analysis.tables import Table, by_row
+from truth.pictures import more_ticks
 
 ENOUGH = 0.8  # success at which a policy counts as trained
 
@@ -207,7 +208,7 @@ def draw_curves(curves: dict, lengths: list[int], folder: Path) -> tuple[Path, s
                               lw=0)
         axis.set(xlabel="tokens spent / length", title=f"Answers of {length} tokens", ylim=(0, 1))
     axes[0][0].set_ylabel("expected reward of the policy")
-    axes[0][0].legend()
+    legend_below(figure, axes[0][0], ncols=5)
     return save(figure, folder, "curves",
                 "Expected reward against tokens spent, means over seeds with 95% intervals")
 
@@ -222,12 +223,16 @@ def draw_scaling(curves: dict, noise: dict, lengths: list[int],
                     label=arm)
     tokens.set(ylabel="tokens / length", ylim=(0, None),
                title=f"Tokens until {ENOUGH:.0%} of the keys are right")
+    if not any(np.isfinite(line.get_ydata()).any() for line in tokens.lines):
+        tokens.set(yticks=[])
+        tokens.text(0.5, 0.5, "No arm got there within the budget", ha="center",
+                    transform=tokens.transAxes)
     draw_noise(scatter, noise, lengths)
     for axis in (tokens, scatter):
         axis.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
         axis.set_xscale("log", base=2)
-        axis.set(xlabel="length", xticks=lengths, xticklabels=lengths)
-        axis.legend()
+        axis.set(xlabel="tokens of an answer", xticks=lengths, xticklabels=lengths)
+    legend_below(figure, tokens, ncols=5)
     return save(figure, folder, "scaling",
                 "What grows with the length of the answer; points that are missing were not "
                 "reached within the budget")
@@ -238,6 +243,7 @@ def draw_noise(axis, noise: dict, lengths: list[int]) -> None:
     for name, colour in (("grpo", COLOURS[0]), ("exact", COLOURS[4])):
         logs = [[np.log(of_seed[name]) for of_seed in noise[length]] for length in lengths]
         axis.plot(lengths, np.exp(np.mean(logs, axis=1)), "o-", color=colour, label=name)
-    known = any(np.isfinite(line.get_ydata()).any() for line in axis.lines)
-    axis.set(yscale="log" if known else "linear", ylabel="variance / squared mean",
-             title="Noise of one batch's gradient, fresh policy")
+    axis.set(ylabel="variance / squared mean", title="Noise of one batch's gradient, fresh policy")
+    if any(np.isfinite(line.get_ydata()).any() for line in axis.lines):
+        axis.set(yscale="log")
+        more_ticks(axis)

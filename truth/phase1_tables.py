@@ -13,6 +13,7 @@ from analysis.sums import SIGNS
 from analysis.vocabulary import CLASSES
 from countdown_task import BRACKET, KINDS, NUMBER, OPERATOR, WORD
 from engine.rollouts import Rollouts
+from truth.pictures import legend_under, more_ticks
 from truth.phase1_statistics import (
     BINS, FIGURES, NEXT_TERM, TERM_COUNT, TERM_S, TERM_SIZE, Account, cell_ratio, class_ratio,
     early_over_late, figures, mean_figure, mean_in, sums_by_cell, within_answers)
@@ -85,7 +86,7 @@ def reward_table(accounts: dict[str, Account], shuffled: dict[str, Account]) -> 
     finding = (
         "With rewards shuffled over all answers the largest change of a token in phase 1 is "
         f"{rows['phase 1'][4]:.3g}, because no reward enters it.\n"
-        f"The gradient at the logits changes by {logits_change:.0%} of its size.\n"
+        f"Shuffled rewards change the gradient at the logits by {logits_change:.0%} of its size.\n"
         "Within an answer the size of phase 1 has a rank correlation of "
         f"{shown(logits_rank, '+.2f')} with that gradient, and of {shown(rank.value, '+.2f')} with "
         "the number of tokens still to come.")
@@ -101,8 +102,8 @@ def reward_table(accounts: dict[str, Account], shuffled: dict[str, Account]) -> 
 
 
 def position_table(phase_1: Account, zero_counted: Account, terms: dict[str, Account]) -> Table:
-    whole = "phase 1: all terms added"
-    accounts = {whole: phase_1, "the same, the last token's 0 counted": zero_counted, **terms}
+    accounts = {"phase 1: all terms added": phase_1,
+                "the same, the last token's 0 counted": zero_counted, **terms}
     ratios = {name: early_over_late(values) for name, values in accounts.items()}
     columns = {
         "of a token": ("", list(accounts)),
@@ -112,10 +113,9 @@ def position_table(phase_1: Account, zero_counted: Account, terms: dict[str, Acc
         "difference": ("", verdicts(list(ratios.values()), ("early more", "late more")))}
     times = {name: f"{shown(e.value, ',.2f')} times" for name, e in ratios.items()}
     finding = (
-        f"Early tokens get {times[whole]} what late ones get.\n"
-        f"{times[TERM_COUNT]} as many loss terms reach them.\n"
-        f"One term alone gives them {times[TERM_SIZE]} as much on average, the term of the next "
-        f"token {times[NEXT_TERM]}.\n"
+        f"{times[TERM_COUNT]} as many loss terms reach early tokens as late ones.\n"
+        f"One term alone gives early tokens {times[TERM_SIZE]} as much on average, the term of the "
+        f"next token {times[NEXT_TERM]}.\n"
         "The mean s of the terms that reach early tokens, small where the model is sure of what "
         f"follows, is {times[TERM_S]} that of the terms that reach late ones.")
     answers = len(np.unique(terms[TERM_SIZE].places.answer))
@@ -253,7 +253,7 @@ def t_finding(fewest: tuple, most: tuple) -> str:
         f"{shown(few_above, '.1%')} to {shown(many_above, '.1%')}: a size is never negative, so "
         "its t grows with the number of answers.\n"
         f"With {many} answers of random text the share above 3 is {shown(random_above, '.1%')}.\n"
-        f"With a sign it is {shown(signed_above, '.1%')} on real answers.")
+        f"The share of the signed number is {shown(signed_above, '.1%')}, on real answers.")
 
 
 def training_table(accounts: dict[str, Account], rollouts: Rollouts) -> Table:
@@ -314,7 +314,7 @@ def draw(tenths: Table, distance: Table, folder: Path) -> tuple[Path, str]:
                   label=name)
     left.set(xlabel="tenth of the answer", ylabel="size, over the mean of all",
              xticks=range(1, 11), title="Which part of an answer gets more?")
-    left.legend()
+    legend_under(left, ncols=3)
     draw_distance(right, distance)
     return save(figure, folder, "size_by_place",
                 "Size by tenth of the answer in five accounts, and of one loss term by how far "
@@ -329,4 +329,5 @@ def draw_distance(axis, distance: Table) -> None:
               lw=1.4)
     axis.set(xlabel="tokens back", ylabel="size of one loss term, over that at 1", yscale="log",
              title="How far back does one loss term reach?")
+    more_ticks(axis)
     axis.set_xticks(range(len(known)), [names[k] for k in known], fontsize=8)

@@ -9,6 +9,7 @@ from truth.spectra import DEFINITIONS, RANKS
 
 
 MEANING = {"null": "random directions", "centred": "inputs centred"}
+TICKS = (1, 2, 3, 5, 10, 20)
 RANK_WORDS = {"participation": "participation ratio", "for 90%": "values for 90%",
               "for 99%": "values for 99%", "numerical": "numerical rank"}
 
@@ -179,6 +180,6 @@ def draw_arms(axis, measured: Measurements, matrix: str) -> None:
                   color=COLOURS[i % len(COLOURS)], marker="o", ms=3, lw=1.3, label=label)
     axis.axhline(2, color="#000000", lw=0.8, ls=":")
     axis.set(xscale="log", yscale="log", xlabel="group size R", ylabel="entropy rank",
-             xticks=measured.sizes, xticklabels=measured.sizes, yticks=(2, 5, 10, 20),
-             yticklabels=(2, 5, 10, 20))
+             xticks=measured.sizes, xticklabels=measured.sizes, yticks=TICKS,
+             yticklabels=TICKS)
     axis.minorticks_off()

@@ -93,7 +93,7 @@ def measure(probe: Probe) -> Findings:
     by_kind, scores, directed = tables["kind"], tables["scores"], tables["directions"]
     return Findings("Which tokens earned the reward, and who knows it",
                     introduction(args, lab, rollouts, credit), [*tables.values(), planted],
-                    ("kind", "section", "class", "scores", "directions", "identity", "planted"),
+                    ("scores", "kind", "section", "class", "directions", "identity", "planted"),
                     ("planted",), "about 8 minutes",
                     [draw_decided(by_kind, probe.folder),
                      draw_scores(scores, directed, probe.folder)],

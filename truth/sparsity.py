@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import train
-from analysis.plots import COLOURS, panels, save
+from analysis.plots import COLOURS, panels, save, whole_steps
 from analysis.statistics import Estimate, estimate, mean_over
 from analysis.tables import Table, by_row
 from engine.credit_file import credit_steps
@@ -34,6 +34,7 @@ from engine.lab import Lab
 from engine.progress import Progress
 from engine.run_folder import run_config, step_of
 from truth.common import QUICK_TOKENS, Probe, gradients, sample_batch
+from truth.pictures import legend_under
 
 FLAGS = {
     "run": Flag(None, "folder of a run to look at; without it one is trained"),
@@ -234,9 +235,11 @@ def draw(steps: list[int], series: dict[str, np.ndarray], hoyers: dict[int, np.n
     draw_groups(groups, steps, series)
     groups.set(title=f"Groups without advantage: {first_to_last[WITHOUT]}")
     tokens.plot(steps, series[SATURATION], color=COLOURS[0], lw=1.2)
-    tokens.set(xlabel="step", ylabel="mean of 1 - sum p^2", ylim=(0, None),
+    most = series[SATURATION].max()
+    tokens.set(xlabel="step", ylabel="mean of 1 - sum p^2", ylim=(0, 1.1 * most),
                title=f"What tokens leave open: {first_to_last[SATURATION]}")
     draw_hoyers(parameters, hoyers)
+    whole_steps(groups, tokens, parameters)
     return save(figure, folder, "sparsity", "Do gradients become sparse over training? Groups, "
                                             "tokens, and the gradient of the parameters")
 
@@ -249,8 +252,9 @@ def draw_groups(axis, steps: list[int], series: dict[str, np.ndarray]) -> None:
         middle = np.array(steps[:len(smooth)]) + (window - 1) / 2
         style = "--" if name == "success" else "-"
         axis.plot(middle, smooth, color=colour, lw=1.4, ls=style, label=name)
-    axis.set(xlabel="step", ylabel=f"share, mean of {window} steps", ylim=(0, 1))
-    axis.legend(ncols=2)
+    mean = f", mean of {window} steps" if window > 1 else ""
+    axis.set(xlabel="step", ylabel=f"share{mean}", ylim=(0, 1))
+    legend_under(axis, ncols=2)
 
 
 def draw_hoyers(axis, hoyers: dict[int, np.ndarray]) -> None:
@@ -261,4 +265,4 @@ def draw_hoyers(axis, hoyers: dict[int, np.ndarray]) -> None:
                       marker="o", ms=3, lw=1.4, capsize=2, label=name)
     axis.set(xlabel="step", ylabel="Hoyer sparsity", ylim=(0, 1),
              title="The gradient of the parameters, 95% intervals over batches")
-    axis.legend()
+    legend_under(axis)

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import PercentFormatter
 
-from analysis.plots import BLUE, GREY, ORANGE, panels, save
+from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save
 from analysis.statistics import Estimate, jackknife, ratio_of_sums, verdicts
 from analysis.tables import Table, by_row
 from analysis.vocabulary import CLASSES
 from countdown_task import KINDS, SECTIONS
 from truth.measured_tokens import MeasuredTokens
+from truth.pictures import at_most
 
 NAMES = {"kind": KINDS, "section": SECTIONS, "class": CLASSES}
 TITLES = {"kind": "What is decided at each kind of token, and what gradient it gets",
@@ -20,6 +22,8 @@ HEADINGS = {"of all": "of all tokens", "decided": "of what is decided", "95%": "
             "gradient": "of plain GRPO's gradient", "95% ": "95% interval",
             "minus": "gradient minus decided", "95%  ": "95% interval",
             "idle": "of its gradient, idle"}
+EXCESS_WORDS = {"too much": "That is too much", "too little": "That is too little",
+                "about even": "That is about even"}
 EVEN = 0.01  # a difference of shares that is too small to matter
 NOTE = ("decided: share of the sum of squared credits (products of independent estimates); "
         "gradient: share of abs(A) s of plain GRPO; minus: the difference; idle: of this class's "
@@ -106,14 +110,15 @@ def in_words(partition: str, shares: dict[str, Shares], words: dict[str, str],
         return filler_in_words(shares["filler"], words["filler"])
     where = f"{most} tokens" if partition == "kind" else f"tokens of the {most} section"
     return (f"The {where} decide {percent(decided)} of the reward's variance.\n"
-            f"They get {percent(shares[most].gradient)} of plain GRPO's gradient.")
+            f"The {where} get {percent(shares[most].gradient)} of plain GRPO's gradient.")
 
 
 def filler_in_words(filler: Shares, verdict: str) -> str:
     excess = filler.excess
     return (f"Filler decides {percent(filler.decided)} of the reward's variance and gets "
             f"{percent(filler.gradient)} of plain GRPO's gradient.\n"
-            f"That is {verdict}: {100 * excess.value:+.0f} points ({100 * excess.low:+.0f} to "
+            f"{EXCESS_WORDS.get(verdict, 'Which of the two is more is not clear')}: "
+            f"{100 * excess.value:+.0f} points ({100 * excess.low:+.0f} to "
             f"{100 * excess.high:+.0f}).\n"
             f"At least {filler.idle.value:.0%} of filler's gradient goes to tokens known to have "
             "no credit.")
@@ -153,9 +158,11 @@ def draw_decided(table: Table, folder: Path) -> tuple[Path, str]:
             reach = np.abs(ends - heights)
         axis.bar(places + 0.27 * (i - 1), heights, 0.25, color=colour, label=label, yerr=reach,
                  error_kw=dict(lw=0.8, capsize=2))
-    axis.set(xticks=places, xticklabels=names, ylabel="share",
+    axis.set(xticks=places, xticklabels=names, ylabel="share of the whole",
              title="Where the reward is decided, and where the gradient goes")
-    axis.legend()
+    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    at_most("y", axis, -0.5, 1.5)
+    legend_below(figure, axis, ncols=3)
     return save(figure, folder, "decided",
                 "Shares of the squared true credit, of plain GRPO's gradient and of the tokens, "
-                "with 95% intervals over problems")
+                "with 95% intervals over problems; wide ones are cut off at the edge")
