@@ -42,7 +42,8 @@ def work_table(config: ModelConfig, batch: Batch, rate: float | None,
     if rate:
         columns |= {"seconds": "", "bound by": ""}
         add_seconds(rows, list(works.values()), rate, bandwidth)
-    return Table("work", "Computed and moved in a step", by_row(columns, rows))
+    return Table("work", "Computed and moved in a step", by_row(columns, rows),
+                 headings={"": "part of a step"})
 
 
 def add_seconds(rows: list[list], works: list[Work], rate: float, bandwidth: float) -> None:
@@ -63,7 +64,9 @@ def memory_table(config: ModelConfig, batch: Batch) -> Table:
         rows.append([name, *cells])
     rows.append(["sum", *(giga(total(parts)) for parts in moments.values())])
     columns = {"": "", "rollout": "", "update": ""}
-    return Table("memory", "Kept on the device, GB", by_row(columns, rows))
+    return Table("memory", "Kept on the device, GB", by_row(columns, rows),
+                 headings={"": "what is kept", "rollout": "in the rollout",
+                           "update": "in the update"})
 
 
 def outside_the_device(config: ModelConfig, batch: Batch, ranks: int) -> list[str]:

@@ -119,7 +119,9 @@ def speed_table(cases: list[Case], results: Results, limit: list[dict]) -> Table
                "of the limit": ".0%", "set by": "", "peak memory, MiB": ",.0f",
                "times transformers": ".1f"}
     rows = [speed_row(case, results, limit) for case in cases]
-    return Table("speed", "Tokens a second", by_row(columns, rows))
+    headings = {"answers": "answers x tokens", "tokens/s": "tokens a second",
+                "from to": "lowest to highest", "set by": "limit set by"}
+    return Table("speed", "Tokens a second", by_row(columns, rows), headings=headings)
 
 
 def record_table(cases: list[Case], results: Results) -> Table:
@@ -131,7 +133,8 @@ def record_table(cases: list[Case], results: Results) -> Table:
                          median(turn["record"] / turn["seconds"] for turn in turns),
                          median(turn["record_bytes"] / turn["tokens"] for turn in turns)])
     columns = {"size": "", "ms": ".0f", "of a step": ".1%", "bytes a token": ".1f"}
-    return Table("record", "The credit file of a step", by_row(columns, rows))
+    return Table("record", "The credit file of a step", by_row(columns, rows),
+                 headings={"ms": "milliseconds"})
 
 
 def draw(cases: list[Case], results: Results, limit: list[dict], path: Path) -> None:

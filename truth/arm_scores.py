@@ -12,7 +12,7 @@ from analysis.tables import Table, by_row
 from engine.rollouts import Rollouts
 from truth.direction import Directions
 from truth.measured_tokens import MeasuredTokens, Truth, flat_tokens
-from truth.pictures import at_most
+from truth.pictures import at_most, write_across
 
 AGAIN = "the credit measured again"
 
@@ -195,4 +195,7 @@ def draw_column(axis, table: Table, title: str, what: str, null: float) -> None:
     axis.set(yticks=range(len(known)), yticklabels=[row[0] for row in known], title=title,
              xlabel=what)
     at_most("x", axis, null - 2, null + 2)
+    if not known:
+        axis.set(xticks=[])
+        write_across(axis, "Too little was measured to say")
     axis.tick_params(axis="y", labelsize=7.5)

@@ -10,7 +10,7 @@ import numpy as np
 from analysis.plots import COLOURS, legend_below, panels, save
 from analysis.statistics import Estimate, mean_over, mean_reach, verdicts
 from analysis.tables import Table, by_row
-from truth.pictures import more_ticks
+from truth.pictures import more_ticks, write_across
 
 ENOUGH = 0.8  # success at which a policy counts as trained
 
@@ -224,9 +224,7 @@ def draw_scaling(curves: dict, noise: dict, lengths: list[int],
     tokens.set(ylabel="tokens / length", ylim=(0, None),
                title=f"Tokens until {ENOUGH:.0%} of the keys are right")
     if not any(np.isfinite(line.get_ydata()).any() for line in tokens.lines):
-        tokens.set(yticks=[])
-        tokens.text(0.5, 0.5, "No arm got there within the budget", ha="center",
-                    transform=tokens.transAxes)
+        write_across(tokens, "No arm got there within the budget")
     draw_noise(scatter, noise, lengths)
     for axis in (tokens, scatter):
         axis.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
