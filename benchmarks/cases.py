@@ -106,7 +106,7 @@ def make_model(case: Case) -> Qwen2:
 
 
 def make_prompts(case: Case, vocabulary: int) -> list[list[int]]:
-    """60 to 100 random tokens for each question."""
+    """60 to 100 random tokens for each problem."""
     chance = random.Random(0)
     prompts = []
     for _ in range(case.questions):

@@ -1,4 +1,4 @@
-"""What every mitigation, advantage and loss costs on the default run: time, tokens, memory.
+"""What every weighting, advantage and loss costs on the default run: time, tokens, memory.
 
     python -m benchmarks.cost                # all arms, about ten minutes on two cores
     python -m benchmarks.cost gae oracle     # some of them

@@ -42,7 +42,8 @@ def work_table(config: ModelConfig, batch: Batch, rate: float | None,
     if rate:
         columns |= {"seconds": "", "bound by": ""}
         add_seconds(rows, list(works.values()), rate, bandwidth)
-    return Table("work", "Computed and moved in a step", by_row(columns, rows))
+    return Table("work", "Computed and moved in a step", by_row(columns, rows),
+                 headings={"": "part of a step"})
 
 
 def add_seconds(rows: list[list], works: list[Work], rate: float, bandwidth: float) -> None:
@@ -63,7 +64,9 @@ def memory_table(config: ModelConfig, batch: Batch) -> Table:
         rows.append([name, *cells])
     rows.append(["sum", *(giga(total(parts)) for parts in moments.values())])
     columns = {"": "", "rollout": "", "update": ""}
-    return Table("memory", "Kept on the device, GB", by_row(columns, rows))
+    return Table("memory", "Kept on the device, GB", by_row(columns, rows),
+                 headings={"": "what is kept", "rollout": "in the rollout",
+                           "update": "in the update"})
 
 
 def outside_the_device(config: ModelConfig, batch: Batch, ranks: int) -> list[str]:
@@ -91,7 +94,7 @@ WORKED_FLAGS = {
 
 
 def worked_batch(device: str) -> Batch:
-    """8 questions x 8 answers, prompts of 100 tokens, answers of 512."""
+    """8 problems x 8 answers, prompts of 100 tokens, answers of 512."""
     return Batch([100] * 8, [512] * 64, micro_batch=8, device=device)
 
 
@@ -131,14 +134,14 @@ def most_held(config: ModelConfig, batch: Batch) -> str:
 
 
 FLAGS = {
-    "questions": Flag(8, "questions a step, of all ranks together", least=1, most=10_000),
-    "answers": Flag(8, "answers to each question", least=1, most=1000),
+    "questions": Flag(8, "problems a step, of all ranks together", least=1, most=10_000),
+    "answers": Flag(8, "answers to each problem", least=1, most=1000),
     "prompt": Flag(100, "tokens of a prompt", least=1, most=1_000_000),
     "new_tokens": Flag(512, "tokens of an answer", least=2, most=1_000_000),
     "micro_batch": Flag(8, "answers in memory at once during the update", least=1,
                         most=1_000_000),
     "dtype": Flag("float32", "numbers to compute with", choices=tuple(NUMBER_BYTES)),
-    "ranks": Flag(1, "devices, each with the whole model and its share of the questions", least=1,
+    "ranks": Flag(1, "devices, each with the whole model and its share of the problems", least=1,
                   most=10_000),
     "device": Flag("cuda", "whose memory", choices=("cpu", "cuda")),
     "flops": Flag(None, "operations a second of a large product, for the seconds",
@@ -162,7 +165,7 @@ def read_arguments(argv: list[str]) -> SimpleNamespace:
         raise UserError("--flops and --bandwidth go together: "
                         "a step takes as long as the slower of the two needs")
     if given.ranks > given.questions:
-        raise UserError(f"--ranks {given.ranks} is more than there are questions to share, "
+        raise UserError(f"--ranks {given.ranks} is more than there are problems to share, "
                         f"{given.questions}")
     return given
 
@@ -179,7 +182,7 @@ def read_shape(name: str | None) -> ModelConfig:
 
 
 def batch_of(given: SimpleNamespace) -> Batch:
-    """The batch of the rank that has most questions."""
+    """The batch of the rank that has most problems."""
     questions = -(-given.questions // given.ranks)
     return Batch([given.prompt] * questions, [given.new_tokens] * questions * given.answers,
                  given.micro_batch, NUMBER_BYTES[given.dtype], given.checkpointing,
@@ -196,7 +199,7 @@ def main(argv: list[str]) -> None:
     config, batch = read_shape(given.model), batch_of(given)
     shared = f" on each of {given.ranks} ranks" if given.ranks > 1 else ""
     print(f"{given.model}: {parameters(config) / 1e6:,.2f} million parameters, {given.dtype}; "
-          f"{len(batch.prompts)} questions x {given.answers} answers{shared}, "
+          f"{len(batch.prompts)} problems x {given.answers} answers{shared}, "
           f"prompts of {given.prompt} tokens, answers of {given.new_tokens}")
     tables = [work_table(config, batch, given.flops, given.bandwidth), memory_table(config, batch)]
     for table in tables:

@@ -3,7 +3,7 @@
     python -m benchmarks.memory                      # ten minutes on one core, mostly for 0.5B
     python -m benchmarks.memory --sizes tiny,small
 
-Run it from the project's folder. 32 answers of 128 tokens to 4 questions, or with 0.5B 16 of 32
+Run it from the project's folder. 32 answers of 128 tokens to 4 problems, or with 0.5B 16 of 32
 to 2, on the CPU.
 
     kept     tensors that autograd keeps of the largest micro-batch: exact, no allocator in it
@@ -103,6 +103,8 @@ def row(case: Case) -> list:
 
 COLUMNS = {"size": "", "computes in": "", "micro-batch": "", "with": "", "kept, floor": ",.1f",
            "counted": ",.1f", "peak, floor": ",.1f", "peak, counted": ",.1f", "process": ",.0f"}
+HEADINGS = {"with": "flags", "kept, floor": "kept, by the account", "counted": "kept, counted",
+            "peak, floor": "peak, by the account", "process": "peak of the process"}
 FLAGS = {
     "sizes": Flag("tiny,small,0.5B", f"some of {', '.join(SIZES)}"),
     "case": Flag(None, "count this one case, given as JSON, and print JSON: what a process of its "
@@ -119,7 +121,8 @@ def main(argv: list[str]) -> None:
     sizes = read_sizes(given.sizes)
     rows = [row(case) for size in sizes for case in cases_of(size)]
     show_status("")
-    print("MiB\n\n" + Table("memory", "", by_row(COLUMNS, rows)).to_text(limit=1000))
+    table = Table("memory", "", by_row(COLUMNS, rows), headings=HEADINGS)
+    print(f"MiB\n\n{table.to_text()}")
 
 
 if __name__ == "__main__":

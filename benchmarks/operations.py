@@ -1,6 +1,6 @@
 """Operations of a step, and the bytes that it moves: what no implementation can avoid.
 
-Each question's prompt once, only those pairs of tokens that see each other, the output matrix only
+Each problem's prompt once, only those pairs of tokens that see each other, the output matrix only
 where a token is predicted, all weights once for each token of the longest answer. The letters are
 explained in shapes.py.
 """
@@ -65,7 +65,7 @@ def rollout_work(config: ModelConfig, batch: Batch) -> dict[str, Work]:
 def cached_tokens_read(batch: Batch) -> int:
     """Tokens whose keys and values are read while answers are sampled.
 
-    Each answer reads its own; the prompt's are read once a step for all answers to the question.
+    Each answer reads its own; the prompt's are read once a step for all answers to the problem.
     """
     own = sum(n * (n + 1) // 2 for n in batch.fed)
     longest = [0] * len(batch.prompts)

@@ -29,8 +29,8 @@ NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
 @dataclass(frozen=True)
 class Batch:
     """What one process works on in a step, and how it does it."""
-    prompts: list[int]      # tokens of each question's prompt
-    answers: list[int]      # tokens of each answer, those to one question after those to another
+    prompts: list[int]      # tokens of each problem's prompt
+    answers: list[int]      # tokens of each answer, those to one problem after those to another
     micro_batch: int = 8
     number_bytes: int = 4   # bytes of a number that is computed with
     checkpointing: bool = False

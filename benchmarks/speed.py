@@ -7,7 +7,7 @@
 
 Run it from the project's folder. Every measurement is a process of its own, and they take turns,
 so that a busy minute of the machine hits all alike. The table shows the median over the turns, the
-lowest and the highest. 8 questions x 8 answers of 128 tokens (0.5B on a CPU: 2 x 4 of 64), prompts
+lowest and the highest. 8 problems x 8 answers of 128 tokens (0.5B on a CPU: 2 x 4 of 64), prompts
 of 60 to 100 random tokens.
 
     rollout        all answers have the same length
@@ -119,7 +119,9 @@ def speed_table(cases: list[Case], results: Results, limit: list[dict]) -> Table
                "of the limit": ".0%", "set by": "", "peak memory, MiB": ",.0f",
                "times transformers": ".1f"}
     rows = [speed_row(case, results, limit) for case in cases]
-    return Table("speed", "Tokens a second", by_row(columns, rows))
+    headings = {"answers": "answers x tokens", "tokens/s": "tokens a second",
+                "from to": "lowest to highest", "set by": "limit set by"}
+    return Table("speed", "Tokens a second", by_row(columns, rows), headings=headings)
 
 
 def record_table(cases: list[Case], results: Results) -> Table:
@@ -131,7 +133,8 @@ def record_table(cases: list[Case], results: Results) -> Table:
                          median(turn["record"] / turn["seconds"] for turn in turns),
                          median(turn["record_bytes"] / turn["tokens"] for turn in turns)])
     columns = {"size": "", "ms": ".0f", "of a step": ".1%", "bytes a token": ".1f"}
-    return Table("record", "The credit file of a step", by_row(columns, rows))
+    return Table("record", "The credit file of a step", by_row(columns, rows),
+                 headings={"ms": "milliseconds"})
 
 
 def draw(cases: list[Case], results: Results, limit: list[dict], path: Path) -> None:

@@ -7,9 +7,10 @@
     python -m truth.baseline      the best number to subtract, and what the group's mean costs
     python -m truth.length        does credit by token pay more as answers get longer?
 
-Each writes a folder with a page, its pictures and numbers.json. On a CPU with the tiny model a
-probe takes between half a minute and eight minutes; with --quick it takes seconds and only shows
-that it works. `python -m truth.rank --help` lists a probe's flags.
+Each prints its findings and writes a folder with a page, its pictures and numbers.json; --all
+prints every table. On a CPU with the tiny model a probe takes between one minute and eight; with
+--quick it takes seconds and only shows that it works. `python -m truth.rank --help` lists a
+probe's flags.
 """
 from engine.errors import UserError
 from engine.hints import python_command

@@ -31,7 +31,7 @@ def in_order(functions: dict) -> dict:
 
 
 def rescaling(name: str) -> str:
-    """The --rescale that a run with this mitigation has by default."""
+    """The --rescale that a run with this weighting has by default."""
     return "none" if name in NEVER_RESCALED else "mean"
 
 

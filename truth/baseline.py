@@ -10,7 +10,7 @@ is least at one b* (Greensmith et al. 2004, JMLR 5):
 So the mean is the best baseline exactly where that covariance is 0. How far off is it, and is
 anything that one could use instead better?
 
-Measurement. Many answers to each question, the gradient of each answer alone, and the noise of six
+Measurement. Many answers to each problem, the gradient of each answer alone, and the noise of six
 baselines. Two of them are cheap stand-ins for |g|^2: the answer's length (OPO, 2505.23585), and the
 sizes at the logits (verl, 2602.07078), which give every place t a number of its own:
 
@@ -23,13 +23,13 @@ Every baseline is made from other answers than the one it is scored on: from all
 (G-1)/G, the group mean of Dr. GRPO. The terms of a group share baselines; with the mean that adds
 |E[R g]|^2 / (G-1) to the G-fold variance of the group's gradient, nearly nothing.
 
-Reading it. If the mean is good enough, b* and the mean agree in most questions and the exact b*
+Reading it. If the mean is good enough, b* and the mean agree in most problems and the exact b*
 would save little of the noise. If not, b* lies to one side of the mean and a baseline weighted by
 |g|^2, or by a stand-in, has less noise. Which answers have large gradients changes as a model
 learns, so ask again of a checkpoint: --model runs/x/checkpoints/step_000100.
 
 Left out: the z-score. It divides by a number that differs from group to group, which weights
-questions anew and is no baseline. The gradient is that of the whole answer's log-prob, without a
+problems anew and is no baseline. The gradient is that of the whole answer's log-prob, without a
 division by its length or by the batch's tokens.
 """
 import numpy as np
@@ -41,7 +41,7 @@ from truth.baseline_noise import (
 from truth.baseline_tables import baselines_table, claims_table, draw, questions_table, sizes_table
 from truth.common import Findings, Probe, run_probe, sample_batch
 
-FLAGS = {"questions": Flag(16, "questions", least=2, most=10_000, quick=6),
+FLAGS = {"questions": Flag(16, "problems", least=2, most=10_000, quick=6),
          "answers": Flag(64, "answers to each of them", least=8, most=1000, quick=9)}
 DRAWS = 50  # how often others are drawn, where these are not all there are
 
@@ -64,13 +64,14 @@ def measure(probe: Probe) -> Findings:
     tables = [claims_table(answers, of_questions, beside, saving),
               baselines_table(answers, noise, beside),
               questions_table(answers, of_questions), sizes_table(answers)]
-    intro = [f"{Q} questions, {n} answers each, {lab.folder}, at temperature 1. Noise is "
-             "E|(R - b) g|^2, g the gradient of an answer's log-prob, summed over the questions. "
-             "Intervals are 95%, by Student's t over questions unless said otherwise. A difference "
-             "is named where it is clear after Holm's correction over the rows of its table."]
+    intro = [f"{lab.folder}: {Q} problems x {n} answers, at temperature 1.",
+             "Noise is E|(R - b) g|^2, g the gradient of an answer's log-prob, summed over the "
+             "problems. Intervals are 95%, by Student's t over problems unless said otherwise. A "
+             "difference is named where it is clear after Holm's correction over the rows of its "
+             "table."]
     return Findings(
         "The best number to subtract from the reward, and what the group's mean costs", intro,
-        tables, short=tuple(table.name for table in tables),
+        tables, short=tuple(table.name for table in tables), takes="1 to 2 minutes",
         pictures=[draw(answers, of_questions, beside, probe.folder)],
         places={"baselines": ("baseline",)})
 

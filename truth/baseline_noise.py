@@ -1,6 +1,6 @@
 """The noise of each baseline, from the gradient of every answer alone; formulas in baseline.py.
 
-Arrays are (Q, n), a row for each question and a column for each of its answers, in float64.
+Arrays are (Q, n), a row for each problem and a column for each of its answers, in float64.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class Answers:
 
     @property
     def above(self) -> np.ndarray:
-        """(Q, n): answers with more than the mean reward of their question."""
+        """(Q, n): answers with more than the mean reward of their problem."""
         return self.reward > self.reward.mean(1, keepdims=True)
 
     @property
     def known(self) -> np.ndarray:
-        """(Q,): questions with enough answers on either side of the mean to say something."""
+        """(Q,): problems with enough answers on either side of the mean to say something."""
         return np.minimum(self.above.sum(1), (~self.above).sum(1)) >= FEWEST
 
 
@@ -55,7 +55,7 @@ def draw_others(n: int, k: int, draws: int, rng: np.random.Generator) -> np.ndar
 
 def measure_answers(lab: Lab, rollouts: Rollouts, others: dict[int, np.ndarray],
                     progress: Callable[[float], None]) -> Answers:
-    """Gradients answer by answer, of which only the squares and one sum a question are kept."""
+    """Gradients answer by answer, of which only the squares and one sum a problem are kept."""
     Q = len(rollouts.prompt_ids)
     n = len(rollouts.mask) // Q
     reward = rollouts.reward.double().cpu().numpy().reshape(Q, n)
@@ -70,7 +70,7 @@ def measure_answers(lab: Lab, rollouts: Rollouts, others: dict[int, np.ndarray],
         q, i = divmod(b, n)
         squares[:, q, i] = [float(gradient @ gradient) for gradient in gradients]
         term = advantage[q, i] * gradients[0]
-        if i == 0:  # the first answer to this question
+        if i == 0:  # the first answer to this problem
             total = torch.zeros_like(term)
         total = total + term
         if i == n - 1:
@@ -97,11 +97,11 @@ def square_of_expectation(total_square: float, squares: np.ndarray) -> float:
 
 def token_advantage(rollouts: Rollouts, token_square: torch.Tensor,
                     others: np.ndarray) -> torch.Tensor:
-    """(B, T): R - b_t, from the others (n, k) of the same question."""
+    """(B, T): R - b_t, from the others (n, k) of the same problem."""
     n, reward = len(others), rollouts.reward.double()
     advantage = torch.zeros_like(rollouts.log_prob)
     for b in range(len(advantage)):
-        first = b // n * n  # answer of the question
+        first = b // n * n  # answer of the problem
         rows = first + torch.as_tensor(others[b % n], device=reward.device)
         baseline = token_baseline(reward[rows], token_square[rows], rollouts.mask[rows])
         advantage[b] = reward[b] - baseline
@@ -163,7 +163,7 @@ def exact_saving(answers: Answers, noise: dict[tuple, np.ndarray]) -> Estimate:
 
 
 def ratio_over_questions(amount: np.ndarray, whole: np.ndarray) -> Estimate:
-    """(Q,), (Q,): sum over sum; its error from how much questions differ."""
+    """(Q,), (Q,): sum over sum; its error from how much problems differ."""
     n = len(amount)
     with np.errstate(invalid="ignore", divide="ignore"):
         value, error = amount.sum() / whole.sum(), np.nan
@@ -173,12 +173,12 @@ def ratio_over_questions(amount: np.ndarray, whole: np.ndarray) -> Estimate:
 
 
 def mean_over_questions(values: np.ndarray) -> Estimate:
-    """As `ratio_over_questions`: with an interval only from FEWEST questions on."""
+    """As `ratio_over_questions`: with an interval only from FEWEST problems on."""
     return ratio_over_questions(values, np.ones_like(values))
 
 
 def gaps(answers: Answers) -> list[Estimate]:
-    """b* - mean of each question.
+    """b* - mean of each problem.
 
     The error is the spread of each answer's influence on it, by Student's t over answers.
     """

@@ -9,6 +9,7 @@ from analysis.tables import Table, by_row
 from truth.baseline_noise import (
     BEST, GROUPS, LENGTH, MEAN, NOTHING, OWN, TOKEN, Answers, correlations,
     mean_over_questions, ratio_over_questions, weighted_mean)
+from truth.pictures import legend_under
 
 CLAIM_VERDICTS = {"less noise": "holds", "more noise": "the opposite", "none seen": "not seen",
                   "too few": "too few"}
@@ -41,17 +42,17 @@ def claims_table(answers: Answers, of_questions: list[Estimate], beside: dict[tu
     nothing, *better = noise_claims(beside)
     rows = [nothing,
             ("the group's mean is the best", "Cov(|g|^2, R) = 0",
-             f"clearly not in {clear} of {known} questions", "refuted" if clear else "not refuted"),
+             f"clearly not in {clear} of {known} problems", "refuted" if clear else "not refuted"),
             ("the zero sum makes it the best", "sum of R - b = 0",
              f"true of the mean in all {len(of_questions)}", "no condition"),
             ("the mean is good enough", "(mean - b*)^2 E|g|^2 small", percent(saving),
              saving_verdict(saving)),
             *better]
     average = mean_over_questions(np.array([e.value for e in of_questions]))
-    finding = (f"The mean is clearly not the best baseline in {clear} of {known} questions; on "
-               f"average b* - mean is {average.value:+.3f} ({average.low:+.3f} to "
-               f"{average.high:+.3f}). The exact b* would save {percent(saving)} of the mean's "
-               "noise.")
+    finding = (f"The mean is clearly not the best baseline in {clear} of {known} problems.\n"
+               f"On average b* - mean is {average.value:+.3f} ({average.low:+.3f} to "
+               f"{average.high:+.3f}).\n"
+               f"The exact b* would save {percent(saving)} of the mean's noise.")
     notes = ["Advantages R - b sum to zero over a group exactly when b is its mean, whatever "
              "|g|^2 does. That the sum is zero says which baseline was chosen; it cannot say that "
              "it is the best. What the exact b* would save is an estimate: chance can put it "
@@ -94,11 +95,12 @@ def baselines_table(answers: Answers, noise: dict[tuple, np.ndarray],
                "variance": ("+.1%", [e.value for e in variance]),
                "95%": ("+.1%", [e.interval for e in variance]),
                "against a mean": ("", [words[row] for row in noise])}
-    finding = (f"Subtracting nothing changes the noise by {percent(beside[NOTHING, most])}. Made "
-               f"from all {most} others, b* changes it by {percent(beside[BEST, most])}, the "
+    finding = (f"Subtracting nothing changes the noise by {percent(beside[NOTHING, most])}.\n"
+               f"Made from all {most} others, b* changes it by {percent(beside[BEST, most])}, the "
                f"length-weighted mean by {percent(beside[LENGTH, most])}, the baseline by token by "
-               f"{percent(beside[TOKEN, most])}. In a group of {fewest + 1} the mean of the others "
-               f"has {percent(extra[MEAN, fewest])}.")
+               f"{percent(beside[TOKEN, most])}.\n"
+               f"In a group of {fewest + 1} the mean of the others changes it by "
+               f"{percent(extra[MEAN, fewest])}.")
     share = ratio_over_questions(answers.squared_mean, mean).value
     notes = [f"The squared expectation is {share:.1%} of the second moment. It is the same for all "
              "baselines, so what one adds to the second moment it adds to the variance. A mean of "
@@ -107,7 +109,10 @@ def baselines_table(answers: Answers, noise: dict[tuple, np.ndarray],
              f"{OWN}: scored on the answers it was made from, which makes a best baseline look "
              "better than it is."]
     title = f"Noise of each baseline, over that of the mean of all {most} others"
-    return Table("baselines", title, columns, finding, notes)
+    headings = {"others": "made from so many others", "second moment": "second moment, change",
+                "variance": "variance, change", "95%": "95% interval of it",
+                "against a mean": "beside a mean of as many"}
+    return Table("baselines", title, columns, finding, notes, headings)
 
 
 def questions_table(answers: Answers, of_questions: list[Estimate]) -> Table:
@@ -122,12 +127,15 @@ def questions_table(answers: Answers, of_questions: list[Estimate]) -> Table:
         "cor(|g|^2, R)": ("+.2f", correlations(answers.square, answers.reward).tolist()),
         "b* is": ("", sides)}
     lower = sum(e.value < -1e-9 for e in of_questions)
-    finding = (f"b* is clearly higher than the mean in {sides.count('higher')} questions and "
-               f"clearly lower in {sides.count('lower')}; clearly or not, it is lower in {lower} "
-               f"of {len(sides)}.")
+    finding = (f"b* is clearly higher than the mean in {sides.count('higher')} problems and "
+               f"clearly lower in {sides.count('lower')}.\n"
+               f"Clearly or not, b* is lower in {lower} of {len(sides)} problems.")
     notes = ["Intervals and p by Student's t over answers, p before Holm's correction. Too few: "
              f"fewer than {FEWEST} answers on one side of the mean."]
-    return Table("questions", "b* and the mean, question by question", columns, finding, notes)
+    headings = {"question": "problem", "mean": "mean reward", "95%": "95% interval",
+                "cor(|g|^2, R)": "correlation of |g|^2 and R"}
+    return Table("questions", "b* and the mean, problem by problem", columns, finding, notes,
+                 headings)
 
 
 def sizes_table(answers: Answers) -> Table:
@@ -149,22 +157,26 @@ def sizes_table(answers: Answers) -> Table:
         "95% ": (".2f", [tuple(np.exp(e.interval)) for e in ratio]),
         "b - mean": ("+.3f", [e.value for e in shift]),
         "95%  ": ("+.3f", [e.interval for e in shift])}
-    finding = "Too few questions have answers on both sides of their mean reward."
+    lines = ["Too few problems have answers on both sides of their mean reward."]
     if known >= FEWEST:
-        finding = (f"Answers below their question's mean reward have {times[0]:.2f} times the "
-                   f"|g|^2 of those above, {times[1]:.2f} times the length and {times[2]:.2f} "
-                   "times the sum of s^2.")
-    finding += (f" Within a question |g|^2 correlates with the length at {alike[1].value:.2f}, "
-                f"with the sum of s^2 at {alike[2].value:.2f}.")
-    notes = [f"Means over questions. Worse/better: geometric mean over the {known} questions with "
+        lines = [f"Answers below their problem's mean reward have {times[0]:.2f} times the |g|^2 "
+                 f"of those above, {times[1]:.2f} times the length and {times[2]:.2f} times the "
+                 "sum of s^2."]
+    if np.isfinite([alike[1].value, alike[2].value]).all():
+        lines.append(f"Within a problem |g|^2 correlates with the length at {alike[1].value:.2f}, "
+                     f"with the sum of s^2 at {alike[2].value:.2f}.")
+    notes = [f"Means over problems. Worse/better: geometric mean over the {known} problems with "
              f"at least {FEWEST} answers on either side of the mean reward. b - mean: where the "
              "baseline lies that weights answers by this size."]
     title = "The length and the sizes at the logits in the place of |g|^2"
-    return Table("sizes", title, columns, finding, notes)
+    headings = {"correlation": "correlation with |g|^2", "95%": "95% interval of it",
+                "worse/better": "worse over better answers", "95% ": "95% interval of that",
+                "95%  ": "95% interval of b - mean"}
+    return Table("sizes", title, columns, "\n".join(lines), notes, headings)
 
 
 def worse_over_better(answers: Answers, size: np.ndarray) -> np.ndarray:
-    """Logarithms, one for each known question: the mean size of answers below over that above."""
+    """Logarithms, one for each known problem: the mean size of answers below over that above."""
     above = answers.above
     return np.array([np.log(size[q, ~above[q]].mean() / size[q, above[q]].mean())
                      for q in np.flatnonzero(answers.known)])
@@ -176,8 +188,8 @@ def draw(answers: Answers, of_questions: list[Estimate], beside: dict[tuple, Est
     draw_questions(left, answers.reward.mean(1), of_questions)
     draw_noise(right, beside)
     return save(figure, folder, "baseline",
-                "Left: the best baseline of each question against its mean reward, intervals over "
-                "answers. Right: noise of the other baselines, intervals over questions. Grey: no "
+                "Left: the best baseline of each problem against its mean reward, intervals over "
+                "answers. Right: noise of the other baselines, intervals over problems. Grey: no "
                 "clear difference")
 
 
@@ -189,9 +201,9 @@ def draw_questions(axis, mean: np.ndarray, of_questions: list[Estimate]) -> None
                       lw=1.2, capsize=2, color=colour)
     axis.axline((mean[0], mean[0]), slope=1, color="#000000", lw=0.8, ls="--", label="b* = mean")
     clear = sides.count("higher") + sides.count("lower")
-    axis.set(xlabel="mean reward of the question", ylabel="b*",
-             title=f"b* is clearly not the mean in {clear} of {len(sides)} questions")
-    axis.legend(loc="upper left")
+    axis.set(xlabel="mean reward of the problem", ylabel="b*",
+             title=f"b* is clearly not the mean in {clear} of {len(sides)} problems")
+    legend_under(axis)
 
 
 def draw_noise(axis, beside: dict[tuple, Estimate]) -> None:

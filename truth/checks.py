@@ -28,18 +28,19 @@ def identity_table(tokens: MeasuredTokens, rollouts: Rollouts) -> Table:
             ["V before the first token minus mean reward",
              start.mean(), reward.mean(), gap.value, gap.interval]]
     if not variance.any():
-        finding = "The answers of each question got the same reward: there is nothing to compare."
+        finding = "All answers to a problem got the same reward: there is nothing to compare."
     elif not share.high - share.low < 1:
-        finding = "Too few questions to compare measured credit with theory."
+        finding = "Too few problems to compare measured credit with theory."
     else:
         words = "do not agree" if min(holm([off.p, gap.p])) < 0.05 else "agree"
-        finding = (f"Measured credit and theory {words}: squared credits add up to "
+        finding = (f"Measured credit and theory {words}.\nSquared credits add up to "
                    f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f}) of the reward's "
                    "variance.")
     formats = {"": "", "left": ".4f", "right": ".4f", "ratio or gap": ".3f", "95%": ".3f"}
     note = "the batch's own rewards enter both sides, its continuations the left one alone"
     return Table("identity", "Checks: what theory says of the measured credit",
-                 by_row(formats, rows), finding, [note])
+                 by_row(formats, rows), finding, [note],
+                 {"": "what should agree", "95%": "95% interval"})
 
 
 def planted_table(args: SimpleNamespace, progress) -> Table:
@@ -62,9 +63,10 @@ def planted_table(args: SimpleNamespace, progress) -> Table:
     return Table("planted", "Checks: the measurement where the truth is planted",
                  by_row({"": "", "found": ".3f"}, rows),
                  f"Planted credit is found: {hits} of {sure} keys with clear credit are among the "
-                 "three tokens with most measured credit; it correlates "
-                 f"{correlation:.2f} with the exact one, and the squared difference over its error "
-                 f"is {square:.2f} on average.")
+                 "three tokens with most measured credit.\n"
+                 f"Measured credit correlates {correlation:.2f} with planted credit.\n"
+                 f"The squared difference of the two over its error is {square:.2f} on average.",
+                 headings={"": "check"})
 
 
 def keys_on_top(lab: PlantedLab, rollouts: Rollouts, credit: Credit) -> tuple[int, int]:

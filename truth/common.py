@@ -2,7 +2,7 @@
 
 A probe is a module with three things, and the line that runs it:
 
-    FLAGS = {"answers": Flag(8, "answers to each question", least=2, quick=2)}
+    FLAGS = {"answers": Flag(8, "answers to each problem", least=2, quick=2)}
 
     def measure(probe: Probe) -> Findings:
         ...
@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import torch
 
 from analysis.page import report_body, write_page
-from analysis.tables import Table, show
+from analysis.tables import Table
 from engine.errors import UserError
 from engine.files import replace_text, whole_folder
 from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
@@ -33,6 +33,7 @@ from engine.provenance import provenance
 from engine.run_name import model_name
 from engine.settings import make_settings
 from grpo import grpo
+from truth.screen import command_of, print_findings, quick_words
 
 COMMON = {
     "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
@@ -46,11 +47,15 @@ QUICK_TOKENS = 48  # length limit with --quick: sampling takes as long as the lo
 
 @dataclass
 class Findings:
-    """What a probe has to show. `short` names the tables whose findings are its summary."""
+    """What a probe has to show. `short` names the tables whose findings, a line for each idea, are
+    its summary, the one to print first; `checks` those whose first line holds on however little
+    was measured."""
     title: str
     intro: list[str]
     tables: list[Table]
     short: tuple[str, ...]
+    checks: tuple[str, ...] = ()
+    takes: str = ""                                                 # time of the whole probe
     pictures: list[tuple[Path, str]] = field(default_factory=list)  # file and caption
     places: dict[str, tuple] = field(default_factory=dict)          # pictures below each table
     episodes: list[dict] = field(default_factory=list)              # answers to show by token
@@ -81,7 +86,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
         parser = add_flags(Parser(f"python -m truth.{name} [flags]", doc), known)
         typed = parser.read(argv)
         args = with_defaults(typed, known, quick=typed.get("quick", False))
-        measure_into_folder(name, args, measure)
+        measure_into_folder(name, args, measure, command_of(name, typed))
 
     if argv is None:
         run_as_program(f"truth.{name}", main)
@@ -92,20 +97,24 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
 def folder_flags(name: str, common: dict[str, Flag]) -> dict[str, Flag]:
     usual = f"results/{name}-<model>-s<seed>" if "model" in common else f"results/{name}-s<seed>"
     return {"out": Flag(None, f"a new folder, by default {usual}"),
-            "quick": Flag(False, "seconds instead of minutes: it shows that the probe works")}
+            "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
+            "all": Flag(False, "print every table, not only findings")}
 
 
-def measure_into_folder(name: str, args: SimpleNamespace,
-                        measure: Callable[[Probe], Findings]) -> None:
-    """The folder appears whole, or not at all."""
+def measure_into_folder(name: str, args: SimpleNamespace, measure: Callable[[Probe], Findings],
+                        command: str) -> None:
+    """The folder appears whole, or not at all. `command` is the one that measures in earnest."""
     folder, start = choose_folder(name, args), time.monotonic()
     with whole_folder(folder) as unfinished:
         findings = measure(Probe(args, unfinished))
         show_status("")
         seconds = time.monotonic() - start
-        write_findings(unfinished, name, args, findings, seconds)
+        write_findings(unfinished, name, args, findings, seconds, command)
+    print_findings(findings, summary_of(findings), args, command)
     print(f"\n{seconds:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}; "
           f"pictures beside them: {len(findings.pictures)}")
+    if not args.all:
+        print("--all prints every table")
 
 
 def choose_folder(name: str, args: SimpleNamespace) -> Path:
@@ -122,23 +131,28 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
 
 
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
-                   seconds: float) -> None:
-    """Write the page and numbers.json, and print the tables."""
-    summary = []
-    for table in findings.tables:
-        if table.name in findings.short:
-            summary += [line for line in table.finding.splitlines() if line not in summary]
-    intro = list(findings.intro)
+                   seconds: float, command: str) -> None:
+    """Write the page and numbers.json."""
+    title, intro, summary = findings.title, list(findings.intro), summary_of(findings)
     if args.quick:
-        intro.insert(0, "Made with --quick: these numbers show that it works, and nothing else.")
+        title = f"{title} (a quick look)"
+        intro.insert(0, quick_words(findings.takes, command))
     body = report_body(intro, summary, findings.tables, findings.pictures, findings.places,
                        bool(findings.episodes))
-    write_page(folder / "report.html", findings.title, body, findings.episodes)
-    numbers = {"measured": name, "settings": vars(args), **provenance(),
+    write_page(folder / "report.html", title, body, findings.episodes)
+    numbers = {"measured": name, "quick_look": args.quick, "settings": vars(args), **provenance(),
                "seconds": round(seconds, 1), "in_short": summary,
                "tables": [table.to_json() for table in findings.tables]}
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
-    show([findings.title, *intro], findings.tables, summary)
+
+
+def summary_of(findings: Findings) -> list[str]:
+    """One idea a line, in the order of the tables."""
+    summary = []
+    for table in findings.tables:
+        if table.name in findings.short:
+            summary += table.finding.splitlines()
+    return list(dict.fromkeys(summary))
 
 
 def sample_batch(lab: Lab, step: int, questions: int, answers: int) -> Rollouts:

@@ -1,6 +1,6 @@
 """Bias, direction and noise of every way of spreading credit, in a world small enough to be listed.
 
-    python -m truth.exact                  # under a minute
+    python -m truth.exact                  # about a minute
     python -m truth.exact --seed 1         # another policy
 
 The world (truth/world.py) is a Qwen2 of a few hundred parameters with answers of at most four
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from analysis.plots import COLOURS, panels, save
+from analysis.plots import BLUE, panels, save
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.progress import Progress
@@ -34,6 +34,7 @@ from truth.batches import Batches, Listed, list_advantages, list_weights
 from truth.common import COMMON, Findings, Flag, Probe, run_probe
 from truth.estimator import Estimator, estimator, gamma_noise, placebo
 from truth.identities import HOLDS, identities, mix
+from truth.pictures import more_ticks, name_points
 from truth.world import World, make_world
 
 FLAGS = {
@@ -45,6 +46,7 @@ FLAGS = {
 MOST_GROUPS = 100_000  # half an hour
 CROSSED = ("grpo", "rloo", "critic", "one-step", "vine", "span")
 MOMENTS_KNOWN = {"random": gamma_noise}  # drawn at random, and still exact: its moments are known
+HEADINGS = {"mitigation": "weighting"}
 LEGEND = (
     "bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: "
     "between the two; noise: trace of the covariance over the squared part of the mean that lies "
@@ -80,7 +82,8 @@ def measure(probe: Probe) -> Findings:
     picture = draw(world, crossed, weights.names, probe.folder)
     return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND],
                     make_tables(world, batches, advantages, weights, crossed),
-                    ("identities", "advantages", "cosine", "placebos"),
+                    ("cosine", "identities", "advantages", "placebos"),
+                    ("identities", "advantages"), "about a minute",
                     [picture], {"noise": ("cosine_and_noise",)})
 
 
@@ -139,8 +142,8 @@ def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table
         notes.append(advantages.note())
     formats = {"advantage": "", "bias": ".3f", "cosine": ".4f", "noise": ".2f"}
     return Table("advantages", "Advantages, all weights 1", by_row(formats, rows),
-                 f"Without bias: {', '.join(row[0] for row in unbiased)}. Least noise among them: "
-                 f"{quietest[0]}, {quietest[3]:.2f}.", notes)
+                 f"Without bias: {', '.join(row[0] for row in unbiased)}.\n"
+                 f"Among these {quietest[0]} has the least noise: {quietest[3]:.2f}.", notes)
 
 
 def cosine_table(world: World, crossed: Crossed, names: list[str], note: str) -> Table:
@@ -149,18 +152,21 @@ def cosine_table(world: World, crossed: Crossed, names: list[str], note: str) ->
     worst = min(with_rloo, key=with_rloo.get)
     return Table("cosine", "Direction: cosine of the mean estimate with the true gradient",
                  crossed_columns(world, crossed, names, "cosine", ".4f"),
-                 f"With rloo the true direction is kept by {', '.join(exact)}; farthest from it is "
-                 f"{worst} ({with_rloo[worst]:.4f}).", [note])
+                 f"Weightings that keep the true direction (with rloo): {', '.join(exact)}.\n"
+                 f"Farthest from it is {worst}, with a cosine of {with_rloo[worst]:.4f}.", [note],
+                 HEADINGS)
 
 
 def bias_table(world: World, crossed: Crossed, names: list[str], note: str) -> Table:
     return Table("bias", "Bias, relative to the true gradient",
-                 crossed_columns(world, crossed, names, "bias", ".3f"), notes=[note])
+                 crossed_columns(world, crossed, names, "bias", ".3f"), notes=[note],
+                 headings=HEADINGS)
 
 
 def noise_table(world: World, crossed: Crossed, names: list[str], note: str) -> Table:
     return Table("noise", "Noise: batches until noise and signal along the true gradient are alike",
-                 crossed_columns(world, crossed, names, "noise", ".3f"), notes=[note])
+                 crossed_columns(world, crossed, names, "noise", ",.4g"), notes=[note],
+                 headings=HEADINGS)
 
 
 def numbers_with_rloo(world: World, crossed: Crossed, number: str) -> dict[str, float]:
@@ -197,10 +203,13 @@ def placebo_table(world: World, batches: Batches, rloo: torch.Tensor, weights: L
                "of its placebo": ".2f", "ratio": ".2f"}
     title = "Each weighting beside its own weights shuffled over the batch's tokens (rloo)"
     return Table("placebos", title, by_row(formats, rows),
-                 f"Less noise than its placebo: {', '.join(than_placebo) or 'none'}; less than no "
-                 f"weighting ({unweighted:.2f}): {', '.join(than_none) or 'none'}.",
+                 f"Less noise than its placebo: {', '.join(than_placebo) or 'none'}.\n"
+                 f"Less noise than no weighting ({unweighted:.2f}): "
+                 f"{', '.join(than_none) or 'none'}.",
                  ["rescaled weights are 1 on average at every token once they are shuffled, so the "
-                  "direction stays and noise is added; those as published are not rescaled"])
+                  "direction stays and noise is added; those as published are not rescaled"],
+                 {**HEADINGS, "of placebo": "cosine of its placebo",
+                  "of its placebo": "noise of its placebo", "ratio": "noise over its placebo's"})
 
 
 def norm_table(world: World, batches: Batches, rloo: torch.Tensor) -> Table:
@@ -217,21 +226,23 @@ def norm_table(world: World, batches: Batches, rloo: torch.Tensor) -> Table:
     title = "What the loss is divided by (rloo, no weights)"
     return Table("norms", title, by_row(formats, rows), notes=[
         "token and sequence are scaled by the mean length, so that only what their being random "
-        "does is left"])
+        "does is left"], headings={"loss_norm": "--loss_norm"})
 
 
 def draw(world: World, crossed: Crossed, names: list[str], folder: Path) -> tuple[Path, str]:
     figure, axes = panels(2)
     for axis, advantage in zip(axes, ("rloo", "one-step")):
-        shown = [name for name in names if (advantage, name) in crossed]
-        for i, name in enumerate(shown):
-            numbers = crossed[advantage, name].against(world.gradient)
-            x, y = numbers["cosine"], numbers["noise"]
-            axis.plot(x, y, "o", color=COLOURS[i % len(COLOURS)], ms=5)
-            axis.annotate(f" {name}", (x, y), fontsize=7)
+        points = []
+        for name in names:
+            if (advantage, name) in crossed:
+                numbers = crossed[advantage, name].against(world.gradient)
+                points.append((name, numbers["cosine"], numbers["noise"]))
+        for _, x, y in points:
+            axis.plot(x, y, "o", color=BLUE, ms=5)
         axis.set(xlabel="cosine with the true gradient", ylabel="noise over signal",
                  title=f"advantage {advantage}", yscale="log")
-        axis.margins(x=0.25)
+        more_ticks(axis)
+        name_points(axis, points)
     return save(figure, folder, "cosine_and_noise",
                 "Direction and noise of each weighting, by enumeration: lower right is better")
 

@@ -22,12 +22,15 @@ def identities(world: World, batches: Batches, advantage: dict[str, torch.Tensor
             *rows_of_chance(world, batches)]
     wrong = sum(row[3] >= HOLDS for row in rows)
     largest = max(row[3] for row in rows)
-    holds = f"{wrong} of {len(rows)} identities do not hold" if wrong else f"All {len(rows)} hold"
+    holds = f"All {len(rows)} identities hold"
+    if wrong:
+        holds = f"{wrong} of {len(rows)} identities do not hold"
     formats = {"identity": "", "left": ".6f", "right": ".6f", "difference": ".1e"}
     return Table("identities", "What theory says", by_row(formats, rows),
                  f"{holds}: the largest relative difference is {largest:.0e}.",
                  ["left and right: sizes, where both are vectors; difference: size of the "
-                  "difference over that of the right side"])
+                  "difference over that of the right side"],
+                 {"left": "left side", "right": "right side", "difference": "relative difference"})
 
 
 def rows_of_credit(world: World) -> list[list]:
@@ -98,7 +101,7 @@ def row(identity: str, left: torch.Tensor, right: torch.Tensor) -> list:
 
 
 def z_score_factor(p: float, G: int, epsilon: float = 1e-4) -> float:
-    """By how much the z-score stretches the gradient of a question of success p, rewards 0 and 1.
+    """By how much the z-score stretches the gradient of a problem of success p, rewards 0 and 1.
 
     The mean advantage of a right answer minus that of a wrong one. Without epsilon
     E sqrt((G-1-K)/(K+1)) + E sqrt(K/(G-K)),  K ~ Bin(G-1, p).
@@ -114,13 +117,14 @@ def z_score_factor(p: float, G: int, epsilon: float = 1e-4) -> float:
 
 
 def mix() -> Table:
-    """The z-score keeps each question's direction and changes how much it counts."""
+    """The z-score keeps each problem's direction and changes how much it counts."""
     sizes, rows = (2, 4, 8, 16, 64), []
     for p in (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98):
         factors = [z_score_factor(p, G) for G in sizes]
         rows.append([f"{p:.2f}", *factors, 1 / math.sqrt(p * (1 - p))])
     formats = {"p": "", **{f"G = {G}": ".2f" for G in sizes}, "no limit": ".2f"}
-    return Table("mix", "How much a question of success p counts under the z-score, c(p, G)",
+    return Table("mix", "How much a problem of success p counts under the z-score, c(p, G)",
                  by_row(formats, rows), notes=[
-                     "0/1 rewards. For one question the direction stays the same; several are "
-                     "mixed otherwise. Mean only and leave-one-out give every question the same"])
+                     "0/1 rewards. For one problem the direction stays the same; several are "
+                     "mixed otherwise. Mean only and leave-one-out give every problem the same"],
+                 headings={"p": "success p", "no limit": "G without limit"})

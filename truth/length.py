@@ -75,13 +75,14 @@ def measure(probe: Probe) -> Findings:
     policy = f"of the shape of {args.model}"
     if args.model == "small":
         policy = "a Qwen2 of one layer and width 32"
-    intro = [f"Lengths {args.lengths}; {args.seeds} seeds; {args.steps} steps of {args.questions} "
-             f"x {args.answers} answers for plain GRPO, and as many tokens for the others; the "
-             f"policy is {policy}.",
+    lengths_in_words = ", ".join(map(str, lengths))
+    intro = [f"Answers of {lengths_in_words} tokens; {args.seeds} seeds; {args.steps} steps of "
+             f"{args.questions} x {args.answers} answers for plain GRPO, and as many tokens for "
+             f"the other arms; the policy is {policy}.",
              "critic: gae at lambda 1, critic 0.95: at 0.95; monte carlo: values from "
              "continuations, which count as tokens spent; exact: the true credit."]
     return Findings("Credit by token and the length of the answer", intro, tables,
-                    short=("trend", "area", "tokens", "noise"),
+                    short=("trend", "area", "tokens", "noise"), takes="about 5 minutes",
                     pictures=[draw_curves(curves, lengths, probe.folder),
                               draw_scaling(curves, noise, lengths, probe.folder)],
                     places={"area": ("curves",), "noise": ("scaling",)})

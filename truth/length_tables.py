@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.plots import COLOURS, panels, save
+from analysis.plots import COLOURS, legend_below, panels, save
 from analysis.statistics import Estimate, mean_over, mean_reach, verdicts
 from analysis.tables import Table, by_row
+from truth.pictures import more_ticks, write_across
 
 ENOUGH = 0.8  # success at which a policy counts as trained
 
@@ -66,14 +67,16 @@ def areas_table(curves: dict, lengths: list[int]) -> Table:
     words = dict(zip(differences, words))
     for place, row in rows.items():
         row.append(words.get(place, ""))
-    finding = " ".join(where_ahead(arm, lengths, differences, words)
-                       for arm in arms_of(curves) if arm != "grpo")
+    finding = "\n".join(where_ahead(arm, lengths, differences, words)
+                        for arm in arms_of(curves) if arm != "grpo")
     formats = {"length": "", "arm": "", "mean success": ".1%", "at the end": ".1%",
                "minus grpo": "+.1%", "95% interval": "+.1%", "verdict": ""}
     notes = ["The interval is over seeds, paired. Ahead and behind only where that survives Holm's "
              "correction over all rows, which it seldom does with few seeds."]
     return Table("area", "Success at equal tokens: mean over the budget, and at its end",
-                 by_row(formats, list(rows.values())), finding, notes)
+                 by_row(formats, list(rows.values())), finding, notes,
+                 {"length": "tokens of an answer", "at the end": "success at the end",
+                  "minus grpo": "lead over grpo"})
 
 
 def where_ahead(arm: str, lengths: list[int], differences: dict, words: dict) -> str:
@@ -83,12 +86,12 @@ def where_ahead(arm: str, lengths: list[int], differences: dict, words: dict) ->
         if places:
             parts.append(f"{word} at {', '.join(places)}")
     points = [f"{100 * differences[arm, length].value:+.0f}" for length in lengths]
-    text = " and ".join(parts) or "no difference seen at any length"
-    return f"{arm}: {text} ({', '.join(points)} points)."
+    text = " and ".join(parts) or "no clear difference from grpo at any length"
+    return f"{arm}: {text} ({', '.join(points)} points of success)."
 
 
 def trend_table(curves: dict, lengths: list[int]) -> Table:
-    """The question itself, one number an arm: the change of its lead when length doubles."""
+    """What the probe asks, one number an arm: the change of its lead when length doubles."""
     slopes = {}
     for arm in arms_of(curves):
         if arm != "grpo":
@@ -98,14 +101,14 @@ def trend_table(curves: dict, lengths: list[int]) -> Table:
     words = verdicts(list(slopes.values()), ("grows", "shrinks"), null=0.0)
     rows = [(arm, e.value, e.interval, word) for (arm, e), word in zip(slopes.items(), words)]
     parts = [trend_text(arm, e, word) for (arm, e), word in zip(slopes.items(), words)]
-    finding = ("Points of lead over plain GRPO that a doubling of the length brings: "
-               f"{'; '.join(parts)}.")
+    finding = "\n".join(parts)
     formats = {"arm": "", "a doubling": "+.1%", "95% interval": "+.1%", "the lead": ""}
     notes = ["Slope of a straight line over the logarithm of the length, one for each seed; "
              "Student's t over seeds, Holm over the arms."]
     title = ("Change of the lead over plain GRPO when answers get twice as long, points of mean "
              "success")
-    return Table("trend", title, by_row(formats, rows), finding, notes)
+    return Table("trend", title, by_row(formats, rows), finding, notes,
+                 {"a doubling": "what a doubling brings"})
 
 
 def lead_over_grpo(curves: dict, arm: str, lengths: list[int]) -> np.ndarray:
@@ -119,8 +122,9 @@ def lead_over_grpo(curves: dict, arm: str, lengths: list[int]) -> np.ndarray:
 
 
 def trend_text(arm: str, e: Estimate, word: str) -> str:
-    word = word if word in ("grows", "shrinks") else "no clear change"
-    return f"{arm} {100 * e.value:+.1f} ({100 * e.low:+.1f} to {100 * e.high:+.1f}): {word}"
+    word = word if word in ("grows", "shrinks") else "does not clearly change"
+    return (f"The lead of {arm} over plain GRPO {word} when answers get twice as long: "
+            f"{100 * e.value:+.1f} points ({100 * e.low:+.1f} to {100 * e.high:+.1f}).")
 
 
 def tokens_table(curves: dict, lengths: list[int], answers: int) -> Table:
@@ -136,18 +140,18 @@ def tokens_table(curves: dict, lengths: list[int], answers: int) -> Table:
     formats = {"length": "", **{arm: ",.0f" for arm in arms_of(curves)}, "grpo / exact": ".1f"}
     columns = by_row(formats, rows)
     (_, of_grpo), (_, of_exact) = columns["grpo"], columns["exact"]
-    parts = [f"at length {lengths[i]} grpo needs {count_text(of_grpo[i])} and exact "
-             f"{count_text(of_exact[i])}" for i in (0, -1)]
-    finding = f"In tokens over length, {'; '.join(parts)}."
+    parts = [f"Answers of {lengths[i]} tokens: grpo needs {count_text(of_grpo[i])}, exact "
+             f"{count_text(of_exact[i])}." for i in (0, -1)]
     notes = ["Tokens over length: a column that stays the same needs the same number of answers. "
              f"More: not within the budget of {answers:,}."]
     title = (f"Tokens until {ENOUGH:.0%} of the keys are right, over the length of an answer "
              "(median over seeds)")
-    return Table("tokens", title, columns, finding, notes)
+    return Table("tokens", title, columns, "\n".join(parts), notes,
+                 {"length": "tokens of an answer"})
 
 
 def count_text(count) -> str:
-    return "more than the budget" if count == "more" else f"{count:,.0f}"
+    return "more than the budget" if count == "more" else f"the tokens of {count:,.0f} answers"
 
 
 def noise_table(noise: dict, lengths: list[int]) -> Table:
@@ -164,14 +168,17 @@ def noise_table(noise: dict, lengths: list[int]) -> Table:
     slope, exact_slope = mean_over(of_ratio), mean_over(of_exact)
     finding = (f"The noise of the outcome's advantage over that of exact credit goes as length to "
                f"the power {slope.value:.2f} ({slope.low:.2f} to {slope.high:.2f}): "
-               f"{slope_word(slope)}. That of exact credit itself goes to the power "
+               f"{slope_word(slope)}.\n"
+               "The noise of exact credit itself goes as length to the power "
                f"{exact_slope.value:.2f} ({exact_slope.low:.2f} to {exact_slope.high:.2f}).")
     formats = {"length": "", "grpo": ".3f", "exact": ".3f", "grpo / exact": ".0f",
                "95% interval": ".0f"}
     notes = ["grpo: reward minus the mean of the others, which has the same mean as the true "
              "credit; the z-score is about a multiple of it."]
     title = "Noise of one batch's gradient at the fresh policy: variance over squared mean"
-    return Table("noise", title, by_row(formats, rows), finding, notes)
+    return Table("noise", title, by_row(formats, rows), finding, notes,
+                 {"length": "tokens of an answer", "grpo": "noise of grpo",
+                  "exact": "noise of exact credit", "grpo / exact": "grpo over exact"})
 
 
 def power(lengths: list[int], values: list[float]) -> float:
@@ -201,7 +208,7 @@ def draw_curves(curves: dict, lengths: list[int], folder: Path) -> tuple[Path, s
                               lw=0)
         axis.set(xlabel="tokens spent / length", title=f"Answers of {length} tokens", ylim=(0, 1))
     axes[0][0].set_ylabel("expected reward of the policy")
-    axes[0][0].legend()
+    legend_below(figure, axes[0][0], ncols=5)
     return save(figure, folder, "curves",
                 "Expected reward against tokens spent, means over seeds with 95% intervals")
 
@@ -216,12 +223,14 @@ def draw_scaling(curves: dict, noise: dict, lengths: list[int],
                     label=arm)
     tokens.set(ylabel="tokens / length", ylim=(0, None),
                title=f"Tokens until {ENOUGH:.0%} of the keys are right")
+    if not any(np.isfinite(line.get_ydata()).any() for line in tokens.lines):
+        write_across(tokens, "No arm got there within the budget")
     draw_noise(scatter, noise, lengths)
     for axis in (tokens, scatter):
         axis.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
         axis.set_xscale("log", base=2)
-        axis.set(xlabel="length", xticks=lengths, xticklabels=lengths)
-        axis.legend()
+        axis.set(xlabel="tokens of an answer", xticks=lengths, xticklabels=lengths)
+    legend_below(figure, tokens, ncols=5)
     return save(figure, folder, "scaling",
                 "What grows with the length of the answer; points that are missing were not "
                 "reached within the budget")
@@ -232,6 +241,7 @@ def draw_noise(axis, noise: dict, lengths: list[int]) -> None:
     for name, colour in (("grpo", COLOURS[0]), ("exact", COLOURS[4])):
         logs = [[np.log(of_seed[name]) for of_seed in noise[length]] for length in lengths]
         axis.plot(lengths, np.exp(np.mean(logs, axis=1)), "o-", color=colour, label=name)
-    known = any(np.isfinite(line.get_ydata()).any() for line in axis.lines)
-    axis.set(yscale="log" if known else "linear", ylabel="variance / squared mean",
-             title="Noise of one batch's gradient, fresh policy")
+    axis.set(ylabel="variance / squared mean", title="Noise of one batch's gradient, fresh policy")
+    if any(np.isfinite(line.get_ydata()).any() for line in axis.lines):
+        axis.set(yscale="log")
+        more_ticks(axis)

@@ -38,7 +38,7 @@ class MeasuredTokens:
     codes: dict[str, np.ndarray]  # which kind, section and class it belongs to
 
     def by_question(self, values: np.ndarray) -> np.ndarray:
-        """Sums over the tokens of each question."""
+        """Sums over the tokens of each problem."""
         return np.bincount(self.question, values, self.questions)
 
     def place(self, size: np.ndarray) -> np.ndarray:

@@ -41,9 +41,9 @@ from truth.phase1_tables import (
     position_table, reward_table, t_table, tenths_table, training_table)
 
 FLAGS = {
-    "questions": Flag(32, "questions", least=2, most=10_000, quick=6),
-    "answers": Flag(16, "answers to each question", least=2, most=1000, quick=5),
-    "single": Flag(2, "answers to each question whose loss terms are taken one at a time",
+    "questions": Flag(32, "problems", least=2, most=10_000, quick=6),
+    "answers": Flag(16, "answers to each problem", least=2, most=1000, quick=5),
+    "single": Flag(2, "answers to each problem whose loss terms are taken one at a time",
                    least=1, most=1000, quick=1)}
 
 
@@ -84,11 +84,12 @@ def measure(probe: Probe) -> Findings:
               t_table(accounts["phase 1"], controls["random text, trained model"],
                       np.random.default_rng(args.seed)),
               training_table(accounts, rollouts), controls_table(controls), tenths]
-    intro = [f"{len(rows):,} answers of {args.model} to {args.questions} questions, "
-             f"{len(places.answer):,} tokens without the last of each answer. Phase 1 is the "
-             "gradient of an answer's mean cross-entropy at its tokens' embeddings."]
+    intro = [f"{args.model}: {args.questions} problems x {args.answers} answers, "
+             f"{len(places.answer):,} tokens without the last of each answer.",
+             "Phase 1 is the gradient of an answer's mean cross-entropy at its tokens' embeddings."]
     short = ("phases", "wrong gradient", "position", "classes", "t", "after the fact", "controls")
     return Findings("Phase 1: a gradient that never saw a reward", intro, tables, short,
+                    checks=("wrong gradient",), takes="1 to 2 minutes",
                     pictures=[draw(tenths, distance, probe.folder)],
                     places={"tenths": ("size_by_place",)})
 

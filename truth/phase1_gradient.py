@@ -99,14 +99,14 @@ def untrained(model: Qwen2, seed: int) -> Qwen2:
 
 
 def random_text(lab: Lab, rollouts: Rollouts) -> Rollouts:
-    """Answers of the same lengths to the same questions, their tokens drawn evenly."""
+    """Answers of the same lengths to the same problems, their tokens drawn evenly."""
     vocabulary = lab.tokenizer.get_vocab_size()
     ids = torch.randint(vocabulary, rollouts.ids.shape, generator=rollouts.generator)
     return replace(rollouts, ids=ids.to(rollouts.ids.device) * rollouts.mask)
 
 
 def shuffled_rewards(rollouts: Rollouts) -> Rollouts:
-    """Give every answer the scores of a random answer, whichever question that one was for."""
+    """Give every answer the scores of a random answer, whichever problem that one was for."""
     order = torch.randperm(len(rollouts.reward), generator=rollouts.generator)
     order = order.to(rollouts.mask.device)
     scores = {name: value[order] for name, value in rollouts.scores.items()}

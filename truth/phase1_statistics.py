@@ -7,7 +7,7 @@ An account gives every token a size and a number with a sign:
     abs(A) s     abs(A) s, A s            the gradient that GRPO applies at the logits
 
 A token stands at (t + 1/2) / length; early and late are the first and the last fifth of an answer.
-Intervals leave out each question in turn (jackknife), as answers to a question are not independent.
+Intervals leave out each problem in turn (jackknife), as answers to a problem are not independent.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,7 +131,7 @@ def sums_by_cell(unit: np.ndarray, cell: np.ndarray, cells: int,
                  value: np.ndarray) -> np.ndarray:
     """(units, 3, cells): count, sum and sum of squares of the values of each unit in each cell.
 
-    A unit is a question or an answer.
+    A unit is a problem or an answer.
     """
     units = int(unit.max(initial=0)) + 1
     index = unit * cells + cell
@@ -149,7 +149,7 @@ def mean_in(sums: np.ndarray, cells=slice(None)) -> np.float64:
 
 
 def jackknifed(by_question: np.ndarray, statistic: Callable) -> Estimate:
-    """A statistic of the sums over all questions, its interval from the sums without each one."""
+    """A statistic of the sums over all problems, its interval from the sums without each one."""
     with np.errstate(invalid="ignore", divide="ignore"):
         without = [statistic(np.delete(by_question, q, 0).sum(0)) for q in range(len(by_question))]
         return jackknife(statistic(by_question.sum(0)), np.array(without))
@@ -158,7 +158,7 @@ def jackknifed(by_question: np.ndarray, statistic: Callable) -> Estimate:
 def jackknifed_ratio(by_question: np.ndarray, statistic: Callable, one, other) -> Estimate:
     """A ratio of some cells to others; its interval is made for its logarithm.
 
-    There is none unless both sides have something in at least FEWEST questions.
+    There is none unless both sides have something in at least FEWEST problems.
     """
     logarithm = jackknifed(by_question, lambda sums: np.log(statistic(sums)))
     value, low, high = np.exp([logarithm.value, *logarithm.interval]).tolist()
@@ -228,7 +228,7 @@ def figures(values: Account) -> list[Estimate]:
 def within_answers(places: Places, x: np.ndarray, y: np.ndarray) -> tuple[Estimate, int]:
     """Spearman's rank correlation within answers, and how many answers it is from.
 
-    The mean over answers, then over questions. Answers of fewer than three tokens and those in
+    The mean over answers, then over problems. Answers of fewer than three tokens and those in
     which x or y is constant do not count.
     """
     by_question = {}

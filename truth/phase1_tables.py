@@ -13,6 +13,7 @@ from analysis.sums import SIGNS
 from analysis.vocabulary import CLASSES
 from countdown_task import BRACKET, KINDS, NUMBER, OPERATOR, WORD
 from engine.rollouts import Rollouts
+from truth.pictures import legend_under, more_ticks
 from truth.phase1_statistics import (
     BINS, FIGURES, NEXT_TERM, TERM_COUNT, TERM_S, TERM_SIZE, Account, cell_ratio, class_ratio,
     early_over_late, figures, mean_figure, mean_in, sums_by_cell, within_answers)
@@ -24,6 +25,12 @@ DRAWS = 20  # random subsets of the answers
 def values_and_intervals(heading: str, spec: str, estimates: list[Estimate]) -> dict[str, tuple]:
     return {heading: (spec, [e.value for e in estimates]),
             f"95%, {heading}": (spec, [e.interval for e in estimates])}
+
+
+def interval_words(columns: dict[str, tuple]) -> dict[str, str]:
+    """The full headings of the columns with intervals."""
+    return {heading: f"95% interval of {heading.removeprefix('95%, ')}"
+            for heading in columns if heading.startswith("95%, ")}
 
 
 def phases_table(accounts: dict[str, Account]) -> Table:
@@ -43,10 +50,13 @@ def phases_table(accounts: dict[str, Account]) -> Table:
     finding = (
         f"In phase 1 abs(t) is above 3 at a share of {one['size: abs(t) > 3']} of the positions "
         f"for the size and of {one['signed: abs(t) > 3']} for the signed number (published: "
-        f"{t_of_phase_1[0]:.2f}). Early tokens get {one['early over late']} times what late ones "
-        f"get (published: {EARLY_OVER_LATE:.2f}), filler {one['filler over reasoning']} times what "
-        f"reasoning gets (published: {FILLER_OVER_REASONING:.2f}). In the gradient at the logits "
-        f"these ratios are {logits['early over late']} and {logits['filler over reasoning']}.")
+        f"{t_of_phase_1[0]:.2f}).\n"
+        f"In phase 1 early tokens get {one['early over late']} times what late ones get "
+        f"(published: {EARLY_OVER_LATE:.2f}); in the gradient at the logits "
+        f"{logits['early over late']} times.\n"
+        f"In phase 1 filler gets {one['filler over reasoning']} times what reasoning gets "
+        f"(published: {FILLER_OVER_REASONING:.2f}); in the gradient at the logits "
+        f"{logits['filler over reasoning']} times.")
     notes = [
         "size: norm(g), abs(A log p), abs(A) s; signed: mean of g over its dimensions, A log p, "
         "A s; filler and reasoning are told apart by the earlier experiment's regex",
@@ -55,7 +65,9 @@ def phases_table(accounts: dict[str, Account]) -> Table:
         "phase 1's t; phase 2's early over late is the first tenth over the last",
         "The intervals of t are rough: few answers reach late positions."]
     title = "Phase 1 beside phase 2, and beside the gradient that GRPO applies at the logits"
-    return Table("phases", title, columns, finding, notes)
+    published_words = {f"pub. {name}": f"published of {name}" for name in published}
+    return Table("phases", title, columns, finding, notes,
+                 {"": "measure", **published_words, **interval_words(columns)})
 
 
 def reward_table(accounts: dict[str, Account], shuffled: dict[str, Account]) -> Table:
@@ -72,44 +84,46 @@ def reward_table(accounts: dict[str, Account], shuffled: dict[str, Account]) -> 
     rows["left"] = ("tokens still to come", rank.value, rank.interval, answers, None, None)
     logits_rank, logits_change = rows["abs(A) s"][1], rows["abs(A) s"][5]
     finding = (
-        "Phase 1 was computed again with rewards shuffled over all answers: the largest change of "
-        f"a token is {rows['phase 1'][4]:.3g}, because no reward enters it. The gradient at the "
-        f"logits changes by {logits_change:.0%} of its size. Within an answer the size of phase 1 "
-        f"has a rank correlation of {shown(logits_rank, '+.2f')} with that gradient, and of "
-        f"{shown(rank.value, '+.2f')} with the number of tokens still to come.")
+        "With rewards shuffled over all answers the largest change of a token in phase 1 is "
+        f"{rows['phase 1'][4]:.3g}, because no reward enters it.\n"
+        f"Shuffled rewards change the gradient at the logits by {logits_change:.0%} of its size.\n"
+        "Within an answer the size of phase 1 has a rank correlation of "
+        f"{shown(logits_rank, '+.2f')} with that gradient, and of {shown(rank.value, '+.2f')} with "
+        "the number of tokens still to come.")
     formats = {"size": "", "rank correlation": "+.2f", "95%": "+.2f", "answers": ",d",
                "largest change": ".3g", "changes, of all sizes": ".0%"}
     notes = ["rank correlation: Spearman's with the size of phase 1 within answers, mean over "
-             "answers and then questions. Where A is not 0, phase 2 ranks the tokens of an answer "
+             "answers and then problems. Where A is not 0, phase 2 ranks the tokens of an answer "
              "as abs(log p) does, and abs(A) s as s does. changes: of the signed number, when "
              "rewards are shuffled"]
     return Table("wrong gradient", "Flaw 1, the wrong gradient: phase 1 knows no reward",
-                 by_row(formats, list(rows.values())), finding, notes)
+                 by_row(formats, list(rows.values())), finding, notes,
+                 {"95%": "95% interval", "changes, of all sizes": "sum of changes over sizes"})
 
 
 def position_table(phase_1: Account, zero_counted: Account, terms: dict[str, Account]) -> Table:
-    whole = "phase 1: all terms added"
-    accounts = {whole: phase_1, "the same, the last token's 0 counted": zero_counted, **terms}
+    accounts = {"phase 1: all terms added": phase_1,
+                "the same, the last token's 0 counted": zero_counted, **terms}
     ratios = {name: early_over_late(values) for name, values in accounts.items()}
     columns = {
         "of a token": ("", list(accounts)),
         "early": (".4g", [mean_at_end(values, 0) for values in accounts.values()]),
         "late": (".4g", [mean_at_end(values, 2) for values in accounts.values()]),
-        **values_and_intervals("early over late", ".2f", list(ratios.values())),
+        **values_and_intervals("early over late", ",.2f", list(ratios.values())),
         "difference": ("", verdicts(list(ratios.values()), ("early more", "late more")))}
-    times = {name: f"{shown(e.value, '.2f')} times" for name, e in ratios.items()}
+    times = {name: f"{shown(e.value, ',.2f')} times" for name, e in ratios.items()}
     finding = (
-        f"Early tokens get {times[whole]} what late ones get. {times[TERM_COUNT]} as many loss "
-        f"terms reach them; one term alone gives them {times[TERM_SIZE]} as much on average, the "
-        f"term of the next token {times[NEXT_TERM]}. The mean s of the terms that reach them, "
-        f"small where the model is sure of what follows, is {times[TERM_S]} that of the terms "
-        "that reach late ones.")
+        f"{times[TERM_COUNT]} as many loss terms reach early tokens as late ones.\n"
+        f"One term alone gives early tokens {times[TERM_SIZE]} as much on average, the term of the "
+        f"next token {times[NEXT_TERM]}.\n"
+        "The mean s of the terms that reach early tokens, small where the model is sure of what "
+        f"follows, is {times[TERM_S]} that of the terms that reach late ones.")
     answers = len(np.unique(terms[TERM_SIZE].places.answer))
     notes = [f"from the third row on: {answers} answers whose loss terms were taken one at a time, "
              "not divided by n; equal terms: (sum of sizes)^2 / sum of squared sizes. Differences "
              "are named after Holm's correction over the rows."]
     title = "Flaw 2, position: is early over late a matter of how many loss terms reach a token?"
-    return Table("position", title, columns, finding, notes)
+    return Table("position", title, columns, finding, notes, interval_words(columns))
 
 
 def mean_at_end(values: Account, end: int) -> float | None:
@@ -132,7 +146,9 @@ def distance_table(rollouts: Rollouts, chosen: torch.Tensor, norms: torch.Tensor
                **values_and_intervals("over that at 1", ".3f", ratios),
                "of all sizes": (".1%", total[1] / max(total[1].sum(), 1e-300))}
     title = "Flaw 2, position: the size of one loss term, by how far back the token stands"
-    return Table("distance", title, columns)
+    return Table("distance", title, columns,
+                 headings={**interval_words(columns), "over that at 1": "over that at 1 back",
+                           "95%, over that at 1": "95% interval of it"})
 
 
 def distance_name(power: int) -> str:
@@ -153,14 +169,17 @@ def classes_table(accounts: dict[str, Account], rollouts: Rollouts) -> Table:
         columns |= values_and_intervals(heading, ".2f", estimates)
     crude, like, spans, spans_like = (shown(e.value, ".2f") for e in ratios[0])
     finding = (
-        f"In phase 1 filler gets {crude} times what reasoning gets, and {like} times at like "
-        "positions (1 if it were early over late in disguise). With words, and numbers, operators "
-        f"and brackets, told apart by the spans of the text it is {spans}, at like positions "
-        f"{spans_like}.")
+        f"In phase 1 filler, told apart by the regex, gets {crude} times what reasoning gets, and "
+        f"{like} times at like positions (1 if it were early over late in disguise).\n"
+        f"Told apart by the spans of the text, words get {spans} times what numbers, operators and "
+        f"brackets get, at like positions {spans_like} times.")
     notes = [f"like place: both weighted to the same spread over {BINS} bins of relative position; "
              "spans: words over numbers, operators and brackets; tags and spaces are neither"]
     title = "Flaws 2 and 5, position and crude classes: filler over reasoning"
-    return Table("classes", title, columns, finding, notes)
+    return Table("classes", title, columns, finding, notes,
+                 {"regex": "by the regex", "like place": "by the regex, at like places",
+                  "spans": "by spans", "spans, like place": "by spans, at like places",
+                  **dict.fromkeys(interval_words(columns), "95% interval of it")})
 
 
 def kinds_table(accounts: dict[str, Account], rollouts: Rollouts) -> Table:
@@ -214,7 +233,10 @@ def t_table(real: Account, random: Account, rng: np.random.Generator) -> Table:
              "the answers reach")
     notes = [f"n answers: mean over {DRAWS} random subsets; random text: tokens drawn evenly from "
              "the vocabulary. Of normal draws, 0.3% are above 3."]
-    return Table("t", title, by_row(formats, rows), t_finding(rows[0], rows[-1]), notes)
+    headings = {"over sqrt(n)": "the same over sqrt(n)", "size": "abs(t) > 3, size",
+                "signed": "abs(t) > 3, signed", "size, random text": "size, random text",
+                "signed, random text": "signed, random text"}
+    return Table("t", title, by_row(formats, rows), t_finding(rows[0], rows[-1]), notes, headings)
 
 
 def mean_over_draws(of_subsets: list[np.ndarray], figure: str) -> np.float64:
@@ -229,9 +251,9 @@ def t_finding(fewest: tuple, most: tuple) -> str:
         f"From {few} to {many} answers the mean abs(t) of the size goes from "
         f"{shown(fewest[1], '.2f')} to {shown(most[1], '.2f')}, and the share above 3 from "
         f"{shown(few_above, '.1%')} to {shown(many_above, '.1%')}: a size is never negative, so "
-        f"its t grows with the number of answers. With {many} answers of random text the share is "
-        f"{shown(random_above, '.1%')}. With a sign it is {shown(signed_above, '.1%')} on real "
-        "answers.")
+        "its t grows with the number of answers.\n"
+        f"With {many} answers of random text the share above 3 is {shown(random_above, '.1%')}.\n"
+        f"The share of the signed number is {shown(signed_above, '.1%')}, on real answers.")
 
 
 def training_table(accounts: dict[str, Account], rollouts: Rollouts) -> Table:
@@ -249,10 +271,12 @@ def training_table(accounts: dict[str, Account], rollouts: Rollouts) -> Table:
     _, equal, against = (shown(share, ".1%") for share in columns["phase 1"][1])
     finding = (
         f"{share[1]:.1%} of the answers belong to groups of equal rewards and get no gradient in "
-        f"training; phase 1 gives them {equal} of its size. Another {against} it gives to answers "
-        "with A < 0, which training makes less likely.")
+        f"training; phase 1 gives them {equal} of its size.\n"
+        f"Another {against} of phase 1 goes to answers with A < 0, which training makes less "
+        "likely.")
     return Table("after the fact", "Flaw 4, after the fact: what training did with these answers",
-                 columns, finding, ["phase 1, phase 2, abs(A) s: shares of summed sizes"])
+                 columns, finding, ["phase 1, phase 2, abs(A) s: shares of summed sizes"],
+                 {"with": "answers with", "of all": "of all answers"})
 
 
 def controls_table(controls: dict[str, Account]) -> Table:
@@ -264,10 +288,11 @@ def controls_table(controls: dict[str, Account]) -> Table:
     for name in FIGURES[:-2]:
         spec = ".2f" if "mean" in name else ".1%"
         columns[name] = (spec, [e.value for e in of_figure[name]])
-    ratios = [f"{name} {shown(early.value, '.2f')} and {shown(filler.value, '.2f')}"
-              for name, (*_, early, filler) in estimates.items()]
+    sentences = [f"Phase 1 of {name}: early over late {shown(early.value, '.2f')}, filler over "
+                 f"reasoning {shown(filler.value, '.2f')}."
+                 for name, (*_, early, filler) in estimates.items()]
     return Table("controls", "The same where nothing was earned, or nothing learned", columns,
-                 f"Early over late and filler over reasoning: {'; '.join(ratios)}.")
+                 "\n".join(sentences), headings=interval_words(columns))
 
 
 def tenths_table(accounts: dict[str, Account]) -> Table:
@@ -289,7 +314,7 @@ def draw(tenths: Table, distance: Table, folder: Path) -> tuple[Path, str]:
                   label=name)
     left.set(xlabel="tenth of the answer", ylabel="size, over the mean of all",
              xticks=range(1, 11), title="Which part of an answer gets more?")
-    left.legend()
+    legend_under(left, ncols=3)
     draw_distance(right, distance)
     return save(figure, folder, "size_by_place",
                 "Size by tenth of the answer in five accounts, and of one loss term by how far "
@@ -297,11 +322,12 @@ def draw(tenths: Table, distance: Table, folder: Path) -> tuple[Path, str]:
 
 
 def draw_distance(axis, distance: Table) -> None:
-    """Distances without an interval, known from few questions, are left to the table."""
+    """Distances without an interval, known from few problems, are left to the table."""
     names, _, _, ratios, intervals, _ = (values for _, values in distance.columns.values())
     known = [k for k, (low, _) in enumerate(intervals) if np.isfinite(low)]
     axis.plot(range(len(known)), [ratios[k] for k in known], color=COLOURS[0], marker="o", ms=3,
               lw=1.4)
     axis.set(xlabel="tokens back", ylabel="size of one loss term, over that at 1", yscale="log",
              title="How far back does one loss term reach?")
+    more_ticks(axis)
     axis.set_xticks(range(len(known)), [names[k] for k in known], fontsize=8)

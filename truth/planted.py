@@ -127,7 +127,7 @@ def draw_answers(lab: PlantedLab, count: int, seed: int) -> Generation:
 
 def sample_planted(lab: PlantedLab, step: int, questions: int | None = None,
                    answers: int | None = None) -> Rollouts:
-    """A batch with plain GRPO's advantages and the true credit; its questions are all the same."""
+    """A batch with plain GRPO's advantages and the true credit; its problems are all the same."""
     s = lab.settings
     Q, G = questions or s.questions, answers or s.answers
     drawn = draw_answers(lab, Q * G, derived_seed("planted", s.seed, step))

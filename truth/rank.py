@@ -47,15 +47,15 @@ from truth.rank_tables import (
 from truth.spectra import matrix_ranks, medians
 
 FLAGS = {
-    "questions": Flag(16, "questions, each with matrices of its own", least=2, most=10_000,
+    "questions": Flag(16, "problems, each with matrices of its own", least=2, most=10_000,
                       quick=2),
     "answers": Flag(32, "answers to each; groups are the first 2, 4, 8, 16, 32 of them", least=2,
                     most=1000, quick=4),
-    "credit_answers": Flag(8, "so many answers to each question get Monte Carlo credit", least=1,
+    "credit_answers": Flag(8, "so many answers to each problem get Monte Carlo credit", least=1,
                            most=1000, quick=1),
     "credit_k": Flag(8, "continuations behind a token's credit, about", least=1, most=10_000,
                      quick=2),
-    "critic_batches": Flag(4, "batches of as many questions and answers that the critic learns "
+    "critic_batches": Flag(4, "batches of as many problems and answers that the critic learns "
                               "from", least=1, most=10_000, quick=1),
     "length": Flag(24, "tokens of an answer of the planted task", least=3, most=100_000, quick=8),
     **sparsity.FLAGS}
@@ -65,7 +65,7 @@ def measure(probe: Probe) -> Findings:
     args = probe.args
     sparsity.check_run(args.run)
     progress = Progress(critic=3 * args.critic_batches,
-                        questions=args.questions * (1.3 * args.credit_answers + 5),
+                        problems=args.questions * (1.3 * args.credit_answers + 5),
                         planted=1.3 * args.questions,
                         training=2.3 * args.steps * (args.run is None),
                         checkpoints=6 * args.batches)
@@ -79,11 +79,13 @@ def measure(probe: Probe) -> Findings:
               by_definition(measured, "A"), by_definition(measured, "B"), spans_table(measured),
               planted_table(planted, args.length), by_weight(measured), *sparse]
     explained = np.mean([value for value in measured.explained if value is not None])
-    intro = [f"{args.questions} questions of up to {args.answers} answers, intervals over "
-             f"questions. The critic (lambda 0.95) learned from {args.critic_batches} batches and "
-             f"explains {explained:.1%} of the variance of its targets."]
+    intro = [f"{args.model}: {args.questions} problems x {args.answers} answers. Intervals are "
+             "over problems.",
+             f"The critic (lambda 0.95) learned from {args.critic_batches} batches and explains "
+             f"{explained:.1%} of the variance of its targets."]
     return Findings("Is the gradient of rank 2, and does it become sparse?", intro, tables,
-                    short=("verdicts",), pictures=[draw(measured, probe.folder), sparse_picture],
+                    short=("verdicts",), checks=("C",), takes="about 6 minutes",
+                    pictures=[draw(measured, probe.folder), sparse_picture],
                     places={"A by group size": ("rank",), "sparsity over steps": ("sparsity",)})
 
 
@@ -95,7 +97,7 @@ def measure_countdown(probe: Probe, progress: Progress) -> Measurements:
         progress("critic", i / args.critic_batches)
         lab.advantage(sample_batch(lab, 1001 + i, args.questions, args.answers), lab)
     for q in range(args.questions):
-        progress("questions", q / args.questions)
+        progress("problems", q / args.questions)
         rollouts = sample_batch(lab, 1 + q, 1, args.answers)
         token_arms = {CREDIT: monte_carlo_credit(lab, rollouts, args),
                       CRITIC: lab.advantage(rollouts, lab),
@@ -143,7 +145,7 @@ def measure_planted(probe: Probe, progress: Progress) -> Measurements:
 
 def refuse_without_spread(measured: Measurements) -> None:
     if not measured.values.get(("A", Z, measured.main)):
-        raise UserError(f"no question's first {measured.main} answers differ in reward: more "
+        raise UserError(f"no problem's first {measured.main} answers differ in reward: more "
                         "--questions or --answers are needed")
 
 

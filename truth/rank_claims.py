@@ -1,6 +1,6 @@
 """The six claims about the gradient's rank and sparsity, each with its numbers and its verdict.
 
-Every claim_* function returns rows, and a sentence for the summary.
+Every claim_* function returns rows, and sentences for the summary.
 """
 from typing import NamedTuple
 
@@ -13,6 +13,9 @@ from truth.rank_measurements import ONES, Measurements, Z
 
 CREDIT, CRITIC, NOISE = "Monte Carlo credit", "critic", "random per token"
 TRUE, EXACT = "true reward per token", "exact credit"
+AGAINST_Z = "Entropy rank against the z-score's"
+WORDS = {"none seen": "no clear change", "no change seen": "no clear change",
+         "grows": "growing", "falls": "falling", "too few": "too little measured to say"}
 LOOKED_AT = [(matrix, rank) for matrix in ("A", "B")
              for rank in ("entropy rank", "stable rank", "participation")]
 
@@ -38,7 +41,11 @@ def claims_table(measured: Measurements, planted: Measurements, sparse: list[Tab
     for claim, (of_claim, _) in claims.items():
         names = [claim] + [""] * (len(of_claim) - 1)
         rows += [(name, *row) for name, row in zip(names, of_claim)]
-    answers = [f"{claim[0].upper()}{claim[1:]}? {text}" for claim, (_, text) in claims.items()]
+    answers = []
+    for claim, (_, (first, *more)) in claims.items():
+        answers += [f"{claim[0].upper()}{claim[1:]}? {first}", *more]
+    headings = {"95%": "95% interval", "visible": "difference that would be seen",
+                "all ones": "with all ones"}
     formats = {"claim": "", "measured": "", "value": ".3g", "95%": ".3g", "visible": ".2g",
                "all ones": ".3g", "verdict": ""}
     notes = ["All ones: the same number where every token has the advantage 1, which knows no "
@@ -46,10 +53,10 @@ def claims_table(measured: Measurements, planted: Measurements, sparse: list[Tab
              "that would be seen in 80 of 100 repetitions. Intervals are not corrected for their "
              "number."]
     return Table("verdicts", "The claims, and what is found", by_row(formats, rows),
-                 " ".join(answers), notes)
+                 "\n".join(answers), notes, headings)
 
 
-def claim_rank_2(measured: Measurements) -> tuple[list[Row], str]:
+def claim_rank_2(measured: Measurements) -> tuple[list[Row], list[str]]:
     R, rows = measured.main, []
     for matrix in ("A", "B"):
         e, ones = (measured.mean(matrix, arm, R, "numerical") for arm in (Z, ONES))
@@ -62,22 +69,23 @@ def claim_rank_2(measured: Measurements) -> tuple[list[Row], str]:
         rows.append(Row(f"{arm}, outside the differences of C", e.value, e.interval, None,
                         ones.value, verdict))
     a, _, z, raw = rows
-    give = "do not give" if a.verdict == "not rank 2" else "give"
-    return rows, (
-        f"Zero-sum advantages {give} A rank 2 (numerical rank {a.value:.1f} of {R}, all ones "
-        f"{a.all_ones:.1f}); they put the update into the span of the differences of mean "
-        "gradients, one dimension fewer than without zero sum (share outside "
-        f"{z.value:.0e}, raw reward {raw.value:.2f}).")
+    answer = "No" if a.verdict == "not rank 2" else "Yes"
+    return rows, [
+        f"{answer}: with R = {R} answers the numerical rank of A is {a.value:.1f}, with all ones "
+        f"{a.all_ones:.1f}.",
+        "Zero-sum advantages put the update into the span of the differences of mean gradients: "
+        f"the share outside is {z.value:.0e}, with the raw reward {raw.value:.2f}."]
 
 
-def claim_about_2(measured: Measurements) -> tuple[list[Row], str]:
+def claim_about_2(measured: Measurements) -> tuple[list[Row], list[str]]:
     R, rows = measured.main, []
     for matrix, rank in LOOKED_AT:
         e, ones = (measured.mean(matrix, arm, R, rank) for arm in (Z, ONES))
         rows.append(Row(f"{rank} of {matrix}, R = {R}", e.value, e.interval, None, ones.value,
                         about_2(e)))
     all_ones = ", ".join(f"{row.all_ones:.3g}" for row in rows)
-    return rows, sentence(f"At R = {R}", rows) + f" With all ones, in this order: {all_ones}."
+    return rows, [*sentences(f"At R = {R}", rows),
+                  f"With all ones these ranks are, in the order of the table, {all_ones}."]
 
 
 def about_2(e: Estimate) -> str:
@@ -86,44 +94,45 @@ def about_2(e: Estimate) -> str:
     return "may be 2" if e.low <= 2.5 and e.high >= 1.5 else "not 2"
 
 
-def claim_any_size(measured: Measurements) -> tuple[list[Row], str]:
+def claim_any_size(measured: Measurements) -> tuple[list[Row], list[str]]:
     R, rows = measured.main, []
     for matrix, rank in LOOKED_AT:
         e, ones = (measured.change((matrix, arm, R), (matrix, arm, 2), rank) for arm in (Z, ONES))
         rows.append(Row(f"{rank} of {matrix}, R = {R} minus R = 2", e.value, e.interval, e.visible,
                         ones.value, change_verdict(e, "grows", "falls")))
-    return rows, sentence(f"Change from R = 2 to {R}", rows)
+    return rows, sentences(f"From R = 2 to {R}", rows)
 
 
-def claim_sparser(sparse: list[Table]) -> tuple[list[Row], str]:
+def claim_sparser(sparse: list[Table]) -> tuple[list[Row], list[str]]:
     """The last columns of these tables are change, interval and verdict."""
     rows = []
     for table in sparse:
         for name, *_, change, interval, verdict in table.rows:
             if name in sparsity.DECIDE:
                 rows.append(Row(name, change, interval, None, None, verdict))
-    return rows, sentence("Change from the beginning to the end of the run", rows)
+    return rows, sentences("From the beginning to the end of the run", rows)
 
 
-def claim_tokens(measured: Measurements, planted: Measurements) -> tuple[list[Row], str]:
+def claim_tokens(measured: Measurements,
+                 planted: Measurements) -> tuple[list[Row], list[str]]:
     rows = []
     for matrix in ("A", "B"):
         rows += [against_z(measured, matrix, arm) for arm in (CREDIT, NOISE)]
         rows += [against_z(planted, matrix, arm, "planted ") for arm in (TRUE, EXACT, NOISE)]
-    return rows, sentence("Entropy rank minus the z-score's", rows)
+    return rows, sentences(AGAINST_Z, rows)
 
 
-def claim_others(measured: Measurements) -> tuple[list[Row], str]:
+def claim_others(measured: Measurements) -> tuple[list[Row], list[str]]:
     largest = max(largest_gap(measured, matrix, arm)
                   for matrix in ("A", "B") for arm in ("mean only", "rloo"))
     verdict = "the same" if largest < 1e-3 else "not the same"
     rows = [Row("mean only and rloo, any R", largest, None, None, None, verdict),
             *(against_z(measured, matrix, CRITIC) for matrix in ("A", "B"))]
-    return rows, sentence("Entropy rank minus the z-score's", rows)
+    return rows, sentences(AGAINST_Z, rows)
 
 
 def largest_gap(measured: Measurements, matrix: str, arm: str) -> float:
-    """Between an arm and the z-score: over group sizes, questions and definitions of rank."""
+    """Between an arm and the z-score: over group sizes, problems and definitions of rank."""
     gaps = []
     for R in measured.sizes:
         for q, values in measured.values.get((matrix, arm, R), {}).items():
@@ -148,11 +157,11 @@ def change_verdict(e: Estimate, rise: str = "higher", fall: str = "lower") -> st
     return fall if e.high < 0 else "none seen"
 
 
-def sentence(start: str, rows: list[Row]) -> str:
-    """What was measured and its value, gathered by verdict."""
+def sentences(start: str, rows: list[Row]) -> list[str]:
+    """What was measured and its value, a sentence for each verdict."""
     by_verdict = {}
     for row in rows:
         name = row.measured.partition(", R =")[0]
         by_verdict.setdefault(row.verdict, []).append(f"{name} ({shown(row.value, '.3g')})")
-    parts = [f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items()]
-    return f"{start}: {'; '.join(parts)}."
+    return [f"{start}, {WORDS.get(verdict, verdict)}: {', '.join(names)}."
+            for verdict, names in by_verdict.items()]

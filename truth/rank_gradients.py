@@ -1,4 +1,4 @@
-"""Gradients of a question's answers, one by one, and what centring the inputs of a layer needs.
+"""Gradients of a problem's answers, one by one, and what centring the inputs of a layer needs.
 
 The gradient of a linear layer is sum_t delta_t x_t', with delta_t the gradient at its output and
 x_t its input. The inputs have much in common whatever the advantages are. Without their mean it is
@@ -23,7 +23,7 @@ from truth.common import answer_gradients
 
 @dataclass
 class Gradients:
-    """Of each of G answers to a question. A kind says what the log-probs were multiplied with.
+    """Of each of G answers to a problem. A kind says what the log-probs were multiplied with.
 
     Inputs and places are those of the first kind: sums over the positions that carry gradient, and
     how many these are.

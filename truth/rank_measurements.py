@@ -1,4 +1,4 @@
-"""The matrices A, B and C of rank.py, arm by arm, question by question, at every group size.
+"""The matrices A, B and C of rank.py, arm by arm, problem by problem, at every group size.
 
 An arm is a way to give advantages. Most give all tokens of an answer the same number; the others
 give each token its own.
@@ -24,8 +24,8 @@ Z, ONES = "z-score", "all ones"
 
 @dataclass
 class Measurements:
-    """Named numbers, mostly ranks, by (matrix, arm, R) and question."""
-    answers: int                                        # to each question
+    """Named numbers, mostly ranks, by (matrix, arm, R) and problem."""
+    answers: int                                        # to each problem
     values: dict = field(default_factory=lambda: defaultdict(dict))
     explained: list = field(default_factory=list)       # by the critic, of its targets' variance
     shapes: dict[str, tuple] = field(default_factory=dict)  # of the weight matrices
@@ -50,7 +50,7 @@ class Measurements:
         return mean_over([values[name] for values in by_question.values()])
 
     def change(self, one: tuple, other: tuple, name: str = "entropy rank") -> Estimate:
-        """One entry minus another, over the questions that both have."""
+        """One entry minus another, over the problems that both have."""
         first, second = self.values.get(one, {}), self.values.get(other, {})
         return mean_over([first[q][name] - second[q][name] for q in first if q in second])
 
@@ -61,7 +61,7 @@ class Measurements:
 def measure_question(lab: Lab, rollouts: Rollouts, question: int,
                      token_arms: dict[str, torch.Tensor], most: dict[str, int],
                      measured: Measurements) -> None:
-    """Add what one question's answers give at every group size.
+    """Add what one problem's answers give at every group size.
 
     `token_arms` are the arms with an advantage (G, T) for each token; `most` names those of them
     that only the first so many answers have. A group of equal rewards says nothing about any arm.

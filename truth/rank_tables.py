@@ -8,6 +8,12 @@ from truth.rank_measurements import ONES, Measurements, Z
 from truth.spectra import DEFINITIONS, RANKS
 
 
+MEANING = {"null": "random directions", "centred": "inputs centred"}
+TICKS = (1, 2, 3, 5, 10, 20)
+RANK_WORDS = {"participation": "participation ratio", "for 90%": "values for 90%",
+              "for 99%": "values for 99%", "numerical": "numerical rank"}
+
+
 def by_size(measured: Measurements, matrix: str, beside: str) -> Table:
     """Entropy ranks of all arms at all sizes; the column `beside` is what to compare them with."""
     R, rows = measured.main, []
@@ -23,11 +29,19 @@ def by_size(measured: Measurements, matrix: str, beside: str) -> Table:
                "centred": "the mean of a layer's inputs is taken away"}[beside]
     counts = [f"{len(measured.values.get(('A', Z, size), ()))} at R = {size}"
               for size in measured.sizes]
-    notes = [f"Means over the questions whose first R answers differ in reward: {', '.join(counts)}"
-             f". {beside}: {meaning}. Minus z-score: paired over questions, R = {R}."]
+    notes = [f"Means over the problems whose first R answers differ in reward: {', '.join(counts)}"
+             f". {MEANING[beside].capitalize()}: {meaning}. Minus the z-score's: paired over "
+             f"problems, R = {R}."]
     formats = {"": "", **{f"R={size}": ".2f" for size in measured.sizes},
                f"{beside}, R={R}": ".2f", "minus z-score": "+.2f", "95%": "+.2f", "it is": ""}
-    return Table(f"{matrix} by group size", title, by_row(formats, rows), notes=notes)
+    headings = {"": "arm", **of_sizes(measured), f"{beside}, R={R}": f"{MEANING[beside]}, R = {R}",
+                "minus z-score": "minus the z-score's", "95%": "95% interval", "it is": "verdict"}
+    return Table(f"{matrix} by group size", title, by_row(formats, rows), notes=notes,
+                 headings=headings)
+
+
+def of_sizes(measured: Measurements) -> dict[str, str]:
+    return {f"R={size}": f"R = {size}" for size in measured.sizes}
 
 
 def by_definition(measured: Measurements, matrix: str) -> Table:
@@ -45,7 +59,8 @@ def by_definition(measured: Measurements, matrix: str) -> Table:
         values = [measured.mean(*place, measured.main, rank).value for place in places.values()]
         columns[rank] = (".2f", values)
     title = f"Matrix {matrix} at R = {measured.main}, by every definition of rank"
-    return Table(f"{matrix} by definition", title, columns, notes=[DEFINITIONS])
+    return Table(f"{matrix} by definition", title, columns, notes=[DEFINITIONS],
+                 headings={"": "arm", **RANK_WORDS})
 
 
 def over_sizes(measured: Measurements) -> Table:
@@ -60,9 +75,12 @@ def over_sizes(measured: Measurements) -> Table:
     formats = {"z-score": "", **{f"R={size}": ".2f" for size in measured.sizes},
                f"all ones, R={R}": ".2f", f"{R} minus 2, 95%": "+.2f", "it": ""}
     paired = len(measured.values.get(("A", Z, 2), ()))
-    notes = [f"The change is over the {paired} questions whose first two answers differ in reward."]
+    notes = [f"The change is over the {paired} problems whose first two answers differ in reward."]
+    headings = {"z-score": "rank of the z-score", **of_sizes(measured),
+                f"all ones, R={R}": f"with all ones, R = {R}",
+                f"{R} minus 2, 95%": f"R = {R} minus R = 2, 95% interval", "it": "verdict"}
     return Table("z-score by definition", "Does the rank depend on the group size?",
-                 by_row(formats, rows), notes=notes)
+                 by_row(formats, rows), notes=notes, headings=headings)
 
 
 def spans_table(measured: Measurements) -> Table:
@@ -73,7 +91,7 @@ def spans_table(measured: Measurements) -> Table:
                               for name in ("means", "differences"))
         rows.append((arm, means.value, differences.value, differences.interval))
     rewards, rank = (measured.mean("C", "", R, name).value for name in ("rewards", "numerical"))
-    notes = [f"Share of the update's length, mean over questions. At R = {R} there are "
+    notes = [f"Share of the update's length, mean over problems. At R = {R} there are "
              f"{rewards:.2f} distinct rewards on average, and C has numerical rank {rank:.2f}."]
     line = [values["off"] for (matrix, _, _), by_question in measured.values.items()
             if matrix == "line" for values in by_question.values()]
@@ -85,7 +103,11 @@ def spans_table(measured: Measurements) -> Table:
                "95%": ".1e"}
     title = ("Matrix C, the mean gradient of each reward: what part of the update lies outside, "
              f"R = {R}")
-    return Table("C", title, by_row(formats, rows), notes=notes)
+    headings = {"": "arm", "outside the means": "outside the means of each reward",
+                "outside their differences": "outside their differences", "95%": "95% interval"}
+    finding = ("The z-score's update lies in the span of the differences of mean gradients, to "
+               f"{measured.mean('outside', Z, R, 'differences').value:.0e} of its length.")
+    return Table("C", title, by_row(formats, rows), finding, notes, headings)
 
 
 def planted_table(measured: Measurements, length: int) -> Table:
@@ -102,8 +124,12 @@ def planted_table(measured: Measurements, length: int) -> Table:
     title = (f"Where the true credit is known: entropy ranks at R = {R} on the planted task, "
              f"answers of {length} tokens")
     notes = ["A fresh model. Three tokens of an answer matter; the true reward of each is a third "
-             "or 0, its exact credit is V after it minus V before it. B stable: the stable rank."]
-    return Table("planted", title, by_row(formats, rows), notes=notes)
+             "or 0, its exact credit is V after it minus V before it."]
+    headings = {"": "arm", "A": "rank of A", "A null": "A, random directions",
+                "A minus z, 95%": "A minus the z-score's, 95% interval", "B": "rank of B",
+                "B minus z, 95%": "B minus the z-score's, 95% interval",
+                "B centred": "B, inputs centred", "B stable": "B, stable rank"}
+    return Table("planted", title, by_row(formats, rows), notes=notes, headings=headings)
 
 
 def by_weight(measured: Measurements) -> Table:
@@ -121,7 +147,10 @@ def by_weight(measured: Measurements) -> Table:
                "participation": ".2f", "Gaussian, entropy": ".1f"}
     title = f"Matrix B: the weight matrices with the lowest and the highest rank, z-score, R = {R}"
     notes = ["Gaussian: the entropy rank of a Gaussian matrix of this shape."]
-    return Table("B by weight matrix", title, by_row(formats, rows), notes=notes)
+    headings = {"": "weight matrix", "participation": "participation ratio",
+                "Gaussian, entropy": "Gaussian matrix, entropy rank"}
+    return Table("B by weight matrix", title, by_row(formats, rows), notes=notes,
+                 headings=headings)
 
 
 def draw(measured: Measurements, folder: Path) -> tuple[Path, str]:
@@ -151,6 +180,6 @@ def draw_arms(axis, measured: Measurements, matrix: str) -> None:
                   color=COLOURS[i % len(COLOURS)], marker="o", ms=3, lw=1.3, label=label)
     axis.axhline(2, color="#000000", lw=0.8, ls=":")
     axis.set(xscale="log", yscale="log", xlabel="group size R", ylabel="entropy rank",
-             xticks=measured.sizes, xticklabels=measured.sizes, yticks=(2, 5, 10, 20),
-             yticklabels=(2, 5, 10, 20))
+             xticks=measured.sizes, xticklabels=measured.sizes, yticks=TICKS,
+             yticklabels=TICKS)
     axis.minorticks_off()

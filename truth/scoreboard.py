@@ -13,7 +13,7 @@ tokens:
     decided    0%     96%     4%    0%       0.25 and 0.01 of 0.26
     weight     1.0    3.0    0.5    0.5      of some weighting
 
-Every --mitigation and --advantage (an arm) gets four scores. They ask how well it knows the tokens
+Every weighting and every advantage (an arm) gets four scores. They ask how well it knows the tokens
 at which the reward is decided:
 
     index       Order the tokens of each answer by weight, from -1 (least) to 1 (most). The index is
@@ -64,13 +64,13 @@ from truth.measured_tokens import measured_tokens
 from truth.where_decided import decided_table, draw_decided, words_table
 
 FLAGS = {
-    "questions": Flag(12, "whose answers' credit is measured", least=2, most=10_000, quick=2),
-    "answers": Flag(8, "to each of them", least=2, most=1000, quick=2),
+    "questions": Flag(12, "problems whose credit is measured", least=2, most=10_000, quick=2),
+    "answers": Flag(8, "answers to each of them", least=2, most=1000, quick=2),
     "continuations": Flag(32, "behind the credit of a token that is a free choice; fewer where it "
                               "is nearly certain", least=2, most=10_000, quick=4),
-    "batches": Flag(50, "for the true gradient", least=4, most=1_000_000, quick=4),
-    "batch_questions": Flag(3, "in each of them", least=1, most=10_000, quick=1),
-    "batch_answers": Flag(8, "to each of those", least=2, most=1000, quick=2),
+    "batches": Flag(50, "batches for the true gradient", least=4, most=1_000_000, quick=4),
+    "batch_questions": Flag(3, "problems in each of them", least=1, most=10_000, quick=1),
+    "batch_answers": Flag(8, "answers to each of those", least=2, most=1000, quick=2),
     "oracle_k": Flag(8, "continuations behind each value of the oracle", least=1, most=10_000,
                      quick=1),
 }
@@ -93,7 +93,8 @@ def measure(probe: Probe) -> Findings:
     by_kind, scores, directed = tables["kind"], tables["scores"], tables["directions"]
     return Findings("Which tokens earned the reward, and who knows it",
                     introduction(args, lab, rollouts, credit), [*tables.values(), planted],
-                    ("kind", "section", "class", "scores", "directions", "identity", "planted"),
+                    ("scores", "kind", "section", "class", "directions", "identity", "planted"),
+                    ("planted",), "about 8 minutes",
                     [draw_decided(by_kind, probe.folder),
                      draw_scores(scores, directed, probe.folder)],
                     {"kind": ("decided",), "scores": ("scores",)},
@@ -126,13 +127,13 @@ def measure_directions(args: SimpleNamespace, lab: Lab, arms: Arms, progress) ->
 
 
 def introduction(args: SimpleNamespace, lab: Lab, rollouts: Rollouts, credit: Credit) -> list[str]:
-    return [f"{lab.folder}: {args.questions} questions x {args.answers} answers, "
+    return [f"{lab.folder}: {args.questions} problems x {args.answers} answers, "
             f"{int(rollouts.mask.sum()):,} tokens, credit from {credit.spent:,} sampled tokens; "
             f"the true gradient from {args.batches} batches of {args.batch_questions} x "
             f"{args.batch_answers} answers.",
             "Credit is V(after) - V(before). What is decided at a token is its squared credit: "
             "summed over an answer it is on average the variance of the reward. Intervals are "
-            "over questions (gradients: over blocks of batches). One policy, one set of problems: "
+            "over problems (gradients: over blocks of batches). One policy, one set of problems: "
             "another may differ."]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import train
-from analysis.plots import COLOURS, panels, save
+from analysis.plots import COLOURS, panels, save, whole_steps
 from analysis.statistics import Estimate, estimate, mean_over
 from analysis.tables import Table, by_row
 from engine.credit_file import credit_steps
@@ -34,12 +34,13 @@ from engine.lab import Lab
 from engine.progress import Progress
 from engine.run_folder import run_config, step_of
 from truth.common import QUICK_TOKENS, Probe, gradients, sample_batch
+from truth.pictures import legend_under
 
 FLAGS = {
     "run": Flag(None, "folder of a run to look at; without it one is trained"),
     "steps": Flag(40, "steps of the run that is trained", least=2, most=1_000_000, quick=2),
-    "batch": Flag(16, "questions, and answers to each, in its batches; at checkpoints as many "
-                      "questions, 8 answers at most", least=2, most=1000, quick=2),
+    "batch": Flag(16, "problems, and answers to each, in its batches; at checkpoints as many "
+                      "problems, 8 answers at most", least=2, most=1000, quick=2),
     "batches": Flag(5, "batches at each checkpoint", least=2, most=10_000, quick=2)}
 SIZES = (2, 4, 8, 16)
 WITHOUT, SATURATION = "groups without advantage", "mean of 1 - sum p^2"
@@ -197,13 +198,15 @@ def steps_table(series: dict[str, np.ndarray]) -> Table:
         rows.append((name, first, last, change.value, change.interval, word))
     formats = {"": "", "first third": ".3f", "last third": ".3f", "change": "+.3f",
                "95%": "+.3f", "it is": ""}
-    notes = ["Expected, R: the mean over questions of p^R + (1 - p)^R for the answer's reward, "
+    notes = ["Expected, R: the mean over problems of p^R + (1 - p)^R for the answer's reward, "
              "estimated without bias from all its answers. It is lowest where p is a half: whether "
              "it grows over training depends on where success starts and ends.",
              "Intervals: steps as independent draws within a third, of this one run. A larger "
              "share, or a smaller 1 - sum p^2, counts as sparser."]
     title = "Sparsity over training: groups and tokens that carry no gradient"
-    return Table("sparsity over steps", title, by_row(formats, rows), notes=notes)
+    headings = {"": "measure", "95%": "95% interval", "it is": "verdict"}
+    return Table("sparsity over steps", title, by_row(formats, rows), notes=notes,
+                 headings=headings)
 
 
 def hoyer_table(hoyers: dict[int, np.ndarray], args) -> Table:
@@ -216,12 +219,12 @@ def hoyer_table(hoyers: dict[int, np.ndarray], args) -> Table:
                "95%": "+.4f", "it is": ""}
     notes = ["(sqrt n - l1 / l2) / (sqrt n - 1) of all n entries of the gradient (Hoyer 2004): 0 "
              "for equal entries, 1 for a single one; of Gaussian ones about 0.2. "
-             f"{args.batches} batches of {args.batch} questions x {min(8, args.batch)} answers, "
+             f"{args.batches} batches of {args.batch} problems x {min(8, args.batch)} answers, "
              "the same problems at each checkpoint; the interval is that of the paired "
              "differences."]
     return Table("sparsity of the parameters' gradient",
                  "Sparsity over training: the parameters' gradient", by_row(formats, rows),
-                 notes=notes)
+                 notes=notes, headings={"": "gradient", "95%": "95% interval", "it is": "verdict"})
 
 
 def draw(steps: list[int], series: dict[str, np.ndarray], hoyers: dict[int, np.ndarray],
@@ -232,9 +235,11 @@ def draw(steps: list[int], series: dict[str, np.ndarray], hoyers: dict[int, np.n
     draw_groups(groups, steps, series)
     groups.set(title=f"Groups without advantage: {first_to_last[WITHOUT]}")
     tokens.plot(steps, series[SATURATION], color=COLOURS[0], lw=1.2)
-    tokens.set(xlabel="step", ylabel="mean of 1 - sum p^2", ylim=(0, None),
+    most = series[SATURATION].max()
+    tokens.set(xlabel="step", ylabel="mean of 1 - sum p^2", ylim=(0, 1.1 * most),
                title=f"What tokens leave open: {first_to_last[SATURATION]}")
     draw_hoyers(parameters, hoyers)
+    whole_steps(groups, tokens, parameters)
     return save(figure, folder, "sparsity", "Do gradients become sparse over training? Groups, "
                                             "tokens, and the gradient of the parameters")
 
@@ -247,8 +252,9 @@ def draw_groups(axis, steps: list[int], series: dict[str, np.ndarray]) -> None:
         middle = np.array(steps[:len(smooth)]) + (window - 1) / 2
         style = "--" if name == "success" else "-"
         axis.plot(middle, smooth, color=colour, lw=1.4, ls=style, label=name)
-    axis.set(xlabel="step", ylabel=f"share, mean of {window} steps", ylim=(0, 1))
-    axis.legend(ncols=2)
+    mean = f", mean of {window} steps" if window > 1 else ""
+    axis.set(xlabel="step", ylabel=f"share{mean}", ylim=(0, 1))
+    legend_under(axis, ncols=2)
 
 
 def draw_hoyers(axis, hoyers: dict[int, np.ndarray]) -> None:
@@ -259,4 +265,4 @@ def draw_hoyers(axis, hoyers: dict[int, np.ndarray]) -> None:
                       marker="o", ms=3, lw=1.4, capsize=2, label=name)
     axis.set(xlabel="step", ylabel="Hoyer sparsity", ylim=(0, 1),
              title="The gradient of the parameters, 95% intervals over batches")
-    axis.legend()
+    legend_under(axis)

@@ -4,18 +4,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import PercentFormatter
 
-from analysis.plots import BLUE, GREY, ORANGE, panels, save
+from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save
 from analysis.statistics import Estimate, jackknife, ratio_of_sums, verdicts
 from analysis.tables import Table, by_row
 from analysis.vocabulary import CLASSES
 from countdown_task import KINDS, SECTIONS
 from truth.measured_tokens import MeasuredTokens
+from truth.pictures import at_most
 
 NAMES = {"kind": KINDS, "section": SECTIONS, "class": CLASSES}
 TITLES = {"kind": "What is decided at each kind of token, and what gradient it gets",
           "section": "The same by section of the answer",
           "class": "The same by the earlier experiment's classes: is filler wasted?"}
+HEADINGS = {"of all": "of all tokens", "decided": "of what is decided", "95%": "95% interval",
+            "gradient": "of plain GRPO's gradient", "95% ": "95% interval",
+            "minus": "gradient minus decided", "95%  ": "95% interval",
+            "idle": "of its gradient, idle"}
+EXCESS_WORDS = {"too much": "That is too much", "too little": "That is too little",
+                "about even": "That is about even"}
 EVEN = 0.01  # a difference of shares that is too small to matter
 NOTE = ("decided: share of the sum of squared credits (products of independent estimates); "
         "gradient: share of abs(A) s of plain GRPO; minus: the difference; idle: of this class's "
@@ -52,7 +60,7 @@ def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
                "verdict": ""}
     nothing = tokens.truth.decided.sum() <= 0 or not gradient_sizes(tokens).any()
     finding = in_words(partition, shares, words, nothing)
-    return Table(partition, TITLES[partition], by_row(formats, rows), finding, [NOTE])
+    return Table(partition, TITLES[partition], by_row(formats, rows), finding, [NOTE], HEADINGS)
 
 
 def gradient_sizes(tokens: MeasuredTokens) -> np.ndarray:
@@ -73,7 +81,7 @@ def shares_of(tokens: MeasuredTokens, inside: np.ndarray) -> Shares:
 
 def difference_of_shares(one: tuple[np.ndarray, np.ndarray],
                          other: tuple[np.ndarray, np.ndarray]) -> Estimate:
-    """Of two pairs, part and whole by question: the first share minus the second."""
+    """Of two pairs, part and whole by problem: the first share minus the second."""
     values, without = [], []
     with np.errstate(invalid="ignore", divide="ignore"):
         for part, whole in (one, other):
@@ -93,24 +101,27 @@ def excess_verdicts(excesses: list[Estimate]) -> list[str]:
 def in_words(partition: str, shares: dict[str, Shares], words: dict[str, str],
              nothing: bool) -> str:
     if nothing:
-        return "The answers of each question got nearly the same reward: nothing is decided."
+        return "All answers to a problem got nearly the same reward: nothing is decided."
     most = max(shares, key=lambda name: shares[name].decided.value)
     decided = shares[most].decided
     if not decided.high - decided.low < 1:
-        return "Too few questions and continuations to say where the reward is decided."
+        return "Too few problems and continuations to say where the reward is decided."
     if partition == "class" and "filler" in shares:
         return filler_in_words(shares["filler"], words["filler"])
-    return (f"Most is decided at {most} tokens: {percent(decided)} of the variance of the reward; "
-            f"they get {percent(shares[most].gradient)} of plain GRPO's gradient.")
+    where = f"{most} tokens" if partition == "kind" else f"tokens of the {most} section"
+    return (f"The {where} decide {percent(decided)} of the reward's variance.\n"
+            f"The {where} get {percent(shares[most].gradient)} of plain GRPO's gradient.")
 
 
 def filler_in_words(filler: Shares, verdict: str) -> str:
     excess = filler.excess
     return (f"Filler decides {percent(filler.decided)} of the reward's variance and gets "
-            f"{percent(filler.gradient)} of plain GRPO's gradient ({verdict}: "
-            f"{100 * excess.value:+.0f} points, {100 * excess.low:+.0f} to "
-            f"{100 * excess.high:+.0f}). At least {filler.idle.value:.0%} of its gradient goes to "
-            "tokens known to have no credit.")
+            f"{percent(filler.gradient)} of plain GRPO's gradient.\n"
+            f"{EXCESS_WORDS.get(verdict, 'Which of the two is more is not clear')}: "
+            f"{100 * excess.value:+.0f} points ({100 * excess.low:+.0f} to "
+            f"{100 * excess.high:+.0f}).\n"
+            f"At least {filler.idle.value:.0%} of filler's gradient goes to tokens known to have "
+            "no credit.")
 
 
 def percent(share: Estimate) -> str:
@@ -127,9 +138,11 @@ def words_table(tokens: MeasuredTokens, tokenizer) -> Table:
         word = repr(tokenizer.decode([int(i)], skip_special_tokens=False))
         rows.append([word, int(count[i]), decided[i] / all_decided, gradient[i] / all_gradient])
     formats = {"token": "", "times": ",d", "decided": ".1%", "gradient": ".1%"}
-    return Table("words", "The words at which most is decided", by_row(formats, rows), notes=[
-        "chosen and measured by the same continuations, so the shares are somewhat too high; "
-        "others can be below 0 by chance"])
+    note = ("chosen and measured by the same continuations, so the shares are somewhat too high; "
+            "others can be below 0 by chance")
+    headings = {"decided": "of what is decided", "gradient": "of plain GRPO's gradient"}
+    return Table("words", "The words at which most is decided", by_row(formats, rows), "", [note],
+                 headings)
 
 
 def draw_decided(table: Table, folder: Path) -> tuple[Path, str]:
@@ -145,9 +158,11 @@ def draw_decided(table: Table, folder: Path) -> tuple[Path, str]:
             reach = np.abs(ends - heights)
         axis.bar(places + 0.27 * (i - 1), heights, 0.25, color=colour, label=label, yerr=reach,
                  error_kw=dict(lw=0.8, capsize=2))
-    axis.set(xticks=places, xticklabels=names, ylabel="share",
+    axis.set(xticks=places, xticklabels=names, ylabel="share of the whole",
              title="Where the reward is decided, and where the gradient goes")
-    axis.legend()
+    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    at_most("y", axis, -0.5, 1.5)
+    legend_below(figure, axis, ncols=3)
     return save(figure, folder, "decided",
                 "Shares of the squared true credit, of plain GRPO's gradient and of the tokens, "
-                "with 95% intervals over questions")
+                "with 95% intervals over problems; wide ones are cut off at the edge")

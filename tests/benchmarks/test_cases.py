@@ -86,7 +86,7 @@ def test_a_row_of_speeds_by_hand():
 
 
 def test_the_table_of_costs_by_hand():
-    """Two steps of an arm against two of plain GRPO, and every mitigation has its row."""
+    """Two steps of an arm against two of plain GRPO, and every weighting has its row."""
     def line(credit, update, memory, extra=0):
         return {"credit_seconds": credit, "update_seconds": update, "seconds": 2.0, "tokens": 100,
                 "extra_tokens": extra, "peak_memory_bytes": memory * 2 ** 20}

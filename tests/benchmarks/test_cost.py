@@ -8,7 +8,7 @@ from engine.settings import make_settings
 
 
 def test_the_table_of_costs_by_hand(capsys):
-    """Two steps of an arm against two of plain GRPO, and every mitigation has its row."""
+    """Two steps of an arm against two of plain GRPO, and every weighting has its row."""
     from benchmarks import cost
 
     def line(credit, update, memory, extra=0):

@@ -86,7 +86,7 @@ def test_products_of_an_update_are_counted():
 
 
 def test_products_of_a_rollout_are_counted():
-    """One answer to each question: of more, the sampler makes the first token's logits for each."""
+    """One answer to each problem: of more, the sampler makes the first token's logits for each."""
     batch, model = Batch(prompts=[5, 9], answers=[6, 6]), Qwen2(CONFIG)
     with FlopCounterMode(display=False) as counter:
         generate(model, [[3] * 5, [4] * 9], max_new_tokens=6, stop_ids=())
@@ -213,7 +213,7 @@ def test_moments_and_gradient_are_what_training_holds():
     (["tiny", "--dtype", "int8"], "float32, bfloat16"),
     (["tiny", "--flops", "1e12"], "go together"),
     (["tiny", "--flops", "0", "--bandwidth", "1"], "--flops 0.0 should be above 0"),
-    (["tiny", "--ranks", "9"], "more than there are questions"),
+    (["tiny", "--ranks", "9"], "more than there are problems"),
     ([], "no model given"),
 ])
 def test_flags_that_cannot_be_meant(argv, words):

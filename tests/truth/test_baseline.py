@@ -214,7 +214,7 @@ def test_correlations_by_hand():
 
 
 def test_gradients_of_answers_are_squared_and_summed_as_they_should(lab):
-    """Two questions, three answers each: against one backward pass at a time."""
+    """Two problems, three answers each: against one backward pass at a time."""
     batch, others = spoken(lab), {2: draw_others(3, 2, 1, generator())}
     shares = []
     answers = measure_answers(lab, batch, others, shares.append)
@@ -254,7 +254,7 @@ def tables_of(answers):
 
 @pytest.fixture
 def steep_answers():
-    """Eight questions in which wrong answers have nine times the |g|^2, and length knows it."""
+    """Eight problems in which wrong answers have nine times the |g|^2, and length knows it."""
     reward = np.tile([1.0, 0.0], (8, 8))
     square = np.where(reward, 1.0, 9.0) + generator().random((8, 16))
     answers = known_answers(reward, square, length=10 * square, by_token={15: square})
@@ -298,8 +298,8 @@ def test_rewards_that_are_all_the_same_leave_nothing_to_say():
     square = generator().random((8, 16)) + 1
     reward = np.full((8, 16), np.float32(0.1))
     tables = tables_of(known_answers(reward, square, square, {15: 0 * square}))
-    assert "in 0 of 0 questions" in tables["claims"].finding
-    assert "Too few questions" in tables["sizes"].finding
+    assert "in 0 of 0 problems" in tables["claims"].finding
+    assert "Too few problems" in tables["sizes"].finding
     words = {row[-1] for row in tables["claims"].rows}
     assert words <= {"too few", "not refuted", "no condition"}
     json.dumps([table.to_json() for table in tables.values()], allow_nan=False)
@@ -322,7 +322,7 @@ def test_the_probe_runs_and_repeats(tmp_path, capsys):
     tables = run(tmp_path / "a", *flags)
     assert tables == run(tmp_path / "b", *flags)
     title = "Noise of each baseline, over that of the mean of all 8 others"
-    assert title in capsys.readouterr().out
+    assert tables[1]["title"] == title
     assert [table["name"] for table in tables] == ["claims", "baselines", "questions", "sizes"]
     rows = [(row["baseline"], row["others"]) for row in tables[1]["rows"]]
     made = [MEAN, BEST, LENGTH, TOKEN]

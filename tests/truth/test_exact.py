@@ -196,7 +196,7 @@ def test_known_values_of_the_z_score_factor():
 def test_all_identities_hold_in_another_world(world, pairs, advantages, unweighted):
     table = identities(world, pairs, advantages, unweighted)
     assert max(row[3] for row in table.rows) < 1e-5
-    assert table.finding.startswith(f"All {len(table.rows)} hold")
+    assert table.finding.startswith(f"All {len(table.rows)} identities hold")
 
 
 def test_a_wrong_identity_is_told(world, pairs, advantages, unweighted):
@@ -330,7 +330,7 @@ def test_the_note_names_arms_by_reason():
 
 
 def test_the_program_writes_what_it_prints(tmp_path, capsys):
-    run("--quick", "--length", "2", "--threads", "1", "--out", str(tmp_path / "x"))
+    run("--all", "--quick", "--length", "2", "--threads", "1", "--out", str(tmp_path / "x"))
     out, (numbers, tables) = capsys.readouterr().out, read(tmp_path / "x")
     assert list(tables) == ["identities", "advantages", "cosine", "bias", "noise", "placebos",
                             "norms", "mix"]

@@ -57,9 +57,9 @@ def test_where_an_arm_is_ahead_in_words():
         differences["exact", size] = Estimate(value, value, value, 0.5)
         of_lengths["exact", size] = word
     text = where_ahead("exact", LENGTHS, differences, of_lengths)
-    assert text == "exact: ahead at 16 and behind at 32 (+3, +20, -20 points)."
+    assert text == "exact: ahead at 16 and behind at 32 (+3, +20, -20 points of success)."
     text = where_ahead("exact", [8], differences, of_lengths)
-    assert text == "exact: no difference seen at any length (+3 points)."
+    assert text == "exact: no clear difference from grpo at any length (+3 points of success)."
 
 
 def test_tokens_until_enough_are_counted_in_answers():
@@ -74,7 +74,9 @@ def test_tokens_until_enough_are_counted_in_answers():
                                  [(0, 0.2), (tokens, 0.9), (200, 0.9)] for tokens in of_seeds]
     table = tokens_table(curves, [8, 16], 25)
     assert table.rows == [("8", 15, 7.5, 2), ("16", "more", 3.75, None)]
-    assert "at length 16 grpo needs more than the budget" in table.finding
+    assert table.finding.splitlines() == [
+        "Answers of 8 tokens: grpo needs the tokens of 15 answers, exact the tokens of 8 answers.",
+        "Answers of 16 tokens: grpo needs more than the budget, exact the tokens of 4 answers."]
 
 
 def test_the_power_of_a_law_and_of_what_is_undefined():

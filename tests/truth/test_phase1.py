@@ -199,7 +199,7 @@ def standing(**columns):
 
 
 def ends_of(questions, sizes=(2.0, 4, 6, 1, 2, 100)):
-    """So many questions with three early tokens, two late ones and one between."""
+    """So many problems with three early tokens, two late ones and one between."""
     places = standing(question=np.repeat(range(questions), 6),
                       end=np.tile([0, 0, 0, 2, 2, 1], questions))
     size = np.tile(sizes, questions)
@@ -207,7 +207,7 @@ def ends_of(questions, sizes=(2.0, 4, 6, 1, 2, 100)):
 
 
 def test_early_over_late_by_hand():
-    """Early 2 4 and 6, late 1 and 2: 4 / 1.5. With six questions like that the interval has no
+    """Early 2 4 and 6, late 1 and 2: 4 / 1.5. With six problems like that the interval has no
     width, with five none is given."""
     six, five = early_over_late(ends_of(6)), early_over_late(ends_of(5))
     assert six.value == pytest.approx(4 / 1.5)
@@ -216,7 +216,7 @@ def test_early_over_late_by_hand():
 
 
 def test_the_interval_of_early_over_late_is_the_jackknifes():
-    """One question's early tokens are twice as large. Without it the early mean is 4, without one
+    """One problem's early tokens are twice as large. Without it the early mean is 4, without one
     of the others (8 + 4 * 4) / 5."""
     uneven = ends_of(6)
     uneven.size[:3] *= 2
@@ -228,7 +228,7 @@ def test_the_interval_of_early_over_late_is_the_jackknifes():
 
 
 def test_a_class_that_is_only_early_is_no_larger_at_like_positions():
-    """Six questions. Size is 4 in bin 0 and 1 in bin 19, whatever the class; filler (code 0) three
+    """Six problems. Size is 4 in bin 0 and 1 in bin 19, whatever the class; filler (code 0) three
     times early and once late, reasoning the other way round: at like positions 1. Code 2 does not
     count; a bin with one class only counts for the crude ratio, (3 * 4 + 1 + 7) / 5 over 7 / 4."""
     code = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 0])
@@ -272,7 +272,7 @@ def test_t_by_the_number_of_answers():
 
 
 def test_rank_correlations_within_answers_by_hand():
-    """Question 0: +1 and -1, mean 0; question 1: +1. An answer of two tokens and one that is all
+    """Problem 0: +1 and -1, mean 0; problem 1: +1. An answer of two tokens and one that is all
     equal do not count."""
     answer = np.repeat([0, 1, 2, 3, 4], [3, 3, 4, 2, 3])
     places = standing(answer=answer, question=np.array([0, 0, 1, 1, 1])[answer])

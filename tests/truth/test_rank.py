@@ -16,7 +16,7 @@ from truth.common import run_probe
 from truth.planted import planted_lab, sample_planted, true_rewards
 from truth.rank_claims import (
     Row, about_2, against_z, change_verdict, claim_about_2, claim_any_size, claim_others,
-    claim_rank_2, sentence)
+    claim_rank_2, sentences)
 from truth.rank_gradients import centred_matrices, group_gradients, weight_matrices
 from truth.rank_measurements import ONES, Measurements, Z, answer_arms, measure_question
 from truth.rank_tables import by_definition
@@ -289,15 +289,16 @@ def test_a_sentence_gathers_rows_by_verdict():
             Row("B, two", 1e-9, None, None, None, "higher"),
             Row("D", math.nan, None, None, None, "too few"),
             Row("C", -3.0, None, None, None, "lower")]
-    text = sentence("So", rows)
-    assert text == "So: lower: A, one (1.23), C (-3); higher: B, two (1e-09); too few: D (-)."
+    assert sentences("It", rows) == [
+        "It, lower: A, one (1.23), C (-3).", "It, higher: B, two (1e-09).",
+        "It, too little measured to say: D (-)."]
 
 
 NEAR, FAR = [1.9, 2.0, 2.1, 2.2], [6.0, 6.1, 6.2, 6.4]
 
 
 def four_questions():
-    """Measurements of four questions at R = 2 and 8, the same by every definition of rank."""
+    """Measurements of four problems at R = 2 and 8, the same by every definition of rank."""
     values = {("A", ONES, 2): NEAR, ("A", ONES, 8): FAR, ("B", ONES, 2): NEAR, ("B", ONES, 8): NEAR,
               ("A", "critic", 8): [x + 1 for x in FAR], ("B", "critic", 8): [2.3, 1.5, 2.4, 1.8],
               ("outside", Z, 8): [1e-8, 2e-8, 1e-8, 2e-8],
@@ -314,9 +315,9 @@ def four_questions():
 
 def test_verdicts_follow_from_the_numbers():
     measured = four_questions()
-    rows, text = claim_rank_2(measured)
+    rows, (text, _) = claim_rank_2(measured)
     assert [row.verdict for row in rows] == ["not rank 2", "rank 2", "inside", "outside"]
-    assert "do not give A rank 2 (numerical rank 6.2 of 8" in text
+    assert text.startswith("No: with R = 8 answers the numerical rank of A is 6.2")
     rows, _ = claim_about_2(measured)
     assert [row.verdict for row in rows] == ["not 2"] * 3 + ["may be 2"] * 3
     rows, _ = claim_any_size(measured)
@@ -366,5 +367,6 @@ def test_end_to_end(tmp_path, capsys):
     assert "step  reward" not in capsys.readouterr().out
     assert (out / "run/checkpoints/step_000002").is_dir()
     assert {path.name for path in out.glob("*.png")} == {"rank.png", "sparsity.png"}
-    assert numbers["in_short"] == [tables["verdicts"]["finding"]]
-    assert "Other baselines raise it? " in numbers["in_short"][0]
+    assert numbers["in_short"] == tables["verdicts"]["finding"].split("\n")
+    asked = [line.partition("?")[0] for line in numbers["in_short"] if "? " in line]
+    assert [line.lower() for line in asked] == [claim.lower() for claim in claims]

@@ -22,7 +22,7 @@ from truth.where_decided import decided_table
 
 
 def by_hand(copies=1):
-    """Two questions, an answer each: credits 0.4, 0, -0.2 and 0, 0.3; advantages 1 and -2."""
+    """Two problems, an answer each: credits 0.4, 0, -0.2 and 0, 0.3; advantages 1 and -2."""
     def repeat(values):
         return np.concatenate([np.array(values)] * copies)
 
@@ -48,14 +48,14 @@ def test_shares_of_what_is_decided_and_of_the_gradient():
     assert row["gradient"] == pytest.approx(3.5 / 4.5)
     assert row["minus"] == pytest.approx(3.5 / 4.5 - 0.25 / 0.29)
     assert row["idle"] == pytest.approx(2 / 3.5)
-    left = np.array([2.5 / 2.5 - 1.0, 1 / 2 - 0.16 / 0.2])  # without one question, and the other
+    left = np.array([2.5 / 2.5 - 1.0, 1 / 2 - 0.16 / 0.2])  # without one problem, and the other
     reach = 12.7062 * np.sqrt(np.square(left - left.mean()).sum() / 2)
     assert row["95%  "] == pytest.approx((row["minus"] - reach, row["minus"] + reach), rel=1e-3)
 
 
 def test_the_verdict_on_filler_is_in_words():
     few = decided_table(by_hand(), "class").finding
-    assert few.startswith("Too few questions")  # an interval wider than everything
+    assert few.startswith("Too few problems")  # an interval wider than everything
     finding = decided_table(by_hand(copies=8), "class").finding
     assert "Filler decides 86% (" in finding and "gets 78% (" in finding
     assert "-8 points" in finding and "At least 57%" in finding
