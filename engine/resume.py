@@ -29,11 +29,16 @@ def what_differs(settings: Settings) -> str:
     # a run from before a setting existed had what is its default now
     defaults = {name: flag.default for name, flag in {**OPTIONS, **own_flags(settings)}.items()}
     config = defaults | read_json(path)
-    for name, value in settings.to_json().items():
-        before = config[name]
-        if before != value and name not in WITHOUT_EFFECT:
-            return f", with {name} {before} instead of {value}:"
-    return ""
+    wanted = settings.to_json()
+    different = [name for name in wanted
+                 if config[name] != wanted[name] and name not in WITHOUT_EFFECT]
+    if not different:
+        return ""
+    name = different[0]
+    words = f", with {name} {config[name]} instead of {wanted[name]}:"
+    if set(different) <= CHANGEABLE:
+        words += f" go on with --resume {settings.folder} --{name} {wanted[name]}, or"
+    return words
 
 
 def is_finished(run: RunFolder, settings: Settings, done: int) -> bool:
@@ -44,6 +49,16 @@ def is_finished(run: RunFolder, settings: Settings, done: int) -> bool:
     evaluations = run.lines("evaluations.jsonl")
     modes = [line.get("mode") for line in evaluations if line["step"] == settings.steps]
     return run.last_step() >= settings.steps and (not settings.eval_every or len(modes) == 2)
+
+
+def how_far(run: RunFolder, steps: int, done: int) -> str:
+    """What to say of a run with nothing to do. `steps` are those it is to have, and `done` is the
+    step of the last checkpoint. With --steps no more may have been asked for than are done."""
+    done = max(done, run.last_step())
+    if done < steps:
+        return (f"{run.path} has {done} of its {steps} steps, and no more were asked for (without "
+                f"--steps it goes on to {steps})")
+    return f"{run.path} is finished after {done} steps (--steps N goes on to N)"
 
 
 def refuse_to_erase(run: RunFolder, settings: Settings) -> None:
