@@ -34,7 +34,7 @@ from engine.program import run_as_program
 from engine.progress import print_evaluation, print_step, say, show_status
 from engine.provenance import fingerprints, provenance
 from engine.registry import WHOLE_ANSWERS
-from engine.resume import (changes_among, check_what_is_there, is_finished, keep_changes,
+from engine.resume import (changes_among, check_what_is_there, how_far, is_finished, keep_changes,
                            refuse_changes, refuse_to_erase, refuse_to_overwrite, what_differs)
 from engine.rollouts import Rollouts
 from engine.run_folder import RunFolder, open_run, run_config
@@ -254,8 +254,7 @@ def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> No
         raise UserError(f"{run.path} can go on after step {done}: --restart is for runs without a "
                         "checkpoint")
     if not restart and is_finished(run, config, settings, done):
-        steps = max(done, config["steps"])
-        say(f"{run.path} is finished after {steps} steps (--steps N goes on to N)")
+        say(how_far(run, config["steps"], done))
         return
     if not checkpoint and not restart:
         refuse_to_erase(run, config)

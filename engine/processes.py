@@ -26,7 +26,7 @@ class LostProcess(UserError):
 def start(device: str) -> str:
     """Join the others, if torchrun started this process. Returns this one's own device. Calling it
     again only returns the device."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if is_alone():
         return device
     refuse_half_an_environment()
     if device == "cuda":
@@ -48,6 +48,11 @@ def start(device: str) -> str:
     return device
 
 
+def is_alone() -> bool:
+    """Whether this process shares its run with nobody, as far as torchrun has told."""
+    return os.environ.get("WORLD_SIZE", "") in ("", "1")
+
+
 def refuse_half_an_environment() -> None:
     """torchrun tells every process these numbers; somebody else may have told only some."""
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
@@ -55,6 +60,9 @@ def refuse_half_an_environment() -> None:
             raise LostProcess(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, but {name} is "
                               f"{os.environ.get(name)!r}: several processes are started by "
                               "torchrun, and a single one without WORLD_SIZE")
+    if int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):  # it would wait for half an hour
+        raise LostProcess(f"RANK is {os.environ['RANK']}, but WORLD_SIZE is "
+                          f"{os.environ['WORLD_SIZE']}: ranks count from 0")
 
 
 def stop() -> None:
@@ -76,8 +84,9 @@ def rank() -> int:
 
 
 def speaks() -> bool:
-    """Whether this process is the one that prints. torchrun tells before the processes have met."""
-    return os.environ.get("RANK", "0") == "0"
+    """Whether this process is the one that prints. torchrun tells before the processes have met; a
+    RANK that something else has left in the environment does not silence a run."""
+    return is_alone() or os.environ.get("RANK", "0") == "0"
 
 
 def share(n: int) -> range:

@@ -4,6 +4,7 @@ What it prints cannot steer the terminal, whatever a model wrote; and what ends 
 unless it is a mistake in this code.
 """
 import os
+import signal
 import sys
 
 import torch
@@ -28,6 +29,7 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         says_so = processes.speaks() or isinstance(error, processes.LostProcess)
         sys.exit(f"{name}: {visible(str(error))}" if says_so else 1)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends at once, without a traceback
         sys.exit(f"{name}: {interrupted}" if interrupted else 130)
     except BrokenPipeError:  # whoever read the output went away, which is no error
         go_on_for_nobody(sys.stdout)

@@ -54,12 +54,17 @@ def what_differs(settings: Settings) -> str:
     # a run from before a setting existed had what is its default now
     defaults = {name: flag.default for name, flag in {**OPTIONS, **own_flags(settings)}.items()}
     config = defaults | read_json(path)
-    may_differ = {"out", *CHANGEABLE} - {"steps"}
-    for name, value in settings.to_json().items():
-        before = config[name]
-        if before != value and name not in may_differ:
-            return f", with {name} {before} instead of {value}:"
-    return ""
+    wanted, may_differ = settings.to_json(), {"out", *CHANGEABLE} - {"steps"}
+    different = [name for name in wanted
+                 if config[name] != wanted[name] and name not in may_differ]
+    if not different:
+        return ""
+    name = different[0]
+    words = f", with {name} {config[name]} instead of {wanted[name]}:"
+    if different == ["steps"]:
+        folder = shlex.quote(str(settings.folder))
+        words += f" go on with --resume {folder} --steps {wanted['steps']}, or"
+    return words
 
 
 def refuse_to_overwrite(folder: Path, difference: str) -> None:
@@ -75,6 +80,16 @@ def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> 
     evaluations = run.lines("evaluations.jsonl")
     modes = [line.get("mode") for line in evaluations if line["step"] == settings.steps]
     return run.last_step() >= settings.steps and (not settings.eval_every or len(modes) == 2)
+
+
+def how_far(run: RunFolder, steps: int, done: int) -> str:
+    """What to say of a run with nothing to do. `steps` are those it is to have, and `done` is the
+    step of the last checkpoint. With --steps no more may have been asked for than are done."""
+    done = max(done, run.last_step())
+    if done < steps:
+        return (f"{run.path} has {done} of its {steps} steps, and no more were asked for (without "
+                f"--steps it goes on to {steps})")
+    return f"{run.path} is finished after {done} steps (--steps N goes on to N)"
 
 
 def refuse_to_erase(run: RunFolder, config: dict) -> None:

@@ -124,9 +124,9 @@ def checked_score(task, problem, response: str) -> dict[str, float]:
         if not is_finite_number(value):
             raise UserError(f"{whose} gives {part} {brief(value)}, which is not a finite "
                             "number")
-    if not 0 <= score["answer"] <= 1:
+    if score["answer"] not in (0, 1):  # evaluations count it
         raise UserError(f"{whose} gives answer {score['answer']}: it counts as success, and should "
-                        "be from 0 to 1")
+                        "be 1 or 0. Half a success can be part of the reward")
     return score
 
 

@@ -95,6 +95,19 @@ def test_restart_is_for_runs_that_cannot_go_on(stopped, learner, tmp_path):
     assert "--restart needs --resume RUN or --continue" in said
 
 
+def test_a_run_that_was_stopped_is_not_called_finished(stopped):
+    said = run("--resume", stopped, "--steps", 1).stdout
+    assert "has 3 of its 4 steps, and no more were asked for" in said and "finished" not in said
+
+
+def test_more_steps_are_a_way_to_go_on(stopped, learner):
+    argv = ["--model", learner, "--out", stopped, *FLAGS, "--continue", "--steps", "6"]
+    said = run(*argv, expect=1).stderr
+    assert f"with steps 4 instead of 6: go on with --resume {stopped} --steps 6, or name" in said
+    said = run(*argv, "--seed", "1", expect=1).stderr
+    assert "go on with" not in said
+
+
 def edit(path, change):
     path.write_text("\n".join(change(path.read_text().split("\n"))))
 

@@ -175,6 +175,27 @@ def test_half_an_environment_is_said(monkeypatch, variables, missing):
         processes.start("cpu")
 
 
+@pytest.mark.parametrize("count, rank, expected", [
+    (None, None, True), (None, "3", True), ("", "3", True), ("1", "3", True), ("4", "0", True),
+    ("4", "3", False)])
+def test_a_rank_without_others_speaks(monkeypatch, count, rank, expected):
+    for name, value in (("WORLD_SIZE", count), ("RANK", rank)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert processes.speaks() == expected
+    if count != "4":
+        assert processes.start("cpu") == "cpu"
+
+
+def test_a_rank_that_nobody_has_is_said(monkeypatch):
+    numbers = {"WORLD_SIZE": 2, "RANK": 2, "LOCAL_RANK": 0, "MASTER_PORT": 1}
+    for name, value in numbers.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError, match="RANK is 2, but WORLD_SIZE is 2: ranks count from 0"):
+        processes.start("cuda")
+
+
 @pytest.mark.parametrize("device, said", [("cuda", "PyTorch sees 1 CUDA devices"), ("cuda:0", "a device of its own")])
 def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch, device, said):
     for name, value in (("WORLD_SIZE", 2), ("RANK", 1), ("LOCAL_RANK", 1), ("MASTER_PORT", 1)):

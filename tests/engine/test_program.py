@@ -2,6 +2,7 @@
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -66,6 +67,15 @@ def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
     with pytest.raises(SystemExit, match=re.escape(words)) as ended:
         run_as_program("name", raising(error), interrupted="stopped")
     assert ended.value.code == words
+
+
+def test_ctrl_c_while_a_program_ends_is_no_traceback():
+    body = """
+    import os, signal
+    sys.stdout.stream = SimpleNamespace(flush=lambda: os.kill(os.getpid(), signal.SIGINT))
+    raise KeyboardInterrupt"""
+    status, _, errors = ends(f"from types import SimpleNamespace{body}")
+    assert status == -signal.SIGINT and errors == ""
 
 
 def test_a_mistake_of_ours_is_not_hidden(monkeypatch):

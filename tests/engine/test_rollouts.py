@@ -62,8 +62,8 @@ def test_a_task_may_give_more_parts_than_the_lab_needs():
     ({**FINE, "format": "1.0"}, "gives format '1.0', which is not a finite number"),
     ({**FINE, "answer": None}, "gives answer None, which is not a finite number"),
     ({**FINE, "elegance": "x" * 9999}, "gives elegance 'xxx"),
-    ({**FINE, "answer": 2}, "gives answer 2: it counts as success, and should be from 0 to 1"),
-    ({**FINE, "answer": -0.5}, "should be from 0 to 1"),
+    ({**FINE, "answer": 2}, "gives answer 2: it counts as success, and should be 1 or 0"),
+    ({**FINE, "answer": 0.5}, "should be 1 or 0"),
     ({"reward": 1.0, "answer": 1.0}, "should give reward, format, answer, reasoning, got {"),
     (1.0, "should give reward, format, answer, reasoning, got 1.0"),
     (None, "should give reward, format, answer, reasoning, got None")])
