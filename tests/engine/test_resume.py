@@ -100,7 +100,7 @@ def test_a_loop_can_be_started_again_with_flags_that_change_no_result(finished, 
     assert config_of(stopped)["sample_every"] == 0 and len(lines(stopped / "metrics.jsonl")) == 4
     assert "is finished" in run(*argv, "--micro_batch", 1, "--threads", 1).stdout
     assert config_of(stopped)["micro_batch"] == config_of(finished)["micro_batch"]
-    for flag, value, words in (("steps", "6", "with steps 4 instead of 6: name another"),
+    for flag, value, words in (("steps", "6", "with steps 4 instead of 6: go on with --resume"),
                                ("learning_rate", "0.5", "with learning_rate 0.001 instead of 0.5"),
                                ("dtype", "bfloat16", "with dtype float32 instead of bfloat16")):
         assert words in run(*argv, f"--{flag}", value, expect=1).stderr
