@@ -251,8 +251,9 @@ def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> No
     if restart and checkpoint:
         raise UserError(f"{run.path} can go on after step {done}: --restart is for runs without a "
                         "checkpoint")
+    steps_before = config.get("steps", Settings.steps)
     if not restart and is_finished(run, settings, done):
-        say(how_far(run, config["steps"], done))
+        say(how_far(run, steps_before, done))
         return
     if not checkpoint and not restart:
         refuse_to_erase(run, settings)
@@ -262,7 +263,7 @@ def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> No
     if checkpoint:
         lab.load_trainer_tensors(checkpoint / "trainer" / "state.safetensors")
     processes.wait()  # until all have read what is changed now
-    if config["steps"] != settings.steps:
+    if steps_before != settings.steps:
         run.replace("config.json", json.dumps({**config, "steps": settings.steps}, indent=2) + "\n")
     run.forget_after(done if done else -1)  # -1: the evaluation at step 0 is made again, too
     train_until_done(lab, run, done)
