@@ -239,6 +239,8 @@ def introduce(lab: Lab) -> None:
 def resume(folder: Path, given: dict, restart: bool) -> None:
     refuse_changes(given)
     config = run_config(folder)
+    for name in ("steps", "checkpoint_every"):
+        config.setdefault(name, getattr(Settings, name))
     settings = make_settings({"config": folder / "config.json", **given})
     processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
     with open_run(folder) as run:

@@ -107,7 +107,8 @@ class RunFolder:
                 self.shorten(name, step)
             for path in self.path.glob("credit/step_*"):
                 without_rank = path.with_stem(path.stem.partition("_rank")[0])
-                if path.suffix == ".tmp" or (step_of(without_rank) or 0) > step:
+                is_later = path.suffix == ".npz" and (step_of(without_rank) or 0) > step
+                if path.suffix == ".tmp" or is_later:
                     path.unlink()
             for pattern in (".*.tmp", "credit/.*.tmp"):
                 for path in self.path.glob(pattern):
@@ -119,8 +120,9 @@ class RunFolder:
         """Keep the lines up to this step as they are: a seal knows their very letters."""
         path = self.path / name
         if path.exists():
+            lines = self.lines(name)  # which says what is wrong with a damaged file
             texts = path.read_text(encoding="utf-8").split("\n")
-            kept = [text for text, line in zip(texts, self.lines(name)) if line["step"] <= step]
+            kept = [text for text, line in zip(texts, lines) if line["step"] <= step]
             self.replace(name, "".join(f"{text}\n" for text in kept))
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],

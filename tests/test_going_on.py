@@ -187,6 +187,28 @@ def test_moments_that_no_optimizer_left_are_refused_without_a_seal_too(stopped, 
         train.main(["--resume", str(stopped)])
 
 
+def test_a_damaged_log_is_said_without_a_seal_too(stopped):
+    without_seal(stopped)
+    (stopped / "samples.jsonl").write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match="samples.jsonl is not text"):
+        train.main(["--resume", str(stopped)])
+
+
+def test_a_config_that_lost_its_steps_has_the_default(stopped):
+    config = json.loads((stopped / "config.json").read_text())
+    del config["steps"]
+    (stopped / "config.json").write_text(json.dumps(config))
+    run("--resume", stopped, "--steps", 3)
+    assert json.loads((stopped / "config.json").read_text())["steps"] == 3
+
+
+def test_what_people_put_beside_the_credit_files_stays(stopped):
+    notes = stopped / "credit/step_000003.txt"
+    notes.write_text("mine")
+    run("--resume", stopped)
+    assert notes.read_text() == "mine"
+
+
 def test_gaps_in_the_record_are_seen_without_a_seal_too(stopped):
     without_seal(stopped)
     edit(stopped / "metrics.jsonl", lambda lines: lines[1:])
