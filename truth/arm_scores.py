@@ -97,10 +97,10 @@ def scores_table(scores: dict[str, Score]) -> Table:
                "aligned": "+.2f", "idle": ".0%", "verdict": ""}
     return Table("scores", "Weights and advantages against the true credit", by_row(formats, rows),
                  scores_in_words(scores, indices), [
-        "placebo: the same weights in random order; constant: the same for all tokens of an "
-        f"answer; {AGAIN}: one half of the continuations as a weight, judged by the other half; "
-        "knows and misleads after Holm's correction; the intervals of such ratios held 91 to 94% "
-        "instead of 95 in simulations of 12 problems"], {
+        "index of its placebo: of the same weights in random order; constant: the same for all "
+        f"tokens of an answer; {AGAIN}: one half of the continuations as a weight, judged by the "
+        "other half; knows and misleads after Holm's correction; the intervals of such ratios held "
+        "91 to 94% instead of 95 in simulations of 12 problems"], {
         "95%": "95% interval of the index", "placebo": "index of its placebo",
         "top tenth": "decided in its top tenth", "aligned": "cosine with the true credit",
         "idle": "idle gradient"})
@@ -115,8 +115,8 @@ def scores_in_words(scores: dict[str, Score], indices: dict[str, Estimate]) -> s
     worst = min(own, key=lambda name: own[name].value)
     placebos = [of.placebo.p for of in scores.values() if of.placebo and np.isfinite(of.placebo.p)]
     off = sum(p < 0.05 for p in holm(placebos)) if placebos else 0
-    return (f"{best} knows the deciding tokens best: its index is {with_interval(own[best])}.\n"
-            f"{worst} knows them least: {with_interval(own[worst])}.\n"
+    return (f"Apart from the oracle, {best} has the highest index: {with_interval(own[best])}.\n"
+            f"{worst} has the lowest index: {with_interval(own[worst])}.\n"
             f"The index that can be reached is {scores[AGAIN].index.value:+.2f}, of {AGAIN}.\n"
             f"Of {len(placebos)} weightings in random order {off} differ from chance.")
 

@@ -104,7 +104,7 @@ def baselines_table(answers: Answers, noise: dict[tuple, np.ndarray],
     share = ratio_over_questions(answers.squared_mean, mean).value
     notes = [f"The squared expectation is {share:.1%} of the second moment. It is the same for all "
              "baselines, so what one adds to the second moment it adds to the variance. A mean of "
-             "k others has Var(R) E|g|^2 / k more noise than the exact one. Against a mean: of as "
+             "k others has Var(R) E|g|^2 / k more noise than the exact one. Beside a mean: of as "
              "many others.",
              f"{OWN}: scored on the answers it was made from, which makes a best baseline look "
              "better than it is."]
@@ -165,7 +165,7 @@ def sizes_table(answers: Answers) -> Table:
     if np.isfinite([alike[1].value, alike[2].value]).all():
         lines.append(f"Within a problem |g|^2 correlates with the length at {alike[1].value:.2f}, "
                      f"with the sum of s^2 at {alike[2].value:.2f}.")
-    notes = [f"Means over problems. Worse/better: geometric mean over the {known} problems with "
+    notes = [f"Means over problems. Worse over better: geometric mean over the {known} problems with "
              f"at least {FEWEST} answers on either side of the mean reward. b - mean: where the "
              "baseline lies that weights answers by this size."]
     title = "The length and the sizes at the logits in the place of |g|^2"

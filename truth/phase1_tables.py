@@ -60,7 +60,7 @@ def phases_table(accounts: dict[str, Account]) -> Table:
     notes = [
         "size: norm(g), abs(A log p), abs(A) s; signed: mean of g over its dimensions, A log p, "
         "A s; filler and reasoning are told apart by the earlier experiment's regex",
-        "pub.: published figures of other models (phase 1: Qwen3-4B, 100 answers; phase 2: "
+        "published: figures of other models (phase 1: Qwen3-4B, 100 answers; phase 2: "
         "Qwen2.5-0.5B-Instruct), for orientation. It was not published which number went into "
         "phase 1's t; phase 2's early over late is the first tenth over the last",
         "The intervals of t are rough: few answers reach late positions."]

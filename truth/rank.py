@@ -81,8 +81,8 @@ def measure(probe: Probe) -> Findings:
     explained = np.mean([value for value in measured.explained if value is not None])
     intro = [f"{args.model}: {args.questions} problems x {args.answers} answers. Intervals are "
              "over problems.",
-             f"The critic (lambda 0.95) learned from {args.critic_batches} batches and explains "
-             f"{explained:.1%} of the variance of its targets."]
+             f"The critic (lambda 0.95) explains {explained:.1%} of the variance of its targets; "
+             f"batches that it learned from: {args.critic_batches}."]
     return Findings("Is the gradient of rank 2, and does it become sparse?", intro, tables,
                     short=("verdicts",), checks=("C",), takes="about 6 minutes",
                     pictures=[draw(measured, probe.folder), sparse_picture],

@@ -49,8 +49,8 @@ def claims_table(measured: Measurements, planted: Measurements, sparse: list[Tab
     formats = {"claim": "", "measured": "", "value": ".3g", "95%": ".3g", "visible": ".2g",
                "all ones": ".3g", "verdict": ""}
     notes = ["All ones: the same number where every token has the advantage 1, which knows no "
-             "reward and does not sum to zero. About 2: from 1.5 to 2.5. Visible: a difference "
-             "that would be seen in 80 of 100 repetitions. Intervals are not corrected for their "
+             "reward and does not sum to zero. About 2: from 1.5 to 2.5. Difference that would "
+             "be seen: in 80 of 100 repetitions. Intervals are not corrected for their "
              "number."]
     return Table("verdicts", "The claims, and what is found", by_row(formats, rows),
                  "\n".join(answers), notes, headings)

@@ -3,7 +3,6 @@
 A quick look measures so little that most of its numbers say nothing. It prints what shows that the
 probe works, the rows that are clear all the same, and what to type for a real answer.
 """
-import math
 import shlex
 import textwrap
 from types import SimpleNamespace
@@ -81,4 +80,4 @@ def has_intervals(table: Table) -> bool:
 
 
 def excludes_0(low: float, high: float) -> bool:
-    return math.isfinite(low) and math.isfinite(high) and low * high > 0
+    return low * high > 0  # not of an unknown interval, whose ends are no numbers

@@ -25,11 +25,10 @@ HEADINGS = {"of all": "of all tokens", "decided": "of what is decided", "95%": "
 EXCESS_WORDS = {"too much": "That is too much", "too little": "That is too little",
                 "about even": "That is about even"}
 EVEN = 0.01  # a difference of shares that is too small to matter
-NOTE = ("decided: share of the sum of squared credits (products of independent estimates); "
-        "gradient: share of abs(A) s of plain GRPO; minus: the difference; idle: of this class's "
-        "gradient, what goes to tokens known to have no credit, most of the rest cannot be told "
-        "apart from a little; too much and too little after Holm's correction, about even where "
-        "the interval is within a point")
+NOTE = ("of what is decided: share of the sum of squared credits (products of independent "
+        "estimates); of plain GRPO's gradient: share of abs(A) s; idle: what goes to tokens known "
+        "to have no credit, most of the rest cannot be told apart from a little; too much and too "
+        "little after Holm's correction, about even where the interval is within a point")
 
 
 @dataclass
