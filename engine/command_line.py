@@ -41,7 +41,7 @@ def look_ahead(argv: list[str]) -> dict:
 def asked_task(argv: list[str]) -> str:
     """The task of a command line. A run that is resumed keeps its own."""
     given = look_ahead(argv)
-    if "resume" in given and "task" not in given:
+    if "resume" in given:
         return task_of_run(Path(given["resume"]))
     return choose_task(given, *read_files(given))
 

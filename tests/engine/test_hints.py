@@ -121,15 +121,25 @@ def test_help_shows_the_defaults_that_hold(capsys, tmp_path, monkeypatch):
     assert "batches; 0 evaluates and stops (default 100)" in text  # the recipe says the same
     recipe = {"steps": 7, "checkpointing": True, "gamma": 0.5, "max_number": 12}
     (tmp_path / "recipe.json").write_text(json.dumps(recipe))
-    (tmp_path / "config.json").write_text(json.dumps({"seed": 3}))
-    text = help_of(capsys, "--model", str(tmp_path), "--config", str(tmp_path / "config.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"seed": 3, "model": str(tmp_path)}))
+    text = help_of(capsys, "--config", str(tmp_path / "config.json"))
     assert "of AdamW (default 5e-06) " in text
     assert f"(default 7, from {tmp_path}/recipe.json; else 100)" in text
     assert f"(default True, from {tmp_path}/recipe.json; else False)" in text
     assert f"(default 0.5, from {tmp_path}/recipe.json; else 1.0, at least 0, at most 1)" in text
     assert f"(default 3, from {tmp_path}/config.json; else 0)" in text
-    text = help_of(capsys, "--model", str(tmp_path), "--task", "tools.descending")
-    assert "largest number (default 15)" in text
+    assert "models/tiny/recipe.json" not in help_of(capsys, "--model", str(tmp_path))
+
+
+def test_help_leaves_out_what_a_recipe_says_of_another_task(capsys, tmp_path, monkeypatch):
+    (tmp_path / "like_it.py").write_text(
+        "from dataclasses import dataclass\nfrom engine.flags import option\n\n\n"
+        "@dataclass\nclass Task:\n    max_number: int = option(3, 'largest of mine')\n")
+    (tmp_path / "countdown_task.py").touch()  # imported already
+    monkeypatch.setattr("engine.tasks.PROJECT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "largest of mine (default 3)" in help_of(capsys, "--task", "like_it")
+    sys.modules.pop("like_it")
 
 
 def test_a_command_works_as_it_stands(tmp_path, monkeypatch):

@@ -71,6 +71,8 @@ def test_other_threads_are_taken_said_and_remembered(finished, stopped, one_thre
     printed = run("--resume", stopped, "--threads", 2).stdout
     assert "note: --threads 2: the same computation with other rounding" in printed
     assert torch.get_num_threads() == 2 and config_of(stopped)["threads"] == 2
+    run("--resume", stopped, "--threads", 0)
+    assert config_of(stopped)["threads"] == 1  # one for every 64 hidden units
 
 
 def test_another_device_is_said(stopped, monkeypatch):
@@ -96,7 +98,7 @@ def test_all_that_names_no_run_can_be_changed():
 
 def test_a_loop_can_be_started_again_with_flags_that_change_no_result(finished, stopped, learner):
     argv = ["--model", learner, "--out", stopped, *FLAGS, "--continue"]
-    run(*argv, "--sample_every", 0)
+    assert "note:" not in run(*argv, "--sample_every", 0).stdout
     assert config_of(stopped)["sample_every"] == 0 and len(lines(stopped / "metrics.jsonl")) == 4
     assert "is finished" in run(*argv, "--micro_batch", 1, "--threads", 1).stdout
     assert config_of(stopped)["micro_batch"] == config_of(finished)["micro_batch"]

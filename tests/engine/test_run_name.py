@@ -109,6 +109,9 @@ def test_a_name_is_not_in_config_json_and_the_model_of_a_recipe_is():
 def test_the_table_of_the_page_is_right(tmp_path, monkeypatch):
     (tmp_path / "models/Qwen2.5-0.5B-Instruct").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
+    readme = (ROOT / "README.md").read_text()
+    assert "--task tools.descending --steps 30\n" in readme
+    assert f"`runs/{name_of('--task', 'tools.descending', '--steps', '30')}`" in readme
     page = (ROOT / "docs/credit_files.md").read_text()
     rows = re.findall(r"^\| `python train.py ?([^`]*)` \| `runs/([^`]*)` \|$", page, flags=re.M)
     assert len(rows) == 5
