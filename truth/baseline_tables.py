@@ -165,9 +165,9 @@ def sizes_table(answers: Answers) -> Table:
     if np.isfinite([alike[1].value, alike[2].value]).all():
         lines.append(f"Within a problem |g|^2 correlates with the length at {alike[1].value:.2f}, "
                      f"with the sum of s^2 at {alike[2].value:.2f}.")
-    notes = [f"Means over problems. Worse over better: geometric mean over the {known} problems with "
-             f"at least {FEWEST} answers on either side of the mean reward. b - mean: where the "
-             "baseline lies that weights answers by this size."]
+    notes = [f"Means over problems. Worse over better: geometric mean over the {known} problems "
+             f"with at least {FEWEST} answers on either side of the mean reward. b - mean: where "
+             "the baseline lies that weights answers by this size."]
     title = "The length and the sizes at the logits in the place of |g|^2"
     headings = {"correlation": "correlation with |g|^2", "95%": "95% interval of it",
                 "worse/better": "worse over better answers", "95% ": "95% interval of that",

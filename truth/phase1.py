@@ -44,7 +44,7 @@ FLAGS = {
     "questions": Flag(32, "problems", least=2, most=10_000, quick=6),
     "answers": Flag(16, "answers to each problem", least=2, most=1000, quick=5),
     "single": Flag(2, "answers to each problem whose loss terms are taken one at a time",
-                   least=1, most=1000, quick=1)}
+                   least=1, most=1000)}
 
 
 def measure(probe: Probe) -> Findings:

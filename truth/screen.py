@@ -47,10 +47,13 @@ def print_quick_look(findings, command: str) -> None:
               if table.name in findings.checks]
     clear = [clear_rows(table) for table in findings.tables]
     clear = [table for table in clear if table.rows]
-    show_in_short(["The probe works: it measured, and wrote its page.",
-                   f"Measured: {findings.intro[0]}", *checks], clear)
-    if not clear and any(has_intervals(table) for table in findings.tables):
-        print("- No interval is narrow enough to say anything on so little.")
+    texts = ["The probe works: it measured, and wrote its page.",
+             f"Measured: {findings.intro[0]}", *checks]
+    if clear:
+        texts.append("Clear even on so little are these rows:")
+    elif any(has_intervals(table) for table in findings.tables):
+        texts.append("No interval is narrow enough to say anything on so little.")
+    show_in_short(texts, clear)
     print()
     print(textwrap.fill(quick_words(findings.takes, command), WIDTH))
 
@@ -63,8 +66,7 @@ def clear_rows(table: Table) -> Table:
         about = row[0] or about  # an empty first cell stands for the one above
         if is_clear(row):
             rows.append((about, *row[1:]))
-    return Table(table.name, f"Clear on so little: {table.title}", by_row(formats, rows),
-                 headings=table.headings)
+    return Table(table.name, table.title, by_row(formats, rows), headings=table.headings)
 
 
 def is_clear(row: tuple) -> bool:

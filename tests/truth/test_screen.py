@@ -51,10 +51,17 @@ def test_a_quick_look_prints_what_is_clear_and_what_to_type(tmp_path, capsys):
     out = printed(tmp_path / "x", capsys, "--quick", "--note", "a b", "--seed", "3")
     assert "- Measured: model x: 2 problems." in out and "- The sides agree." in out
     assert "To 2e-7." not in out and "One idea." not in out
+    assert "- Clear even on so little are these rows:" in out
     assert "arm 0 " in out and "arm 1 " not in out and "35.7" not in out
     in_one_line = " ".join(out.split())
     assert ("A real answer takes about 8 minutes: python -m truth.gains --note 'a b' --seed 3 "
             in in_one_line)
+
+
+def test_a_quick_look_of_which_nothing_is_clear_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("truth.screen.clear_rows", lambda table: Table("none", "", {"x": ("", [])}))
+    out = printed(tmp_path / "x", capsys, "--quick")
+    assert "- No interval is narrow enough" in out and "Clear even" not in out and "arm" not in out
 
 
 def test_a_quick_look_is_marked_and_keeps_everything(tmp_path, capsys):
