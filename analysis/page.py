@@ -115,7 +115,7 @@ def section_of(table: Table, pictures: list[Picture] = ()) -> str:
     rows = "".join(table_row(table, cells) for cells in table.cells())
     head = "".join(f"<th scope=col{side}>{escape(text)}</th>"
                    for text, side in zip(table.heads(), sides(table)))
-    finding = paragraphs([table.finding], "finding") if table.finding else ""
+    finding = paragraphs(table.finding.splitlines(), "finding")
     figures = "".join(figure_of(*picture) for picture in pictures)
     return (f'<section id={name} aria-labelledby="{name}-title"><h3 id={name}-title>{title}</h3>'
             f'{finding}<div class=wide role=region tabindex=0 aria-label="{title}"><table>'
