@@ -18,7 +18,8 @@ def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
     """Read JSON lines {"nums": [3, 5, 7], "target": 22}: numbers and target of each."""
     path = find_folder(name)
     if not os.path.isfile(path):
-        raise UserError(f"cannot read {name}: there is no such file")
+        reason = "it is not a file" if os.path.exists(path) else "there is no such file"
+        raise UserError(f"cannot read {name}: {reason}")
     try:
         if os.path.getsize(path) > MAX_BYTES:
             raise UserError(f"--data {name} is larger than {MAX_BYTES:,} bytes")

@@ -13,7 +13,7 @@ OTHER_WORDS = (  # names that TRL, verl and others give their settings -> what t
     ("lr_scheduler_type warmup_ratio warmup_steps",
      "--learning_rate stays what it is over the whole run"),
     ("num_generations rollout.n n_samples_per_prompt group_size",
-     "--answers is how many answers each question gets"),
+     "--answers is how many answers each problem gets"),
     ("train_batch_size rollout_batch_size batch_size",
      "a step takes --questions, each with --answers"),
     ("per_device_train_batch_size ppo_mini_batch_size ppo_micro_batch_size_per_gpu",

@@ -32,7 +32,8 @@ def check_seal(run: Path, checkpoint: Path) -> None:
         raise UserError(f"{checkpoint} says that it is of step {seal.get('step')}")
     for name, before in part(seal, "files").items():
         if sha256_of(checkpoint / name) != before:
-            raise UserError(f"{checkpoint / name} was changed after it was written")
+            raise UserError(f"{checkpoint / name} was changed after it was written. Move "
+                            f"{checkpoint} away, and --resume goes on from the one before it")
     for name, before in part(seal, "logs").items():
         lines, count = whole_lines(run / name), part(before, "lines", int)
         if len(lines) < count:

@@ -269,9 +269,11 @@ def test_a_line_without_an_end_is_not_read_to_its_end():
     assert len(read) == 1 and 0 < read[0] <= 100_000
 
 
-@pytest.mark.parametrize("name", ["/dev/zero", "/", "nowhere.jsonl", "x" * 5000])
-def test_data_that_is_no_file_is_refused(name):
-    with pytest.raises(UserError, match="there is no such file"):
+@pytest.mark.parametrize("name, words", [
+    ("/dev/zero", "it is not a file"), ("/", "it is not a file"),
+    ("nowhere.jsonl", "there is no such file"), ("x" * 5000, "there is no such file")])
+def test_data_that_is_no_file_is_refused(name, words):
+    with pytest.raises(UserError, match=words):
         Task(data=name)
 
 

@@ -154,6 +154,16 @@ def test_what_does_not_fit_is_said_and_nothing_is_touched(stopped, name):
     assert everything(stopped) == before
 
 
+def test_a_damaged_checkpoint_is_moved_away_and_the_one_before_goes_on(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "x")
+    rewrite(folder / "checkpoints/step_000004/model.safetensors", lambda name, tensor: tensor + 1)
+    said = run("--resume", folder, "--steps", 5, expect=1).stderr
+    assert f"Move {folder}/checkpoints/step_000004 away" in said
+    (folder / "checkpoints/step_000004").rename(tmp_path / "damaged")
+    run("--resume", folder)
+    assert_same_run(finished, folder)
+
+
 def without_seal(folder):
     """As an older version of this program left it."""
     (folder / SEALED / "trainer/state.json").write_text('{"step": 2}\n')
