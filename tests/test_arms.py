@@ -216,4 +216,4 @@ def test_a_weighting_of_ones_own_is_one_function(tmp_path):
     assert json.loads((folder / "run/config.json").read_text())["strength"] == 3
     assert "--strength belongs to my_idea" in refused
     assert "my_idea --strength 3.0, rescale mean" in preview
-    assert "episode 2: reward" in preview and "heaviest tokens" in preview
+    assert "answer 2: reward" in preview and "heaviest tokens" in preview

@@ -70,7 +70,7 @@ def test_a_task_that_shares_nothing_with_countdown_trains(tmp_path):
     (folder / "my_task.py").write_text(TASK)
     short = [*SHORT, "--max_new_tokens", "16", "--eval_every", "1", "--eval_tasks", "4"]
     printed = program(folder, "-c", RUN, json.dumps(short))
-    assert "after 1: " in printed and "; outcome_conditional" in printed and "episode " in printed
+    assert "after 1: " in printed and "; outcome_conditional" in printed and "\nanswer " in printed
     run = folder / "runs/mine"
     config = json.loads((run / "config.json").read_text())
     assert (config["task"], config["top"], config["reward"]) == ("my_task", 20, "next number")
