@@ -2,10 +2,10 @@
 
     python -m benchmarks.neighbours
 
-A step of the default run, in tokens a second, with one thread or two, with threads that spin while
-they wait (OpenMP's own way) or sleep at once (what engine/__init__.py asks for), alone or while
-other processes keep cores busy. Each number is the median of turns taken one after another, since
-machines are noisy: compare within a column.
+A step of the default run, in tokens a second, with one thread or two that wait in one of three
+ways (engine/__init__.py asks for the middle one), alone or while other processes keep cores busy.
+Each number is the median of turns taken one after another, since machines are noisy: compare within
+a column.
 """
 import json
 import os
@@ -27,9 +27,9 @@ from engine.progress import show_status
 FLAGS = {
     "neighbours": Flag(1, "busy processes beside the run", least=1, most=64),
     "repeats": Flag(3, "turns of every measurement", least=1, most=100)}
-SLEEP, SPIN = {"GOMP_SPINCOUNT": "0"}, {"GOMP_SPINCOUNT": "300000"}  # which is OpenMP's own
-WAYS = {
-    "1 thread": (1, SLEEP), "2 threads that sleep": (2, SLEEP), "2 threads that spin": (2, SPIN)}
+WAYS = {  # threads, and how often they look whether the other is ready before they sleep
+    "1 thread": (1, 0), "2 threads that sleep at once": (2, 0),
+    "2 threads that spin briefly": (2, 1000), "2 threads as OpenMP has them": (2, 300_000)}
 FORMATS = {"": "", "alone": ",.0f", "beside {} busy": ",.0f", "of alone": ".0%"}
 
 
@@ -52,19 +52,19 @@ def measure(flags: SimpleNamespace) -> dict[tuple[str, bool], list[float]]:
     for turn in range(flags.repeats):
         for busy in (False, True):
             with neighbours(flags.neighbours if busy else 0):
-                for way, (threads, waiting) in WAYS.items():
+                for way, (threads, spins) in WAYS.items():
                     show_status(f"turn {turn + 1} of {flags.repeats}: {way}")
-                    speeds[way, busy].append(speed_of(threads, waiting))
+                    speeds[way, busy].append(speed_of(threads, spins))
     show_status("")
     return speeds
 
 
-def speed_of(threads: int, waiting: dict[str, str]) -> float:
+def speed_of(threads: int, spins: int) -> float:
     case = Case("shipped", "step", questions=16, answers=16, new_tokens=176, threads=threads,
                 micro_batch=32)
     command = [sys.executable, "-m", "benchmarks.speed", "--case", json.dumps(asdict(case))]
     result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True,
-                            env={**os.environ, **waiting})
+                            env={**os.environ, "GOMP_SPINCOUNT": str(spins)})
     if result.returncode:
         raise UserError(f"{threads} threads: {result.stderr.strip().splitlines()[-1]}")
     found = json.loads(result.stdout.splitlines()[-1])

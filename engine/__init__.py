@@ -2,9 +2,10 @@
 
 Import it before torch. Two threads that share an operation wait for each other, hundreds of times a
 training step. OpenMP lets them spin while they wait. On a core that another process wants, the one
-that spins keeps the one that works from working, and a run beside a busy process becomes thirty
-times slower. Threads that sleep cost next to nothing, alone or not: python -m benchmarks.neighbours
+that spins keeps the one that works from working, and the run slows down many times over. A thread
+that sleeps at once takes long to wake. To spin for a moment and then sleep is nearly as fast alone,
+and keeps half the speed beside a busy process: python -m benchmarks.neighbours
 """
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # is read once, when torch is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # is read once, when torch is imported
