@@ -149,10 +149,6 @@ def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
             growth_in_old_unit(tally)]}
 
 
-def run_tables(run: dict, tally: Tally | None) -> list[Table]:
-    return in_order(run_chapters(run, tally))
-
-
 def in_order(chapters: dict[str, list[Table]]) -> list[Table]:
     return sum(chapters.values(), [])
 

@@ -5,6 +5,7 @@ from analysis.runs import evaluations, is_done, steps_done
 
 SEVERAL_STEPS = 10  # whose mean is told
 
+
 def opening(run: dict) -> list[str]:
     sentences = [unfinished(run), held_out_success(run), training_success(run), cut_off(run)]
     if not run["steps"]:

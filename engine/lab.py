@@ -110,7 +110,7 @@ class Lab:
                     raise UserError(f"the {part}'s state_dict should hold tensors only, {name} is "
                                     "none")
                 tensors[f"{part}.{name}"] = value
-        refuse_undefined("the state of the optimizer is", *tensors.values())
+        refuse_undefined("what a resumed run would go on from is", *tensors.values())
         return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
     def load_trainer_tensors(self, path: Path) -> None:

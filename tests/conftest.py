@@ -72,6 +72,23 @@ def make_mitigation(name, flags, lab):
     return make(function, defaults | flags, lab)
 
 
+class StateIdea:
+    """An idea with a state."""
+
+    def __init__(self, lab, *, speed: float = 0.5):
+        self.mean, self.speed, self.metrics = torch.zeros(1), speed, {}
+
+    def __call__(self, tokens, lab):
+        self.mean = self.mean + self.speed * (tokens.entropy.mean() - self.mean)
+        return 1 + (tokens.entropy - self.mean).abs()
+
+    def state_dict(self):
+        return {"mean": self.mean}
+
+    def load_state_dict(self, tensors):
+        self.mean = tensors["mean"]
+
+
 def put_in(monkeypatch, function, name):
     """Make it a choice of --mitigation for the time of a test."""
     function.__name__ = name

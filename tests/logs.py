@@ -122,11 +122,8 @@ def planted(folder, rng, steps=10, groups=6, answers=6, length=30, twice=None, t
 
 def tables_of(folder):
     tally = tallied(folder)
-    return by_name(
-        analyze.run_tables(
-            {"folder": folder, "config": {"steps": 1}, "metrics": [], "evaluations": []}, tally
-        )
-    )
+    run = {"folder": folder, "config": {"steps": 1}, "metrics": [], "evaluations": []}
+    return by_name(analyze.in_order(analyze.run_chapters(run, tally)))
 
 
 def write_run(folder, success, seed=0, steps=10, rng=None, **config):

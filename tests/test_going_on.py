@@ -384,3 +384,19 @@ def test_a_full_disk_leaves_what_was_whole(finished, learner, tmp_path, monkeypa
     assert [path.name for path in (tmp_path / "x/checkpoints").iterdir()] == ["step_000002"]
     run("--resume", tmp_path / "x")
     assert_same_run(finished, tmp_path / "x")
+
+
+@pytest.mark.parametrize("write", [
+    lambda folder: folder.append("metrics.jsonl", {"step": 1}),
+    lambda folder: folder.replace("config.json", "{}"),
+    lambda folder: folder.write_credit(1, None, None),
+    lambda folder: folder.forget_after(0),
+    lambda folder: folder.save_checkpoint(1, None, {}, None, {})])
+def test_every_way_to_write_looks_first_where_the_folder_is(tmp_path, write):
+    (tmp_path / "x").mkdir()
+    with open_run(tmp_path / "x") as folder:
+        (tmp_path / "x").rename(tmp_path / "elsewhere")
+        (tmp_path / "x").mkdir()
+        with pytest.raises(UserError, match="was moved, replaced or removed"):
+            write(folder)
+    assert not list((tmp_path / "x").iterdir())

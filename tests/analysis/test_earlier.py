@@ -33,7 +33,7 @@ def log(tmp_path_factory):
         "evaluations": [],
     }
     tally = tallied(folder)
-    return plain_rows(folder, files), tally, by_name(analyze.run_tables(run, tally))
+    return plain_rows(folder, files), tally, by_name(analyze.in_order(analyze.run_chapters(run, tally)))
 
 
 def test_contribution_statistics(log):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import grpo
-from conftest import gradients
+from conftest import StateIdea, gradients
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
@@ -245,23 +245,6 @@ def test_the_last_bit_does_not_decide_what_is_kept():
         other = replace(world, rollouts=replace(world.rollouts, entropy=mend(entropy)))
         mask = list_weights(other, pairs, advantage).values["entropy_masking"]
         assert torch.equal(mask, expected) is is_same
-
-
-class StateIdea:
-    """An idea with a state."""
-
-    def __init__(self, lab, *, speed: float = 0.5):
-        self.mean, self.speed, self.metrics = torch.zeros(1), speed, {}
-
-    def __call__(self, tokens, lab):
-        self.mean = self.mean + self.speed * (tokens.entropy.mean() - self.mean)
-        return 1 + (tokens.entropy - self.mean).abs()
-
-    def state_dict(self):
-        return {"mean": self.mean}
-
-    def load_state_dict(self, tensors):
-        self.mean = tensors["mean"]
 
 
 class ListedIdea(StateIdea):

@@ -8,7 +8,7 @@ import torch
 
 import analyze
 import grpo
-from conftest import hand_made
+from conftest import StateIdea, hand_made
 from analysis.statistics import Estimate, ratio_of_sums
 from engine.credit_file import read_columns
 from engine.errors import UserError
@@ -212,21 +212,6 @@ def test_the_batch_is_a_run_that_analysis_opens(board, capsys):
     assert '"true credit"' in (board / "analysis/report.html").read_text()
     assert '"true credit se"' in (board / "one/report.html").read_text()
     capsys.readouterr()
-
-
-class StateIdea:
-    def __init__(self, lab, *, speed: float = 0.5):
-        self.mean, self.speed, self.metrics = torch.zeros(1), speed, {}
-
-    def __call__(self, tokens, lab):
-        self.mean = self.mean + self.speed * (tokens.entropy.mean() - self.mean)
-        return 1 + (tokens.entropy - self.mean).abs()
-
-    def state_dict(self):
-        return {"mean": self.mean}
-
-    def load_state_dict(self, tensors):
-        self.mean = tensors["mean"]
 
 
 class StateAdvantage:
