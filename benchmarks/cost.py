@@ -1,6 +1,6 @@
 """What every weighting, advantage and loss costs on the default run: time, tokens, memory.
 
-    python -m benchmarks.cost                # all arms, about ten minutes on two cores
+    python -m benchmarks.cost                # all arms, which takes minutes
     python -m benchmarks.cost gae oracle     # some of them
 
 Run it from the project's folder. Every arm is a process of its own, because that is how its peak

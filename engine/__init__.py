@@ -4,7 +4,7 @@ Import it before torch. Two threads that share an operation wait for each other,
 training step. OpenMP lets them spin while they wait. On a core that another process wants, the one
 that spins keeps the one that works from working, and the run slows down many times over. A thread
 that sleeps at once takes long to wake. To spin for a moment and then sleep is nearly as fast alone,
-and keeps half the speed beside a busy process: python -m benchmarks.neighbours
+and keeps much of the speed beside a busy process: python -m benchmarks.neighbours measures it
 """
 import os
 

@@ -1,6 +1,6 @@
 """Make the tiny model that ships in models/tiny: train a small Qwen2 on synthetic demonstrations.
 
-    python -m tools.warmup              # about 20 minutes on two cores; writes models/new
+    python -m tools.warmup              # writes models/new
 
 What it learns from is in tools/demonstrations.py; this file trains, evaluates and saves. Matrices
 are trained with Muon (Jordan et al. 2024), all else with Adam. The result is a model folder like
@@ -184,7 +184,7 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, count: int) -> str:
 
 
 def sentence(rollouts: Rollouts) -> str:
-    """success 28.4%, format 1.00, right steps 99.2%, ..."""
+    """Such as: success 10.0%, format 1.00, right steps 95.0%, ..."""
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
     steps = sum(response.count("=") for response in rollouts.responses)  # two a try
     tries = steps / 2 / len(rollouts.responses)

@@ -8,9 +8,8 @@
     python -m truth.length        does credit by token pay more as answers get longer?
 
 Each prints its findings and writes a folder with a page, its pictures and numbers.json; --all
-prints every table. On a CPU with the tiny model a probe takes between one minute and eight; with
---quick it takes seconds and only shows that it works. `python -m truth.rank --help` lists a
-probe's flags.
+prints every table. On a CPU with the tiny model a probe takes minutes; with --quick it takes
+seconds and only shows that it works. `python -m truth.rank --help` lists a probe's flags.
 """
 from engine.errors import UserError
 from engine.hints import python_command

@@ -71,7 +71,7 @@ def measure(probe: Probe) -> Findings:
              "table."]
     return Findings(
         "The best number to subtract from the reward, and what the group's mean costs", intro,
-        tables, short=tuple(table.name for table in tables), takes="1 to 2 minutes",
+        tables, short=tuple(table.name for table in tables), takes="some minutes",
         pictures=[draw(answers, of_questions, beside, probe.folder)],
         places={"baselines": ("baseline",)})
 

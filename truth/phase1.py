@@ -89,7 +89,7 @@ def measure(probe: Probe) -> Findings:
              "Phase 1 is the gradient of an answer's mean cross-entropy at its tokens' embeddings."]
     short = ("phases", "wrong gradient", "position", "classes", "t", "after the fact", "controls")
     return Findings("Phase 1: a gradient that never saw a reward", intro, tables, short,
-                    checks=("wrong gradient",), takes="1 to 2 minutes",
+                    checks=("wrong gradient",), takes="some minutes",
                     pictures=[draw(tenths, distance, probe.folder)],
                     places={"tenths": ("size_by_place",)})
 

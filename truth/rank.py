@@ -84,7 +84,7 @@ def measure(probe: Probe) -> Findings:
              f"The critic (lambda 0.95) explains {explained:.1%} of the variance of its targets; "
              f"batches that it learned from: {args.critic_batches}."]
     return Findings("Is the gradient of rank 2, and does it become sparse?", intro, tables,
-                    short=("verdicts",), checks=("C",), takes="about 6 minutes",
+                    short=("verdicts",), checks=("C",), takes="some minutes",
                     pictures=[draw(measured, probe.folder), sparse_picture],
                     places={"A by group size": ("rank",), "sparsity over steps": ("sparsity",)})
 

@@ -1,6 +1,6 @@
 """Which tokens earned the reward, and which way of spreading credit finds them?
 
-    python -m truth.scoreboard                     # about 8 minutes with the tiny model
+    python -m truth.scoreboard
     python -m truth.scoreboard --model runs/x/checkpoints/step_000100
 
 The true credit of a token is what the answer is worth with it, minus what it was worth before it:
@@ -94,7 +94,7 @@ def measure(probe: Probe) -> Findings:
     return Findings("Which tokens earned the reward, and who knows it",
                     introduction(args, lab, rollouts, credit), [*tables.values(), planted],
                     ("scores", "kind", "section", "class", "directions", "identity", "planted"),
-                    ("planted",), "about 8 minutes",
+                    ("planted",), "some minutes",
                     [draw_decided(by_kind, probe.folder),
                      draw_scores(scores, directed, probe.folder)],
                     {"kind": ("decided",), "scores": ("scores",)},
