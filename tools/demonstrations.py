@@ -1,15 +1,22 @@
 """What the tiny model learned from: a teacher, its vocabulary, its demonstrations in batches.
 
-A demonstration thinks aloud. It tries one expression after the other, states each result and
-whether it hits, goes on or gives up, and answers with the last expression it tried:
+A demonstration thinks aloud. It tries an expression, states each result, says whether it hits, and
+tries once more if not. Then it answers:
 
-    <think> first 7 + 5 = 12 and 12 + 3 = 15 no. or second 5 * 3 = 15, 15 + 7 = 22 yes!</think>
+    <think> first 7 + 5 = 12 and 12 + 3 = 15 no. or last 5 * 3 = 15, 15 + 7 = 22 yes!</think>
     <answer> ( 5 * 3 ) + 7</answer><|im_end|>
 
-The teacher never looks at a solution. It draws legal expressions, those near the target more often,
-and finds out by computing whether they hit. (A teacher that knows the solution teaches to write
-"= target" after wrong arithmetic.) It often gives up early. That leaves reinforcement learning
-something to find: trying longer pays.
+The teacher is of two minds, so that every choice is open at the start and the better side of it is
+there to be found. All that it computes is right; what it does with that is not always:
+
+    aim        four tries in ten are drawn near the target, the others anywhere, mostly sums
+    verdict    one in seven says the opposite of what is true; after "yes" no other try follows
+    answer     one in three is another expression than the one tried last
+    form       one in twelve lacks a part
+
+Two tries are the most, so reinforcement learning gains little by trying longer: it has to choose.
+The teacher never looks at a solution; it draws legal expressions and finds out by computing. (One
+that knows the solution teaches to write "= target" after wrong arithmetic.)
 """
 import random
 import re
@@ -26,21 +33,24 @@ TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 OPENERS = ["", " okay.", " let us see.", " hmm.", " the goal is {target}.", " we need {target}."]
-ORDINALS = [" first", " second", " third", " fourth", " fifth", " sixth", " seventh", " last"]
+COUNTS = [" first", " last"]
 STARTERS = ["", "", " try", " maybe", " take", " what about"]
 CONTINUE = [" wait,", " next,", " again,", " or", " then", " now", " but"]
 JOINERS = [",", ",", " and", " so"]
 MISS = [" no.", " not {target}.", " too {size}.", " wrong."]
 HIT = [" yes!", " good, that is {target}.", " hit.", " exactly."]
-GIVE_UP = [" enough.", " stop here.", " cannot find it."]
 
-MOST_TRIES = len(ORDINALS)  # counting aloud keeps answers within the limit of tokens
-PATIENT_SHARE = 0.2         # of the demonstrations go on to the last try
-GIVE_UP_RATE = 0.4          # chance of the others to stop after each miss
-NEARNESS = 10.0             # a candidate's weight is 1 / (NEARNESS + distance to the target)
+AIMED, AIM, HABIT = 0.4, 0.5, 4.0  # share of aimed tries, see chance_of; liking of others for sums
+WRONG_VERDICT, OTHER_ANSWER, LAPSE = 0.15, 0.35, 0.08  # shares of verdicts, and of demonstrations
 
 # the weight of a token's loss; all other words weigh 1, the prompt 0
-RESULT_WEIGHT, VERDICT_WEIGHT, ANSWER_WEIGHT, COUNT_WEIGHT = 4.0, 6.0, 2.0, 2.0
+RESULT_WEIGHT, VERDICT_WEIGHT, ANSWER_WEIGHT = 4.0, 4.0, 2.0
+
+ENDING = "</think>\n<answer> {expression}</answer><|im_end|>"
+LAPSES = ["</think><answer> {expression}</answer><|im_end|>",   # no new line
+          "\n<answer> {expression}</answer><|im_end|>",         # thinking does not end
+          "</think>\n {expression}</answer><|im_end|>",         # the answer does not begin
+          "</think>\n<answer> {expression}<|im_end|>"]          # or does not end
 
 Pieces = list[tuple[str, float]]  # texts of a demonstration, each with the weight of its loss
 
@@ -95,53 +105,55 @@ def parenthesised(expression: str) -> str:
     return f"( {expression} )" if " " in expression else expression
 
 
-def order_of_tries(problem: Problem, rng: random.Random) -> list[Candidate]:
-    """All candidates, those near the target earlier more often: a weighted shuffle without
-    repetition, in which each arrives after an exponential waiting time."""
-    def arrival(candidate):
-        return rng.expovariate(1.0) * (NEARNESS + abs(candidate.value - problem.target))
-    return sorted(candidates(tuple(sorted(problem.numbers))), key=arrival)
+def draw(problem: Problem, tried: list[Candidate], rng: random.Random) -> Candidate:
+    """One of the expressions, rather none that was tried."""
+    every = candidates(tuple(sorted(problem.numbers)))
+    left = [candidate for candidate in every if candidate not in tried] or list(every)
+    is_aimed = rng.random() < AIMED
+    return rng.choices(left, [chance_of(candidate, problem, is_aimed) for candidate in left])[0]
 
 
-def number_of_tries(rng: random.Random) -> int:
-    """How many misses it takes until this demonstration gives up."""
-    if rng.random() < PATIENT_SHARE:
-        return MOST_TRIES
-    tries = 1
-    while tries < MOST_TRIES and rng.random() > GIVE_UP_RATE:
-        tries += 1
-    return tries
+def chance_of(candidate: Candidate, problem: Problem, is_aimed: bool) -> float:
+    """Relative to the other candidates."""
+    distance = abs(candidate.value - problem.target)
+    if is_aimed:
+        return 1 / (AIM + distance) ** 2
+    sums = candidate.expression.count("+")
+    return HABIT ** sums / (20 + distance)
 
 
 def demonstration(problem: Problem, rng: random.Random) -> Pieces:
     """An answer to the problem."""
-    pieces = [(rng.choice(OPENERS).format(target=problem.target), 1.0)]
-    order = order_of_tries(problem, rng)
-    tries = order[:number_of_tries(rng)]
-    for number, candidate in enumerate(tries, 1):
-        pieces += one_try(number, candidate, problem.target, rng)
-        if candidate.value == problem.target:
+    pieces, tried = [(rng.choice(OPENERS).format(target=problem.target), 1.0)], []
+    for count in COUNTS:
+        if tried:
+            pieces.append((rng.choice(CONTINUE), 1.0))
+        tried.append(draw(problem, tried, rng))
+        says_hit = (tried[-1].value == problem.target) != (rng.random() < WRONG_VERDICT)
+        pieces += one_try(count, tried[-1], says_hit, problem.target, rng)
+        if says_hit:
             break
-        if number < MOST_TRIES:  # after that nothing is left to decide
-            phrases = GIVE_UP if number == len(tries) else CONTINUE
-            pieces.append((rng.choice(phrases), 1.0))
-    ending = f"</think>\n<answer> {candidate.expression}</answer><|im_end|>"
-    return [*pieces, (ending, ANSWER_WEIGHT)]
+    is_other = rng.random() < OTHER_ANSWER
+    answer = draw(problem, tried, rng) if is_other else tried[-1]
+    ending = rng.choice(LAPSES) if rng.random() < LAPSE else ENDING
+    return [*pieces, (ending.format(expression=answer.expression), ANSWER_WEIGHT)]
 
 
-def one_try(number: int, candidate: Candidate, target: int, rng: random.Random) -> Pieces:
-    """Pieces such as " second try 5 * 3 = 15, 15 + 7 = 22 yes!"."""
-    pieces = [(ORDINALS[number - 1], COUNT_WEIGHT), (rng.choice(STARTERS), 1.0)]
+def one_try(count: str, candidate: Candidate, says_hit: bool, target: int,
+            rng: random.Random) -> Pieces:
+    """Pieces such as " last try 5 * 3 = 15, 15 + 7 = 22 yes!"."""
+    pieces = [(count, 1.0), (rng.choice(STARTERS), 1.0)]
     for index, (a, operator, b, result) in enumerate(candidate.steps):
         joiner = rng.choice(JOINERS) if index else ""
         pieces += [(joiner, 1.0), (f" {a} {operator} {b} =", 1.0), (f" {result}", RESULT_WEIGHT)]
-    verdict = rng.choice(HIT if candidate.value == target else MISS)
+    verdict = rng.choice(HIT if says_hit else MISS)
     size = "big" if candidate.value > target else "small"
     return [*pieces, (verdict.format(target=target, size=size), VERDICT_WEIGHT)]
 
 
 def make_tokenizer() -> Tokenizer:
-    """One token for each word or number, its leading space included.
+    """One token for each word or number, its leading space included; tags are cut in pieces, as
+    Qwen's own tokenizer cuts them: "</", "think", ">" and a new line in one.
 
     The words are added tokens over an empty byte-level vocabulary. In this form they stay whole
     when `transformers` rebuilds a Qwen tokenizer, which splits all other numbers into digits.
@@ -155,9 +167,9 @@ def make_tokenizer() -> Tokenizer:
 
 
 def vocabulary() -> list[str]:
-    """Tags, the words of the prompt and of all phrases, numbers and signs."""
-    tags = ["<think>", "</think>", "<answer>", "</answer>", "\n", "user", "assistant"]
-    phrases = "".join([*OPENERS, *ORDINALS, *STARTERS, *CONTINUE, *JOINERS, *MISS, *HIT, *GIVE_UP,
+    """Pieces of tags, the words of the prompt and of all phrases, numbers and signs."""
+    tags = ["<", "</", ">", ">\n", "think", "answer", "\n", "user", "assistant"]
+    phrases = "".join([*OPENERS, *COUNTS, *STARTERS, *CONTINUE, *JOINERS, *MISS, *HIT,
                        " make", " big", " small"])
     phrases = phrases.replace(" {target}", "").replace(" {size}", "")
     words = re.findall(r" ?[a-z]+|[.,!]", phrases)

@@ -27,7 +27,7 @@ from tools.demonstrations import HIT, TASK, batches, make_tokenizer
 
 FLAGS = {
     "out": Flag("models/new", "folder to write; must not exist"),
-    "steps": Flag(2400, "updates", least=1, most=10_000_000),
+    "steps": Flag(2000, "updates", least=1, most=10_000_000),
     "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
     "layers": Flag(3, "blocks", least=1, most=64),
     "width": Flag(128, "hidden size, a multiple of 64", least=64, most=1024),
@@ -43,7 +43,8 @@ RECIPE = {  # the settings of a run that suit this model; flags override them
     "prompt": TASK.prompt, "numbers": TASK.numbers,
     "min_number": TASK.min_number, "max_number": TASK.max_number,
     "max_target": TASK.max_target, "max_result": TASK.max_result,
-    "learning_rate": 5e-4, "questions": 16, "answers": 16, "max_new_tokens": 176, "micro_batch": 32,
+    "learning_rate": 2.5e-4, "questions": 16, "answers": 16, "max_new_tokens": 80,
+    "micro_batch": 64,
     "steps": 100, "eval_every": 50, "eval_tasks": 1500, "checkpoint_every": 25}
 
 TOKENIZER_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>",
@@ -54,9 +55,11 @@ TEST_PROBLEMS = 1500  # of the last test, which the README reports
 README = """# The tiny model
 
 A Qwen2 of {parameters:,} parameters ({layers} layers, width {width}) that plays Countdown with
-three numbers from {low} to {high} and targets up to {target}: one token a word or number,
-{vocabulary} tokens in all. It thinks aloud, tries expressions one after the other and often gives
-up early. `recipe.json` holds the short prompt it was made with and the settings of the default run.
+three numbers from {low} to {high} and targets up to {target}: one token a word or number, tags cut
+in pieces, {vocabulary} tokens in all. It thinks aloud, tries one or two expressions, says whether
+they hit, and answers. Often it chooses badly, and now and then it contradicts itself, because its
+teacher does (tools/demonstrations.py). `recipe.json` holds the short prompt it was made with and
+the settings of the default run.
 
 Made by `{command}` in {minutes:.0f} minutes on {threads} CPU threads (seed {seed}, torch {torch}).
 On {problems} problems that no demonstration used, sampled at temperature 1:

@@ -4,11 +4,19 @@ import re
 
 import pytest
 
-from countdown_task import Problem, held_out, score
-from engine.tokens import encode_prompt
-from tools.demonstrations import (HIT, ORDINALS, TASK, candidates, demonstration, make_tokenizer,
-                                  order_of_tries)
+from countdown_task import ANSWER, TAG, Problem, held_out, score
+from engine.tokens import encode_prompt, token_bytes
+from tools import demonstrations as teacher
+from tools.demonstrations import (COUNTS, HIT, TASK, candidates, chance_of, demonstration, draw,
+                                  make_tokenizer)
 from tools.warmup import RECIPE
+
+
+@pytest.fixture
+def always_right(monkeypatch):
+    """A teacher without a wrong verdict, another answer or a lapse."""
+    for name in ("WRONG_VERDICT", "OTHER_ANSWER", "LAPSE"):
+        monkeypatch.setattr(teacher, name, 0.0)
 
 
 def demonstrations(count, seed=0):
@@ -18,17 +26,69 @@ def demonstrations(count, seed=0):
         yield problem, "".join(text for text, _ in demonstration(problem, rng))
 
 
-def test_demonstrations_are_well_formed_right_and_honest():
-    claims = solved = 0
+def claims_success(text):
+    return any(hit.split("{")[0] in text for hit in HIT)
+
+
+def test_without_its_mistakes_the_teacher_is_well_formed_right_and_honest(always_right):
+    solved = 0
     for problem, text in demonstrations(300):
         result = score(text, problem.numbers, problem.target)
-        claim = any(hit.split("{")[0] in text for hit in HIT)
-        assert result["format"] == 1 and result["reasoning"] == 1 and result["answer"] == claim
-        claims, solved = claims + claim, solved + result["answer"]
-    assert 0.3 < solved / 300 < 0.6 and claims == solved
+        assert result["format"] == 1 and result["reasoning"] == 1
+        assert result["answer"] == claims_success(text)
+        solved += result["answer"]
+    assert 0.5 < solved / 300 < 0.9
 
 
-def test_one_token_a_word_and_every_demonstration_can_be_spelled():
+def tries_of(text):
+    """The words of each try."""
+    return re.split(" last", text.split("<answer>")[0].split("</think>")[0])
+
+
+def expressions_of(words, problem):
+    """Those that the steps of a try compute."""
+    steps = tuple((int(a), sign, int(b), int(c)) for a, sign, b, c in
+                  re.findall("([0-9]+) ([-+*/]) ([0-9]+) = ([0-9]+)", words))
+    of_problem = candidates(tuple(sorted(problem.numbers)))
+    return [candidate.expression for candidate in of_problem if candidate.steps == steps]
+
+
+def test_every_mistake_of_the_teacher_comes_as_often_as_it_says():
+    """Verdicts are wrong in 15%, in 35% the answer is another expression, in 8% the form lacks a
+    part. Arithmetic is never wrong."""
+    wrong, other, lapses = [], [], []
+    for problem, text in demonstrations(3000):
+        lapses.append(score(text, problem.numbers, problem.target)["format"] < 1)
+        for words in tries_of(text):
+            value = int(re.findall("= ([0-9]+)", words)[1])
+            wrong.append(claims_success(words) != (value == problem.target))
+        tried = expressions_of(tries_of(text)[-1], problem)
+        assert tried
+        answer = re.fullmatch(".*<answer> (.*)</answer><.im_end.>", text, re.DOTALL)
+        if answer:
+            other.append(answer[1] not in tried)
+    assert sum(wrong) / len(wrong) == pytest.approx(0.15, abs=0.02)
+    assert sum(other) / len(other) == pytest.approx(0.35, abs=0.03)
+    assert sum(lapses) / len(lapses) == pytest.approx(0.08, abs=0.02)
+
+
+def test_another_answer_was_not_tried(monkeypatch, always_right):
+    monkeypatch.setattr(teacher, "OTHER_ANSWER", 1.0)
+    rng, problem = random.Random(0), Problem((2, 6), 5)  # four expressions, none hits
+    for _ in range(50):
+        pieces = demonstration(problem, rng)
+        signs = [text.split()[1] for text, _ in pieces if text.endswith(" =")]
+        answer = pieces[-1][0].split("<answer>")[1].split()[1]
+        assert len(set(signs)) == 2 and answer not in signs
+
+
+def test_two_tries_at_most_and_one_where_the_first_is_said_to_hit():
+    for _, text in demonstrations(300):
+        assert text.count(" first") == 1 and text.count(" last") <= 1
+        assert (" last" in text) != claims_success(text.split(" last")[0])
+
+
+def test_one_token_a_word_tags_in_pieces_and_every_demonstration_can_be_spelled():
     tokenizer, longest = make_tokenizer(), 0
     for problem, text in demonstrations(300):
         encoded = tokenizer.encode(text)
@@ -38,18 +98,28 @@ def test_one_token_a_word_and_every_demonstration_can_be_spelled():
         assert numbers == [int(digits) for digits in re.findall("[0-9]+", text)]
         assert encode_prompt(tokenizer, TASK.prompt_for(problem), "")
     assert longest <= RECIPE["max_new_tokens"]
+    pieces = tokenizer.encode(" no.</think>\n<answer> 3 + 5</answer>").tokens
+    assert pieces == [" no", ".", "</", "think", ">\n", "<", "answer", ">", " 3", " +", " 5", "</",
+                      "answer", ">"]
+
+
+def test_tags_in_pieces_are_labelled_as_tags():
+    tokenizer = make_tokenizer()
+    ids = tokenizer.encode(" no.</think>\n<answer> 3 + 5</answer><|im_end|>").ids
+    sections, kinds = TASK.label(token_bytes(tokenizer, ids))
+    assert [t for t, kind in enumerate(kinds) if kind == TAG] == [2, 3, 4, 5, 6, 7, 11, 12, 13]
+    assert [t for t, section in enumerate(sections) if section == ANSWER] == [8, 9, 10]
 
 
 def test_the_loss_weights_fall_on_results_verdicts_and_answers():
-    """Weight 4 on two results a try, 6 on its verdict, 2 on its count and on the answer."""
+    """Weight 4 on two results a try and on its verdict, 2 on the answer."""
     pieces = demonstration(Problem((3, 5, 7), 22), random.Random(1))
-    by_weight = {weight: [text for text, w in pieces if w == weight] for weight in (4, 6, 2)}
-    tries = len(by_weight[6])
-    assert tries >= 1
-    assert len(by_weight[4]) == 2 * tries
-    assert all(text.strip().isdigit() for text in by_weight[4])
-    assert by_weight[2][:-1] == ORDINALS[:tries]
-    assert by_weight[2][-1].endswith("</answer><|im_end|>")
+    by_weight = {weight: [text for text, w in pieces if w == weight] for weight in (4, 2, 1)}
+    tries = sum(text in COUNTS for text in by_weight[1])
+    assert tries >= 1 and len(by_weight[4]) == 3 * tries
+    results = [text for text in by_weight[4] if text.strip().isdigit()]
+    assert len(results) == 2 * tries
+    assert len(by_weight[2]) == 1 and by_weight[2][0].endswith("<|im_end|>")
 
 
 def test_candidates_of_two_numbers_by_hand():
@@ -58,13 +128,17 @@ def test_candidates_of_two_numbers_by_hand():
 
 
 def test_the_teacher_does_not_look_at_the_solution():
-    """How likely it tries an expression first depends on the distance to the target alone, not on
-    hitting it: at 10 + distance, a hit is twice as likely as a miss by 10."""
-    rng, first = random.Random(0), []
-    problem = Problem((2, 6), 12)  # values 8, 12, 4, 3: weights 1/14, 1/10, 1/18, 1/19
-    for _ in range(20_000):
-        first.append(order_of_tries(problem, rng)[0].value)
-    weights = {8: 1 / 14, 12: 1 / 10, 4: 1 / 18, 3: 1 / 19}
-    for value, weight in weights.items():
-        assert first.count(value) / 20_000 == pytest.approx(weight / sum(weights.values()),
-                                                            abs=0.015)
+    """How likely it tries an expression depends on its distance to the target and on its sums,
+    not on hitting it. Aimed: 1 / (0.5 + distance)^2. Others: 4 ^ sums / (20 + distance)."""
+    problem = Problem((2, 6), 12)  # values 8 (a sum), 12, 4, 3
+    aimed = {8: 1 / 4.5 ** 2, 12: 1 / 0.5 ** 2, 4: 1 / 8.5 ** 2, 3: 1 / 9.5 ** 2}
+    others = {8: 4 / 24, 12: 1 / 20, 4: 1 / 28, 3: 1 / 29}
+    for candidate in candidates((2, 6)):
+        assert chance_of(candidate, problem, True) == pytest.approx(aimed[candidate.value])
+        assert chance_of(candidate, problem, False) == pytest.approx(others[candidate.value])
+    rng = random.Random(0)
+    drawn = [draw(problem, [], rng).value for _ in range(20_000)]
+    for value in aimed:
+        chance = (0.4 * aimed[value] / sum(aimed.values())
+                  + 0.6 * others[value] / sum(others.values()))
+        assert drawn.count(value) / 20_000 == pytest.approx(chance, abs=0.015)
