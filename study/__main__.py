@@ -1,0 +1,106 @@
+"""Many runs as one experiment: arms x seeds, made side by side, resumed, compared.
+
+    python -m study                       # which experiments there are
+    python -m study control --dry_run     # every run with its command, and about how long it takes
+    python -m study control               # make what is not finished, then say what it shows
+    python -m study control --report_only
+
+Ctrl-C stops the runs after their current step, and the same command goes on with them. The report
+is printed and written to results/study-NAME. study/experiments.py says what each experiment is.
+"""
+import os
+from types import SimpleNamespace
+
+from engine.errors import UserError
+from engine.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from engine.hints import python_command
+from engine.program import run_as_program
+from engine.progress import say
+from study.experiments import EXPERIMENTS, Experiment
+from study.plan import PlannedRun, in_words, plan_runs, seconds_left
+from study.runner import Runner, last_line
+
+FLAGS = {
+    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
+                      least=0, most=MOST_THREADS),
+    "seeds": Flag(0, "seeds of each arm; 0 is what the experiment has", least=0, most=10_000),
+    "out": Flag("runs/study", "folder of the runs; each experiment has its own below it"),
+    "dry_run": Flag(False, "list the runs, and start none"),
+    "report_only": Flag(False, "say what the finished runs show, and start none")}
+
+
+def main(argv: list[str]) -> None:
+    parser = add_flags(Parser("python -m study [NAME] [flags]", __doc__), FLAGS)
+    parser.add_argument("name", nargs="?", help="an experiment: " + ", ".join(EXPERIMENTS))
+    typed = parser.read(argv)
+    name = typed.pop("name", None)
+    args = with_defaults(typed, FLAGS)
+    if name is None:
+        return list_experiments()
+    experiment = choose(name)
+    args.seeds = args.seeds or experiment.seeds
+    args.processes = args.processes or usable_cores()
+    runs = plan_runs(experiment, args.out, args.seeds)
+    for run in runs:
+        run.refuse_another()
+    if args.dry_run:
+        return list_runs(runs, args)
+    failed = [] if args.report_only else make_runs(runs, args, argv)
+    if failed:
+        raise SystemExit(1)
+
+
+def list_experiments() -> None:
+    for experiment in EXPERIMENTS.values():
+        count = len(experiment.arms) * experiment.seeds
+        print(f"{experiment.name:10s}{count:4d} runs  {experiment.question}")
+    print(f"\n{python_command('-m', 'study')} NAME makes the runs of one, --help lists the flags")
+
+
+def choose(name: str) -> Experiment:
+    if name not in EXPERIMENTS:
+        raise UserError(f"there is no experiment {name}, only {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux knows which this process may use
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def list_runs(runs: list[PlannedRun], args: SimpleNamespace) -> None:
+    """Folder and command of every run, what is finished, and how long the rest takes."""
+    efforts = {run.name: run.effort() for run in runs}
+    finished = [run for run in runs if run.is_finished()]
+    for run in runs:
+        state = "finished" if run in finished else how_far(run, efforts[run.name].steps)
+        print(f"{run.folder}  ({state})\n    {python_command('train.py', *run.flags)}")
+    print(f"\n{len(finished)} of {len(runs)} runs are finished")
+    if len(finished) < len(runs):
+        left = seconds_left(runs, efforts, args.processes)
+        print(f"the rest, {args.processes} at a time: {in_words(left)}, evaluations not counted")
+
+
+def how_far(run: PlannedRun, steps: int) -> str:
+    return f"{steps} of {run.settings.steps} steps" if run.folder.exists() else "not begun"
+
+
+def make_runs(runs: list[PlannedRun], args: SimpleNamespace, argv: list[str]) -> list[PlannedRun]:
+    """Returns those that failed."""
+    runner = Runner(runs, args.processes)
+    if runner.waiting:
+        say(f"{len(runner.waiting)} of {len(runs)} runs are to be made, {args.processes} at a time")
+    came_to_its_end = runner.make_all()
+    for run in runner.failed:
+        say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
+    if not came_to_its_end:
+        say(f"stopped, {runner.finished} of {len(runs)} runs are finished. Go on with: "
+            f"{python_command('-m', 'study', *argv)}")
+        raise SystemExit(130)
+    return runner.failed
+
+
+if __name__ == "__main__":
+    run_as_program("study", main, interrupted="stopped at once; the same command goes on from the "
+                   "last checkpoint of each run")

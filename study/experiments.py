@@ -1,0 +1,108 @@
+"""The experiments: what each one asks, and the runs that answer it.
+
+An experiment is made of arms. An arm is a name and the flags of train.py that make it; every arm is
+run with the same seeds and the flags that all have in common:
+
+    Experiment("control", ..., common="--steps 120", arms={"none": "", "rloo": "--advantage rloo"})
+
+stands for `python train.py --steps 120 --seed 0`, `python train.py --steps 120 --advantage rloo
+--seed 0`, the same with seed 1, and so on. What is not said is as the model's recipe.json has it.
+"""
+from dataclasses import dataclass
+
+# the arms that occur in several experiments
+PLAIN = ""
+MEASURED = "--advantage measured"                # credit measured for every token, at every step
+SHUFFLED = f"{MEASURED} --placebo advantages"    # the same numbers at other tokens of the group
+
+# what the subject has promised
+MOST_SPREAD = 2.5        # points: standard deviation of the final success over seeds
+MOST_CUT_OFF = 1.0       # percent of the answers at the end
+LEAST_FORMAT = 0.98      # at the end, of the worst seed
+LEAST_GAIN = 25.0        # points of held-out success
+GRADIENT_BATCHES = 4     # behind the cosine of two gradients of the untrained model
+
+# the same number of trained answers in every cell of the regime
+TRAINED_ANSWERS = 7680
+BATCHES = ((4, 8), (8, 8), (16, 16))             # questions x answers
+LEARNING_RATES = ("1e-4", "3e-4", "1e-3")
+
+# the success in training that the arms of the forecast race to, as the mean of the last steps
+RACE_TO = 0.5
+RACE_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    question: str          # one sentence
+    common: str            # flags of train.py that all its runs have
+    arms: dict[str, str]   # name of an arm -> the flags that make it
+    seeds: int             # 0, 1, ... of each arm
+
+
+def cell(arm: str, questions: int, answers: int, learning_rate: str) -> str:
+    """The name of an arm in one cell of the regime: measured-4x8-1e-4."""
+    return f"{arm}-{questions}x{answers}-{learning_rate}"
+
+
+def regime_arms() -> dict[str, str]:
+    arms = {}
+    for questions, answers in BATCHES:
+        steps = TRAINED_ANSWERS // (questions * answers)
+        for learning_rate in LEARNING_RATES:
+            flags = (f"--questions {questions} --answers {answers} --steps {steps} "
+                     f"--eval_every {steps} --learning_rate {learning_rate}")
+            arms[cell("none", questions, answers, learning_rate)] = f"{flags} {PLAIN}"
+            arms[cell("measured", questions, answers, learning_rate)] = f"{flags} {MEASURED}"
+    return arms
+
+
+SUBJECT = Experiment(
+    name="subject",
+    question="Does the default run keep what a subject of experiments has to promise?",
+    common="",
+    arms={"none": PLAIN},
+    seeds=10)
+
+CONTROL = Experiment(
+    name="control",
+    question="Is credit by token worth anything here, when it is measured at every step?",
+    common="--questions 8 --answers 8 --learning_rate 3e-4 --steps 120 --eval_every 60",
+    arms={"none": PLAIN, "measured": MEASURED, "shuffled": SHUFFLED},
+    seeds=5)
+
+REGIME = Experiment(
+    name="regime",
+    question="At which batch sizes and learning rates is measured credit worth something?",
+    common="",
+    arms=regime_arms(),
+    seeds=2)
+
+FORECAST = Experiment(
+    name="forecast",
+    question="Does the noise of an arm, measured before training, say how fast it will learn?",
+    common=CONTROL.common,
+    arms={
+        "none": PLAIN,
+        "entropy_weighted": "--mitigation entropy_weighted",
+        "entropy_weighted-placebo": "--mitigation entropy_weighted --placebo weights",
+        "entropy_masking": "--mitigation entropy_masking",
+        "entropy_ratio": "--mitigation entropy_ratio",
+        "inverse_logprob": "--mitigation inverse_logprob",
+        "inverse_logprob_as_published": "--mitigation inverse_logprob_as_published",
+        "equal_gradient": "--mitigation equal_gradient",
+        "attention_credit": "--mitigation attention_credit",
+        "outcome_conditional": "--mitigation outcome_conditional --think_discount 0.5",
+        "lambda_grpo": "--mitigation lambda_grpo",
+        "learned_importance": "--mitigation learned_importance",
+        "random": "--mitigation random",
+        "dr_grpo": "--advantage dr_grpo",
+        "rloo": "--advantage rloo",
+        "span": "--advantage span",
+        "gae": "--advantage gae",
+        "measured": MEASURED,
+        "shuffled": SHUFFLED},
+    seeds=3)
+
+EXPERIMENTS = {experiment.name: experiment for experiment in (SUBJECT, CONTROL, REGIME, FORECAST)}

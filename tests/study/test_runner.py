@@ -1,0 +1,171 @@
+"""Runs of an experiment: planned, made side by side, stopped and started again, refused."""
+import os
+import shutil
+import signal
+import threading
+import time
+
+import pytest
+from runs import lines
+
+import train
+from engine.command_line import read_flags
+from engine.credit_file import step_of
+from engine.errors import UserError
+from engine.registry import ADVANTAGES
+from study import __main__ as study
+from study.experiments import EXPERIMENTS, Experiment, regime_arms
+from study.plan import Effort, in_words, plan_runs, seconds_left
+from study.runner import Runner
+
+TINY = "--questions 2 --answers 2"
+
+
+@pytest.fixture
+def experiment(monkeypatch, learner, tmp_path):
+    """Makes an experiment with these arms known to the command, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(arms, steps=2, seeds=1, more=""):
+        common = f"--model {learner} {TINY} --steps {steps} {more}"
+        made = Experiment("small", "Is it?", common, arms, seeds)
+        monkeypatch.setitem(EXPERIMENTS, "small", made)
+        return made
+
+    return make
+
+
+def test_all_arms_come_with_one_seed_before_the_next(experiment):
+    """Flags of the experiment, of the arm, of the seed, each run in a folder of its own."""
+    made = experiment({"none": "", "rloo": "--advantage rloo"}, seeds=2)
+    runs = plan_runs(made, "runs/study", 2)
+    assert [run.name for run in runs] == ["none-s0", "rloo-s0", "none-s1", "rloo-s1"]
+    last = runs[-1]
+    assert str(last.folder) == "runs/study/small/rloo-s1" and last.settings.folder == last.folder
+    given = read_flags(last.flags)
+    assert given["continue"] and given["threads"] == 1 and given["seed"] == 1
+    assert (last.settings.advantage, last.settings.steps, last.settings.answers) == ("rloo", 2, 2)
+    assert runs[0].settings.advantage == "grpo"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_flags_that_train_py_takes(name, tmp_path):
+    experiment = EXPERIMENTS[name]
+    for arm, flags in experiment.arms.items():
+        if "--advantage measured" in flags and "measured" not in ADVANTAGES:
+            continue
+        alone = Experiment(name, "", experiment.common, {arm: flags}, 1)
+        [run] = plan_runs(alone, str(tmp_path), 1)
+        assert run.settings.steps > 1, arm
+
+
+def test_every_cell_of_the_regime_trains_on_as_many_answers():
+    arms = regime_arms()
+    assert len(arms) == 18 and "measured-16x16-1e-3" in arms
+    for flags in arms.values():
+        given = read_flags(flags.replace("--advantage measured", "").split())
+        assert given["questions"] * given["answers"] * given["steps"] == 7680
+        assert given["eval_every"] == given["steps"]
+
+
+def test_time_left_follows_from_the_steps_of_the_same_arm(experiment):
+    """Of 10 steps each: none-s0 has 10 at 2 s, none-s1 none; rloo-s0 4 at 5 s; gae-s0 has none,
+    and as many answers a step as the others: their mean of 40 s / 14 steps a step."""
+    made = experiment({"none": "", "rloo": "--advantage rloo", "gae": "--advantage gae"}, steps=10)
+    runs = plan_runs(made, "runs", 1) + plan_runs(made, "runs", 2)[3:4]
+    efforts = {"none-s0": Effort(10, 20.0), "none-s1": Effort(0, 0.0), "rloo-s0": Effort(4, 20.0),
+               "gae-s0": Effort(0, 0.0)}
+    left = [10 * 2, 6 * 5, 10 * 40 / 14]
+    assert seconds_left(runs, efforts, 1) == pytest.approx(sum(left))
+    assert seconds_left(runs, efforts, 8) == pytest.approx(30)  # the longest run of all
+    assert seconds_left(runs, {run.name: Effort(0, 0.0) for run in runs}, 1) is None
+    assert in_words(4800) == "about 1 h 20 min" and in_words(100) == "about 2 min"
+
+
+def test_a_dry_run_lists_every_run_and_starts_none(experiment, capsys, tmp_path):
+    experiment({"none": "", "rloo": "--advantage rloo"}, seeds=2)
+    study.main(["small", "--dry_run", "--seeds", "1"])
+    printed = capsys.readouterr().out
+    assert "runs/study/small/rloo-s0  (not begun)" in printed and "--advantage rloo" in printed
+    assert "0 of 2 runs are finished" in printed and "no step is done yet" in printed
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_a_name_the_experiments_are_listed(capsys):
+    study.main([])
+    printed = capsys.readouterr().out
+    assert f"subject     10 runs  {EXPERIMENTS['subject'].question}" in printed
+    assert all(name in printed for name in EXPERIMENTS)
+
+
+def test_what_is_no_experiment_is_refused():
+    with pytest.raises(UserError, match="there is no experiment nothing, only subject"):
+        study.main(["nothing"])
+
+
+def test_a_run_of_other_settings_or_another_model_is_refused(experiment, learner, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(learner, model)
+    arms, common = {"none": f"--model {model}"}, "--eval_every 0"
+    [run] = plan_runs(experiment(arms, more=common), "runs/study", 1)
+    train.main(run.flags)
+    run.refuse_another()
+    assert run.is_finished()
+    experiment(arms, more=f"{common} --learning_rate 0.5")
+    with pytest.raises(UserError, match="small/none-s0 exists already, with learning_rate"):
+        study.main(["small", "--report_only"])
+    experiment(arms, more=common)
+    (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text() + " ")
+    with pytest.raises(UserError, match="small/none-s0: --model: .* is not what it was"):
+        study.main(["small", "--report_only"])
+
+
+def stop_when(condition, signals=1):
+    """Sends this process Ctrl-C once the condition holds."""
+    def wait():
+        while not condition():
+            time.sleep(0.01)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_stopped_and_started_again(experiment, capfd):
+    """Ctrl-C: the run that was being made keeps a checkpoint, no other is begun. Started again it
+    goes on from there, and what is finished is passed over."""
+    experiment({"none": "", "rloo": "--advantage rloo"}, steps=40, more="--eval_every 0")
+    first, second = plan_runs(EXPERIMENTS["small"], "runs/study", 1)
+    stop_when(lambda: len(lines(first.folder / "metrics.jsonl")) > 0)
+    with pytest.raises(SystemExit) as ended:
+        study.main(["small", "--processes", "1"])
+    printed = capfd.readouterr().out
+    assert ended.value.code == 130
+    assert "stopped, 0 of 2 runs are finished. Go on with: " in printed
+    assert printed.strip().endswith("-m study small --processes 1") and "failed" not in printed
+    done = step_of(max((first.folder / "checkpoints").iterdir()))
+    assert 0 < done < 40 and not first.is_finished() and not second.folder.exists()
+
+    runner = Runner([first, second], 2)
+    assert runner.make_all() and not runner.failed
+    assert first.is_finished() and second.is_finished()
+    assert f"going on after step {done}" in first.log.read_text()
+    seconds = lines(first.folder.with_name("seconds.jsonl"))
+    assert seconds[0]["run"] == "none-s0"
+    assert [line["status"] for line in seconds] == [130, 0, 0]
+    assert not Runner([first, second], 2).waiting
+
+
+def test_a_failed_run_does_not_stop_the_others(experiment, learner, tmp_path, capfd):
+    broken = tmp_path / "broken"
+    shutil.copytree(learner, broken)
+    (broken / "model.safetensors").write_bytes(b"no model")
+    experiment({"bad": f"--model {broken}", "none": ""}, more="--eval_every 0")
+    with pytest.raises(SystemExit) as ended:
+        study.main(["small", "--processes", "1"])
+    printed = capfd.readouterr().out
+    assert ended.value.code == 1
+    assert "finished: none-s0 (1 of 2)" in printed
+    last = printed.strip().splitlines()[-1]
+    assert last.startswith("failed: bad-s0: train.py: ") and "model.safetensors" in last
+    assert last.endswith("(log: runs/study/small/bad-s0.log)")
