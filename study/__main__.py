@@ -18,6 +18,7 @@ from engine.program import run_as_program
 from engine.progress import say
 from study.experiments import EXPERIMENTS, Experiment
 from study.plan import PlannedRun, in_words, plan_runs, seconds_left
+from study.report import write_report
 from study.runner import Runner, last_line
 
 FLAGS = {
@@ -25,6 +26,8 @@ FLAGS = {
                       least=0, most=MOST_THREADS),
     "seeds": Flag(0, "seeds of each arm; 0 is what the experiment has", least=0, most=10_000),
     "out": Flag("runs/study", "folder of the runs; each experiment has its own below it"),
+    "scores": Flag(None, "folder that python -m truth.scoreboard wrote of the untrained model, for "
+                         "the reports of subject and forecast"),
     "dry_run": Flag(False, "list the runs, and start none"),
     "report_only": Flag(False, "say what the finished runs show, and start none")}
 
@@ -46,6 +49,9 @@ def main(argv: list[str]) -> None:
     if args.dry_run:
         return list_runs(runs, args)
     failed = [] if args.report_only else make_runs(runs, args, argv)
+    write_report(experiment, runs, args.scores, python_command("-m", "study", *argv))
+    for run in failed:
+        say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
     if failed:
         raise SystemExit(1)
 
@@ -92,8 +98,6 @@ def make_runs(runs: list[PlannedRun], args: SimpleNamespace, argv: list[str]) ->
     if runner.waiting:
         say(f"{len(runner.waiting)} of {len(runs)} runs are to be made, {args.processes} at a time")
     came_to_its_end = runner.make_all()
-    for run in runner.failed:
-        say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
     if not came_to_its_end:
         say(f"stopped, {runner.finished} of {len(runs)} runs are finished. Go on with: "
             f"{python_command('-m', 'study', *argv)}")

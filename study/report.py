@@ -1,0 +1,30 @@
+"""Say what the finished runs of an experiment show: printed, as a page, and as numbers."""
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from analysis.tables import show
+from engine.files import make_folder
+from study import control, forecast, regime, subject
+from study.experiments import Experiment
+from study.finished import read_study
+from study.plan import PlannedRun
+from truth.common import summary_of, write_findings
+
+REPORTS = {"subject": subject.report, "regime": regime.report, "forecast": forecast.report}
+
+
+def write_report(experiment: Experiment, planned: list[PlannedRun], scores: str | None,
+                 command: str) -> None:
+    """Into results/study-NAME, where it takes the place of the one before."""
+    start, folder = time.monotonic(), Path(f"results/study-{experiment.name}")
+    make_folder(folder)
+    study = read_study(experiment, planned, folder, scores)
+    findings = REPORTS.get(experiment.name, control.report)(study)
+    seeds = len({run.seed for run in planned})
+    settings = SimpleNamespace(quick=False, seeds=seeds, scores=scores, common=experiment.common,
+                               arms=experiment.arms)
+    seconds = time.monotonic() - start
+    write_findings(folder, f"study-{experiment.name}", settings, findings, seconds, command)
+    show([findings.title, *findings.intro], findings.tables, summary_of(findings))
+    print(f"page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}")

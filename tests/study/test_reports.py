@@ -1,0 +1,320 @@
+"""Reports from runs made by hand, with numbers worked out by hand."""
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, credit_columns, evaluation, write_log
+from tokenizers import Tokenizer
+
+from analysis.runs import read_run
+from analysis.statistics import student_quantile
+from countdown_task import ANSWER, NUMBER, OPERATOR, THINK
+from engine.errors import UserError
+from study import control, credit_shares, forecast, regime, subject
+from study.experiments import CONTROL, FORECAST, REGIME, SUBJECT, Experiment, cell
+from study.finished import Study, ahead, moving_mean, read_study
+from study.plan import plan_runs
+from study.report import write_report
+
+ITEMS = 4  # held-out problems
+
+
+def rows(table):
+    return {row[0]: dict(zip(table.columns, row)) for row in table.rows}
+
+
+def metric(step, success, **more):
+    return {"step": step, "success": success, "entropy": 0.5, **more}
+
+
+def run_of(folder, training, held_out, seed=0, steps=None, config=(), **more):
+    """A finished run: training success by step, held-out answers by evaluation."""
+    lines = [metric(step, success, **more) for step, success in enumerate(training, 1)]
+    at = np.linspace(0, len(lines), len(held_out)).round().astype(int).tolist()
+    evaluations = []
+    for step, answers in zip(at, held_out):
+        evaluations += [evaluation(step, answers), evaluation(step, answers, "greedy")]
+    config = {"seed": seed, "steps": len(lines), "eval_every": 0, "questions": 2, "answers": 2,
+              **dict(config)}
+    return read_run(write_log(folder, steps or {}, config, lines, evaluations))
+
+
+def solving(count):
+    return [1] * count + [0] * (ITEMS - count)
+
+
+def study_of(experiment, folder, runs, scores=None, seeds=1):
+    """Every run is planned, and these are finished."""
+    planned = plan_runs(experiment, str(folder / "runs"), seeds)
+    return Study(experiment, planned, folder, scores, runs)
+
+
+# seconds, spread and the like
+
+def write_seconds(folder, seconds):
+    folder.mkdir(parents=True)
+    text = "".join(json.dumps({"run": name, "seconds": value, "status": 0}) + "\n"
+                   for name, value in seconds)
+    (folder / "seconds.jsonl").write_text(text)
+
+
+PROMPT = "<|im_start|>user\n 3 5 7 make 22<|im_end|>\n<|im_start|>assistant\n<think>"
+FIRST = " first 5 * 3 = 15, 15 + 7 = 22 yes!</think>\n<answer> ( 5 * 3 ) + 7</answer><|im_end|>"
+LATER = (" first 7 + 5 = 12 and 12 + 3 = 15 no. last 5 * 3 = 15, 15 + 7 = 22 yes!</think>\n"
+         "<answer> ( 5 * 3 ) + 7</answer><|im_end|>")
+OTHER = " first 7 + 5 = 12 and 12 + 3 = 15 no.</think>\n<answer> ( 5 * 3 ) + 7</answer><|im_end|>"
+WRONG = " first 7 + 5 = 12 and 12 + 3 = 15 no.</think>\n<answer> ( 7 + 5 ) + 3</answer><|im_end|>"
+
+
+def credit_of(texts, **known):
+    """The columns of a step in which these answers were given to one problem."""
+    encode = Tokenizer.from_file(str(ROOT / "models/tiny/tokenizer.json")).encode
+    ids = [encode(text).ids for text in texts]
+    prompt = encode(PROMPT).ids
+    right = np.array([text is not WRONG for text in texts], float)
+    return credit_columns([len(row) for row in ids], [0] * len(ids), token_id=np.concatenate(ids),
+                          reward_answer=right, reward=right, prompt_ids=np.array(prompt),
+                          prompt_start=np.array([0]), **known)
+
+
+@pytest.fixture
+def subject_study(tmp_path, monkeypatch):
+    """Two seeds of 20 steps: final success 75% and 100%, both 25% at the start."""
+    cosine = subject.known(0.5)
+    monkeypatch.setattr(subject, "discount_cosine", lambda settings: cosine)
+    start, end = credit_of([FIRST, WRONG, WRONG, WRONG]), credit_of([FIRST, FIRST, LATER, OTHER])
+    steps = {step: start if step < 20 else end for step in range(1, 21)}
+    training = [[0.2] * 8 + [0.4, 0.4] + [0.5] * 8 + [0.6, 0.8], [0.4] * 18 + [0.7, 0.7]]
+    runs = {}
+    for seed, final in ((0, 3), (1, 4)):
+        folder = tmp_path / f"run{seed}"
+        runs[seed] = run_of(folder, training[seed], [solving(1), solving(final)], seed, steps)
+    planned = plan_runs(SUBJECT, str(tmp_path / "runs"), 2)
+    for run in planned:
+        run.settings.steps = 20
+    write_seconds(tmp_path / "runs/subject",
+                  [("none-s0", 100.0), ("none-s0", 20.0), ("none-s1", 140.0), ("none-s7", 9.0)])
+    return Study(SUBJECT, planned, tmp_path, None, {"none": runs})
+
+
+def test_promises_of_the_subject(subject_study):
+    """Points: spread 25 / sqrt(2); gain (50 + 75) / 2; late (0.7 - 0.4 and 0.7 - 0.4) without any
+    spread, so its interval is the value; seconds (120 + 140) / 2."""
+    findings = subject.report(subject_study)
+    table = rows(findings.tables[0])
+    spread = table["spread of the final success"]
+    assert spread["measured"] == pytest.approx(25 / math.sqrt(2)) and spread["verdict"] == "missed"
+    gain = table["gain, end minus start"]
+    assert gain["measured"] == pytest.approx(62.5) and gain["verdict"] == "kept"
+    reach = student_quantile(0.975, 1) * 12.5
+    assert gain["95%"] == pytest.approx((62.5 - reach, 62.5 + reach))
+    late = table["training, last tenth minus fifth tenth"]
+    assert late["measured"] == pytest.approx(30) and late["verdict"] == "kept"
+    cut = table["cut off at the end, worst seed"]
+    assert cut["measured"] == pytest.approx(25) and cut["verdict"] == "missed"
+    assert table["format at the end, worst seed"]["verdict"] == "missed"
+    assert table["a whole run on one thread"]["measured"] == pytest.approx(130)
+    assert table["cosine, thinking discounted by 0.5"]["measured"] == 0.5
+    assert findings.tables[0].finding.startswith("2 of 5 promises are kept.")
+
+
+def test_where_the_gain_comes_from(subject_study):
+    """One of four answers is solved at the start, by its first try. At the end all are: two by the
+    first, one by a later try, one by an expression that was not tried."""
+    table = rows(subject.report(subject_study).tables[0])
+    assert table["solved by the first try, start"]["measured"] == pytest.approx(25)
+    assert table["solved by the first try, end"]["measured"] == pytest.approx(50)
+    gains = [table[f"gain by {way}"]["measured"] for way in subject.HOW]
+    assert gains == pytest.approx([25, 25, 25])
+
+
+def test_with_one_seed_nothing_is_said_about_seeds(subject_study):
+    subject_study.runs["none"].pop(1)
+    table = rows(subject.report(subject_study).tables[0])
+    for what in ("spread of the final success", "training, last tenth minus fifth tenth"):
+        assert table[what]["verdict"] == ""
+    assert table["gain, end minus start"]["verdict"] == "kept"  # 50 points
+
+
+def test_shares_of_the_squared_credit(tmp_path):
+    """In " first 5 * 3 = 15, 15 + 7 = 22 yes!" both operators have credit 0.5 with error 0.1, " 22"
+    has 0.4, " yes" 0.2, and a number of the answer 0.1: of 0.24 * 2 + 0.16 + 0.04 + 0.01."""
+    tokenizer = Tokenizer.from_file(str(ROOT / "models/tiny/tokenizer.json"))
+    ids = tokenizer.encode(FIRST).ids
+    texts = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+    end = texts.index("</think>")
+    n, credit, error = len(ids), np.zeros(len(ids)), np.zeros(len(ids))
+    section, kind = np.zeros(n), np.zeros(n)
+    section[:end], section[texts.index("<answer>") + 1:texts.index("</answer>")] = THINK, ANSWER
+    for place, text in enumerate(texts):
+        kind[place] = {"*": OPERATOR, "+": OPERATOR}.get(text.strip(), 0)
+        if text.strip().isdigit():
+            kind[place] = NUMBER
+        if kind[place] == OPERATOR and place < end:
+            credit[place], error[place] = 0.5, 0.1
+    credit[texts.index(" 22")], credit[texts.index(" yes")] = 0.4, 0.2
+    credit[n - 3] = 0.1
+    assert texts[n - 3] == " 7"
+    known = dict(section=section, kind=kind, true_credit=credit, true_credit_se=error)
+    write_log(tmp_path / "scores/run", {1: credit_of([FIRST], **known)})
+    shares = credit_shares.credit_shares(tmp_path / "scores")
+    expected = {"operators": 0.48, "numbers": 0.16, "verdict words": 0.04, "answer tokens": 0.01}
+    assert {name: share.value for name, share in shares.items()} == pytest.approx(
+        {name: value / 0.69 for name, value in expected.items()})
+
+
+def test_scores_of_another_kind_are_refused(tmp_path):
+    write_log(tmp_path / "scores/run", {1: credit_of([FIRST])})
+    with pytest.raises(UserError, match="holds no measured credit: --scores"):
+        credit_shares.credit_shares(tmp_path / "scores")
+
+
+def test_a_discount_of_1_changes_no_gradient(lab, monkeypatch):
+    monkeypatch.setattr(credit_shares, "GRADIENT_BATCHES", 1)
+    cosines = []
+    for discount in (1.0, 0.5, 0.0):
+        monkeypatch.setattr(credit_shares, "DISCOUNT", discount)
+        cosines.append(credit_shares.discount_cosine(replace(lab.settings, questions=4)).value)
+    assert cosines[0] == pytest.approx(1, abs=1e-5) and cosines[0] >= cosines[1] > cosines[2]
+
+
+# arms side by side
+
+def test_arms_against_the_first_one(tmp_path):
+    """Two seeds: measured solves 1 of 4 problems more at the end than plain, and as many in the
+    middle; it sampled 30 tokens for each 10 that were trained on."""
+    runs = {"none": {}, "measured": {}}
+    for seed in (0, 1):
+        curve = [solving(1), solving(2), solving(3 - seed)]
+        runs["none"][seed] = run_of(tmp_path / f"none{seed}", [0.5] * 20, curve, seed)
+        curve = [solving(1), solving(2), solving(4 - seed)]
+        beside = {"extra_tokens": 30, "trained_tokens": 10}
+        runs["measured"][seed] = run_of(tmp_path / f"measured{seed}", [0.5] * 20, curve, seed,
+                                        **beside)
+    runs["shuffled"] = {3: run_of(tmp_path / "shuffled", [0.5] * 20, [solving(1)] * 3, 3)}
+    experiment = replace(CONTROL, arms={"none": "", "measured": "", "shuffled": ""})
+    findings = control.report(study_of(experiment, tmp_path, runs))
+    success, differences = findings.tables
+    by_arm = rows(success)
+    assert [by_arm["none"][when] for when in ("start", "middle", "end")] == [0.25, 0.5, 0.625]
+    assert by_arm["measured"]["beside"] == pytest.approx(3)
+    assert math.isnan(by_arm["none"]["beside"])
+    assert [row[:4] for row in differences.rows] == [
+        ("measured", "middle", 2, 0.0), ("measured", "end", 2, 0.25)]  # shuffled has no pair
+    assert "At the end measured is +25.0 points from none" in differences.finding
+    assert (tmp_path / "success.png").exists()
+
+
+def test_pairs_are_of_the_same_seed(tmp_path):
+    runs = {"none": {seed: run_of(tmp_path / f"n{seed}", [0.5], [solving(1)], seed)
+                     for seed in (0, 1)},
+            "other": {seed: run_of(tmp_path / f"o{seed}", [0.5], [solving(seed + 1)], seed)
+                      for seed in (1, 2)}}
+    study = study_of(replace(CONTROL, arms={"none": ""}), tmp_path, runs)
+    seeds, estimate = ahead(study, "other", "none", -1)
+    assert seeds == 1 and estimate.value == 0.25
+
+
+def test_a_map_of_what_is_finished(tmp_path):
+    """One cell has both arms: measured is a quarter ahead, plain solves half. Another has plain."""
+    runs = {}
+    for arm, batch, solved in (("none", (4, 8), 2), ("measured", (4, 8), 3), ("none", (8, 8), 1)):
+        name = cell(arm, *batch, "3e-4")
+        runs[name] = {0: run_of(tmp_path / name, [0.5], [solving(0), solving(solved)])}
+    arms = {name: "" for name in REGIME.arms}
+    findings = regime.report(study_of(replace(REGIME, arms=arms), tmp_path, runs))
+    first, plain, cells = findings.tables
+    shown = rows(first)
+    assert shown["4x8"]["3e-4"].startswith("+25.0 (") and shown["4x8"]["1e-4"] == "-"
+    assert shown["8x8"]["3e-4"] == "-"
+    assert rows(plain)["4x8"]["3e-4"] == "50.0%" and rows(plain)["8x8"]["3e-4"] == "25.0%"
+    [measured] = [row for row in cells.rows if row[4] is not None]
+    assert measured[:5] == ("4x8", "3e-4", 1, 0.5, 0.25) and (tmp_path / "map.png").exists()
+
+
+# the forecast
+
+SCORES = {"none": 40.0, "entropy_weighted": 8.0, "rloo": 30.0, "span": 20.0, "gae": None}
+
+
+def write_scores(folder):
+    folder.mkdir()
+    table = {"name": "directions", "rows": [{"arm": arm, "noise": noise}
+                                            for arm, noise in SCORES.items()]}
+    (folder / "numbers.json").write_text(json.dumps({"tables": [table]}))
+    return folder
+
+
+def test_a_moving_mean_has_as_many_values_behind_each():
+    assert moving_mean(np.array([1.0, 2, 3, 4]), 3) == pytest.approx([2, 3])
+    assert not len(moving_mean(np.array([1.0, 2]), 3))
+
+
+def test_noise_and_answers_needed(tmp_path):
+    """4 answers a step. A success of 1 from step n on makes the mean of ten steps 0.5 at n + 4.
+    The less noise, the earlier: n = 30 (none), 10 (entropy_weighted), 20 (span); dr_grpo, which is
+    as noisy as rloo, and rloo never get there."""
+    begins = {"none": 30, "entropy_weighted": 10, "span": 20, "dr_grpo": 99, "rloo": 99, "gae": 5}
+    runs = {}
+    for arm, n in begins.items():
+        training = [float(step >= n) for step in range(1, 41)]
+        runs[arm] = {0: run_of(tmp_path / arm, training, [solving(1)])}
+    scores = write_scores(tmp_path / "scores")
+    arms = dict.fromkeys(runs, "")
+    findings = forecast.report(study_of(replace(FORECAST, arms=arms), tmp_path, runs, scores))
+    race, correlation = findings.tables
+    by_arm = rows(race)
+    assert {arm: row["answers"] for arm, row in by_arm.items()} == {
+        "none": "136", "entropy_weighted": "56", "span": "96", "dr_grpo": "never",
+        "rloo": "never", "gae": "40"}
+    assert by_arm["dr_grpo"]["noise"] == 30 and by_arm["gae"]["noise"] is None
+    assert correlation.rows[0][0] == 5
+    # ranks of noise: none 4, entropy_weighted 0, span 1, two with 2.5; of answers 2, 0, 1, 3.5, 3.5
+    noise, answers = [4, 0, 1, 2.5, 2.5], [2, 0, 1, 3.5, 3.5]
+    assert correlation.rows[0][1] == pytest.approx(np.corrcoef(noise, answers)[0, 1])
+    low, high = correlation.rows[0][2]
+    assert low < correlation.rows[0][1] <= high
+    assert (tmp_path / "forecast.png").exists()
+
+
+def test_the_mean_curve_of_all_seeds_decides(tmp_path):
+    """One seed is there at once, one never: their mean is 0.5, after ten steps."""
+    runs = [run_of(tmp_path / str(seed), [1.0 - seed] * 12, [solving(1)], seed) for seed in (0, 1)]
+    assert forecast.answers_needed(runs) == 10 * 4
+    assert forecast.answers_needed(runs[1:]) == math.inf
+
+
+def test_without_scores_there_is_no_forecast(tmp_path):
+    runs = {"none": {0: run_of(tmp_path / "none", [1.0] * 12, [solving(1)])}}
+    findings = forecast.report(study_of(replace(FORECAST, arms={"none": ""}), tmp_path, runs))
+    assert "Too few arms with a known noise (0)" in findings.tables[0].finding
+    assert any("need" in note and "--scores" in note for note in findings.tables[0].notes)
+    with pytest.raises(UserError, match="no table of directions"):
+        (tmp_path / "numbers.json").write_text("{}")
+        forecast.noise_of_arms(tmp_path)
+
+
+# what is finished, and what is not
+
+def test_a_report_is_written_again_and_names_what_is_missing(tmp_path, monkeypatch, learner,
+                                                               capsys):
+    monkeypatch.chdir(tmp_path)
+    common = f"--model {learner} --questions 2 --answers 2 --steps 2 --eval_every 0"
+    experiment = Experiment("small", "Is it so?", common, {"none": "", "rloo": ""}, 1)
+    planned = plan_runs(experiment, "runs", 1)
+    with pytest.raises(UserError, match="no run of small is finished yet: none-s0 .0 of 2 steps"):
+        read_study(experiment, planned, tmp_path, None)
+    curve = [solving(1), solving(3)]
+    config = {**planned[0].settings.to_json(), "checkpoint_every": 0}
+    run_of(planned[0].folder, [0.5, 0.5], curve, config=config)
+    for _ in range(2):
+        write_report(experiment, planned, None, "python -m study small")
+    printed = capsys.readouterr().out
+    assert "1 of 2 runs are finished." in printed
+    assert "Not yet: rloo-s0 (0 of 2 steps)." in printed
+    numbers = json.loads(Path("results/study-small/numbers.json").read_text())
+    assert numbers["measured"] == "study-small" and numbers["tables"][0]["rows"][0]["end"] == 0.75
+    assert "Is it so?" in Path("results/study-small/report.html").read_text()
