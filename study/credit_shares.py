@@ -20,17 +20,13 @@ DISCOUNT = 0.5  # of the thinking
 
 
 def credit_shares(scores: Path) -> dict[str, Estimate]:
-    """What each class of tokens has of the squared credit, measured by truth.scoreboard.
-
-    The square of a measured credit is too large by the variance of its error, which is taken off.
-    """
+    """What each class of tokens has of the squared credit, measured by truth.scoreboard."""
     run = scores / "run"
     columns = read_columns(run, 1)
-    if "true_credit" not in columns:
-        raise UserError(f"{run} holds no measured credit: --scores is a folder that python -m "
-                        "truth.scoreboard wrote")
-    decided = columns["true_credit"].astype(float) ** 2
-    decided -= columns["true_credit_se"].astype(float) ** 2
+    if "decided" not in columns:
+        raise UserError(f"{run} says nothing of what each token decides: --scores is a folder that "
+                        "python -m truth.scoreboard wrote")
+    decided = columns["decided"].astype(float)
     lengths = np.diff([*columns["episode_start"], len(decided)])
     question = np.repeat(columns["group"], lengths)
     whole = np.bincount(question, decided)

@@ -36,12 +36,13 @@ def report(study: Study) -> Findings:
         noise = noises.get(SAME_DIRECTION.get(arm, arm))
         racers.append(Racer(arm, len(runs), noise, answers_needed(list(runs.values()))))
     known = [racer for racer in racers if racer.noise is not None]
-    rows = [[racer.arm, racer.seeds, racer.noise, needed_in_words(racer)] for racer in racers]
-    formats = {"arm": "", "seeds": "d", "noise": ".1f", "answers": ""}
+    rows = [row_of(racer) for racer in racers]
+    formats = {"arm": "", "seeds": "d", "noise": ".1f", "answers": ",.0f", "there": ""}
     correlation = spearman(known)
     table = Table("race", f"Noise at the start, and answers needed to reach {RACE_TO:.0%}",
                   by_row(formats, rows), in_words(known, correlation), notes(study),
-                  {"noise": "noise at the start", "answers": "answers needed"})
+                  {"noise": "noise at the start", "answers": "answers needed",
+                   "there": "got there"})
     numbers = Table("correlation", "Rank correlation of the two, over arms", by_row(
         {"arms": "d", "correlation": "+.2f", "95%": "+.2f"},
         [[len(known), correlation.value, correlation.interval]]), headings={"95%": "95% interval"})
@@ -80,8 +81,10 @@ def answers_needed(runs: list[dict]) -> float:
     return float((there[0] + RACE_STEPS) * config["questions"] * config["answers"])
 
 
-def needed_in_words(racer: Racer) -> str:
-    return f"{racer.answers:,.0f}" if np.isfinite(racer.answers) else "never"
+def row_of(racer: Racer) -> list:
+    if np.isfinite(racer.answers):
+        return [racer.arm, racer.seeds, racer.noise, racer.answers, "yes"]
+    return [racer.arm, racer.seeds, racer.noise, None, "never"]
 
 
 def spearman(racers: list[Racer]) -> Estimate:

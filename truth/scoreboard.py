@@ -41,7 +41,8 @@ reason. What can be reached is shown by the credit measured a second time, and w
 each weighting's own weights in random order, its placebo. oracle, vine and causal_ablation sample
 continuations of their own.
 
-The batch is written as a run folder for analyze.py, with columns true_credit and true_credit_se.
+The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
+decided, the square.
 """
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,7 +61,7 @@ from truth.checks import identity_table, planted_table
 from truth.common import Findings, Flag, Probe, gradients, run_probe, sample_batch
 from truth.credit import Credit, true_credit
 from truth.direction import Directions
-from truth.measured_tokens import measured_tokens
+from truth.measured_tokens import mean_product, measured_tokens
 from truth.where_decided import decided_table, draw_decided, words_table
 
 FLAGS = {
@@ -143,7 +144,8 @@ def write_run(path: Path, lab: Lab, rollouts: Rollouts, credit: Credit) -> Path:
     run = RunFolder.create(path, config, lab.folder / "tokenizer.json")
     ones = rollouts.mask.float()
     write_credit(run.credit(1), rollouts, ones,
-                 true_credit=credit.value, true_credit_se=credit.error)
+                 true_credit=credit.value, true_credit_se=credit.error,
+                 decided=mean_product(credit.quarters))
     return path
 
 

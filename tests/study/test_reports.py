@@ -140,25 +140,25 @@ def test_with_one_seed_nothing_is_said_about_seeds(subject_study):
 
 
 def test_shares_of_the_squared_credit(tmp_path):
-    """In " first 5 * 3 = 15, 15 + 7 = 22 yes!" both operators have credit 0.5 with error 0.1, " 22"
-    has 0.4, " yes" 0.2, and a number of the answer 0.1: of 0.24 * 2 + 0.16 + 0.04 + 0.01."""
+    """In " first 5 * 3 = 15, 15 + 7 = 22 yes!" each operator decides 0.24, " 22" 0.16, " yes" 0.04,
+    and a number of the answer 0.01: of 0.69."""
     tokenizer = Tokenizer.from_file(str(ROOT / "models/tiny/tokenizer.json"))
     ids = tokenizer.encode(FIRST).ids
     texts = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
     end = texts.index("</think>")
-    n, credit, error = len(ids), np.zeros(len(ids)), np.zeros(len(ids))
-    section, kind = np.zeros(n), np.zeros(n)
+    n = len(ids)
+    decided, section, kind = np.zeros((3, n))
     section[:end], section[texts.index("<answer>") + 1:texts.index("</answer>")] = THINK, ANSWER
     for place, text in enumerate(texts):
         kind[place] = {"*": OPERATOR, "+": OPERATOR}.get(text.strip(), 0)
         if text.strip().isdigit():
             kind[place] = NUMBER
         if kind[place] == OPERATOR and place < end:
-            credit[place], error[place] = 0.5, 0.1
-    credit[texts.index(" 22")], credit[texts.index(" yes")] = 0.4, 0.2
-    credit[n - 3] = 0.1
+            decided[place] = 0.24
+    decided[texts.index(" 22")], decided[texts.index(" yes")] = 0.16, 0.04
+    decided[n - 3] = 0.01
     assert texts[n - 3] == " 7"
-    known = dict(section=section, kind=kind, true_credit=credit, true_credit_se=error)
+    known = dict(section=section, kind=kind, decided=decided)
     write_log(tmp_path / "scores/run", {1: credit_of([FIRST], **known)})
     shares = credit_shares.credit_shares(tmp_path / "scores")
     expected = {"operators": 0.48, "numbers": 0.16, "verdict words": 0.04, "answer tokens": 0.01}
@@ -168,7 +168,7 @@ def test_shares_of_the_squared_credit(tmp_path):
 
 def test_scores_of_another_kind_are_refused(tmp_path):
     write_log(tmp_path / "scores/run", {1: credit_of([FIRST])})
-    with pytest.raises(UserError, match="holds no measured credit: --scores"):
+    with pytest.raises(UserError, match="nothing of what each token decides: --scores"):
         credit_shares.credit_shares(tmp_path / "scores")
 
 
@@ -268,8 +268,8 @@ def test_noise_and_answers_needed(tmp_path):
     race, correlation = findings.tables
     by_arm = rows(race)
     assert {arm: row["answers"] for arm, row in by_arm.items()} == {
-        "none": "136", "entropy_weighted": "56", "span": "96", "dr_grpo": "never",
-        "rloo": "never", "gae": "40"}
+        "none": 136, "entropy_weighted": 56, "span": 96, "dr_grpo": None, "rloo": None, "gae": 40}
+    assert by_arm["rloo"]["there"] == "never" and by_arm["span"]["there"] == "yes"
     assert by_arm["dr_grpo"]["noise"] == 30 and by_arm["gae"]["noise"] is None
     assert correlation.rows[0][0] == 5
     # ranks of noise: none 4, entropy_weighted 0, span 1, two with 2.5; of answers 2, 0, 1, 3.5, 3.5

@@ -16,7 +16,7 @@ from engine.registry import ADVANTAGES
 from study import __main__ as study
 from study.experiments import EXPERIMENTS, Experiment, regime_arms
 from study.plan import Effort, in_words, plan_runs, seconds_left
-from study.runner import Runner
+from study.runner import Attempt, Runner
 
 TINY = "--questions 2 --answers 2"
 
@@ -89,6 +89,18 @@ def test_a_dry_run_lists_every_run_and_starts_none(experiment, capsys, tmp_path)
     assert "runs/study/small/rloo-s0  (not begun)" in printed and "--advantage rloo" in printed
     assert "0 of 2 runs are finished" in printed and "no step is done yet" in printed
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_status_line_says_what_is_done_and_what_is_left(experiment):
+    """none-s0 has 2 of 2 steps, rloo-s0 1 of 2 at 60 s a step, gae-s0 failed."""
+    made = experiment({"none": "", "rloo": "--advantage rloo", "gae": "--advantage gae"})
+    runner = Runner(plan_runs(made, "runs", 1), 2)
+    first, second, third = runner.runs
+    runner.waiting.clear()
+    runner.finished, runner.running, runner.failed = 1, [Attempt(second, None, 0.0)], [third]
+    runner.efforts = {first.name: Effort(2, 8.0), second.name: Effort(1, 60.0),
+                      third.name: Effort(0, 0.0)}
+    assert runner.status() == "1 of 3 finished, 1 failed, about 1 min left, rloo-s0 1/2"
 
 
 def test_without_a_name_the_experiments_are_listed(capsys):

@@ -208,6 +208,7 @@ def test_the_batch_is_a_run_that_analysis_opens(board, capsys):
     columns = read_columns(board / "one/run", 1)
     shape = columns["token_id"].shape
     assert columns["true_credit"].shape == columns["true_credit_se"].shape == shape
+    assert columns["decided"].shape == shape
     analyze.main([str(board / "one/run"), "--output_dir", str(board / "analysis")])
     assert '"true credit"' in (board / "analysis/report.html").read_text()
     assert '"true credit se"' in (board / "one/report.html").read_text()
