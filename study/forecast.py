@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.ticker import LogLocator
 
 from analysis.plots import BLUE, ORANGE, panels, save
+from analysis.runs import is_number
 from analysis.statistics import Estimate, rank_correlation
 from analysis.tables import Table, by_row
 from engine.errors import UserError
@@ -63,12 +64,13 @@ def notes(study: Study) -> list[str]:
 def noise_of_arms(folder: Path) -> dict[str, float]:
     """From the scoreboard's table of directions; arms whose noise is unknown are left out."""
     numbers = read_json(folder / "numbers.json")
-    tables = {table.get("name"): table for table in numbers.get("tables", [])}
-    if "directions" not in tables:
+    try:
+        tables = {table["name"]: table for table in numbers["tables"]}
+        noises = {row["arm"]: row["noise"] for row in tables["directions"]["rows"]}
+    except (KeyError, TypeError):
         raise UserError(f"{folder}/numbers.json has no table of directions: --scores is a folder "
-                        "that python -m truth.scoreboard wrote")
-    rows = tables["directions"]["rows"]
-    return {row["arm"]: row["noise"] for row in rows if row["noise"] is not None}
+                        "that python -m truth.scoreboard wrote") from None
+    return {arm: noise for arm, noise in noises.items() if is_number(noise) and noise > 0}
 
 
 def answers_needed(runs: list[dict]) -> float:

@@ -122,7 +122,7 @@ def whole_run(study: Study) -> Line:
     after a stop is counted twice."""
     seconds = Counter()
     for line in read_lines(study.planned[0].folder.with_name(SECONDS)):
-        seconds[line["run"]] += line["seconds"]
+        seconds[line.get("run")] += line.get("seconds") or 0
     finished = [run.name for run in study.planned if run.seed in study.of(run.arm)]
     times = [seconds[name] for name in finished if name in seconds]
     return Line("a whole run on one thread", mean_over(times), "seconds")

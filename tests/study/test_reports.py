@@ -140,10 +140,11 @@ def test_with_one_seed_nothing_is_said_about_seeds(subject_study):
 
 
 def test_shares_of_the_squared_credit(tmp_path):
-    """In " first 5 * 3 = 15, 15 + 7 = 22 yes!" each operator decides 0.24, " 22" 0.16, " yes" 0.04,
-    and a number of the answer 0.01: of 0.69."""
+    """In " first 5 * 3 = 15, 15 + 7 = 22 good, that is 22." each operator decides 0.24, the first
+    " 22" 0.16, the second 0.04, and a number of the answer 0.01: of 0.69."""
     tokenizer = Tokenizer.from_file(str(ROOT / "models/tiny/tokenizer.json"))
-    ids = tokenizer.encode(FIRST).ids
+    said = FIRST.replace(" yes!", " good, that is 22.")
+    ids = tokenizer.encode(said).ids
     texts = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
     end = texts.index("</think>")
     n = len(ids)
@@ -155,11 +156,11 @@ def test_shares_of_the_squared_credit(tmp_path):
             kind[place] = NUMBER
         if kind[place] == OPERATOR and place < end:
             decided[place] = 0.24
-    decided[texts.index(" 22")], decided[texts.index(" yes")] = 0.16, 0.04
+    decided[texts.index(" 22")], decided[texts.index(" is") + 1] = 0.16, 0.04
     decided[n - 3] = 0.01
     assert texts[n - 3] == " 7"
     known = dict(section=section, kind=kind, decided=decided)
-    write_log(tmp_path / "scores/run", {1: credit_of([FIRST], **known)})
+    write_log(tmp_path / "scores/run", {1: credit_of([said], **known)})
     shares = credit_shares.credit_shares(tmp_path / "scores")
     expected = {"operators": 0.48, "numbers": 0.16, "verdict words": 0.04, "answer tokens": 0.01}
     assert {name: share.value for name, share in shares.items()} == pytest.approx(
@@ -292,9 +293,10 @@ def test_without_scores_there_is_no_forecast(tmp_path):
     findings = forecast.report(study_of(replace(FORECAST, arms={"none": ""}), tmp_path, runs))
     assert "Too few arms with a known noise (0)" in findings.tables[0].finding
     assert any("need" in note and "--scores" in note for note in findings.tables[0].notes)
-    with pytest.raises(UserError, match="no table of directions"):
-        (tmp_path / "numbers.json").write_text("{}")
-        forecast.noise_of_arms(tmp_path)
+    for damaged in ({}, {"tables": 3}, {"tables": [{"name": "directions", "rows": [{}]}]}):
+        (tmp_path / "numbers.json").write_text(json.dumps(damaged))
+        with pytest.raises(UserError, match="no table of directions"):
+            forecast.noise_of_arms(tmp_path)
 
 
 # what is finished, and what is not
