@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from credit.monte_carlo import continuation_rewards, other_tokens
+from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
 from engine.lab import Lab
 from engine.rollouts import Rollouts
@@ -56,13 +56,12 @@ def deviations(lab: Lab, rollouts: Rollouts, places: list, counts: list[int],
     """Rewards of answers that have another token at each place (b, t) and go on from there."""
     if not counts:
         return [], 0
-    repeated = []
-    for place, count in zip(places, counts):
-        repeated += [place] * count
-    others = other_tokens(lab, rollouts, torch.tensor(repeated, device=rollouts.ids.device))
     ids, groups = rollouts.ids.tolist(), rollouts.group.tolist()
-    prefixes = [(groups[b], (*ids[b][:t], other)) for (b, t), other in zip(repeated, others)]
-    rewards, spent = continuation_rewards(lab, rollouts, prefixes, 1, progress)
+    prefixes, own_tokens = [], []
+    for (b, t), count in zip(places, counts):
+        prefixes += [(groups[b], tuple(ids[b][:t]))] * count
+        own_tokens += [ids[b][t]] * count
+    rewards, spent = continuation_rewards(lab, rollouts, prefixes, 1, progress, own_tokens)
     return list(rewards[:, 0].double().cpu().split(counts)), spent
 
 
