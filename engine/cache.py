@@ -39,8 +39,8 @@ and the result is dropped:
     place in grid    0   1   2   3   4   5   6   7
     pair             0   -   1   -   2   3   4   5
 
-Rows may also go on from within a prompt. Such a row sees the first tokens of the prompt only; `seen`
-says how many of them. Here rows 2 and 3 go on from the first 4 and the first 2 tokens of r:
+Rows may also go on from within a prompt. Such a row sees only the first tokens of it; `seen` says
+how many. Here rows 2 and 3 go on from the first 4 and the first 2 tokens of r:
 
                  prompt        slots        seen
     row 2        x x x x .     x x .        4
@@ -99,9 +99,9 @@ class Layout:
 class Cache:
     """Keys and values of Q prompts and of the R rows that answer them.
 
-    Fill it with `show_prompts` and, a layer after the other, `add_prompts`. Then steps follow: after
-    `set_window` and `set_slot` the model calls `attend` in every layer. Between steps `keep` lets
-    rows leave, and `set_window` makes room for more tokens.
+    Fill it with `show_prompts` and, a layer after the other, `add_prompts`. Then steps follow:
+    after `set_window` and `set_slot` the model calls `attend` in every layer. Between steps `keep`
+    lets rows leave, and `set_window` makes room for more tokens.
 
     During a step only the content of tensors changes, never their place in memory: a CUDA graph
     repeats what it recorded at the same addresses.

@@ -110,7 +110,7 @@ class Distribution:
         return token.clamp(max=self.z.shape[-1] - 1)
 
     def without(self, tokens: torch.Tensor) -> "Distribution":
-        """Row r may not draw tokens[r], and the rest keeps its proportions; -1 rules out nothing."""
+        """Row r may not draw tokens[r], all else keeps its proportions; -1 rules out nothing."""
         rows = (tokens >= 0).nonzero().squeeze(1)
         z = self.z.clone()
         z[rows, tokens[rows]] = float("-inf")
