@@ -152,6 +152,7 @@ import credit.causal_ablation     # noqa: E402, F401
 import credit.oracle              # noqa: E402, F401
 import credit.critic              # noqa: E402, F401  the advantage gae
 import credit.monte_carlo         # noqa: E402, F401  the advantage vine
+import credit.measured            # noqa: E402, F401  the advantage measured
 
 
 @torch.no_grad()

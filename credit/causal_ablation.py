@@ -2,7 +2,7 @@
 import numpy as np
 import torch
 
-from credit.monte_carlo import continuation_rewards, other_tokens
+from credit.monte_carlo import continuation_rewards
 from engine.flags import Count
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
@@ -25,10 +25,9 @@ class causal_ablation:
         places = []  # (answer, index) of the tokens that are replaced
         for row, length in enumerate(lengths):
             places += [(row, t) for t in range(0, length, self.every)]
-        others = other_tokens(lab, tokens, torch.tensor(places, device=tokens.ids.device))
-        prefixes = [(groups[row], (*ids[row][:t], other))
-                    for (row, t), other in zip(places, others)]
-        rewards, spent = continuation_rewards(lab, tokens, prefixes, 1)
+        prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
+        own_tokens = [ids[row][t] for row, t in places]
+        rewards, spent = continuation_rewards(lab, tokens, prefixes, 1, without=own_tokens)
         self.metrics = {"extra_tokens": spent}
         rows = [row for row, _ in places]
         changes = (tokens.reward[rows] - rewards[:, 0]).abs().tolist()

@@ -1,5 +1,14 @@
-"""Values of prefixes by Monte Carlo: V(prefix) is the mean reward of k fresh answers from there."""
+"""Values of prefixes by Monte Carlo: V(prefix) is the mean reward of k fresh answers from there.
+
+What prefixes have in common is computed once. With p for the prompt of their problem and
+
+    prefixes     a b     a b c     a b c d     a e
+
+the model reads two sequences, p a b c d and p a e. The first three prefixes are places in the
+first one: what goes on from a b sees p a b and no more (`starts` of engine/sampler.py).
+"""
 import typing
+from functools import cache
 
 import torch
 
@@ -10,10 +19,15 @@ from engine.flags import Flag, shortened
 from engine.forward import LOGITS_AT_ONCE
 from engine.registry import advantage
 from engine.rollouts import Rollouts, stop_ids
-from engine.sampler import Distribution, Generation, generate
+from engine.sampler import Generation, Start, generate
 
 Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
 K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least=1, most=10_000)]
+# More rows at once are no faster on a CPU: the products are large enough, and the caches no longer
+# fit. A model of 0.5B has 12 MB of cache for each row of 512 tokens.
+ROWS_AT_ONCE = 1024
+CACHE_AT_ONCE = 2 ** 30  # bytes
+
 Every = typing.Annotated[str, Flag("line", "a value at every new line, or every so many tokens")]
 
 
@@ -74,69 +88,110 @@ def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]],
 
 @torch.no_grad()
 def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[Prefix], k: int,
-                         progress=lambda share: None) -> tuple[torch.Tensor, int]:
+                         progress=lambda share: None,
+                         without: list[int] | None = None) -> tuple[torch.Tensor, int]:
     """Rewards (n, k) of k fresh answers that go on from each prefix, and how many tokens they took.
+
+    without: for each prefix a token that may not come next, -1 for none
 
     A prefix that has ended, or that has reached the limit, is worth its own reward. Random numbers
     follow from the batch's generator alone.
     """
-    s, ends = lab.settings, stop_ids(lab.model, lab.tokenizer)
+    ends = stop_ids(lab.model, lab.tokenizer)
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    room = [tokens_left(prefix, s.max_new_tokens, ends) for _, prefix in prefixes]
-    unfinished = [i for i, left in enumerate(room) if left > 0]
-    unfinished.sort(key=lambda i: room[i])  # like lengths together
-    size = max(1, s.questions * s.answers // k)  # as many rows as a batch of training
-    starts = range(0, len(unfinished), size)[processes.rank()::processes.count()]
-    rewards, spent = torch.zeros(len(prefixes), k), 0
-    for start in starts:
-        progress(start / len(unfinished))
-        part = unfinished[start:start + size]
-        fresh = generate(lab.model, [prompt_of(rollouts, prefixes[i]) for i in part], answers=k,
-                         max_new_tokens=[room[i] for i in part], temperature=s.temperature,
-                         seed=seed + start, stop_ids=ends)
-        rewards[part] = rewards_of(lab, rollouts, [prefixes[i] for i in part], fresh, k)
+    room = [tokens_left(ids, lab.settings.max_new_tokens, ends) for _, ids in prefixes]
+    rewards, spent = torch.zeros(len(prefixes) * k), 0
+    cells = []  # where in `rewards` the answers stand that have to be sampled
+    for i in in_order(prefixes):
+        cells += range(i * k, i * k + k if room[i] > 0 else i * k)
+    reward_of = remembered_rewards(lab, rollouts)
+    size = rows_at_once(lab)
+    for start in range(0, len(cells), size):
+        progress(start / len(cells))
+        part = cells[start:start + size]
+        begun = [prefixes[cell // k] for cell in part]
+        ruled_out = [-1 if without is None else without[cell // k] for cell in part]
+        share = processes.share(len(part))
+        fresh = go_on(lab, rollouts, begun, ruled_out, ends, seed=seed + start, share=share)
+        own = part[share.start:share.stop]
+        rewards[own] = rewards_of(begun, fresh, share, reward_of)
         if not fresh.log_prob.isfinite().all():
-            rewards[part] = float("nan")  # so that all processes see it, below
+            rewards[own] = float("nan")  # so that all processes see it, below
         spent += int(fresh.mask.sum())
     total = torch.tensor(float(spent))
     processes.add_up(rewards, total)
     refuse_undefined("the model's probabilities are", rewards)
-    for i, (question, prefix) in enumerate(prefixes):
+    rewards = rewards.view(-1, k)
+    for i, prefix in enumerate(prefixes):
         if room[i] <= 0:
-            rewards[i] = lab.reward_of(rollouts.problems[question], prefix)
+            rewards[i] = reward_of(prefix)
     return rewards.to(rollouts.mask.device), int(total)
 
 
-def tokens_left(prefix: tuple[int, ...], limit: int, ends: tuple[int, ...]) -> int:
+def tokens_left(ids: tuple[int, ...], limit: int, ends: tuple[int, ...]) -> int:
     """How many tokens may follow these: none, where the last one ends the answer."""
-    return 0 if prefix and prefix[-1] in ends else limit - len(prefix)
+    return 0 if ids and ids[-1] in ends else limit - len(ids)
 
 
-def prompt_of(rollouts: Rollouts, prefix: Prefix) -> list[int]:
-    question, ids = prefix
-    return rollouts.prompt_ids[question] + list(ids)
+def rows_at_once(lab) -> int:
+    """As many as fit, were all to reach the limit: in the cache, and as rows of logits."""
+    config, dtype = lab.model.config, lab.model.compute_dtype
+    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    row = numbers * dtype.itemsize * lab.settings.max_new_tokens
+    return max(1, min(ROWS_AT_ONCE, CACHE_AT_ONCE // row, LOGITS_AT_ONCE // config.vocab_size))
 
 
-def rewards_of(lab, rollouts: Rollouts, prefixes: list[Prefix], fresh: Generation,
-               k: int) -> torch.Tensor:
-    """(n, k): the reward of each prefix with each of its k continuations."""
-    rewards, lengths = [], fresh.mask.sum(1).tolist()
-    for row, (ids, length) in enumerate(zip(fresh.tokens.tolist(), lengths)):
-        question, prefix = prefixes[row // k]
-        whole = (*prefix, *ids[:length])
-        rewards.append(lab.reward_of(rollouts.problems[question], whole))
-    return torch.tensor(rewards, dtype=torch.float32).view(-1, k)
+def go_on(lab, rollouts: Rollouts, begun: list[Prefix], ruled_out: list[int],
+          ends: tuple[int, ...], **sampling) -> Generation:
+    """Sample an answer for each of these prefixes, and compute what they share once."""
+    s, whole = lab.settings, sequences(begun)
+    number = {prefix: i for i, prefix in enumerate(dict.fromkeys(whole.values()))}
+    prompts = [[*rollouts.prompt_ids[question], *ids] for question, ids in number]
+    starts, limits = [], []
+    for prefix, token in zip(begun, ruled_out):
+        question, ids = prefix
+        seen = len(rollouts.prompt_ids[question]) + len(ids)
+        starts.append(Start(number[whole[prefix]], seen, token))
+        limits.append(s.max_new_tokens - len(ids))
+    return generate(lab.model, prompts, starts=starts, max_new_tokens=limits, stop_ids=ends,
+                    temperature=s.temperature, **sampling)
 
 
-@torch.no_grad()
-def other_tokens(lab, rollouts: Rollouts, places: torch.Tensor) -> list[int]:
-    """For each place (answer, index) of (n, 2): a token from the policy without the one there."""
-    uniform = torch.rand(len(places), generator=rollouts.generator).to(places.device)
-    others = []
-    chunk = max(1, LOGITS_AT_ONCE // lab.model.config.vocab_size)
-    for part, u in zip(places.split(chunk), uniform.split(chunk)):
-        row, t = part.T
-        logits = lab.model.logits(rollouts.hidden[row, t]).float() / lab.settings.temperature
-        logits.scatter_(1, rollouts.ids[row, t][:, None], float("-inf"))
-        others += Distribution(logits).pick(u).tolist()
-    return others
+def remembered_rewards(lab, rollouts: Rollouts):
+    """A function of a whole answer. Many fresh answers are the same, and scoring takes its time."""
+    @cache
+    def reward_of(answer: Prefix) -> float:
+        question, ids = answer
+        return lab.reward_of(rollouts.problems[question], ids)
+    return reward_of
+
+
+def rewards_of(begun: list[Prefix], fresh: Generation, share: range, reward_of) -> torch.Tensor:
+    """(rows of the share,): the reward of each prefix with what follows it."""
+    rewards, tokens, lengths = [], fresh.tokens.tolist(), fresh.mask.sum(1).tolist()
+    for row in share:
+        question, ids = begun[row]
+        rewards.append(reward_of((question, (*ids, *tokens[row][:lengths[row]]))))
+    return torch.tensor(rewards, dtype=torch.float32)
+
+
+def in_order(prefixes: list[Prefix]) -> list[int]:
+    """Their numbers, those of one sequence side by side and short sequences first: rows of a batch
+    share what they can, and have about as much padding."""
+    whole = sequences(prefixes)
+    return sorted(range(len(prefixes)),
+                  key=lambda i: (len(whole[prefixes[i]][1]), whole[prefixes[i]]))
+
+
+def sequences(prefixes: list[Prefix]) -> dict[Prefix, Prefix]:
+    """For each prefix one that it begins and that begins no other."""
+    whole, longest = {}, None
+    for prefix in sorted(set(prefixes), reverse=True):  # what a prefix begins comes before it
+        if longest is None or not begins(prefix, longest):
+            longest = prefix
+        whole[prefix] = longest
+    return whole
+
+
+def begins(prefix: Prefix, other: Prefix) -> bool:
+    return prefix[0] == other[0] and prefix[1] == other[1][:len(prefix[1])]

@@ -38,10 +38,20 @@ and the result is dropped:
 
     place in grid    0   1   2   3   4   5   6   7
     pair             0   -   1   -   2   3   4   5
+
+Rows may also go on from within a prompt. Such a row sees only the first tokens of it; `seen` says
+how many. Here rows 2 and 3 go on from the first 4 and the first 2 tokens of r:
+
+                 prompt        slots        seen
+    row 2        x x x x .     x x .        4
+    row 3        x x . . .     x x .        2
 """
 import torch
 
 from qwen2_model import ModelConfig
+
+
+FIRST_SLOTS = 32  # the cache begins with so many and grows: most answers end long before the limit
 
 
 class Layout:
@@ -89,9 +99,9 @@ class Layout:
 class Cache:
     """Keys and values of Q prompts and of the R rows that answer them.
 
-    Fill it with `set_padding` and, a layer after the other, `add_prompts`. Then steps follow: after
-    `set_window` and `set_slot` the model calls `attend` in every layer. Between steps `keep` lets
-    rows leave.
+    Fill it with `show_prompts` and, a layer after the other, `add_prompts`. Then steps follow:
+    after `set_window` and `set_slot` the model calls `attend` in every layer. Between steps `keep`
+    lets rows leave, and `set_window` makes room for more tokens.
 
     During a step only the content of tensors changes, never their place in memory: a CUDA graph
     repeats what it recorded at the same addresses.
@@ -99,23 +109,36 @@ class Cache:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, question: torch.Tensor,
                  slots: int):
+        """`slots` is the most that a row may need."""
         pairs = len(question) * config.num_key_value_heads
-        shape = (config.num_hidden_layers, pairs, slots, config.head_dim)
+        self.most_slots = slots
+        shape = (config.num_hidden_layers, pairs, min(slots, FIRST_SLOTS), config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=question.device)
         self.values = torch.zeros(shape, dtype=dtype, device=question.device)
         self.prompt_keys = []    # a layer: (Q, K, P, head_dim)
         self.prompt_values = []
-        self.padding = None      # (Q, 1, 1, P) to be added to scores: -inf on padding, else 0
+        self.seen = None         # (R,) how many tokens of its prompt each row sees
+        self.unseen = None       # (Q, 1, G, 1, P) to be added to scores: -inf if not seen, else 0
         self.arrange(question, config.num_key_value_heads)
         self.end = 0
         self.ahead = False
         self.slot = None         # (1,)
         self.unwritten = None    # (end,) to be added to scores: -inf after the slot, else 0
 
-    def set_padding(self, prompt_mask: torch.Tensor) -> None:
-        """Hide the padding of the prompts, where prompt_mask (Q, P) is False."""
-        zeros = torch.zeros(prompt_mask.shape, device=prompt_mask.device)
-        self.padding = zeros.masked_fill(~prompt_mask, float("-inf"))[:, None, None]
+    def show_prompts(self, seen: torch.Tensor, longest: int) -> None:
+        """Let each row see its first `seen` (R,) tokens of a prompt; P is `longest`."""
+        self.seen = seen
+        self.hide_unseen(longest)
+
+    def hide_unseen(self, longest: int) -> None:
+        """Lay out the mask as the grid stands; a hole sees nothing but the first token."""
+        places = torch.ones_like(self.layout.pair)  # (Q * K * G,)
+        places[self.layout.place] = self.layout.rows_to_pairs(
+            self.seen[:, None, None].expand(-1, self.layout.K, 1)).flatten()
+        in_grid = places.view(-1, self.layout.K, self.layout.G)[:, :1, :, None, None]
+        is_unseen = torch.arange(longest, device=places.device) >= in_grid
+        zeros = torch.zeros(is_unseen.shape, device=places.device)
+        self.unseen = zeros.masked_fill(is_unseen, float("-inf"))
 
     def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keep the next layer's keys and values (Q, K, P, head_dim), contiguous to read fast."""
@@ -129,6 +152,18 @@ class Cache:
         """
         self.end = end
         self.ahead = ahead
+        if end > self.keys.shape[2]:
+            slots = min(max(end, 2 * self.keys.shape[2]), self.most_slots)
+            self.keys = self.with_slots(self.keys, slots)
+            self.values = self.with_slots(self.values, slots)
+
+    def with_slots(self, stored: torch.Tensor, slots: int) -> torch.Tensor:
+        """(layers, E, slots, head_dim): the same with more slots, for the pairs that are left."""
+        layers, _, old_slots, size = stored.shape
+        pairs = len(self.layout.order)
+        larger = stored.new_zeros(layers, pairs, slots, size)
+        larger[:, :, :old_slots] = stored[:, :pairs]
+        return larger
 
     def set_slot(self, slot: torch.Tensor) -> None:
         """Let this step write the slot (1,), and see no slot after it."""
@@ -148,7 +183,7 @@ class Cache:
         if self.ahead:
             slot_scores = slot_scores + self.unwritten
         prompt_scores = layout.pairs_to_grid(q) @ self.prompt_keys[layer].transpose(2, 3)
-        prompt_scores = prompt_scores + self.padding              # (Q, K, G * H / K, P)
+        prompt_scores.unflatten(2, (layout.G, -1)).add_(self.unseen)
         prompt_scores = layout.grid_to_pairs(prompt_scores)       # (E, H / K, P)
         P = prompt_scores.shape[-1]
         scores = torch.cat([prompt_scores, slot_scores], -1)
@@ -173,10 +208,10 @@ class Cache:
         for stored in (*self.keys, *self.values):  # a layer at a time
             stored[:len(pairs), :self.end] = stored[:, :self.end].index_select(0, pairs)
         remaining = self.arrange(self.question[stay], self.layout.K)
-        if len(remaining) < len(self.padding):
+        if len(remaining) < len(self.unseen):
             self.prompt_keys = [keys[remaining] for keys in self.prompt_keys]
             self.prompt_values = [values[remaining] for values in self.prompt_values]
-            self.padding = self.padding[remaining]
+        self.show_prompts(self.seen[stay], self.unseen.shape[-1])
 
     def arrange(self, question: torch.Tensor, key_heads: int) -> torch.Tensor:
         """Lay out the rows of these questions (R,), numbered anew; returns the old numbers (Q,)."""

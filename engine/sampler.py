@@ -18,11 +18,21 @@ token 1; V is the vocabulary, D the width.
 
 Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py.
 
+Answers may also go on from places within a sequence, which is still computed once: its state at
+the place predicts their first token. Here the sequence r0 to r4 is asked for three rows by
+`starts=[Start(0, 5), Start(0, 2), Start(0, 2, without=7)]`. The last two see r0 and r1 alone, and
+the last one may have any first token but 7:
+
+               fed to the model             at positions   hidden -> logits      sampled
+    prefill    r0 r1 r2 r3 r4               0 1 2 3 4      (5, D) -> (3, V)      from states 4 1 1
+    step 1     token 0 of rows 0 1 2        5 2 2          (3, D) -> (3, V)      token 1 of 3 rows
+
 On a GPU some steps are recorded as a CUDA graph and replayed. So within a step no shape and no
 decision may depend on what was sampled: a step changes tensors in place, rows that are done are
 computed along, and they leave only between recordings. A CPU simply calls the same step.
 """
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -33,6 +43,13 @@ from engine.packing import SharedPrompts, to_rows
 from qwen2_model import Qwen2
 
 STEPS_BETWEEN_DEPARTURES = {"cpu": 1, "cuda": 64}
+
+
+class Start(NamedTuple):
+    """Where an answer goes on from: after the first `seen` tokens of a prompt."""
+    prompt: int
+    seen: int
+    without: int = -1  # a token that may not come first; -1 is none
 
 
 @dataclass
@@ -92,6 +109,13 @@ class Distribution:
         token = torch.searchsorted(cumulative, height, right=True).squeeze(1)
         return token.clamp(max=self.z.shape[-1] - 1)
 
+    def without(self, tokens: torch.Tensor) -> "Distribution":
+        """Row r may not draw tokens[r], all else keeps its proportions; -1 rules out nothing."""
+        rows = (tokens >= 0).nonzero().squeeze(1)
+        z = self.z.clone()
+        z[rows, tokens[rows]] = float("-inf")
+        return Distribution(z)
+
     def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, collision sum p^2."""
         log_prob = self.z.gather(1, token[:, None]).squeeze(1) - self.Z.log()
@@ -113,19 +137,19 @@ class Sampling:
 class Rows:
     """The R answers that are still growing."""
     index: torch.Tensor          # (R,) which answer, as a row of the Generation
-    prompt_length: torch.Tensor  # (R,)
+    prompt_length: torch.Tensor  # (R,) how many tokens of its prompt it sees
     limit: torch.Tensor          # (R,) the most tokens it may have
     token: torch.Tensor          # (R,) the token sampled last
     done: torch.Tensor           # (R,) bool
 
     @classmethod
-    def of_prompts(cls, prompts: list[list[int]], limits: list[int], answers: int, share: range,
-                   device) -> "Rows":
-        """`answers` rows for each prompt of the share."""
-        index = torch.arange(share.start * answers, share.stop * answers, device=device)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        return cls(index=index, prompt_length=lengths[index // answers],
-                   limit=torch.tensor(limits, device=device)[index // answers],
+    def of_starts(cls, starts: list[Start], limits: list[int], share: range, device) -> "Rows":
+        """A row for each start of the share, those of one prompt side by side for the cache."""
+        order = sorted(share, key=lambda row: starts[row].prompt)
+        index = torch.tensor(order, device=device)
+        return cls(index=index,
+                   prompt_length=torch.tensor([starts[row].seen for row in order], device=device),
+                   limit=torch.tensor([limits[row] for row in order], device=device),
                    token=torch.zeros_like(index),
                    done=torch.zeros_like(index, dtype=torch.bool))
 
@@ -149,12 +173,15 @@ class Decoding:
         self.result = result
         self.t = torch.zeros(1, dtype=torch.long, device=model.device)
 
-    def prefill(self, prompts: list[list[int]]) -> None:
-        """Compute every prompt once, keep its keys and values, sample token 0 of every row."""
+    def prefill(self, prompts: list[list[int]], without: torch.Tensor | None = None) -> None:
+        """Compute every prompt once, keep its keys and values, sample token 0 of every row.
+
+        without: (R,) for each row a token that may not come first, or -1
+        """
         device = self.model.device
         lengths = [len(prompt) for prompt in prompts]
         packed = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long, device=device))
-        self.cache.set_padding(packed.prompt_mask)
+        self.cache.show_prompts(self.rows.prompt_length, max(lengths))
 
         def attend(layer, q, k, v):
             self.cache.add_prompts(to_rows(k, packed.prompts), to_rows(v, packed.prompts))
@@ -162,8 +189,8 @@ class Decoding:
 
         ids = torch.tensor(sum(prompts, []), device=device)
         hidden = self.model.model(ids, packed.positions, attend)   # (N, D)
-        last = torch.tensor(lengths, device=device).cumsum(0) - 1  # (Q,) each prompt's last token
-        self.sample(hidden[last][self.cache.question])
+        last = packed.prompts[self.cache.question, self.rows.prompt_length - 1]  # (R,) last seen
+        self.sample(hidden[last], without)
 
     def step(self) -> None:
         """Feed the last token of every row, sample the next. A CUDA graph can record this."""
@@ -172,12 +199,13 @@ class Decoding:
         positions = self.rows.prompt_length + slot
         self.sample(self.model.model(self.rows.token, positions, self.cache.attend))
 
-    def sample(self, hidden: torch.Tensor) -> None:
+    def sample(self, hidden: torch.Tensor, without: torch.Tensor | None = None) -> None:
         """Draw and record token t of every row, from the state (R, D) that predicts it."""
         rows, sampling = self.rows, self.sampling
         drawn = Distribution(self.model.logits(hidden))  # (R, V)
+        allowed = drawn if without is None else drawn.without(without)
         uniform = sampling.uniform[rows.index, self.t]
-        rows.token.copy_(drawn.pick(uniform, sampling.temperature, sampling.greedy))
+        rows.token.copy_(allowed.pick(uniform, sampling.temperature, sampling.greedy))
         self.result.record(rows.index, ~rows.done, self.t, rows.token, drawn, sampling.stop)
         rows.done.copy_(self.result.finished[rows.index] | (self.t + 1 >= rows.limit))
         self.t += 1
@@ -274,53 +302,89 @@ def with_parameters(module: nn.Module, parameters: dict[str, nn.Parameter],
 
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int],
              answers: int = 1, temperature: float = 1.0, greedy: bool = False, seed: int = 0,
-             stop_ids: tuple[int, ...] | None = None, share: range | None = None) -> Generation:
+             stop_ids: tuple[int, ...] | None = None, share: range | None = None,
+             starts: list[Start] | None = None) -> Generation:
     """Sample `answers` continuations of every prompt; rows are in the order of the prompts.
 
     max_new_tokens: one number for all prompts, or one for each
     stop_ids:       tokens that end an answer, by default the model's own
     share:          only these prompts are answered, and the rows of all others stay 0
+    starts:         instead of `answers`, the places to go on from: a row for each, in their order;
+                    max_new_tokens and share are then about starts
 
     The random numbers of all tokens of all rows are drawn before the first token. So what a row
     samples depends neither on which other rows are still growing nor on the share.
     """
+    if starts is None:
+        starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
     limits = max_new_tokens
     if isinstance(max_new_tokens, int):
-        limits = [max_new_tokens] * len(prompts)
-    check_request(model, prompts, limits, answers, temperature)
+        limits = [max_new_tokens] * len(starts)
+    check_request(model, starts, limits, answers, temperature)
+    check_starts(model, prompts, starts)
     if stop_ids is None:
         stop_ids = model.config.stop_ids
     if share is None:
-        share = range(len(prompts))
+        share = range(len(starts))
     device = model.device
-    B, T = len(prompts) * answers, max(limits)
+    B, T = len(starts) * answers, max(limits)
     result = Generation.empty(B, T, device)
     if not share:
         return result
     uniform = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)).to(device)
     stop = torch.tensor(stop_ids, dtype=torch.long, device=device)
     sampling = Sampling(uniform, stop, temperature, greedy)
-    fast_model = copy_for_sampling(model)
-    # cheaper than no_grad; `result` was made outside, so autograd can use it like any tensor
-    with torch.inference_mode():
-        rows = Rows.of_prompts(prompts, limits, answers, share, device)
-        cache = Cache(model.config, model.compute_dtype, rows.index // answers, slots=T - 1)
-        decoding = Decoding(fast_model, rows, cache, sampling, result)
-        decoding.prefill(prompts[share.start:share.stop])
-        step_until_done(decoding, T)
+    share = range(share.start * answers, share.stop * answers)
+    decode(model, prompts, repeated(starts, answers), repeated(limits, answers), share, sampling,
+           result)
     return result
 
 
-def check_request(model: Qwen2, prompts: list[list[int]], limits: list[int], answers: int,
+def repeated(values: list, count: int) -> list:
+    """a b -> a a a b b b"""
+    result = []
+    for value in values:
+        result += [value] * count
+    return result
+
+
+def decode(model: Qwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
+           share: range, sampling: Sampling, result: Generation) -> None:
+    """Fill in the rows of the share. Only the prompts that they go on from are computed."""
+    fast_model = copy_for_sampling(model)
+    # cheaper than no_grad; `result` was made outside, so autograd can use it like any tensor
+    with torch.inference_mode():
+        rows = Rows.of_starts(starts, limits, share, model.device)
+        prompt = torch.tensor([start.prompt for start in starts], device=model.device)[rows.index]
+        cache = Cache(model.config, model.compute_dtype, prompt, slots=result.mask.shape[1] - 1)
+        decoding = Decoding(fast_model, rows, cache, sampling, result)
+        without = torch.tensor([start.without for start in starts], device=model.device)
+        needed = [prompts[number] for number in prompt.unique().tolist()]
+        decoding.prefill(needed, without[rows.index] if (without >= 0).any() else None)
+        step_until_done(decoding, result.mask.shape[1])
+
+
+def check_request(model: Qwen2, starts: list[Start], limits: list[int], answers: int,
                   temperature: float) -> None:
-    if not prompts or not all(prompts) or len(limits) != len(prompts):
+    if not starts or len(limits) != len(starts) or not all(start.seen for start in starts):
         raise UserError("generate needs at least one prompt, no empty one, and one max_new_tokens "
                         "for all or one for each")
     if min(limits) < 1 or answers < 1 or not temperature > 0:
         raise UserError(f"max_new_tokens {min(limits)} and answers {answers} must be at least 1, "
                         f"temperature {temperature} above 0 "
                         "(greedy=True takes the likeliest token)")
-    longest = max(len(prompt) + limit for prompt, limit in zip(prompts, limits))
+    longest = max(start.seen + limit for start, limit in zip(starts, limits))
     if longest > model.config.max_position_embeddings:
         raise UserError(f"prompt and answer can reach {longest} tokens, "
                         f"the model's limit is {model.config.max_position_embeddings}")
+
+
+def check_starts(model: Qwen2, prompts: list[list[int]], starts: list[Start]) -> None:
+    for start in starts:
+        if not 0 <= start.prompt < len(prompts):
+            raise UserError(f"{start}: there are {len(prompts)} prompts, numbered from 0")
+        if not 0 < start.seen <= len(prompts[start.prompt]):
+            raise UserError(f"{start}: prompt {start.prompt} has {len(prompts[start.prompt])} "
+                            "tokens, and an answer sees at least the first of them")
+        if not -1 <= start.without < model.config.vocab_size:
+            raise UserError(f"{start}: the model has no token {start.without}; -1 rules out none")

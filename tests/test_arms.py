@@ -24,6 +24,7 @@ ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
         name: ["--advantage", name] for name in ("dr_grpo", "rloo", "gae", "span")
     }, "values every 12": ["--advantage", "vine", "--values_every", "12", "--values_k", "1"
                            ], "short-sighted critic": ["--advantage", "gae", "--gae_lambda", "0.9"],
+    "measured": ["--advantage", "measured", "--measured_k", "1", "--measured_above", "0.5"],
     "epochs": ["--epochs", "2", "--clip_low", "0.1", "--clip_high", "0.1"], "kl": [
         "--kl", "0.1", "--kl_kind", "k2"
     ], "dpo": ["--loss", "dpo"], "sequence": ["--loss_norm", "sequence"], "constant": [
@@ -60,7 +61,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
     }.get(arm)
     assert expected is None or any(m.get(expected) is not None for m in metrics)
     assert (metrics[0]["extra_tokens"] > 0) == (arm in ("oracle", "causal_ablation", "vine",
-                                                        "values every 12")) or arm == "few are left"
+                                                        "values every 12", "measured")) or arm == "few are left"
 
 
 def test_unfinished_answers_are_on_record_with_weight_0(tmp_path):

@@ -12,7 +12,7 @@ from credit import monte_carlo as critic
 from credit.critic import generalised_advantage
 from engine.registry import ADVANTAGES
 from engine.registry import make as make_choice
-from credit.monte_carlo import continuation_rewards, prefix_values, segment_starts
+from credit.monte_carlo import continuation_rewards, prefix_values, segment_starts, sequences
 from engine.errors import UserError
 from engine.sampler import Generation, generate
 
@@ -124,9 +124,9 @@ def test_continuations_are_scored_whole_and_against_their_own_question(lab, monk
     batch, start = spoken(lab), " 3 + 5 = 8, 8 + 7 = 15 hit.</think>\n<answer> ("
     rest = lab.tokenizer.encode(" 3 + 5 ) + 7</answer><|im_end|>").ids
 
-    def speak(model, prompts, answers, max_new_tokens, **_):
-        assert len(max_new_tokens) == len(prompts) and all(p[:len(batch.prompt_ids[0])] in batch.prompt_ids for p in prompts)
-        tokens = torch.tensor([rest] * (len(prompts) * answers))
+    def speak(model, prompts, starts, max_new_tokens, **_):
+        assert len(max_new_tokens) == len(starts) and all(p[:len(batch.prompt_ids[0])] in batch.prompt_ids for p in prompts)
+        tokens = torch.tensor([rest] * len(starts))
         return Generation(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.ones(len(tokens), dtype=torch.bool), *torch.zeros(3, *tokens.shape))
     monkeypatch.setattr(critic, "generate", speak)
     ids = tuple(lab.tokenizer.encode(start).ids)
@@ -148,16 +148,33 @@ def test_continuations_stop_at_the_limit_of_the_whole_answer(lab, monkeypatch):
 
     def watch(*args, **given):
         result = generate(*args, **given)
-        seen.append((given["max_new_tokens"], given["answers"], result.mask.sum(1)))
+        seen.append((given["max_new_tokens"], result.mask.sum(1)))
+        assert len(args[1]) == 1  # the prefixes are places of one sequence
         return result
     monkeypatch.setattr(critic, "generate", watch)
     batch = spoken(lab)
     prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (1, 5, 9)]
     rewards, spent = continuation_rewards(lab, batch, prefixes, 2)
-    assert rewards.shape == (3, 2) and spent == sum(int(lengths.sum()) for *_, lengths in seen)
-    assert sum((limits for limits, *_ in seen), []) == [51, 55, 59]  # of 60
-    for limits, answers, lengths in seen:
-        assert (lengths <= torch.tensor(limits).repeat_interleave(answers)).all()
+    assert rewards.shape == (3, 2) and spent == sum(int(lengths.sum()) for _, lengths in seen)
+    assert sum((limits for limits, _ in seen), []) == [59, 59, 55, 55, 51, 51]  # of 60
+    for limits, lengths in seen:
+        assert (lengths <= torch.tensor(limits)).all()
+
+
+def test_prefixes_share_the_sequence_that_they_begin():
+    whole = sequences([(0, (1, 2)), (0, (1, 2, 3)), (0, (1, 3)), (1, (1,)), (0, ())])
+    assert whole == {(0, ()): (0, (1, 2, 3)), (0, (1, 2)): (0, (1, 2, 3)), (1, (1,)): (1, (1,)),
+                     (0, (1, 2, 3)): (0, (1, 2, 3)), (0, (1, 3)): (0, (1, 3))}
+
+
+def test_what_is_drawn_and_its_sum_do_not_depend_on_company(lab, monkeypatch):
+    """Batches follow from the constant alone, and equal texts are scored once."""
+    batch = spoken(lab)
+    prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (3, 5, 9)]
+    scored = []
+    monkeypatch.setattr(type(lab), "reward_of", lambda lab, problem, ids: scored.append(ids) or len(ids))
+    rewards, _ = continuation_rewards(lab, batch, prefixes, 40)
+    assert len(scored) == len(set(scored)) and rewards.shape == (3, 40) and (rewards > 0).all()
 
 
 def test_monte_carlo_values_agree_with_many_fresh_answers(lab):

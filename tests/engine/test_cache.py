@@ -16,11 +16,11 @@ def token_values(tokens):
     return torch.stack([one_hot, 2 * one_hot], 1)
 
 
-def docstring_example():
+def docstring_example(seen=None):
     """Two prompts of 3 and 5 tokens, two answers each, 3 slots; keys are 0, so scores are equal."""
     cache = Cache(CONFIG, torch.float32, question=torch.tensor([0, 0, 1, 1]), slots=3)
     places = torch.tensor([[0, 1, 2, 0, 0], [3, 4, 5, 6, 7]])
-    cache.set_padding(torch.tensor([[True] * 3 + [False] * 2, [True] * 5]))
+    cache.show_prompts(torch.tensor([3, 3, 5, 5]) if seen is None else seen, longest=5)
     values = token_values(places.flatten()).unflatten(0, (2, 5)).transpose(1, 2)
     cache.add_prompts(torch.zeros_like(values), values)
     return cache
@@ -59,7 +59,7 @@ def test_the_shapes_of_the_docstring():
     cache = docstring_example()
     assert cache.keys.shape == cache.values.shape == (1, 8, 3, TOKENS)
     assert cache.prompt_keys[0].shape == cache.prompt_values[0].shape == (2, 2, 5, TOKENS)
-    assert cache.padding.shape == (2, 1, 1, 5)
+    assert cache.unseen.shape == (2, 1, 2, 1, 5)
     layout = cache.layout
     assert (layout.order // 2).tolist() == [0, 1, 0, 1, 2, 3, 2, 3]  # rows
     assert (layout.order % 2).tolist() == [0, 0, 1, 1, 0, 0, 1, 1]   # key heads
@@ -97,3 +97,24 @@ def test_layouts_lead_back_to_where_they_came_from(answers):
     pairs = layout.rows_to_pairs(x)
     assert torch.equal(layout.pairs_to_rows(pairs), x)
     assert torch.equal(layout.grid_to_pairs(layout.pairs_to_grid(pairs)), pairs)
+
+
+def test_a_row_sees_the_first_tokens_of_its_prompt_only():
+    """Rows 2 and 3 go on from within r, as the docstring has it; also when row 2 has left."""
+    cache = docstring_example(seen=torch.tensor([3, 3, 4, 2]))
+    p = [0, 1, 2]
+    assert feed(cache, [0, 1, 2, 3], 0, 1, False) == [
+        p + [8], p + [11], [3, 4, 5, 6, 14], [3, 4, 17]]
+    cache.keep(torch.tensor([True, True, False, True]))
+    assert feed(cache, [0, 1, 3], 1, 2, False) == [p + [8, 9], p + [11, 12], [3, 4, 17, 18]]
+
+
+def test_the_cache_grows_and_keeps_what_it_has(monkeypatch):
+    monkeypatch.setattr("engine.cache.FIRST_SLOTS", 1)
+    cache, p, r = docstring_example(), [0, 1, 2], [3, 4, 5, 6, 7]
+    assert cache.keys.shape[2] == 1
+    feed(cache, [0, 1, 2, 3], 0, 1, False)
+    cache.keep(torch.tensor([True, False, True, True]))
+    assert feed(cache, [0, 2, 3], 1, 2, False) == [p + [8, 9], r + [14, 15], r + [17, 18]]
+    assert feed(cache, [0, 2, 3], 2, 3, False)[0] == p + [8, 9, 10]
+    assert cache.keys.shape == cache.values.shape == (1, 6, 3, TOKENS)

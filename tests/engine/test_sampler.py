@@ -7,7 +7,7 @@ from conftest import copied
 from engine import sampler
 from engine.cache import Cache
 from engine.sampler import Decoding, Distribution, Generation, Rows, Sampling
-from engine.sampler import copy_for_sampling, generate
+from engine.sampler import Start, copy_for_sampling, generate
 from qwen2_model import ModelConfig, Qwen2
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
@@ -213,7 +213,8 @@ def addresses(decoding):
 
 def test_a_step_leaves_its_tensors_where_they_are(small_model):
     """What is recorded once can only be played again if it reads and writes the same memory."""
-    rows = Rows.of_prompts(PROMPTS, [9] * 3, 4, range(3), "cpu")
+    starts = [Start(row // 4, len(PROMPTS[row // 4])) for row in range(12)]
+    rows = Rows.of_starts(starts, [9] * 12, range(12), "cpu")
     cache = Cache(small_model.config, torch.float32, rows.index // 4, slots=8)
     sampling = Sampling(torch.rand(12, 9), torch.tensor([2]), 1.0, False)
     decoding = Decoding(small_model, rows, cache, sampling, Generation.empty(12, 9, "cpu"))
@@ -227,7 +228,7 @@ def test_a_step_leaves_its_tensors_where_they_are(small_model):
     assert set(before) == {
         "t", "prompt 0", "prompt 1", "prompt 2", "prompt 3",                # of the decoding
         "index", "prompt_length", "limit", "token", "done",                 # rows
-        "keys", "values", "padding", "question",                            # cache
+        "keys", "values", "seen", "unseen", "question",                     # cache
         "order", "back", "place", "pair",                                   # layout
         "uniform", "stop",                                                  # sampling
         "tokens", "mask", "finished", "log_prob", "entropy", "collision"}   # result
@@ -235,7 +236,8 @@ def test_a_step_leaves_its_tensors_where_they_are(small_model):
 
 
 def test_rows_of_a_share_by_hand():
-    rows = Rows.of_prompts([[1, 2], [3], [4, 5, 6]], [7, 8, 9], 2, range(1, 3), "cpu")
+    starts = [Start(number, seen) for number, seen in enumerate([2, 1, 3]) for _ in range(2)]
+    rows = Rows.of_starts(starts, [7, 7, 8, 8, 9, 9], range(2, 6), "cpu")
     assert rows.index.tolist() == [2, 3, 4, 5]
     assert rows.prompt_length.tolist() == [1, 1, 3, 3]
     assert rows.limit.tolist() == [8, 8, 9, 9]
@@ -328,3 +330,52 @@ def test_no_random_number_draws_a_token_without_probability():
 def test_senseless_requests_are_refused(small_model, bad):
     with pytest.raises(ValueError):
         generate(small_model, PROMPTS, **{"max_new_tokens": 4, **bad})
+
+
+LONG = [[5, 6, 7, 8, 9, 10], [8, 9, 10, 11, 12, 13, 14]]
+PLACES = [Start(1, 4), Start(0, 2), Start(0, 6), Start(1, 7), Start(0, 2), Start(1, 1)]
+
+
+def test_an_answer_from_a_place_is_that_to_the_cut_prompt(small_model):
+    """In any order, with limits of their own; also with rows that leave, and in a share."""
+    request = dict(max_new_tokens=[20, 25, 9, 25, 3, 25], seed=3, stop_ids=MANY_STOPS)
+    cut = [LONG[start.prompt][:start.seen] for start in PLACES]
+    result = generate(small_model, LONG, starts=PLACES, **request)
+    assert_close(result, generate(small_model, cut, **request))
+    share = range(1, 3)
+    rows = slice(1, 3)
+    part = generate(small_model, LONG, starts=PLACES, share=share, **request)
+    assert_close(part, result, rows)
+    assert not part.mask[0].any() and not part.mask[3:].any()
+
+
+def test_tokens_after_the_place_are_not_seen(small_model):
+    request = dict(max_new_tokens=12, seed=1, stop_ids=(), starts=[Start(0, 3)] * 8)
+    result = generate(small_model, [[5, 6, 7, 8, 9]], **request)
+    other = generate(small_model, [[5, 6, 7, 30, 31]], **request)
+    assert torch.equal(result.tokens, other.tokens)
+    assert torch.equal(result.log_prob, other.log_prob)
+
+
+def test_a_ruled_out_token_never_comes_first(small_model):
+    """The others keep their proportions, and later tokens are free."""
+    count = 20_000
+    with torch.no_grad():
+        probs = small_model(torch.tensor([[5, 6, 7]]))[0, -1].softmax(-1)
+    taken = int(probs.argmax())
+    result = generate(small_model, [[5, 6, 7, 8]], starts=[Start(0, 3, taken)] * count,
+                      max_new_tokens=1, seed=1, stop_ids=())
+    frequency = torch.bincount(result.tokens[:, 0], minlength=50) / count
+    expected = probs.index_fill(0, torch.tensor([taken]), 0) / (1 - probs[taken])
+    deviation = (expected * (1 - expected) / count).sqrt()
+    assert frequency[taken] == 0 and result.log_prob.isfinite().all()
+    assert ((frequency - expected).abs() < 5 * deviation + 1e-4).all()
+
+
+@pytest.mark.parametrize("start, wrong", [
+    (Start(2, 1), "there are 2 prompts"), (Start(0, 7), "prompt 0 has 6 tokens"),
+    (Start(0, -1), "prompt 0 has 6 tokens"), (Start(0, 0), "no empty one"),
+    (Start(1, 2, 50), "no token 50")])
+def test_senseless_starts_are_refused(small_model, start, wrong):
+    with pytest.raises(ValueError, match=wrong):
+        generate(small_model, LONG, starts=[start], max_new_tokens=4)

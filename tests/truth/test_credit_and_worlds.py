@@ -9,7 +9,10 @@ import torch
 from tokenizers import Tokenizer, models
 
 from conftest import hand_made
+from credit.measured import chance_of_others
+from credit.measured import measured as measured_advantage
 from credit.monte_carlo import continuation_rewards
+from engine.errors import UserError
 from engine.forward import response_log_probs
 from engine.lab import Lab
 from engine.progress import Progress
@@ -52,13 +55,39 @@ def test_measured_credit_is_the_enumerated_one(measured):
     mask = rollouts.mask
     credit, exact = true_credit(lab, rollouts, 400), world.credit * mask
     z = ((credit.value - exact) / credit.error)[mask & (credit.error > 0)]
-    assert z.abs().max() < 4.5 and 0.5 < z.square().mean() < 1.6
+    assert z.abs().max() < 4.5 and 0.25 < z.square().mean() < 1.6
     assert (credit.value - exact).abs().max() < 0.12
     assert (credit.before - world.worth[:, :-1])[mask].abs().max() < 0.12
     assert (credit.quarters.mean(0) - credit.value).abs().max() < 1e-6
     # V before the first token and all credits make the reward
     total = (credit.value * mask).sum(1) + credit.before[:, 0]
     torch.testing.assert_close(total, rollouts.reward, rtol=0, atol=1e-5)
+
+
+def test_the_advantage_measured_is_the_enumerated_credit_on_average(measured):
+    """Every token is measured, with two answers each; a token that is too certain gets 0."""
+    world, lab, rollouts = measured
+    advantage = measured_advantage(lab, measured_k=2, measured_above=0.0)
+    draws = []
+    for seed in range(150):
+        batch = replace(rollouts, generator=torch.Generator().manual_seed(seed))
+        draws.append(advantage(batch, lab))
+    assert advantage.metrics["extra_tokens"] > 0
+    draws, mask = torch.stack(draws), rollouts.mask
+    off = (draws.mean(0) - world.credit)[mask].abs()
+    error = draws.std(0)[mask] / 150 ** 0.5
+    assert (off < 4.5 * error + 1e-5).all() and error.max() < 0.05
+    some = measured_advantage(lab, measured_k=2, measured_above=0.6)(batch, lab)
+    undecided = chance_of_others(rollouts) > 0.6
+    assert not some[~undecided].any() and some[undecided].any()
+
+
+def test_measured_credit_is_that_of_temperature_1(measured):
+    _, lab, rollouts = measured
+    hot = replace(lab, settings=replace(lab.settings, temperature=0.7))
+    for ask in (lambda: measured_advantage(hot), lambda: true_credit(hot, rollouts, 4)):
+        with pytest.raises(UserError, match="--temperature 0.7: the chance of leaving"):
+            ask()
 
 
 def test_quarters_are_independent_estimates(measured):

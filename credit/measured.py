@@ -1,0 +1,100 @@
+"""The credit of a token, measured while training: what the answer is worth with it, minus before.
+
+    A_t = V(prefix and y_t) - V(prefix),   V(prefix) = E[reward | prefix]
+
+Estimated from the end. Let p be the probability of y_t, and O_t the mean reward of answers that
+have the same prefix, some other token in its place, and go on as the policy likes:
+
+    V_t = p V_{t+1} + (1 - p) O_t,   V_T = R,   A_t = V_{t+1} - V_t = (1 - p) (V_{t+1} - O_t)
+
+Only O_t is sampled. This is the difference of two Monte Carlo values with the part they share
+computed instead of drawn: a token that is nearly certain needs hardly an answer, and where every
+O_t is a mean of independent answers A_t is unbiased.
+"""
+import typing
+
+import torch
+
+from credit.monte_carlo import continuation_rewards
+from engine.errors import UserError
+from engine.flags import Flag
+from engine.registry import advantage
+from engine.rollouts import Rollouts
+
+Count = typing.Annotated[int, Flag(4, "fresh answers that leave each undecided token", least=1,
+                                   most=10_000)]
+Above = typing.Annotated[float, Flag(0.15, "tokens whose 1 - p is above this are measured, the "
+                                           "others get credit 0", least=0, most=1)]
+
+
+@advantage
+class measured:
+    """Credit by measurement: fresh answers leave each undecided token, and its advantage is what
+    the reward loses with them.
+
+    A token that is not measured gets 0, and the value passes it unchanged. The advantage is a
+    difference of rewards and is not scaled: most are small beside plain GRPO's, whose standard
+    deviation is 1. AdamW divides by the gradient's usual size, so a constant factor changes no
+    step unless --max_grad_norm cuts it off or the gradient is near AdamW's epsilon.
+    """
+
+    def __init__(self, lab, *, measured_k: Count = 4, measured_above: Above = 0.15):
+        refuse_other_temperatures(lab)
+        self.k, self.above, self.metrics = measured_k, measured_above, {}
+
+    def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
+        other_chance = chance_of_others(rollouts)
+        places = (other_chance > self.above).nonzero().tolist()
+        rewards, spent = deviations(lab, rollouts, places, [self.k] * len(places))
+        others = torch.full(rollouts.mask.shape, float("nan"), dtype=torch.float64)
+        for (b, t), reward in zip(places, rewards):
+            others[b, t] = reward.mean()
+        credit, _, _ = chain(rollouts, other_chance, others, torch.zeros_like(others))
+        self.metrics = {"extra_tokens": spent}
+        return credit.to(rollouts.log_prob)
+
+
+def refuse_other_temperatures(lab) -> None:
+    if lab.settings.temperature != 1:
+        raise UserError(f"--temperature {lab.settings.temperature}: the chance of leaving a token "
+                        "is that of temperature 1")
+
+
+def chance_of_others(rollouts: Rollouts) -> torch.Tensor:
+    """(B, T) on the CPU: 1 - p of each token, 0 beyond the mask."""
+    return (-torch.expm1(rollouts.log_prob.double()) * rollouts.mask).cpu()
+
+
+def deviations(lab, rollouts: Rollouts, places: list, counts: list[int],
+               progress=lambda share: None) -> tuple[list[torch.Tensor], int]:
+    """Rewards of answers that have another token at each place (b, t) and go on from there."""
+    if not counts:
+        return [], 0
+    ids, groups = rollouts.ids.tolist(), rollouts.group.tolist()
+    prefixes, own_tokens = [], []
+    for (b, t), count in zip(places, counts):
+        prefixes += [(groups[b], tuple(ids[b][:t]))] * count
+        own_tokens += [ids[b][t]] * count
+    rewards, spent = continuation_rewards(lab, rollouts, prefixes, 1, progress, own_tokens)
+    return list(rewards[:, 0].double().cpu().split(counts)), spent
+
+
+def chain(rollouts: Rollouts, other_chance: torch.Tensor, others: torch.Tensor,
+          variance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(B, T) each: credit, value before each token, and the variance of the credit.
+
+    From the end, where the value is the reward. All is linear in `others`, whose variance is given;
+    where `others` is NaN the credit is 0.
+    """
+    mask, worth = rollouts.mask.cpu(), rollouts.reward.double().cpu()
+    credit = torch.zeros(mask.shape, dtype=torch.float64)
+    before, spread = torch.zeros_like(credit), torch.zeros_like(credit)
+    uncertain = torch.zeros_like(worth)  # variance of `worth`
+    for t in range(mask.shape[1] - 1, -1, -1):
+        q = other_chance[:, t] * ~others[:, t].isnan()
+        credit[:, t] = q * (worth - others[:, t].nan_to_num(0.0))
+        spread[:, t] = q.square() * (uncertain + variance[:, t])
+        uncertain = (1 - q).square() * uncertain + q.square() * variance[:, t]
+        worth = worth - credit[:, t]
+        before[:, t] = worth
+    return credit, before, spread
