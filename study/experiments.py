@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 # the arms that occur in several experiments
 PLAIN = ""
-MEASURED = "--advantage measured"                # credit measured for every token, at every step
+MEASURED = "--advantage measured --measured_k 2"  # credit of every undecided token, at every step
 SHUFFLED = f"{MEASURED} --placebo advantages"    # the same numbers at other tokens of the group
 
 # what the subject has promised
@@ -23,9 +23,9 @@ LEAST_GAIN = 25.0        # points of held-out success
 GRADIENT_BATCHES = 4     # behind the cosine of two gradients of the untrained model
 
 # the same number of trained answers in every cell of the regime
-TRAINED_ANSWERS = 7680
-BATCHES = ((4, 8), (8, 8), (16, 16))             # questions x answers
-LEARNING_RATES = ("1e-4", "3e-4", "1e-3")
+TRAINED_ANSWERS = 3840
+BATCHES = ((4, 8), (8, 8), (8, 16))              # questions x answers
+LEARNING_RATES = ("1e-4", "2.5e-4", "6e-4")
 
 # the success in training that the arms of the forecast race to, as the mean of the last steps
 RACE_TO = 0.5
@@ -68,7 +68,7 @@ SUBJECT = Experiment(
 CONTROL = Experiment(
     name="control",
     question="Is credit by token worth anything here, when it is measured at every step?",
-    common="--questions 8 --answers 8 --learning_rate 3e-4 --steps 120 --eval_every 60",
+    common="--questions 8 --answers 8 --steps 60 --eval_every 30",
     arms={"none": PLAIN, "measured": MEASURED, "shuffled": SHUFFLED},
     seeds=5)
 

@@ -167,7 +167,7 @@ def test_prefixes_share_the_sequence_that_they_begin():
                      (0, (1, 2, 3)): (0, (1, 2, 3)), (0, (1, 3)): (0, (1, 3))}
 
 
-def test_what_is_drawn_and_its_sum_do_not_depend_on_company(lab, monkeypatch):
+def test_equal_answers_are_scored_once(lab, monkeypatch):
     """Batches follow from the constant alone, and equal texts are scored once."""
     batch = spoken(lab)
     prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (3, 5, 9)]

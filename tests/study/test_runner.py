@@ -12,7 +12,6 @@ import train
 from engine.command_line import read_flags
 from engine.credit_file import step_of
 from engine.errors import UserError
-from engine.registry import ADVANTAGES
 from study import __main__ as study
 from study.experiments import EXPERIMENTS, Experiment, regime_arms
 from study.plan import Effort, in_words, plan_runs, seconds_left
@@ -52,8 +51,6 @@ def test_all_arms_come_with_one_seed_before_the_next(experiment):
 def test_every_experiment_has_flags_that_train_py_takes(name, tmp_path):
     experiment = EXPERIMENTS[name]
     for arm, flags in experiment.arms.items():
-        if "--advantage measured" in flags and "measured" not in ADVANTAGES:
-            continue
         alone = Experiment(name, "", experiment.common, {arm: flags}, 1)
         [run] = plan_runs(alone, str(tmp_path), 1)
         assert run.settings.steps > 1, arm
@@ -61,10 +58,10 @@ def test_every_experiment_has_flags_that_train_py_takes(name, tmp_path):
 
 def test_every_cell_of_the_regime_trains_on_as_many_answers():
     arms = regime_arms()
-    assert len(arms) == 18 and "measured-16x16-1e-3" in arms
+    assert len(arms) == 18 and "measured-8x16-6e-4" in arms
     for flags in arms.values():
-        given = read_flags(flags.replace("--advantage measured", "").split())
-        assert given["questions"] * given["answers"] * given["steps"] == 7680
+        given = read_flags(flags.split())
+        assert given["questions"] * given["answers"] * given["steps"] == 3840
         assert given["eval_every"] == given["steps"]
 
 
