@@ -7,6 +7,7 @@ that is read off the code, not measured. The letters are explained in shapes.py.
 from benchmarks.shapes import (Batch, all_matrices, cached_bytes, head_widths, layer_matrices,
                                parameters)
 from engine import forward
+from engine.cache import FIRST_SLOTS
 from engine.packing import SharedPrompts
 from qwen2_model import ModelConfig
 
@@ -176,12 +177,26 @@ def held_for_sampling(config: ModelConfig, batch: Batch) -> dict[str, int]:
     R, T = len(batch.answers), max(batch.answers)
     inside_a_step = 12 * R * V
     prompt_token = 3 * b * config.intermediate_size + 12 * config.hidden_size
+    slot = R * cached_bytes(config, b)  # of every row
+    last = T - 1                        # slots at the end
+    moments = [(min(last, FIRST_SLOTS), sum(batch.prompts) * prompt_token),  # the prompts' pass
+               (last, inside_a_step),
+               (last + slots_before_the_last_growth(last) // 2, 0)]  # values grow after the keys
+    slots, inside = max(moments, key=lambda moment: moment[0] * slot + moment[1])
     return {
         "matrices to sample with": b * matrices_to_sample_with(config, batch),
-        "keys and values": cached_bytes(config, b) * (Q * P + R * (T - 1)),
+        "keys and values": cached_bytes(config, b) * Q * P + slots * slot,
         "what was sampled": 25 * R * T,
-        "a step's or the prompts' inside": max(inside_a_step, sum(batch.prompts) * prompt_token),
+        "a step's or the prompts' inside": inside,
     }
+
+
+def slots_before_the_last_growth(last: int) -> int:
+    """The cache doubles until it has `last` slots; 0 where it had them from the start."""
+    slots = FIRST_SLOTS
+    while 2 * slots < last:
+        slots *= 2
+    return slots if slots < last else 0
 
 
 def matrices_to_sample_with(config: ModelConfig, batch: Batch) -> int:

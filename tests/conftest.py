@@ -14,8 +14,9 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import pytest
 import torch
+from tokenizers import AddedToken
 
-from countdown_task import Problem
+from countdown_task import TAGS, Problem
 import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from engine.lab import make_lab
@@ -240,9 +241,10 @@ def small_model():
 @pytest.fixture(scope="session")
 def learner(tmp_path_factory):
     """A folder with an untrained model and the tiny model's tokenizer, quick enough to train in a
-    test."""
+    test. Its tags are whole tokens: random answers meet one now and then, so rewards differ."""
     folder = tmp_path_factory.mktemp("learner")
     tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken(tag.decode(), normalized=False) for tag in TAGS])
     torch.manual_seed(0)
     Qwen2(
         ModelConfig(vocab_size=tokenizer.get_vocab_size(), head_dim=16, tie_word_embeddings=True,

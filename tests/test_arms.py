@@ -66,7 +66,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
 
 def test_unfinished_answers_are_on_record_with_weight_0(tmp_path):
     train.main([
-        *SHORT, "--drop_unfinished", "--max_new_tokens", "30", "--steps", "1", "--out",
+        *SHORT, "--drop_unfinished", "--max_new_tokens", "42", "--steps", "1", "--out",
         str(tmp_path / "x")
     ])
     with np.load(tmp_path / "x/credit/step_000001.npz") as file:
@@ -121,7 +121,7 @@ def test_what_a_folder_is_decides_how_to_go_on(tmp_path):
     train.main([*SHORT, *out, "--steps", "1"])
     for argv, said in ((["--steps", "1"], "go on with --resume"), ([
             "--steps", "1", "--learning_rate", "1e-3"
-    ], "with learning_rate 0.0005 instead of 0.001")):
+    ], "with learning_rate 0.00025 instead of 0.001")):
         with pytest.raises(UserError, match=said):
             train.main([*SHORT, *out, *argv])
     (tmp_path / "file").write_text("")

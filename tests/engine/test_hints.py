@@ -116,7 +116,7 @@ def test_help_shows_the_defaults_that_hold(capsys, tmp_path, monkeypatch):
     """Those of the recipe of models/tiny, of the model that is typed, of --config."""
     monkeypatch.setenv("COLUMNS", "400")  # no name is broken
     text = help_of(capsys)
-    assert "of AdamW (default 0.0005, from models/tiny/recipe.json; else 5e-06)" in text
+    assert "of AdamW (default 0.00025, from models/tiny/recipe.json; else 5e-06)" in text
     assert "largest number (default 15, from models/tiny/recipe.json; else 99)" in text
     assert "batches; 0 evaluates and stops (default 100)" in text  # the recipe says the same
     recipe = {"steps": 7, "checkpointing": True, "gamma": 0.5, "max_number": 12}

@@ -35,8 +35,8 @@ def test_what_is_not_at_its_default_is_in_the_name(argv, name):
 
 
 def test_the_default_is_that_of_the_model(tmp_path):
-    """models/tiny learns at 0.0005 for 100 steps; without a recipe 5e-06 is the default."""
-    assert name_of("--learning_rate", "0.0005", "--questions", "16") == "none-grpo-s0"
+    """models/tiny learns at 0.00025 for 100 steps; without a recipe 5e-06 is the default."""
+    assert name_of("--learning_rate", "0.00025", "--questions", "16") == "none-grpo-s0"
     assert name_of("--learning_rate", "5e-6") == "none-grpo-lr5e-6-s0"
     bare = ["--model", str(tmp_path / "Bare-0.5B")]
     assert name_of(*bare, "--learning_rate", "5e-6") == "Bare-0.5B-none-grpo-s0"

@@ -146,10 +146,10 @@ def test_shares_of_the_squared_credit(tmp_path):
     said = FIRST.replace(" yes!", " good, that is 22.")
     ids = tokenizer.encode(said).ids
     texts = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
-    end = texts.index("</think>")
+    end = texts.index("</")
     n = len(ids)
     decided, section, kind = np.zeros((3, n))
-    section[:end], section[texts.index("<answer>") + 1:texts.index("</answer>")] = THINK, ANSWER
+    section[:end], section[texts.index("answer") + 2:n - 4] = THINK, ANSWER
     for place, text in enumerate(texts):
         kind[place] = {"*": OPERATOR, "+": OPERATOR}.get(text.strip(), 0)
         if text.strip().isdigit():
@@ -157,8 +157,8 @@ def test_shares_of_the_squared_credit(tmp_path):
         if kind[place] == OPERATOR and place < end:
             decided[place] = 0.24
     decided[texts.index(" 22")], decided[texts.index(" is") + 1] = 0.16, 0.04
-    decided[n - 3] = 0.01
-    assert texts[n - 3] == " 7"
+    decided[n - 5] = 0.01
+    assert texts[n - 5] == " 7"
     known = dict(section=section, kind=kind, decided=decided)
     write_log(tmp_path / "scores/run", {1: credit_of([said], **known)})
     shares = credit_shares.credit_shares(tmp_path / "scores")
@@ -223,17 +223,17 @@ def test_a_map_of_what_is_finished(tmp_path):
     """One cell has both arms: measured is a quarter ahead, plain solves half. Another has plain."""
     runs = {}
     for arm, batch, solved in (("none", (4, 8), 2), ("measured", (4, 8), 3), ("none", (8, 8), 1)):
-        name = cell(arm, *batch, "3e-4")
+        name = cell(arm, *batch, "2.5e-4")
         runs[name] = {0: run_of(tmp_path / name, [0.5], [solving(0), solving(solved)])}
     arms = {name: "" for name in REGIME.arms}
     findings = regime.report(study_of(replace(REGIME, arms=arms), tmp_path, runs))
     first, plain, cells = findings.tables
     shown = rows(first)
-    assert shown["4x8"]["3e-4"].startswith("+25.0 (") and shown["4x8"]["1e-4"] == "-"
-    assert shown["8x8"]["3e-4"] == "-"
-    assert rows(plain)["4x8"]["3e-4"] == "50.0%" and rows(plain)["8x8"]["3e-4"] == "25.0%"
+    assert shown["4x8"]["2.5e-4"].startswith("+25.0 (") and shown["4x8"]["1e-4"] == "-"
+    assert shown["8x8"]["2.5e-4"] == "-"
+    assert rows(plain)["4x8"]["2.5e-4"] == "50.0%" and rows(plain)["8x8"]["2.5e-4"] == "25.0%"
     [measured] = [row for row in cells.rows if row[4] is not None]
-    assert measured[:5] == ("4x8", "3e-4", 1, 0.5, 0.25) and (tmp_path / "map.png").exists()
+    assert measured[:5] == ("4x8", "2.5e-4", 1, 0.5, 0.25) and (tmp_path / "map.png").exists()
 
 
 # the forecast

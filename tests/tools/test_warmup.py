@@ -49,14 +49,15 @@ def test_transformers_reads_the_shipped_folder_the_same_way():
 
 
 def test_the_shipped_model_starts_where_there_is_something_to_learn():
-    """Held-out success between 15% and 40%, with format and arithmetic in place."""
+    """Held-out success between 15% and 30%, some lapses of format, arithmetic in place."""
     settings = make_settings({"model": str(TINY)})
     model, tokenizer, task = Qwen2.from_pretrained(TINY), load_tokenizer(TINY), TASK
     rollouts = sample_answers(model, tokenizer, task, task.held_out_problems(400), 1,
                               max_new_tokens=settings.max_new_tokens, seed=1)
     rollouts = score_answers(rollouts, tokenizer, task)
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
-    assert 0.15 < mean["answer"] < 0.40 and mean["format"] > 0.97 and mean["reasoning"] > 0.9
+    assert 0.15 < mean["answer"] < 0.30 and 0.90 < mean["format"] < 0.98
+    assert mean["reasoning"] > 0.93
     assert rollouts.finished.float().mean() > 0.97
 
 
