@@ -49,7 +49,7 @@ def train(folder, *flags) -> str:
 @pytest.fixture(scope="module")
 def run(project):
     """A run of three steps under the name that the pages use."""
-    train(project, "--steps", "3", "--out", "runs/none-grpo-s0")
+    train(project, "--steps", "3", "--max_new_tokens", "80", "--out", "runs/none-grpo-s0")
     return project / "runs/none-grpo-s0"
 
 
