@@ -44,7 +44,7 @@ RECIPE = {  # the settings of a run that suit this model; flags override them
     "min_number": TASK.min_number, "max_number": TASK.max_number,
     "max_target": TASK.max_target, "max_result": TASK.max_result,
     "learning_rate": 2.5e-4, "questions": 16, "answers": 16, "max_new_tokens": 80,
-    "micro_batch": 64,
+    "micro_batch": 64, "threads": 1,
     "steps": 100, "eval_every": 50, "eval_tasks": 1500, "checkpoint_every": 25}
 
 TOKENIZER_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>",
