@@ -182,6 +182,18 @@ def test_what_a_rollout_keeps(dtype, vocabulary):
     assert living.most == pytest.approx(expected, rel=0.1)
 
 
+def test_a_cache_that_grows_is_fullest_while_it_grows():
+    """8 rows of 70 tokens: 64 slots become 69, and the old values are there beside the new."""
+    model = Qwen2(CONFIG)
+    batch = Batch([3, 4], [70] * 8)
+    with Living(list(model.parameters())) as living:
+        generate(model, [[3] * 3, [4] * 4], answers=4, max_new_tokens=70, stop_ids=())
+    held = ("parameters", "gradient", "moments of AdamW")
+    parts = memory(CONFIG, batch)["rollout"].items()
+    expected = sum(size for name, size in parts if name not in held)
+    assert living.most == pytest.approx(expected, rel=0.1)
+
+
 def test_offloading_leaves_the_parameters_on_the_device():
     config = replace(CONFIG, tie_word_embeddings=False)
     model = Qwen2(config).compute_in(torch.bfloat16)
