@@ -193,7 +193,7 @@ def test_a_tokenizer_of_another_model_is_refused(learner, tmp_path):
     known = model.config.vocab_size
     assert token_bytes(load_tokenizer(learner, known), [known - 1]) != [b"\xef\xbf\xbd"]
     shutil.copytree(learner, tmp_path / "model")
-    tokenizer = make_tokenizer()
+    tokenizer = Tokenizer.from_file(str(learner / "tokenizer.json"))
     tokenizer.add_tokens(["more"])
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     with pytest.raises(UserError, match=f"has a token {known}, beyond the {known} that the model"):
