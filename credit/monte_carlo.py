@@ -103,7 +103,8 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[Prefix], k: int
     rewards, spent = torch.zeros(len(prefixes) * k), 0
     cells = []  # where in `rewards` the answers stand that have to be sampled
     for i in in_order(prefixes):
-        cells += range(i * k, i * k + k if room[i] > 0 else i * k)
+        if room[i] > 0:
+            cells += range(i * k, i * k + k)
     reward_of = remembered_rewards(lab, rollouts)
     size = rows_at_once(lab)
     for start in range(0, len(cells), size):

@@ -31,6 +31,12 @@ class Line:
     aim: str = ""
     kept: bool | None = None    # None: nothing was promised, or nothing is known
 
+    @property
+    def verdict(self) -> str:
+        if self.kept is None:
+            return ""
+        return "kept" if self.kept else "missed"
+
 
 def report(study: Study) -> Findings:
     runs = list(study.of(next(iter(study.experiment.arms))).values())
@@ -43,13 +49,13 @@ def report(study: Study) -> Findings:
 
 
 def row_of(line: Line) -> list:
-    verdict = "" if line.kept is None else "kept" if line.kept else "missed"
-    return [line.what, line.measured.value, line.measured.interval, line.unit, line.aim, verdict]
+    return [line.what, line.measured.value, line.measured.interval, line.unit, line.aim,
+            line.verdict]
 
 
 def in_words(lines: list[Line]) -> str:
-    kept = [line for line in lines if line.kept]
-    missed = [line.what for line in lines if line.kept is False]
+    kept = [line for line in lines if line.verdict == "kept"]
+    missed = [line.what for line in lines if line.verdict == "missed"]
     return (f"{len(kept)} of {len(kept) + len(missed)} promises are kept.\n"
             f"Missed: {'; '.join(missed) or 'none'}.")
 

@@ -168,7 +168,7 @@ def test_prefixes_share_the_sequence_that_they_begin():
 
 
 def test_equal_answers_are_scored_once(lab, monkeypatch):
-    """Batches follow from the constant alone, and equal texts are scored once."""
+    """Of 120 answers that go on from three places of one answer, many are the same."""
     batch = spoken(lab)
     prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (3, 5, 9)]
     scored = []
