@@ -6,8 +6,8 @@ tries once more if not. Then it answers:
     <think> first 7 + 5 = 12 and 12 + 3 = 15 no. or last 5 * 3 = 15, 15 + 7 = 22 yes!</think>
     <answer> ( 5 * 3 ) + 7</answer><|im_end|>
 
-The teacher is of two minds, so that every choice is open at the start and the better side of it is
-there to be found. All that it computes is right; what it does with that is not always:
+The teacher sometimes does well and sometimes badly, so that the model does both at the start, and
+training can find the better one. All that the teacher computes is right. The rest is not always:
 
     aim        four tries in ten are drawn near the target, the others anywhere, mostly sums
     verdict    one in seven says the opposite of what is true; after "yes" no other try follows
@@ -40,7 +40,8 @@ JOINERS = [",", ",", " and", " so"]
 MISS = [" no.", " not {target}.", " too {size}.", " wrong."]
 HIT = [" yes!", " good, that is {target}.", " hit.", " exactly."]
 
-AIMED, AIM, HABIT = 0.4, 0.5, 4.0  # share of aimed tries, see chance_of; liking of others for sums
+AIMED = 0.4            # share of the tries that aim at the target
+AIM, HABIT = 0.5, 4.0  # how well those aim, and how much the others like sums: see chance_of
 WRONG_VERDICT, OTHER_ANSWER, LAPSE = 0.15, 0.35, 0.08  # shares of verdicts, and of demonstrations
 
 # the weight of a token's loss; all other words weigh 1, the prompt 0
@@ -114,7 +115,7 @@ def draw(problem: Problem, tried: list[Candidate], rng: random.Random) -> Candid
 
 
 def chance_of(candidate: Candidate, problem: Problem, is_aimed: bool) -> float:
-    """Relative to the other candidates."""
+    """Relative to the other candidates: nearness squared, or nearness and a liking for sums."""
     distance = abs(candidate.value - problem.target)
     if is_aimed:
         return 1 / (AIM + distance) ** 2
