@@ -43,15 +43,10 @@ class measured:
         self.k, self.above, self.metrics = measured_k, measured_above, {}
 
     def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
-        other_chance = chance_of_others(rollouts)
-        places = (other_chance > self.above).nonzero().tolist()
-        rewards, spent = deviations(lab, rollouts, places, [self.k] * len(places))
-        others = torch.full(rollouts.mask.shape, float("nan"), dtype=torch.float64)
-        for (b, t), reward in zip(places, rewards):
-            others[b, t] = reward.mean()
-        credit, _, _ = chain(rollouts, other_chance, others, torch.zeros_like(others))
+        places = (chance_of_others(rollouts) > self.above).nonzero().tolist()
+        credit, spent = credit_at(lab, rollouts, places, [self.k] * len(places))
         self.metrics = {"extra_tokens": spent}
-        return credit.to(rollouts.log_prob)
+        return credit
 
 
 def refuse_other_temperatures(lab) -> None:
@@ -63,6 +58,18 @@ def refuse_other_temperatures(lab) -> None:
 def chance_of_others(rollouts: Rollouts) -> torch.Tensor:
     """(B, T) on the CPU: 1 - p of each token, 0 beyond the mask."""
     return (-torch.expm1(rollouts.log_prob.double()) * rollouts.mask).cpu()
+
+
+def credit_at(lab, rollouts: Rollouts, places: list,
+              counts: list[int]) -> tuple[torch.Tensor, int]:
+    """(B, T) credit, 0 but at these places (b, t), from so many fresh answers at each; and how many
+    tokens those took."""
+    rewards, spent = deviations(lab, rollouts, places, counts)
+    others = torch.full(rollouts.mask.shape, float("nan"), dtype=torch.float64)
+    for (b, t), reward in zip(places, rewards):
+        others[b, t] = reward.mean()
+    credit, _, _ = chain(rollouts, chance_of_others(rollouts), others, torch.zeros_like(others))
+    return credit.to(rollouts.log_prob), spent
 
 
 def deviations(lab, rollouts: Rollouts, places: list, counts: list[int],

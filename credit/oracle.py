@@ -1,45 +1,38 @@
 """Token weights from measured credit: a reference for all others."""
+import math
+import typing
+
 import torch
 
-from credit.monte_carlo import K, prefix_values
+from credit.measured import chance_of_others, credit_at, refuse_other_temperatures
+from engine.flags import Flag
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
 
 SURE = 1e-3  # a token with 1 - p below this is taken to have no credit
+K = typing.Annotated[int, Flag(8, "fresh answers that leave a token which is a free choice; of the "
+                                  "others fewer", least=1, most=10_000)]
 
 
 @mitigation
 class oracle:
-    """The size of each token's Monte Carlo credit |V(after) - V(before)|: expensive, a reference
-    for the others.
+    """The size of each token's measured credit |V(after) - V(before)|: expensive, a reference for
+    the others.
 
-    The sign stays the outcome's, so this is no upper bound; that is --advantage vine with many
-    continuations. A token of probability p cannot be credited with more than (1 - p) of the
-    reward's range, so values are sampled only around tokens with 1 - p above a thousandth; the
-    others get 0.
+    Measured as --advantage measured does it, at every token with 1 - p above a thousandth, by
+    oracle_k (1 - p) fresh answers, rounded up. A token of probability p cannot be credited with
+    more than (1 - p) of the reward's range, so the others get 0. The sign stays the outcome's, so
+    this is no upper bound; that is --advantage measured.
     """
 
     def __init__(self, lab, *, oracle_k: K = 8):
+        refuse_other_temperatures(lab)
         self.k, self.metrics = oracle_k, {}
 
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
-        is_choice = tokens.mask
-        if lab.settings.temperature <= 1:  # at a higher one a sure token is not sure when sampled
-            is_choice = is_choice & (-torch.expm1(tokens.log_prob) > SURE)
-        choices = [row.nonzero().flatten().tolist() for row in is_choice]
-        lengths = tokens.length.tolist()
-        cuts = [prefixes_around(row, length) for row, length in zip(choices, lengths)]
-        values, spent = prefix_values(lab, tokens, cuts, self.k)
-        self.metrics, weight = {"extra_tokens": spent}, torch.zeros_like(tokens.log_prob)
-        for row, length in enumerate(lengths):
-            worth = dict(zip(cuts[row], values[row]))  # of the first n tokens
-            worth[length] = tokens.reward[row].item()
-            for t in choices[row]:
-                weight[row, t] = abs(worth[t + 1] - worth[t])
-        return weight
-
-
-def prefixes_around(choices: list[int], length: int) -> list[int]:
-    """How many first tokens stand before and after each choice; the whole answer has its reward."""
-    before, after = set(choices), {t + 1 for t in choices}
-    return sorted((before | after) - {length})
+        other_chance = chance_of_others(tokens)
+        places = (other_chance > SURE).nonzero().tolist()
+        counts = [math.ceil(self.k * other_chance[b, t].item()) for b, t in places]
+        credit, spent = credit_at(lab, tokens, places, counts)
+        self.metrics = {"extra_tokens": spent}
+        return credit.abs()

@@ -72,8 +72,8 @@ FLAGS = {
     "batches": Flag(50, "batches for the true gradient", least=4, most=1_000_000, quick=4),
     "batch_questions": Flag(3, "problems in each of them", least=1, most=10_000, quick=1),
     "batch_answers": Flag(8, "answers to each of those", least=2, most=1000, quick=2),
-    "oracle_k": Flag(8, "continuations behind each value of the oracle", least=1, most=10_000,
-                     quick=1),
+    "oracle_k": Flag(8, "the same for the oracle, which measures for itself", least=1,
+                     most=10_000, quick=1),
 }
 SLOW = ("causal_ablation", "oracle")  # sample so much that only the measured batch is for them
 TRUE = "the true credit itself"

@@ -1,32 +1,40 @@
-"""Weights from measured credit, on a table of values."""
+"""Weights from measured credit, on a table of what other tokens are worth."""
+import math
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from conftest import hand_made, make_mitigation, one_row
+from conftest import hand_made, make_mitigation
+from engine.errors import UserError
 
 
 def test_oracle_by_hand(lab, monkeypatch):
-    """Values 0.5, 0.75, then the reward 1; the middle token of the second answer was certain."""
-    table = {(): 0.5, (4,): 0.75, (4, 5): 0.25}
-    monkeypatch.setattr(
-        "credit.monte_carlo.continuation_rewards", lambda lab, tokens, prefixes, k:
-        (torch.tensor([[table[ids]] * k for _, ids in prefixes]), 5))
+    """Tokens of probability 1/2, but for one that is certain; other tokens are worth the table.
+    Credit from the end: 0.5 (1 - 0.25), then 0.5 (0.625 - 0.25); and 0.5 (0 - 1), 0.5 (0.5 - 0.25).
+    """
+    worth, asked = {(): 0.25, (4,): 0.25, (4, 5): 1.0}, []
+
+    def rewards(lab, tokens, prefixes, k, progress, without):
+        asked.extend(zip(prefixes, without))
+        return torch.tensor([[worth[ids]] * k for _, ids in prefixes]), 5
+
+    monkeypatch.setattr("credit.measured.continuation_rewards", rewards)
+    half = math.log(0.5)
     tokens = hand_made([[True, True, False], [True, True, True]], ids=torch.tensor([[4, 6, 0],
                                                                                     [4, 5, 6]]),
-                       log_prob=torch.tensor([[-1.0, -1, 0], [-1.0, -1e-4, -1]]),
+                       log_prob=torch.tensor([[half, half, 0], [half, -1e-4, half]]),
+                       group=torch.tensor([0, 0]),
                        scores={"reward": torch.tensor([1.0, 0.0])})
     mitigation = make_mitigation("oracle", {"oracle_k": 3}, lab)
     torch.testing.assert_close(mitigation(tokens, lab),
-                               torch.tensor([[0.25, 0.25, 0], [0.25, 0, 0.25]]))
+                               torch.tensor([[0.1875, 0.375, 0], [0.125, 0, 0.5]]))
     assert mitigation.metrics == {"extra_tokens": 5}
+    two_each = [((0, ()), 4), ((0, (4,)), 6), ((0, ()), 4), ((0, (4, 5)), 6)]  # 3 (1 - p), up
+    assert asked == [place for place in two_each for _ in range(2)]
 
 
-def test_hotter_sampling_leaves_the_oracle_no_token_for_sure(lab, monkeypatch):
-    monkeypatch.setattr(
-        "credit.monte_carlo.continuation_rewards", lambda lab, tokens, prefixes, k:
-        (torch.arange(1.0 * len(prefixes))[:, None].expand(-1, k), 5))
-    tokens, hot = one_row(log_prob=[-1e-4, -1e-4]), SimpleNamespace(settings=SimpleNamespace(
-        temperature=1.5))
-    assert make_mitigation("oracle", {}, hot)(tokens, hot).tolist() == [[1, 1]]
-    assert make_mitigation("oracle", {}, lab)(tokens, lab).tolist() == [[0, 0]]
+def test_the_oracle_knows_credit_at_temperature_1_alone(lab):
+    hot = SimpleNamespace(settings=SimpleNamespace(temperature=1.5))
+    with pytest.raises(UserError, match="--temperature 1.5"):
+        make_mitigation("oracle", {}, hot)
