@@ -28,6 +28,8 @@ FLAGS = {
     "out": Flag("runs/study", "folder of the runs; each experiment has its own below it"),
     "scores": Flag(None, "folder that python -m truth.scoreboard wrote of the untrained model, for "
                          "the reports of subject and forecast"),
+    "later_scores": Flag(None, "the same of the model after a third of the training, for the "
+                               "report of forecast"),
     "dry_run": Flag(False, "list the runs, and start none"),
     "report_only": Flag(False, "say what the finished runs show, and start none")}
 
@@ -49,7 +51,8 @@ def main(argv: list[str]) -> None:
     if args.dry_run:
         return list_runs(runs, args)
     failed = [] if args.report_only else make_runs(runs, args, argv)
-    write_report(experiment, runs, args.scores, python_command("-m", "study", *argv))
+    write_report(experiment, runs, args.scores, args.later_scores,
+                 python_command("-m", "study", *argv))
     for run in failed:
         say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
     if failed:

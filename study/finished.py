@@ -19,7 +19,8 @@ class Study:
     experiment: Experiment
     planned: list[PlannedRun]
     folder: Path                        # for the pictures
-    scores: Path | None                 # what truth.scoreboard wrote, where it was given
+    scores: Path | None = None          # what truth.scoreboard wrote of the untrained model
+    later_scores: Path | None = None    # and after a third of the training
     runs: dict[str, dict[int, dict]] = field(default_factory=dict)
     unfinished: list[str] = field(default_factory=list)
 
@@ -40,8 +41,8 @@ class Study:
 
 
 def read_study(experiment: Experiment, planned: list[PlannedRun], folder: Path,
-               scores: str | None) -> Study:
-    study = Study(experiment, planned, folder, Path(scores) if scores else None)
+               scores: str | None = None, later_scores: str | None = None) -> Study:
+    study = Study(experiment, planned, folder, *map(path_or_none, (scores, later_scores)))
     for run in planned:
         if run.is_finished():
             study.runs.setdefault(run.arm, {})[run.seed] = read_run(run.folder)
@@ -51,6 +52,10 @@ def read_study(experiment: Experiment, planned: list[PlannedRun], folder: Path,
     if not study.runs:
         raise UserError(f"no run of {experiment.name} is finished yet: {study.unfinished[0]}")
     return study
+
+
+def path_or_none(name: str | None) -> Path | None:
+    return Path(name) if name else None
 
 
 def evaluated(run: dict, place: int, mode: str = "sampled") -> dict:

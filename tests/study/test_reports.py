@@ -46,10 +46,10 @@ def solving(count):
     return [1] * count + [0] * (ITEMS - count)
 
 
-def study_of(experiment, folder, runs, scores=None, seeds=1):
+def study_of(experiment, folder, runs, scores=None, seeds=1, later_scores=None):
     """Every run is planned, and these are finished."""
     planned = plan_runs(experiment, str(folder / "runs"), seeds)
-    return Study(experiment, planned, folder, scores, runs)
+    return Study(experiment, planned, folder, scores, later_scores, runs)
 
 
 # seconds, spread and the like
@@ -97,7 +97,7 @@ def subject_study(tmp_path, monkeypatch):
         run.settings.steps = 20
     write_seconds(tmp_path / "runs/subject",
                   [("none-s0", 100.0), ("none-s0", 20.0), ("none-s1", 140.0), ("none-s7", 9.0)])
-    return Study(SUBJECT, planned, tmp_path, None, {"none": runs})
+    return Study(SUBJECT, planned, tmp_path, runs={"none": runs})
 
 
 def test_promises_of_the_subject(subject_study):
@@ -238,13 +238,13 @@ def test_a_map_of_what_is_finished(tmp_path):
 
 # the forecast
 
-SCORES = {"none": 40.0, "entropy_weighted": 8.0, "rloo": 30.0, "span": 20.0, "gae": None}
+NOISE = {"none": 40.0, "entropy_weighted": 8.0, "rloo": 30.0, "span": 20.0, "gae": None}
 
 
-def write_scores(folder):
+def write_scores(folder, noise):
     folder.mkdir()
-    table = {"name": "directions", "rows": [{"arm": arm, "noise": noise}
-                                            for arm, noise in SCORES.items()]}
+    table = {"name": "directions", "rows": [{"arm": arm, "noise": value}
+                                            for arm, value in noise.items()]}
     (folder / "numbers.json").write_text(json.dumps({"tables": [table]}))
     return folder
 
@@ -254,35 +254,52 @@ def test_a_moving_mean_has_as_many_values_behind_each():
     assert not len(moving_mean(np.array([1.0, 2]), 3))
 
 
-def test_noise_and_answers_needed(tmp_path):
+def test_noise_and_answers_needed(tmp_path, monkeypatch):
     """4 answers a step. A success of 1 from step n on makes the mean of ten steps 0.5 at n + 4.
     The less noise, the earlier: n = 30 (none), 10 (entropy_weighted), 20 (span); dr_grpo, which is
     as noisy as rloo, and rloo never get there."""
+    monkeypatch.setattr(forecast, "RACE_TO", 0.5)
     begins = {"none": 30, "entropy_weighted": 10, "span": 20, "dr_grpo": 99, "rloo": 99, "gae": 5}
+    solved = {"none": 2, "entropy_weighted": 4, "span": 3, "dr_grpo": 0, "rloo": 1, "gae": 4}
     runs = {}
     for arm, n in begins.items():
         training = [float(step >= n) for step in range(1, 41)]
-        runs[arm] = {0: run_of(tmp_path / arm, training, [solving(1)])}
-    scores = write_scores(tmp_path / "scores")
+        runs[arm] = {0: run_of(tmp_path / arm, training, [solving(solved[arm])])}
+    scores = write_scores(tmp_path / "scores", NOISE)
+    few = write_scores(tmp_path / "later", {"none": 10.0, "span": 5.0})
     arms = dict.fromkeys(runs, "")
-    findings = forecast.report(study_of(replace(FORECAST, arms=arms), tmp_path, runs, scores))
+    findings = forecast.report(study_of(replace(FORECAST, arms=arms), tmp_path, runs, scores,
+                                        later_scores=few))
     race, correlation = findings.tables
     by_arm = rows(race)
+    assert list(by_arm) == ["gae", "entropy_weighted", "span", "none", "rloo", "dr_grpo"]
     assert {arm: row["answers"] for arm, row in by_arm.items()} == {
-        "none": 136, "entropy_weighted": 56, "span": 96, "dr_grpo": None, "rloo": None, "gae": 40}
-    assert by_arm["rloo"]["there"] == "never" and by_arm["span"]["there"] == "yes"
+        "none": "136", "entropy_weighted": "56", "span": "96", "dr_grpo": "never",
+        "rloo": "never", "gae": "40"}
     assert by_arm["dr_grpo"]["noise"] == 30 and by_arm["gae"]["noise"] is None
-    assert correlation.rows[0][0] == 5
+    assert by_arm["none"]["later"] == 10 and by_arm["rloo"]["later"] is None
+    at_start, later = correlation.rows
+    assert (at_start[1], later[1]) == (5, 2) and math.isnan(later[2])
     # ranks of noise: none 4, entropy_weighted 0, span 1, two with 2.5; of answers 2, 0, 1, 3.5, 3.5
-    noise, answers = [4, 0, 1, 2.5, 2.5], [2, 0, 1, 3.5, 3.5]
-    assert correlation.rows[0][1] == pytest.approx(np.corrcoef(noise, answers)[0, 1])
-    low, high = correlation.rows[0][2]
-    assert low < correlation.rows[0][1] <= high
+    noise, answers, success = [4, 0, 1, 2.5, 2.5], [2, 0, 1, 3.5, 3.5], [2, 4, 3, 0, 1]
+    assert at_start[2] == pytest.approx(np.corrcoef(noise, answers)[0, 1])
+    assert at_start[4] == pytest.approx(np.corrcoef(noise, success)[0, 1])
+    assert at_start[3][0] < at_start[2] <= at_start[3][1]
+    assert "of too few arms (2)" in correlation.finding
     assert (tmp_path / "forecast.png").exists()
 
 
-def test_the_mean_curve_of_all_seeds_decides(tmp_path):
+def test_single_seeds_are_beside_their_mean_curve(tmp_path, monkeypatch):
+    monkeypatch.setattr(forecast, "RACE_TO", 0.5)
+    runs = {"none": {seed: run_of(tmp_path / str(seed), [1.0 - seed] * 12, [solving(1)], seed)
+                     for seed in (0, 1)}}
+    race = forecast.report(study_of(replace(FORECAST, arms={"none": ""}), tmp_path, runs)).tables[0]
+    assert rows(race)["none"]["by_seed"] == "40 to never"
+
+
+def test_the_mean_curve_of_all_seeds_decides(tmp_path, monkeypatch):
     """One seed is there at once, one never: their mean is 0.5, after ten steps."""
+    monkeypatch.setattr(forecast, "RACE_TO", 0.5)
     runs = [run_of(tmp_path / str(seed), [1.0 - seed] * 12, [solving(1)], seed) for seed in (0, 1)]
     assert forecast.answers_needed(runs) == 10 * 4
     assert forecast.answers_needed(runs[1:]) == math.inf
@@ -291,8 +308,8 @@ def test_the_mean_curve_of_all_seeds_decides(tmp_path):
 def test_without_scores_there_is_no_forecast(tmp_path):
     runs = {"none": {0: run_of(tmp_path / "none", [1.0] * 12, [solving(1)])}}
     findings = forecast.report(study_of(replace(FORECAST, arms={"none": ""}), tmp_path, runs))
-    assert "Too few arms with a known noise (0)" in findings.tables[0].finding
-    assert any("need" in note and "--scores" in note for note in findings.tables[0].notes)
+    assert "of too few arms (0)" in findings.tables[1].finding
+    assert any("needs --scores" in note for note in findings.tables[0].notes)
     for damaged in ({}, {"tables": 3}, {"tables": [{"name": "directions", "rows": [{}]}]}):
         (tmp_path / "numbers.json").write_text(json.dumps(damaged))
         with pytest.raises(UserError, match="no table of directions"):
@@ -313,7 +330,7 @@ def test_a_report_is_written_again_and_names_what_is_missing(tmp_path, monkeypat
     config = {**planned[0].settings.to_json(), "checkpoint_every": 0}
     run_of(planned[0].folder, [0.5, 0.5], curve, config=config)
     for _ in range(2):
-        write_report(experiment, planned, None, "python -m study small")
+        write_report(experiment, planned, None, None, "python -m study small")
     printed = capsys.readouterr().out
     assert "1 of 2 runs are finished." in printed
     assert "Not yet: rloo-s0 (0 of 2 steps)." in printed
