@@ -53,11 +53,18 @@ class Table:
         head, *body = [lines_of(row, widths, left) for row in rows]
         return "\n".join([head, f"|{'|'.join(rule)}|", *body])
 
+    def to_markdown(self) -> str:
+        """For a page: a row is one line, however long."""
+        rules = [":--" if on_left else "--:" for on_left in self.texts()]
+        rows = [list(map(escaped, row)) for row in [self.heads(), *self.cells()]]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:]])
+
     def to_json(self) -> dict:
         rows = [dict(zip(self.columns, map(plain, row))) for row in self.rows]
         return {"name": self.name, "title": self.title, "finding": self.finding,
                 "notes": self.notes, "columns": list(self.columns), "headings": self.heads(),
-                "rows": rows}
+                "formats": [spec for spec, _ in self.columns.values()], "rows": rows}
 
 
 def is_text(values) -> bool:
@@ -125,7 +132,8 @@ def by_row(formats: dict[str, str], rows: list) -> dict[str, tuple]:
 
 
 def shown(value, spec: str) -> str:
-    """A cell as text. The format `p` is for probabilities, which are never 0."""
+    """A cell as text. The format `p` is for probabilities, which are never 0, `points` for
+    differences of shares."""
     if isinstance(value, str):
         return value
     if isinstance(value, tuple):
@@ -133,6 +141,8 @@ def shown(value, spec: str) -> str:
         return "-" if "-" in ends else " to ".join(ends)
     if plain(value) is None:
         return "-"
+    if spec == "points":
+        return f"{100 * value:+.1f}"
     if spec != "p":
         return format(value, spec)
     return "<0.001" if value < 0.001 else f"{value:.3f}"

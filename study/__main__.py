@@ -5,6 +5,9 @@
     python -m study control               # make what is not finished, then say what it shows
     python -m study control --report_only
 
+    python -m study publish FOLDER        # keep what was measured, beside the pages
+    python -m study pages                 # write its numbers into them
+
 Ctrl-C stops the runs after their current step, and the same command goes on with them. The report
 is printed and written to results/study-NAME. study/experiments.py says what each experiment is.
 """
@@ -16,6 +19,7 @@ from engine.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.hints import python_command
 from engine.program import run_as_program
 from engine.progress import say
+from study import pages, published
 from study.experiments import EXPERIMENTS, Experiment
 from study.plan import PlannedRun, in_words, plan_runs, seconds_left
 from study.report import write_report
@@ -35,8 +39,13 @@ FLAGS = {
 
 
 def main(argv: list[str]) -> None:
+    if argv[:1] == ["pages"]:
+        return pages.main(argv[1:])
+    if argv[:1] == ["publish"]:
+        return published.main(argv[1:])
     parser = add_flags(Parser("python -m study [NAME] [flags]", __doc__), FLAGS)
-    parser.add_argument("name", nargs="?", help="an experiment: " + ", ".join(EXPERIMENTS))
+    parser.add_argument("name", nargs="?", help="an experiment: " + ", ".join(EXPERIMENTS)
+                        + "; or publish, or pages")
     typed = parser.read(argv)
     name = typed.pop("name", None)
     args = with_defaults(typed, FLAGS)

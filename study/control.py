@@ -54,8 +54,9 @@ def differences_table(study: Study, plain: str) -> Table:
             rows.append([arm, when, seeds, estimate.value, estimate.interval])
             if when == "end":
                 findings.append(in_words(arm, plain, seeds, estimate))
-    formats = {"arm": "", "when": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%"}
-    return Table("differences", f"Held-out success, sampled: each arm minus {plain}",
+    formats = {"arm": "", "when": "", "seeds": "d", "difference": "points",
+               "95%": "points"}
+    return Table("differences", f"Held-out success, sampled: each arm minus {plain}, in points",
                  by_row(formats, rows), "\n".join(findings),
                  ["paired by seed and by held-out problem; with one seed the interval is about "
                   "problems alone"], {"95%": "95% interval"})

@@ -58,7 +58,7 @@ def batch_names() -> list[str]:
 
 def cells_table(rows: list) -> Table:
     formats = {"batch": "", "learning rate": "", "seeds": "d", "plain": ".1%",
-               "difference": "+.1%", "95%": "+.1%"}
+               "difference": "points", "95%": "points"}
     return Table("cells", "The same as numbers", by_row(formats, rows), "",
                  [f"every run trains on about {TRAINED_ANSWERS:,} answers; held-out success, "
                   "sampled, at the end; seeds are those of both arms. With two seeds an interval "

@@ -140,7 +140,8 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     body = report_body(intro, summary, findings.tables, findings.pictures, findings.places,
                        bool(findings.episodes))
     write_page(folder / "report.html", title, body, findings.episodes)
-    numbers = {"measured": name, "quick_look": args.quick, "settings": vars(args), **provenance(),
+    numbers = {"measured": name, "quick_look": args.quick, "command": command,
+               "settings": vars(args), **provenance(),
                "seconds": round(seconds, 1), "in_short": summary,
                "tables": [table.to_json() for table in findings.tables]}
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")

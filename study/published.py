@@ -1,0 +1,106 @@
+"""What was measured and stands on a page: docs/results/NAME.json, made once, never by hand.
+
+    python -m study publish results/study-control      # what a report or a probe has written
+    python -m study pages                              # write its numbers into the pages
+
+A result holds its tables, the command that made them, the commit, the versions and the day. It also
+holds what the lab did that day in a few numbers (study/witness.py). When the lab does something
+else the result is out of date, and a test says so.
+"""
+import json
+import shlex
+from datetime import date
+from pathlib import Path
+
+from engine.errors import UserError
+from engine.files import PROJECT, make_folder, read_json, replace_text
+from engine.flags import Flag, Parser, add_flags, shortened, with_defaults
+from engine.progress import say
+from engine.provenance import fingerprint
+from study.experiments import EXPERIMENTS
+from study.witness import every_arm, sources_of, what_differs, witness_of
+
+RESULTS = PROJECT / "docs/results"
+KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables")
+
+
+def publish(folder: Path, name: str | None = None) -> Path:
+    """Take the numbers of a report or a probe; what had this name before is replaced."""
+    numbers = read_json(folder / "numbers.json")
+    missing = [key for key in (*KEPT, "settings", "quick_look") if key not in numbers]
+    if missing:
+        raise UserError(f"{folder}/numbers.json has no {missing[0]}: publish what python -m study "
+                        "NAME or a probe of python -m truth wrote")
+    if numbers["quick_look"]:
+        raise UserError(f"{folder} is a quick look: its numbers say nothing")
+    result = {key: numbers[key] for key in KEPT}
+    result["command"] = as_anyone_types(result["command"])
+    arms = arms_of(result["measured"])
+    result |= {"day": date.today().isoformat(), "made_by": made_by(result["measured"], arms)}
+    make_folder(RESULTS)
+    path = RESULTS / f"{name or short_name(result['measured'])}.json"
+    replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def as_anyone_types(command: str) -> str:
+    """Without the path of an interpreter, and without what changes no number."""
+    words = shlex.split(command)[1:]
+    while "--out" in words:
+        place = words.index("--out")
+        del words[place:place + 2]
+    return shlex.join(["python", *(word for word in words if word != "--report_only")])
+
+
+def short_name(measured: str) -> str:
+    return measured.removeprefix("study-")
+
+
+def made_by(measured: str, arms: dict[str, str]) -> dict:
+    """What the numbers depend on: model, recipe, the arms' doings, the source of a probe."""
+    return {"model": fingerprint(PROJECT / "models/tiny"),
+            "recipe": read_json(PROJECT / "models/tiny/recipe.json"),
+            "arms": witness_of(arms), "source": sources_of(module_of(measured))}
+
+
+def arms_of(measured: str) -> dict[str, str]:
+    """Name -> flags of train.py, of every arm whose doings the numbers depend on."""
+    if not measured.startswith("study-"):
+        return every_arm()
+    experiment = EXPERIMENTS[short_name(measured)]
+    return {arm: f"{experiment.common} {flags}" for arm, flags in experiment.arms.items()}
+
+
+def module_of(measured: str) -> str | None:
+    """The probe. A report has none: it only counts what the runs did."""
+    return None if measured.startswith("study-") else f"truth.{measured}"
+
+
+FLAGS = {"name": Flag(None, "of the result, by default that of the experiment or the probe")}
+
+
+def main(argv: list[str]) -> None:
+    parser = add_flags(Parser("python -m study publish FOLDER [flags]", __doc__), FLAGS)
+    parser.add_argument("folder", help="results/study-NAME, or what a probe has written")
+    typed = parser.read(argv)
+    folder = Path(typed.pop("folder"))
+    name = with_defaults(typed, FLAGS).name
+    if name is not None and not name.isidentifier():
+        raise UserError(f"--name {shortened(name)} should be letters, digits and _")
+    say(f"published: {publish(folder, name)}; python -m study pages writes its numbers into the "
+        "pages")
+
+
+def out_of_date(path: Path) -> list[str]:
+    """Why the result is not what would be measured today; empty if nothing speaks against it. Arms
+    that came later change nothing in it."""
+    result = read_result(path)
+    before, arms = result["made_by"], arms_of(result["measured"])
+    still_there = {arm: arms[arm] for arm in before["arms"] if arm in arms}
+    return what_differs(before, made_by(result["measured"], still_there))
+
+
+def read_result(path: Path) -> dict:
+    if not path.is_file():
+        raise UserError(f"there is no {path}: python -m study publish FOLDER makes it")
+    return read_json(path)

@@ -1,0 +1,165 @@
+"""Results beside the pages: published once, written into the pages, out of date when the lab does
+something else."""
+import json
+
+import pytest
+from conftest import ROOT
+
+import mitigations
+from analysis.tables import Table, by_row
+from engine.errors import UserError
+from engine.registry import MITIGATIONS
+from study import pages, published, witness
+from study.published import as_anyone_types, out_of_date
+
+RESULTS = sorted((ROOT / "docs/results").glob("*.json"))
+TABLE = Table("success", "Success", by_row(
+    {"arm": "", "when": "", "end": ".1%", "95%": "points"},
+    [["none", "end", 0.5, (0.01, 0.02)], ["rloo", "end", 0.25, (-0.01, 0.5)],
+     ["rloo", "middle", None, (-0.1, float("nan"))]]), "rloo is behind.", headings={"95%": "interval"})
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_no_result_is_out_of_date(path):
+    assert out_of_date(path) == []
+
+
+@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: page.name)
+def test_pages_are_as_the_results_have_them(page):
+    text = page.read_text(encoding="utf-8")
+    assert pages.fill(text, page.name) == text
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """A folder of results, with one: small.json."""
+    folder = tmp_path / "results"
+    for module in (published, pages):
+        monkeypatch.setattr(module, "RESULTS", folder)
+    folder.mkdir()
+    result = {"command": "python -m study small", "day": "2026-11-21", "git_commit": "a" * 40,
+              "versions": {"torch": "2.13.0"}, "tables": [TABLE.to_json()]}
+    (folder / "small.json").write_text(json.dumps(result))
+    return folder
+
+
+@pytest.mark.parametrize("marked, content", [
+    ("number small success none, end", "50.0%"),
+    ("number small success rloo, middle, end", "-"),
+    ("number small success rloo, end, 95%", "-1.0 to +50.0"),
+    ("words small success", "\nrloo is behind.\n"),
+    ("source small", "\n`python -m study small`, 2026-11-21, torch 2.13.0, commit aaaaaaa\n"),
+    ("table small success; arm, 95%",
+     "\n| arm | interval |\n|:--|--:|\n| none | +1.0 to +2.0 |\n| rloo | -1.0 to +50.0 |\n"
+     "| rloo | - |\n"),
+])
+def test_what_is_marked_is_made_again(results, marked, content):
+    page = f"before <!-- {marked} -->whatever\nthis was<!-- end --> after <!-- a comment -->"
+    made = f"before <!-- {marked} -->{content}<!-- end --> after <!-- a comment -->"
+    assert pages.fill(page, "page.md") == made == pages.fill(made, "page.md")
+
+
+@pytest.mark.parametrize("marked, complaint", [
+    ("number small success rloo, end", "2 rows have rloo, one is needed"),
+    ("number small success gae, end", "0 rows have gae"),
+    ("number small success none, start", "no column 'start', only arm, when, end, 95%"),
+    ("table small success; start", "no column 'start'"),
+    ("table small failure", "no table failure, only success"),
+    ("table large success", "there is no .*large.json"),
+    ("number small", "a result and a table should be named"),
+])
+def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, complaint):
+    with pytest.raises(UserError, match=rf"page.md: <!-- {marked} -->: .*{complaint}"):
+        pages.fill(f"<!-- {marked} --><!-- end -->", "page.md")
+
+
+def test_check_changes_nothing_and_fails(results, tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- number small success none, end -->12%<!-- end -->")
+    monkeypatch.setattr(pages, "pages", lambda: [page])
+    with pytest.raises(SystemExit) as end:
+        pages.main(["--check"])
+    assert end.value.code == 1 and "12%" in page.read_text()
+    pages.main([])
+    assert "50.0%" in page.read_text()
+    pages.main(["--check"])
+    assert "all pages are as the results have them" in capsys.readouterr().out
+
+
+# publishing, and what makes a result out of date
+
+def report(tmp_path, **changes):
+    """The folder of a report of the experiment subject, which has one arm."""
+    numbers = {"measured": "study-subject", "quick_look": False, "settings": {},
+               "command": "/usr/bin/python3 -m study subject --report_only", "git_commit": None,
+               "versions": {}, "seconds": 1.0, "in_short": [], "tables": [], **changes}
+    folder = tmp_path / "report"
+    folder.mkdir()
+    (folder / "numbers.json").write_text(json.dumps(numbers))
+    return folder
+
+
+def test_a_published_result_is_up_to_date_until_an_arm_does_something_else(
+        results, tmp_path, monkeypatch):
+    path = published.publish(report(tmp_path))
+    assert path == results / "subject.json"
+    assert json.loads(path.read_text())["command"] == "python -m study subject"
+    assert out_of_date(path) == []
+    plain = mitigations.none
+
+    def none(tokens):
+        """Twice as much at the first token."""
+        weight = plain(tokens)
+        weight[:, 0] *= 2
+        return weight
+
+    monkeypatch.setitem(MITIGATIONS, "none", none)
+    assert out_of_date(path) == ["none does something else"]
+
+
+def test_another_model_another_recipe_and_another_source_are_named():
+    before = {"model": "a", "recipe": {"steps": 3}, "arms": {}, "source": {"truth.exact": "b"}}
+    now = {"model": "c", "recipe": {"steps": 4}, "arms": {}, "source": {"truth.exact": "d"}}
+    assert witness.what_differs(before, before) == []
+    assert witness.what_differs(before, now) == [
+        "the model is another one", "the recipe is another one",
+        "truth.exact computes something else"]
+
+
+def test_an_arm_that_is_gone_or_has_other_flags_is_not_the_same():
+    arm = {"flags": "--answers 4", "did": [[0.1, 20, 0.0, None], [0.5, 21, -0.1, 0.3]]}
+    near = {"flags": "--answers 4", "did": [[0.1, 20, 0.0, None], [0.5, 21, -0.1, 0.3001]]}
+    far = {"flags": "--answers 4", "did": [[0.1, 20, 0.0, 0.0], [0.5, 21, -0.1, 0.3]]}
+    assert witness.does_the_same(arm, near)
+    assert not witness.does_the_same(arm, far)
+    assert not witness.does_the_same(arm, None)
+    assert not witness.does_the_same(arm, {**arm, "flags": "--answers 8"})
+
+
+def test_comments_and_docstrings_do_not_count_as_source(tmp_path, monkeypatch):
+    monkeypatch.setattr(witness, "PROJECT", tmp_path)
+    (tmp_path / "truth").mkdir()
+    probe, helper = tmp_path / "truth/probe.py", tmp_path / "truth/helper.py"
+    helper.write_text("A = 1\n")
+    probe.write_text('"""One."""\nfrom truth.helper import A\n\ndef f():\n    """Two."""\n    return A\n')
+    before = witness.sources_of("truth.probe")
+    assert list(before) == ["truth.helper", "truth.probe"]
+    probe.write_text('"""Other."""\nfrom truth.helper import A  # why\n\ndef f():\n    """Too."""\n'
+                     "    return A\n")
+    assert witness.sources_of("truth.probe") == before
+    helper.write_text("A = 2\n")
+    after = witness.sources_of("truth.probe")
+    assert [name for name in after if after[name] != before[name]] == ["truth.helper"]
+
+
+def test_what_says_nothing_is_not_published(results, tmp_path):
+    with pytest.raises(UserError, match="is a quick look"):
+        published.publish(report(tmp_path, quick_look=True))
+    (tmp_path / "numbers.json").write_text('{"tables": []}')
+    with pytest.raises(UserError, match="has no measured: publish what python -m study NAME or"):
+        published.publish(tmp_path)
+
+
+def test_a_command_is_published_as_anyone_types_it():
+    typed = "/a/b/python -m study control --out /a/runs --seeds 3 --report_only"
+    assert as_anyone_types(typed) == "python -m study control --seeds 3"
