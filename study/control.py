@@ -26,7 +26,7 @@ def success_table(study: Study) -> Table:
         success = [mean_success(runs, place) for place in (START, half, END)]
         rows.append([arm, len(runs), *success, tokens_beside(runs)])
     formats = {"arm": "", "seeds": "d", "start": ".1%", "middle": ".1%", "end": ".1%",
-               "beside": ".2f"}
+               "beside": ".1f"}
     return Table("success", "Held-out success, sampled", by_row(formats, rows), "",
                  ["means over the seeds that are finished; beside: tokens sampled for credit, by "
                   "trained token"], {"beside": "tokens beside"})

@@ -40,9 +40,10 @@ class Line:
 
 def report(study: Study) -> Findings:
     runs = list(study.of(next(iter(study.experiment.arms))).values())
-    lines = [*promises(runs), whole_run(study), *lines_of_tries(runs), *lines_of_credit(study)]
+    lines = [*promises(runs), *lines_of_success(runs), whole_run(study), *lines_of_tries(runs),
+             *lines_of_credit(study)]
     rows = [row_of(line) for line in lines]
-    formats = {"what": "", "measured": ",.4g", "95%": ",.4g", "unit": "", "aim": "", "verdict": ""}
+    formats = {"what": "", "measured": ",.3g", "95%": ",.3g", "unit": "", "aim": "", "verdict": ""}
     table = Table("promises", "What the subject promises, and what was measured",
                   by_row(formats, rows), in_words(lines), notes(study), {"95%": "95% interval"})
     return Findings("The subject", study.intro(), [table], ("promises",))
@@ -121,6 +122,15 @@ def late_gain(success: np.ndarray) -> float:
     if not len(tenths[-1]):
         return float("nan")
     return float(tenths[9].mean() - tenths[4].mean())
+
+
+def lines_of_success(runs: list[dict]) -> list[Line]:
+    lines = []
+    for mode in MODES:
+        for name, place in (("start", START), ("end", END)):
+            success = [evaluated(run, place, mode)["success"] for run in runs]
+            lines.append(Line(f"success at the {name}, {mode}", points(success), "%"))
+    return lines
 
 
 def whole_run(study: Study) -> Line:

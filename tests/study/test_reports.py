@@ -109,6 +109,8 @@ def test_promises_of_the_subject(subject_study):
     assert spread["measured"] == pytest.approx(25 / math.sqrt(2)) and spread["verdict"] == "missed"
     gain = table["gain, end minus start"]
     assert gain["measured"] == pytest.approx(62.5) and gain["verdict"] == "kept"
+    success = [table[f"success at the {when}, sampled"]["measured"] for when in ("start", "end")]
+    assert success == pytest.approx([25, 87.5])
     reach = student_quantile(0.975, 1) * 12.5
     assert gain["95%"] == pytest.approx((62.5 - reach, 62.5 + reach))
     late = table["training, last tenth minus fifth tenth"]
