@@ -31,9 +31,9 @@ FLAGS = {
     "seeds": Flag(0, "seeds of each arm; 0 is what the experiment has", least=0, most=10_000),
     "out": Flag("runs/study", "folder of the runs; each experiment has its own below it"),
     "scores": Flag(None, "folder that python -m truth.scoreboard wrote of the untrained model, for "
-                         "the reports of subject and forecast"),
+                         "the reports of subject and leaderboard"),
     "later_scores": Flag(None, "the same of the model after a third of the training, for the "
-                               "report of forecast"),
+                               "report of leaderboard"),
     "dry_run": Flag(False, "list the runs, and start none"),
     "report_only": Flag(False, "say what the finished runs show, and start none")}
 
@@ -70,8 +70,8 @@ def main(argv: list[str]) -> None:
 
 def list_experiments() -> None:
     for experiment in EXPERIMENTS.values():
-        count = len(experiment.arms) * experiment.seeds
-        print(f"{experiment.name:10s}{count:4d} runs  {experiment.question}")
+        count = sum(experiment.seeds_of(arm, experiment.seeds) for arm in experiment.arms)
+        print(f"{experiment.name:12s}{count:4d} runs  {experiment.question}")
     print(f"\n{python_command('-m', 'study')} NAME makes the runs of one, --help lists the flags")
 
 

@@ -27,7 +27,7 @@ TRAINED_ANSWERS = 3840
 BATCHES = ((4, 8), (8, 8), (8, 16))              # questions x answers
 LEARNING_RATES = ("1e-4", "2.5e-4", "6e-4")
 
-# the success in training that the arms of the forecast race to, as the mean of the last steps: half
+# the success in training that the arms of the leaderboard race to, as the mean of the last steps: half
 # of what plain GRPO gains in the control
 RACE_TO = 0.3
 RACE_STEPS = 10
@@ -40,6 +40,10 @@ class Experiment:
     common: str            # flags of train.py that all its runs have
     arms: dict[str, str]   # name of an arm -> the flags that make it
     seeds: int             # 0, 1, ... of each arm
+    twice: tuple[str, ...] = ()  # arms with twice as many, as all others are compared with them
+
+    def seeds_of(self, arm: str, seeds: int) -> int:
+        return 2 * seeds if arm in self.twice else seeds
 
 
 def cell(arm: str, questions: int, answers: int, learning_rate: str) -> str:
@@ -80,9 +84,9 @@ REGIME = Experiment(
     arms=regime_arms(),
     seeds=2)
 
-FORECAST = Experiment(
-    name="forecast",
-    question="Does the noise of an arm, measured before training, say how fast it will learn?",
+LEADERBOARD = Experiment(
+    name="leaderboard",
+    question="Which way of spreading credit is ahead of plain GRPO, and who could have known?",
     common=CONTROL.common,
     arms={
         "none": PLAIN,
@@ -104,6 +108,7 @@ FORECAST = Experiment(
         "gae": "--advantage gae",
         "measured": MEASURED,
         "shuffled": SHUFFLED},
-    seeds=5)
+    seeds=5,
+    twice=("none",))
 
-EXPERIMENTS = {experiment.name: experiment for experiment in (SUBJECT, CONTROL, REGIME, FORECAST)}
+EXPERIMENTS = {experiment.name: experiment for experiment in (SUBJECT, CONTROL, REGIME, LEADERBOARD)}

@@ -86,9 +86,11 @@ class PlannedRun:
 def plan_runs(experiment: Experiment, out: str, seeds: int) -> list[PlannedRun]:
     """All arms with seed 0, then all with seed 1, and so on: whatever is finished is paired."""
     runs = []
-    for seed in range(seeds):
+    most = max(experiment.seeds_of(arm, seeds) for arm in experiment.arms)
+    for seed in range(most):
         for arm in experiment.arms:
-            runs.append(plan_run(experiment, arm, seed, out))
+            if seed < experiment.seeds_of(arm, seeds):
+                runs.append(plan_run(experiment, arm, seed, out))
     return runs
 
 

@@ -13,8 +13,8 @@ from analysis.runs import read_run
 from analysis.statistics import student_quantile
 from countdown_task import ANSWER, NUMBER, OPERATOR, THINK
 from engine.errors import UserError
-from study import control, credit_shares, forecast, regime, subject
-from study.experiments import CONTROL, FORECAST, REGIME, SUBJECT, Experiment, cell
+from study import control, credit_shares, forecast, leaderboard, regime, subject
+from study.experiments import CONTROL, LEADERBOARD, REGIME, SUBJECT, Experiment, cell
 from study.finished import Study, ahead, moving_mean, read_study
 from study.plan import plan_runs
 from study.report import write_report
@@ -270,7 +270,7 @@ def test_noise_and_answers_needed(tmp_path, monkeypatch):
     scores = write_scores(tmp_path / "scores", NOISE)
     few = write_scores(tmp_path / "later", {"none": 10.0, "span": 5.0})
     arms = dict.fromkeys(runs, "")
-    findings = forecast.report(study_of(replace(FORECAST, arms=arms), tmp_path, runs, scores,
+    findings = forecast.report(study_of(replace(LEADERBOARD, arms=arms), tmp_path, runs, scores,
                                         later_scores=few))
     race, correlation = findings.tables
     by_arm = rows(race)
@@ -295,7 +295,7 @@ def test_single_seeds_are_beside_their_mean_curve(tmp_path, monkeypatch):
     monkeypatch.setattr(forecast, "RACE_TO", 0.5)
     runs = {"none": {seed: run_of(tmp_path / str(seed), [1.0 - seed] * 12, [solving(1)], seed)
                      for seed in (0, 1)}}
-    race = forecast.report(study_of(replace(FORECAST, arms={"none": ""}), tmp_path, runs)).tables[0]
+    race = forecast.report(study_of(replace(LEADERBOARD, arms={"none": ""}), tmp_path, runs)).tables[0]
     assert rows(race)["none"]["by_seed"] == "40 to never"
 
 
@@ -309,13 +309,79 @@ def test_the_mean_curve_of_all_seeds_decides(tmp_path, monkeypatch):
 
 def test_without_scores_there_is_no_forecast(tmp_path):
     runs = {"none": {0: run_of(tmp_path / "none", [1.0] * 12, [solving(1)])}}
-    findings = forecast.report(study_of(replace(FORECAST, arms={"none": ""}), tmp_path, runs))
+    findings = forecast.report(study_of(replace(LEADERBOARD, arms={"none": ""}), tmp_path, runs))
     assert "of too few arms (0)" in findings.tables[1].finding
     assert any("needs --scores" in note for note in findings.tables[0].notes)
     for damaged in ({}, {"tables": 3}, {"tables": [{"name": "directions", "rows": [{}]}]}):
         (tmp_path / "numbers.json").write_text(json.dumps(damaged))
         with pytest.raises(UserError, match="no table of directions"):
             forecast.noise_of_arms(tmp_path)
+
+
+# the leaderboard
+
+def test_the_spread_over_seeds_is_that_of_all_arms():
+    """Squares about the means: 2 of three values, 8 of two: 10 over 2 + 1."""
+    spread = leaderboard.pooled([np.array([1.0, 2, 3]), np.array([2.0, 6])])
+    assert (spread.variance, spread.freedom) == (pytest.approx(10 / 3), 3)
+    assert math.isnan(leaderboard.pooled([np.array([1.0])]).variance)
+
+
+def test_the_error_of_a_difference_has_satterthwaites_freedom():
+    """Variances 4 / 2 and 9 / 3 of the two means: error sqrt(5), freedom 25 / (4 / 10 + 9 / 2)."""
+    one, other = np.array([1.0, 3]), np.array([5.0, 6, 7])
+    found = leaderboard.difference(one, leaderboard.Spread(4.0, 10), other,
+                                   leaderboard.Spread(9.0, 2))
+    reach = student_quantile(0.975, 25 / 4.9) * math.sqrt(5)
+    assert found.value == -4 and found.interval == pytest.approx((-4 - reach, -4 + reach))
+    same = leaderboard.Spread(4.0, 10)
+    reach = student_quantile(0.975, 10) * math.sqrt(2 + 4 / 3)
+    assert leaderboard.difference(one, same, other, same).high == pytest.approx(-4 + reach)
+
+
+def board_of(folder, successes):
+    """Arms with these numbers of solved problems at the end, by seed."""
+    runs = {}
+    for arm, counts in successes.items():
+        runs[arm] = {seed: run_of(folder / f"{arm}{seed}", [0.5] * 12, [solving(count)], seed,
+                                  seconds=2.0 if arm == "measured" else 1.0, extra_tokens=30,
+                                  trained_tokens=10)
+                     for seed, count in enumerate(counts)}
+    arms = dict.fromkeys(runs, "")
+    return study_of(replace(LEADERBOARD, arms=arms), folder, runs)
+
+
+def test_the_board_is_sorted_and_knows_its_controls(tmp_path):
+    """Of 4 problems plain GRPO solves 2, measured 4, shuffled none; entropy and its placebo 3."""
+    study = board_of(tmp_path, {"none": [2, 2, 2, 3], "measured": [4, 4], "shuffled": [0, 0],
+                                "entropy": [3, 3], "entropy-placebo": [3, 2]})
+    findings = leaderboard.report(study)
+    board = rows(findings.tables[0])
+    assert list(board) == ["measured", "entropy", "entropy-placebo", "none", "shuffled"]
+    assert board["measured"]["ahead"] == pytest.approx(1 - 0.5625)
+    assert board["measured"]["time"] == 2 and board["measured"]["beside"] == 3
+    assert board["entropy"]["placebo"] == pytest.approx(0.125)
+    assert board["none"]["ahead"] is None and board["none"]["verdict"] == ""
+    verdicts = {arm: board[arm]["verdict"] for arm in ("measured", "entropy", "shuffled")}
+    assert verdicts == {"measured": "ahead", "entropy": "not told apart", "shuffled": "behind"}
+    said = findings.tables[0].finding
+    assert "Ahead of none: measured.\nBehind it: shuffled." in said
+    assert "Both controls are where they should be." in said
+    assert (tmp_path / "board.png").exists()
+
+
+def test_without_its_controls_a_board_is_not_to_be_trusted(tmp_path):
+    study = board_of(tmp_path, {"none": [2, 3], "measured": [2, 3], "entropy": [3, 2]})
+    said = leaderboard.report(study).tables[0].finding
+    assert "measured and shuffled should be told apart" in said
+    with pytest.raises(UserError, match="no run of none is finished yet"):
+        leaderboard.make_entries(replace(study, runs={"entropy": study.runs["entropy"]}), "none")
+
+
+def test_plain_grpo_has_twice_as_many_seeds(tmp_path):
+    experiment = Experiment("small", "?", "", {"none": "", "rloo": ""}, 2, twice=("none",))
+    names = [run.name for run in plan_runs(experiment, str(tmp_path), 2)]
+    assert names == ["none-s0", "rloo-s0", "none-s1", "rloo-s1", "none-s2", "none-s3"]
 
 
 # what is finished, and what is not

@@ -1,0 +1,218 @@
+"""The leaderboard: what each way of spreading credit knows, does to the gradient, does to training.
+
+What is decided was written down before the runs were made:
+
+    measure     success on the held-out problems, one sampled answer each, at the end
+    compared    the mean over an arm's seeds minus the mean over plain GRPO's, which has twice as
+                many
+    error       the spread over seeds is taken to be that of all arms together, plain GRPO's is its
+                own; the degrees of freedom are Satterthwaite's
+    verdict     ahead or behind if p, by Holm's correction over all arms, is below 0.05; otherwise
+                not told apart, and the table says which difference would have been seen
+
+An arm that is ahead or behind is also compared with its own placebo, the same weights at other
+tokens: what both have in common is not due to the arm's choice of tokens. The arm `measured` is a
+control that must be ahead, `shuffled` one that must be behind.
+"""
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from analysis.plots import BLUE, GREY, ORANGE, panels, save
+from analysis.statistics import Estimate, estimate, holm
+from analysis.tables import Table, by_row
+from engine.errors import UserError
+from engine.files import read_json
+from study import forecast
+from study.control import tokens_beside
+from study.finished import END, Study, evaluated
+from study.forecast import START, THIRD, Racer, as_text
+from truth.common import Findings
+
+PLACEBO = "-placebo"            # an arm's name with this is its placebo
+CONTROLS = ("measured", "shuffled")
+SEEN = 0.05
+
+
+@dataclass
+class Entry:
+    """An arm on the board."""
+    racer: Racer
+    success: np.ndarray                 # at the end, by seed
+    ahead: Estimate | None = None       # of plain GRPO
+    p: float = float("nan")             # of that, corrected
+    of_placebo: Estimate | None = None  # ahead of its own placebo
+    beside: float = 0.0                 # tokens sampled for credit, by trained token
+    seconds: float = 0.0                # of a step, relative to plain GRPO's
+
+    @property
+    def verdict(self) -> str:
+        if not np.isfinite(self.p):
+            return "too few seeds"
+        if self.p >= SEEN:
+            return "not told apart"
+        return "ahead" if self.ahead.value > 0 else "behind"
+
+
+def report(study: Study) -> Findings:
+    plain = next(iter(study.experiment.arms))
+    race = forecast.report(study)
+    entries = make_entries(study, plain)
+    knows = {when: knowledge(folder) for when, folder in
+             ((START, study.scores), (THIRD, study.later_scores))}
+    board = board_table(entries, knows, plain)
+    picture = draw(study, entries, plain)
+    return Findings("The leaderboard", study.intro(), [board, *race.tables],
+                    ("board", "correlation"), pictures=[picture, *race.pictures],
+                    places={"board": ("board",), **race.places})
+
+
+def make_entries(study: Study, plain: str) -> list[Entry]:
+    """Those of which a run is finished, the best first."""
+    if plain not in study.runs:
+        raise UserError(f"no run of {plain} is finished yet, with which all are compared")
+    noises = {START: forecast.noise_of_arms(study.scores),
+              THIRD: forecast.noise_of_arms(study.later_scores)}
+    entries = {}
+    for arm, runs in study.runs.items():
+        success = [evaluated(run, END)["success"] for run in runs.values()]
+        entries[arm] = Entry(forecast.make_racer(arm, runs, noises), np.array(success),
+                             beside=tokens_beside(runs))
+    compare_all(entries, plain)
+    for arm, entry in entries.items():
+        entry.seconds = seconds_of_a_step(study.runs[arm]) / seconds_of_a_step(study.runs[plain])
+    return sorted(entries.values(), key=lambda entry: -entry.success.mean())
+
+
+def compare_all(entries: dict[str, Entry], plain: str) -> None:
+    """Each with plain GRPO, and with its own placebo."""
+    others = [entry for arm, entry in entries.items() if arm != plain]
+    shared = pooled([entry.success for entry in others])
+    own = pooled([entries[plain].success])
+    for entry in others:
+        entry.ahead = difference(entry.success, shared, entries[plain].success, own, len(others))
+        placebo = entries.get(entry.racer.arm + PLACEBO)
+        if placebo:
+            entry.of_placebo = difference(entry.success, shared, placebo.success, shared)
+    known = [entry for entry in others if np.isfinite(entry.ahead.p)]
+    for entry, p in zip(known, holm([entry.ahead.p for entry in known])):
+        entry.p = p
+
+
+@dataclass
+class Spread:
+    """A variance over seeds, and how well it is known."""
+    variance: float
+    freedom: int
+
+
+def pooled(samples: list[np.ndarray]) -> Spread:
+    """Of all samples together, each about its own mean."""
+    freedom = sum(len(sample) - 1 for sample in samples)
+    squares = sum(float(np.square(sample - sample.mean()).sum()) for sample in samples)
+    return Spread(squares / freedom if freedom else float("nan"), freedom)
+
+
+def difference(one: np.ndarray, its: Spread, other: np.ndarray, others: Spread,
+               tests: int = 1) -> Estimate:
+    """Of two means, the error from two spreads (Welch; Satterthwaite 1946). Where both have the
+    same spread it counts once."""
+    parts = [its.variance / len(one), others.variance / len(other)]
+    whole = sum(parts)
+    if its is others:
+        freedom = float(its.freedom)
+    else:
+        squares = [part ** 2 / max(spread.freedom, 1)
+                   for part, spread in zip(parts, (its, others))]
+        freedom = whole ** 2 / sum(squares) if sum(squares) > 0 else 0.0
+    return estimate(float(one.mean() - other.mean()), float(np.sqrt(whole)), freedom, tests)
+
+
+def seconds_of_a_step(runs: dict[int, dict]) -> float:
+    return float(np.mean([np.median([line["seconds"] for line in run["metrics"]])
+                          for run in runs.values()]))
+
+
+def knowledge(folder: Path | None) -> dict[str, float]:
+    """The index of each arm, from the scoreboard's table of scores."""
+    if folder is None:
+        return {}
+    tables = {table["name"]: table for table in read_json(folder / "numbers.json")["tables"]}
+    return {row["arm"]: row["index"] for row in tables["scores"]["rows"]}
+
+
+def board_table(entries: list[Entry], knows: dict[str, dict[str, float]], plain: str) -> Table:
+    rows = [row_of(entry, knows) for entry in entries]
+    formats = {"arm": "", "seeds": "d", "index": "+.2f", "later index": "+.2f", "noise": ",.0f",
+               "later noise": ",.0f", "end": ".1%", "ahead": "points", "95%": "points", "p": "p",
+               "placebo": "points", "placebo 95%": "points", "answers": "", "time": ".2f",
+               "beside": ".1f", "verdict": ""}
+    headings = {"index": f"index {START}", "later index": THIRD, "noise": f"noise {START}",
+                "later noise": THIRD, "end": "success at the end", "ahead": f"minus {plain}",
+                "95%": "95% interval", "p": "Holm's p", "placebo": "minus its placebo",
+                "placebo 95%": "95% interval", "answers": "answers needed",
+                "time": "time of a step", "beside": "tokens beside"}
+    return Table("board", "Ways of spreading credit, by what became of training",
+                 by_row(formats, rows), in_words(entries, plain), notes(plain), headings)
+
+
+def row_of(entry: Entry, knows: dict[str, dict[str, float]]) -> list:
+    racer = entry.racer
+    index = [knows[when].get(racer.arm) for when in (START, THIRD)]
+    noise = [racer.noise.get(when) for when in (START, THIRD)]
+    ahead = [entry.ahead.value, entry.ahead.interval, entry.p] if entry.ahead else [None] * 3
+    placebo = [None, None]
+    if entry.of_placebo:
+        placebo = [entry.of_placebo.value, entry.of_placebo.interval]
+    verdict = entry.verdict if entry.ahead else ""
+    return [racer.arm, racer.seeds, *index, *noise, racer.success, *ahead, *placebo,
+            as_text(racer.answers), entry.seconds, entry.beside, verdict]
+
+
+def in_words(entries: list[Entry], plain: str) -> str:
+    """Who is told apart from plain GRPO, and what could have been seen."""
+    compared = [entry for entry in entries if entry.ahead]
+    ahead, behind = ([entry.racer.arm for entry in compared if entry.verdict == verdict]
+                     for verdict in ("ahead", "behind"))
+    lines = [f"Ahead of {plain}: {', '.join(ahead) or 'none'}.",
+             f"Behind it: {', '.join(behind) or 'none'}."]
+    visible = [entry.ahead.visible for entry in compared if np.isfinite(entry.ahead.visible)]
+    if visible:
+        lines.append(f"A difference of {100 * np.median(visible):.1f} points would have been seen "
+                     "in 80 of 100 such experiments.")
+    return "\n".join([*lines, controls_in_words(compared)])
+
+
+def controls_in_words(compared: list[Entry]) -> str:
+    verdicts = {entry.racer.arm: entry.verdict for entry in compared}
+    should = dict(zip(CONTROLS, ("ahead", "behind")))
+    wrong = [arm for arm in CONTROLS if verdicts.get(arm) != should[arm]]
+    if wrong:
+        return f"The board is not to be trusted yet: {' and '.join(wrong)} should be told apart."
+    return "Both controls are where they should be."
+
+
+def notes(plain: str) -> list[str]:
+    return [f"differences are in points of held-out success; index: what the weights know of where "
+            "the reward is decided, from -1 to 1, 0 by chance; noise: batches until noise and "
+            "signal are alike; time: of a step, relative to that of "
+            f"{plain}, on a machine with other runs; beside: tokens sampled for the credit, by "
+            "trained token"]
+
+
+def draw(study: Study, entries: list[Entry], plain: str):
+    compared = [entry for entry in entries if entry.ahead][::-1]
+    figure, axis = panels(1, figsize=(8.0, 1.2 + 0.27 * len(compared)))
+    colours = {"ahead": BLUE, "behind": ORANGE}
+    for height, entry in enumerate(compared):
+        colour, ahead = colours.get(entry.verdict, GREY), entry.ahead
+        if np.isfinite(ahead.low):
+            axis.plot([100 * ahead.low, 100 * ahead.high], [height, height], color=colour, lw=2)
+        axis.plot(100 * ahead.value, height, "o", color=colour, ms=5)
+    axis.axvline(0, color="black", lw=0.8)
+    axis.set(yticks=range(len(compared)), yticklabels=[entry.racer.arm for entry in compared],
+             xlabel=f"points of held-out success, minus {plain}",
+             title="Who is ahead of plain GRPO? Blue: ahead, orange: behind, grey: not told apart")
+    return save(figure, study.folder, "board",
+                f"Held-out success at the end, each arm minus {plain}, with 95% intervals")
