@@ -27,8 +27,8 @@ TRAINED_ANSWERS = 3840
 BATCHES = ((4, 8), (8, 8), (8, 16))              # questions x answers
 LEARNING_RATES = ("1e-4", "2.5e-4", "6e-4")
 
-# the success in training that the arms of the leaderboard race to, as the mean of the last steps: half
-# of what plain GRPO gains in the control
+# the success in training that the arms of the leaderboard race to, as the mean of the last steps:
+# half of what plain GRPO gains in the control
 RACE_TO = 0.3
 RACE_STEPS = 10
 

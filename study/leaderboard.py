@@ -8,7 +8,7 @@ What is decided was written down before the runs were made:
     error       the spread over seeds is taken to be that of all arms together, plain GRPO's is its
                 own; the degrees of freedom are Satterthwaite's
     verdict     ahead or behind if p, by Holm's correction over all arms, is below 0.05; otherwise
-                not told apart, and the table says which difference would have been seen
+                open, and the finding says which difference would have been seen
 
 An arm that is ahead or behind is also compared with its own placebo, the same weights at other
 tokens: what both have in common is not due to the arm's choice of tokens. The arm `measured` is a
@@ -26,6 +26,7 @@ from engine.errors import UserError
 from engine.files import read_json
 from study import forecast
 from study.control import tokens_beside
+from study.experiments import RACE_STEPS, RACE_TO
 from study.finished import END, Study, evaluated
 from study.forecast import START, THIRD, Racer, as_text
 from truth.common import Findings
@@ -44,14 +45,13 @@ class Entry:
     p: float = float("nan")             # of that, corrected
     of_placebo: Estimate | None = None  # ahead of its own placebo
     beside: float = 0.0                 # tokens sampled for credit, by trained token
-    seconds: float = 0.0                # of a step, relative to plain GRPO's
 
     @property
     def verdict(self) -> str:
         if not np.isfinite(self.p):
             return "too few seeds"
         if self.p >= SEEN:
-            return "not told apart"
+            return "open"
         return "ahead" if self.ahead.value > 0 else "behind"
 
 
@@ -80,8 +80,6 @@ def make_entries(study: Study, plain: str) -> list[Entry]:
         entries[arm] = Entry(forecast.make_racer(arm, runs, noises), np.array(success),
                              beside=tokens_beside(runs))
     compare_all(entries, plain)
-    for arm, entry in entries.items():
-        entry.seconds = seconds_of_a_step(study.runs[arm]) / seconds_of_a_step(study.runs[plain])
     return sorted(entries.values(), key=lambda entry: -entry.success.mean())
 
 
@@ -129,11 +127,6 @@ def difference(one: np.ndarray, its: Spread, other: np.ndarray, others: Spread,
     return estimate(float(one.mean() - other.mean()), float(np.sqrt(whole)), freedom, tests)
 
 
-def seconds_of_a_step(runs: dict[int, dict]) -> float:
-    return float(np.mean([np.median([line["seconds"] for line in run["metrics"]])
-                          for run in runs.values()]))
-
-
 def knowledge(folder: Path | None) -> dict[str, float]:
     """The index of each arm, from the scoreboard's table of scores."""
     if folder is None:
@@ -146,13 +139,13 @@ def board_table(entries: list[Entry], knows: dict[str, dict[str, float]], plain:
     rows = [row_of(entry, knows) for entry in entries]
     formats = {"arm": "", "seeds": "d", "index": "+.2f", "later index": "+.2f", "noise": ",.0f",
                "later noise": ",.0f", "end": ".1%", "ahead": "points", "95%": "points", "p": "p",
-               "placebo": "points", "placebo 95%": "points", "answers": "", "time": ".2f",
-               "beside": ".1f", "verdict": ""}
+               "placebo": "points", "placebo 95%": "points", "answers": "", "beside": ".1f",
+               "verdict": ""}
     headings = {"index": f"index {START}", "later index": THIRD, "noise": f"noise {START}",
                 "later noise": THIRD, "end": "success at the end", "ahead": f"minus {plain}",
                 "95%": "95% interval", "p": "Holm's p", "placebo": "minus its placebo",
                 "placebo 95%": "95% interval", "answers": "answers needed",
-                "time": "time of a step", "beside": "tokens beside"}
+                "beside": "tokens beside"}
     return Table("board", "Ways of spreading credit, by what became of training",
                  by_row(formats, rows), in_words(entries, plain), notes(plain), headings)
 
@@ -167,7 +160,7 @@ def row_of(entry: Entry, knows: dict[str, dict[str, float]]) -> list:
         placebo = [entry.of_placebo.value, entry.of_placebo.interval]
     verdict = entry.verdict if entry.ahead else ""
     return [racer.arm, racer.seeds, *index, *noise, racer.success, *ahead, *placebo,
-            as_text(racer.answers), entry.seconds, entry.beside, verdict]
+            as_text(racer.answers), entry.beside, verdict]
 
 
 def in_words(entries: list[Entry], plain: str) -> str:
@@ -196,9 +189,9 @@ def controls_in_words(compared: list[Entry]) -> str:
 def notes(plain: str) -> list[str]:
     return [f"differences are in points of held-out success; index: what the weights know of where "
             "the reward is decided, from -1 to 1, 0 by chance; noise: batches until noise and "
-            "signal are alike; time: of a step, relative to that of "
-            f"{plain}, on a machine with other runs; beside: tokens sampled for the credit, by "
-            "trained token"]
+            "signal are alike; answers needed: trained on until the mean success of the last "
+            f"{RACE_STEPS} training steps reaches {RACE_TO:.0%}; beside: tokens sampled for the "
+            f"credit, by trained token; open: not told apart from {plain}"]
 
 
 def draw(study: Study, entries: list[Entry], plain: str):
@@ -213,6 +206,6 @@ def draw(study: Study, entries: list[Entry], plain: str):
     axis.axvline(0, color="black", lw=0.8)
     axis.set(yticks=range(len(compared)), yticklabels=[entry.racer.arm for entry in compared],
              xlabel=f"points of held-out success, minus {plain}",
-             title="Who is ahead of plain GRPO? Blue: ahead, orange: behind, grey: not told apart")
+             title="Who is ahead of plain GRPO? Blue: ahead, orange: behind, grey: open")
     return save(figure, study.folder, "board",
                 f"Held-out success at the end, each arm minus {plain}, with 95% intervals")

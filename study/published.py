@@ -9,6 +9,7 @@ else the result is out of date, and a test says so.
 """
 import json
 import shlex
+import shutil
 from datetime import date
 from pathlib import Path
 
@@ -25,7 +26,7 @@ KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", 
 
 
 def publish(folder: Path, name: str | None = None) -> Path:
-    """Take the numbers of a report or a probe; what had this name before is replaced."""
+    """Take the numbers and pictures of a report or a probe, in the place of those before."""
     numbers = read_json(folder / "numbers.json")
     missing = [key for key in (*KEPT, "settings", "quick_look") if key not in numbers]
     if missing:
@@ -40,6 +41,8 @@ def publish(folder: Path, name: str | None = None) -> Path:
     make_folder(RESULTS)
     path = RESULTS / f"{name or short_name(result['measured'])}.json"
     replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    for picture in folder.glob("*.png"):
+        shutil.copy(picture, RESULTS / f"{path.stem}-{picture.name}")
     return path
 
 

@@ -96,6 +96,7 @@ def report(tmp_path, **changes):
     folder = tmp_path / "report"
     folder.mkdir()
     (folder / "numbers.json").write_text(json.dumps(numbers))
+    (folder / "curve.png").write_bytes(b"a picture")
     return folder
 
 
@@ -103,6 +104,7 @@ def test_a_published_result_is_up_to_date_until_an_arm_does_something_else(
         results, tmp_path, monkeypatch):
     path = published.publish(report(tmp_path))
     assert path == results / "subject.json"
+    assert (results / "subject-curve.png").read_bytes() == b"a picture"
     assert json.loads(path.read_text())["command"] == "python -m study subject"
     assert out_of_date(path) == []
     plain = mitigations.none
