@@ -111,4 +111,5 @@ LEADERBOARD = Experiment(
     seeds=5,
     twice=("none",))
 
-EXPERIMENTS = {experiment.name: experiment for experiment in (SUBJECT, CONTROL, REGIME, LEADERBOARD)}
+EXPERIMENTS = {
+    experiment.name: experiment for experiment in (SUBJECT, CONTROL, REGIME, LEADERBOARD)}

@@ -82,8 +82,8 @@ def make_words(words: str) -> str:
 
 def make_source(words: str) -> str:
     result = read_result(RESULTS / f"{words}.json")
-    return (f"\n`{result['command']}`, {result['day']}, torch {result['versions']['torch']}, commit "
-            f"{(result['git_commit'] or 'unknown')[:7]}\n")
+    commit, torch = (result["git_commit"] or "unknown")[:7], result["versions"]["torch"]
+    return f"\n`{result['command']}`, {result['day']}, torch {torch}, commit {commit}\n"
 
 
 def make_number(words: str) -> str:
@@ -106,7 +106,8 @@ def find_table(place: str) -> Table:
     words = place.split()
     if len(words) != 2:
         raise UserError("a result and a table should be named first")
-    tables = {table["name"]: table for table in read_result(RESULTS / f"{words[0]}.json")["tables"]}
+    result = read_result(RESULTS / f"{words[0]}.json")
+    tables = {table["name"]: table for table in result["tables"]}
     if words[1] not in tables:
         raise UserError(f"there is no table {words[1]}, only {', '.join(tables)}")
     return table_of(tables[words[1]])

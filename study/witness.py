@@ -62,7 +62,8 @@ def imports_from_truth(tree: ast.Module) -> list[str]:
 
 def without_docstrings(tree: ast.Module) -> ast.Module:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+        may_have_one = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if may_have_one and ast.get_docstring(node):
             node.body[0].value.value = ""
     return tree
 

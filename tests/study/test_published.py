@@ -16,7 +16,8 @@ RESULTS = sorted((ROOT / "docs/results").glob("*.json"))
 TABLE = Table("success", "Success", by_row(
     {"arm": "", "when": "", "end": ".1%", "95%": "points"},
     [["none", "end", 0.5, (0.01, 0.02)], ["rloo", "end", 0.25, (-0.01, 0.5)],
-     ["rloo", "middle", None, (-0.1, float("nan"))]]), "rloo is behind.", headings={"95%": "interval"})
+     ["rloo", "middle", None, (-0.1, float("nan"))]]), "rloo is behind.",
+              headings={"95%": "interval"})
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -143,7 +144,8 @@ def test_comments_and_docstrings_do_not_count_as_source(tmp_path, monkeypatch):
     (tmp_path / "truth").mkdir()
     probe, helper = tmp_path / "truth/probe.py", tmp_path / "truth/helper.py"
     helper.write_text("A = 1\n")
-    probe.write_text('"""One."""\nfrom truth.helper import A\n\ndef f():\n    """Two."""\n    return A\n')
+    probe.write_text('"""One."""\nfrom truth.helper import A\n\ndef f():\n    """Two."""\n'
+                     "    return A\n")
     before = witness.sources_of("truth.probe")
     assert list(before) == ["truth.helper", "truth.probe"]
     probe.write_text('"""Other."""\nfrom truth.helper import A  # why\n\ndef f():\n    """Too."""\n'

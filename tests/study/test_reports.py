@@ -295,7 +295,8 @@ def test_single_seeds_are_beside_their_mean_curve(tmp_path, monkeypatch):
     monkeypatch.setattr(forecast, "RACE_TO", 0.5)
     runs = {"none": {seed: run_of(tmp_path / str(seed), [1.0 - seed] * 12, [solving(1)], seed)
                      for seed in (0, 1)}}
-    race = forecast.report(study_of(replace(LEADERBOARD, arms={"none": ""}), tmp_path, runs)).tables[0]
+    study = study_of(replace(LEADERBOARD, arms={"none": ""}), tmp_path, runs)
+    race = forecast.report(study).tables[0]
     assert rows(race)["none"]["by_seed"] == "40 to never"
 
 

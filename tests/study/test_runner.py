@@ -103,7 +103,7 @@ def test_the_status_line_says_what_is_done_and_what_is_left(experiment):
 def test_without_a_name_the_experiments_are_listed(capsys):
     study.main([])
     printed = capsys.readouterr().out
-    assert f"subject     10 runs  {EXPERIMENTS['subject'].question}" in printed
+    assert f"subject       10 runs  {EXPERIMENTS['subject'].question}" in printed
     assert all(name in printed for name in EXPERIMENTS)
 
 
