@@ -33,6 +33,8 @@ SECTIONS = ("other", "think", "answer")
 KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 FORMAT_WEIGHT = 0.1
+REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
+           "signed": "2 answer - 1"}
 MAX_IN_VAIN = 20_000  # draws after which there are no other problems
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
@@ -70,8 +72,12 @@ class Task:
     max_target: int = option(99, "largest target", least=1, most=MAX_NUMBER, only=MADE)
     max_result: int = option(10_000, "largest intermediate result of the known solution",
                              least=1, most=MAX_NUMBER, only=MADE)
-
-    reward = f"answer + {FORMAT_WEIGHT} format"  # in config.json: it tells comparable runs
+    reward_form: str = option(
+        "graded", f"{REWARDS['graded']}, 1 for a right answer and else 0, or 1 and else -1",
+        choices=REWARDS)
+    reasoning_weight: float = option(
+        0.0, "what the share of right steps counts for in the reward, beside the answer",
+        least=0, most=1000)
 
     def __post_init__(self):
         if self.min_number > self.max_number:
@@ -85,6 +91,12 @@ class Task:
             raise UserError(
                 f"{self.data}: {len(self.to_train)} problems to train on and {len(self.to_test)} "
                 "held out by their hash (about a fifth): both are needed, the file is too small")
+
+    @property
+    def reward(self) -> str:
+        """What config.json says of the reward: it tells comparable runs."""
+        steps = f" + {self.reasoning_weight:g} reasoning" if self.reasoning_weight else ""
+        return REWARDS[self.reward_form] + steps
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
         """They follow from seed and step alone."""
@@ -152,7 +164,13 @@ class Task:
 
     def score(self, problem: Problem, response: str) -> dict[str, float]:
         """The reward of any string, and its parts."""
-        return score(response, problem.numbers, problem.target)
+        parts = score(response, problem.numbers, problem.target)
+        if self.reward_form == "right":
+            parts["reward"] = parts["answer"]
+        if self.reward_form == "signed":
+            parts["reward"] = 2 * parts["answer"] - 1
+        parts["reward"] += self.reasoning_weight * parts["reasoning"]
+        return parts
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
         """Section and kind of each token of an answer."""
@@ -224,8 +242,8 @@ def operations(a: int, b: int, max_result: int) -> tuple[tuple[int, str, int, in
 
 
 def score(response: str, numbers, target: int) -> dict[str, float]:
-    """reward = 0.1 * format + answer; `reasoning` is on record beside it. Any string gets a
-    score."""
+    """reward = 0.1 * format + answer, unless `Task` has another; `reasoning` is on record beside
+    it. Any string gets a score."""
     text = without_end(response)
     if not text.startswith("<think>"):
         text = "<think>" + text

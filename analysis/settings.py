@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.registry import ADVANTAGES, NEVER_RESCALED, choice_flags, flags_of
+from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of
 from engine.errors import UserError
-from engine.flags import Flag, check_value, fields_as_flags
+from engine.flags import Flag, check_value, fields_as_flags, parameters_as_flags
 from engine.settings import NOT_SETTINGS, OPTIONS
 from engine.tasks import load_task
 
@@ -64,7 +64,7 @@ def common_settings() -> list[str]:
 
 def effective_settings(config: dict) -> dict:
     """A run's settings, defaults filled in, without those that had no effect beside the others."""
-    config = {**{name: default_of(name) for name in OPTIONS}, **config}
+    config = defaults_beside(config) | config  # a run older than a flag had its default
     left_out = [*idle_settings(config), *NOT_SETTINGS]
     left_out.remove("reward")  # on record beside the settings; another reward is another setting
     settings = {name: value for name, value in config.items() if name not in left_out}
@@ -73,6 +73,15 @@ def effective_settings(config: dict) -> dict:
         if name in flags and flags[name].type is float:  # 1 and 1.0 are the same
             settings[name] = float(settings[name])
     return settings
+
+
+def defaults_beside(config: dict) -> dict:
+    """The defaults of the flags of every run, of the task's, and of those of the choices made."""
+    flags = {**OPTIONS, **task_flags(config)}
+    for registry, axis in ((MITIGATIONS, "mitigation"), (ADVANTAGES, "advantage")):
+        chosen = registry.get(config.get(axis, default_of(axis)))
+        flags |= parameters_as_flags(chosen) if chosen else {}
+    return {name: flag.default for name, flag in flags.items()}
 
 
 def idle_settings(config: dict) -> list[str]:
@@ -94,7 +103,6 @@ def advantage_flags() -> dict[str, list[str]]:
 def task_flags(config: dict) -> dict[str, Flag]:
     """The flags of a run's task; none if its module is not there any more."""
     try:
-        flags = fields_as_flags(load_task(config.get("task", default_of("task"))))
+        return fields_as_flags(load_task(config.get("task", default_of("task"))))
     except (UserError, OSError):  # a name that no file can have
         return {}
-    return {name: flag for name, flag in flags.items() if name in config}

@@ -177,6 +177,25 @@ def test_reasoning_is_the_share_of_right_steps_with_available_numbers(think, sha
     assert score(f"{think}</think>\n<answer>1</answer>", [3, 5, 7], 22)["reasoning"] == share
 
 
+HALF_RIGHT = " 3 * 5 = 15, 15 + 7 = 23 yes</think>\n<answer> ( 3 * 5 ) + 7 </answer>"
+WRONG = " 3 * 5 = 15, 15 - 7 = 8</think>\n<answer> ( 3 * 5 ) - 7 </answer>"
+
+
+@pytest.mark.parametrize("flags, words, half_right, wrong", [
+    ({}, "answer + 0.1 format", 1.1, 0.1),
+    ({"reward_form": "right"}, "answer", 1, 0),
+    ({"reward_form": "signed"}, "2 answer - 1", 1, -1),
+    ({"reasoning_weight": 0.5}, "answer + 0.1 format + 0.5 reasoning", 1.35, 0.6),
+    ({"reward_form": "signed", "reasoning_weight": 2.0}, "2 answer - 1 + 2 reasoning", 2, 1)])
+def test_forms_of_the_reward(flags, words, half_right, wrong):
+    """Half of one answer's steps are right, all of the other's; only the reward is another."""
+    task, problem = Task(**flags), Problem((3, 5, 7), 22)
+    assert task.reward == words
+    for text, reward, answer, reasoning in ((HALF_RIGHT, half_right, 1, 0.5), (WRONG, wrong, 0, 1)):
+        expected = {"reward": reward, "format": 1, "answer": answer, "reasoning": reasoning}
+        assert task.score(problem, text) == pytest.approx(expected)
+
+
 # problems
 
 def brute_force(numbers, target):

@@ -6,7 +6,7 @@ import pytest
 from logs import comparison_of, write_run
 
 import analyze
-from analysis.arms import SETTING, alike, setting_of, what_differs
+from analysis.arms import SETTING, alike, arm_of, setting_of, what_differs
 from analysis.runs import read_run
 from analysis.tally import describe
 from engine.errors import UserError
@@ -149,3 +149,15 @@ def test_a_run_at_another_temperature_says_whose_numbers_are_on_record():
                     for more in ({}, {"temperature": 0.7}))
     assert "sampled at temperature 0.7" in describe(sharp, None)
     assert "temperature" not in describe(usual, None)
+
+
+def test_a_run_older_than_a_flag_had_its_default(tmp_path):
+    """Of the task and of the advantage; with another value the two are not alike."""
+    old = read_run(write_run(tmp_path / "old", 0.5, advantage="gae"))
+    flags = {"reward_form": "graded", "gae_lambda": 1.0}
+    new = read_run(write_run(tmp_path / "new", 0.5, 1, advantage="gae", **flags))
+    assert len(alike([old, new], setting_of)) == len(alike([old, new], arm_of)) == 1
+    other = read_run(write_run(tmp_path / "other", 0.5, 2, advantage="gae", gae_lambda=0.5))
+    assert len(alike([old, other], arm_of)) == 2
+    other = read_run(write_run(tmp_path / "signed", 0.5, 3, reward_form="signed"))
+    assert len(alike([old, other], setting_of)) == 2
