@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import random
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -176,6 +177,10 @@ class Task:
         """Section and kind of each token of an answer."""
         return annotate(pieces)
 
+    def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
+        """Of an answer's tokens, those with which a right step of its reasoning ends."""
+        return right_steps(pieces, problem.numbers)
+
     @property
     def counts(self) -> tuple[int, ...]:
         return tuple(int(count) for count in self.numbers.split(","))
@@ -244,13 +249,16 @@ def operations(a: int, b: int, max_result: int) -> tuple[tuple[int, str, int, in
 def score(response: str, numbers, target: int) -> dict[str, float]:
     """reward = 0.1 * format + answer, unless `Task` has another; `reasoning` is on record beside
     it. Any string gets a score."""
-    text = without_end(response)
-    if not text.startswith("<think>"):
-        text = "<think>" + text
+    text = with_opening(without_end(response))
     well_formed = format_score(text)
     answer = float(evaluates_to(between(text, "<answer>", "</answer>"), numbers, target))
     return {"reward": FORMAT_WEIGHT * well_formed + answer, "format": well_formed, "answer": answer,
             "reasoning": reasoning_score(text, numbers)}
+
+
+def with_opening(response: str) -> str:
+    """The opening tag is the end of the prompt."""
+    return response if response.startswith("<think>") else "<think>" + response
 
 
 def without_end(response: str) -> str:
@@ -285,19 +293,28 @@ STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
 
 
 def reasoning_score(text: str, numbers) -> float:
-    """Share of the think section's steps `a op b = c` that are right and whose a and b were there:
-    given numbers (each as often as given) or results of steps before."""
+    """Share of the think section's steps that are right."""
+    right = [is_right for _, is_right in steps_of(text, numbers)]
+    return sum(right) / len(right) if right else 0.0
+
+
+def steps_of(text: str, numbers) -> list[tuple[int, bool]]:
+    """Where in the text each step `a op b = c` of the think section ends, and whether it is right.
+
+    It is, if c is and a and b were there: given numbers (each as often as given) or results of
+    steps before.
+    """
+    start = text.find("<think>") + len("<think>")
     think = (between(text, "<think>", "</think>") or "")[:20_000]
-    given, results, right, total = Counter(map(int, numbers)), set(), 0, 0
+    given, results, steps = Counter(map(int, numbers)), set(), []
     for match in STEP.finditer(think):
         a, operator, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
         needed = Counter((a, b))
         available = all(number in results or given[number] >= times
                         for number, times in needed.items())
-        right += available and is_right(a, operator, b, c)
-        total += 1
+        steps.append((start + match.end(4), available and is_right(a, operator, b, c)))
         results.add(c)
-    return right / total if total else 0.0
+    return steps
 
 
 def is_right(a: int, operator: str, b: int, c: int) -> bool:
@@ -409,6 +426,16 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
         kinds.append(kind)
         start = end
     return sections, kinds
+
+
+def right_steps(pieces: list[bytes], numbers) -> list[int]:
+    """The tokens that hold the last digit of a right step: [5] of " 3", " *", " 5", " =", " 1",
+    "5", ","."""
+    response = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
+    text = with_opening(response)
+    shift, steps = len(text) - len(response), steps_of(text, numbers)
+    ends = list(itertools.accumulate(map(len, pieces)))
+    return [bisect_left(ends, place - shift) for place, is_right in steps if is_right]
 
 
 def borders(text: bytes) -> tuple[int, int, int]:

@@ -10,13 +10,18 @@ import torch
 import torch.nn as nn
 
 from credit.trained import Trained
+from engine.errors import UserError
 from engine.flags import Flag
 from engine.registry import advantage
 from engine.rollouts import Rollouts
+from engine.tasks import checked_right_steps
+from engine.tokens import token_bytes
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
 Lambda = typing.Annotated[float, Flag(1.0, "1 trusts the reward, 0 the critic", least=0, most=1)]
 Rate = typing.Annotated[float, Flag(1e-2, "learning rate of the critic", above=0, most=10)]
+Process = typing.Annotated[float, Flag(0.0, "reward of each right step, where it ends", least=0,
+                                       most=1000)]
 
 
 @advantage
@@ -26,14 +31,21 @@ class gae:
     The critic is linear in the direction of the hidden state that predicted the token; its length
     would only make the learning rate depend on the model. The critic's loss never reaches the
     policy.
+
+    With a process reward (2305.20050) the answer earns on its way: r_t where a right step ends,
+    R with the last token. At gamma = lambda = 1 a token's advantage is all that is earned from it
+    on, minus V. So every right step pays, needed or not, and an answer of many steps earns most.
     """
 
     def __init__(self, lab, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
-                 critic_lr: Rate = 1e-2):
+                 critic_lr: Rate = 1e-2, process_reward: Process = 0.0):
+        if process_reward and not hasattr(lab.task, "right_steps"):
+            raise UserError(f"--process_reward {process_reward}: --task {lab.settings.task} has no "
+                            "method right_steps, which says where right steps end")
         head = nn.Linear(lab.model.config.hidden_size, 1)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-        self.gamma, self.gae_lambda = gamma, gae_lambda
+        self.gamma, self.gae_lambda, self.process_reward = gamma, gae_lambda, process_reward
         self.critic = Trained(head, critic_lr, lab.model.device)
         self.metrics = {}
 
@@ -42,7 +54,9 @@ class gae:
         mask, state = rollouts.mask, nn.functional.normalize(rollouts.hidden, dim=-1)
         with torch.no_grad():
             value = self.critic.module(state).squeeze(-1)
-        advantage = generalised_advantage(value, rollouts.reward, mask, self.gamma, self.gae_lambda)
+        earned = self.process_reward * steps_ended(rollouts, lab) if self.process_reward else 0.0
+        advantage = generalised_advantage(value, rollouts.reward, mask, self.gamma, self.gae_lambda,
+                                          earned)
         target = advantage + value
         self.metrics = quality(value[mask], target[mask])
         order = torch.randperm(len(mask), generator=rollouts.generator).to(mask.device)
@@ -58,20 +72,33 @@ class gae:
         self.critic.load_state_dict(tensors)
 
 
+def steps_ended(rollouts: Rollouts, lab) -> torch.Tensor:
+    """(B, T): how many right steps of its reasoning end with a token."""
+    ended = torch.zeros(rollouts.mask.shape)
+    for row, (ids, length) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
+        problem = rollouts.problems[rollouts.group[row]]
+        pieces = token_bytes(lab.tokenizer, ids[:length])
+        for t in checked_right_steps(lab.task, problem, pieces):
+            ended[row, t] += 1
+    return ended.to(rollouts.mask.device)
+
+
 def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch.Tensor,
-                          gamma: float, gae_lambda: float) -> torch.Tensor:
+                          gamma: float, gae_lambda: float, earned=0.0) -> torch.Tensor:
     """GAE (1506.02438): A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t.
 
     The reward (B,) comes with the last token, after which every value is 0: an answer cut off by
-    the limit ends there like any other. gamma = lambda = 1 gives R - V_t.
+    the limit ends there like any other. gamma = lambda = 1 gives R - V_t. `earned` (B, T) are
+    rewards that come on the way.
     """
     B, T = mask.shape
     value, last = value * mask, mask.sum(1) - 1
+    rewards = earned + reward[:, None] * (torch.arange(T, device=mask.device) == last[:, None])
     advantage = torch.zeros_like(value)
     following = torch.zeros(B, device=value.device)  # A_{t+1}
     for t in range(T - 1, -1, -1):
         next_value = value[:, t + 1] if t + 1 < T else 0.0
-        delta = reward * (last == t) + gamma * next_value - value[:, t]
+        delta = rewards[:, t] + gamma * next_value - value[:, t]
         following = (delta + gamma * gae_lambda * following) * mask[:, t]
         advantage[:, t] = following
     return advantage

@@ -110,6 +110,16 @@ def checked_labels(task, problem, pieces: list[bytes]) -> tuple[list[int], list[
     return labels
 
 
+def checked_right_steps(task, problem, pieces: list[bytes]) -> list[int]:
+    """The tokens with which right steps of an answer end; somebody's own task may be wrong."""
+    places = task.right_steps(problem, pieces)
+    known = range(len(pieces))
+    if not isinstance(places, (tuple, list)) or not all(place in known for place in places):
+        raise UserError(f"{type(task).__module__}, the problem {task.show(problem)}: right_steps "
+                        f"should list tokens, 0 to {len(pieces) - 1}, got {brief(places)}")
+    return list(places)
+
+
 def label_of(task, problem) -> str:
     return f"{type(task).__module__}, the problem {task.show(problem)}: label"
 

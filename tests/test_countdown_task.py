@@ -196,6 +196,23 @@ def test_forms_of_the_reward(flags, words, half_right, wrong):
         assert task.score(problem, text) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("pieces, expected", [
+    ([" 3", " *", " 5", " =", " 1", "5", ",", "</think>"], [5]),
+    (["<think>", "3*5=1", "5,15+", "7=", "2", "2</think>"], [2, 5]),
+    (["3 * 5 = 15 + 7 = 22", "</think>"], [0, 0]),
+    (["3 * 5 = 16, 3 + 5 = 8", "</think>"], [0]),
+    (["é", "3 * 5", "", " = 15", "", "</think>"], [3]),
+    (["3 * 5 = 15"], []), ([], [])])
+def test_right_steps_end_with_these_tokens(pieces, expected):
+    pieces = [piece.encode() for piece in pieces]
+    assert Task().right_steps(Problem((3, 5, 7), 22), pieces) == expected
+
+
+def test_half_a_character_moves_no_step():
+    pieces = [b"\xc3", b"\xa93 * ", b"5 = 15", b"\xe2</think>"]
+    assert Task().right_steps(Problem((3, 5, 7), 22), pieces) == [2]
+
+
 # problems
 
 def brute_force(numbers, target):

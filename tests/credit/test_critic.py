@@ -39,6 +39,39 @@ def test_gae_at_its_ends():
     torch.testing.assert_close(one_step[1, :2], torch.stack([value[1, 1] - value[1, 0], reward[1] - value[1, 1]]))
 
 
+def test_rewards_on_the_way_by_hand():
+    """0.5 at the second of three tokens, 1 with the last; gamma = 0.5, lambda = 1, V = 0: a token
+    gets what it earns and half of what the next one gets."""
+    mask, earned = torch.tensor([[True] * 3]), torch.tensor([[0, 0.5, 0]])
+    advantage = generalised_advantage(torch.zeros(1, 3), torch.ones(1), mask, 0.5, 1, earned)
+    assert advantage.tolist() == [[0.5, 1.0, 1.0]]
+
+
+def test_right_steps_are_paid_where_they_end(lab):
+    """" 3 + 5 = 8, 8 + 7 = 15 hit." has two: before the first ends both are to come."""
+    tokens = spoken(lab)
+    gae = make("gae", lab, process_reward=0.25)
+    paid = gae(tokens, lab)[0] - tokens.reward[0]  # V was 0
+    texts = tokens.texts[0]
+    first, second = texts.index(" 8"), texts.index(" 15")
+    left = [0.5] * (first + 1) + [0.25] * (second - first) + [0.0] * (len(texts) - second - 1)
+    assert paid[:len(texts)].tolist() == pytest.approx(left, abs=1e-6)
+
+
+def test_a_task_without_steps_has_no_process_reward(lab):
+    with pytest.raises(UserError, match="--process_reward 0.5: --task some_task has no method"):
+        make("gae", SimpleNamespace(task=None, settings=SimpleNamespace(task="some_task")),
+             process_reward=0.5)
+
+
+@pytest.mark.parametrize("places", [[0, 99], [-1], 3, None, ["a"]])
+def test_right_steps_that_are_no_tokens_are_refused(lab, monkeypatch, places):
+    tokens = spoken(lab)
+    monkeypatch.setattr(type(lab.task), "right_steps", lambda *_: places)
+    with pytest.raises(UserError, match="right_steps should list tokens, 0 to"):
+        make("gae", lab, process_reward=0.5)(tokens, lab)
+
+
 FLAGS = {"gae": {"critic_lr": 0.05}, "vine": {"values_k": 2}}
 
 
