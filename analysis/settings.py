@@ -64,7 +64,8 @@ def common_settings() -> list[str]:
 
 def effective_settings(config: dict) -> dict:
     """A run's settings, defaults filled in, without those that had no effect beside the others."""
-    config = defaults_beside(config) | config  # a run older than a flag had its default
+    defaults = {name: flag.default for name, flag in flags_beside(config).items()}
+    config = defaults | config  # a run older than a flag had its default
     left_out = [*idle_settings(config), *NOT_SETTINGS]
     left_out.remove("reward")  # on record beside the settings; another reward is another setting
     settings = {name: value for name, value in config.items() if name not in left_out}
@@ -75,18 +76,18 @@ def effective_settings(config: dict) -> dict:
     return settings
 
 
-def defaults_beside(config: dict) -> dict:
-    """The defaults of the flags of every run, of the task's, and of those of the choices made."""
+def flags_beside(config: dict) -> dict[str, Flag]:
+    """The flags of every run, of this one's task, and of the choices it made."""
     flags = {**OPTIONS, **task_flags(config)}
     for registry, axis in ((MITIGATIONS, "mitigation"), (ADVANTAGES, "advantage")):
         chosen = registry.get(config.get(axis, default_of(axis)))
         flags |= parameters_as_flags(chosen) if chosen else {}
-    return {name: flag.default for name, flag in flags.items()}
+    return flags
 
 
 def idle_settings(config: dict) -> list[str]:
     view = SimpleNamespace(**config)
-    flags = {**OPTIONS, **task_flags(config)}
+    flags = flags_beside(config)
     idle = [name for name, flag in flags.items() if flag.only and not flag.only[0](view)]
     if config["mitigation"] in NEVER_RESCALED:
         idle.append("rescale")

@@ -1,36 +1,89 @@
-"""PPO's critic: a learned value for every prefix of an answer.
+"""PPO's critic: a learned value for every prefix of an answer, trained beside the policy.
 
-V(prefix) is a linear function of the policy's own hidden state, trained beside it. PPO's usual
-critic, of the policy's size, would be a second model in memory. The head here is one number for
-each hidden unit; the price is that its features are trained for something else.
+    head    linear in the policy's own hidden state: one number for each hidden unit, whose
+            features are trained for something else
+    trunk   a network of its own, as PPO has it: a copy of the model's first layers, or of all,
+            in float32 with AdamW's state, 16 bytes a parameter
 """
+import copy
 import typing
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 from credit.trained import Trained
 from engine.errors import UserError
 from engine.flags import Flag
+from engine.forward import lay_out
 from engine.registry import advantage
 from engine.rollouts import Rollouts
 from engine.tasks import checked_right_steps
 from engine.tokens import token_bytes
+from qwen2_model import Decoder, Qwen2
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
 Lambda = typing.Annotated[float, Flag(1.0, "1 trusts the reward, 0 the critic", least=0, most=1)]
-Rate = typing.Annotated[float, Flag(1e-2, "learning rate of the critic", above=0, most=10)]
+Critic = typing.Annotated[str, Flag("head", "head or trunk", choices=("head", "trunk"))]
+HEAD = (lambda own: own.critic == "head", "--critic head")
+TRUNK = (lambda own: own.critic == "trunk", "--critic trunk")
+HeadRate = typing.Annotated[float, Flag(1e-2, "learning rate of a head", above=0, most=10,
+                                        only=HEAD)]
+TrunkRate = typing.Annotated[float, Flag(1e-4, "learning rate of a trunk", above=0, most=10,
+                                         only=TRUNK)]
+Layers = typing.Annotated[int, Flag(0, "the model's first layers in a trunk, 0 for all", least=0,
+                                    most=1000, only=TRUNK)]
 Process = typing.Annotated[float, Flag(0.0, "reward of each right step, where it ends", least=0,
                                        most=1000)]
+PARTS = 8  # of a batch, one after another: the critic's steps, and what it has in memory
+
+
+class Head(nn.Linear):
+    """Linear in the direction of the hidden state that predicted the token; its length would only
+    make the learning rate depend on the model."""
+
+    def __init__(self, model: Qwen2):
+        super().__init__(model.config.hidden_size, 1)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
+        """(tokens of these rows,)"""
+        states = rollouts.hidden[rows][rollouts.mask[rows]]
+        return self(F.normalize(states, dim=-1)).squeeze(-1)
+
+
+class Trunk(nn.Module):
+    """The model as it is now, cut after some layers, and a linear reading of its last state."""
+
+    def __init__(self, model: Qwen2, layers: int):
+        super().__init__()
+        self.decoder = first_layers(model, layers)
+        self.read = nn.Linear(model.config.hidden_size, 1)
+        nn.init.zeros_(self.read.weight)
+        nn.init.zeros_(self.read.bias)
+
+    def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
+        """(tokens of these rows,)"""
+        ids, shared, predicts = lay_out(rollouts, rows)
+        hidden = self.decoder(ids, shared.positions, shared).float()
+        return self.read(hidden[predicts[rollouts.mask[rows]]]).squeeze(-1)
+
+
+def first_layers(model: Qwen2, count: int) -> Decoder:
+    """A copy of the model's first layers, all if the count is 0, to be trained apart from it."""
+    if count > len(model.model.layers):
+        raise UserError(f"--critic_layers {count}: the model has {len(model.model.layers)}")
+    decoder = copy.deepcopy(model.model).float()
+    decoder.layers = decoder.layers[:count or None]
+    return decoder
 
 
 @advantage
 class gae:
     """A critic and generalised advantage estimation (PPO's).
 
-    The critic is linear in the direction of the hidden state that predicted the token; its length
-    would only make the learning rate depend on the model. The critic's loss never reaches the
-    policy.
+    The critic's loss never reaches the policy.
 
     With a process reward (2305.20050) the answer earns on its way: r_t where a right step ends,
     R with the last token. At gamma = lambda = 1 a token's advantage is all that is earned from it
@@ -38,31 +91,35 @@ class gae:
     """
 
     def __init__(self, lab, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
-                 critic_lr: Rate = 1e-2, process_reward: Process = 0.0):
+                 critic: Critic = "head", critic_lr: HeadRate = 1e-2, critic_layers: Layers = 0,
+                 trunk_lr: TrunkRate = 1e-4, process_reward: Process = 0.0):
         if process_reward and not hasattr(lab.task, "right_steps"):
             raise UserError(f"--process_reward {process_reward}: --task {lab.settings.task} has no "
                             "method right_steps, which says where right steps end")
-        head = nn.Linear(lab.model.config.hidden_size, 1)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
         self.gamma, self.gae_lambda, self.process_reward = gamma, gae_lambda, process_reward
-        self.critic = Trained(head, critic_lr, lab.model.device)
+        if critic == "trunk":
+            module, rate = Trunk(lab.model, critic_layers), trunk_lr
+        else:
+            module, rate = Head(lab.model), critic_lr
+        self.critic = Trained(module, rate, lab.model.device)
         self.metrics = {}
 
     def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
         """Advantages by the critic as it was; then it learns from this batch, in eight steps."""
-        mask, state = rollouts.mask, nn.functional.normalize(rollouts.hidden, dim=-1)
+        mask, values = rollouts.mask, self.critic.module.values
+        value = torch.zeros_like(rollouts.log_prob)
         with torch.no_grad():
-            value = self.critic.module(state).squeeze(-1)
+            for rows in torch.arange(len(mask), device=mask.device).chunk(PARTS):
+                value[rows] = value[rows].masked_scatter(mask[rows], values(rollouts, rows))
         earned = self.process_reward * steps_ended(rollouts, lab) if self.process_reward else 0.0
         advantage = generalised_advantage(value, rollouts.reward, mask, self.gamma, self.gae_lambda,
                                           earned)
         target = advantage + value
         self.metrics = quality(value[mask], target[mask])
         order = torch.randperm(len(mask), generator=rollouts.generator).to(mask.device)
-        for rows in order.chunk(8):
-            predicted = self.critic.module(state[rows][mask[rows]]).squeeze(-1)
-            self.critic.descend((predicted - target[rows][mask[rows]]).square().mean())
+        for rows in order.chunk(PARTS):
+            error = values(rollouts, rows) - target[rows][mask[rows]]
+            self.critic.descend(error.square().mean())
         return advantage
 
     def state_dict(self):

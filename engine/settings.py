@@ -286,8 +286,7 @@ def drop_what_has_no_effect(settings: Settings, given: dict) -> None:
         if flag.only and not flag.only[0](settings):
             refuse_if_typed(name, flag, given)
             setattr(settings, name, flag.default)
-    task = load_task(settings.task)
-    for name, flag in fields_as_flags(task).items():
+    for name, flag in own_flags(settings).items():
         if flag.only and not flag.only[0](SimpleNamespace(**settings.own)):
             refuse_if_typed(name, flag, given)
             settings.own[name] = flag.default

@@ -25,6 +25,8 @@ ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     }, "values every 12": ["--advantage", "vine", "--values_every", "12", "--values_k", "1"
                            ], "short-sighted critic": ["--advantage", "gae", "--gae_lambda", "0.9"],
     "measured": ["--advantage", "measured", "--measured_k", "1", "--measured_above", "0.5"],
+    "critic of its own": ["--advantage", "gae", "--critic", "trunk", "--critic_layers", "1",
+                          "--trunk_lr", "1e-3"],
     "process rewards": ["--advantage", "gae", "--process_reward", "0.5"],
     "epochs": ["--epochs", "2", "--clip_low", "0.1", "--clip_high", "0.1"], "kl": [
         "--kl", "0.1", "--kl_kind", "k2"

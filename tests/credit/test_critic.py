@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import ASKED, SPOKEN, hand_made, spoken
+from conftest import ASKED, SPOKEN, copied, hand_made, spoken
 from countdown_task import score
 from engine.tokens import token_bytes
 from credit import monte_carlo as critic
@@ -14,6 +14,7 @@ from engine.registry import ADVANTAGES
 from engine.registry import make as make_choice
 from credit.monte_carlo import continuation_rewards, prefix_values, segment_starts, sequences
 from engine.errors import UserError
+from engine.forward import Forward
 from engine.sampler import Generation, generate
 
 MASK = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] + [False] * 4])
@@ -218,6 +219,37 @@ def test_monte_carlo_values_agree_with_many_fresh_answers(lab):
     texts = ["".join(token_bytes(lab.tokenizer, row[:n])[i].decode() for i in range(n)) for row, n in zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())]
     mean = sum(score(text, ASKED[1].numbers, ASKED[1].target)["reward"] for text in texts) / 600
     assert rewards.mean().item() == pytest.approx(mean, abs=4 * (0.25 / 300) ** 0.5)
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_a_trunk_reads_the_models_first_layers(lab, layers):
+    """Reading one hidden unit gives that unit of the model, or of the model cut after a layer."""
+    tokens, model = spoken(lab), copied(lab.model)
+    model.model.layers = model.model.layers[:layers or None]
+    trunk = make("gae", lab, critic="trunk", critic_layers=layers).critic.module
+    with torch.no_grad():
+        trunk.read.weight[0, 5] = 1.0
+        rows = torch.tensor([4, 1, 0])  # of two problems, in any order
+        values = trunk.values(tokens, rows)
+    expected = Forward(model, 64).look(tokens)["hidden"][..., 5]
+    torch.testing.assert_close(values, expected[rows][tokens.mask[rows]], rtol=1e-4, atol=1e-5)
+
+
+def test_a_trunk_learns_and_leaves_the_policy_alone(lab):
+    tokens, before = spoken(lab), {n: p.clone() for n, p in lab.model.named_parameters()}
+    gae = make("gae", lab, critic="trunk", critic_layers=1, trunk_lr=1e-3)
+    first = gae(tokens, lab)
+    torch.testing.assert_close(first, tokens.reward[:, None] * tokens.mask)  # V was 0
+    for _ in range(30):
+        gae(tokens, lab)
+    assert gae.metrics["explained_variance"] > 0.8  # answers that begin alike are not told apart
+    for name, parameter in lab.model.named_parameters():
+        assert parameter.grad is None and torch.equal(parameter, before[name]), name
+
+
+def test_a_trunk_of_more_layers_than_the_model(lab):
+    with pytest.raises(UserError, match="--critic_layers 4: the model has 3"):
+        make("gae", lab, critic="trunk", critic_layers=4)
 
 
 def test_state_that_does_not_fit_is_refused():

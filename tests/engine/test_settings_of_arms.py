@@ -81,6 +81,11 @@ def test_the_folder_is_named_by_all_that_makes_the_arm(argv, name):
      (["--advantage", "gae", "--gamma", "1.5"], "--gamma 1.5 should be at most 1"),
      (["--advantage", "gae", "--gae_lambda", "-1"], "should be at least 0"),
      (["--advantage", "gae", "--critic_lr", "0"], "should be above 0"),
+     (["--advantage", "gae", "--trunk_lr", "1e-3"],
+      "--trunk_lr has no effect without --critic trunk"),
+     (["--advantage", "gae", "--critic", "trunk", "--critic_lr", "1e-3"],
+      "--critic_lr has no effect without --critic head"),
+     (["--advantage", "gae", "--critic", "trunk", "--critic_layers", "9"], "the model has 3"),
      (["--values_k", "4"], "--values_k belongs to vine, --advantage is grpo"),
      (["--advantage", "vine", "--values_k", "0"], "should be at least 1"),
      (["--advantage", "vine", "--values_every", "word"
