@@ -29,7 +29,7 @@ HEAD = (lambda own: own.critic == "head", "--critic head")
 TRUNK = (lambda own: own.critic == "trunk", "--critic trunk")
 HeadRate = typing.Annotated[float, Flag(1e-2, "learning rate of a head", above=0, most=10,
                                         only=HEAD)]
-TrunkRate = typing.Annotated[float, Flag(1e-4, "learning rate of a trunk", above=0, most=10,
+TrunkRate = typing.Annotated[float, Flag(1e-3, "learning rate of a trunk", above=0, most=10,
                                          only=TRUNK)]
 Layers = typing.Annotated[int, Flag(0, "the model's first layers in a trunk, 0 for all", least=0,
                                     most=1000, only=TRUNK)]
@@ -92,7 +92,7 @@ class gae:
 
     def __init__(self, lab, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
                  critic: Critic = "head", critic_lr: HeadRate = 1e-2, critic_layers: Layers = 0,
-                 trunk_lr: TrunkRate = 1e-4, process_reward: Process = 0.0):
+                 trunk_lr: TrunkRate = 1e-3, process_reward: Process = 0.0):
         if process_reward and not hasattr(lab.task, "right_steps"):
             raise UserError(f"--process_reward {process_reward}: --task {lab.settings.task} has no "
                             "method right_steps, which says where right steps end")
