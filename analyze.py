@@ -30,6 +30,7 @@ from analysis.page import (bullets, figure_of, folded, illustrated, named, parag
                            side_by_side, viewer, write_page)
 from analysis.position_tables import (first_and_last_fifth, kinds_at_like_position,
                                       position_gradients)
+from analysis.ratio_and_size import ratio_tables
 from analysis.ratios import (OVER_REST, REST_WORDS, different_cells, mean_sizes, over_the_rest,
                              rest_columns, shares)
 from analysis.regression import regression_tables
@@ -138,7 +139,7 @@ def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
         GRADIENT: [
             class_gradients(tally, "kind"), class_gradients(tally, "section"),
             growth_of_shares(tally), position_gradients(tally), first_and_last_fifth(tally),
-            kinds_at_like_position(tally), *new_regressions],
+            kinds_at_like_position(tally), *new_regressions, *ratio_tables(tally)],
         UNSURE: [forks(tally), sections(tally)],
         EARLIER: [
             earlier.published_success(), earlier.contributions(tally), earlier.positions(tally),

@@ -151,6 +151,7 @@ class BatchLoss:
     total: int                              # N
     share: torch.Tensor
     old: torch.Tensor | None = None         # before the first of several updates
+    ratio: torch.Tensor | None = None       # of new to old probability at the last update
     reference: torch.Tensor | None = None   # of the initial model, with --kl
 
     def of(self, log_prob: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -177,9 +178,9 @@ class BatchLoss:
 
 
 def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
-           reference: Qwen2 | None = None) -> dict:
+           reference: Qwen2 | None = None, ratio: torch.Tensor | None = None) -> dict:
     """One step of the optimizer on the whole batch, or with --epochs several. Returns the numbers
-    worth watching.
+    worth watching. `ratio` (B, T), where given, is filled with that of the last of them.
 
     Answers whose every token has weight times advantage 0 add nothing to the gradient and are not
     computed; they still count in N. When no answer is left, nothing is changed.
@@ -191,7 +192,8 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     rows = rows[credit[rows] != 0]
     share = answer_shares(rollouts, s.loss_norm, s.max_new_tokens)
     total = int(rollouts.mask.sum())
-    loss = BatchLoss(s, rollouts.mask, rollouts.advantage, weight * share, total, share)
+    loss = BatchLoss(s, rollouts.mask, rollouts.advantage, weight * share, total, share,
+                     ratio=ratio)
     if s.epochs > 1:
         loss.old = torch.zeros_like(weight)
     if s.kl:
@@ -214,6 +216,8 @@ def one_pass(model: Qwen2, optimizer, rollouts: Rollouts, rows: torch.Tensor, lo
         part_loss = loss.of(log_prob, part)
         part_loss.backward()
         log_prob = log_prob.detach()
+        if loss.ratio is not None:
+            loss.ratio[part] = (log_prob - loss.old[part]).exp()
         add_to(sums, rollouts, part, part_loss, log_prob, loss.diagnostics(log_prob, part))
     return step_along(optimizer, sums, loss.settings.max_grad_norm)
 

@@ -56,15 +56,16 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
         trained = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
         weight, weight_metrics = token_weight(                                  # (B, T)
             lab.mitigation, s.mitigation, trained, lab, s.rescale, s.placebo)
+    ratio = torch.ones_like(weight) if s.epochs > 1 and s.loss == "policy" else None  # (B, T)
     with clock("update"):
         if s.loss == "policy":
-            result = update(lab.model, lab.optimizer, trained, weight, s, lab.reference)
+            result = update(lab.model, lab.optimizer, trained, weight, s, lab.reference, ratio)
         else:
             result, advantage = update_preferences(
                 lab.model, lab.optimizer, trained, s, lab.reference)
             rollouts = replace(rollouts, advantage=advantage)
     with clock("record"):
-        record(run, step, rollouts, weight)
+        record(run, step, rollouts, weight, ratio)
         if s.sample_every and step % s.sample_every == 0:
             keep_samples(lab, run, step, rollouts)
     batch = batch_metrics(rollouts)
@@ -90,14 +91,17 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
     return replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None])
 
 
-def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor) -> None:
+def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor,
+           ratio: torch.Tensor | None) -> None:
     """Write what every token was given; each process writes of its own problems. The file of
     rank 0 comes last: where it is, all are."""
     is_first = processes.rank() == 0
     if is_first:
         processes.wait()
     questions = processes.share(len(rollouts.prompt_ids))
-    run.write_credit(step, rollouts.of_questions(questions), weight[rollouts.rows_of(questions)])
+    rows = rollouts.rows_of(questions)
+    more = {} if ratio is None else {"ratio": ratio[rows]}
+    run.write_credit(step, rollouts.of_questions(questions), weight[rows], **more)
     if not is_first:
         processes.wait()
 

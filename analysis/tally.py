@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.histograms import Histograms
 from analysis.positions import Positions
+from analysis.ratio_and_size import RatioAndSize
 from analysis.regression import design, empty_regressions
 from analysis.runs import steps_done
 from analysis.sizes import UNITS, lay_flat, lengths, units
@@ -36,7 +37,7 @@ class Tally:
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
         self.groups, self.answers, self.weights_are_one = 0, 0, True
         self.vocabulary, self.histograms = Vocabulary(self.tokenizer), Histograms()
-        self.regressions = empty_regressions()
+        self.regressions, self.ratio_and_size = empty_regressions(), RatioAndSize()
 
     def read(self, status=lambda text: None) -> None:
         """Where bins and quantiles lie has to be known before anything is summed: two passes."""
@@ -70,6 +71,7 @@ class Tally:
         self.vocabulary.add(tokens, values)
         self.positions.add(tokens, values, block)
         self.histograms.add(tokens, values)
+        self.ratio_and_size.add(tokens)
         for unit, regression in self.regressions.items():
             regression.add(design(tokens, unit), np.abs(values[unit]), tokens["token_group"])
 

@@ -42,7 +42,9 @@ COLUMNS = {
     "reward_reasoning": Column("answer", np.float32),
     "prompt_ids": Column("prompt token", np.int32, 0, 2 ** 24),
     "prompt_start": Column("question", np.int32, 0, MOST)}
-SOMETIMES = {  # a probe measured the credit; files of older runs do not name their process
+SOMETIMES = {  # a batch had several updates, or a probe measured the credit; files of older runs
+    # do not name their process
+    "ratio": Column("token", np.float32, low=0),
     "true_credit": Column("token", np.float32),
     "true_credit_se": Column("token", np.float32, low=0),
     "process": Column("file", np.int32, 0, MOST)}

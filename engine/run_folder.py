@@ -72,12 +72,13 @@ class RunFolder:
         self.refuse_other_folder()
         append_line(self.path / name, line)
 
-    def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor) -> None:
+    def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
+                     **more: torch.Tensor) -> None:
         """What the tokens of this process's problems were given."""
         self.refuse_other_folder()
         path = self.credit(step, processes.rank())
         with writing(path):
-            write_credit(path, rollouts, weight)
+            write_credit(path, rollouts, weight, **more)
 
     def lines(self, name: str) -> list[dict]:
         lines = read_lines(self.path / name)

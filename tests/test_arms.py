@@ -13,7 +13,7 @@ from engine.tokens import load_tokenizer
 from grpo import group_z_score
 from engine.registry import MITIGATIONS
 from engine.errors import UserError
-from engine.credit_file import read_credit
+from engine.credit_file import read_columns, read_credit
 from runs import SHORT, assert_same_run, copy_project, lines, program
 
 ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
@@ -89,6 +89,23 @@ def test_the_published_weights_are_on_record_as_they_are(tmp_path):
     with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
         np.testing.assert_allclose(credit["weight"], 0.1 / (np.abs(credit["log_prob"]) + 0.1) ** 2,
                                    rtol=1e-5)
+
+
+def test_the_ratio_of_the_last_update_is_on_record(tmp_path):
+    """Its mean over the tokens that were trained on is that of metrics.jsonl; others have 1."""
+    train.main([*SHORT, "--epochs", "2", "--steps", "1", "--questions", "4", "--drop_unfinished",
+                "--out", str(tmp_path / "x")])
+    columns = read_columns(tmp_path / "x", 1)
+    trained = columns["weight"] * columns["advantage"] != 0
+    ratio, [metrics] = columns["ratio"], lines(tmp_path / "x/metrics.jsonl")
+    assert ratio[trained].std() > 0.001 and (ratio[~trained] == 1).all() and not trained.all()
+    assert ratio[trained].mean() == pytest.approx(metrics["ratio_mean"], abs=1e-5)
+
+
+@pytest.mark.parametrize("flags", [[], ["--loss", "dpo", "--epochs", "2"]])
+def test_no_ratio_is_on_record_where_the_loss_has_none(tmp_path, flags):
+    train.main([*SHORT, *flags, "--steps", "1", "--out", str(tmp_path / "x")])
+    assert "ratio" not in read_columns(tmp_path / "x", 1)
 
 
 def test_shuffled_advantages_are_on_record_beside_the_true_rewards(tmp_path):

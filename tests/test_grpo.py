@@ -309,12 +309,15 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, chang
 def test_diagnostics_of_several_passes(small_model, rollouts):
     """After the first step the ratio has left 1; the share beyond the bounds and the KL are counted again by hand."""
     s, model = settings(epochs=2, kl=1e-9, clip_low=0.5, clip_high=0.0), copied(small_model)
-    result = update(model, torch.optim.SGD(model.parameters(), lr=0.2), rollouts, rollouts.mask.float(), s, small_model)
+    record = torch.ones_like(rollouts.log_prob)
+    result = update(model, torch.optim.SGD(model.parameters(), lr=0.2), rollouts, rollouts.mask.float(), s, small_model,
+                    record)
     twin = copied(small_model)
     update(twin, torch.optim.SGD(twin.parameters(), lr=0.2), rollouts, rollouts.mask.float(), settings(), small_model)
     with torch.no_grad():
         new, old = (response_log_probs(m, rollouts, torch.arange(6)) for m in (twin, small_model))
     ratio, mask, A = (new - old).exp(), rollouts.mask, rollouts.advantage
+    torch.testing.assert_close(record, ratio, rtol=1e-4, atol=1e-5)  # for the credit file
     outside = mask & (((A > 0) & (ratio > 1.0)) | ((A < 0) & (ratio < 0.5)))
     assert 0 < result["clipped_share"] == pytest.approx((outside.sum() / mask.sum()).item())
     assert result["ratio_mean"] == pytest.approx(ratio[mask].mean().item(), rel=1e-4)

@@ -6,6 +6,7 @@ from logs import by_name, planted, tables_of, tallied
 
 import analyze
 from analysis import earlier, position_tables, positions, sums
+from analysis.ratio_and_size import ratio_tables
 from analysis.regression import regression_tables
 from analysis.sizes import UNITS
 
@@ -206,3 +207,17 @@ def test_the_far_ends_leave_out_the_quantiles_themselves(tmp_path):
     assert tally.count("far ends").tolist() == [1, 4, 1] and tally.total(
         "far ends", "log_prob"
     ).tolist() == [-1, -14, -6]
+
+
+def test_the_spread_of_the_ratio_beside_that_of_s_by_hand(tmp_path):
+    """Two words, two numbers, and a number that was not trained on. r of the numbers is 0.5 and
+    1.5: a mean of 1, a spread of 50%. With p a half of two, s is sqrt(1/2)."""
+    columns = credit_columns([5], [0], kind=[0, 0, 2, 2, 2], ratio=[1, 1, 0.5, 1.5, 9],
+                             advantage=[1, 1, 1, 1, 0])
+    [table] = ratio_tables(tallied(write_log(tmp_path / "x", {1: columns})))
+    numbers = dict(zip(table.columns, table.rows[1]))
+    assert numbers.pop("mean s") == pytest.approx(0.5 ** 0.5)
+    assert numbers == {"kind": "number", "tokens": 2, "mean r": 1, "spread of r": 0.5,
+                       "spread of s": pytest.approx(0, abs=1e-6)}
+    assert table.rows[2][1:4] == (4, 1, pytest.approx(0.125 ** 0.5))
+    assert ratio_tables(tallied(write_log(tmp_path / "y", {1: credit_columns([5], [0])}))) == []
