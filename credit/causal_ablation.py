@@ -1,36 +1,46 @@
-"""Token weights by intervention: what becomes of the answer when a token is another one?"""
+"""Token weights by intervention: what becomes of the answer without a token?
+
+    resample   another token in its place and a fresh answer from there: abs(change of reward)
+    delete     the token taken out and the rest as it was: abs(change of log p(answer section)),
+               from forward passes alone
+"""
+import typing
+from dataclasses import replace
+
 import numpy as np
 import torch
 
+from countdown_task import ANSWER
 from credit.monte_carlo import continuation_rewards
-from engine.flags import Count
+from engine import processes
+from engine.flags import Count, Flag
+from engine.forward import frozen_log_probs
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
+
+Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token",
+                                      choices=("resample", "delete"))]
+Places = list[tuple[int, int]]  # (answer, index) of single tokens
 
 
 @mitigation
 class causal_ablation:
     """What happens without the token: every n-th is replaced by another draw, the answer goes on,
-    |change of reward|.
+    abs(change of reward). Or it is deleted, the rest stays, abs(change of log p(answer section)).
 
     The replacement comes from the policy with the token ruled out. One continuation for each;
     tokens in between get the linear interpolation.
     """
 
-    def __init__(self, lab, *, ablate_every: Count = 8):
+    def __init__(self, lab, *, ablate_every: Count = 8, ablation: Ablation = "resample"):
         self.every, self.metrics = ablate_every, {}
+        self.changes = {"resample": self.after_resampling, "delete": after_deletion}[ablation]
 
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
-        lengths, groups, ids = tokens.length.tolist(), tokens.group.tolist(), tokens.ids.tolist()
-        places = []  # (answer, index) of the tokens that are replaced
+        lengths, places = tokens.length.tolist(), []
         for row, length in enumerate(lengths):
             places += [(row, t) for t in range(0, length, self.every)]
-        prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
-        own_tokens = [ids[row][t] for row, t in places]
-        rewards, spent = continuation_rewards(lab, tokens, prefixes, 1, without=own_tokens)
-        self.metrics = {"extra_tokens": spent}
-        rows = [row for row, _ in places]
-        changes = (tokens.reward[rows] - rewards[:, 0]).abs().tolist()
+        changes = self.changes(tokens, lab, places).abs().tolist()
         weight, start = torch.zeros_like(tokens.log_prob), 0
         for row, length in enumerate(lengths):
             at = range(0, length, self.every)
@@ -39,3 +49,44 @@ class causal_ablation:
                 weight[row, :length] = torch.tensor(between)
             start += len(at)
         return weight
+
+    def after_resampling(self, tokens: Rollouts, lab, places: Places) -> torch.Tensor:
+        """(places,): how much more reward the answer had with its own token."""
+        groups, ids = tokens.group.tolist(), tokens.ids.tolist()
+        prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
+        own_tokens = [ids[row][t] for row, t in places]
+        rewards, spent = continuation_rewards(lab, tokens, prefixes, 1, without=own_tokens)
+        self.metrics = {"extra_tokens": spent}
+        return tokens.reward[[row for row, _ in places]] - rewards[:, 0]
+
+
+def after_deletion(tokens: Rollouts, lab, places: Places) -> torch.Tensor:
+    """(places,): how much surer the model was, with the token, of the answer section's tokens that
+    come later; 0 where none do.
+
+    A text without the token is one that the model would hardly write, so part of the change is
+    surprise at the gap.
+    """
+    shorter, later = without(tokens, places)
+    asked = later.any(1).nonzero().squeeze(1)
+    share = processes.share(len(asked))
+    own = asked[share.start:share.stop]
+    log_prob = frozen_log_probs(lab.model, shorter, own, lab.settings.micro_batch)
+    processes.add_up(log_prob)
+    return ((shorter.log_prob - log_prob) * later).sum(1)
+
+
+def without(tokens: Rollouts, places: Places) -> tuple[Rollouts, torch.Tensor]:
+    """An answer for each place, the token there deleted; and which of its tokens (places, T) come
+    later in the answer section. Its log_prob is still that of before the deletion."""
+    device, T = tokens.mask.device, tokens.mask.shape[1]
+    rows = torch.tensor([row for row, _ in places], device=device)
+    at = torch.tensor([t for _, t in places], device=device)[:, None]
+    index = torch.arange(T, device=device).expand(len(places), T)
+    source = (index + (index >= at)).clamp(max=T - 1)  # where a token stood before
+    mask = index < tokens.length[rows, None] - 1
+    shorter = replace(tokens, mask=mask, group=tokens.group[rows],
+                      ids=tokens.ids[rows].gather(1, source) * mask,
+                      log_prob=tokens.log_prob[rows].gather(1, source) * mask)
+    section = tokens.section[rows].gather(1, source)
+    return shorter, mask & (index >= at) & (section == ANSWER)

@@ -18,6 +18,7 @@ from runs import SHORT, assert_same_run, copy_project, lines, program
 
 ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     "causal_ablation": ["--mitigation", "causal_ablation", "--ablate_every", "16"],
+    "deletion": ["--mitigation", "causal_ablation", "--ablation", "delete"],
     "vine": ["--advantage", "vine", "--values_k", "2"], "oracle": [
         "--mitigation", "oracle", "--oracle_k", "1", "--answers", "2", "--max_new_tokens", "28"
     ], "learned": ["--mitigation", "learned_importance", "--importance_warmup", "1"], **{

@@ -1,7 +1,10 @@
-"""Other tokens in the place of some, by hand."""
+"""Other tokens in the place of some, or none, by hand."""
+import pytest
 import torch
 
-from conftest import hand_made, make_mitigation
+from conftest import hand_made, make_mitigation, spoken
+from countdown_task import ANSWER
+from credit.causal_ablation import after_deletion, without
 
 
 def test_causal_ablation_by_hand(lab, monkeypatch):
@@ -20,3 +23,48 @@ def test_causal_ablation_by_hand(lab, monkeypatch):
     torch.testing.assert_close(weight, torch.tensor([[1, 0.5, 0, 0.25, 0.5], [0.75, 0, 0, 0, 0]]))
     assert asked == [((0, ()), 4), ((0, (4, 5)), 6), ((0, (4, 5, 6, 7)), 8), ((1, ()), 9)]
     assert mitigation.metrics == {"extra_tokens": 17}
+
+
+def test_an_answer_without_a_token_by_hand():
+    """The answer section is 6 and 7: of " 4 5 6 7 8" without the 5 both come later, without the 6
+    only the 7, without the 7 none."""
+    mask = torch.tensor([[True] * 5, [True] + [False] * 4])
+    answer = torch.tensor([[0, 0, ANSWER, ANSWER, 0], [0] * 5])
+    log_prob = -torch.tensor([[4.0, 5, 6, 7, 8], [9, 0, 0, 0, 0]])
+    tokens = hand_made(mask, ids=-log_prob.long(), log_prob=log_prob, section=answer,
+                       group=torch.tensor([0, 1]))
+    shorter, later = without(tokens, [(0, 1), (0, 2), (0, 3), (1, 0)])
+    assert shorter.ids.tolist() == [[4, 6, 7, 8, 0], [4, 5, 7, 8, 0], [4, 5, 6, 8, 0], [0] * 5]
+    assert torch.equal(shorter.log_prob, -shorter.ids.float())
+    assert shorter.length.tolist() == [4, 4, 4, 0] and shorter.group.tolist() == [0, 0, 0, 1]
+    assert later.nonzero().tolist() == [[0, 1], [0, 2], [1, 2]]
+
+
+def test_deletion_against_the_model_asked_row_by_row(lab):
+    """log p of the answer section with the token, minus that of the text without it."""
+    tokens = spoken(lab)
+    places = [(row, t) for row, length in enumerate(tokens.length.tolist())
+              for t in range(0, length, 5)]
+    expected = []
+    for row, t in places:
+        length, prompt = int(tokens.length[row]), tokens.prompt_ids[tokens.group[row]]
+        ids = tokens.ids[row, :length].tolist()
+        later = [i for i in range(t + 1, length) if tokens.section[row, i] == ANSWER]
+        with torch.no_grad():
+            logits = lab.model(torch.tensor([prompt + ids[:t] + ids[t + 1:]]))[0]
+        log_probs = logits.log_softmax(-1)
+        without = [log_probs[len(prompt) + i - 2, ids[i]].item() for i in later]
+        expected.append(tokens.log_prob[row, later].sum().item() - sum(without))
+    changes = after_deletion(tokens, lab, places)
+    assert changes.tolist() == pytest.approx(expected, abs=2e-3)
+    assert changes.abs().max() > 1 and (changes == 0).any()
+
+
+def test_deletion_samples_nothing(lab):
+    tokens = spoken(lab)
+    mitigation = make_mitigation("causal_ablation", {"ablate_every": 4, "ablation": "delete"}, lab)
+    weight = mitigation(tokens, lab)
+    changes = after_deletion(tokens, lab, [(0, 0), (0, 4)]).abs()
+    assert weight[0, [0, 4]].tolist() == pytest.approx(changes.tolist())
+    assert weight[0, 2].item() == pytest.approx(changes.mean().item(), rel=1e-5)
+    assert mitigation.metrics == {} and not weight[3].any()  # no answer section
