@@ -49,7 +49,18 @@ reasoning between <think> and </think>. On the next line put the expression alon
 <|im_start|>assistant
 Let me work this out.
 <think>"""
-PROMPTS = {"short": SHORT, "full": FULL}
+ORIGINAL = """<|im_start|>system
+You are a helpful assistant. You first think about the reasoning process in your mind and then \
+provide the user with the answer.<|im_end|>
+<|im_start|>user
+Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic \
+operations (+, -, *, /) and each number can only be used once. Show your work in <think> </think> \
+tags. And return the final answer in <answer> </answer> tags, for example \
+<answer> (1 + 2) / 3 </answer>.<|im_end|>
+<|im_start|>assistant
+Let me solve this step by step.
+<think>"""  # word by word that of github.com/policy-gradient/GRPO-Zero, to repeat what it measured
+PROMPTS = {"short": SHORT, "full": FULL, "original": ORIGINAL}
 MADE = (lambda task: task.data is None, "made problems: not with --data")
 
 
@@ -65,7 +76,8 @@ class Task:
     data: str | None = option(
         None, 'JSON lines {"nums": [3, 5, 7], "target": 22}; without it they are made',
         is_path=True)
-    prompt: str = option("full", "wording of the prompt", choices=PROMPTS)
+    prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero",
+                         choices=PROMPTS)
     numbers: str = option("3,4", "how many numbers a made problem has",
                           choices=("3", "4", "3,4"), only=MADE)
     min_number: int = option(1, "smallest number", least=1, most=MAX_NUMBER, only=MADE)
@@ -131,10 +143,7 @@ class Task:
 
     def prompt_for(self, problem: Problem) -> str:
         """Text that ends where the answer begins."""
-        if self.prompt == "short":
-            numbers = " " + " ".join(map(str, problem.numbers))
-        else:
-            numbers = ", ".join(map(str, problem.numbers))
+        numbers = numbers_in_words(problem.numbers, self.prompt)
         return PROMPTS[self.prompt].format(numbers=numbers, target=problem.target)
 
     def show(self, problem: Problem) -> str:
@@ -200,6 +209,16 @@ class Task:
             f"found no problem with a solution: numbers {self.counts}, min_number "
             f"{self.min_number}, max_number {self.max_number}, max_target {self.max_target}, "
             f"max_result {self.max_result}")
+
+
+def numbers_in_words(numbers: tuple[int, ...], prompt: str) -> str:
+    """As the prompt writes them."""
+    if prompt == "short":
+        return " " + " ".join(map(str, numbers))
+    if prompt == "original":  # GRPO-Zero's come from numpy, which makes them equally wide
+        width = max(len(str(number)) for number in numbers)
+        return "[" + " ".join(str(number).rjust(width) for number in numbers) + "]"
+    return ", ".join(map(str, numbers))
 
 
 def content_of(problem: Problem) -> tuple[tuple[int, ...], int]:

@@ -6,6 +6,7 @@ import json
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -439,7 +440,7 @@ def test_the_bytes_of_a_byte_level_tokenizer():
 def test_prompts_end_with_an_opened_think_and_are_chatml(learner):
     tiny, real = load_tokenizer(learner), byte_level_tokenizer([])
     problem = Problem((3, 5, 7), 22)
-    for tokenizer, form in ((tiny, "short"), (real, "full")):
+    for tokenizer, form in ((tiny, "short"), (real, "original"), (real, "full")):
         text = b"".join(
             token_bytes(tokenizer,
                         encode_prompt(tokenizer,
@@ -454,6 +455,23 @@ def test_prompts_end_with_an_opened_think_and_are_chatml(learner):
     for word in ("3, 5, 7", "+", "-", "*", "/", "exactly once", "<answer>", "</answer>",
                  "</think>"):
         assert word in text
+
+
+def test_the_original_prompt_is_the_one_of_the_earlier_experiment():
+    """Qwen2.5's chat form of its two messages, and the numbers as numpy prints an array."""
+    text = Task(prompt="original").prompt_for(Problem((3, 44, 19), 60))
+    system, user, answer = text.split("<|im_end|>\n")
+    assert system == (
+        "<|im_start|>system\nYou are a helpful assistant. You first think about the reasoning "
+        "process in your mind and then provide the user with the answer.")
+    assert user.startswith("<|im_start|>user\nUsing the numbers [ 3 44 19], create an equation "
+                           "that equals 60. You can use basic arithmetic operations (+, -, *, /) "
+                           "and each number can only be used once. Show your work in <think> "
+                           "</think> tags. And return")
+    assert answer == "<|im_start|>assistant\nLet me solve this step by step.\n<think>"
+    for numbers in ((3, 5, 7), (3, 44, 119, 5)):
+        assert f"numbers {np.array(numbers)}, create" in Task(prompt="original").prompt_for(
+            Problem(numbers, 22))
 
 
 def test_numbers_the_tokenizer_cannot_spell_are_refused(learner):
