@@ -115,7 +115,8 @@ def add_resuming(group) -> None:
                        help="with one of these two: erase the record of a run that has no "
                        "checkpoint to go on from, and start again at step 1")
     group.add_argument("--config", metavar="FILE", type=some_text,
-                       help="take the settings of a run's config.json; flags override them")
+                       help="take the settings of a run's config.json, or of a YAML file of "
+                       "GRPO-Zero; flags override them")
 
 
 def refuse_taken_names(task: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+from engine.earlier_settings import is_yaml, read_earlier_settings
 from engine.errors import UserError
 from engine.files import PROJECT, find_folder, read_json
 from engine.flags import (MOST_SEED, MOST_THREADS, Flag, check_value, fields_as_flags, option,
@@ -151,6 +152,7 @@ def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
     if not (MITIGATIONS and ADVANTAGES):
         raise RuntimeError("import mitigations first: it fills the lists of choices")
+    given = in_todays_words(given)
     refuse_name_on_hub(given)
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
@@ -168,6 +170,12 @@ def make_settings(given: dict) -> Settings:
     refuse_pairs_with_weights(settings)
     drop_what_has_no_effect(settings, given)
     return settings
+
+
+def in_todays_words(given: dict) -> dict:
+    """The code of the earlier experiment took standard for none."""
+    is_old = given.get("mitigation") == "standard" and "standard" not in MITIGATIONS
+    return {**given, "mitigation": "none"} if is_old else given
 
 
 def refuse_name_on_hub(given: dict) -> None:
@@ -192,7 +200,8 @@ def read_values(path: Path, beside: tuple = ()) -> dict:
     """The settings in a file. It may hold what is in `beside` as well, which is left out."""
     if os.path.exists(path) and not os.path.isfile(path):  # a device would be read without end
         raise UserError(f"cannot read {path}: it is not a file")
-    values = {name: value for name, value in read_json(path).items() if name not in beside}
+    content = read_earlier_settings(path) if is_yaml(path) else read_json(path)
+    values = {name: value for name, value in content.items() if name not in beside}
     task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
     known = {*OPTIONS, *task_flags, *choice_flags()}
     for name in values:
