@@ -40,6 +40,7 @@ from analysis.statistics import verdicts
 from analysis.sums import PARTITIONS
 from analysis.tables import NOTHING, Table, by_row, show, show_in_short
 from analysis.tally import Tally, describe
+from analysis.token_rows import write_token_rows
 from analysis.uncertainty import forks, sections
 from engine.errors import UserError
 from engine.files import make_folder, replace_text, writing
@@ -68,15 +69,17 @@ FLAGS = {
 SWITCHES = {  # take no value: a RUN may come after one
     "all": "print every table, not only findings",
     "earlier": "print the tables of an earlier experiment, by its own definitions",
-    "json": "write every number of every table to analysis.json there, too"}
+    "json": "write every number of every table to analysis.json there, too",
+    "csv": "write a row for every token to tokens.csv there, too"}
+OF_ONE_RUN = {"steps": "chooses answers", "earlier": "prints tables", "csv": "writes the tokens"}
 
 
 def main(argv: list[str]) -> None:
     flags = read_flags(argv)
     runs = read_runs(flags.runs)
-    if len(runs) > 1 and (flags.steps or flags.earlier):
-        flag = "--steps chooses answers" if flags.steps else "--earlier prints tables"
-        raise UserError(f"{flag} of one run: give one run only")
+    for name, what in OF_ONE_RUN.items():
+        if len(runs) > 1 and getattr(flags, name):
+            raise UserError(f"--{name} {what} of one run: give one run only")
     if len(runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")
     if len(runs) == 1:
@@ -106,6 +109,8 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     tables = in_order(chapters)
     if flags.json:
         write_numbers(folder, tables)
+    if flags.csv:
+        write_token_rows(run, folder / "tokens.csv", show_status)
     show_status("pictures and page")
     with writing(folder):
         pictures = run_plots.draw_run(run, tally, folder)
@@ -293,6 +298,8 @@ def written(folder: Path, pictures: int, flags: SimpleNamespace) -> str:
     lines = [f"page: {folder / 'report.html'}; {pictures} pictures beside it"]
     if flags.json:
         lines.append(f"numbers: {folder / 'analysis.json'}")
+    if flags.csv:
+        lines.append(f"a row for every token: {folder / 'tokens.csv'}")
     if not flags.all:
         of_one_run = "" if len(flags.runs) > 1 else "--earlier those of an earlier experiment, "
         lines.append(f"--all prints every table, {of_one_run}--json writes every number")

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from conftest import ROOT
 from engine.command_line import read_flags
 from engine.earlier_settings import CHANGE_NOTHING, NAMES, read_earlier_settings
 from engine.errors import UserError
@@ -130,3 +131,18 @@ def test_a_file_that_is_not_there_or_too_long(tmp_path, yaml):
 def test_json_stays_json(tmp_path):
     (tmp_path / "c.json").write_text(json.dumps({"seed": 3}))
     assert settings_of("--config", tmp_path / "c.json").seed == 3
+
+
+@pytest.mark.parametrize("name, differs", [
+    ("qwen2.5-0.5b", {"data": None, "model": "models/Qwen2.5-0.5B-Instruct",
+                      "drop_unfinished": False, "offload_optimizer": False}),
+    ("qwen2.5-3b", {"data": None, "model": "models/Qwen2.5-3B-Instruct", "questions": 32,
+                    "max_new_tokens": 1024, "learning_rate": 1e-5, "micro_batch": 2, "steps": 300,
+                    "checkpoint_every": 100, "checkpointing": True, "drop_unfinished": False})])
+def test_the_settings_that_ship_are_those_of_the_published_runs(yaml, name, differs):
+    """Beside the file above, what is said here and nothing else; a model can still be named."""
+    published = settings_of("--config", yaml(PUBLISHED)).to_json()
+    shipped = settings_of("--config", ROOT / f"models/{name}.json").to_json()
+    assert {key: value for key, value in shipped.items() if value != published[key]} == differs
+    other = settings_of("--config", ROOT / f"models/{name}.json", "--model", ROOT / "models/tiny")
+    assert (other.model, other.seed) == (str(ROOT / "models/tiny"), 1337)

@@ -1,0 +1,89 @@
+"""One row a token, read back."""
+import csv
+import json
+import weakref
+
+import numpy as np
+import pytest
+from conftest import credit_columns, write_log
+from logs import random_log
+
+import analyze
+from analysis import token_rows
+from analysis.runs import read_run
+from countdown_task import KINDS, SECTIONS
+from engine.errors import UserError
+from engine.tokens import load_tokenizer
+
+
+def written(folder):
+    """The rows of tokens.csv, which analyze.py made."""
+    analyze.main([str(folder), "--csv"])
+    with open(folder / "analysis/tokens.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_token_of_the_run_has_its_row(tmp_path, capsys):
+    """Numbers with all their digits, codes as words, what is known of an answer beside each of its
+    tokens."""
+    folder, files = random_log(tmp_path / "run", steps=2)
+    rows = written(folder)
+    assert "tokens.csv" in capsys.readouterr().out
+    assert len(rows) == sum(len(columns["token_id"]) for columns in files.values())
+    assert list(rows[0])[:5] == ["step", "episode", "position", "text", "token_id"]
+    assert not {"prompt_ids", "prompt_start", "episode_start"} & set(rows[0])
+    tokenizer, number = load_tokenizer(folder), 0
+    for step, columns in files.items():
+        ends = [*columns["episode_start"][1:], len(columns["token_id"])]
+        for episode, (start, end) in enumerate(zip(columns["episode_start"], ends)):
+            for token in range(start, end):
+                check_row(rows[number], columns, token, episode, tokenizer)
+                place = [int(rows[number][name]) for name in ("step", "episode", "position")]
+                assert place == [step, episode, token - start]
+                number += 1
+
+
+def check_row(row, columns, token, episode, tokenizer):
+    for name in ("log_prob", "entropy", "collision", "weight", "advantage"):
+        assert np.float32(row[name]) == np.float32(columns[name][token])
+    for name in ("reward", "reward_format", "reward_answer", "group", "finished"):
+        assert float(row[name]) == np.float32(columns[name][episode])
+    assert row["kind"] == KINDS[columns["kind"][token]]
+    assert row["section"] == SECTIONS[columns["section"][token]]
+    text = tokenizer.decode([int(columns["token_id"][token])], skip_special_tokens=False)
+    assert json.loads(row["text"]) == text and row["text"][0] == '"'
+
+
+def test_a_step_is_gone_before_the_next_is_read(tmp_path, monkeypatch):
+    folder, _ = random_log(tmp_path / "run", steps=4)
+    alive, read = [], token_rows.read_columns
+
+    def watched(*args):
+        assert not any(reference() is not None for reference in alive)
+        columns = read(*args)
+        alive.append(weakref.ref(columns["log_prob"]))
+        return columns
+
+    monkeypatch.setattr(token_rows, "read_columns", watched)
+    token_rows.write_token_rows(read_run(folder), tmp_path / "tokens.csv")
+    assert len(alive) == 5  # the first one for its columns, too
+
+
+def test_what_a_probe_measured_has_its_column(tmp_path):
+    columns = {**credit_columns([2, 1], [0, 0]), "true_credit": np.array([0.5, 0, -0.25], "f4")}
+    rows = written(write_log(tmp_path / "run", {1: columns}))
+    assert [float(row["true_credit"]) for row in rows] == [0.5, 0, -0.25]
+    columns_of_2 = credit_columns([2, 1], [0, 0])
+    folder = write_log(tmp_path / "other", {1: columns, 2: columns_of_2})
+    with pytest.raises(UserError, match="step_000002.npz has other columns than the first step"):
+        written(folder)
+    assert not (folder / "analysis/tokens.csv").exists()
+
+
+def test_no_rows_without_tokens_and_not_of_several_runs(tmp_path):
+    empty = write_log(tmp_path / "empty", {}, metrics=[{"step": 1, "success": 0.5, "entropy": 0.1}])
+    with pytest.raises(UserError, match="has no credit files yet"):
+        written(empty)
+    folders = [str(random_log(tmp_path / name)[0]) for name in "ab"]
+    with pytest.raises(UserError, match="--csv writes the tokens of one run: give one run only"):
+        analyze.main([*folders, "--csv"])
