@@ -111,5 +111,46 @@ LEADERBOARD = Experiment(
     seeds=5,
     twice=("none",))
 
-EXPERIMENTS = {
-    experiment.name: experiment for experiment in (SUBJECT, CONTROL, REGIME, LEADERBOARD)}
+# the three that an earlier experiment proposed, at its batch and number of steps
+
+EARLIER = "--questions 8 --answers 8 --steps 100 --eval_every 50"
+
+DISCOUNT = Experiment(
+    name="discount",
+    question="Experiment 1: does it hurt to discount the tokens before the answer?",
+    common=EARLIER,
+    arms={
+        "none": PLAIN,  # a discount of 1
+        "discount0.25": "--mitigation outcome_conditional --think_discount 0.25",
+        "discount0.5": "--mitigation outcome_conditional --think_discount 0.5",
+        "discount0.75": "--mitigation outcome_conditional --think_discount 0.75"},
+    seeds=5)
+
+INVERSE = Experiment(
+    name="inverse",
+    question="Experiment 2: do inverse log-probs break training, detached or as published?",
+    common=EARLIER,
+    arms={
+        "none": PLAIN,
+        "epsilon0.01": "--mitigation inverse_logprob --epsilon 0.01",
+        "epsilon0.1": "--mitigation inverse_logprob --epsilon 0.1",
+        "epsilon0.5": "--mitigation inverse_logprob --epsilon 0.5",
+        "published0.1": "--mitigation inverse_logprob_as_published --epsilon 0.1"},
+    seeds=5)
+
+ATTENTION = Experiment(
+    name="attention",
+    question="Experiment 3: do attention and entropy know which tokens to train on?",
+    common=EARLIER,
+    arms={
+        "none": PLAIN,
+        "attention": "--mitigation attention_credit --credit_scale 2.0",
+        "attention-placebo": "--mitigation attention_credit --credit_scale 2.0 --placebo weights",
+        "entropy": "--mitigation entropy_weighted --entropy_temp 1.0",
+        "masking70": "--mitigation entropy_masking --mask_percentile 70",
+        "masking80": "--mitigation entropy_masking --mask_percentile 80",
+        "masking90": "--mitigation entropy_masking --mask_percentile 90"},
+    seeds=5)
+
+EXPERIMENTS = {experiment.name: experiment for experiment in (
+    SUBJECT, CONTROL, REGIME, LEADERBOARD, DISCOUNT, INVERSE, ATTENTION)}

@@ -56,6 +56,12 @@ def test_every_experiment_has_flags_that_train_py_takes(name, tmp_path):
         assert run.settings.steps > 1, arm
 
 
+def test_plain_grpo_comes_first_and_is_what_all_are_compared_with():
+    for experiment in EXPERIMENTS.values():
+        name, flags = next(iter(experiment.arms.items()))
+        assert name.split("-")[0] == "none" and "--mitigation" not in flags
+
+
 def test_every_cell_of_the_regime_trains_on_as_many_answers():
     arms = regime_arms()
     assert len(arms) == 18 and "measured-8x16-6e-4" in arms
