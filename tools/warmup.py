@@ -1,6 +1,7 @@
 """Make the tiny model that ships in models/tiny: train a small Qwen2 on synthetic demonstrations.
 
-    python -m tools.warmup              # writes models/new
+    python -m tools.warmup                                         # writes models/new
+    python -m tools.warmup --size large --out models/tiny-large    # 7.7 times the parameters
 
 What it learns from is in tools/demonstrations.py; this file trains, evaluates and saves. Matrices
 are trained with Muon (Jordan et al. 2024), all else with Adam. The result is a model folder like
@@ -25,12 +26,15 @@ from engine.rollouts import Rollouts, sample_answers, score_answers
 from qwen2_model import ModelConfig, Qwen2
 from tools.demonstrations import HIT, TASK, batches, make_tokenizer
 
+SIZES = {"small": (2, 64), "medium": (3, 128), "large": (6, 256)}  # blocks, hidden size
+
 FLAGS = {
+    "size": Flag("medium", "of the model: medium is what ships", choices=SIZES),
     "out": Flag("models/new", "folder to write; must not exist"),
     "steps": Flag(2000, "updates", least=1, most=10_000_000),
     "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
-    "layers": Flag(3, "blocks", least=1, most=64),
-    "width": Flag(128, "hidden size, a multiple of 64", least=64, most=1024),
+    "layers": Flag(0, "blocks; 0 is what the size has", least=0, most=64),
+    "width": Flag(0, "hidden size, a multiple of 64; 0 is what the size has", least=0, most=1024),
     "muon_rate": Flag(0.02, "learning rate of the matrices", above=0, most=10),
     "adam_rate": Flag(3e-3, "learning rate of embeddings, biases and norms", above=0,
                       most=10),
@@ -73,6 +77,8 @@ On {problems} problems that no demonstration used, sampled at temperature 1:
 def main(argv: list[str]) -> None:
     parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
     flags = with_defaults(parser.read(argv), FLAGS)
+    layers, width = SIZES[flags.size]
+    flags.layers, flags.width = flags.layers or layers, flags.width or width
     with writing(Path(flags.out)):
         exists = Path(flags.out).exists()
     if exists:

@@ -61,6 +61,35 @@ def test_the_shipped_model_starts_where_there_is_something_to_learn():
     assert rollouts.finished.float().mean() > 0.97
 
 
+@pytest.mark.parametrize("size, layers, width", [("small", 2, 64), ("medium", 3, 128),
+                                                 ("large", 6, 256)])
+def test_a_size_is_a_number_of_blocks_and_a_width(tmp_path, monkeypatch, size, layers, width):
+    """The folder opens, and what is typed beside the size wins over it."""
+    monkeypatch.setattr(warmup, "TEST_PROBLEMS", 2)
+    short = ["--steps", "1", "--batch", "2", "--threads", "1", "--size", size]
+    warmup.main([*short, "--out", str(tmp_path / "model")])
+    config = Qwen2.from_pretrained(tmp_path / "model").config
+    assert (config.num_hidden_layers, config.hidden_size) == (layers, width)
+    assert f"--size {size}" in (tmp_path / "model/README.md").read_text()
+    warmup.main([*short, "--layers", "1", "--out", str(tmp_path / "other")])
+    config = Qwen2.from_pretrained(tmp_path / "other").config
+    assert (config.num_hidden_layers, config.hidden_size) == (1, width)
+
+
+def test_medium_is_what_ships():
+    config = Qwen2.from_pretrained(TINY).config
+    assert warmup.SIZES["medium"] == (config.num_hidden_layers, config.hidden_size)
+    assert warmup.FLAGS["size"].default == "medium"
+
+
+def test_the_page_says_how_large_the_sizes_are():
+    page = (ROOT / "docs/results.md").read_text()
+    for layers, width in warmup.SIZES.values():
+        model = warmup.make_model(make_tokenizer().get_vocab_size(), layers, width)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        assert f"| {layers} | {width} | {parameters:,} |" in page
+
+
 def test_a_model_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     """One update makes a folder that opens; an error while it is written leaves nothing."""
     monkeypatch.setattr(warmup, "TEST_PROBLEMS", 4)
