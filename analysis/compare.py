@@ -8,6 +8,7 @@ import numpy as np
 from analysis.arms import Comparison, alike, refuse_unknown_baseline, setting_of, what_differs
 from analysis.comparison_plots import PLACES, draw_comparison
 from analysis.differences import MEASURES, PRIMARY, differences, evaluated, final_answers
+from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
 from analysis.runs import evaluations
 from analysis.sizes import end_of, lay_flat, units
 from analysis.statistics import mean_reach, paired_difference
@@ -28,7 +29,10 @@ PUBLISHED_ARMS = (
 CHAPTERS = {  # what is folded on the page, and the tables in it; with several sets a number follows
     "Other measures": tuple(measure for measure in MEASURES if measure != PRIMARY),
     "Single runs, and how steady they were": ("runs", "stability"),
-    "Where the gradient went": ("credit by class", "credit over seeds")}
+    "Where the gradient went": ("credit by class", "credit over seeds", "class sizes")}
+PUBLISHED_SUMMARY = (  # success at step 100 and the figures by class, where it published them
+    ("none*", 0.15, PUBLISHED), ("outcome_conditional, discount 0.5*", 0.12, None),
+    ("outcome_conditional, discount 0.75*", 0.12, PUBLISHED_DISCOUNTED))
 
 
 @dataclass
@@ -214,11 +218,11 @@ def credit_by_class(comparison: Comparison, status=lambda text: None) -> list[Ta
     those of one run are not."""
     by_arm = {}
     for name in comparison.arms:
-        shares = [credit_shares(run, status) for run in comparison.shown(name) if run["steps"]]
-        if shares:
-            by_arm[name] = np.array(shares)
+        credit = [credit_of(run, status) for run in comparison.shown(name) if run["steps"]]
+        if credit:
+            by_arm[name] = {key: np.array([of_run[key] for of_run in credit]) for key in credit[0]}
     return [shares_table(by_arm, comparison.baseline),
-            ratios_table(by_arm, published_notes(comparison))]
+            ratios_table(by_arm, published_notes(comparison)), summary_table(comparison, by_arm)]
 
 
 def published_notes(comparison: Comparison) -> list[str]:
@@ -228,29 +232,33 @@ def published_notes(comparison: Comparison) -> list[str]:
     return [PUBLISHED_ARMS] if alike else []
 
 
-def credit_shares(run: dict, status) -> list[float]:
-    """Of the gradient, weights included: the share of each kind, of think and answer; then filler
-    over reasoning, early over late."""
+def credit_of(run: dict, status) -> dict[str, list[float]]:
+    """Of the gradient, weights included: the share of each kind, of think and answer; mean sizes
+    of filler and reasoning, in the old unit as well; and early over late."""
     vocabulary = Vocabulary(load_tokenizer(run["folder"]))
-    sums = {name: np.zeros((2, len(PARTITIONS[name])))  # sizes, tokens
+    sums = {name: np.zeros((3, len(PARTITIONS[name])))  # tokens, sizes in the old unit, gradient
             for name in ("kind", "section", "class", "ends")}
     for step in run["steps"]:
         status(f"{run['folder'].name}: step {step} of {run['steps'][-1]}")
         tokens = lay_flat(read_columns(run["folder"], step))
-        size = np.abs(tokens["advantage"]) * units(tokens)["weighted gradient"]
+        factors, advantage = units(tokens), np.abs(tokens["advantage"])
+        old = advantage * np.abs(factors["contribution"])
+        gradient = advantage * factors["weighted gradient"]
         cells = {"kind": tokens["kind"], "section": tokens["section"],
                  "class": vocabulary.classes(tokens["token_id"]), "ends": end_of(tokens)}
         for name, total in sums.items():
             count = total.shape[1]
-            total += [np.bincount(cells[name], size, count), np.bincount(cells[name], None, count)]
+            total += [np.bincount(cells[name], size, count) for size in (None, old, gradient)]
     with np.errstate(invalid="ignore", divide="ignore"):
-        kind, section = (sums[name][0] / sums[name][0].sum() for name in ("kind", "section"))
-        naive, end = (sums[name][0] / sums[name][1] for name in ("class", "ends"))
-        return [*kind, *section[1:], naive[0] / naive[1], end[0] / end[2]]
+        kind, section = (sums[name][2] / sums[name][2].sum() for name in ("kind", "section"))
+        of_class, of_end = (sums[name][1:] / sums[name][0] for name in ("class", "ends"))
+        (filler, reasoning, _), (early, _, late) = of_class[1], of_end[1]
+        return {"shares": [*kind, *section[1:]], "old": of_class[0, :2], "new": of_class[1, :2],
+                "filler over reasoning": filler / reasoning, "early over late": early / late}
 
 
-def shares_table(by_arm: dict[str, np.ndarray], baseline: str) -> Table:
-    kinds = {name: values[:, :len(KINDS)].mean(0) for name, values in by_arm.items()}
+def shares_table(by_arm: dict[str, dict], baseline: str) -> Table:
+    kinds = {name: of_arm["shares"][:, :len(KINDS)].mean(0) for name, of_arm in by_arm.items()}
     finding = ""
     if baseline in kinds and len(kinds) > 1:
         moved = {name: np.abs(share - kinds[baseline]).sum() / 2
@@ -259,16 +267,47 @@ def shares_table(by_arm: dict[str, np.ndarray], baseline: str) -> Table:
         finding = (f"Share of the gradient that lies on other kinds of tokens than in {baseline}: "
                    f"{shares}.")
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
-    rows = [[name, *values[:, :-2].mean(0).tolist()] for name, values in by_arm.items()]
+    rows = [[name, *of_arm["shares"].mean(0).tolist()] for name, of_arm in by_arm.items()]
     return Table("credit by class", "Share of the gradient abs(A) w s by kind and section",
                  by_row(formats, rows), finding,
                  ["means over the runs of an arm; policies that learned other things write other "
                   "texts, so this is not the weighting alone"])
 
 
-def ratios_table(by_arm: dict[str, np.ndarray], notes: list[str]) -> Table:
-    rows = [[name, len(values), *over_seeds(values[:, -2]), *over_seeds(values[:, -1])]
-            for name, values in by_arm.items()]
+def summary_table(comparison: Comparison, by_arm: dict[str, dict]) -> Table:
+    """The summary of the earlier experiment, in its unit, and in the one that counts."""
+    rows = []
+    for name, of_arm in by_arm.items():
+        success, _ = over_seeds(final_success(comparison.seeds(name), "sampled"))
+        rows.append([name, success, *with_ratio(of_arm["old"].mean(0)),
+                     *with_ratio(of_arm["new"].mean(0))])
+    for name, success, figures in PUBLISHED_SUMMARY if published_notes(comparison) else ():
+        sizes = [None, None, None]
+        if figures:
+            sizes = with_ratio([of_class[-1] for of_class in figures["classes"].values()])
+        rows.append([name, success, *sizes, None, None, None])
+    formats = {"arm": "", "success": ".1%", "filler": ".3f", "reasoning": ".3f", "ratio": ".2f",
+               "filler s": ".3f", "reasoning s": ".3f", "ratio s": ".2f"}
+    return Table("class sizes", "Filler and reasoning in both units, mean sizes",
+                 by_row(formats, rows), "",
+                 ["classes by the regex of an earlier experiment; * its published figures, of "
+                  "another model, one seed, 128 problems; its log knew no weights"],
+                 {"success": "final success", "filler": "filler, abs(A lp)",
+                  "reasoning": "reasoning, abs(A lp)", "filler s": "filler, abs(A) w s",
+                  "reasoning s": "reasoning, abs(A) w s", "ratio s": "ratio"})
+
+
+def with_ratio(sizes) -> list[float]:
+    """Filler, reasoning, and the one over the other."""
+    filler, reasoning = map(float, sizes)
+    return [filler, reasoning, filler / reasoning if reasoning else float("nan")]
+
+
+def ratios_table(by_arm: dict[str, dict], notes: list[str]) -> Table:
+    rows = []
+    for name, of_arm in by_arm.items():
+        filler, early = of_arm["filler over reasoning"], of_arm["early over late"]
+        rows.append([name, len(filler), *over_seeds(filler), *over_seeds(early)])
     finding = ""
     if rows:
         ratios = "; ".join(f"{row[0]} {row[2]:.2f} and {row[4]:.2f}" for row in rows)

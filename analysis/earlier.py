@@ -15,6 +15,7 @@ from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES, text_of
 from countdown_task import KINDS
+from engine.run_folder import run_config
 
 LEGEND = (
     "An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every "
@@ -49,6 +50,20 @@ PUBLISHED = {
     "phase 2": (0.20, 0.39, 1.92),
     "top": {"filler": r"' '  '>'  'answer'  ','  ' </'  ' to'  '>\n'",
             "reasoning": "'1'  '2'  '3'  '4'  '5'  '6'  ' -'"}}
+PUBLISHED_DISCOUNTED = {  # what it published of its run with a discount of 0.75
+    "classes": {"filler": (None, None, None, None, 0.348),
+                "reasoning": (None, None, None, None, 0.247)},
+    "filler by fifth": (0.386, 0.380, 0.345, 0.378, 0.235),
+    "reasoning by fifth": (0.244, 0.190, 0.357, 0.242, 0.237),
+    "filler over reasoning": 1.41, "filler over reasoning, standardised": None}
+
+
+def published_of(tally: Tally) -> dict:
+    """Its figures; where the run has the discount that it also published figures of, those."""
+    config = run_config(tally.run)
+    if (config["mitigation"], config.get("think_discount")) == ("outcome_conditional", 0.75):
+        return PUBLISHED | PUBLISHED_DISCOUNTED
+    return PUBLISHED
 
 
 def published_success() -> Table:
@@ -164,7 +179,7 @@ def signs(tally: Tally) -> Table:
 def classes(tally: Tally) -> Table:
     units = [unit for unit in tally.units if "contribution" in unit]
     rows = class_rows(tally, "class", "regex", units)
-    for name, figures in PUBLISHED["classes"].items():
+    for name, figures in published_of(tally)["classes"].items():
         rows.append([f"{name} (pub.*)", *figures, *[None] * (len(units) - 1)])
     rows += class_rows(tally, "kind", "span", units)
     rows += class_rows(tally, "section", "section", units)
@@ -211,8 +226,11 @@ def classes_by_fifth(tally: Tally) -> Table:
     for fifth, _ in cells:
         parts.append(f"{20 * fifth}-{20 * fifth + 20}%" if fifth != before else "")
         before = fifth
-    published = [PUBLISHED[f"{CLASSES[c]} by fifth"][fifth] if CLASSES[c] != "structure" else None
-                 for fifth, c in cells]
+    known = published_of(tally)
+    filler, reasoning = known["filler by fifth"], known["reasoning by fifth"]
+    by_class = [filler, reasoning, [None] * 5]
+    published = [by_class[c][fifth] for fifth, c in cells]
+    published_ahead = sum(np.greater(filler, reasoning))
     columns = {"part": ("", parts),
                "class": ("", [CLASSES[c] for _, c in cells]),
                "tokens": (",d", tokens[order]),
@@ -224,8 +242,8 @@ def classes_by_fifth(tally: Tally) -> Table:
         sizes = tally.mean("class by fifth", f"abs {unit}")
         ahead.append(f"in {int((sizes[:5] > sizes[5:10]).sum())} of 5 bins by {size_label(unit)}")
     return Table("class by position", "Classes (regex) in five bins of relative position", columns,
-                 f"Filler is ahead of reasoning {', '.join(ahead)} (published: 4 of 5 in the old "
-                 "unit).", [ELSEWHERE], {**WORDS, "pub.*": "published* abs(A lp)"})
+                 f"Filler is ahead of reasoning {', '.join(ahead)} (published: {published_ahead} "
+                 "of 5 in the old unit).", [ELSEWHERE], {**WORDS, "pub.*": "published* abs(A lp)"})
 
 
 def t_table(tally: Tally) -> Table:
@@ -301,8 +319,9 @@ def filler_at_like_position(tally: Tally) -> Table:
     """Is filler ahead because of where it stands?"""
     estimates = [pair(tally, "class", unit, 0, 1) for unit in tally.units]
     verdict = verdicts([like for _, like in estimates])
-    rows = [["published*", PUBLISHED["filler over reasoning"], None,
-             PUBLISHED["filler over reasoning, standardised"], None, None, ""]]
+    known = published_of(tally)
+    rows = [["published*", known["filler over reasoning"], None,
+             known["filler over reasoning, standardised"], None, None, ""]]
     for unit, (crude, like), word in zip(tally.units, estimates, verdict):
         fifths = pair(tally, "class", unit, 0, 1, bins=5)[1].value
         rows.append([f"filler/reasoning ({LABELS[unit]})", crude.value, crude.interval, fifths,

@@ -11,7 +11,7 @@ from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, pa
                             whole_steps)
 from analysis.ratios import shares
 from analysis.runs import evaluations, is_done, steps_done
-from analysis.sizes import size_label
+from analysis.sizes import LABELS, size_label
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES
 from countdown_task import KINDS, SECTIONS
@@ -22,7 +22,7 @@ PLACES = {  # below which table of the page the others stand
     "growth": ("length_and_entropy", "over_training"),
     "gradient by position": ("position",),
     "sections": ("entropy_and_gradient", "weights"),
-    "contribution": ("histograms", "log_prob_and_gradient"),
+    "contribution": ("contributions", "histograms", "log_prob_and_gradient"),
     "position": ("position_in_old_unit",),
     "class by position": ("class_by_position",)}
 NARROW = (5.6, 3.8)     # inches: a picture that is still read on a telephone
@@ -52,8 +52,8 @@ def draw_gradient(run: dict, tally: Tally, folder: Path) -> list[Picture]:
     return [credit_by_kind(tally, folder),
             position_bars(tally, folder, "position", tally.final),
             position_bars(tally, folder, "position_in_old_unit", "contribution"),
-            histograms(tally, folder), class_by_position(tally, folder),
-            over_training(run, tally, folder)]
+            contributions(run, tally, folder), histograms(tally, folder),
+            class_by_position(tally, folder), over_training(run, tally, folder)]
 
 
 def step_label(run: dict) -> str:
@@ -186,6 +186,33 @@ def histograms(tally: Tally, folder: Path) -> Picture:
     return save(figure, folder, "histograms",
                 f"How sizes are spread over tokens, old unit and gradient; the {none:.0%} that are "
                 "exactly 0 (no advantage) left out, what is smaller than 1e-6 in the first bin")
+
+
+def contributions(run: dict, tally: Tally, folder: Path) -> Picture:
+    """Two pictures of the earlier experiment, on its axes; the gradient beside."""
+    figure, (left, right) = panels(2)
+    low = min(tally.sums.extremes[unit][0] for unit in tally.units)
+    high = max(tally.sums.extremes[unit][1] for unit in tally.units)
+    steps, tokens = [block.mean() for block in tally.blocks], by_block(tally, "all", "tokens")
+    for (unit, label), colour in zip(old_and_new(tally), (ORANGE, BLUE)):
+        name = LABELS[unit]
+        left.stairs(*tally.histograms.signed_between(unit, low, high), color=colour, lw=1.4)
+        size, mean = (by_block(tally, "all", measure) / tokens for measure in (f"abs {unit}", unit))
+        right.plot(steps, size[:, 0], color=colour, lw=1.4, label=f"mean {label}")
+        right.plot(steps, mean[:, 0], color=colour, lw=1.0, ls="--", label=f"mean {name}")
+    left.axvline(0, color=GREY, lw=0.9, ls="--")
+    smallest, largest = tally.sums.extremes["contribution"]
+    left.set(xlabel="contribution A log p, and gradient with the sign of A", ylabel="tokens",
+             yscale="log", title=f"A log p goes from {smallest:.3g} to {largest:.3g}")
+    right.axhline(0, color=GREY, lw=0.9, ls="--")
+    right.set(xlabel=step_label(run), ylabel="mean over the tokens",
+              title="Sizes over training, and means with their sign")
+    whole_steps(right)
+    legend_below(figure, right, ncols=4)
+    return save(figure, folder, "contributions",
+                "Contributions as the earlier experiment drew them, the gradient beside: how often "
+                "each value occurs (on a logarithmic axis; beyond 40 counted at 40), and the means "
+                "over training")
 
 
 def log_prob_and_gradient(tally: Tally, folder: Path) -> Picture:

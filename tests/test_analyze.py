@@ -84,7 +84,7 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys,
         for row in table["rows"]:
             for value in row.values():
                 assert not isinstance(value, str) or set(value.split()) <= words
-    pictures = 9 + weights  # those of weights that are all 1 would show nothing
+    pictures = 10 + weights  # those of weights that are all 1 would show nothing
     assert (
         sorted(p.suffix for p in (tmp_path / "out").iterdir())
         == [".html", ".json"] + [".png"] * pictures

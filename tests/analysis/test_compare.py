@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from conftest import ROOT, credit_columns
-from logs import comparison_of, make, rows_of, write_run
+from logs import comparison_of, ids_of, make, rows_of, write_run
 from tokenizers import Tokenizer
 
 import analyze
@@ -99,6 +99,32 @@ def test_ratios_over_seeds(tmp_path):
     )
 
 
+def test_filler_and_reasoning_in_both_units_beside_what_was_published(tmp_path):
+    """Filler " and" with p = 1/2 and advantage 2; reasoning " 7" with p = 1/4, advantage -1 and
+    weight 3. With sum p^2 = p^2 their s is 1 - p."""
+    ids = ids_of(" and")[:1] + ids_of(" 7")[:1]
+    p = np.array([0.5, 0.25])
+    run = write_run(tmp_path / "a", 0.5, mitigation="outcome_conditional", think_discount=0.75)
+    np.savez(run / "credit/step_000001.npz", **credit_columns(
+        [2], [0], token_id=ids, log_prob=np.log(p), collision=p ** 2, advantage=[2, -1],
+        weight=[1, 3]))
+    row, *published = compare.credit_by_class(comparison_of([run]))[2].to_json()["rows"]
+    assert row["success"] == pytest.approx(0.5, abs=0.1)
+    columns = ("filler", "reasoning", "ratio", "filler s", "reasoning s", "ratio s")
+    assert [row[name] for name in columns] == pytest.approx(
+        [2 * np.log(2), np.log(4), 1, 1, 2.25, 1 / 2.25], rel=1e-5)
+    found = {line["arm"]: [line[name] for name in columns[:3]] for line in published}
+    assert found["none*"] == pytest.approx([0.333, 0.254, 1.311], abs=1e-3)
+    assert found["outcome_conditional, discount 0.75*"] == pytest.approx([0.348, 0.247, 1.409],
+                                                                         abs=1e-3)
+    assert found["outcome_conditional, discount 0.5*"] == [None] * 3
+
+
+def test_nothing_published_stands_beside_arms_that_are_not_alike(tmp_path):
+    comparison = comparison_of([write_run(tmp_path / "a", 0.5)])
+    assert len(compare.credit_by_class(comparison)[2].rows) == 1
+
+
 def test_credit_by_class_is_of_the_weighted_gradient(tmp_path):
     """Two kinds, three tokens to one, the weight of the one three times as large: half of the
     gradient each."""
@@ -139,6 +165,7 @@ def test_many_runs_on_one_page(tmp_path, capsys):
         "stability",
         "credit by class",
         "credit over seeds",
+        "class sizes",
     ]
     for flags in (["--steps", "1"], ["--earlier"]):
         with pytest.raises(UserError, match=f"{flags[0]} .* one run: give one run only"):

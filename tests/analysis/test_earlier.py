@@ -3,11 +3,13 @@ import statistics
 
 import numpy as np
 import pytest
-from conftest import credit_columns, write_log
-from logs import by_name, ids_of, plain_rows, random_log, tallied
+from conftest import ROOT, credit_columns, write_log
+from logs import by_name, ids_of, plain_rows, random_log, tables_of, tallied
 
 import analyze
+from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
 from analysis.sizes import UNITS
+from analysis.statistics import wilson_interval
 from analysis.uncertainty import forks
 from analysis.vocabulary import naive_class
 from countdown_task import KINDS, SECTIONS
@@ -299,3 +301,36 @@ def test_the_end_of_an_answer_is_not_compared_at_like_position(log):
     """Nothing else stands there."""
     kinds = {row["kind"] for row in log[2]["kinds at like position"]}
     assert "word" in kinds and "end" not in kinds
+
+
+def test_a_run_with_the_published_discount_has_its_published_figures_beside_it(tmp_path):
+    """Of 0.75 the earlier experiment published the five bins, of other discounts it did not."""
+    tables, published = {}, {}
+    for discount in (0.5, 0.75):
+        folder, _ = random_log(tmp_path / str(discount), mitigation="outcome_conditional",
+                               think_discount=discount)
+        tables[discount] = tables_of(folder)
+        published[discount] = [row["pub.*"] for row in tables[discount]["class by position"]
+                               if row["class"] != "structure"]
+    assert published[0.5] == [0.3579, 0.3458, 0.3656, 0.2084, 0.3176, 0.2977, 0.3890, 0.2362,
+                              0.2356, 0.2568]
+    assert published[0.75] == [0.386, 0.244, 0.380, 0.190, 0.345, 0.357, 0.378, 0.242, 0.235,
+                               0.237]
+    ratios = [tables[discount]["like position"][0]["crude"] for discount in tables]
+    assert ratios == [1.31, 1.41]
+    sizes = {row["class"]: row["abs(A lp)"] for row in tables[0.75]["classes"]}
+    assert (sizes["filler (pub.*)"], sizes["reasoning (pub.*)"]) == (0.348, 0.247)
+
+
+def test_the_page_for_those_who_come_from_it_has_what_follows_from_its_figures():
+    """Intervals of 19, 15 and 0 of 128; ratios of the published sizes, as they are and with each
+    fifth weighing the same."""
+    page = (ROOT / "docs/from_the_earlier_code.md").read_text()
+    for right, published in ((19, "15%"), (15, "12%"), (0, "0% at step 60")):
+        low, high = wilson_interval(right, 128)
+        assert f"| {published} | {low:.1%} to {high:.1%} |" in page
+    for figures in (PUBLISHED, PUBLISHED | PUBLISHED_DISCOUNTED):
+        filler, reasoning = (size for *_, size in figures["classes"].values())
+        like = np.mean(figures["filler by fifth"]) / np.mean(figures["reasoning by fifth"])
+        crude = filler / reasoning
+        assert f"| {filler}, {reasoning} | {crude:.2f} | {like:.2f} |" in page

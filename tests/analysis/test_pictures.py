@@ -7,6 +7,7 @@ from logs import comparison_of, make, tallied
 
 from analysis import comparison_plots, plots, run_plots
 from analysis.compare import comparison_tables
+from analysis.histograms import SIGNED_EDGES, Histograms
 from analysis.runs import read_run
 from engine.errors import UserError
 
@@ -71,10 +72,37 @@ def test_where_the_credit_went(tmp_path, drawn):
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["word", "number"]
 
 
+def test_contributions_are_drawn_with_their_sign(tmp_path, drawn):
+    """log p is -2 in four tokens, advantages -1, 1, 1, 0.5: one contribution of 2, two of -2, one
+    of -1. From -2 to 2 there are 40 bins of 0.1 and the half that begins at 2."""
+    columns = credit_columns([1] * 4, [0] * 4, log_prob=[-2.0] * 4, advantage=[-1, 1, 1, 0.5])
+    tally = tallied(write_log(tmp_path / "run", {1: columns}))
+    counts, edges = tally.histograms.signed_between("contribution", -2, 2)
+    assert edges == pytest.approx([*np.linspace(-2, 2, 41), 2.05])
+    assert {round(edges[i], 6): counts[i] for i in np.flatnonzero(counts)} == {-2: 2, -1: 1, 2: 1}
+    run_plots.contributions({"config": {"steps": 1}, "metrics": [{"step": 1}]}, tally, tmp_path)
+    left, right = drawn["contributions"].axes
+    assert "from -2 to 2" in left.get_title("left") and len(left.patches) == 2
+    [old, mean, *_] = right.lines
+    assert (old.get_ydata()[0], mean.get_ydata()[0]) == pytest.approx((7 / 4, -3 / 4))
+
+
+@pytest.mark.parametrize("low, high, count", [(-0.01, 0.01, 2), (-100, 100, 50), (0.0, 33.3, 48)])
+def test_bins_put_together_lose_no_token(low, high, count):
+    """80 / 1600 is a fine bin; 33.3 are 666 of them, 14 of which make one of 48."""
+    histograms = Histograms()
+    values = np.random.default_rng(0).uniform(low, high, 500)
+    histograms.signed["gradient"] += np.histogram(values.clip(-40, 40), SIGNED_EDGES)[0]
+    counts, edges = histograms.signed_between("gradient", low, high)
+    assert counts.sum() == 500 and len(counts) == len(edges) - 1 == count
+    assert (np.diff(edges) > 0).all()
+
+
 @pytest.mark.parametrize("more, missing", [
     ({}, {"weights"}),
     ({"advantage": np.zeros(40)}, {"weights", "credit_by_kind", "position", "histograms",
-                                   "position_in_old_unit", "class_by_position", "over_training"}),
+                                   "position_in_old_unit", "class_by_position", "over_training",
+                                   "contributions"}),
     ({"weight": np.arange(40)}, set())])
 def test_no_picture_without_content(tmp_path, drawn, monkeypatch, more, missing):
     monkeypatch.setattr(run_plots, "draw_answer", lambda *_: (tmp_path / "answer.png", ""))
