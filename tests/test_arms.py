@@ -25,6 +25,8 @@ ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
         name: ["--advantage", name] for name in ("dr_grpo", "rloo", "gae", "span")
     }, "values every 12": ["--advantage", "vine", "--values_every", "12", "--values_k", "1"
                            ], "short-sighted critic": ["--advantage", "gae", "--gae_lambda", "0.9"],
+    "values where uncertain": ["--advantage", "vine", "--values_every", "uncertain",
+                               "--values_k", "1"],
     "measured": ["--advantage", "measured", "--measured_k", "1", "--measured_above", "0.5"],
     "critic of its own": ["--advantage", "gae", "--critic", "trunk", "--critic_layers", "1",
                           "--trunk_lr", "1e-3"],
@@ -43,6 +45,9 @@ ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
         "--rescale", "gradient", "--epochs", "2"
     ]
 }
+
+SAMPLES_MORE = ("oracle", "causal_ablation", "vine", "values every 12", "values where uncertain",
+                "measured")
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -64,8 +69,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
         "lambda_grpo": "lambda", "learned": "importance_loss"
     }.get(arm)
     assert expected is None or any(m.get(expected) is not None for m in metrics)
-    assert (metrics[0]["extra_tokens"] > 0) == (arm in ("oracle", "causal_ablation", "vine",
-                                                        "values every 12", "measured")) or arm == "few are left"
+    assert (metrics[0]["extra_tokens"] > 0) == (arm in SAMPLES_MORE) or arm == "few are left"
 
 
 def test_unfinished_answers_are_on_record_with_weight_0(tmp_path):

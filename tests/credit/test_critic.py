@@ -12,7 +12,8 @@ from credit import monte_carlo as critic
 from credit.critic import generalised_advantage
 from engine.registry import ADVANTAGES
 from engine.registry import make as make_choice
-from credit.monte_carlo import continuation_rewards, prefix_values, segment_starts, sequences
+from credit.monte_carlo import (continuation_rewards, decision_starts, prefix_values,
+                                segment_starts, sequences)
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.sampler import Generation, generate
@@ -132,6 +133,28 @@ def test_segments():
     assert segment_starts(["a", "b\n", "c", "\n\n", "d"], "line") == [0, 2, 4]
     assert segment_starts(["a", "b\n"], "line") == [0] and segment_starts([], "2") == []  # nothing begins after the last token
     assert segment_starts(["a"] * 5, "2") == [0, 2, 4]
+
+
+def test_segments_begin_at_every_fifth_decision():
+    """p below 0.9 at 1 2 3 4 6 7, of which the first and the sixth begin a segment; 0.9 is none."""
+    probability = [0.95, 0.5, 0.8, 0.2, 0.89, 0.9, 0.1, 0.3, 1.0]
+    assert decision_starts(probability) == [0, 1, 7]
+    assert decision_starts([0.5] * 6) == [0, 5]  # 0 is a start in any case, and once
+    assert decision_starts([0.99] * 3) == [0] and decision_starts([]) == []
+
+
+def test_vine_cut_where_the_policy_was_uncertain(monkeypatch):
+    """Answers of four tokens and of one; only the token at 2 is a decision. V is 0.5 at the start
+    and 0.25 before that token, the rewards are 1 and 0."""
+    table = {0: 0.5, 2: 0.25}
+    monkeypatch.setattr(critic, "continuation_rewards", lambda lab, batch, prefixes, k:
+                        (torch.tensor([[table[len(ids)]] * k for _, ids in prefixes]), 9))
+    chance = torch.tensor([[0.95, 0.99, 0.5, 0.95], [0.95, 0.1, 0.1, 0.1]])
+    batch = hand_made([[True] * 4, [True, False, False, False]], log_prob=chance.log(),
+                      scores={"reward": torch.tensor([1.0, 0.0])})
+    vine = make("vine", small_lab(), values_every="uncertain")
+    expected = torch.tensor([[-0.25, -0.25, 0.75, 0.75], [-0.5, 0, 0, 0]])
+    torch.testing.assert_close(vine(batch, None), expected)
 
 
 def test_vine_by_hand(lab, monkeypatch):

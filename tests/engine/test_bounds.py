@@ -86,7 +86,7 @@ def test_what_a_large_run_would_use_is_allowed():
     (["--mitigation", "learned_importance", "--importance_lr", "11"], "should be at most 10"),
     (["--mitigation", "oracle", "--oracle_k", "1000000000"], "should be at most 10000"),
     (["--advantage", "vine", "--values_k", "1000000000"], "should be at most 10000"),
-    (["--advantage", "vine", "--values_every", "9" * 5000], "should be line or a number"),
+    (["--advantage", "vine", "--values_every", "9" * 5000], "should be line, uncertain or a number"),
     (["--advantage", "gae", "--critic_lr", "11"], "should be at most 10"),
     (["--task", "x" * 5000], "there is no such module"),
     (["--task", "truth.__main__"], "there is no such module")])

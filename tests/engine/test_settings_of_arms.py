@@ -89,7 +89,7 @@ def test_the_folder_is_named_by_all_that_makes_the_arm(argv, name):
      (["--values_k", "4"], "--values_k belongs to vine, --advantage is grpo"),
      (["--advantage", "vine", "--values_k", "0"], "should be at least 1"),
      (["--advantage", "vine", "--values_every", "word"
-       ], "--values_every word should be line or a number of tokens"),
+       ], "--values_every word should be line, uncertain or a number of tokens"),
      (["--advantage", "vine", "--values_every", "0"], "--values_every 0 should be line"),
      (["--clip_low", "0.1"], "--clip_low has no effect without --epochs above 1"),
      (["--epochs", "0"], "should be at least 1"),
