@@ -27,7 +27,9 @@ from truth.world import PROMPT, World
 
 IS_A_CLASS = "(made once a run: it may keep a state, or sample answers of its own)"
 DRAWS = "(draws random numbers)"
-VALUES_KNOWN = ("gae", "vine")  # stand here with values that are exact: critic, one-step, vine
+# stand here with values that are exact: critic, one-step, vine, hindsight
+VALUES_KNOWN = ("gae", "vine", "hindsight")
+FLOOR = 0.01  # added to V in a logarithm: of a reward that is out of reach it has none
 
 
 @dataclass
@@ -143,10 +145,10 @@ def credit_of(name: str, spread: Callable, tokens: Rollouts, rows: torch.Tensor)
 
 
 def credit_from_values(world: World, batches: Batches, seed: int) -> dict[str, torch.Tensor]:
-    """(M, G, T) of critics and of vine, with values without noise.
+    """(M, G, T) of critics, of vine and of hindsight, with values without noise.
 
     A critic that is right knows V, a wrong one has a random number for each index. The segments of
-    vine are two tokens long.
+    vine are two tokens long. Hindsight is log V(after) - log V(before).
     """
     (M, G), T = batches.which.shape, world.node.shape[1]
     rows = rows_of(world.rollouts, batches.which.flatten(), torch.arange(M * G) // G)
@@ -159,6 +161,7 @@ def credit_from_values(world: World, batches: Batches, seed: int) -> dict[str, t
 
     credit = {"critic": critic(right, 1.0), "one-step": critic(right, 0.0),
               "vine": by_segments(right, rows, "2"),
+              "hindsight": (right + FLOOR).log().diff() * rows.mask,
               "wrong critic": critic(wrong, 1.0), "wrong, one-step": critic(wrong, 0.0)}
     return {name: value.view(M, G, T).double() for name, value in credit.items()}
 

@@ -17,6 +17,9 @@ drawn are listed with their probability, and the tables show:
     noise    trace of the covariance over the squared part of the mean along the true gradient:
              after so many batches noise and signal are alike
 
+Two tables are about what success says of a token: how much credit its entropy allows, and how near
+a copy of the policy that is taught right answers (--advantage hindsight) comes to Bayes' rule.
+
 An idea that is a function of the batch is listed beside the others. One that is a class keeps a
 state or samples more, and is shown as n/a, unless it has a static method listed(tokens) that
 returns its weights.
@@ -33,6 +36,7 @@ from engine.progress import Progress
 from truth.batches import Batches, Listed, list_advantages, list_weights
 from truth.common import COMMON, Findings, Flag, Probe, run_probe
 from truth.estimator import Estimator, estimator, gamma_noise, placebo
+from truth.given_success import bounds_table, copies_table, forks_of
 from truth.identities import HOLDS, identities, mix
 from truth.pictures import more_ticks, name_points
 from truth.world import World, make_world
@@ -82,8 +86,8 @@ def measure(probe: Probe) -> Findings:
     picture = draw(world, crossed, weights.names, probe.folder)
     return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND],
                     make_tables(world, batches, advantages, weights, crossed),
-                    ("cosine", "identities", "advantages", "placebos"),
-                    ("identities", "advantages"), "about a minute",
+                    ("cosine", "identities", "advantages", "placebos", "bounds", "hindsight"),
+                    ("identities", "advantages", "bounds"), "about a minute",
                     [picture], {"noise": ("cosine_and_noise",)})
 
 
@@ -107,6 +111,8 @@ def make_tables(world: World, batches: Batches, advantages: Listed, weights: Lis
             noise_table(world, crossed, names, note),
             placebo_table(world, batches, rloo, weights, crossed),
             norm_table(world, batches, rloo),
+            bounds_table(forks_of(world)),
+            copies_table(world),
             mix()]
 
 

@@ -316,7 +316,7 @@ def test_the_program_writes_what_it_prints(tmp_path, capsys):
     run("--all", "--quick", "--length", "2", "--threads", "1", "--out", str(tmp_path / "x"))
     out, (numbers, tables) = capsys.readouterr().out, read(tmp_path / "x")
     assert list(tables) == ["identities", "advantages", "cosine", "bias", "noise", "placebos",
-                            "norms", "mix"]
+                            "norms", "bounds", "hindsight", "mix"]
     by_name = {row["mitigation"]: row for row in tables["cosine"]["rows"]}
     assert set(by_name) == set(choices()[0]) and by_name["causal_ablation"]["rloo"] == "n/a"
     for name in ("none", "random"):
