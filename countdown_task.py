@@ -33,9 +33,11 @@ WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)    # kind codes
 SECTIONS = ("other", "think", "answer")
 KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
+ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
+MOST_LISTED = 32      # right answers to a problem
 MAX_IN_VAIN = 20_000  # draws after which there are no other problems
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
@@ -182,6 +184,19 @@ class Task:
         parts["reward"] += self.reasoning_weight * parts["reasoning"]
         return parts
 
+    def right_answers(self, problem: Problem) -> tuple[str, list[str]]:
+        """Text that ends the thinking, and the right ways to go on from there, at most 32.
+
+        Listed are expressions whose steps all have whole positive results, with parentheses around
+        each step but the last, spelled as in the prompt's example (the tiny model's spelling with
+        the short prompt). Those that name the larger number of a sum or a product first come first.
+        """
+        found = right_expressions(problem.numbers, problem.target, self.max_result)[:MOST_LISTED]
+        if self.prompt == "short":
+            return ANSWER_BEGINS, [f" {expression}</answer>" for expression in found]
+        tight = [expression.replace("( ", "(").replace(" )", ")") for expression in found]
+        return ANSWER_BEGINS, [f" {expression} </answer>" for expression in tight]
+
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
         """Section and kind of each token of an answer."""
         return annotate(pieces)
@@ -253,6 +268,35 @@ def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
         for *_, result in operations(numbers[i], numbers[j], max_result):
             values |= reachable(tuple(sorted([*rest, result])), max_result)
     return frozenset(values)
+
+
+@lru_cache(maxsize=4096)
+def right_expressions(numbers: tuple[int, ...], target: int, max_result: int) -> list[str]:
+    """Expressions such as "( 3 * 5 ) + 7" that use all of at most four numbers."""
+    if len(numbers) > 4:
+        raise UserError(f"the right answers of {len(numbers)} numbers are not listed: four are the "
+                        "most")
+    turned = {}  # by expression: how many sums and products name the smaller number first
+
+    def combine(items: list[tuple[int, str, int]]) -> None:
+        """Join two of the items, which are (value, expression, turned), until one is left."""
+        if len(items) == 1 and items[0][0] == target:
+            turned[items[0][1]] = items[0][2]
+        for i, j in itertools.permutations(range(len(items)), 2):
+            (x, left, count), (y, right, other_count) = items[i], items[j]
+            rest = [item for k, item in enumerate(items) if k not in (i, j)]
+            for a, operator, b, result in operations(x, y, max_result):
+                if (a, b) == (x, y):
+                    joined = f"{in_parentheses(left)} {operator} {in_parentheses(right)}"
+                    smaller_first = operator in "+*" and x < y
+                    combine([*rest, (result, joined, count + other_count + smaller_first)])
+
+    combine([(number, str(number), 0) for number in numbers])
+    return sorted(turned, key=turned.get)
+
+
+def in_parentheses(expression: str) -> str:
+    return f"( {expression} )" if " " in expression else expression
 
 
 def operations(a: int, b: int, max_result: int) -> tuple[tuple[int, str, int, int], ...]:

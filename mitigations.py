@@ -154,6 +154,7 @@ import credit.critic              # noqa: E402, F401  the advantage gae
 import credit.monte_carlo         # noqa: E402, F401  the advantage vine
 import credit.measured            # noqa: E402, F401  the advantage measured
 import credit.hindsight           # noqa: E402, F401  the advantage hindsight
+import credit.belief              # noqa: E402, F401  the advantage belief
 
 
 @torch.no_grad()

@@ -140,6 +140,21 @@ def checked_score(task, problem, response: str) -> dict[str, float]:
     return score
 
 
+def checked_right_answers(task, problem) -> tuple[str, list[str]]:
+    """What ends the thinking, and the right answers after it; somebody's own task may be wrong."""
+    answers = task.right_answers(problem)
+    is_pair = isinstance(answers, (tuple, list)) and len(answers) == 2
+    if not is_pair or not isinstance(answers[0], str) or not is_list_of_texts(answers[1]):
+        raise UserError(f"{type(task).__module__}, the problem {task.show(problem)}: right_answers "
+                        "should give a text that ends the thinking and a list of right answers to "
+                        f"follow it, got {brief(answers)}")
+    return answers
+
+
+def is_list_of_texts(texts) -> bool:
+    return isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+
+
 def is_finite_number(value) -> bool:
     """Whether float32 can hold it; yes and no are numbers."""
     return isinstance(value, Real) and abs(value) <= torch.finfo(torch.float32).max

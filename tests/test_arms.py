@@ -31,6 +31,7 @@ ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     "critic of its own": ["--advantage", "gae", "--critic", "trunk", "--critic_layers", "1",
                           "--trunk_lr", "1e-3"],
     "process rewards": ["--advantage", "gae", "--process_reward", "0.5"],
+    "belief": ["--advantage", "belief", "--belief_every", "16"],
     "hindsight": ["--advantage", "hindsight", "--hindsight_steps", "2"],
     "epochs": ["--epochs", "2", "--clip_low", "0.1", "--clip_high", "0.1"], "kl": [
         "--kl", "0.1", "--kl_kind", "k2"

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import torch
 
+from credit.belief import credit_of_beliefs, thought_lengths
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
 from engine.checked import call_choice
@@ -23,12 +24,12 @@ from engine.registry import make
 from engine.rollouts import Rollouts
 from mitigations import token_weight
 from truth.arms import choices, rescaling
-from truth.world import PROMPT, World
+from truth.world import ONE, OPENING, PROMPT, World
 
 IS_A_CLASS = "(made once a run: it may keep a state, or sample answers of its own)"
 DRAWS = "(draws random numbers)"
-# stand here with values that are exact: critic, one-step, vine, hindsight
-VALUES_KNOWN = ("gae", "vine", "hindsight")
+# stand here with values that are exact: critic, one-step, vine, hindsight, belief
+VALUES_KNOWN = ("gae", "vine", "hindsight", "belief")
 FLOOR = 0.01  # added to V in a logarithm: of a reward that is out of reach it has none
 
 
@@ -145,7 +146,7 @@ def credit_of(name: str, spread: Callable, tokens: Rollouts, rows: torch.Tensor)
 
 
 def credit_from_values(world: World, batches: Batches, seed: int) -> dict[str, torch.Tensor]:
-    """(M, G, T) of critics, of vine and of hindsight, with values without noise.
+    """(M, G, T) of critics, of vine, of hindsight and of belief, with values without noise.
 
     A critic that is right knows V, a wrong one has a random number for each index. The segments of
     vine are two tokens long. Hindsight is log V(after) - log V(before).
@@ -161,9 +162,22 @@ def credit_from_values(world: World, batches: Batches, seed: int) -> dict[str, t
 
     credit = {"critic": critic(right, 1.0), "one-step": critic(right, 0.0),
               "vine": by_segments(right, rows, "2"),
+              "belief": credit_of_beliefs(forced_beliefs(world).expand_as(right).float(),
+                                          thought_lengths(rows), rows),
               "hindsight": (right + FLOOR).log().diff() * rows.mask,
               "wrong critic": critic(wrong, 1.0), "wrong, one-step": critic(wrong, 0.0)}
     return {name: value.view(M, G, T).double() for name, value in credit.items()}
+
+
+@torch.no_grad()
+def forced_beliefs(world: World) -> torch.Tensor:
+    """(T + 1,): the probability of "1" behind a tag that is forced after the first t tokens. What
+    comes before a tag in this world is nothing but "1"."""
+    beliefs = []
+    for t in range(world.worth.shape[1]):
+        ids = torch.tensor([PROMPT + [ONE] * t + [OPENING]])
+        beliefs.append(world.model(ids)[0, -1].softmax(-1)[ONE])
+    return torch.stack(beliefs)
 
 
 def by_segments(worth: torch.Tensor, rows: Rollouts, every: str) -> torch.Tensor:

@@ -1,0 +1,147 @@
+"""What the model itself believes: how likely would it answer right if it had to answer now?
+
+After the first t tokens of an answer the task's end of thinking is forced, and Phi_t is the
+probability of the right answers that the task lists (`right_answers`), summed; nothing is sampled.
+
+    A_t = Phi_{t+1} - Phi_t   for tokens of the think section
+    A_t = R - Phi_n           for all tokens after its n, R being the reward
+
+So what a token adds to the belief is its credit, and the rest of the reward is for the answer.
+
+    answer       <think> first 3 * 5 = 15, ...
+    forced       <think> first 3 * 5 = </think>\\n<answer>       Phi = P( ( 3 * 5 ) + 7</answer>)
+                                                                   + P( ( 5 * 3 ) + 7</answer>) ...
+
+Delta Belief (2602.12342, known here from its public page) takes the difference of logarithms, turn
+by turn, and adds its positive part to the reward.
+
+The forced text is cut into tokens by itself, which may be another cut than that of the whole.
+Right answers in other spellings than those listed do not count.
+"""
+import typing
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from countdown_task import THINK
+from credit.monte_carlo import Prefix
+from engine import processes
+from engine.errors import UserError
+from engine.flags import Flag
+from engine.forward import frozen_log_probs
+from engine.registry import advantage
+from engine.rollouts import Rollouts
+from engine.tasks import checked_right_answers
+from engine.tokens import token_bytes
+
+Every = typing.Annotated[int, Flag(8, "a belief every so many tokens, linear in between", least=1,
+                                   most=1_000_000)]
+
+
+@dataclass
+class Forced:
+    """The ids of what ends the thinking on a problem, and of each right answer after it."""
+    opening: list[int]
+    right: list[list[int]]
+
+
+@advantage
+class belief:
+    """How much a token of the think section adds to the probability of a right answer if the model
+    had to answer at once; later tokens get the rest of the reward.
+
+    For tasks that list their right answers. 0.1 of Countdown's reward is for the format: that part
+    is in the rest.
+    """
+
+    def __init__(self, lab, *, belief_every: Every = 8):
+        if not hasattr(lab.task, "right_answers"):
+            raise UserError(f"--advantage belief needs a task that lists its right answers, and "
+                            f"--task {type(lab.task).__module__} has no method right_answers "
+                            "(docs/your_own_task.md)")
+        self.every, self.metrics = belief_every, {}
+
+    def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
+        thoughts = thought_lengths(rollouts)
+        prefixes = {}  # of each answer that is this process's, one for each cut
+        for b in rollouts.own_rows().tolist():
+            question, ids = int(rollouts.group[b]), rollouts.ids[b].tolist()
+            prefixes[b] = [(question, tuple(ids[:n])) for n in self.cuts(thoughts[b])]
+        known = beliefs(lab, rollouts, list(dict.fromkeys(sum(prefixes.values(), []))))
+        Phi = torch.zeros(len(thoughts), rollouts.mask.shape[1] + 1)
+        for b, cut_off in prefixes.items():
+            n, at_cuts = thoughts[b], [known[prefix] for prefix in cut_off]
+            Phi[b, :n + 1] = torch.tensor(np.interp(range(n + 1), self.cuts(n), at_cuts))
+        processes.add_up(Phi)
+        at_end = Phi.gather(1, torch.tensor(thoughts)[:, None])
+        self.metrics = {"belief": at_end.mean().item()}
+        return credit_of_beliefs(Phi.to(rollouts.mask.device), thoughts, rollouts)
+
+    def cuts(self, thought: int) -> list[int]:
+        """After how many tokens of a thought the model is asked; always at its end."""
+        return [*range(0, thought, self.every), thought]
+
+
+def credit_of_beliefs(Phi: torch.Tensor, thoughts: list[int], rollouts: Rollouts) -> torch.Tensor:
+    """(B, T) from Phi (B, T + 1), of which the first thoughts[b] + 1 matter in row b."""
+    credit = Phi.diff()
+    for b, n in enumerate(thoughts):
+        credit[b, n:] = rollouts.reward[b] - Phi[b, n]
+    return credit * rollouts.mask
+
+
+def thought_lengths(rollouts: Rollouts) -> list[int]:
+    """The tokens of each answer up to the last of its think section; one token is always left
+    for the rest of the reward."""
+    is_thought = (rollouts.section == THINK) & rollouts.mask
+    number = torch.arange(1, is_thought.shape[1] + 1, device=is_thought.device)
+    last = (is_thought * number).amax(1)
+    return torch.minimum(last, (rollouts.length - 1).clamp(min=0)).tolist()
+
+
+def beliefs(lab, rollouts: Rollouts, prefixes: list[Prefix]) -> dict[Prefix, float]:
+    """The probability of a right answer after each prefix. A prefix is computed once for all the
+    right answers that may follow: they are scored as a batch of answers to it."""
+    forced = {}
+    for question in {question for question, _ in prefixes}:
+        forced[question] = forced_texts(lab, rollouts.problems[question])
+    prompts, group, right = [], [], []
+    for number, (question, ids) in enumerate(prefixes):
+        texts = forced[question]
+        prompts.append([*rollouts.prompt_ids[question], *ids, *texts.opening])
+        group += [number] * len(texts.right)
+        right += texts.right
+    total = torch.zeros(len(prefixes), device=rollouts.mask.device)
+    if right:
+        batch = batch_of(prompts, group, right, total.device)
+        rows = torch.arange(len(right), device=total.device)
+        log_prob = frozen_log_probs(lab.model, batch, rows, lab.settings.micro_batch)
+        total.index_add_(0, batch.group, log_prob.sum(1).exp())
+    return dict(zip(prefixes, total.tolist()))
+
+
+def forced_texts(lab, problem) -> Forced:
+    opening, right = checked_right_answers(lab.task, problem)
+
+    def ids_of(text: str) -> list[int]:
+        ids = lab.tokenizer.encode(text, add_special_tokens=False).ids
+        if b"".join(token_bytes(lab.tokenizer, ids)) != text.encode():
+            raise UserError(f"the tokenizer cannot spell {text!r}, a right answer to the problem "
+                            f"{lab.task.show(problem)}")
+        return ids
+
+    return Forced(ids_of(opening), [ids_of(answer) for answer in right])
+
+
+def batch_of(prompts: list[list[int]], group: list[int], answers: list[list[int]],
+             device) -> Rollouts:
+    """These answers as a batch of which nothing is known but its tokens."""
+    longest = max(len(answer) for answer in answers)
+    padded = [answer + [0] * (longest - len(answer)) for answer in answers]
+    ids = torch.tensor(padded, device=device)
+    length = torch.tensor([len(answer) for answer in answers], device=device)
+    mask = torch.arange(longest, device=device) < length[:, None]
+    unknown = torch.zeros(ids.shape, device=device)
+    return Rollouts([], prompts, torch.tensor(group, device=device), ids, mask, mask[:, 0],
+                    unknown, unknown, unknown)

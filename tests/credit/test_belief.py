@@ -1,0 +1,123 @@
+"""Beliefs against whole sequences, one at a time; credit by hand; what is listed is right."""
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conftest import ASKED, hand_made, spoken
+from countdown_task import Problem, Task, right_expressions
+from credit import belief as module
+from credit.belief import belief, beliefs, credit_of_beliefs, thought_lengths
+from engine.errors import UserError
+from tools.demonstrations import TASK, candidates
+from tools.descending import Task as Descending
+
+
+def probability(lab, prompt, continuation):
+    with torch.no_grad():
+        log_probs = lab.model(torch.tensor([prompt + continuation]))[0].log_softmax(-1)
+    places = range(len(prompt) - 1, len(prompt) + len(continuation) - 1)
+    return log_probs[places, continuation].sum().exp().item()
+
+
+def test_a_belief_is_the_probability_of_all_right_answers(lab):
+    """15 of 3 5 7: three numbers in a sum, 12 spellings. At the start and after 7 tokens."""
+    tokens = spoken(lab)
+    opening, right = lab.task.right_answers(ASKED[0])
+    assert opening == "</think>\n<answer>" and " ( 5 + 3 ) + 7</answer>" in right
+    assert len(right) == 12
+    ids = tuple(tokens.ids[0, :7].tolist())
+    known = beliefs(lab, tokens, [(0, ()), (0, ids), (1, ids)])
+    for question, prefix in known:
+        opening, right = lab.task.right_answers(ASKED[question])
+        forced = [*tokens.prompt_ids[question], *prefix, *lab.tokenizer.encode(opening).ids]
+        expected = sum(probability(lab, forced, lab.tokenizer.encode(text).ids) for text in right)
+        assert known[question, prefix] == pytest.approx(expected, rel=1e-4)
+    assert known[0, ()] != pytest.approx(known[0, ids], rel=0.01)
+
+
+def test_a_problem_without_a_listed_answer_is_believed_impossible(lab):
+    tokens = spoken(lab, problems=[Problem((1, 1, 1), 99), ASKED[1]])
+    assert beliefs(lab, tokens, [(0, ())]) == {(0, ()): 0.0}
+
+
+def test_credit_by_hand():
+    """A thought of two tokens: +0.25, -0.5, and the reward 1 minus 0.25 for the other two. Without
+    a think section the rest is for all tokens."""
+    Phi = torch.tensor([[0.5, 0.75, 0.25, 9, 9], [0.5, 9, 9, 9, 9]])
+    batch = hand_made([[True] * 4, [True, True, False, False]],
+                      scores={"reward": torch.tensor([1.0, 0.0])})
+    credit = credit_of_beliefs(Phi, [2, 0], batch)
+    assert credit.tolist() == [[0.25, -0.5, 0.75, 0.75], [-0.5, -0.5, 0, 0]]
+
+
+def test_a_thought_ends_with_its_last_token_and_leaves_one_for_the_reward():
+    section = torch.tensor([[1, 1, 0, 2], [1, 1, 1, 1], [0, 0, 2, 2], [1, 0, 1, 0]])
+    mask = torch.tensor([[True] * 4, [True] * 4, [True] * 4, [True, True, False, False]])
+    assert thought_lengths(hand_made(mask, section=section)) == [2, 3, 0, 1]
+
+
+def test_between_the_cuts_a_belief_is_linear(monkeypatch):
+    """Asked after 0, 2 and 3 tokens: 0.2, 0.6, 0.5."""
+    asked = []
+
+    def table(lab, rollouts, prefixes):
+        asked.extend(prefixes)
+        return dict(zip(prefixes, (0.2, 0.6, 0.5)))
+
+    monkeypatch.setattr(module, "beliefs", table)
+    batch = hand_made([[True] * 5], ids=torch.tensor([[4, 5, 6, 7, 8]]),
+                      section=torch.tensor([[1, 1, 1, 0, 2]]), scores={"reward": torch.ones(1)})
+    lab = SimpleNamespace(task=Task())
+    chosen = belief(lab, belief_every=2)
+    torch.testing.assert_close(chosen(batch, lab), torch.tensor([[0.2, 0.2, -0.1, 0.5, 0.5]]))
+    assert asked == [(0, ()), (0, (4, 5)), (0, (4, 5, 6))]
+    assert chosen.metrics["belief"] == pytest.approx(0.5)
+
+
+def test_equal_prefixes_are_asked_once(lab, monkeypatch):
+    """The start is one prefix for all three answers of a problem."""
+    asked = []
+    monkeypatch.setattr(module, "beliefs", lambda lab, rollouts, prefixes: asked.extend(prefixes)
+                        or dict.fromkeys(prefixes, 0.5))
+    belief(lab, belief_every=1000)(spoken(lab), lab)
+    assert asked.count((0, ())) == 1 and len(set(asked)) == len(asked) == 7
+
+
+def test_what_is_listed_is_right_and_holds_all_that_the_teacher_writes():
+    rng = random.Random(0)
+    for _ in range(40):
+        problem = TASK.make_problem(rng)
+        opening, right = TASK.right_answers(problem)
+        assert 0 < len(right) == len(set(right)) <= 32
+        for text in right:
+            assert TASK.score(problem, f" so.{opening}{text}")["reward"] == pytest.approx(1.1)
+        taught = {f" {candidate.expression}</answer>"
+                  for candidate in candidates(tuple(sorted(problem.numbers)))
+                  if candidate.value == problem.target}
+        assert taught <= set(right)
+
+
+def test_the_long_prompt_has_its_own_spelling_and_the_list_an_end():
+    task, problem = Task(prompt="full"), Problem((1, 2, 3, 4), 10)
+    opening, right = task.right_answers(problem)
+    assert " (4 + 3) + (2 + 1) </answer>" in right and len(right) == 32
+    assert task.score(problem, f"so{opening}{right[-1]}")["reward"] == pytest.approx(1.1)
+    assert right_expressions((2, 3), 6, 100) == ["3 * 2", "2 * 3"]  # the larger number first
+    with pytest.raises(UserError, match="of 5 numbers are not listed"):
+        task.right_answers(Problem((1, 2, 3, 4, 5), 15))
+
+
+def test_a_task_without_a_list_is_refused_and_a_wrong_list_is_one_line(lab):
+    with pytest.raises(UserError, match="tools.descending has no method right_answers"):
+        belief(SimpleNamespace(task=Descending()))
+    tokens = spoken(lab)
+    for answers in (["a", "b"], ("a", "b"), ("a", [""]), 3):
+        task = SimpleNamespace(right_answers=lambda problem: answers, show=str)
+        other = SimpleNamespace(task=task, tokenizer=lab.tokenizer)
+        with pytest.raises(UserError, match="right_answers should give a text that ends"):
+            beliefs(other, tokens, [(0, ())])
+    task.right_answers = lambda problem: ("</think>", [" banana"])
+    with pytest.raises(UserError, match="cannot spell ' banana', a right answer"):
+        beliefs(other, tokens, [(0, ())])
