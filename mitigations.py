@@ -149,6 +149,7 @@ def random(tokens: Rollouts, *, placebo_std: Spread = 1.0) -> torch.Tensor:
 import credit.lambda_grpo         # noqa: E402, F401
 import credit.learned_importance  # noqa: E402, F401
 import credit.causal_ablation     # noqa: E402, F401
+import credit.outcome_gradient    # noqa: E402, F401
 import credit.oracle              # noqa: E402, F401
 import credit.critic              # noqa: E402, F401  the advantage gae
 import credit.monte_carlo         # noqa: E402, F401  the advantage vine

@@ -302,7 +302,8 @@ def test_any_idea_is_listed_or_named(ideas, tmp_path, capsys):
 
 def test_of_our_own_arms_few_are_not_listed(world, pairs, advantages):
     listed = list_weights(world, pairs, advantages["grpo"])
-    assert set(listed.reasons) == {"random", "learned_importance", "causal_ablation"}
+    assert set(listed.reasons) == {"random", "learned_importance", "causal_ablation",
+                                   "outcome_gradient"}
     assert set(exact.MOMENTS_KNOWN) == {"random"}
     assert set(list_advantages(world, pairs, 0).reasons) == {"measured"}
 
