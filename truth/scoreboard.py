@@ -35,8 +35,9 @@ gradients):
                 after so many batches noise and signal are alike
 
 Noise in the measured credit does not bias the scores (idle apart), as they are linear in it. A
-rank correlation with measured credit would be biased: the noise is largest where the model was
-unsure, which is what entropy looks at. Squares are products of independent estimates, for the same
+rank correlation with measured credit is biased: the noise is largest where the model was unsure,
+which is what entropy looks at. truth/agreement.py reports it all the same, and the agreement of
+signs, in a table of its own, since others do; decide by the scores above. Squares are products of independent estimates, for the same
 reason. What can be reached is shown by the credit measured a second time, and what chance gives by
 each weighting's own weights in random order, its placebo. oracle, vine and causal_ablation sample
 continuations of their own.
@@ -55,6 +56,7 @@ from engine.progress import Progress
 from engine.rollouts import Rollouts
 from engine.provenance import provenance
 from engine.run_folder import RunFolder
+from truth.agreement import agreement_table
 from truth.arm_scores import directions_table, draw_scores, score_arms, scores_table
 from truth.arms import Arms, make_arms
 from truth.checks import identity_table, planted_table
@@ -112,6 +114,7 @@ def make_tables(lab: Lab, arms: Arms, rollouts: Rollouts, credit: Credit,
     of_batch = gradients(lab, rollouts, {**products, **credits, TRUE: credit.value})
     tables = [decided_table(tokens, partition) for partition in ("kind", "section", "class")]
     tables += [words_table(tokens, lab.tokenizer), scores_table(scores),
+               agreement_table(tokens, rollouts, weights, credits),
                directions_table(directions, of_batch), identity_table(tokens, rollouts)]
     return {table.name: table for table in tables}
 
