@@ -2,8 +2,7 @@
 
 They stand beside the scoreboard's own to be set beside QVal (2606.32034) and its like. Decide by
 the linear scores: measured credit is noisiest where the policy was unsure, which is what entropy
-looks at, so rank correlations with it favour arms that look there. In 93 of 100 simulated boards a
-true null looked real that way.
+looks at, so rank correlations with it favour arms that look there.
 """
 import numpy as np
 import torch
@@ -14,9 +13,9 @@ from engine.rollouts import Rollouts
 from truth.arm_scores import AGAIN
 from truth.measured_tokens import MeasuredTokens, flat_tokens
 
-BIAS = ("rank correlations of measured credit favour arms that look where the policy was unsure, as "
-        "its noise is largest there (a true null looked real in 93 of 100 simulated boards): they "
-        "are here to be set beside other work's, such as QVal (2606.32034); decide by the linear "
+BIAS = ("rank correlations of measured credit favour arms that look where the policy was unsure: "
+        "its noise is largest there, and an arm that knows nothing else can seem to know. They are "
+        "here to be set beside other work's, such as QVal (2606.32034); decide by the linear "
         "scores")
 
 

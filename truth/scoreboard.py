@@ -37,10 +37,10 @@ gradients):
 Noise in the measured credit does not bias the scores (idle apart), as they are linear in it. A
 rank correlation with measured credit is biased: the noise is largest where the model was unsure,
 which is what entropy looks at. truth/agreement.py reports it all the same, and the agreement of
-signs, in a table of its own, since others do; decide by the scores above. Squares are products of independent estimates, for the same
-reason. What can be reached is shown by the credit measured a second time, and what chance gives by
-each weighting's own weights in random order, its placebo. oracle, vine and causal_ablation sample
-continuations of their own.
+signs, in a table of its own, since others do; decide by the scores above. Squares are products of
+independent estimates, for the same reason. What can be reached is shown by the credit measured a
+second time, and what chance gives by each weighting's own weights in random order, its placebo.
+oracle, vine and causal_ablation sample continuations of their own.
 
 The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
 decided, the square.
