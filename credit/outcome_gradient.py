@@ -38,13 +38,17 @@ class outcome_gradient:
         self.percentile, self.boost, self.noise_std = damped_percentile, boost, noise_std
 
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
-        thought = (tokens.section == THINK) & tokens.mask
-        size = importance(lab, tokens, thought, self.noise_std)
+        size, thought = importance(lab, tokens, self.noise_std), places_in(tokens, THINK)
         weight = torch.ones_like(tokens.log_prob)
         for b in size.any(1).nonzero().flatten().tolist():
             own = thought[b]
             weight[b, own] = reshaped(size[b, own], self.percentile / 100, self.boost)
         return weight
+
+
+def places_in(tokens: Rollouts, section: int) -> torch.Tensor:
+    """(B, T): which tokens stand in this section."""
+    return (tokens.section == section) & tokens.mask
 
 
 def reshaped(size: torch.Tensor, share: float, boost: float) -> torch.Tensor:
@@ -58,53 +62,47 @@ def reshaped(size: torch.Tensor, share: float, boost: float) -> torch.Tensor:
     return weight / weight.mean()
 
 
-def importance(lab, tokens: Rollouts, thought: torch.Tensor, noise_std: float) -> torch.Tensor:
+def importance(lab, tokens: Rollouts, noise_std: float) -> torch.Tensor:
     """(B, T): of the think section's tokens, 0 elsewhere and in answers without both sections."""
-    answer = (tokens.section == ANSWER) & tokens.mask
-    clean = tokens.hidden
+    size, clean = torch.zeros_like(tokens.log_prob), tokens.hidden
     seed = int(torch.randint(2 ** 62, (1,), generator=tokens.generator))
-    size = torch.zeros_like(tokens.log_prob)
+    has_both = places_in(tokens, THINK).any(1) & places_in(tokens, ANSWER).any(1)
     rows = tokens.own_rows()
-    rows = rows[(thought.any(1) & answer.any(1))[rows]]
-    for part in micro_batches(tokens, rows, lab.settings.micro_batch):
-        size[part] = attribution(lab.model, tokens, part, thought, answer, clean, noise_std, seed)
+    for part in micro_batches(tokens, rows[has_both[rows]], lab.settings.micro_batch):
+        size[part] = attribution(lab.model, tokens, part, clean[part], noise_std, seed)
     processes.add_up(size)
     return size
 
 
 @torch.enable_grad()
-def attribution(model: Qwen2, tokens: Rollouts, rows: torch.Tensor, thought: torch.Tensor,
-                answer: torch.Tensor, clean: torch.Tensor, noise_std: float,
-                seed: int) -> torch.Tensor:
-    """(rows, T): abs(e . gradient of KL at e + n) of the think section of these rows."""
+def attribution(model: Qwen2, tokens: Rollouts, rows: torch.Tensor, clean: torch.Tensor,
+                noise_std: float, seed: int) -> torch.Tensor:
+    """(rows, T): abs(e . gradient of KL at e + n) of the think section of these rows. `clean` are
+    their hidden states without noise."""
     ids, shared, predicts = lay_out(tokens, rows)
     embedding = model.model.embed_tokens(ids).detach().float()
     S = shared.answers.shape[1]  # the last token of an answer is not fed to the model
-    stands_at = shared.answers, thought[rows][:, :S]
-    noisy = embedding + noise_std * noise_at(stands_at, rows, embedding, seed)
+    thought, answer = places_in(tokens, THINK)[rows], places_in(tokens, ANSWER)[rows]
+    noisy = embedding.clone()
+    for row, places, is_thought in zip(rows.tolist(), shared.answers, thought[:, :S]):
+        own = places[is_thought]
+        noisy[own] += noise_std * noise_of(seed + row, len(own), embedding)
     noisy.requires_grad_()
     with model.model.embed_tokens.register_forward_hook(lambda *_: noisy):
         hidden = model.model(ids, shared.positions, shared)[predicts].float()
-    p = answer_distribution(model, clean[rows], answer[rows])
-    q = answer_distribution(model, hidden, answer[rows])
+    p = answer_distribution(model, clean, answer)
+    q = answer_distribution(model, hidden, answer)
     divergence = F.kl_div(q, p, reduction="sum", log_target=True)
     gradient, = torch.autograd.grad(divergence, noisy)
     size = torch.zeros(predicts.shape, device=ids.device)
     size[:, :S] = (gradient * embedding).sum(1).abs()[shared.answers]
-    return size * thought[rows]
+    return size * thought
 
 
-def noise_at(stands_at: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor,
-             embedding: torch.Tensor, seed: int) -> torch.Tensor:
-    """(N, D): normal noise at the think tokens of each row, drawn for each answer by itself so that
-    the micro-batch does not matter; 0 elsewhere."""
-    noise = torch.zeros_like(embedding)
-    for row, places, is_thought in zip(rows.tolist(), *stands_at):
-        own = places[is_thought]
-        generator = torch.Generator().manual_seed(seed + row)
-        drawn = torch.randn(len(own), noise.shape[1], generator=generator)
-        noise[own] = drawn.to(noise.device)
-    return noise
+def noise_of(seed: int, count: int, like: torch.Tensor) -> torch.Tensor:
+    """(count, D) normal numbers, an answer's own, so that the micro-batch does not matter."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, like.shape[1], generator=generator).to(like.device)
 
 
 def answer_distribution(model: Qwen2, hidden: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ def test_importance_is_the_slope_along_the_embedding(lab):
     generator = torch.Generator().manual_seed(seed)  # of row 0
     width = lab.model.config.hidden_size
     noise = 0.2 * torch.randn(int(thought[0].sum()), width, generator=generator)
-    size = importance(lab, tokens, thought, noise_std=0.2)
+    size = importance(lab, tokens, noise_std=0.2)
     for t in (0, 4, 7):
         slope = (divergence(lab, tokens, noise, 0, t, 0.01)
                  - divergence(lab, tokens, noise, 0, t, -0.01)) / 0.02
