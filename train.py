@@ -48,8 +48,7 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     """One step of the algorithm; returns its line of metrics.jsonl."""
     s, clock = lab.settings, Clock(step)
     with clock("rollout"):
-        problems = lab.task.training_problems(s.seed, step, s.questions)
-        rollouts = lab.sample(problems, s.answers, derived_seed("train", s.seed, step))
+        rollouts = lab.pairs.of_step(lab, step) if lab.pairs else sample(lab, step)
         rollouts = lab.score(rollouts)                                          # rewards (B,)
     with clock("credit"):
         rollouts = add_advantage(lab, rollouts, step)                           # (B, T)
@@ -71,6 +70,12 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     batch = batch_metrics(rollouts)
     speed = clock.metrics(batch["tokens"], result["trained_tokens"], lab.model.device)
     return {"step": step, **credit_metrics(lab, weight_metrics), **batch, **result, **speed}
+
+
+def sample(lab: Lab, step: int) -> Rollouts:
+    s = lab.settings
+    problems = lab.task.training_problems(s.seed, step, s.questions)
+    return lab.sample(problems, s.answers, derived_seed("train", s.seed, step))
 
 
 def add_advantage(lab: Lab, rollouts: Rollouts, step: int) -> Rollouts:

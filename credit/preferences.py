@@ -1,4 +1,5 @@
-"""DPO (2305.18290) on pairs from the batch: the best and the worst answer of each group.
+"""DPO (2305.18290) on pairs from the batch, the best and the worst answer of each group, or as it
+was published, on pairs of a file that were there before training (engine/given_pairs.py).
 
     loss = - mean over pairs of  log sigmoid( beta (margin of the better - margin of the worse) )
 
@@ -25,6 +26,11 @@ def best_and_worst(rollouts: Rollouts) -> torch.Tensor:
     return torch.stack(pairs) if pairs else torch.zeros(0, 2, dtype=torch.long)
 
 
+def chosen_and_rejected(rollouts: Rollouts) -> torch.Tensor:
+    """(pairs, 2) rows, of a batch in which the better one comes first, whatever their rewards."""
+    return torch.arange(len(rollouts.mask), device=rollouts.mask.device).view(-1, 2)
+
+
 def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s,
                        reference: Qwen2) -> tuple[dict, torch.Tensor]:
     """One step, or with --epochs several, along the gradient of the loss above.
@@ -33,7 +39,8 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s,
     answer: +-N beta sigmoid(-beta difference) / pairs. Returns the numbers worth watching, and this
     advantage as it was before the update, for the record.
     """
-    pairs, implied = best_and_worst(rollouts), torch.zeros_like(rollouts.log_prob)
+    pairs = chosen_and_rejected(rollouts) if s.pairs else best_and_worst(rollouts)
+    implied = torch.zeros_like(rollouts.log_prob)
     if not len(pairs):
         return skipped("every group's answers had equal rewards"), implied
     own = pairs[torch.isin(pairs[:, 0], rollouts.own_rows())]

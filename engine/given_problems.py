@@ -16,20 +16,25 @@ MAX_BYTES = 2 ** 30       # of the file
 
 def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
     """Read JSON lines {"nums": [3, 5, 7], "target": 22}: numbers and target of each."""
+    problems = read_given(name, "--data", lambda file: parse_problems(file, name))
+    if not problems:
+        raise UserError(f"{name} holds no problems")
+    return problems
+
+
+def read_given(name: str, flag: str, parse):
+    """What `parse` makes of the file that a flag names."""
     path = find_folder(name)
     if not os.path.isfile(path):
         reason = "it is not a file" if os.path.exists(path) else "there is no such file"
         raise UserError(f"cannot read {name}: {reason}")
     try:
         if os.path.getsize(path) > MAX_BYTES:
-            raise UserError(f"--data {name} is larger than {MAX_BYTES:,} bytes")
+            raise UserError(f"{flag} {name} is larger than {MAX_BYTES:,} bytes")
         with open(path, encoding="utf-8-sig") as file:
-            problems = parse_problems(file, name)
+            return parse(file)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {name}: {error}") from None
-    if not problems:
-        raise UserError(f"{name} holds no problems")
-    return problems
 
 
 def parse_problems(file: TextIO, name: str) -> list[tuple[tuple[int, ...], int]]:

@@ -19,6 +19,7 @@ from engine.errors import UserError
 from engine.files import find_folder
 from engine.finite import refuse_undefined
 from engine.forward import Forward
+from engine.given_pairs import GivenPairs
 from engine.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from engine.registry import ADVANTAGES, MITIGATIONS, make
 from engine.rollouts import Rollouts, sample_answers, score_answers
@@ -39,6 +40,7 @@ class Lab:
     reference: Qwen2 | None = None       # the initial model, where a loss needs it
     advantage: Callable | None = None    # (rollouts, lab) -> (B, T), a choice of --advantage
     mitigation: Callable | None = None   # (tokens, lab) -> (B, T), a choice of --mitigation
+    pairs: GivenPairs | None = None      # with --pairs: they take the place of sampled answers
 
     def sample(self, problems: list, answers: int, seed: int, greedy: bool = False) -> Rollouts:
         """`answers` answers to each problem."""
@@ -150,6 +152,7 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
     tokenizer = load_tokenizer(folder, model.config.vocab_size)
     lab = Lab(s, folder, model, tokenizer, optimizer, make_task(s))
     check_prompts(lab)
+    lab.pairs = GivenPairs(s.pairs, lab) if s.pairs else None
     if s.kl or s.loss == "dpo":
         lab.reference = load_reference(s, device, dtype)
     advantage, mitigation = ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation]

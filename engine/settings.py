@@ -99,6 +99,10 @@ class Settings:
         0.1, "how far preferences may lead from the initial model (smaller: further)",
         above=0, most=1000, only=DPO, topic=LOSS)
 
+    pairs: str | None = option(
+        None, 'JSON lines {"problem": ..., "chosen": ..., "rejected": ...}: answers to train on, '
+        "instead of sampled ones", is_path=True, only=DPO, topic=LOSS)
+
     steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS,
                         topic=TRAINING)
     questions: int = option(8, "problems a step", least=1, most=10_000, topic=TRAINING)
@@ -300,6 +304,11 @@ def drop_what_has_no_effect(settings: Settings, given: dict) -> None:
             refuse_if_typed(name, flag, given)
             settings.own[name] = flag.default
     drop_rescaling(settings, given)
+    if settings.pairs:
+        if given.get("answers", 2) != 2:
+            raise UserError(f"--answers {given['answers']} has no effect on --pairs: it has two "
+                            "answers to each problem")
+        settings.answers = 2
 
 
 def refuse_if_typed(name: str, flag: Flag, given: dict) -> None:

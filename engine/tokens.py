@@ -44,14 +44,17 @@ def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, pat
 
 def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
     """The ids of a prompt. `problem` says whose it is, should the tokenizer lack a word of it."""
+    return encode(tokenizer, text, f"the prompt of the problem {problem}")
+
+
+def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
     try:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"the tokenizer fails on the prompt of the problem {problem}: "
-                        f"{error}") from None
+        raise UserError(f"the tokenizer fails on {what}: {error}") from None
     if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != text:
-        raise UserError(f"the tokenizer cannot spell the prompt of the problem {problem}: the tiny "
-                        "model knows only the words and numbers it was made with")
+        raise UserError(f"the tokenizer cannot spell {what}: the tiny model knows only the words "
+                        "and numbers it was made with")
     return ids
 
 

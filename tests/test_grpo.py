@@ -25,7 +25,7 @@ from engine.sampler import Generation, generate
 
 
 def settings(**changed):
-    return SimpleNamespace(**{"micro_batch": 64, "max_grad_norm": 0.0, "epochs": 1, "loss_norm": "token", "max_new_tokens": 14, "kl": 0.0,
+    return SimpleNamespace(**{"micro_batch": 64, "max_grad_norm": 0.0, "epochs": 1, "pairs": None, "loss_norm": "token", "max_new_tokens": 14, "kl": 0.0,
                               "kl_kind": "k3", "clip_low": 0.2, "clip_high": 0.28, **changed})
 
 

@@ -62,6 +62,7 @@ def test_every_other_flag_names_another_folder(name):
     flag = OPTIONS[name]
     beside = {"clip_low": ["--epochs", "2"], "clip_high": ["--epochs", "2"],
               "kl_kind": ["--kl", "0.1"], "dpo_beta": ["--loss", "dpo"],
+              "pairs": ["--loss", "dpo"],
               "rescale": ["--mitigation", "random"]}.get(name, [])
     values = {bool: "yes", int: "3", float: "0.625", str: "anything"}
     value = {"task": "tools.descending", "device": "cuda"}.get(name, values[flag.type])
