@@ -1,5 +1,5 @@
-"""Preference pairs from what a run sampled, for --loss dpo --pairs: the best and the worst answer of
-each group whose rewards differ.
+"""Preference pairs from what a run sampled, for --loss dpo --pairs: the best and the worst answer
+of each group whose rewards differ.
 
     python -m tools.pairs runs/none-grpo-s0
     python train.py --loss dpo --pairs runs/none-grpo-s0/pairs.jsonl
