@@ -1,27 +1,13 @@
 """What a run's tokens are: the classes of an earlier experiment's regex, and sums over each token
 id."""
-import re
-
 import numpy as np
 from tokenizers import Tokenizer
 
 from countdown_task import KINDS
 from engine.errors import UserError
+from engine.tokens import naive_class
 
 CLASSES = ("filler", "reasoning", "structure")
-
-
-def naive_class(text: str) -> str:
-    """The class that the earlier experiment's regular expressions give a token, from its own text.
-
-    Tokenizers cut tags into pieces. A piece is no whole tag, so it counts as filler.
-    """
-    text = text.strip()
-    if re.fullmatch("</?(think|answer|THINK|ANSWER)>", text):
-        return "structure"
-    digits = re.fullmatch(r"[\d+\-*/()=]+", text) or re.search(r"\d", text)
-    spelled = text in ("equals", "plus", "minus", "times", "divided")
-    return "reasoning" if digits or spelled else "filler"
 
 
 def text_of(tokenizer: Tokenizer, token_id: int) -> str:

@@ -1,6 +1,8 @@
-"""Byte-level tokenizers (Qwen's): reading one, the ids of a prompt, and the bytes of each token."""
+"""Byte-level tokenizers (Qwen's): reading one, the ids of a prompt, the bytes of each token; and
+the class of a token by its text."""
 import json
-from functools import lru_cache
+import re
+from functools import cache, lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -87,3 +89,18 @@ def byte_alphabet() -> dict[str, int]:
     hidden = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
     return alphabet | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+
+
+@cache
+def naive_class(text: str) -> str:
+    """filler, reasoning or structure: the class that an earlier experiment's regular expressions
+    give a token, from its own text (analysis/earlier.py).
+
+    Tokenizers cut tags into pieces. A piece is no whole tag, so it counts as filler.
+    """
+    text = text.strip()
+    if re.fullmatch("</?(think|answer|THINK|ANSWER)>", text):
+        return "structure"
+    digits = re.fullmatch(r"[\d+\-*/()=]+", text) or re.search(r"\d", text)
+    spelled = text in ("equals", "plus", "minus", "times", "divided")
+    return "reasoning" if digits or spelled else "filler"

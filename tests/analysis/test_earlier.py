@@ -11,7 +11,7 @@ from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
 from analysis.sizes import UNITS
 from analysis.statistics import wilson_interval
 from analysis.uncertainty import forks
-from analysis.vocabulary import naive_class
+from engine.tokens import naive_class
 from countdown_task import KINDS, SECTIONS
 
 

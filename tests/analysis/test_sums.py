@@ -10,7 +10,7 @@ from analysis.positions import t_statistics
 from analysis.ratios import standardised
 from analysis.sizes import lay_flat, units
 from analysis.sums import cut_edges, position_quantile
-from analysis.vocabulary import naive_class
+from engine.tokens import naive_class
 
 
 def test_the_size_of_the_gradient_is_that_of_autograd():
