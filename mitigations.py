@@ -20,18 +20,21 @@ recorded tokens without training:
 
     python -m tools.preview runs/none-grpo-s0 --mitigation my_idea --strength 2
 """
+import math
 import typing
 
 import numpy as np
 import torch
 
-from countdown_task import ANSWER
+from countdown_task import ANSWER, NUMBER, OPERATOR, THINK, WORD
 from credit.placebo import shuffled_weight
 from engine.checked import call_choice, metrics_of, refuse_tokens
-from engine.flags import NotNegative, Percent, Positive, Range, Share
+from engine.errors import UserError
+from engine.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
 from engine.hints import python_command
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
+from engine.tokens import naive_class
 from grpo import gradient_size
 
 SIGNED = " (credit with a sign is an advantage: see docs/weightings.md)"
@@ -125,12 +128,89 @@ def entropy_masking(tokens: Rollouts, *, mask_percentile: Percent = 80.0) -> tor
 def entropy_ratio(tokens: Rollouts, *, entropy_beta: NotNegative = 1.0) -> torch.Tensor:
     """max(0, 1 + beta (entropy / mean entropy - 1)).
 
-    In the spirit of GTPO (2508.04349, known here from reimplementations), which is another thing:
-    it shares rewards, adding to a token's reward in right answers by its entropy, and normalises
-    them position by position. """
+    In the spirit of GTPO (2508.04349), which is another thing: it shares rewards among the answers
+    at each position, and is the advantage gtpo (credit/gtpo.py). """
     mean = tokens.entropy[tokens.mask].mean()
     relative = torch.where(mean > 0, tokens.entropy / mean - 1, 0.0)
     return (1 + entropy_beta * relative).clamp(min=0)
+
+
+Kinds = typing.Annotated[str, Flag("token", "by the task's kinds of tokens, or by an earlier "
+                                            "experiment's regex: token, regex",
+                                   choices=("token", "regex"))]
+
+
+@mitigation
+def by_kind(tokens: Rollouts, *, word_weight: NotNegative = 0.5, number_weight: NotNegative = 1.0,
+            kinds: Kinds = "token") -> torch.Tensor:
+    """Filler against reasoning: words of the think section get one weight, its digits and operators
+    another, all other tokens 1.
+
+    `regex` goes by the text of each token alone (naive_class): brackets and equals signs are
+    reasoning, spaces and punctuation filler. """
+    if kinds == "regex":
+        words, numbers = of_class(tokens, "filler"), of_class(tokens, "reasoning")
+    else:
+        words = tokens.kind == WORD
+        numbers = (tokens.kind == NUMBER) | (tokens.kind == OPERATOR)
+    weight = torch.ones_like(tokens.log_prob)
+    weight[words & (tokens.section == THINK)] = word_weight
+    weight[numbers & (tokens.section == THINK)] = number_weight
+    return weight
+
+
+def of_class(tokens: Rollouts, name: str) -> torch.Tensor:
+    """(B, T) bool: the tokens that naive_class calls so."""
+    belongs = torch.zeros_like(tokens.mask)
+    for row, texts in enumerate(tokens.texts):
+        is_one = [naive_class(text) == name for text in texts]
+        belongs[row, :len(texts)] = torch.tensor(is_one, dtype=torch.bool)
+    return belongs
+
+
+@mitigation
+def low_probability(tokens: Rollouts, *, probability_share: Share = 0.2) -> torch.Tensor:
+    """share * p + 1 - share: improbable tokens, whose gradients are large, weigh less (2505.12929,
+    Advantage Reweighting)."""
+    return probability_share * tokens.log_prob.exp() + 1 - probability_share
+
+
+@mitigation
+def taco(tokens: Rollouts, *, tail_strictness: Positive = 0.01,
+         tail_damping: Share = 0.9) -> torch.Tensor:
+    """1 - damping (1 - exp(-r)) with r = -log p - entropy + log(strictness), where advantage and r
+    are above 0, else 1: what was improbable even for its place is praised less (2607.07976)."""
+    risk = -tokens.log_prob - tokens.entropy + math.log(tail_strictness)
+    damped = (risk > 0) & (tokens.advantage > 0)
+    return torch.where(damped, 1 + tail_damping * torch.expm1(-risk), 1.0)
+
+
+@mitigation
+def planning(tokens: Rollouts, *, planning_boost: Share = 0.2) -> torch.Tensor:
+    """Words of the think section, which open, continue or end a try: praised by 1 + boost, blamed
+    by 1 - boost; all other tokens 1.
+
+    After HICRA (2509.03646, known here from reimplementations): A + boost |A| on planning tokens.
+    There they are phrases from a list made for mathematics ("let's try"); here all words. """
+    plans = (tokens.kind == WORD) & (tokens.section == THINK)
+    return 1 + planning_boost * tokens.advantage.sign() * plans
+
+
+@mitigation
+def future_attention(tokens: Rollouts, *, future_window: Count = 4) -> torch.Tensor:
+    """What far later tokens look at: attention from tokens more than the window behind, relative to
+    the answer's mean.
+
+    The future attention influence of 2510.13554, known here from summaries, which takes it from
+    the heads that look far and raises its peaks. Here it is the last layer's mean over all heads,
+    and the weight itself. Tokens too near the end to be looked at from afar get 1. """
+    place = torch.arange(tokens.mask.shape[1], device=tokens.mask.device)
+    is_far = place[:, None] - place > future_window         # (T, T) from i to j
+    lookers = (is_far * tokens.mask[:, :, None]).sum(1)     # (B, T) how many look at j from afar
+    received = (tokens.attention * is_far).sum(1) / lookers.clamp(min=1)
+    count = (lookers > 0).sum(1, keepdim=True)
+    mean = received.sum(1, keepdim=True) / count.clamp(min=1)
+    return torch.where((lookers > 0) & (mean > 0), received / mean, 1.0)
 
 
 Spread = typing.Annotated[float, Range(least=0.01, most=100)]
@@ -143,6 +223,30 @@ def random(tokens: Rollouts, *, placebo_std: Spread = 1.0) -> torch.Tensor:
     chance = np.random.default_rng(seed)
     noise = chance.gamma(placebo_std ** -2, placebo_std ** 2, tokens.mask.shape)
     return torch.tensor(noise, dtype=torch.float32, device=tokens.mask.device)
+
+
+@mitigation
+def covariance(tokens: Rollouts, *, covariance_share: Share = 0.0002,
+               covariance_low: NotNegative = 1.0,
+               covariance_high: NotNegative = 5.0) -> torch.Tensor:
+    """0 for a few tokens drawn from those that lower the policy's entropy fastest, 1 for all others
+    (Clip-Cov, 2505.22617).
+
+    They are drawn where (log p - mean) (advantage - mean), over the batch, lies between low and
+    high: as many as this share of the batch's tokens, at least one. """
+    if covariance_low >= covariance_high:
+        raise UserError(f"--covariance_low {covariance_low} should be below --covariance_high "
+                        f"{covariance_high}")
+    mean_log_prob = tokens.log_prob[tokens.mask].mean()
+    mean_advantage = tokens.advantage[tokens.mask].mean()
+    product = (tokens.log_prob - mean_log_prob) * (tokens.advantage - mean_advantage)
+    is_inside = (product > covariance_low) & (product < covariance_high) & tokens.mask
+    inside = is_inside.flatten().nonzero().squeeze(1)
+    count = max(1, int(covariance_share * tokens.mask.sum()))
+    order = torch.randperm(len(inside), generator=tokens.generator)[:count]
+    weight = torch.ones(tokens.mask.numel(), device=tokens.mask.device)
+    weight[inside[order.to(inside.device)]] = 0
+    return weight.view_as(tokens.log_prob)
 
 
 # those with a state or samples of their own join the lists here, by being imported
