@@ -260,6 +260,7 @@ import credit.monte_carlo         # noqa: E402, F401  the advantage vine
 import credit.measured            # noqa: E402, F401  the advantage measured
 import credit.hindsight           # noqa: E402, F401  the advantage hindsight
 import credit.belief              # noqa: E402, F401  the advantage belief
+import credit.prefix_tree         # noqa: E402, F401  also the advantage prefix_tree
 
 
 @torch.no_grad()

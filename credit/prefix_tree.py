@@ -1,0 +1,51 @@
+"""The answers to one problem as a tree: where they begin alike they are one path.
+
+    the cat sat    reward 1      the (3 answers) - cat (2) - sat (1)
+    the cat ran    reward 0                              \\ ran (1)
+    the dog ran    reward 0                    \\ dog (1) - ran (1)
+
+V of a path is the mean reward of the answers that go along it: 1/3 behind "the", 1/2 behind "the
+cat", 1 behind "the cat sat". Two ways to use the tree are here; neither samples anything.
+"""
+import torch
+
+from engine.flags import NotNegative
+from engine.registry import advantage, mitigation
+from engine.rollouts import Rollouts
+from grpo import group_mean, group_z_score, to_every_token
+
+
+@advantage
+def prefix_tree(rollouts: Rollouts, *, tree_scale: NotNegative = 1.0) -> torch.Tensor:
+    """grpo's advantage plus V(after the token) - V(before it), where V is the mean over the group's
+    answers that begin alike (TEMPO, 2509.18314).
+
+    The difference is not 0 where answers part, and only there. Both parts are in units of the
+    group's standard deviation, as in the authors' code, whose scale is 1; scale 0 is grpo. """
+    z = group_z_score(rollouts.reward, rollouts.group)
+    after = [group_mean(z, node) for node in paths(rollouts).T]
+    before = [group_mean(z, rollouts.group), *after[:-1]]
+    step = torch.stack(after, 1) - torch.stack(before, 1)
+    return to_every_token(z, rollouts) + tree_scale * step.float()
+
+
+@mitigation
+def shared_prefix(tokens: Rollouts) -> torch.Tensor:
+    """1 / the number of the group's answers that are alike up to and including this token: what
+    they share counts once.
+
+    The lambda-GRPO of Sullivan (2509.21154; its scale is --rescale none), which is not the
+    lambda_grpo of this list: that one is 2510.06870, about lengths. """
+    return torch.stack([1 / torch.bincount(node)[node] for node in paths(tokens).T], 1)
+
+
+def paths(tokens: Rollouts) -> torch.Tensor:
+    """(B, T): answers to a problem whose first t + 1 tokens are the same have the same number in
+    column t, others have different ones. An answer that has ended shares with none that goes on."""
+    ids = torch.where(tokens.mask, tokens.ids + 1, 0)
+    columns, node = [], tokens.group
+    for column in ids.T:
+        edge = node * (ids.max() + 1) + column
+        node = edge.unique(return_inverse=True)[1]
+        columns.append(node)
+    return torch.stack(columns, 1)
