@@ -261,6 +261,7 @@ import credit.measured            # noqa: E402, F401  the advantage measured
 import credit.hindsight           # noqa: E402, F401  the advantage hindsight
 import credit.belief              # noqa: E402, F401  the advantage belief
 import credit.prefix_tree         # noqa: E402, F401  also the advantage prefix_tree
+import credit.ktae                # noqa: E402, F401  the advantage ktae
 
 
 @torch.no_grad()
