@@ -262,6 +262,7 @@ import credit.hindsight           # noqa: E402, F401  the advantage hindsight
 import credit.belief              # noqa: E402, F401  the advantage belief
 import credit.prefix_tree         # noqa: E402, F401  also the advantage prefix_tree
 import credit.ktae                # noqa: E402, F401  the advantage ktae
+import credit.gtpo                # noqa: E402, F401  the advantage gtpo
 
 
 @torch.no_grad()

@@ -22,7 +22,8 @@ ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     "vine": ["--advantage", "vine", "--values_k", "2"], "oracle": [
         "--mitigation", "oracle", "--oracle_k", "1", "--answers", "2", "--max_new_tokens", "28"
     ], "learned": ["--mitigation", "learned_importance", "--importance_warmup", "1"], **{
-        name: ["--advantage", name] for name in ("dr_grpo", "rloo", "gae", "span")
+        name: ["--advantage", name]
+        for name in ("dr_grpo", "rloo", "gae", "span", "prefix_tree", "ktae", "gtpo")
     }, "values every 12": ["--advantage", "vine", "--values_every", "12", "--values_k", "1"
                            ], "short-sighted critic": ["--advantage", "gae", "--gae_lambda", "0.9"],
     "values where uncertain": ["--advantage", "vine", "--values_every", "uncertain",

@@ -1,0 +1,79 @@
+"""GTPO: rewards spread by entropy, by hand."""
+import pytest
+import torch
+
+from conftest import hand_made
+from credit.gtpo import gtpo, over_group
+
+REWARD = torch.tensor([1.1, 1.1, 0.1, 0.1])
+SQUARE = torch.ones(4, 2, dtype=torch.bool)
+
+
+def batch(mask=SQUARE, entropy=None, reward=REWARD, group=None):
+    group = torch.zeros(len(mask), dtype=torch.long) if group is None else group
+    scores = dict.fromkeys(("reward", "format", "answer", "reasoning"), reward)
+    entropy = torch.ones(mask.shape) if entropy is None else entropy
+    return hand_made(mask, entropy=entropy, scores=scores, group=group)
+
+
+def standardised(values):
+    """Over these tokens; the program adds 1e-4 to the standard deviation, like grpo."""
+    values = torch.tensor(values)
+    return (values - values.mean()) / (values.std(correction=0) + 1e-4)
+
+
+def test_alike_entropies_give_grpo_of_right_and_wrong():
+    """Every token gets 1.1: half of the group's tokens are right, so +1 and -1."""
+    right, wrong = gtpo(batch()).split(2)
+    torch.testing.assert_close(right, torch.full((2, 2), 1.0), atol=1e-3, rtol=0)
+    torch.testing.assert_close(wrong, -right)
+
+
+def test_the_unsure_are_praised_and_the_sure_are_blamed():
+    """At token 0 the right answers have entropies 3 and 1: 1 + 0.1 * 3/4 * 2 = 1.15 and 1.05. The
+    wrong ones have 4 and 1: 1/4 and 1 make shares of 0.2 and 0.8, so -1.04 and -1.16."""
+    entropy = torch.tensor([[3.0, 1.0], [1.0, 1.0], [4.0, 1.0], [1.0, 1.0]])
+    found = gtpo(batch(entropy=entropy))
+    right = standardised([1.15, 1.1, 1.05, 1.1, 0, 0, 0, 0])[:4].view(2, 2)
+    wrong = standardised([0, 0, 0, 0, 1.04, 1.1, 1.16, 1.1])[4:].view(2, 2)
+    torch.testing.assert_close(found, torch.cat([right, -wrong]))
+
+
+def test_only_answers_that_still_run_share_a_position():
+    """The first right answer is alone at token 1: it gets 1 + 0.1 * 1 * 1, whatever its entropy."""
+    mask = torch.tensor([[True, True], [True, False], [True, False]])
+    entropy = torch.tensor([[3.0, 9.0], [1.0, 50.0], [1.0, 50.0]])
+    found = gtpo(batch(mask, entropy, REWARD[[0, 1, 2]]))
+    right = standardised([1.15, 1.1, 1.05, 0])
+    torch.testing.assert_close(found[0], right[:2])
+    torch.testing.assert_close(found[1], torch.tensor([right[2], 0.0]))
+    assert found[2, 0] == pytest.approx(-standardised([0, 0, 0, 1.1])[3].item(), rel=1e-5)
+
+
+def test_the_part_decides_how_much_entropy_matters():
+    entropy = torch.tensor([[3.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    found = gtpo(batch(entropy=entropy), entropy_part=0.5)
+    torch.testing.assert_close(found[0], standardised([1.75, 1.5, 1.25, 1.5, 0, 0, 0, 0])[:2])
+    nothing = gtpo(batch(entropy=entropy), entropy_part=0.0)
+    torch.testing.assert_close(nothing[0], nothing[1])
+
+
+def test_a_token_that_was_certain_is_no_division_by_zero():
+    found = gtpo(batch(entropy=torch.zeros(4, 2)))
+    torch.testing.assert_close(found, gtpo(batch()))
+
+
+def test_groups_do_not_mix_and_one_without_a_difference_gets_nothing():
+    mask, entropy = torch.ones(6, 2, dtype=torch.bool), torch.ones(6, 2)
+    entropy[4:] = torch.tensor([[7.0], [3.0]])
+    group, reward = torch.tensor([0, 0, 0, 0, 1, 1]), torch.cat([REWARD, torch.ones(2)])
+    found = gtpo(batch(mask, entropy, reward, group))
+    torch.testing.assert_close(found[:4], gtpo(batch()))
+    assert not found[4:].any()
+
+
+def test_sums_over_a_group_are_by_position():
+    group = torch.tensor([0, 1, 0])
+    tokens = batch(torch.ones(3, 2, dtype=torch.bool), reward=REWARD[:3], group=group)
+    value = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    assert over_group(value, tokens).tolist() == [[6, 8], [3, 4], [6, 8]]
