@@ -84,12 +84,15 @@ REGIME = Experiment(
     arms=regime_arms(),
     seeds=2)
 
+# all choices that take less than five times a plain step, so without oracle, causal_ablation, vine
 LEADERBOARD = Experiment(
     name="leaderboard",
     question="Which way of spreading credit is ahead of plain GRPO, and who could have known?",
     common=CONTROL.common,
     arms={
         "none": PLAIN,
+        "measured": MEASURED,
+        "shuffled": SHUFFLED,
         "entropy_weighted": "--mitigation entropy_weighted",
         "entropy_weighted-placebo": "--mitigation entropy_weighted --placebo weights",
         "entropy_masking": "--mitigation entropy_masking",
@@ -106,8 +109,22 @@ LEADERBOARD = Experiment(
         "rloo": "--advantage rloo",
         "span": "--advantage span",
         "gae": "--advantage gae",
-        "measured": MEASURED,
-        "shuffled": SHUFFLED},
+        "gae-trunk": "--advantage gae --critic trunk",
+        "by_kind": "--mitigation by_kind",
+        "low_probability": "--mitigation low_probability",
+        "taco": "--mitigation taco",
+        "planning": "--mitigation planning",
+        "covariance": "--mitigation covariance",
+        "shared_prefix": "--mitigation shared_prefix",
+        "future_attention": "--mitigation future_attention",
+        "outcome_gradient": "--mitigation outcome_gradient",
+        "prefix_tree": "--advantage prefix_tree",
+        "ktae": "--advantage ktae",
+        "gtpo": "--advantage gtpo",
+        "belief": "--advantage belief",
+        "hindsight": "--advantage hindsight",
+        "inverse_logprob-placebo": "--mitigation inverse_logprob --placebo weights",
+        "entropy_masking-placebo": "--mitigation entropy_masking --placebo weights"},
     seeds=5,
     twice=("none",))
 

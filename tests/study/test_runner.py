@@ -12,6 +12,7 @@ import train
 from engine.command_line import read_flags
 from engine.credit_file import step_of
 from engine.errors import UserError
+from engine.registry import ADVANTAGES, MITIGATIONS
 from study import __main__ as study
 from study.experiments import EXPERIMENTS, Experiment, regime_arms
 from study.plan import Effort, in_words, plan_runs, seconds_left
@@ -54,6 +55,12 @@ def test_every_experiment_has_flags_that_train_py_takes(name, tmp_path):
         alone = Experiment(name, "", experiment.common, {arm: flags}, 1)
         [run] = plan_runs(alone, str(tmp_path), 1)
         assert run.settings.steps > 1, arm
+
+
+def test_every_cheap_choice_is_on_the_leaderboard():
+    flags = " ".join(EXPERIMENTS["leaderboard"].arms.values()).split()
+    costly = {"oracle", "causal_ablation", "vine"}
+    assert {*MITIGATIONS, *ADVANTAGES} - {*flags, "none", "grpo"} == costly
 
 
 def test_plain_grpo_comes_first_and_is_what_all_are_compared_with():
