@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from conftest import ROOT, hand_made
+from engine.given_problems import read_problems
 from grpo import answer_shares, policy_loss
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
@@ -180,6 +181,25 @@ class Run:
     def log(self, values, step): print(json.dumps({**values, "run": self.name, "at": step}))
 
 sys.modules["wandb"] = SimpleNamespace(init=Run)
+"""
+
+
+def test_a_parquet_file_becomes_lines_that_data_takes(project):
+    """Told by a stand-in for pandas, whose rows hold arrays of numpy's whole numbers."""
+    paste(project, "docs/large_models.md", "read_parquet", PANDAS)
+    problems = read_problems(str(project / "Countdown-Tasks-3to4.jsonl"))
+    assert problems == [((44, 19, 35), 98), ((3, 7, 5, 9), 24)]
+
+
+PANDAS = """
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+
+ROWS = {"nums": [np.array([44, 19, 35]), np.array([3, 7, 5, 9])], "target": np.array([98, 24])}
+ASKED = {"Countdown-Tasks-3to4/data": ROWS}
+sys.modules["pandas"] = SimpleNamespace(read_parquet=ASKED.__getitem__)
 """
 
 

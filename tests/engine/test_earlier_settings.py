@@ -105,7 +105,7 @@ def test_values_that_cannot_be_taken_over(yaml, text, said):
 
 @pytest.mark.parametrize("text, line", [
     ("device: cpu", 1), ("a:\n  b:\n    c: 1", 2), ("a:\n  - 1", 2), ("a:\n  b: &x 1", 2),
-    ("a:\n  b: {c: 1}", 2), ("a:\n  b: !!python/name:os.system", 2), ("a:\n  b: |\n  text", 2),
+    ("a:\n  b: {c: 1}", 2), ('a:\n  b: {"c": 1}', 2), ("a:\n  b: !!python/name:os.system", 2), ("a:\n  b: |\n  text", 2),
     ("a:\n\tb: 1", 2), ("a:\n  b: 1\n  b: 2", 3), ("---\na:", 1), ("a:\n  b: 010", 2),
     ("a:\n  b: .nan\n  c: NaN [", 3), ("a:\n  b: null", 2), ("a:\n  b: two words", 2),
     ("a:\n  b: 'x'", 2), ("a:\n  b: *x", 2), ("  b: 1", 1), ("a:\n  b:1", 2),
