@@ -17,9 +17,11 @@ from pathlib import Path
 import engine  # noqa: F401  before torch: it says how threads wait
 import torch
 
+import mitigations  # noqa: F401  fills the lists of choices
 from analysis.statistics import wilson_interval
 from credit.placebo import shuffled_advantage
 from credit.preferences import update_preferences
+from credit.weight import token_weight
 from engine import processes
 from engine.checked import call_choice, metrics_of
 from engine.clock import Clock, Pace
@@ -41,7 +43,6 @@ from engine.run_folder import RunFolder, open_run, run_config
 from engine.settings import Settings, make_settings
 from engine.stopping import StopRequest
 from grpo import update
-from mitigations import token_weight
 
 
 def train_step(lab: Lab, run: RunFolder, step: int) -> dict:

@@ -14,8 +14,8 @@ from grpo import divergence, dr_grpo, group_z_score, policy_loss, rloo, span, up
 from countdown_task import Task
 from credit.placebo import shuffled_advantage
 from credit.preferences import best_and_worst, update_preferences
+from credit.weight import token_weight
 from engine.registry import ADVANTAGES, MITIGATIONS, make
-from mitigations import token_weight
 from qwen2_model import Qwen2
 from engine.finite import NotFinite
 from engine.forward import micro_batches, response_log_probs

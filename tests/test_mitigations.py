@@ -9,9 +9,9 @@ import torch
 from conftest import (ASKED, ROOT, SPOKEN, copied, gradients, hand_made, looking, make_mitigation,
                       one_row, spoken)
 from countdown_task import ANSWER
+from credit.weight import token_weight
 from grpo import gradient_size, update
 from engine.registry import MITIGATIONS, NEVER_RESCALED
-from mitigations import token_weight
 from engine.errors import UserError
 from engine.packing import SharedPrompts
 from engine.forward import Forward

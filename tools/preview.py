@@ -17,7 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from countdown_task import KINDS, SECTIONS
+from credit.weight import token_weight
 from engine.credit_file import credit_steps, read_credit, step_of
 from engine.errors import UserError
 from engine.files import find_folder
@@ -31,7 +33,6 @@ from engine.rollouts import Rollouts
 from engine.run_folder import run_config
 from engine.settings import Settings, make_settings
 from engine.tokens import load_tokenizer, token_bytes
-from mitigations import token_weight
 from tools.terminal import put
 
 FLAGS = {

@@ -19,10 +19,10 @@ import torch
 from credit.belief import credit_of_beliefs, thought_lengths
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
+from credit.weight import token_weight
 from engine.checked import call_choice
 from engine.registry import make
 from engine.rollouts import Rollouts
-from mitigations import token_weight
 from truth.arms import choices, rescaling
 from truth.world import ONE, OPENING, PROMPT, World
 

@@ -3,7 +3,7 @@ import numpy as np
 import torch
 
 from conftest import hand_made, make_mitigation
-from mitigations import token_weight
+from credit.weight import token_weight
 
 
 def test_the_placebo_of_the_weights_permutes_them_over_the_tokens():

@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 from engine import processes
 from conftest import ROOT, spoken
 from credit.preferences import update_preferences
+from credit.weight import token_weight
 from grpo import update
 from engine.lab import derived_seed, make_lab
 from engine.errors import UserError
 from engine.credit_file import read_columns, write_credit
 from engine.run_folder import RunFolder
 from engine.settings import make_settings
-from mitigations import token_weight
 from train import add_advantage, main
 
 ARMS = {"plain": {}, "percentile": {"mitigation": "entropy_masking"}, "shuffled": {"mitigation": "entropy_weighted", "placebo": "weights"},

@@ -10,10 +10,10 @@ import torch
 
 import grpo
 from conftest import StateIdea, gradients
+from credit.weight import token_weight
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
-from mitigations import token_weight
 from truth import exact
 from truth.arms import choices
 from truth.batches import Batches, Listed, list_advantages, list_weights, rows_of

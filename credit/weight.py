@@ -1,0 +1,48 @@
+"""The weights of a batch as the loss takes them.
+
+What a mitigation returned is checked, shuffled for a placebo, and rescaled.
+"""
+import torch
+
+from credit.placebo import shuffled_weight
+from engine.checked import call_choice, metrics_of, refuse_tokens
+from engine.rollouts import Rollouts
+from grpo import gradient_size
+
+SIGNED = " (credit with a sign is an advantage: see docs/weightings.md)"
+
+
+@torch.no_grad()
+def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "mean",
+                 placebo: str = "none") -> tuple[torch.Tensor, dict]:
+    """The weights of a batch as the loss takes them: checked, without gradient, 0 beyond the mask,
+    shuffled for a placebo, rescaled. Also what there is to tell about them."""
+    if not tokens.mask.any():  # every answer was dropped
+        nothing = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
+        return torch.zeros_like(tokens.log_prob), nothing
+    weight, note = call_choice(chosen, f"the mitigation {name}", tokens, lab), None
+    refuse_tokens(weight < 0, tokens.mask, f"the mitigation {name} is negative", hint=SIGNED)
+    if not weight.any():
+        weight, note = tokens.mask.float(), "all weights were 0: every token gets 1"
+    if placebo == "weights":
+        weight = shuffled_weight(weight, tokens)
+    factor = scale_factor(weight, tokens, rescale)
+    if not (weight * factor).isfinite().all():
+        factor, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
+    weight = weight * factor
+    return weight, {**metrics_of(chosen, name), "weight_factor": factor,
+                    "weight_max": weight.max().item(), "weight_note": note}
+
+
+def scale_factor(weight: torch.Tensor, tokens: Rollouts, rescale: str) -> float:
+    """mean: so that the batch's tokens weigh 1 on average. gradient: so that the gradients at the
+    logits have the same sum of sizes as without weights."""
+    if rescale == "none":
+        return 1.0
+    size = tokens.mask.double()
+    if rescale == "gradient":
+        size = size * tokens.advantage.abs() * gradient_size(tokens.log_prob, tokens.collision)
+    whole, weighted = size.sum().item(), (weight * size).sum().item()
+    if whole == 0:
+        return 1.0
+    return whole / weighted if weighted > 0 else float("inf")
