@@ -246,7 +246,7 @@ def covariance(tokens: Rollouts, *, covariance_share: Share = 0.0002,
     return weight.view_as(tokens.log_prob)
 
 
-# those with a state or samples of their own join the lists here, by being imported
+# those with a state, samples or a file of their own join the lists here, by being imported
 import credit.lambda_grpo         # noqa: E402, F401
 import credit.learned_importance  # noqa: E402, F401
 import credit.causal_ablation     # noqa: E402, F401

@@ -21,7 +21,7 @@ def tree(ids=IDS, mask=MASK, group=GROUP, reward=REWARD):
 
 
 def test_a_shared_token_weighs_one_over_those_that_share_it():
-    """By hand: three begin with "the", two go on with "cat"; the other problem's answer is alone."""
+    """Three begin with "the", two go on with "cat"; the other problem's answer is alone."""
     third = 1 / 3
     expected = torch.tensor([[third, 0.5, 1], [third, 0.5, 1], [third, 1, 1], [1, 1, 0]])
     torch.testing.assert_close(shared_prefix(tree()) * MASK, expected)
