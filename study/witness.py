@@ -3,7 +3,7 @@
 A result outlives changes of names, comments and speed, and does not outlive a change of a formula.
 So it is not the source of an arm that is compared but what the arm does: reward, loss and gradient
 of two steps, on a few answers of the shipped model. A probe has formulas of its own, and of it the
-source is compared, without docstrings and comments.
+source is compared, without docstrings, comments and imports.
 """
 import ast
 import contextlib
@@ -51,7 +51,7 @@ def sources_of(module: str | None) -> dict[str, str]:
             continue
         tree = ast.parse((PROJECT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
         to_read += imports_from_truth(tree)
-        found[name] = hashlib.sha256(ast.unparse(without_docstrings(tree)).encode()).hexdigest()
+        found[name] = hashlib.sha256(ast.unparse(what_computes(tree)).encode()).hexdigest()
     return dict(sorted(found.items()))
 
 
@@ -60,7 +60,9 @@ def imports_from_truth(tree: ast.Module) -> list[str]:
             if isinstance(node, ast.ImportFrom) and node.module.startswith("truth.")]
 
 
-def without_docstrings(tree: ast.Module) -> ast.Module:
+def what_computes(tree: ast.Module) -> ast.Module:
+    """The same without docstrings, and without imports: a function may move to another file."""
+    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     for node in ast.walk(tree):
         may_have_one = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         if may_have_one and ast.get_docstring(node):

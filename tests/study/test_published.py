@@ -148,7 +148,7 @@ def test_comments_and_docstrings_do_not_count_as_source(tmp_path, monkeypatch):
                      "    return A\n")
     before = witness.sources_of("truth.probe")
     assert list(before) == ["truth.helper", "truth.probe"]
-    probe.write_text('"""Other."""\nfrom truth.helper import A  # why\n\ndef f():\n    """Too."""\n'
+    probe.write_text('"""Other."""\nimport math\nfrom truth.helper import A  # why\n\ndef f():\n    """Too."""\n'
                      "    return A\n")
     assert witness.sources_of("truth.probe") == before
     helper.write_text("A = 2\n")
