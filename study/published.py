@@ -37,7 +37,9 @@ def publish(folder: Path, name: str | None = None) -> Path:
     result = {key: numbers[key] for key in KEPT}
     result["command"] = as_anyone_types(result["command"])
     arms = arms_of(result["measured"])
-    result |= {"day": date.today().isoformat(), "made_by": made_by(result["measured"], arms)}
+    commit = numbers["git_commit"]  # the probe may have changed since
+    result |= {"day": date.today().isoformat(),
+               "made_by": made_by(result["measured"], arms, commit)}
     make_folder(RESULTS)
     path = RESULTS / f"{name or short_name(result['measured'])}.json"
     replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
@@ -59,11 +61,12 @@ def short_name(measured: str) -> str:
     return measured.removeprefix("study-")
 
 
-def made_by(measured: str, arms: dict[str, str]) -> dict:
-    """What the numbers depend on: model, recipe, the arms' doings, the source of a probe."""
+def made_by(measured: str, arms: dict[str, str], commit: str | None = None) -> dict:
+    """What the numbers depend on: model, recipe, the arms' doings, the source of a probe, today or
+    in a commit."""
     return {"model": fingerprint(PROJECT / "models/tiny"),
             "recipe": read_json(PROJECT / "models/tiny/recipe.json"),
-            "arms": witness_of(arms), "source": sources_of(module_of(measured))}
+            "arms": witness_of(arms), "source": sources_of(module_of(measured), commit)}
 
 
 def arms_of(measured: str) -> dict[str, str]:

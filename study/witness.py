@@ -10,10 +10,12 @@ import contextlib
 import hashlib
 import io
 import math
+import subprocess
 import tempfile
 from pathlib import Path
 
 import train
+from engine.errors import UserError
 from engine.files import PROJECT, read_lines
 from engine.registry import ADVANTAGES, MITIGATIONS
 
@@ -42,17 +44,29 @@ def what_it_does(flags: str) -> list[list]:
         return [[line[name] for name in WATCHED] for line in read_lines(run / "metrics.jsonl")]
 
 
-def sources_of(module: str | None) -> dict[str, str]:
-    """Of a probe and of what it takes from its room: sha256 of what is computed, by module."""
+def sources_of(module: str | None, commit: str | None = None) -> dict[str, str]:
+    """Of a probe and of what it takes from its room: sha256 of what is computed, by module. Of
+    today's files, or of those of a commit."""
     found, to_read = {}, [module] if module else []
     while to_read:
         name = to_read.pop()
         if name in found:
             continue
-        tree = ast.parse((PROJECT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
+        tree = ast.parse(source_of(f"{name.replace('.', '/')}.py", commit))
         to_read += imports_from_truth(tree)
         found[name] = hashlib.sha256(ast.unparse(what_computes(tree)).encode()).hexdigest()
     return dict(sorted(found.items()))
+
+
+def source_of(path: str, commit: str | None) -> str:
+    if commit is None:
+        return (PROJECT / path).read_text(encoding="utf-8")
+    shown = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=PROJECT, capture_output=True,
+                           text=True)
+    if shown.returncode:
+        raise UserError(f"{path} of commit {commit[:7]}, which measured this, is not known here: "
+                        f"{shown.stderr.strip()}")
+    return shown.stdout
 
 
 def imports_from_truth(tree: ast.Module) -> list[str]:

@@ -1,6 +1,7 @@
 """Results beside the pages: published once, written into the pages, out of date when the lab does
 something else."""
 import json
+import subprocess
 
 import pytest
 from conftest import ROOT
@@ -154,6 +155,16 @@ def test_comments_and_docstrings_do_not_count_as_source(tmp_path, monkeypatch):
     helper.write_text("A = 2\n")
     after = witness.sources_of("truth.probe")
     assert [name for name in after if after[name] != before[name]] == ["truth.helper"]
+
+
+def test_the_source_is_that_of_the_commit_that_measured():
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    if head.returncode:
+        pytest.skip("needs a checkout")
+    of_commit = witness.sources_of("truth.exact", head.stdout.strip())
+    assert {"truth.exact", "truth.world", "truth.batches"} <= set(of_commit)
+    with pytest.raises(UserError, match="truth/exact.py of commit 0000000, which measured this"):
+        witness.sources_of("truth.exact", "0" * 40)
 
 
 def test_what_says_nothing_is_not_published(results, tmp_path):
