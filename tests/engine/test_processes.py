@@ -29,7 +29,8 @@ from train import add_advantage, main
 ARMS = {"plain": {}, "percentile": {"mitigation": "entropy_masking"}, "shuffled": {"mitigation": "entropy_weighted", "placebo": "weights"},
         "hidden": {"mitigation": "learned_importance", "importance_warmup": 0}, "attention": {"mitigation": "attention_credit"},
         "sequence": {"loss_norm": "sequence", "epochs": 2}, "critic": {"advantage": "gae"}, "values": {"advantage": "vine", "values_every": "8"},
-        "kl": {"kl": 0.1}, "dpo": {"loss": "dpo"}}
+        "kl": {"kl": 0.1}, "dpo": {"loss": "dpo"}, "belief": {"advantage": "belief"},
+        "attribution": {"mitigation": "outcome_gradient", "noise_std": 0.1}}
 
 
 def measured(model: str) -> dict[str, torch.Tensor]:
