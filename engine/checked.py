@@ -24,8 +24,9 @@ def call_choice(chosen, whose: str, tokens: Rollouts, lab=None) -> torch.Tensor:
 def to_frame(values, whose: str, mask: torch.Tensor) -> torch.Tensor:
     """(B, T) of what was returned. A number for each answer is (B, 1): (B,) would be spread
     over T."""
-    got = repr(values)[:40]
-    if isinstance(values, torch.Tensor):
+    if not isinstance(values, torch.Tensor):
+        got = repr(values)[:40]
+    else:
         got = f"one on {values.device} of shape {tuple(values.shape)}"
         if values.dim() == 2 and values.device == mask.device:
             try:

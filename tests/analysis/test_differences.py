@@ -113,10 +113,10 @@ def test_holm_over_the_arms(tmp_path, monkeypatch):
 
 
 def test_a_true_null_between_arms_is_called_null(tmp_path):
-    """100 experiments of four arms without a difference, three seeds each: no arm is called
-    better or worse in at least 90."""
+    """50 experiments of four arms without a difference, three seeds each: no arm is called
+    better or worse in at least 45."""
     wrong = 0
-    for i in range(100):
+    for i in range(50):
         rng = np.random.default_rng(i)
         ends = {
             arm: {
@@ -141,7 +141,7 @@ def test_a_true_null_between_arms_is_called_null(tmp_path):
         }
         comparison = Comparison([run for arm in ends.values() for run in arm.values()], None)
         wrong += any(row["verdict"] in ("better", "worse") for row in rows_of(comparison).values())
-    assert wrong <= 10
+    assert wrong <= 5
 
 
 def test_the_area_is_that_of_straight_lines():
