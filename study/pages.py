@@ -17,21 +17,16 @@ comes last.
 """
 import re
 import textwrap
-from pathlib import Path
 
 from analysis.tables import WIDTH, Table, by_row
 from engine.errors import UserError
-from engine.files import PROJECT, replace_text
+from engine.files import replace_text
 from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.progress import say
-from study.published import RESULTS, read_result
+from study.published import RESULTS, pages, read_result
 
 MARKED = re.compile(r"<!-- (table|words|source|number) ([^>]+?) -->(.*?)<!-- end -->", re.S)
 FLAGS = {"check": Flag(False, "change nothing; exit status 1 if a page is out of date")}
-
-
-def pages() -> list[Path]:
-    return [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 
 
 def main(argv: list[str]) -> None:

@@ -26,7 +26,8 @@ KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", 
 
 
 def publish(folder: Path, name: str | None = None) -> Path:
-    """Take the numbers and pictures of a report or a probe, in the place of those before."""
+    """Take the numbers of a report or a probe, and its pictures that pages show, in the place of
+    those before."""
     numbers = read_json(folder / "numbers.json")
     missing = [key for key in (*KEPT, "settings", "quick_look") if key not in numbers]
     if missing:
@@ -43,9 +44,16 @@ def publish(folder: Path, name: str | None = None) -> Path:
     make_folder(RESULTS)
     path = RESULTS / f"{name or short_name(result['measured'])}.json"
     replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    shown = "".join(page.read_text(encoding="utf-8") for page in pages())
     for picture in folder.glob("*.png"):
-        shutil.copy(picture, RESULTS / f"{path.stem}-{picture.name}")
+        kept = RESULTS / f"{path.stem}-{picture.name}"
+        if f"results/{kept.name}" in shown:
+            shutil.copy(picture, kept)
     return path
+
+
+def pages() -> list[Path]:
+    return [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 
 
 def as_anyone_types(command: str) -> str:

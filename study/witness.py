@@ -12,6 +12,7 @@ import io
 import math
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import train
@@ -32,9 +33,23 @@ def every_arm() -> dict[str, str]:
 
 def witness_of(arms: dict[str, str]) -> dict[str, dict]:
     """Of each arm its flags, and what it did."""
-    return {arm: {"flags": flags, "did": what_it_does(flags)} for arm, flags in arms.items()}
+    return {arm: {"flags": flags, "did": what_it_does(without_short(flags))}
+            for arm, flags in arms.items()}
 
 
+def without_short(flags: str) -> str:
+    """Without the flags that SHORT has its own values for: so results share most of their arms."""
+    taken = {word for word in SHORT.split() if word.startswith("--")}
+    words, kept = iter(flags.split()), []
+    for word in words:
+        if word in taken:
+            next(words)  # its value
+        else:
+            kept.append(word)
+    return " ".join(kept)
+
+
+@cache
 def what_it_does(flags: str) -> list[list]:
     """WATCHED of each of two steps."""
     with tempfile.TemporaryDirectory() as folder:

@@ -98,14 +98,18 @@ def report(tmp_path, **changes):
     folder = tmp_path / "report"
     folder.mkdir()
     (folder / "numbers.json").write_text(json.dumps(numbers))
-    (folder / "curve.png").write_bytes(b"a picture")
+    for name in ("curve", "other"):
+        (folder / f"{name}.png").write_bytes(b"a picture")
     return folder
 
 
 def test_a_published_result_is_up_to_date_until_an_arm_does_something_else(
         results, tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text("![A curve](results/subject-curve.png)")
+    monkeypatch.setattr(published, "pages", lambda: [page])
     path = published.publish(report(tmp_path))
-    assert path == results / "subject.json"
+    assert path == results / "subject.json" and not (results / "subject-other.png").exists()
     assert (results / "subject-curve.png").read_bytes() == b"a picture"
     assert json.loads(path.read_text())["command"] == "python -m study subject"
     assert out_of_date(path) == []
@@ -118,7 +122,15 @@ def test_a_published_result_is_up_to_date_until_an_arm_does_something_else(
         return weight
 
     monkeypatch.setitem(MITIGATIONS, "none", none)
+    witness.what_it_does.cache_clear()
     assert out_of_date(path) == ["none does something else"]
+    witness.what_it_does.cache_clear()
+
+
+def test_arms_that_differ_in_what_is_short_anyway_are_made_once():
+    longer = "--questions 8 --answers 8 --steps 60 --advantage measured --measured_k 2"
+    assert witness.without_short(longer) == "--advantage measured --measured_k 2"
+    assert witness.without_short("--mitigation random") == "--mitigation random"
 
 
 def test_another_model_another_recipe_and_another_source_are_named():
