@@ -61,8 +61,8 @@ def cells_table(rows: list) -> Table:
                "difference": "points", "95%": "points"}
     return Table("cells", "The same as numbers", by_row(formats, rows), "",
                  [f"every run trains on about {TRAINED_ANSWERS:,} answers; held-out success, "
-                  "sampled, at the end; seeds are those of both arms. With two seeds an interval "
-                  "is wide"], {"95%": "95% interval"})
+                  "sampled, at the end; seeds are those of both arms. With one seed an interval is "
+                  "about problems alone, with two it is wide"], {"95%": "95% interval"})
 
 
 def draw(study: Study, differences: Cells, plain: Cells):
