@@ -3,12 +3,15 @@
 What is decided was written down before the runs were made:
 
     measure     success on the held-out problems, one sampled answer each, at the end
-    compared    the mean over an arm's seeds minus the mean over plain GRPO's, which has twice as
-                many
-    error       the spread over seeds is taken to be that of all arms together, plain GRPO's is its
-                own; the degrees of freedom are Satterthwaite's
+    compared    with plain GRPO's, which has twice as many seeds. A seed stands for the problems it
+                trains on, so success is taken to be a part of the arm, a part of the seed and
+                chance, by least squares over all finished runs
+    error       by the chance that is left, of all arms together: with few seeds that of one arm
+                alone is hardly known
     verdict     ahead or behind if p, by Holm's correction over all arms, is below 0.05; otherwise
                 open, and the finding says which difference would have been seen
+    controls    are no candidates: each is compared with plain GRPO as in the experiment control, by
+                seed and by problem, without a correction
 
 An arm that is ahead or behind is also compared with its own placebo, the same weights at other
 tokens: what both have in common is not due to the arm's choice of tokens. The arm `measured` is a
@@ -27,7 +30,7 @@ from engine.files import read_json
 from study import forecast
 from study.control import tokens_beside
 from study.experiments import RACE_STEPS, RACE_TO
-from study.finished import END, Study, evaluated
+from study.finished import END, Study, ahead, evaluated
 from study.forecast import START, THIRD, Racer, as_text
 from truth.common import Findings
 
@@ -40,7 +43,6 @@ SEEN = 0.05
 class Entry:
     """An arm on the board."""
     racer: Racer
-    success: np.ndarray                 # at the end, by seed
     ahead: Estimate | None = None       # of plain GRPO
     p: float = float("nan")             # of that, corrected
     of_placebo: Estimate | None = None  # ahead of its own placebo
@@ -76,55 +78,58 @@ def make_entries(study: Study, plain: str) -> list[Entry]:
               THIRD: forecast.noise_of_arms(study.later_scores)}
     entries = {}
     for arm, runs in study.runs.items():
-        success = [evaluated(run, END)["success"] for run in runs.values()]
-        entries[arm] = Entry(forecast.make_racer(arm, runs, noises), np.array(success),
-                             beside=tokens_beside(runs))
-    compare_all(entries, plain)
-    return sorted(entries.values(), key=lambda entry: -entry.success.mean())
+        entries[arm] = Entry(forecast.make_racer(arm, runs, noises), beside=tokens_beside(runs))
+    compare_all(entries, parts_of_success(study), plain)
+    for arm in set(CONTROLS) & set(entries):
+        entries[arm].ahead = ahead(study, arm, plain, END)[1]
+        entries[arm].p = entries[arm].ahead.p
+    return sorted(entries.values(), key=lambda entry: -entry.racer.success)
 
 
-def compare_all(entries: dict[str, Entry], plain: str) -> None:
-    """Each with plain GRPO, and with its own placebo."""
-    others = [entry for arm, entry in entries.items() if arm != plain]
-    shared = pooled([entry.success for entry in others])
-    own = pooled([entries[plain].success])
-    for entry in others:
-        entry.ahead = difference(entry.success, shared, entries[plain].success, own, len(others))
-        placebo = entries.get(entry.racer.arm + PLACEBO)
-        if placebo:
-            entry.of_placebo = difference(entry.success, shared, placebo.success, shared)
-    known = [entry for entry in others if np.isfinite(entry.ahead.p)]
+def compare_all(entries: dict[str, Entry], parts: "Parts", plain: str) -> None:
+    """Each candidate with plain GRPO, and with its own placebo."""
+    candidates = {arm: entry for arm, entry in entries.items() if arm not in (plain, *CONTROLS)}
+    for arm, entry in candidates.items():
+        entry.ahead = parts.difference(arm, plain, len(candidates))
+        if arm + PLACEBO in entries:
+            entry.of_placebo = parts.difference(arm, arm + PLACEBO)
+    known = [entry for entry in candidates.values() if np.isfinite(entry.ahead.p)]
     for entry, p in zip(known, holm([entry.ahead.p for entry in known])):
         entry.p = p
 
 
 @dataclass
-class Spread:
-    """A variance over seeds, and how well it is known."""
-    variance: float
-    freedom: int
+class Parts:
+    """What success is made of, by least squares: the arms' parts first, then the seeds'."""
+    arms: list[str]
+    values: np.ndarray       # (arms and seeds,)
+    covariance: np.ndarray
+    freedom: int             # behind the chance that is left
+
+    def difference(self, one: str, other: str, tests: int = 1) -> Estimate:
+        sign = np.zeros(len(self.values))
+        sign[self.arms.index(one)], sign[self.arms.index(other)] = 1, -1
+        error = float(np.sqrt(sign @ self.covariance @ sign))
+        return estimate(float(sign @ self.values), error, self.freedom, tests)
 
 
-def pooled(samples: list[np.ndarray]) -> Spread:
-    """Of all samples together, each about its own mean."""
-    freedom = sum(len(sample) - 1 for sample in samples)
-    squares = sum(float(np.square(sample - sample.mean()).sum()) for sample in samples)
-    return Spread(squares / freedom if freedom else float("nan"), freedom)
-
-
-def difference(one: np.ndarray, its: Spread, other: np.ndarray, others: Spread,
-               tests: int = 1) -> Estimate:
-    """Of two means, the error from two spreads (Welch; Satterthwaite 1946). Where both have the
-    same spread it counts once."""
-    parts = [its.variance / len(one), others.variance / len(other)]
-    whole = sum(parts)
-    if its is others:
-        freedom = float(its.freedom)
-    else:
-        squares = [part ** 2 / max(spread.freedom, 1)
-                   for part, spread in zip(parts, (its, others))]
-        freedom = whole ** 2 / sum(squares) if sum(squares) > 0 else 0.0
-    return estimate(float(one.mean() - other.mean()), float(np.sqrt(whole)), freedom, tests)
+def parts_of_success(study: Study) -> Parts:
+    """Of the finished runs, at the end. With two arms it is the paired comparison of the two."""
+    arms = list(study.runs)
+    seeds = sorted({seed for runs in study.runs.values() for seed in runs})
+    rows, success = [], []
+    for arm, runs in study.runs.items():
+        for seed, run in runs.items():
+            row = np.zeros(len(arms) + len(seeds))
+            row[arms.index(arm)] = row[len(arms) + seeds.index(seed)] = 1
+            rows.append(row)
+            success.append(evaluated(run, END)["success"])
+    design, success = np.array(rows), np.array(success)
+    values, _, rank, _ = np.linalg.lstsq(design, success, rcond=None)
+    freedom = len(success) - int(rank)
+    left = float(np.square(success - design @ values).sum())
+    variance = left / freedom if freedom else float("nan")
+    return Parts(arms, values, variance * np.linalg.pinv(design.T @ design), freedom)
 
 
 def knowledge(folder: Path | None) -> dict[str, float]:

@@ -10,7 +10,7 @@ from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
 
 from analysis.runs import read_run
-from analysis.statistics import student_quantile
+from analysis.statistics import Estimate, student_quantile
 from countdown_task import ANSWER, NUMBER, OPERATOR, THINK
 from engine.errors import UserError
 from study import control, credit_shares, forecast, leaderboard, regime, subject
@@ -321,23 +321,30 @@ def test_without_scores_there_is_no_forecast(tmp_path):
 
 # the leaderboard
 
-def test_the_spread_over_seeds_is_that_of_all_arms():
-    """Squares about the means: 2 of three values, 8 of two: 10 over 2 + 1."""
-    spread = leaderboard.pooled([np.array([1.0, 2, 3]), np.array([2.0, 6])])
-    assert (spread.variance, spread.freedom) == (pytest.approx(10 / 3), 3)
-    assert math.isnan(leaderboard.pooled([np.array([1.0])]).variance)
+def test_with_two_arms_the_difference_is_the_paired_one(tmp_path):
+    """Of 4 problems 1, 2, 3 against 2, 4, 4: differences 1/4, 2/4, 1/4, by Student's t with 2
+    degrees of freedom. A seed that only one arm has changes nothing."""
+    d = np.array([0.25, 0.5, 0.25])
+    reach = student_quantile(0.975, 2) * d.std(ddof=1) / math.sqrt(3)
+    for plain in ([1, 2, 3], [1, 2, 3, 4]):
+        study = board_of(tmp_path / str(len(plain)), {"none": plain, "rloo": [2, 4, 4]})
+        parts = leaderboard.parts_of_success(study)
+        found = parts.difference("rloo", "none")
+        assert parts.freedom == 2 and found.value == pytest.approx(d.mean())
+        assert found.interval == pytest.approx((d.mean() - reach, d.mean() + reach))
 
 
-def test_the_error_of_a_difference_has_satterthwaites_freedom():
-    """Variances 4 / 2 and 9 / 3 of the two means: error sqrt(5), freedom 25 / (4 / 10 + 9 / 2)."""
-    one, other = np.array([1.0, 3]), np.array([5.0, 6, 7])
-    found = leaderboard.difference(one, leaderboard.Spread(4.0, 10), other,
-                                   leaderboard.Spread(9.0, 2))
-    reach = student_quantile(0.975, 25 / 4.9) * math.sqrt(5)
-    assert found.value == -4 and found.interval == pytest.approx((-4 - reach, -4 + reach))
-    same = leaderboard.Spread(4.0, 10)
-    reach = student_quantile(0.975, 10) * math.sqrt(2 + 4 / 3)
-    assert leaderboard.difference(one, same, other, same).high == pytest.approx(-4 + reach)
+def test_the_chance_is_that_of_all_arms_together(tmp_path):
+    """Three arms, two seeds: what is left after arms and seeds has 6 - 3 - 1 degrees of freedom. By
+    hand: success in quarters (1, 2), (2, 2), (3, 4); means by arm 1.5, 2, 3.5, by seed 2, 8/3, all
+    7/3; what is left -1/6, 1/6, 1/3, -1/3, -1/6, 1/6 of a quarter."""
+    study = board_of(tmp_path, {"none": [1, 2], "rloo": [2, 2], "span": [3, 4]})
+    parts = leaderboard.parts_of_success(study)
+    left = np.array([-1 / 6, 1 / 6, 1 / 3, -1 / 3, -1 / 6, 1 / 6]) / 4
+    error = math.sqrt(np.square(left).sum() / 2 * (1 / 2 + 1 / 2))
+    found = parts.difference("span", "none")
+    assert parts.freedom == 2 and found.value == pytest.approx(0.5)
+    assert found.high == pytest.approx(0.5 + student_quantile(0.975, 2) * error)
 
 
 def board_of(folder, successes):
@@ -351,15 +358,19 @@ def board_of(folder, successes):
     return study_of(replace(LEADERBOARD, arms=arms), folder, runs)
 
 
-def test_the_board_is_sorted_and_knows_its_controls(tmp_path):
-    """Of 4 problems plain GRPO solves 2, measured 4, shuffled none; entropy and its placebo 3."""
+def test_the_board_is_sorted_and_knows_its_controls(tmp_path, monkeypatch):
+    """Candidates go by the parts of success, controls by the comparison of the experiment control,
+    which has too few problems here to tell anything apart."""
+    paired = {"measured": Estimate(0.4, 0.1, 0.7, 0.01),
+              "shuffled": Estimate(-0.4, -0.7, -0.1, 0.01)}
+    monkeypatch.setattr(leaderboard, "ahead", lambda study, arm, plain, place: (2, paired[arm]))
     study = board_of(tmp_path, {"none": [2, 2, 2, 3], "measured": [4, 4], "shuffled": [0, 0],
-                                "entropy": [3, 3], "entropy-placebo": [3, 2]})
+                                "entropy": [2, 3], "entropy-placebo": [2, 2]})
     findings = leaderboard.report(study)
     board = rows(findings.tables[0])
-    assert list(board) == ["measured", "entropy", "entropy-placebo", "none", "shuffled"]
-    assert board["measured"]["ahead"] == pytest.approx(1 - 0.5625)
-    assert board["measured"]["beside"] == 3
+    assert list(board) == ["measured", "entropy", "none", "entropy-placebo", "shuffled"]
+    assert board["measured"]["ahead"] == 0.4 and board["measured"]["beside"] == 3
+    assert board["entropy"]["ahead"] == pytest.approx(0.125)
     assert board["entropy"]["placebo"] == pytest.approx(0.125)
     assert board["none"]["ahead"] is None and board["none"]["verdict"] == ""
     verdicts = {arm: board[arm]["verdict"] for arm in ("measured", "entropy", "shuffled")}
