@@ -196,7 +196,9 @@ def notes(plain: str) -> list[str]:
             "the reward is decided, from -1 to 1, 0 by chance; noise: batches until noise and "
             "signal are alike; answers needed: trained on until the mean success of the last "
             f"{RACE_STEPS} training steps reaches {RACE_TO:.0%}; beside: tokens sampled for the "
-            f"credit, by trained token; open: not told apart from {plain}"]
+            f"credit, by trained token; open: not told apart from {plain}. The controls "
+            f"{' and '.join(CONTROLS)} are compared by seed and by problem, and their p is not "
+            "corrected"]
 
 
 def draw(study: Study, entries: list[Entry], plain: str):
