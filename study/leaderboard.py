@@ -1,6 +1,6 @@
 """The leaderboard: what each way of spreading credit knows, does to the gradient, does to training.
 
-What is decided was written down before the runs were made:
+How it is decided, whatever comes out:
 
     measure     success on the held-out problems, one sampled answer each, at the end
     compared    with plain GRPO's, which has twice as many seeds. A seed stands for the problems it
