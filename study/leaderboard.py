@@ -9,7 +9,8 @@ How it is decided, whatever comes out:
     error       by the chance that is left, of all arms together: with few seeds that of one arm
                 alone is hardly known
     verdict     ahead or behind if p, by Holm's correction over all arms, is below 0.05; otherwise
-                open, and the finding says which difference would have been seen
+                open, and the finding says which difference would have been seen. Of an arm with
+                one seed nothing is said
     controls    are no candidates: each is compared with plain GRPO as in the experiment control, by
                 seed and by problem, without a correction
 
@@ -37,6 +38,7 @@ from truth.common import Findings
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = ("measured", "shuffled")
 SEEN = 0.05
+FEWEST_SEEDS = 2  # before anything is said: a single run may collapse, in any arm
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Entry:
 
     @property
     def verdict(self) -> str:
-        if not np.isfinite(self.p):
+        if self.racer.seeds < FEWEST_SEEDS or not np.isfinite(self.p):
             return "too few seeds"
         if self.p >= SEEN:
             return "open"

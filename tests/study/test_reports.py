@@ -381,6 +381,12 @@ def test_the_board_is_sorted_and_knows_its_controls(tmp_path, monkeypatch):
     assert (tmp_path / "board.png").exists()
 
 
+def test_of_a_single_seed_nothing_is_said(tmp_path):
+    study = board_of(tmp_path, {"none": [2, 2, 2], "rloo": [2, 2, 2], "span": [0]})
+    board = rows(leaderboard.report(study).tables[0])
+    assert board["span"]["verdict"] == "too few seeds" and board["rloo"]["verdict"] == "open"
+
+
 def test_without_its_controls_a_board_is_not_to_be_trusted(tmp_path):
     study = board_of(tmp_path, {"none": [2, 3], "measured": [2, 3], "entropy": [3, 2]})
     said = leaderboard.report(study).tables[0].finding
