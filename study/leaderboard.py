@@ -82,9 +82,10 @@ def make_entries(study: Study, plain: str) -> list[Entry]:
     for arm, runs in study.runs.items():
         entries[arm] = Entry(forecast.make_racer(arm, runs, noises), beside=tokens_beside(runs))
     compare_all(entries, parts_of_success(study), plain)
-    for arm in set(CONTROLS) & set(entries):
-        entries[arm].ahead = ahead(study, arm, plain, END)[1]
-        entries[arm].p = entries[arm].ahead.p
+    for arm in CONTROLS:
+        _, difference = ahead(study, arm, plain, END)
+        if difference:  # they have a seed in common
+            entries[arm].ahead, entries[arm].p = difference, difference.p
     return sorted(entries.values(), key=lambda entry: -entry.racer.success)
 
 
