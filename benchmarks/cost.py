@@ -26,7 +26,9 @@ from engine.registry import MITIGATIONS
 MEBIBYTE = 2 ** 20
 ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     **{name: ["--advantage", name]
-       for name in ("dr_grpo", "rloo", "gae", "vine", "span", "hindsight", "belief")},
+       for name in ("dr_grpo", "rloo", "gae", "vine", "span", "hindsight", "belief",
+                    "prefix_tree", "ktae", "gtpo")},
+    "gae, trunk": ["--advantage", "gae", "--critic", "trunk"],
     "vine, every 16": ["--advantage", "vine", "--values_every", "16"],
     "rescale gradient": ["--mitigation", "equal_gradient", "--rescale", "gradient"],
     "placebo weights": ["--mitigation", "equal_gradient", "--placebo", "weights"],
