@@ -34,28 +34,37 @@ class Racer:
 
 
 def report(study: Study) -> Findings:
-    noises = {START: noise_of_arms(study.scores), THIRD: noise_of_arms(study.later_scores)}
-    racers = sorted((make_racer(arm, runs, noises) for arm, runs in study.runs.items()),
-                    key=lambda racer: (racer.answers, -racer.success))
-    forecasts = [(when, known_at(when, racers)) for when in noises]
+    racers = sorted(racers_of(study).values(), key=lambda racer: (racer.answers, -racer.success))
+    forecasts = [(when, known_at(when, racers)) for when in (START, THIRD)]
     correlations = {when: correlate(known, when) for when, known in forecasts}
     tables = [race_table(racers, study), correlation_table(correlations)]
     return Findings("The forecast", study.intro(), tables, ("race",),
                     pictures=[draw(study, forecasts)], places={"race": ("forecast",)})
 
 
+def racers_of(study: Study) -> dict[str, Racer]:
+    """Of each arm that has a finished run."""
+    noises = {START: noise_of_arms(study.scores), THIRD: noise_of_arms(study.later_scores)}
+    return {arm: make_racer(arm, runs, noises) for arm, runs in study.runs.items()}
+
+
 def noise_of_arms(folder: Path | None) -> dict[str, float]:
-    """From the scoreboard's table of directions; arms whose noise is unknown are left out."""
+    """Arms whose noise is unknown are left out."""
+    noises = scored(folder, "directions", "noise")
+    return {arm: noise for arm, noise in noises.items() if is_number(noise) and noise > 0}
+
+
+def scored(folder: Path | None, table: str, column: str) -> dict[str, float | None]:
+    """What the scoreboard's table has in this column, by arm."""
     if folder is None:
         return {}
     numbers = read_json(folder / "numbers.json")
     try:
-        tables = {table["name"]: table for table in numbers["tables"]}
-        noises = {row["arm"]: row["noise"] for row in tables["directions"]["rows"]}
+        tables = {of_numbers["name"]: of_numbers for of_numbers in numbers["tables"]}
+        return {row["arm"]: row[column] for row in tables[table]["rows"]}
     except (KeyError, TypeError):
-        raise UserError(f"{folder}/numbers.json has no table of directions: what --scores and "
+        raise UserError(f"{folder}/numbers.json has no table of {table}: what --scores and "
                         "--later_scores name is written by python -m truth.scoreboard") from None
-    return {arm: noise for arm, noise in noises.items() if is_number(noise) and noise > 0}
 
 
 def make_racer(arm: str, runs: dict[int, dict], noises: dict[str, dict[str, float]]) -> Racer:

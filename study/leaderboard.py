@@ -19,7 +19,6 @@ tokens: what both have in common is not due to the arm's choice of tokens. The a
 control that must be ahead, `shuffled` one that must be behind.
 """
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from analysis.plots import BLUE, GREY, ORANGE, panels, save
 from analysis.statistics import Estimate, estimate, holm
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from engine.files import read_json
 from study import forecast
 from study.control import tokens_beside
 from study.experiments import RACE_STEPS, RACE_TO
@@ -63,8 +61,8 @@ def report(study: Study) -> Findings:
     plain = next(iter(study.experiment.arms))
     race = forecast.report(study)
     entries = make_entries(study, plain)
-    knows = {when: knowledge(folder) for when, folder in
-             ((START, study.scores), (THIRD, study.later_scores))}
+    knows = {START: forecast.scored(study.scores, "scores", "index"),
+             THIRD: forecast.scored(study.later_scores, "scores", "index")}
     board = board_table(entries, knows, plain)
     picture = draw(study, entries, plain)
     return Findings("The leaderboard", study.intro(), [board, *race.tables],
@@ -76,29 +74,14 @@ def make_entries(study: Study, plain: str) -> list[Entry]:
     """Those of which a run is finished, the best first."""
     if plain not in study.runs:
         raise UserError(f"no run of {plain} is finished yet, with which all are compared")
-    noises = {START: forecast.noise_of_arms(study.scores),
-              THIRD: forecast.noise_of_arms(study.later_scores)}
-    entries = {}
-    for arm, runs in study.runs.items():
-        entries[arm] = Entry(forecast.make_racer(arm, runs, noises), beside=tokens_beside(runs))
+    entries = {arm: Entry(racer, beside=tokens_beside(study.of(arm)))
+               for arm, racer in forecast.racers_of(study).items()}
     compare_all(entries, parts_of_success(study), plain)
     for arm in CONTROLS:
         _, difference = ahead(study, arm, plain, END)
         if difference:  # they have a seed in common
             entries[arm].ahead, entries[arm].p = difference, difference.p
     return sorted(entries.values(), key=lambda entry: -entry.racer.success)
-
-
-def compare_all(entries: dict[str, Entry], parts: "Parts", plain: str) -> None:
-    """Each candidate with plain GRPO, and with its own placebo."""
-    candidates = {arm: entry for arm, entry in entries.items() if arm not in (plain, *CONTROLS)}
-    for arm, entry in candidates.items():
-        entry.ahead = parts.difference(arm, plain, len(candidates))
-        if arm + PLACEBO in entries:
-            entry.of_placebo = parts.difference(arm, arm + PLACEBO)
-    known = [entry for entry in candidates.values() if np.isfinite(entry.ahead.p)]
-    for entry, p in zip(known, holm([entry.ahead.p for entry in known])):
-        entry.p = p
 
 
 @dataclass
@@ -135,12 +118,16 @@ def parts_of_success(study: Study) -> Parts:
     return Parts(arms, values, variance * np.linalg.pinv(design.T @ design), freedom)
 
 
-def knowledge(folder: Path | None) -> dict[str, float]:
-    """The index of each arm, from the scoreboard's table of scores."""
-    if folder is None:
-        return {}
-    tables = {table["name"]: table for table in read_json(folder / "numbers.json")["tables"]}
-    return {row["arm"]: row["index"] for row in tables["scores"]["rows"]}
+def compare_all(entries: dict[str, Entry], parts: Parts, plain: str) -> None:
+    """Each candidate with plain GRPO, and with its own placebo."""
+    candidates = {arm: entry for arm, entry in entries.items() if arm not in (plain, *CONTROLS)}
+    for arm, entry in candidates.items():
+        entry.ahead = parts.difference(arm, plain, len(candidates))
+        if arm + PLACEBO in entries:
+            entry.of_placebo = parts.difference(arm, arm + PLACEBO)
+    known = [entry for entry in candidates.values() if np.isfinite(entry.ahead.p)]
+    for entry, p in zip(known, holm([entry.ahead.p for entry in known])):
+        entry.p = p
 
 
 def board_table(entries: list[Entry], knows: dict[str, dict[str, float]], plain: str) -> Table:

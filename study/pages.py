@@ -10,7 +10,7 @@ A page marks what is not written by hand, by comments that a reader of the page 
     <!-- words control differences -->                  what the table's finding says
     <!-- source control -->                             command, day and versions
     <!-- number control success measured, end -->       one cell: of the row `measured`, column end
-    <!-- number truth kind operators, decided -->
+    <!-- number scoreboard kind operator, decided -->
 
 each up to <!-- end -->. A row is named by its texts, as many as tell it from the others, the column
 comes last.
