@@ -1,5 +1,7 @@
 """Run folders that the tests of analysis are made on: any numbers, and known effects."""
 
+import weakref
+
 import numpy as np
 from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
@@ -55,6 +57,21 @@ def random_log(folder, steps=3, groups=3, answers=4, longest=9, weights=True, se
             reward_answer=reward > 1,
         )
     return write_log(folder, files, config), files
+
+
+def one_step_at_a_time(module, monkeypatch):
+    """From now on what the module read of a step must be gone before it reads another. Returns a
+    list that grows with every reading."""
+    alive, read = [], module.read_columns
+
+    def watched(*args):
+        assert not any(reference() is not None for reference in alive)
+        columns = read(*args)
+        alive.append(weakref.ref(columns["log_prob"]))
+        return columns
+
+    monkeypatch.setattr(module, "read_columns", watched)
+    return alive
 
 
 def plain_rows(folder, files):

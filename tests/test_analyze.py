@@ -1,13 +1,12 @@
 """The command: what it writes and prints, which files and flags it refuses, and the page."""
 import json
 import re
-import weakref
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from conftest import credit_columns, evaluation, write_log
-from logs import random_log, tallied
+from logs import one_step_at_a_time, random_log, tallied
 
 import analyze
 from analysis import tally as tally_file
@@ -18,15 +17,7 @@ from engine.tokens import load_tokenizer
 def test_one_step_at_a_time(tmp_path, monkeypatch):
     """What was read for one step is gone before the next is read."""
     folder, _ = random_log(tmp_path / "run", steps=4)
-    alive, read = [], tally_file.read_columns
-
-    def watched(*args):
-        assert not any(ref() is not None for ref in alive)
-        columns = read(*args)
-        alive.append(weakref.ref(columns["log_prob"]))
-        return columns
-
-    monkeypatch.setattr(tally_file, "read_columns", watched)
+    alive = one_step_at_a_time(tally_file, monkeypatch)
     tallied(folder)
     assert len(alive) == 8  # lengths first, then everything
 

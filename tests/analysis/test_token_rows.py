@@ -1,12 +1,11 @@
 """One row a token, read back."""
 import csv
 import json
-import weakref
 
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import random_log
+from logs import one_step_at_a_time, random_log
 
 import analyze
 from analysis import token_rows
@@ -56,15 +55,7 @@ def check_row(row, columns, token, episode, tokenizer):
 
 def test_a_step_is_gone_before_the_next_is_read(tmp_path, monkeypatch):
     folder, _ = random_log(tmp_path / "run", steps=4)
-    alive, read = [], token_rows.read_columns
-
-    def watched(*args):
-        assert not any(reference() is not None for reference in alive)
-        columns = read(*args)
-        alive.append(weakref.ref(columns["log_prob"]))
-        return columns
-
-    monkeypatch.setattr(token_rows, "read_columns", watched)
+    alive = one_step_at_a_time(token_rows, monkeypatch)
     token_rows.write_token_rows(read_run(folder), tmp_path / "tokens.csv")
     assert len(alive) == 5  # the first one for its columns, too
 
