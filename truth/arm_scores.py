@@ -176,7 +176,7 @@ def directions_in_words(estimates: dict, words: dict[str, str]) -> str:
 
 
 def draw_scores(scores: Table, directions: Table, folder: Path) -> tuple[Path, str]:
-    figure, axes = panels(2)
+    figure, axes = panels(2, figsize=(11.2, max(4.0, 0.18 * len(scores.rows))))
     draw_column(axes[0], scores, "Which arms know the deciding tokens?", "index", null=0)
     draw_column(axes[1], directions, "Which keep the direction?",
                 "cosine of the mean gradient with the true one", null=1)
