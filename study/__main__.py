@@ -5,25 +5,23 @@
     python -m study control               # make what is not finished, then say what it shows
     python -m study control --report_only
 
+    python -m study probes                # the probes of truth/ with several seeds
     python -m study publish FOLDER        # keep what was measured, beside the pages
     python -m study pages                 # write its numbers into them
 
 Ctrl-C stops the runs after their current step, and the same command goes on with them. The report
 is printed and written to results/study-NAME. study/experiments.py says what each experiment is.
 """
-import os
-from types import SimpleNamespace
-
 from engine.errors import UserError
 from engine.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.hints import python_command
 from engine.program import run_as_program
 from engine.progress import say
-from study import pages, published
+from study import pages, probes, published
 from study.experiments import EXPERIMENTS, Experiment
-from study.plan import PlannedRun, in_words, plan_runs, seconds_left
+from study.plan import plan_runs
 from study.report import write_report
-from study.runner import Runner, last_line
+from study.runner import last_line, list_runs, make_runs, usable_cores
 
 FLAGS = {
     "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
@@ -43,9 +41,11 @@ def main(argv: list[str]) -> None:
         return pages.main(argv[1:])
     if argv[:1] == ["publish"]:
         return published.main(argv[1:])
+    if argv[:1] == ["probes"]:
+        return probes.main(argv[1:])
     parser = add_flags(Parser("python -m study [NAME] [flags]", __doc__), FLAGS)
     parser.add_argument("name", nargs="?", help="an experiment: " + ", ".join(EXPERIMENTS)
-                        + "; or publish, or pages")
+                        + "; or probes, publish, pages")
     typed = parser.read(argv)
     name = typed.pop("name", None)
     args = with_defaults(typed, FLAGS)
@@ -58,8 +58,9 @@ def main(argv: list[str]) -> None:
     for run in runs:
         run.refuse_another()
     if args.dry_run:
-        return list_runs(runs, args)
-    failed = [] if args.report_only else make_runs(runs, args, argv)
+        return list_runs(runs, args.processes)
+    failed = [] if args.report_only else make_runs(
+        runs, args.processes, python_command("-m", "study", *argv))
     write_report(experiment, runs, args.scores, args.later_scores,
                  python_command("-m", "study", *argv))
     for run in failed:
@@ -79,42 +80,6 @@ def choose(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise UserError(f"there is no experiment {name}, only {', '.join(EXPERIMENTS)}")
     return EXPERIMENTS[name]
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Linux knows which this process may use
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def list_runs(runs: list[PlannedRun], args: SimpleNamespace) -> None:
-    """Folder and command of every run, what is finished, and how long the rest takes."""
-    efforts = {run.name: run.effort() for run in runs}
-    finished = [run for run in runs if run.is_finished()]
-    for run in runs:
-        state = "finished" if run in finished else how_far(run, efforts[run.name].steps)
-        print(f"{run.folder}  ({state})\n    {python_command('train.py', *run.flags)}")
-    print(f"\n{len(finished)} of {len(runs)} runs are finished")
-    if len(finished) < len(runs):
-        left = seconds_left(runs, efforts, args.processes)
-        print(f"the rest, {args.processes} at a time: {in_words(left)}, evaluations not counted")
-
-
-def how_far(run: PlannedRun, steps: int) -> str:
-    return f"{steps} of {run.settings.steps} steps" if run.folder.exists() else "not begun"
-
-
-def make_runs(runs: list[PlannedRun], args: SimpleNamespace, argv: list[str]) -> list[PlannedRun]:
-    """Returns those that failed."""
-    runner = Runner(runs, args.processes)
-    if runner.waiting:
-        say(f"{len(runner.waiting)} of {len(runs)} runs are to be made, {args.processes} at a time")
-    came_to_its_end = runner.make_all()
-    if not came_to_its_end:
-        say(f"stopped, {runner.finished} of {len(runs)} runs are finished. Go on with: "
-            f"{python_command('-m', 'study', *argv)}")
-        raise SystemExit(130)
-    return runner.failed
 
 
 if __name__ == "__main__":

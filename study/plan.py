@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.command_line import read_flags
 from engine.credit_file import step_of
 from engine.errors import UserError
-from engine.files import read_lines
+from engine.files import PROJECT, read_lines
 from engine.provenance import refuse_other_sources
 from engine.resume import is_finished, refuse_to_overwrite, what_differs
 from engine.run_folder import RunFolder, run_config
@@ -51,6 +51,18 @@ class PlannedRun:
     @property
     def name(self) -> str:
         return f"{self.arm}-s{self.seed}"
+
+    @property
+    def steps(self) -> int:
+        return self.settings.steps
+
+    @property
+    def answers_a_step(self) -> int:
+        return self.settings.questions * self.settings.answers
+
+    @property
+    def command(self) -> list[str]:
+        return [str(PROJECT / "train.py"), *self.flags]
 
     @property
     def log(self) -> Path:
@@ -117,20 +129,16 @@ def seconds_left(runs: list[PlannedRun], efforts: dict[str, Effort],
     for run in runs:
         steps, seconds = efforts[run.name].steps, efforts[run.name].seconds
         pace.setdefault(run.arm, Pace()).add(steps, seconds)
-        of_all.add(steps * answers_a_step(run), seconds)
+        of_all.add(steps * run.answers_a_step, seconds)
     if not of_all.count:
         return None
     left = []
     for run in runs:
-        one_step = of_all.each * answers_a_step(run)
+        one_step = of_all.each * run.answers_a_step
         if pace[run.arm].count:
             one_step = pace[run.arm].each
-        left.append(one_step * max(0, run.settings.steps - efforts[run.name].steps))
+        left.append(one_step * max(0, run.steps - efforts[run.name].steps))
     return max(sum(left) / processes, max(left))
-
-
-def answers_a_step(run: PlannedRun) -> int:
-    return run.settings.questions * run.settings.answers
 
 
 def in_words(seconds: float | None) -> str:

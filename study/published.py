@@ -42,7 +42,8 @@ def publish(folder: Path, name: str | None = None) -> Path:
     result |= {"day": date.today().isoformat(),
                "made_by": made_by(result["measured"], arms, commit)}
     make_folder(RESULTS)
-    path = RESULTS / f"{name or short_name(result['measured'])}.json"
+    name = name or numbers.get("name") or short_name(result["measured"])
+    path = RESULTS / f"{name}.json"
     replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
     shown = "".join(page.read_text(encoding="utf-8") for page in pages())
     for picture in folder.glob("*.png"):

@@ -11,7 +11,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from engine.files import PROJECT, append_line, make_folder, writing
+from engine.files import append_line, make_folder, writing
+from engine.hints import python_command
 from engine.progress import say, show_status
 from engine.stopping import StopRequest
 from study.plan import PlannedRun, in_words, seconds_left
@@ -63,7 +64,7 @@ class Runner:
         """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
         its runs, so that they are told once."""
         make_folder(run.log.parent)
-        command = [sys.executable, str(PROJECT / "train.py"), *run.flags]
+        command = [sys.executable, *run.command]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with writing(run.log), open(run.log, "ab") as log:
             process = subprocess.Popen(
@@ -129,7 +130,7 @@ class Runner:
             parts.append("time left unknown" if left is None else f"{in_words(left)} left")
         for attempt in self.running:
             run = attempt.run
-            parts.append(f"{run.name} {self.efforts[run.name].steps}/{run.settings.steps}")
+            parts.append(f"{run.name} {self.efforts[run.name].steps}/{run.steps}")
         return ", ".join(parts)
 
 
@@ -141,3 +142,38 @@ def last_line(run: PlannedRun) -> str:
         return f"{run.log} cannot be read"
     written = [line.strip() for line in lines if line.strip()]
     return written[-1] if written else "it printed nothing"
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux knows which this process may use
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def list_runs(runs: list[PlannedRun], processes: int) -> None:
+    """Folder and command of every run, what is finished, and how long the rest takes."""
+    efforts = {run.name: run.effort() for run in runs}
+    finished = [run for run in runs if run.is_finished()]
+    for run in runs:
+        state = "finished" if run in finished else how_far(run, efforts[run.name].steps)
+        print(f"{run.folder}  ({state})\n    {python_command(*run.command)}")
+    print(f"\n{len(finished)} of {len(runs)} runs are finished")
+    if len(finished) < len(runs):
+        left = seconds_left(runs, efforts, processes)
+        print(f"the rest, {processes} at a time: {in_words(left)}, evaluations not counted")
+
+
+def how_far(run: PlannedRun, steps: int) -> str:
+    return f"{steps} of {run.steps} steps" if run.folder.exists() else "not begun"
+
+
+def make_runs(runs: list[PlannedRun], processes: int, go_on: str) -> list[PlannedRun]:
+    """Returns those that failed. `go_on` is the command that was typed."""
+    runner = Runner(runs, processes)
+    if runner.waiting:
+        say(f"{len(runner.waiting)} of {len(runs)} runs are to be made, {processes} at a time")
+    came_to_its_end = runner.make_all()
+    if not came_to_its_end:
+        say(f"stopped, {runner.finished} of {len(runs)} runs are finished. Go on with: {go_on}")
+        raise SystemExit(130)
+    return runner.failed

@@ -1,0 +1,240 @@
+"""The probes of truth/ with several seeds, before training and after a third of it.
+
+    python -m study probes --dry_run         # every command, and what is measured already
+    python -m study probes                   # measure what is missing, then put the seeds together
+    python -m study probes --only baseline
+
+The interval that a probe prints is about the problems it drew. What the next model would show only
+other seeds can say: seed n draws other problems and answers, and after a third of training it looks
+at the run with seed n. Put together, a number is the median over the seeds, and its interval goes
+from the lowest to the highest. Of five seeds that holds the median of all that could be drawn in 94
+of 100 cases, whatever their distribution.
+
+The tables of all seeds lie in results/study-probes, in a folder for each probe and time, to be
+published by python -m study publish.
+"""
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from analysis.runs import is_number
+from analysis.tables import Table, by_row
+from engine.errors import UserError
+from engine.files import make_folder, read_json, replace_text
+from engine.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from engine.hints import python_command
+from engine.progress import say
+from study.experiments import LEADERBOARD, PLAIN, Experiment
+from study.pages import table_of
+from study.plan import Effort, PlannedRun, plan_runs
+from study.runner import last_line, list_runs, make_runs, usable_cores
+from study.witness import sources_of
+from truth.where_decided import draw_decided
+
+BEFORE, THIRD = "before", "third"  # when a probe looks at the model
+LOOKED_AT = Experiment(
+    name="third",
+    question="What is the model like after a third of its training?",
+    common="--questions 8 --answers 8 --steps 20 --checkpoint_every 20 --eval_every 0",
+    arms={"none": PLAIN},
+    seeds=5)
+WHOLE = replace(LEADERBOARD, arms={"none": PLAIN}, twice=())  # the runs that the board has as well
+
+# less than one probe measures by itself: the seeds together measure more
+PROBES = {"scoreboard": "--batches 20", "phase1": "", "rank": "--questions 8", "baseline": ""}
+
+FLAGS = {
+    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
+                      least=0, most=MOST_THREADS),
+    "seeds": Flag(LOOKED_AT.seeds, "seeds of each probe", least=2, most=10_000),
+    "only": Flag(None, "a single probe", choices=tuple(PROBES)),
+    "out": Flag("runs/study", "folder of the runs whose checkpoints are looked at"),
+    "dry_run": Flag(False, "list what is to be measured, and start nothing"),
+    "report_only": Flag(False, "put together what is measured, and start nothing")}
+
+
+@dataclass
+class PlannedProbe:
+    """One call of a probe, with the names that a PlannedRun has."""
+    probe: str
+    time: str
+    seed: int
+    model: Path | None  # None is the shipped one
+    run: Path           # over which truth.rank asks how sparse the gradient becomes
+    steps: int = 1      # it is measured, or it is not
+    answers_a_step: int = 1
+
+    @property
+    def arm(self) -> str:
+        return f"{self.probe}-{self.time}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-s{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        return Path("results/probes", self.name)
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.name}.log")
+
+    @property
+    def command(self) -> list[str]:
+        model = ["--model", str(self.model)] if self.model else []
+        run = ["--run", str(self.run)] if self.probe == "rank" else []
+        return ["-m", f"truth.{self.probe}", "--threads", "1", "--seed", str(self.seed), *model,
+                *run, *PROBES[self.probe].split(), "--out", str(self.folder)]
+
+    def is_finished(self) -> bool:
+        return (self.folder / "numbers.json").is_file()
+
+    def effort(self) -> Effort:
+        if not self.is_finished():
+            return Effort(0, 0.0)
+        return Effort(1, read_json(self.folder / "numbers.json")["seconds"])
+
+
+def main(argv: list[str]) -> None:
+    args = with_defaults(add_flags(Parser("python -m study probes [flags]", __doc__),
+                                   FLAGS).read(argv), FLAGS)
+    args.processes = args.processes or usable_cores()
+    looked_at = plan_runs(LOOKED_AT, args.out, args.seeds)
+    whole = plan_runs(WHOLE, args.out, args.seeds)
+    trained = looked_at + whole
+    probes = plan_probes([args.only] if args.only else list(PROBES), looked_at, whole)
+    if args.dry_run:
+        list_runs(trained, args.processes)
+        return list_runs(probes, args.processes)
+    failed = [] if args.report_only else make_both(trained, probes, args, argv)
+    put_together(probes)
+    for run in failed:
+        say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
+    if failed:
+        raise SystemExit(1)
+
+
+def plan_probes(names: list[str], looked_at: list[PlannedRun],
+                whole: list[PlannedRun]) -> list[PlannedProbe]:
+    """All probes with seed 0, then all with seed 1, and so on."""
+    probes = []
+    for early, run in zip(looked_at, whole):
+        checkpoint = early.folder / f"checkpoints/step_{early.steps:06d}"
+        for name in names:
+            probes.append(PlannedProbe(name, BEFORE, run.seed, None, run.folder))
+            probes.append(PlannedProbe(name, THIRD, run.seed, checkpoint, run.folder))
+    return probes
+
+
+def make_both(trained: list[PlannedRun], probes: list[PlannedProbe], args: SimpleNamespace,
+              argv: list[str]) -> list:
+    """First the runs, then the probes that look at them. Returns what failed."""
+    go_on = python_command("-m", "study", "probes", *argv)
+    failed = make_runs(trained, args.processes, go_on)
+    there = [probe for probe in probes if probe.model is None or probe.model.exists()]
+    return failed + make_runs(there, args.processes, go_on)
+
+
+def put_together(probes: list[PlannedProbe]) -> None:
+    """A folder for each probe and time that at least two seeds have measured."""
+    by_arm = {}
+    for probe in probes:
+        if probe.is_finished():
+            by_arm.setdefault(probe.arm, []).append(probe)
+    for arm, measured in by_arm.items():
+        if len(measured) < 2:
+            say(f"{arm}: only seed {measured[0].seed} is measured, so there is no interval yet")
+            continue
+        folder = write_together(measured)
+        say(f"{arm}: {len(measured)} seeds; python -m study publish {folder}")
+    if not by_arm:
+        raise UserError("no probe is measured yet")
+
+
+def write_together(measured: list[PlannedProbe]) -> Path:
+    """numbers.json of the first, with the tables of all."""
+    numbers = [read_json(probe.folder / "numbers.json") for probe in measured]
+    refuse_other_code(measured, numbers)
+    first = measured[0]
+    tables = [over_seeds(tables) for tables in same_tables(numbers)]
+    folder = Path("results/study-probes", first.arm)
+    make_folder(folder)
+    name = first.probe if first.time == BEFORE else f"{first.probe}_{first.time}"
+    together = {**numbers[0], "name": name, "command": f"python -m study probes --only {first.probe}",
+                "seconds": sum(each["seconds"] for each in numbers), "in_short": [],
+                "tables": [table.to_json() for table in tables]}
+    replace_text(folder / "numbers.json", json.dumps(together, indent=1, allow_nan=False) + "\n")
+    for table in tables:
+        if table.name == "kind":
+            draw_decided(table, folder)
+    return folder
+
+
+def refuse_other_code(measured: list[PlannedProbe], numbers: list[dict]) -> None:
+    """What computes the probe has to be the same in the commits of all seeds."""
+    module = f"truth.{measured[0].probe}"
+    commits = {each["git_commit"]: probe for probe, each in zip(measured, numbers)}
+    if len(commits) == 1:
+        return
+    sources = [sources_of(module, commit) for commit in commits]
+    for source, probe in zip(sources, commits.values()):
+        if source != sources[0]:
+            raise UserError(f"{probe.folder} was measured by other code than {measured[0].folder}: "
+                            "remove the older one of the two")
+
+
+def same_tables(numbers: list[dict]) -> list[list[Table]]:
+    """The tables of each name, in the order of the first seed, without those that a seed lacks."""
+    by_seed = [{table["name"]: table_of(table) for table in each["tables"]} for each in numbers]
+    return [[tables[name] for tables in by_seed] for name in by_seed[0]
+            if all(name in tables for tables in by_seed)]
+
+
+def over_seeds(tables: list[Table]) -> Table:
+    """The rows that all seeds have: numbers as their median, intervals from lowest to highest, and
+    of a verdict how many seeds came to it."""
+    first = tables[0]
+    keys = leading_texts(first)
+    by_seed = [{row[:keys]: row for row in table.rows} for table in tables]
+    rows = []
+    for key in by_seed[0]:
+        if all(key in rows_of_seed for rows_of_seed in by_seed):
+            rows.append([*key, *row_over_seeds([of[key][keys:] for of in by_seed])])
+    formats = {column: spec for column, (spec, _) in first.columns.items()}
+    headings = dict(first.headings)
+    for column, (_, values) in first.columns.items():
+        if any(isinstance(value, tuple) for value in values):
+            headings[column] = "lowest to highest"
+    return Table(first.name, f"{first.title}: median of {len(tables)} seeds",
+                 by_row(formats, rows), "", first.notes, headings)
+
+
+def leading_texts(table: Table) -> int:
+    """How many columns name a row: the texts on the left."""
+    texts = table.texts()
+    return texts.index(False) if False in texts else len(texts)
+
+
+def row_over_seeds(rows: list[tuple]) -> list:
+    """Each column of the same row in all seeds. An interval belongs to the number before it."""
+    cells, values = [], []
+    for column in zip(*rows):
+        if any(isinstance(cell, tuple) for cell in column):
+            cells.append((min(values), max(values)) if values else (None, None))
+        elif any(isinstance(cell, str) for cell in column):
+            cells.append(most_common([str(cell) for cell in column if cell is not None]))
+        else:
+            values = [cell for cell in column if is_number(cell)]
+            cells.append(float(np.median(values)) if values else None)
+    return cells
+
+
+def most_common(texts: list[str]) -> str:
+    """With its count, unless all say the same."""
+    text, count = Counter(texts).most_common(1)[0]
+    return text if count == len(texts) else f"{text} ({count} of {len(texts)})"
