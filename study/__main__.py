@@ -19,7 +19,7 @@ from engine.program import run_as_program
 from engine.progress import say
 from study import pages, probes, published
 from study.experiments import EXPERIMENTS, Experiment
-from study.plan import plan_runs
+from study.plan import PlannedRun, plan_runs
 from study.report import write_report
 from study.runner import last_line, list_runs, make_runs, usable_cores
 
@@ -32,6 +32,8 @@ FLAGS = {
                          "the reports of subject and leaderboard"),
     "later_scores": Flag(None, "the same of the model after a third of the training, for the "
                                "report of leaderboard"),
+    "number": Flag(None, "make this run alone, as --dry_run counts them, and report nothing: for "
+                         "an array of jobs on a cluster", least=0, kind=int),
     "dry_run": Flag(False, "list the runs, and start none"),
     "report_only": Flag(False, "say what the finished runs show, and start none")}
 
@@ -59,14 +61,21 @@ def main(argv: list[str]) -> None:
         run.refuse_another()
     if args.dry_run:
         return list_runs(runs, args.processes)
-    failed = [] if args.report_only else make_runs(
-        runs, args.processes, python_command("-m", "study", *argv))
-    write_report(experiment, runs, args.scores, args.later_scores,
-                 python_command("-m", "study", *argv))
+    command = python_command("-m", "study", *argv)
+    chosen = runs if args.number is None else [numbered(runs, args.number)]
+    failed = [] if args.report_only else make_runs(chosen, args.processes, command)
+    if args.number is None:
+        write_report(experiment, runs, args.scores, args.later_scores, command)
     for run in failed:
         say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
     if failed:
         raise SystemExit(1)
+
+
+def numbered(runs: list[PlannedRun], number: int) -> PlannedRun:
+    if number >= len(runs):
+        raise UserError(f"--number {number}: there are {len(runs)} runs, counted from 0")
+    return runs[number]
 
 
 def list_experiments() -> None:

@@ -8,6 +8,7 @@ from analysis.statistics import Estimate, mean_over, ratio_of_sums
 from countdown_task import ANSWER, NUMBER, OPERATOR, THINK
 from engine.credit_file import read_columns, read_credit
 from engine.errors import UserError
+from engine.files import read_json
 from engine.lab import make_lab
 from engine.settings import Settings
 from engine.tokens import load_tokenizer
@@ -20,18 +21,29 @@ DISCOUNT = 0.5  # of the thinking
 
 
 def credit_shares(scores: Path) -> dict[str, Estimate]:
-    """What each class of tokens has of the squared credit, measured by truth.scoreboard."""
-    run = scores / "run"
-    columns = read_columns(run, 1)
-    if "decided" not in columns:
-        raise UserError(f"{run} says nothing of what each token decides: --scores is a folder that "
-                        "python -m truth.scoreboard wrote")
-    decided = columns["decided"].astype(float)
-    lengths = np.diff([*columns["episode_start"], len(decided)])
-    question = np.repeat(columns["group"], lengths)
-    whole = np.bincount(question, decided)
-    return {name: ratio_of_sums(np.bincount(question, decided * inside), whole)
-            for name, inside in classes_of(run, columns).items()}
+    """What each class of tokens has of the squared credit, measured by truth.scoreboard: of one
+    seed, or of all that python -m study probes has put together."""
+    parts, wholes = {}, []
+    for run in measured_runs(scores):
+        columns = read_columns(run, 1)
+        if "decided" not in columns:
+            raise UserError(f"{run} says nothing of what each token decides: --scores is a folder "
+                            "that python -m truth.scoreboard or python -m study probes wrote")
+        decided = columns["decided"].astype(float)
+        lengths = np.diff([*columns["episode_start"], len(decided)])
+        question = np.repeat(columns["group"], lengths)
+        wholes.append(np.bincount(question, decided))
+        for name, inside in classes_of(run, columns).items():
+            parts.setdefault(name, []).append(np.bincount(question, decided * inside))
+    whole = np.concatenate(wholes)
+    return {name: ratio_of_sums(np.concatenate(part), whole) for name, part in parts.items()}
+
+
+def measured_runs(scores: Path) -> list[Path]:
+    """The run folders that the scoreboard wrote, one of each seed."""
+    numbers = scores / "numbers.json"
+    folders = read_json(numbers).get("folders") if numbers.is_file() else None
+    return [Path(folder) / "run" for folder in folders or [scores]]
 
 
 def classes_of(run: Path, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -7,6 +7,9 @@ run with the same seeds and the flags that all have in common:
 
 stands for `python train.py --steps 120 --seed 0`, `python train.py --steps 120 --advantage rloo
 --seed 0`, the same with seed 1, and so on. What is not said is as the model's recipe.json has it.
+
+Experiments that have the batch and the steps of `control` share their runs: an arm that occurs in
+two of them has one name and one folder, and is trained once.
 """
 from dataclasses import dataclass
 
@@ -14,6 +17,14 @@ from dataclasses import dataclass
 PLAIN = ""
 MEASURED = "--advantage measured --measured_k 2"  # credit of every undecided token, at every step
 SHUFFLED = f"{MEASURED} --placebo advantages"    # the same numbers at other tokens of the group
+
+INVERSE_LOGPROB = "--mitigation inverse_logprob"
+AS_PUBLISHED = "--mitigation inverse_logprob_as_published"
+MASKING = "--mitigation entropy_masking"
+ENTROPY = "--mitigation entropy_weighted"
+ATTENTION_CREDIT = "--mitigation attention_credit"
+DISCOUNTED = "--mitigation outcome_conditional --think_discount"
+ONE_BATCH = "--questions 8 --answers 8 --steps 60 --eval_every 30"
 
 # what the subject has promised
 MOST_SPREAD = 2.5        # points: standard deviation of the final success over seeds
@@ -41,6 +52,11 @@ class Experiment:
     arms: dict[str, str]   # name of an arm -> the flags that make it
     seeds: int             # 0, 1, ... of each arm
     twice: tuple[str, ...] = ()  # arms with twice as many, as all others are compared with them
+    shared: str = ""       # the folder of runs that it shares with others; else it has its own
+
+    @property
+    def place(self) -> str:
+        return self.shared or self.name
 
     def seeds_of(self, arm: str, seeds: int) -> int:
         return 2 * seeds if arm in self.twice else seeds
@@ -73,9 +89,10 @@ SUBJECT = Experiment(
 CONTROL = Experiment(
     name="control",
     question="Is credit by token worth anything here, when it is measured at every step?",
-    common="--questions 8 --answers 8 --steps 60 --eval_every 30",
+    common=ONE_BATCH,
     arms={"none": PLAIN, "measured": MEASURED, "shuffled": SHUFFLED},
-    seeds=5)
+    seeds=5,
+    shared="8x8")
 
 REGIME = Experiment(
     name="regime",
@@ -88,20 +105,20 @@ REGIME = Experiment(
 LEADERBOARD = Experiment(
     name="leaderboard",
     question="Which way of spreading credit is ahead of plain GRPO, and who could have known?",
-    common=CONTROL.common,
+    common=ONE_BATCH,
     arms={
         "none": PLAIN,
         "measured": MEASURED,
         "shuffled": SHUFFLED,
-        "entropy_weighted": "--mitigation entropy_weighted",
-        "entropy_weighted-placebo": "--mitigation entropy_weighted --placebo weights",
-        "entropy_masking": "--mitigation entropy_masking",
+        "entropy_weighted": ENTROPY,
+        "entropy_weighted-placebo": f"{ENTROPY} --placebo weights",
+        "entropy_masking": MASKING,
         "entropy_ratio": "--mitigation entropy_ratio",
-        "inverse_logprob": "--mitigation inverse_logprob",
-        "inverse_logprob_as_published": "--mitigation inverse_logprob_as_published",
+        "inverse_logprob": INVERSE_LOGPROB,
+        "inverse_logprob_as_published": AS_PUBLISHED,
         "equal_gradient": "--mitigation equal_gradient",
-        "attention_credit": "--mitigation attention_credit",
-        "outcome_conditional": "--mitigation outcome_conditional --think_discount 0.5",
+        "attention_credit": ATTENTION_CREDIT,
+        "outcome_conditional": f"{DISCOUNTED} 0.5",
         "lambda_grpo": "--mitigation lambda_grpo",
         "learned_importance": "--mitigation learned_importance",
         "random": "--mitigation random",
@@ -123,51 +140,85 @@ LEADERBOARD = Experiment(
         "gtpo": "--advantage gtpo",
         "belief": "--advantage belief",
         "hindsight": "--advantage hindsight",
-        "inverse_logprob-placebo": "--mitigation inverse_logprob --placebo weights",
-        "entropy_masking-placebo": "--mitigation entropy_masking --placebo weights"},
+        "inverse_logprob-placebo": f"{INVERSE_LOGPROB} --placebo weights",
+        "entropy_masking-placebo": f"{MASKING} --placebo weights",
+        "inverse_logprob_as_published-placebo": f"{AS_PUBLISHED} --placebo weights",
+        "by_kind-placebo": "--mitigation by_kind --placebo weights",
+        "hindsight-placebo": "--advantage hindsight --placebo advantages",
+        "span-placebo": "--advantage span --placebo advantages"},
     seeds=5,
-    twice=("none",))
+    twice=("none",),
+    shared="8x8")
 
-# the three that an earlier experiment proposed, at its batch and number of steps
-
-EARLIER = "--questions 8 --answers 8 --steps 100 --eval_every 50"
+# the three that an earlier experiment proposed
 
 DISCOUNT = Experiment(
     name="discount",
     question="Experiment 1: does it hurt to discount the tokens before the answer?",
-    common=EARLIER,
+    common=ONE_BATCH,
     arms={
         "none": PLAIN,  # a discount of 1
-        "discount0.25": "--mitigation outcome_conditional --think_discount 0.25",
-        "discount0.5": "--mitigation outcome_conditional --think_discount 0.5",
-        "discount0.75": "--mitigation outcome_conditional --think_discount 0.75"},
-    seeds=5)
+        "discount0.25": f"{DISCOUNTED} 0.25",
+        "outcome_conditional": f"{DISCOUNTED} 0.5",
+        "discount0.75": f"{DISCOUNTED} 0.75"},
+    seeds=5,
+    shared="8x8")
 
 INVERSE = Experiment(
     name="inverse",
     question="Experiment 2: do inverse log-probs break training, detached or as published?",
-    common=EARLIER,
+    common=ONE_BATCH,
     arms={
         "none": PLAIN,
-        "epsilon0.01": "--mitigation inverse_logprob --epsilon 0.01",
-        "epsilon0.1": "--mitigation inverse_logprob --epsilon 0.1",
-        "epsilon0.5": "--mitigation inverse_logprob --epsilon 0.5",
-        "published0.1": "--mitigation inverse_logprob_as_published --epsilon 0.1"},
-    seeds=5)
+        "epsilon0.01": f"{INVERSE_LOGPROB} --epsilon 0.01",
+        "inverse_logprob": INVERSE_LOGPROB,  # epsilon 0.1
+        "epsilon0.5": f"{INVERSE_LOGPROB} --epsilon 0.5",
+        "inverse_logprob_as_published": AS_PUBLISHED},
+    seeds=5,
+    shared="8x8")
 
 ATTENTION = Experiment(
     name="attention",
     question="Experiment 3: do attention and entropy know which tokens to train on?",
-    common=EARLIER,
+    common=ONE_BATCH,
     arms={
         "none": PLAIN,
-        "attention": "--mitigation attention_credit --credit_scale 2.0",
-        "attention-placebo": "--mitigation attention_credit --credit_scale 2.0 --placebo weights",
-        "entropy": "--mitigation entropy_weighted --entropy_temp 1.0",
-        "masking70": "--mitigation entropy_masking --mask_percentile 70",
-        "masking80": "--mitigation entropy_masking --mask_percentile 80",
-        "masking90": "--mitigation entropy_masking --mask_percentile 90"},
+        "attention_credit": ATTENTION_CREDIT,
+        "attention_credit-placebo": f"{ATTENTION_CREDIT} --placebo weights",
+        "entropy_weighted": ENTROPY,
+        "masking70": f"{MASKING} --mask_percentile 70",
+        "entropy_masking": MASKING,  # of 80 in 100
+        "masking90": f"{MASKING} --mask_percentile 90",
+        "masking-unscaled": f"{MASKING} --rescale none"},
+    seeds=5,
+    shared="8x8")
+
+SHORT_STEPS = Experiment(
+    name="short_steps",
+    question="Is it the length of the step that breaks training by inverse log-probs?",
+    common=f"{ONE_BATCH} --learning_rate 5e-5",
+    arms={
+        "none": PLAIN,
+        "inverse_logprob": INVERSE_LOGPROB,
+        "inverse_logprob_as_published": AS_PUBLISHED,
+        "equal_gradient": "--mitigation equal_gradient"},
     seeds=5)
 
+UPDATES = Experiment(
+    name="updates",
+    question="What do the loss, its norm, several updates of a batch and the divergence do?",
+    common=ONE_BATCH,
+    arms={
+        "none": PLAIN,
+        "sequence": "--loss_norm sequence",
+        "constant": "--loss_norm constant",
+        "epochs2": "--epochs 2",
+        "epochs2-unclipped": "--epochs 2 --clip_low 1 --clip_high 1000",
+        "kl0.02": "--kl 0.02",
+        "dpo": "--loss dpo",
+        "gradient-rescaled": f"{ENTROPY} --rescale gradient"},
+    seeds=5,
+    shared="8x8")
+
 EXPERIMENTS = {experiment.name: experiment for experiment in (
-    SUBJECT, CONTROL, REGIME, LEADERBOARD, DISCOUNT, INVERSE, ATTENTION)}
+    SUBJECT, CONTROL, REGIME, LEADERBOARD, DISCOUNT, INVERSE, ATTENTION, SHORT_STEPS, UPDATES)}

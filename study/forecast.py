@@ -12,7 +12,7 @@ from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.files import read_json
 from study.experiments import RACE_STEPS, RACE_TO
-from study.finished import END, Study, mean_success, moving_mean, training_success
+from study.finished import END, Study, evaluated, mean_success, moving_mean, training_success
 from truth.common import Findings
 from truth.pictures import name_points, write_across
 
@@ -31,6 +31,7 @@ class Racer:
     answers: float               # until the mean over seeds got there; infinite if it never did
     by_seed: list[float]         # the same of each seed alone
     success: float               # held out, at the end
+    ends: tuple[float, float]    # of the seed with the least of it, and with the most
 
 
 def report(study: Study) -> Findings:
@@ -71,8 +72,9 @@ def make_racer(arm: str, runs: dict[int, dict], noises: dict[str, dict[str, floa
     name = SAME_DIRECTION.get(arm, arm)
     noise = {when: of_arm[name] for when, of_arm in noises.items() if name in of_arm}
     by_seed = [answers_needed([run]) for run in runs.values()]
+    ends = [evaluated(run, END)["success"] for run in runs.values()]
     return Racer(arm, len(runs), noise, answers_needed(list(runs.values())), by_seed,
-                 mean_success(runs, END))
+                 mean_success(runs, END), (min(ends), max(ends)))
 
 
 def answers_needed(runs: list[dict]) -> float:

@@ -133,11 +133,13 @@ def compare_all(entries: dict[str, Entry], parts: Parts, plain: str) -> None:
 def board_table(entries: list[Entry], knows: dict[str, dict[str, float]], plain: str) -> Table:
     rows = [row_of(entry, knows) for entry in entries]
     formats = {"arm": "", "seeds": "d", "index": "+.2f", "later index": "+.2f", "noise": ",.0f",
-               "later noise": ",.0f", "end": ".1%", "ahead": "points", "95%": "points", "p": "p",
+               "later noise": ",.0f", "end": ".1%", "ends": ".1%", "ahead": "points",
+               "95%": "points", "p": "p",
                "placebo": "points", "placebo 95%": "points", "answers": "", "beside": ".1f",
                "verdict": ""}
     headings = {"index": f"index {START}", "later index": THIRD, "noise": f"noise {START}",
-                "later noise": THIRD, "end": "success at the end", "ahead": f"minus {plain}",
+                "later noise": THIRD, "end": "success at the end", "ends": "of the seeds",
+                "ahead": f"minus {plain}",
                 "95%": "95% interval", "p": "Holm's p", "placebo": "minus its placebo",
                 "placebo 95%": "95% interval", "answers": "answers needed",
                 "beside": "tokens beside"}
@@ -154,22 +156,32 @@ def row_of(entry: Entry, knows: dict[str, dict[str, float]]) -> list:
     if entry.of_placebo:
         placebo = [entry.of_placebo.value, entry.of_placebo.interval]
     verdict = entry.verdict if entry.ahead else ""
-    return [racer.arm, racer.seeds, *index, *noise, racer.success, *ahead, *placebo,
+    return [racer.arm, racer.seeds, *index, *noise, racer.success, racer.ends, *ahead, *placebo,
             as_text(racer.answers), entry.beside, verdict]
 
 
 def in_words(entries: list[Entry], plain: str) -> str:
     """Who is told apart from plain GRPO, and what could have been seen."""
     compared = [entry for entry in entries if entry.ahead]
+    return "\n".join([*told_apart(entries, plain), *could_be_seen(entries),
+                      controls_in_words(compared)])
+
+
+def told_apart(entries: list[Entry], plain: str) -> list[str]:
+    compared = [entry for entry in entries if entry.ahead]
     ahead, behind = ([entry.racer.arm for entry in compared if entry.verdict == verdict]
                      for verdict in ("ahead", "behind"))
-    lines = [f"Ahead of {plain}: {', '.join(ahead) or 'none'}.",
-             f"Behind it: {', '.join(behind) or 'none'}."]
-    visible = [entry.ahead.visible for entry in compared if np.isfinite(entry.ahead.visible)]
-    if visible:
-        lines.append(f"A difference of {100 * np.median(visible):.1f} points would have been seen "
-                     "in 80 of 100 such experiments.")
-    return "\n".join([*lines, controls_in_words(compared)])
+    return [f"Ahead of {plain}: {', '.join(ahead) or 'none'}.",
+            f"Behind it: {', '.join(behind) or 'none'}."]
+
+
+def could_be_seen(entries: list[Entry]) -> list[str]:
+    visible = [entry.ahead.visible for entry in entries
+               if entry.ahead and np.isfinite(entry.ahead.visible)]
+    if not visible:
+        return []
+    return [f"A difference of {100 * np.median(visible):.1f} points would have been seen in 80 of "
+            "100 such experiments."]
 
 
 def controls_in_words(compared: list[Entry]) -> str:

@@ -109,7 +109,7 @@ def plan_runs(experiment: Experiment, out: str, seeds: int) -> list[PlannedRun]:
 def plan_run(experiment: Experiment, arm: str, seed: int, out: str) -> PlannedRun:
     """One thread each: runs side by side are faster than threads are, and each is the same run
     whatever runs beside it."""
-    folder = Path(out) / experiment.name / f"{arm}-s{seed}"
+    folder = Path(out) / experiment.place / f"{arm}-s{seed}"
     flags = ["--continue", "--threads", "1", "--out", str(folder)]
     flags += shlex.split(f"{experiment.common} {experiment.arms[arm]}")
     flags += ["--seed", str(seed)]

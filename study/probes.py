@@ -165,13 +165,13 @@ def write_together(measured: list[PlannedProbe]) -> Path:
     folder = Path("results/study-probes", first.arm)
     make_folder(folder)
     name = first.probe if first.time == BEFORE else f"{first.probe}_{first.time}"
-    together = {**numbers[0], "name": name, "command": f"python -m study probes --only {first.probe}",
-                "seconds": sum(each["seconds"] for each in numbers), "in_short": [],
+    together = {**numbers[0], "name": name, "folders": [str(probe.folder) for probe in measured],
+                "command": f"python -m study probes --only {first.probe}", "in_short": [],
+                "seconds": sum(each["seconds"] for each in numbers),
                 "tables": [table.to_json() for table in tables]}
     replace_text(folder / "numbers.json", json.dumps(together, indent=1, allow_nan=False) + "\n")
-    for table in tables:
-        if table.name == "kind":
-            draw_decided(table, folder)
+    if first.probe == "scoreboard":
+        draw_decided(next(table for table in tables if table.name == "kind"), folder)
     return folder
 
 

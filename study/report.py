@@ -5,13 +5,15 @@ from types import SimpleNamespace
 
 from analysis.tables import show
 from engine.files import make_folder
-from study import control, leaderboard, regime, subject
+from study import control, leaderboard, regime, subject, variants
 from study.experiments import Experiment
 from study.finished import read_study
 from study.plan import PlannedRun
 from truth.common import summary_of, write_findings
 
-REPORTS = {"subject": subject.report, "regime": regime.report, "leaderboard": leaderboard.report}
+REPORTS = {"subject": subject.report, "regime": regime.report, "leaderboard": leaderboard.report,
+           **dict.fromkeys(("discount", "inverse", "attention", "short_steps", "updates"),
+                           variants.report)}
 
 
 def write_report(experiment: Experiment, planned: list[PlannedRun], scores: str | None,

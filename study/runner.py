@@ -154,9 +154,9 @@ def list_runs(runs: list[PlannedRun], processes: int) -> None:
     """Folder and command of every run, what is finished, and how long the rest takes."""
     efforts = {run.name: run.effort() for run in runs}
     finished = [run for run in runs if run.is_finished()]
-    for run in runs:
+    for number, run in enumerate(runs):
         state = "finished" if run in finished else how_far(run, efforts[run.name].steps)
-        print(f"{run.folder}  ({state})\n    {python_command(*run.command)}")
+        print(f"{number:3d}  {run.folder}  ({state})\n    {python_command(*run.command)}")
     print(f"\n{len(finished)} of {len(runs)} runs are finished")
     if len(finished) < len(runs):
         left = seconds_left(runs, efforts, processes)

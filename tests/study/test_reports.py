@@ -13,7 +13,7 @@ from analysis.runs import read_run
 from analysis.statistics import Estimate, student_quantile
 from countdown_task import ANSWER, NUMBER, OPERATOR, THINK
 from engine.errors import UserError
-from study import control, credit_shares, forecast, leaderboard, regime, subject
+from study import control, credit_shares, forecast, leaderboard, regime, subject, variants
 from study.experiments import CONTROL, LEADERBOARD, REGIME, SUBJECT, Experiment, cell
 from study.finished import Study, ahead, moving_mean, read_study
 from study.plan import plan_runs
@@ -167,6 +167,16 @@ def test_shares_of_the_squared_credit(tmp_path):
     expected = {"operators": 0.48, "numbers": 0.16, "verdict words": 0.04, "answer tokens": 0.01}
     assert {name: share.value for name, share in shares.items()} == pytest.approx(
         {name: value / 0.69 for name, value in expected.items()})
+
+    other = np.zeros(n)  # another seed, with 0.31 at the first operator and nothing else
+    other[texts.index(" *")] = 0.31
+    write_log(tmp_path / "other/run", {1: credit_of([said], **known | {"decided": other})})
+    folders = [str(tmp_path / "scores"), str(tmp_path / "other")]
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both/numbers.json").write_text(json.dumps({"folders": folders}))
+    shares = credit_shares.credit_shares(tmp_path / "both")
+    assert shares["operators"].value == pytest.approx(0.79)
+    assert shares["numbers"].value == pytest.approx(0.16)
 
 
 def test_scores_of_another_kind_are_refused(tmp_path):
@@ -379,6 +389,20 @@ def test_the_board_is_sorted_and_knows_its_controls(tmp_path, monkeypatch):
     assert "Ahead of none: measured.\nBehind it: shuffled." in said
     assert "Both controls are where they should be." in said
     assert (tmp_path / "board.png").exists()
+
+
+def test_variants_are_compared_as_on_the_board(tmp_path):
+    """Of 4 problems `half` solves 1 with either seed, plain GRPO 2 and 3, and 2 with a third."""
+    study = board_of(tmp_path, {"none": [2, 3, 2], "half": [1, 1]})
+    findings = variants.report(study)
+    [table] = findings.tables
+    found = rows(table)
+    assert found["none"]["ends"] == (0.5, 0.75) and found["half"]["ends"] == (0.25, 0.25)
+    entry = next(entry for entry in leaderboard.make_entries(study, "none") if entry.ahead)
+    assert found["half"]["ahead"] == entry.ahead.value == pytest.approx(-0.375)
+    assert found["half"]["p"] == entry.p and found["none"]["verdict"] == ""
+    assert "Behind it: " in table.finding and "points would have been seen" in table.finding
+    assert "trusted" not in table.finding  # it has no controls
 
 
 def test_of_a_single_seed_nothing_is_said(tmp_path):

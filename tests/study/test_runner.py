@@ -63,6 +63,31 @@ def test_every_cheap_choice_is_on_the_leaderboard():
     assert {*MITIGATIONS, *ADVANTAGES} - {*flags, "none", "grpo"} == costly
 
 
+def test_experiments_that_share_runs_mean_the_same_by_a_name():
+    """In one folder a name stands for one command."""
+    commands = {}
+    for experiment in EXPERIMENTS.values():
+        for arm, flags in experiment.arms.items():
+            command = f"{experiment.common} {flags}".split()
+            assert commands.setdefault((experiment.place, arm), command) == command, arm
+    by_command = {}
+    for (place, arm), command in commands.items():
+        if place == "8x8":
+            by_command.setdefault(tuple(command), []).append(arm)
+    assert all(len(arms) == 1 for arms in by_command.values())  # nothing is trained twice
+
+
+def test_one_run_by_its_number(experiment, capfd):
+    """As an array of jobs makes them: no report is written until somebody asks for it."""
+    experiment({"none": "", "rloo": "--advantage rloo"}, more="--eval_every 0")
+    with pytest.raises(UserError, match="--number 2: there are 2 runs, counted from 0"):
+        study.main(["small", "--number", "2"])
+    study.main(["small", "--number", "1"])
+    assert "finished: rloo-s0 (1 of 1)" in capfd.readouterr().out
+    first, second = plan_runs(EXPERIMENTS["small"], "runs/study", 1)
+    assert second.is_finished() and not first.folder.exists()
+
+
 def test_plain_grpo_comes_first_and_is_what_all_are_compared_with():
     for experiment in EXPERIMENTS.values():
         name, flags = next(iter(experiment.arms.items()))
@@ -96,7 +121,7 @@ def test_a_dry_run_lists_every_run_and_starts_none(experiment, capsys, tmp_path)
     experiment({"none": "", "rloo": "--advantage rloo"}, seeds=2)
     study.main(["small", "--dry_run", "--seeds", "1"])
     printed = capsys.readouterr().out
-    assert "runs/study/small/rloo-s0  (not begun)" in printed and "--advantage rloo" in printed
+    assert "  1  runs/study/small/rloo-s0  (not begun)" in printed and "--advantage rloo" in printed
     assert "0 of 2 runs are finished" in printed and "no step is done yet" in printed
     assert not (tmp_path / "runs").exists()
 
