@@ -14,21 +14,18 @@ The tables of all seeds lie in results/study-probes, in a folder for each probe 
 published by python -m study publish.
 """
 import json
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-
-from analysis.runs import is_number
-from analysis.tables import Table, by_row
+from analysis.tables import Table
 from engine.errors import UserError
 from engine.files import make_folder, read_json, replace_text
 from engine.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.hints import python_command
 from engine.progress import say
 from study.experiments import LEADERBOARD, PLAIN, Experiment
+from study.over_seeds import over_seeds
 from study.pages import table_of
 from study.plan import Effort, PlannedRun, plan_runs
 from study.runner import last_line, list_runs, make_runs, usable_cores
@@ -189,52 +186,9 @@ def refuse_other_code(measured: list[PlannedProbe], numbers: list[dict]) -> None
 
 
 def same_tables(numbers: list[dict]) -> list[list[Table]]:
-    """The tables of each name, in the order of the first seed, without those that a seed lacks."""
+    """The tables of each name, in the order of the first seed, without those that a seed lacks and
+    those that number what each seed drew for itself."""
     by_seed = [{table["name"]: table_of(table) for table in each["tables"]} for each in numbers]
-    return [[tables[name] for tables in by_seed] for name in by_seed[0]
+    same = [[tables[name] for tables in by_seed] for name in by_seed[0]
             if all(name in tables for tables in by_seed)]
-
-
-def over_seeds(tables: list[Table]) -> Table:
-    """The rows that all seeds have: numbers as their median, intervals from lowest to highest, and
-    of a verdict how many seeds came to it."""
-    first = tables[0]
-    keys = leading_texts(first)
-    by_seed = [{row[:keys]: row for row in table.rows} for table in tables]
-    rows = []
-    for key in by_seed[0]:
-        if all(key in rows_of_seed for rows_of_seed in by_seed):
-            rows.append([*key, *row_over_seeds([of[key][keys:] for of in by_seed])])
-    formats = {column: spec for column, (spec, _) in first.columns.items()}
-    headings = dict(first.headings)
-    for column, (_, values) in first.columns.items():
-        if any(isinstance(value, tuple) for value in values):
-            headings[column] = "lowest to highest"
-    return Table(first.name, f"{first.title}: median of {len(tables)} seeds",
-                 by_row(formats, rows), "", first.notes, headings)
-
-
-def leading_texts(table: Table) -> int:
-    """How many columns name a row: the texts on the left."""
-    texts = table.texts()
-    return texts.index(False) if False in texts else len(texts)
-
-
-def row_over_seeds(rows: list[tuple]) -> list:
-    """Each column of the same row in all seeds. An interval belongs to the number before it."""
-    cells, values = [], []
-    for column in zip(*rows):
-        if any(isinstance(cell, tuple) for cell in column):
-            cells.append((min(values), max(values)) if values else (None, None))
-        elif any(isinstance(cell, str) for cell in column):
-            cells.append(most_common([str(cell) for cell in column if cell is not None]))
-        else:
-            values = [cell for cell in column if is_number(cell)]
-            cells.append(float(np.median(values)) if values else None)
-    return cells
-
-
-def most_common(texts: list[str]) -> str:
-    """With its count, unless all say the same."""
-    text, count = Counter(texts).most_common(1)[0]
-    return text if count == len(texts) else f"{text} ({count} of {len(texts)})"
+    return [tables for tables in same if tables[0].texts()[0]]

@@ -10,7 +10,8 @@ from study import __main__ as study
 from study import probes, published
 from study.experiments import LEADERBOARD
 from study.plan import Effort, plan_runs
-from study.probes import PlannedProbe, over_seeds, plan_probes, put_together
+from study.over_seeds import over_seeds
+from study.probes import PlannedProbe, plan_probes, put_together
 
 
 def table(rows, name="kind"):
@@ -33,6 +34,44 @@ def test_a_number_is_the_median_and_its_interval_the_range():
                              ("tag", 0.1, 0.4, (0.3, 0.5), "even")]
     assert together.headings["95%"] == "lowest to highest"
     assert together.title.endswith("median of 3 seeds")
+
+
+def small(columns, rows):
+    cells = {column: ("", [row[i] for row in rows]) for i, column in enumerate(columns)}
+    return Table("small", "Small", cells)
+
+
+def test_rows_are_told_apart_by_as_many_cells_as_it_takes():
+    """An empty first cell stands for the one above: ("mean", 7) and ("mean", 15) are two rows."""
+    columns = ("baseline", "others", "noise")
+    together = over_seeds([small(columns, [["mean", 7, 1.0], ["", 15, 2.0]]),
+                           small(columns, [["mean", 7, 3.0], ["", 15, 6.0]])])
+    assert together.rows == [("mean", 7, 2.0), ("", 15, 4.0)]
+
+
+def test_an_interval_is_about_the_number_before_it_if_it_holds_that():
+    """8 minus 2 is no number of the table: its middle is 1 and 3. The other way round 0.1 and 0.2
+    are what the intervals, which are not symmetric, are about."""
+    columns = ("rank of", "at 8", "8 minus 2, 95%")
+    together = over_seeds([small(columns, [["A", 7.0, (0.0, 2.0)]]),
+                           small(columns, [["A", 6.0, (2.0, 4.0)]])])
+    assert together.rows == [("A", 6.5, (1.0, 3.0))]
+    together = over_seeds([small(columns, [["A", 0.1, (0.0, 0.9)]]),
+                           small(columns, [["A", 0.2, (0.1, 0.9)]])])
+    assert together.rows[0][2] == (0.1, 0.2)
+
+
+def test_a_text_with_a_number_is_no_verdict():
+    columns = ("claim", "measured", "verdict")
+    together = over_seeds([small(columns, [["few", "+3% (1 to 5)", "too many"]]),
+                           small(columns, [["few", "+4% (2 to 6)", "too many"]])])
+    assert together.rows == [("few", "differs", "too many")]
+
+
+def test_what_each_seed_numbers_for_itself_is_left_out():
+    numbers = [{"tables": [small(("question", "mean"), [[1, 0.5], [2, 0.25]]).to_json(),
+                           small(("kind", "mean"), [["tag", 0.5]]).to_json() | {"name": "kept"}]}]
+    assert [tables[0].name for tables in probes.same_tables(numbers * 2)] == ["kept"]
 
 
 def numbers_of(probe, seed_table, commit="a" * 40, seconds=10.0):

@@ -1,0 +1,80 @@
+"""The tables that a probe made with several seeds, as one: medians, ranges, counts of verdicts."""
+from collections import Counter
+
+import numpy as np
+
+from analysis.runs import is_number
+from analysis.tables import Table
+
+
+def over_seeds(tables: list[Table]) -> Table:
+    """The rows that all seeds have: numbers as their median, intervals from lowest to highest, and
+    of a verdict how many seeds came to it."""
+    first, count = tables[0], key_length(tables)
+    by_seed = [dict(zip(keys_of(table, count), table.rows)) for table in tables]
+    kept = [key for key in by_seed[0] if all(key in rows for rows in by_seed)]
+    columns = {}
+    for place, (column, (spec, values)) in enumerate(first.columns.items()):
+        if place < count:
+            cells = [by_seed[0][key][place] for key in kept]
+        else:
+            cells = [together([rows[key][:place + 1] for rows in by_seed]) for key in kept]
+        columns[column] = (spec, cells)
+    headings = {column: "lowest to highest" for column, (_, values) in first.columns.items()
+                if any(isinstance(value, tuple) for value in values)}
+    return Table(first.name, f"{first.title}: median of {len(tables)} seeds", columns, "",
+                 first.notes, first.headings | headings)
+
+
+def key_length(tables: list[Table]) -> int:
+    """How many cells on the left tell the rows of each table apart."""
+    width = len(tables[0].columns)
+    for count in range(1, width):
+        if all(len(set(keys_of(table, count))) == len(table.rows) for table in tables):
+            return count
+    return width
+
+
+def keys_of(table: Table, count: int) -> list[tuple]:
+    """An empty first cell stands for the one above."""
+    keys, above = [], ""
+    for row in table.rows:
+        above = row[0] or above
+        keys.append((above, *row[1:count]))
+    return keys
+
+
+def together(rows: list[tuple]):
+    """The last cell of what is given of the same row in all seeds."""
+    cells = [row[-1] for row in rows]
+    if any(isinstance(cell, tuple) for cell in cells):
+        return range_of([estimated(*row[-2:]) for row in rows])
+    if any(isinstance(cell, str) for cell in cells):
+        return most_common([str(cell) for cell in cells if cell is not None])
+    known = [cell for cell in cells if is_number(cell)]
+    return float(np.median(known)) if known else None
+
+
+def estimated(before, interval: tuple | None) -> float | None:
+    """What an interval is about: the number before it, if it holds that, or else its middle."""
+    if interval is None or not all(map(is_number, interval)):
+        return before if is_number(before) else None
+    low, high = interval
+    if is_number(before) and low <= before <= high:
+        return before
+    return (low + high) / 2
+
+
+def range_of(values: list) -> tuple:
+    known = [value for value in values if value is not None]
+    return (min(known), max(known)) if known else (None, None)
+
+
+def most_common(texts: list[str]) -> str:
+    """With its count, unless all say the same. A text with a number in it is no verdict."""
+    text, count = Counter(texts).most_common(1)[0]
+    if count == len(texts):
+        return text
+    if any(character.isdigit() for character in "".join(texts)):
+        return "differs"
+    return f"{text} ({count} of {len(texts)})"
