@@ -31,6 +31,7 @@ from study.control import tokens_beside
 from study.experiments import RACE_STEPS, RACE_TO
 from study.finished import END, Study, ahead, evaluated
 from study.forecast import START, THIRD, Racer, as_text
+from study.shares import critics_table
 from truth.common import Findings
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
@@ -64,8 +65,9 @@ def report(study: Study) -> Findings:
     knows = {START: forecast.scored(study.scores, "scores", "index"),
              THIRD: forecast.scored(study.later_scores, "scores", "index")}
     board = board_table(entries, knows, plain)
-    picture = draw(study, entries, plain)
-    return Findings("The leaderboard", study.intro(), [board, *race.tables],
+    picture, critics = draw(study, entries, plain), critics_table(study)
+    tables = [board, *race.tables, *([critics] if critics else [])]
+    return Findings("The leaderboard", study.intro(), tables,
                     ("board", "correlation"), pictures=[picture, *race.pictures],
                     places={"board": ("board",), **race.places})
 

@@ -12,8 +12,8 @@ from study.plan import PlannedRun
 from truth.common import summary_of, write_findings
 
 REPORTS = {"subject": subject.report, "regime": regime.report, "leaderboard": leaderboard.report,
-           **dict.fromkeys(("discount", "inverse", "attention", "short_steps", "updates"),
-                           variants.report)}
+           "discount": variants.with_ratios,
+           **dict.fromkeys(("inverse", "attention", "short_steps", "updates"), variants.report)}
 
 
 def write_report(experiment: Experiment, planned: list[PlannedRun], scores: str | None,

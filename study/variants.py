@@ -5,15 +5,23 @@ What is compared, and how sure it is, is decided as on the leaderboard (study/le
 from analysis.tables import Table, by_row
 from study.finished import Study
 from study.leaderboard import Entry, could_be_seen, draw, make_entries, told_apart
+from study.shares import ratios_table
 from truth.common import Findings
 
 
 def report(study: Study) -> Findings:
     plain = next(iter(study.experiment.arms))
     entries = make_entries(study, plain)
-    return Findings(study.experiment.question, study.intro(), [variants_table(entries, plain)],
-                    ("variants",), pictures=[draw(study, entries, plain)],
-                    places={"variants": ("board",)})
+    tables = [variants_table(entries, plain)]
+    return Findings(study.experiment.question, study.intro(), tables, ("variants",),
+                    pictures=[draw(study, entries, plain)], places={"variants": ("board",)})
+
+
+def with_ratios(study: Study) -> Findings:
+    """The same, and what early tokens and filler were given."""
+    findings = report(study)
+    findings.tables.append(ratios_table(study))
+    return findings
 
 
 def variants_table(entries: list[Entry], plain: str) -> Table:

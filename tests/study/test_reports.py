@@ -13,7 +13,8 @@ from analysis.runs import read_run
 from analysis.statistics import Estimate, student_quantile
 from countdown_task import ANSWER, NUMBER, OPERATOR, THINK
 from engine.errors import UserError
-from study import control, credit_shares, forecast, leaderboard, regime, subject, variants
+from study import (control, credit_shares, forecast, leaderboard, regime, shares, subject,
+                   variants)
 from study.experiments import CONTROL, LEADERBOARD, REGIME, SUBJECT, Experiment, cell
 from study.finished import Study, ahead, moving_mean, read_study
 from study.plan import plan_runs
@@ -403,6 +404,42 @@ def test_variants_are_compared_as_on_the_board(tmp_path):
     assert found["half"]["p"] == entry.p and found["none"]["verdict"] == ""
     assert "Behind it: " in table.finding and "points would have been seen" in table.finding
     assert "trusted" not in table.finding  # it has no controls
+
+
+def test_what_critics_explain_first_and_last(tmp_path):
+    """Of six steps the first two and the last two; a step without a number, or an arm, is passed
+    over."""
+    def run(name, seed, values):
+        folder = tmp_path / f"{name}{seed}"
+        made = run_of(folder, [0.5] * len(values), [solving(2)], seed)
+        for line, value in zip(made["metrics"], values):
+            line["explained_variance"] = value
+        return made
+
+    runs = {"none": {0: run_of(tmp_path / "none", [0.5] * 6, [solving(2)])},
+            "gae": {0: run("gae", 0, [0.0, 0.2, 0.3, 0.3, 0.5, 0.7]),
+                    1: run("gae", 1, [None, 0.4, 0.6, 0.3, 0.3, 0.2, 0.2])}}
+    study = study_of(replace(LEADERBOARD, arms=dict.fromkeys(runs, "")), tmp_path, runs, seeds=2)
+    [row] = shares.critics_table(study).rows
+    assert row[:2] == ("gae", 2)
+    assert row[2:] == (pytest.approx(0.3), pytest.approx((0.1, 0.5)), pytest.approx(0.4),
+                       pytest.approx((0.2, 0.6)))
+    del runs["gae"]
+    assert shares.critics_table(study) is None
+
+
+def test_ratios_of_an_arm_with_a_discount(tmp_path):
+    """Two answers of ten tokens, log p -2 in the first fifth, -1 in the last; the first fifth has
+    weight 0.25. So early over late is 2 without the weight, and a half with it."""
+    log_prob = np.tile([-2.0, -2.0, *[-1.0] * 8], 2)
+    weight = np.tile([0.25, 0.25, *[1.0] * 8], 2)
+    columns = credit_columns([10, 10], [0, 0], log_prob=log_prob, weight=weight,
+                             advantage=np.repeat([1.0, -1.0], 10))
+    runs = {"discount": {0: run_of(tmp_path / "run", [0.5], [solving(2)], steps={1: columns})}}
+    study = study_of(replace(LEADERBOARD, arms={"discount": ""}), tmp_path, runs)
+    found = {row[1]: row for row in shares.ratios_table(study).rows}
+    assert found["A lp"][3] == pytest.approx(2) and found["A w lp"][3] == pytest.approx(0.5)
+    assert found["A lp"][4] == pytest.approx((2, 2))
 
 
 def test_of_a_single_seed_nothing_is_said(tmp_path):
