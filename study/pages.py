@@ -6,11 +6,11 @@
 A page marks what is not written by hand, by comments that a reader of the page does not see:
 
     <!-- table control success -->                      a table of docs/results/control.json
-    <!-- table control success; arm, end -->            some of its columns
+    <!-- table control success; arm; end -->            some of its columns
     <!-- words control differences -->                  what the table's finding says
     <!-- source control -->                             command, day and versions
-    <!-- number control success measured, end -->       one cell: of the row `measured`, column end
-    <!-- number scoreboard kind operator, decided -->
+    <!-- number control success measured; end -->       one cell: of the row `measured`, column end
+    <!-- number scoreboard kind operator; decided -->
 
 each up to <!-- end -->. A row is named by its texts, as many as tell it from the others, the column
 comes last.
@@ -63,7 +63,7 @@ def fill(text: str, page: str) -> str:
 def make_table(words: str) -> str:
     place, _, columns = words.partition(";")
     table = find_table(place)
-    wanted = [column.strip() for column in columns.split(",") if column.strip()]
+    wanted = [column.strip() for column in columns.split(";") if column.strip()]
     for column in wanted:
         known_column(table, column)
     kept = {name: table.columns[name] for name in wanted or table.columns}
@@ -82,10 +82,10 @@ def make_source(words: str) -> str:
 
 
 def make_number(words: str) -> str:
-    """One cell: `control success measured, end`."""
+    """One cell: `control success measured; end`."""
     name, table_name, rest = words.split(" ", 2) if words.count(" ") > 1 else (words, "", "")
     table = find_table(f"{name} {table_name}")
-    *keys, column = [part.strip() for part in rest.split(",")]
+    *keys, column = [part.strip() for part in rest.split(";")]
     known_column(table, column)
     rows = [i for i, row in enumerate(table.rows) if set(keys) <= set(map(str, row))]
     if len(rows) != 1:

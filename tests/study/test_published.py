@@ -46,12 +46,12 @@ def results(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("marked, content", [
-    ("number small success none, end", "50.0%"),
-    ("number small success rloo, middle, end", "-"),
-    ("number small success rloo, end, 95%", "-1.0 to +50.0"),
+    ("number small success none; end", "50.0%"),
+    ("number small success rloo; middle; end", "-"),
+    ("number small success rloo; end; 95%", "-1.0 to +50.0"),
     ("words small success", "\nrloo is behind.\n"),
     ("source small", "\n`python -m study small`, 2026-11-21, torch 2.13.0, commit aaaaaaa\n"),
-    ("table small success; arm, 95%",
+    ("table small success; arm; 95%",
      "\n| arm | interval |\n|:--|--:|\n| none | +1.0 to +2.0 |\n| rloo | -1.0 to +50.0 |\n"
      "| rloo | - |\n"),
 ])
@@ -62,9 +62,9 @@ def test_what_is_marked_is_made_again(results, marked, content):
 
 
 @pytest.mark.parametrize("marked, complaint", [
-    ("number small success rloo, end", "2 rows have rloo, one is needed"),
-    ("number small success gae, end", "0 rows have gae"),
-    ("number small success none, start", "no column 'start', only arm, when, end, 95%"),
+    ("number small success rloo; end", "2 rows have rloo, one is needed"),
+    ("number small success gae; end", "0 rows have gae"),
+    ("number small success none; start", "no column 'start', only arm, when, end, 95%"),
     ("table small success; start", "no column 'start'"),
     ("table small failure", "no table failure, only success"),
     ("table large success", "there is no .*large.json"),
@@ -77,7 +77,7 @@ def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, compl
 
 def test_check_changes_nothing_and_fails(results, tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.md"
-    page.write_text("<!-- number small success none, end -->12%<!-- end -->")
+    page.write_text("<!-- number small success none; end -->12%<!-- end -->")
     monkeypatch.setattr(pages, "pages", lambda: [page])
     with pytest.raises(SystemExit) as end:
         pages.main(["--check"])
