@@ -130,6 +130,9 @@ def lines_of_success(runs: list[dict]) -> list[Line]:
         for name, place in (("start", START), ("end", END)):
             success = [evaluated(run, place, mode)["success"] for run in runs]
             lines.append(Line(f"success at the {name}, {mode}", points(success), "%"))
+    final = [100 * evaluated(run, END)["success"] for run in runs]
+    lines.append(Line("success at the end, sampled, lowest seed", known(min(final)), "%"))
+    lines.append(Line("success at the end, sampled, highest seed", known(max(final)), "%"))
     return lines
 
 
