@@ -18,7 +18,7 @@ def over_seeds(tables: list[Table]) -> Table:
         if place < count:
             cells = [by_seed[0][key][place] for key in kept]
         else:
-            cells = [together([rows[key][:place + 1] for rows in by_seed]) for key in kept]
+            cells = [together([rows[key][:place + 1] for rows in by_seed], spec) for key in kept]
         columns[column] = (spec, cells)
     headings = {column: "lowest to highest" for column, (_, values) in first.columns.items()
                 if any(isinstance(value, tuple) for value in values)}
@@ -44,15 +44,18 @@ def keys_of(table: Table, count: int) -> list[tuple]:
     return keys
 
 
-def together(rows: list[tuple]):
-    """The last cell of what is given of the same row in all seeds."""
+def together(rows: list[tuple], spec: str):
+    """The last cell of what is given of the same row in all seeds. A count stays a whole number."""
     cells = [row[-1] for row in rows]
     if any(isinstance(cell, tuple) for cell in cells):
         return range_of([estimated(*row[-2:]) for row in rows])
     if any(isinstance(cell, str) for cell in cells):
         return most_common([str(cell) for cell in cells if cell is not None])
     known = [cell for cell in cells if is_number(cell)]
-    return float(np.median(known)) if known else None
+    if not known:
+        return None
+    middle = float(np.median(known))
+    return round(middle) if spec.endswith("d") else middle
 
 
 def estimated(before, interval: tuple | None) -> float | None:

@@ -61,6 +61,12 @@ def test_an_interval_is_about_the_number_before_it_if_it_holds_that():
     assert together.rows[0][2] == (0.1, 0.2)
 
 
+def test_a_count_stays_a_whole_number():
+    tables = [Table("small", "Small", {"kind": ("", ["tag"]), "tokens": (",d", [count])})
+              for count in (1000, 1003)]
+    assert over_seeds(tables).cells() == [["tag", "1,002"]]
+
+
 def test_a_text_with_a_number_is_no_verdict():
     columns = ("claim", "measured", "verdict")
     together = over_seeds([small(columns, [["few", "+3% (1 to 5)", "too many"]]),
