@@ -83,13 +83,16 @@ def make_source(words: str) -> str:
 
 def make_number(words: str) -> str:
     """One cell: `control success measured; end`."""
-    name, table_name, rest = words.split(" ", 2) if words.count(" ") > 1 else (words, "", "")
-    table = find_table(f"{name} {table_name}")
-    *keys, column = [part.strip() for part in rest.split(";")]
+    result, _, rest = words.partition(" ")
+    tables = tables_of(result)
+    longest_first = sorted(tables, key=len, reverse=True)
+    name = next((name for name in longest_first if rest.startswith(f"{name} ")), rest)
+    table = find_table(f"{result} {name}")
+    *keys, column = [part.strip() for part in rest.removeprefix(name).split(";")]
     known_column(table, column)
     rows = [i for i, row in enumerate(table.rows) if set(keys) <= set(map(str, row))]
     if len(rows) != 1:
-        raise UserError(f"{len(rows)} rows have {', '.join(keys)}, one is needed")
+        raise UserError(f"{len(rows)} rows have {'; '.join(keys)}, one is needed")
     return table.cells()[rows[0]][list(table.columns).index(column)]
 
 
@@ -98,14 +101,18 @@ MAKERS = {"table": make_table, "words": make_words, "source": make_source, "numb
 
 def find_table(place: str) -> Table:
     """Of the words `control success`: the table success of docs/results/control.json."""
-    words = place.split()
-    if len(words) != 2:
+    result, _, name = place.strip().partition(" ")
+    if not name:
         raise UserError("a result and a table should be named first")
-    result = read_result(RESULTS / f"{words[0]}.json")
-    tables = {table["name"]: table for table in result["tables"]}
-    if words[1] not in tables:
-        raise UserError(f"there is no table {words[1]}, only {', '.join(tables)}")
-    return table_of(tables[words[1]])
+    tables = tables_of(result)
+    if name not in tables:
+        raise UserError(f"there is no table {name.split(';')[0]}, only {', '.join(tables)}")
+    return table_of(tables[name])
+
+
+def tables_of(result: str) -> dict[str, dict]:
+    """By name, which may have spaces in it."""
+    return {table["name"]: table for table in read_result(RESULTS / f"{result}.json")["tables"]}
 
 
 def table_of(stored: dict) -> Table:
