@@ -11,6 +11,7 @@ from study.experiments import Experiment
 from study.plan import PlannedRun
 
 START, END = 0, -1  # places among the evaluations of a run
+MOST_NAMED = 8      # runs that are not finished
 
 
 @dataclass
@@ -36,7 +37,10 @@ class Study:
         finished = len(self.planned) - len(self.unfinished)
         lines = [self.experiment.question, f"{finished} of {len(self.planned)} runs are finished."]
         if self.unfinished:
-            lines.append(f"Not yet: {', '.join(self.unfinished)}.")
+            named, more = self.unfinished[:MOST_NAMED], len(self.unfinished) - MOST_NAMED
+            if more > 0:
+                named = [*named, f"and {more} more"]
+            lines.append(f"Not yet: {', '.join(named)}.")
         return lines
 
 

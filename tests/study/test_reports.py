@@ -464,6 +464,12 @@ def test_plain_grpo_has_twice_as_many_seeds(tmp_path):
 
 # what is finished, and what is not
 
+def test_of_many_that_are_missing_some_are_named(tmp_path):
+    study = study_of(LEADERBOARD, tmp_path, {})
+    study.unfinished = [f"span-s{seed}" for seed in range(10)]
+    assert study.intro()[-1].endswith("span-s7, and 2 more.")
+
+
 def test_a_report_is_written_again_and_names_what_is_missing(tmp_path, monkeypatch, learner,
                                                                capsys):
     monkeypatch.chdir(tmp_path)
