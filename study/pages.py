@@ -25,7 +25,7 @@ from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.progress import say
 from study.published import RESULTS, pages, read_result
 
-MARKED = re.compile(r"<!-- (table|words|source|number) ([^>]+?) -->(.*?)<!-- end -->", re.S)
+MARKED = re.compile(r"<!-- (table|words|source|number) ((?:(?!-->).)+?) -->(.*?)<!-- end -->", re.S)
 FLAGS = {"check": Flag(False, "change nothing; exit status 1 if a page is out of date")}
 
 
