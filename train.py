@@ -7,8 +7,8 @@
 alone, so a resumed run needs no random state: it samples what the uninterrupted run would have
 sampled, bit for bit on the same CPU.
 
-Left out: a replay buffer, a reward model, rollouts by another engine. Every answer is sampled
-from the weights that are updated with it. """
+Left out: a replay buffer, a reward model, and sampling while training goes on. Every answer is
+sampled from the weights that are updated with it (unless --rollouts_every says less often). """
 import textwrap
 import time
 from dataclasses import replace
@@ -36,6 +36,7 @@ from engine.program import run_as_program
 from engine.progress import print_evaluation, print_step, say, show_status
 from engine.provenance import fingerprints, provenance
 from engine.registry import WHOLE_ANSWERS
+from engine.remote_rollouts import connect
 from engine.resume import (changes_among, check_what_is_there, how_far, is_finished, keep_changes,
                            refuse_changes, refuse_to_erase, refuse_to_overwrite, what_differs)
 from engine.rollouts import Rollouts
@@ -49,7 +50,7 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     """One step of the algorithm; returns its line of metrics.jsonl."""
     s, clock = lab.settings, Clock(step)
     with clock("rollout"):
-        rollouts = lab.pairs.of_step(lab, step) if lab.pairs else sample(lab, step)
+        rollouts = lab.pairs.of_step(lab, step) if lab.pairs else sample(lab, run, step)
         rollouts = lab.score(rollouts)                                          # rewards (B,)
     with clock("credit"):
         rollouts = add_advantage(lab, rollouts, step)                           # (B, T)
@@ -73,10 +74,13 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     return {"step": step, **credit_metrics(lab, weight_metrics), **batch, **result, **speed}
 
 
-def sample(lab: Lab, step: int) -> Rollouts:
+def sample(lab: Lab, run: RunFolder, step: int) -> Rollouts:
     s = lab.settings
     problems = lab.task.training_problems(s.seed, step, s.questions)
-    return lab.sample(problems, s.answers, derived_seed("train", s.seed, step))
+    seed = derived_seed("train", s.seed, step)
+    if lab.server:
+        return lab.server.sample(run, problems, step, seed)
+    return lab.sample(problems, s.answers, seed)
 
 
 def add_advantage(lab: Lab, rollouts: Rollouts, step: int) -> Rollouts:
@@ -213,6 +217,7 @@ def train_until_done(lab: Lab, run: RunFolder, done: int) -> None:
 
 def start_run(settings: Settings) -> None:
     lab = make_lab(settings)
+    lab.server = connect(lab)
     introduce(lab)
     with create_run(lab) as run:
         try:
@@ -273,6 +278,7 @@ def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> No
     check_what_is_there(run, settings, config, checkpoint)
     say(f"going on after step {done}" if done else "no checkpoint yet: starting again at step 1")
     lab = make_lab(settings, checkpoint)
+    lab.server = connect(lab)
     if checkpoint:
         lab.load_trainer_tensors(checkpoint / "trainer" / "state.safetensors")
     processes.wait()  # until all have read what is changed now

@@ -56,7 +56,8 @@ OTHER_WORDS = (  # names that TRL, verl and others give their settings -> what t
      "--checkpointing keeps less for the backward pass"),
     ("grad_clip clip_grad gradient_clipping", "--max_grad_norm is where the gradient is clipped"),
     ("top_p top_k", "--temperature is all that shapes the sampling"),
-    ("use_vllm", "answers are sampled by this program itself"),
+    ("use_vllm vllm_mode vllm_server_base_url rollout.name",
+     "--rollouts is the address of a vLLM or SGLang server that answers"),
 )
 HINTS = {name: sentence for names, sentence in OTHER_WORDS for name in names.split()}
 

@@ -41,6 +41,7 @@ class Lab:
     advantage: Callable | None = None    # (rollouts, lab) -> (B, T), a choice of --advantage
     mitigation: Callable | None = None   # (tokens, lab) -> (B, T), a choice of --mitigation
     pairs: GivenPairs | None = None      # with --pairs: they take the place of sampled answers
+    server: object = None                # with --rollouts: see engine/remote_rollouts.py
 
     def sample(self, problems: list, answers: int, seed: int, greedy: bool = False) -> Rollouts:
         """`answers` answers to each problem."""

@@ -18,7 +18,8 @@ from engine.settings import OPTIONS, Settings, own_flags
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer")
 CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
-    "steps", *CHANGES_ROUNDING, "sample_every", "checkpoint_every")
+    "steps", *CHANGES_ROUNDING, "rollouts", "rollouts_timeout", "sample_every",
+    "checkpoint_every")
 
 
 def refuse_changes(given: dict) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from engine import processes
 from engine.finite import refuse_undefined
-from engine.sampler import generate
+from engine.sampler import Generation, generate
 from engine.tasks import checked_labels, checked_score, columns_of
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
@@ -107,11 +107,21 @@ class Rollouts:
 def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
                    **sampling) -> Rollouts:
     """Sample `answers` answers to each problem. With several processes, each samples its share."""
-    prompts = [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
-               for problem in problems]
+    prompts = encode_prompts(tokenizer, task, problems)
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
                        share=processes.share(len(prompts)), **sampling)
-    processes.add_up(*vars(sampled).values())  # puts the shares together
+    return put_together(problems, prompts, answers, sampled)
+
+
+def encode_prompts(tokenizer, task, problems: list) -> list[list[int]]:
+    return [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
+            for problem in problems]
+
+
+def put_together(problems: list, prompts: list[list[int]], answers: int,
+                 sampled: Generation) -> Rollouts:
+    """The batch of what all processes have sampled; rows that a process lacks are 0 there."""
+    processes.add_up(*vars(sampled).values())
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
                      sampled.collision)
     group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)

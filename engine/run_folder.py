@@ -144,6 +144,17 @@ class RunFolder:
             replace_text(unfinished / "trainer" / "state.json", json.dumps(seal, indent=2) + "\n")
         self.forget_old_states()
 
+    def write_weights(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor]) -> Path:
+        """Write serve/step_N, for the server of --rollouts, in place of the one before."""
+        folder = self.path / "serve" / f"step_{step:06d}"
+        self.refuse_other_folder()
+        with writing(folder):
+            if folder.parent.exists():
+                shutil.rmtree(folder.parent)
+        with whole_folder(folder) as unfinished, writing(folder):
+            model.save_pretrained(unfinished, parameters)
+        return folder
+
     def forget_old_states(self, keep: int = 2) -> None:
         """Keep the trainer's state, larger than the model, in the newest checkpoints only."""
         states = [path for path in self.path.glob("checkpoints/step_*/trainer")
@@ -170,6 +181,7 @@ class Bystander(RunFolder):
         pass
 
     append = forget_after = forget_old_states = save_checkpoint = remove_unless_begun = replace
+    write_weights = replace
 
 
 def open_run(folder: Path) -> RunFolder:

@@ -62,6 +62,8 @@ def part(name: str, value, flag: Flag, write) -> str:
     """think_discount0.25, without characters that a folder's name cannot have."""
     if flag.is_path and value:
         return legal(Path(value).name)
+    if name == "rollouts":  # wherever the server is
+        return name
     label = "" if name in NAMED_BY_VALUE else SHORT.get(name, name)
     return label + legal(write(value))
 

@@ -27,6 +27,8 @@ NOT_SETTINGS = (  # also in config.json
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of")
 MOST_STEPS = 10 ** 9
 
+OWN_SAMPLER = "own"  # --rollouts
+
 MACHINE, PROBLEMS, TRAINING, RECORD = "model and machine", "problems", "training", "record"
 WEIGHT, BASELINE, LOSS = "spreading credit over tokens", "from reward to advantage", "loss"
 
@@ -36,6 +38,9 @@ DPO = (lambda s: s.loss == "dpo", "--loss dpo")
 ANCHORED = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
 REUSED = (lambda s: s.loss == "policy" and s.epochs > 1,
           "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
+
+SAMPLED = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
+SERVED = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
 
 
 @dataclass
@@ -112,6 +117,16 @@ class Settings:
     temperature: float = option(
         1.0, "of the sampling; training and the columns on record are at temperature 1 whatever "
         "this is", least=0.01, most=100, topic=TRAINING)
+    rollouts: str = option(
+        OWN_SAMPLER, "who answers the problems of a step: this program, or with http://HOST:PORT a "
+        "server by vLLM or SGLang (docs/rollouts_by_a_server.md); evaluations, and continuations "
+        "as of vine and oracle, are always sampled here", only=SAMPLED, topic=TRAINING)
+    rollouts_every: int = option(
+        1, "steps between hand-overs of the weights to that server", least=1, most=MOST_STEPS,
+        only=SERVED, topic=TRAINING)
+    rollouts_timeout: float = option(
+        600.0, "seconds that its answers to a step may take, or its loading of weights", above=0,
+        most=1500, only=SERVED, topic=TRAINING, changes_result=False)
     learning_rate: float = option(5e-6, "of AdamW", above=0, most=10, topic=TRAINING)
     weight_decay: float = option(0.0, "of AdamW", least=0, most=100, topic=TRAINING)
     micro_batch: int = option(8, "answers in memory at once during the update; changes no result",

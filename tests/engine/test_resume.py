@@ -91,7 +91,8 @@ def test_what_a_run_is_cannot_be_changed(stopped, name):
 
 def test_all_that_names_no_run_can_be_changed():
     unnamed = {name for name, flag in OPTIONS.items() if not flag.changes_result}
-    assert unnamed == {"threads", "micro_batch", "sample_every", "checkpoint_every", "out"}
+    assert unnamed == {"threads", "micro_batch", "rollouts_timeout", "sample_every",
+                       "checkpoint_every", "out"}
     assert unnamed - set(CHANGEABLE) == {"out"}
 
 

@@ -29,6 +29,7 @@ def name_of(*argv):
      "entropy_weighted-entropy_temp0.5-grpo-max_grad_norm0-s0"),
     ("--mitigation inverse_logprob_as_published --rescale none",
      "inverse_logprob_as_published-grpo-s0"),
+    ("--rollouts http://gpu1:8000 --rollouts_every 4", "none-grpo-rollouts-rollouts_every4-s0"),
     ("--loss dpo --answers 4", "none-grpo-lossdpo-answers4-s0")])
 def test_what_is_not_at_its_default_is_in_the_name(argv, name):
     assert name_of(*argv.split()) == name
@@ -63,7 +64,8 @@ def test_every_other_flag_names_another_folder(name):
     beside = {"clip_low": ["--epochs", "2"], "clip_high": ["--epochs", "2"],
               "kl_kind": ["--kl", "0.1"], "dpo_beta": ["--loss", "dpo"],
               "pairs": ["--loss", "dpo"],
-              "rescale": ["--mitigation", "random"]}.get(name, [])
+              "rescale": ["--mitigation", "random"],
+              "rollouts_every": ["--rollouts", "http://127.0.0.1:8000"]}.get(name, [])
     values = {bool: "yes", int: "3", float: "0.625", str: "anything"}
     value = {"task": "tools.descending", "device": "cuda"}.get(name, values[flag.type])
     if flag.choices:

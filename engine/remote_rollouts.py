@@ -1,0 +1,218 @@
+"""Answers from a server that people already run: --rollouts http://HOST:PORT, vLLM or SGLang.
+
+    weights   RUN/serve/step_000012 is written, a model folder; the server is told to load it
+    ask       POST /v1/completions for each problem: token ids go out, ids and log-probs come back
+    check     whatever a server can get wrong is looked for before anything is trained on it
+    look      one forward pass of our own: entropy and collision, which servers do not tell, and
+              the gap between the server's log-probs and ours
+
+The loss takes log-probs of its own, as it always does. The server's are the column log_prob of
+the credit file and half of sampler_gap in metrics.jsonl. Evaluations, and whatever goes on from
+the middle of an answer (vine, oracle, measured ...), sample by our own sampler.
+
+Left out: keys and passwords, answers asked for while training goes on, weights that travel without
+a disk, and a correction for the gap (truncated importance sampling).
+"""
+import os
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from engine import processes
+from engine.errors import UserError
+from engine.given_pairs import with_facts
+from engine.http_client import Client, one_line, read_address
+from engine.progress import say
+from engine.rollouts import Rollouts, encode_prompts, put_together, stop_ids
+from engine.sampler import Generation
+from engine.settings import OWN_SAMPLER
+
+FLAG = "--rollouts"
+AS_SAMPLED = {  # a server would take other values from the model's generation_config.json
+    "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+ROUNDING, LOWEST = 1e-4, -1e5  # a log-prob lies between them; vLLM writes -9999 for -inf
+LARGE_GAP = 0.05  # see docs/rollouts_by_a_server.md for gaps that were measured
+
+
+def connect(lab) -> "RolloutServer | None":
+    """The server of --rollouts, with the weights that training begins with; None where our own
+    sampler answers. A server that is not there, or takes no weights, ends the run here."""
+    s = lab.settings
+    if s.rollouts == OWN_SAMPLER:
+        return None
+    if s.temperature != 1:
+        raise UserError(f"{FLAG}: --temperature {s.temperature} has to be 1, because servers "
+                        "differ in which temperature their log-probs are of")
+    server = RolloutServer(lab)
+    if processes.rank() == 0:
+        server.introduce()
+        server.load(lab.folder)
+    processes.wait()
+    return server
+
+
+class RolloutServer:
+    def __init__(self, lab):
+        s = lab.settings
+        self.lab = lab
+        self.client = Client(FLAG, read_address(s.rollouts, FLAG), s.rollouts_timeout)
+        self.model = ""        # as the server calls it
+        self.is_vllm = False
+        self.salt = ""         # see `load`
+        self.weights_of = None  # the step that they were handed over for
+        self.has_warned = False
+
+    def introduce(self) -> None:
+        """Ask what it serves: the first request of all, so a server that is not there is told."""
+        models = self.client.get("/v1/models").get("data")
+        first = models[0] if isinstance(models, list) and models else None
+        if not isinstance(first, dict) or not isinstance(first.get("id"), str):
+            raise self.client.error("its /v1/models names no model")
+        self.model, self.is_vllm = first["id"], first.get("owned_by") == "vllm"
+        say(f"answers to train on come from {self.model} at {self.client.address}, evaluations "
+            "from the sampler of this program")
+
+    def load(self, folder: Path) -> None:
+        """Have it load a model folder, and wait until it has. What it remembers of prompts belongs
+        to other weights: requests with another salt do not find it."""
+        path = os.path.abspath(folder)
+        if self.is_vllm:
+            call = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+            try:
+                self.client.post("/collective_rpc", call)
+            except UserError as error:
+                raise UserError(f"{error} (vLLM needs VLLM_SERVER_DEV_MODE=1 for it)") from None
+        else:
+            answer = self.client.post("/update_weights_from_disk", {"model_path": path})
+            if answer.get("success") is not True:
+                raise self.client.error(f"it did not load {path}: {answer.get('message')}")
+        self.salt = secrets.token_hex(16)
+
+    def hand_over(self, run, step: int) -> None:
+        """Give it the weights as they are now, those after step - 1."""
+        model, parameters = self.lab.model, {}
+        for name, value in self.lab.parameters.items():  # in the type that is multiplied
+            is_matrix = value.dim() == 2
+            parameters[name] = value.detach().to(model.compute_dtype) if is_matrix else value
+        folder = run.write_weights(step - 1, model, parameters)
+        if processes.rank() == 0:
+            self.load(folder)
+        processes.wait()
+        self.weights_of = step
+
+    def sample(self, run, problems: list, step: int, seed: int) -> Rollouts:
+        """--answers answers to each problem, in the frame that our own sampler writes in."""
+        lab, s = self.lab, self.lab.settings
+        if self.weights_of is None:
+            self.weights_of = step  # `connect` has handed them over
+        elif step - self.weights_of >= s.rollouts_every:
+            self.hand_over(run, step)
+        prompts = encode_prompts(lab.tokenizer, lab.task, problems)
+        sampled = Generation.empty(len(prompts) * s.answers, s.max_new_tokens, lab.model.device)
+        if processes.rank() == 0:  # the errors of others would not be seen
+            self.fill(sampled, prompts, seed)
+        return self.look(put_together(problems, prompts, s.answers, sampled), step)
+
+    def fill(self, sampled: Generation, prompts: list[list[int]], seed: int) -> None:
+        """Ask for the answers to all prompts at once, check them, and write them down."""
+        lab, s = self.lab, self.lab.settings
+        limits = Limits(s.answers, s.max_new_tokens, lab.model.config.vocab_size,
+                        stop_ids(lab.model, lab.tokenizer))
+        requests = []
+        for number, prompt in enumerate(prompts):  # vLLM draws answer i of a request by seed + i
+            content = self.request(prompt, limits, seed + number * s.answers)
+            requests.append(("POST", "/v1/completions", content))
+        for number, answer in enumerate(self.client.all(requests)):
+            choices = answer.get("choices")
+            flaw = flaw_of_answers(choices, prompts[number], limits)
+            if flaw:
+                raise self.client.error(f"its answers to problem {number + 1} of this step: {flaw}")
+            for choice in choices:
+                write(sampled, number * s.answers + choice["index"], choice, limits.ends)
+
+    def request(self, prompt: list[int], limits: "Limits", seed: int) -> dict:
+        return {"model": self.model, "prompt": prompt, "n": limits.answers, "seed": seed,
+                "max_tokens": limits.tokens, "stop_token_ids": list(limits.ends), "logprobs": 0,
+                "return_token_ids": True, "cache_salt": self.salt, **AS_SAMPLED}
+
+    def look(self, rollouts: Rollouts, step: int) -> Rollouts:
+        """The batch with entropy and collision by our own model, and a word on a large gap."""
+        ours = with_facts(self.lab.model, rollouts, self.lab.settings.micro_batch)
+        gap = (ours.log_prob - rollouts.log_prob).abs().sum() / rollouts.mask.sum()
+        if gap > LARGE_GAP and self.weights_of == step and not self.has_warned:
+            self.has_warned = True
+            say(f"  note: the server's log-probs are {gap:.2f} from ours on average, so it seems "
+                "to answer with other weights than it was given (sampler_gap in metrics.jsonl "
+                "tells of each step)")
+        return replace(ours, log_prob=rollouts.log_prob)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the answers to a prompt have to keep to."""
+    answers: int
+    tokens: int        # the most that one may have
+    vocabulary: int
+    ends: tuple        # the tokens that end an answer
+
+
+def flaw_of_answers(choices, prompt: list[int], limits: Limits) -> str:
+    """What is wrong with the answers to a prompt; empty if nothing is."""
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        return "there is no list of choices"
+    numbers = [choice.get("index") for choice in choices]
+    if not are_whole(numbers, limits.answers) or len(set(numbers)) != limits.answers:
+        return f"there should be {limits.answers}, each with its own index"
+    for choice in choices:
+        flaw = flaw_of_tokens(choice, prompt, limits) or flaw_of_log_probs(choice)
+        if flaw:
+            return f"number {choice['index']} {flaw}"
+    return ""
+
+
+def flaw_of_tokens(choice: dict, prompt: list[int], limits: Limits) -> str:
+    ids = choice.get("token_ids")
+    if not isinstance(ids, list) or not ids:
+        return "has no token_ids: the server is too old for return_token_ids"
+    if not are_whole(ids, limits.vocabulary):
+        return f"has token_ids outside the model's vocabulary of {limits.vocabulary}"
+    if choice.get("prompt_token_ids") != prompt:
+        return "does not answer the prompt that was sent"
+    if ids[:len(prompt)] == prompt:
+        return "begins with the prompt, which should not be echoed"
+    if len(ids) > limits.tokens:
+        return f"has {len(ids)} tokens, no more than {limits.tokens} were asked for"
+    is_end = [token in limits.ends for token in ids]
+    if any(is_end[:-1]):
+        return "goes on behind a token that ends it"
+    if not is_end[-1] and len(ids) < limits.tokens:
+        return f"breaks off after {len(ids)} tokens: does the server allow {limits.tokens}?"
+    return ""
+
+
+def flaw_of_log_probs(choice: dict) -> str:
+    holder = choice.get("logprobs")
+    values = holder.get("token_logprobs") if isinstance(holder, dict) else None
+    if not isinstance(values, list) or len(values) != len(choice["token_ids"]):
+        return "does not have a log-prob for each token"
+    for value in values:
+        if type(value) not in (int, float) or not LOWEST < value < ROUNDING:
+            return f"has a log-prob of {one_line(value)}"
+    return ""
+
+
+def are_whole(values: list, below: int) -> bool:
+    """Whether all are whole numbers from 0 on."""
+    return all(type(value) is int and 0 <= value < below for value in values)
+
+
+def write(sampled: Generation, row: int, choice: dict, ends: tuple) -> None:
+    """Put an answer into its row."""
+    ids, log_probs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    device, length = sampled.tokens.device, len(ids)
+    sampled.tokens[row, :length] = torch.tensor(ids, device=device)
+    sampled.log_prob[row, :length] = torch.tensor(log_probs, device=device).clamp(max=0.0)
+    sampled.mask[row, :length] = True
+    sampled.finished[row] = ids[-1] in ends

@@ -1,0 +1,282 @@
+"""Answers by a server: tests/strange_server.py in another process, well behaved and not."""
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conftest import ROOT
+from engine import http_client
+from engine.errors import UserError
+from engine.http_client import Client, read_address
+from engine.lab import make_lab
+from engine.remote_rollouts import Limits, RolloutServer, connect
+from engine.rollouts import encode_prompts
+from engine.run_folder import RunFolder
+from engine.sampler import generate
+from engine.settings import make_settings
+from runs import arrays, assert_same_run, lines, run
+
+sys.path.insert(0, str(ROOT / "tests"))
+from strange_server import SPOILT
+
+FLAGS = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "1", "--answers",
+         "8", "--max_new_tokens", "60", "--steps", "3", "--eval_every", "0", "--checkpoint_every",
+         "1", "--sample_every", "0"]
+
+
+@pytest.fixture(scope="module")
+def address(learner):
+    """Where the server is."""
+    command = [sys.executable, ROOT / "tests/strange_server.py", learner]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    yield re.search(r"http://\S+\d", process.stdout.readline())[0]
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def behave(address):
+    """Tells the server how to behave; afterwards it is well behaved again."""
+    def tell(how: str) -> None:
+        Client("--rollouts", address, 60.0).post("/behave", {"as": how})
+
+    yield tell
+    tell("")
+
+
+@pytest.fixture(scope="module")
+def lab(address, learner):
+    """With the server that answers it, and two problems a step."""
+    lab = make_lab(make_settings({"model": str(learner), "rollouts": address, "questions": 2,
+                                  "max_new_tokens": 24}))
+    lab.server = connect(lab)
+    return lab
+
+
+def ask(lab, seconds=60.0):
+    """The answers to a step's problems."""
+    server = lab.server
+    server.client = replace(server.client, seconds=60.0)
+    server.load(lab.folder)  # other tests have it load other weights
+    server.client = replace(server.client, seconds=seconds)
+    server.weights_of = None
+    return server.sample(None, lab.task.training_problems(0, 1, 2), 1, 77)
+
+
+def said_by(function, *arguments) -> str:
+    with pytest.raises(UserError) as error:
+        function(*arguments)
+    return str(error.value)
+
+
+def test_training_is_as_by_our_own_sampler(address, tmp_path, monkeypatch):
+    """The server samples as we do, and the first problem of a step has the step's own seed. What
+    the environment says of proxies is not asked."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    run(*FLAGS, "--out", tmp_path / "own")
+    printed = run(*FLAGS, "--out", tmp_path / "served", "--rollouts", address).stdout
+    assert f"at {address}, evaluations from the sampler of this program" in printed
+    assert "note:" not in printed
+    own, served = lines(tmp_path / "own/metrics.jsonl"), lines(tmp_path / "served/metrics.jsonl")
+    for ours, theirs in zip(own, served, strict=True):
+        assert theirs["sampler_gap"] < 1e-5
+        for name in ("reward", "tokens", "loss", "gradient_norm", "entropy", "collision"):
+            assert theirs[name] == pytest.approx(ours[name], abs=1e-5), name
+    for name in ("credit/step_000003.npz", "checkpoints/step_000003/model.safetensors"):
+        ours, theirs = arrays(tmp_path / "own" / name), arrays(tmp_path / "served" / name)
+        for key in ours:
+            assert abs(ours[key].astype(float) - theirs[key].astype(float)).max() < 1e-4, key
+
+
+def test_the_server_has_the_weights_of_the_step(address, tmp_path):
+    """Handed over after each step, or as often as was asked; one folder is kept."""
+    argv = [*FLAGS, "--rollouts", address]
+    run(*argv, "--out", tmp_path / "each")
+    [folder] = (tmp_path / "each/serve").iterdir()
+    assert folder.name == "step_000002"
+    given = arrays(folder / "model.safetensors")
+    kept = arrays(tmp_path / "each/checkpoints/step_000002/model.safetensors")
+    assert all((given[name] == kept[name]).all() for name in kept)
+    run(*argv, "--out", tmp_path / "seldom", "--rollouts_every", "2", "--learning_rate", "0.01")
+    gaps = [line["sampler_gap"] for line in lines(tmp_path / "seldom/metrics.jsonl")]
+    assert gaps[0] < 1e-5 and gaps[1] > 1e-4 and gaps[2] < 1e-5
+
+
+def test_a_batch_is_in_the_frame_of_our_own(lab):
+    """Each problem has seeds of its own, which no two answers share."""
+    rollouts = ask(lab)
+    problems = lab.task.training_problems(0, 1, 2)
+    prompts = encode_prompts(lab.tokenizer, lab.task, problems)
+    assert rollouts.prompt_ids == prompts and rollouts.group.tolist() == [0] * 4 + [1] * 4
+    for number, prompt in enumerate(prompts):
+        rows = slice(4 * number, 4 * number + 4)
+        ours = generate(lab.model, [prompt], answers=4, max_new_tokens=24, seed=77 + 4 * number)
+        assert torch.equal(rollouts.ids[rows], ours.tokens)
+        assert torch.equal(rollouts.mask[rows], ours.mask)
+        assert torch.equal(rollouts.finished[rows], ours.finished)
+        for name in ("log_prob", "entropy", "collision"):
+            torch.testing.assert_close(getattr(rollouts, name)[rows], getattr(ours, name),
+                                       atol=1e-5, rtol=0)
+
+
+def test_all_that_shapes_the_sampling_is_said(lab):
+    """What is left out a server takes from the model's generation_config.json."""
+    request = lab.server.request([5, 6], Limits(4, 24, 100, (2, 7)), 77)
+    assert len(request.pop("cache_salt")) == 32 and request.pop("model")
+    assert request == {
+        "prompt": [5, 6], "n": 4, "seed": 77, "max_tokens": 24, "stop_token_ids": [2, 7],
+        "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
+        "logprobs": 0, "return_token_ids": True}
+
+
+def test_what_was_remembered_of_prompts_is_not_found_again(lab):
+    before = lab.server.salt
+    lab.server.load(lab.folder)
+    assert lab.server.salt != before
+
+
+WORDS = {
+    "no choices": "there is no list of choices", "fewer": "there should be 4, each with its own",
+    "twice the same": "there should be 4", "a choice of text": "no list of choices",
+    "other prompt": "does not answer the prompt", "no tokens": "has no token_ids",
+    "outside": "outside the model's vocabulary", "negative": "outside the model's vocabulary",
+    "true": "outside the model's vocabulary", "too long": "has 1000 tokens, no more than 24",
+    "echoed": "begins with the prompt", "breaks off": "breaks off after 2 tokens",
+    "goes on": "goes on behind a token that ends it", "no log-probs": "a log-prob for each token",
+    "too few log-probs": "a log-prob for each token", "null": "has a log-prob of None",
+    "positive": "has a log-prob of 0.5", "nan": "is not JSON: NaN is not a finite number",
+    "far below": "has a log-prob of -1e+300",
+    "halved": "closed in the middle", "gone": "no answer to /v1/completions (Remote end closed",
+    "html": "is not JSON", "list": "is not a JSON object", "bytes": "is not JSON",
+    "nested": "is not JSON: nested too deeply", "huge": "is longer than",
+    "broken": "with 500: CUDA out of", "elsewhere": "a redirect, which is not followed",
+    "silent": "no whole answer within 1 s", "slow": "no whole answer within 1 s"}
+
+
+@pytest.mark.parametrize("how", WORDS)
+def test_a_strange_answer_is_one_line(lab, behave, monkeypatch, how):
+    if how == "huge":
+        monkeypatch.setattr(http_client, "LARGEST_JSON", 20_000)
+    behave(how)
+    said = said_by(ask, lab, 1.0 if "1 s" in WORDS[how] else 60.0)
+    assert said.startswith(f"--rollouts {lab.server.client.address}: ") and WORDS[how] in said
+    assert "\n" not in said and len(said) < 400
+
+
+def test_every_way_of_spoiling_an_answer_is_tried():
+    assert set(SPOILT) <= set(WORDS)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def everything(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_server_that_is_not_there_is_told_before_anything_is_written(tmp_path, address):
+    nobody = f"http://127.0.0.1:{free_port()}"
+    argv = [*FLAGS, "--out", tmp_path / "x"]
+    said = run(*argv, "--rollouts", nobody, expect=1).stderr
+    assert f"--rollouts {nobody}: no answer to /v1/models (Connection refused)" in said
+    assert not (tmp_path / "x").exists()
+    run(*argv, "--rollouts", address, "--steps", "1")
+    before = everything(tmp_path / "x")
+    run("--resume", tmp_path / "x", "--steps", "2", "--rollouts", nobody, expect=1)
+    assert everything(tmp_path / "x") == before
+
+
+def test_a_server_that_takes_no_weights_is_told_before_anything_is_written(tmp_path, address,
+                                                                           behave):
+    argv = [*FLAGS, "--out", tmp_path / "x", "--rollouts", address]
+    for how, words in (("unable", "models/tiny: not a model"),
+                       ("vllm without", "404: {\"error\": \"there is no /collective_rpc here\"} "
+                                        "(vLLM needs VLLM_SERVER_DEV_MODE=1 for it)")):
+        behave(how)
+        assert words in run(*argv, expect=1).stderr
+        assert not (tmp_path / "x").exists()
+
+
+def test_vllm_is_told_in_its_own_words(lab, behave, tmp_path):
+    behave("vllm")
+    server = RolloutServer(lab)
+    server.introduce()
+    server.weights_of, server.salt = 0, "other weights"
+    (tmp_path / "run").mkdir()
+    server.sample(RunFolder(tmp_path / "run"), lab.task.training_problems(0, 1, 1), 1, 77)
+    assert server.is_vllm and (tmp_path / "run/serve/step_000000/model.safetensors").is_file()
+    assert server.salt != "other weights" and server.weights_of == 1
+
+
+def test_a_run_whose_server_failed_goes_on_as_if_it_had_not(tmp_path, address, behave,
+                                                             monkeypatch):
+    argv = [*FLAGS, "--rollouts", address]
+    run(*argv, "--out", tmp_path / "whole")
+    sample = RolloutServer.sample
+
+    def fails_at_three(server, run, problems, step, seed):
+        behave("halved" if step == 3 else "")
+        return sample(server, run, problems, step, seed)
+
+    monkeypatch.setattr(RolloutServer, "sample", fails_at_three)
+    argv += ["--out", tmp_path / "broken"]
+    assert "closed in the middle" in run(*argv, expect=1).stderr
+    assert len(lines(tmp_path / "broken/metrics.jsonl")) == 2
+    monkeypatch.setattr(RolloutServer, "sample", sample)
+    behave("")
+    assert "going on after step 2" in run(*argv, "--continue").stdout
+    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_server_that_keeps_its_old_weights_is_told_once(tmp_path, address, behave):
+    behave("deaf")
+    printed = run(*FLAGS, "--steps", "4", "--learning_rate", "0.003", "--out", tmp_path / "x",
+                  "--rollouts", address).stdout
+    assert printed.count("note: the server's log-probs are") == 1
+    behave("")
+    assert "note: the server's" not in run("--resume", tmp_path / "x", "--steps", "5").stdout
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["--rollouts", "http://me:secret@127.0.0.1:8000"], "cannot hold a user or a password"),
+    (["--rollouts", "localhost:8000"], "localhost:8000 should be http://HOST:PORT"),
+    (["--rollouts", "file:///etc/passwd"], "should be http://HOST:PORT"),
+    (["--rollouts", "http://127.0.0.1:8000/v1"], "with nothing behind it"),
+    (["--rollouts", "http://127.0.0.1:65536"], "should be http://HOST:PORT"),
+    (["--rollouts", "http://127.0.0.1:8000", "--temperature", "0.5"], "--temperature 0.5 has to"),
+    (["--rollouts", "http://127.0.0.1:8000", "--loss", "dpo", "--pairs", "x"], "no effect without"),
+    (["--rollouts_every", "2"], "--rollouts_every has no effect without --rollouts http")])
+def test_what_cannot_work_is_refused(tmp_path, argv, words):
+    said = run(*FLAGS, "--out", tmp_path / "x", *argv, expect=1).stderr
+    assert words in said and "secret" not in said and not (tmp_path / "x").exists()
+
+
+def test_addresses_that_can_be():
+    for text in ("http://localhost", "https://gpu-1.example.org:8443", "http://[::1]:8000"):
+        assert read_address(text, "--rollouts") == text
+    assert read_address("http://localhost:8000/", "--rollouts") == "http://localhost:8000"
+
+
+def test_two_processes_ask_once_and_train_on_the_same_answers(tmp_path, address):
+    argv = [*FLAGS, "--questions", "2", "--steps", "2", "--rollouts", address]
+    run(*argv, "--out", tmp_path / "alone")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+               "--master_port", str(free_port()), ROOT / "train.py"]
+    process = subprocess.run([*command, *map(str, argv), "--out", tmp_path / "two"],
+                             capture_output=True, text=True, cwd=ROOT,
+                             env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert process.returncode == 0, process.stdout + process.stderr
+    alone, two = lines(tmp_path / "alone/metrics.jsonl"), lines(tmp_path / "two/metrics.jsonl")
+    for mine, ours in zip(alone, two, strict=True):
+        assert ours["sampler_gap"] < 1e-5
+        for name in ("reward", "tokens", "entropy", "gradient_norm"):
+            assert ours[name] == pytest.approx(mine[name], abs=1e-5), name
