@@ -58,9 +58,9 @@ class RolloutServer:
         s = lab.settings
         self.lab = lab
         self.client = Client(FLAG, read_address(s.rollouts, FLAG), s.rollouts_timeout)
-        self.model = ""        # as the server calls it
+        self.model = ""         # as the server calls it
         self.is_vllm = False
-        self.salt = ""         # see `load`
+        self.salt = ""          # see `load`
         self.weights_of = None  # the step that they were handed over for
         self.has_warned = False
 
@@ -87,7 +87,8 @@ class RolloutServer:
         else:
             answer = self.client.post("/update_weights_from_disk", {"model_path": path})
             if answer.get("success") is not True:
-                raise self.client.error(f"it did not load {path}: {answer.get('message')}")
+                reason = one_line(answer.get("message"))
+                raise self.client.error(f"it did not load {path}: {reason}")
         self.salt = secrets.token_hex(16)
 
     def hand_over(self, run, step: int) -> None:
@@ -188,7 +189,8 @@ def flaw_of_tokens(choice: dict, prompt: list[int], limits: Limits) -> str:
     if any(is_end[:-1]):
         return "goes on behind a token that ends it"
     if not is_end[-1] and len(ids) < limits.tokens:
-        return f"breaks off after {len(ids)} tokens: does the server allow {limits.tokens}?"
+        return (f"breaks off after {len(ids)} tokens with none that ends it: does the server allow "
+                f"{limits.tokens}?")
     return ""
 
 
