@@ -13,8 +13,9 @@ Advantages and weights are made for the whole batch before it is cut into micro-
 of a micro-batch changes nothing. With one update a batch, the ratio of new to old probability is
 exactly 1 and clipping would do nothing; --epochs above 1 brings both in.
 
-Left out: anything asynchronous, so there is no stale policy to correct. Preference pairs are in
-credit/preferences.py, critics and Monte Carlo values in credit/.
+Left out: anything asynchronous, so there is no stale policy to correct (--rollouts_every may make
+one, and it stays uncorrected). Preference pairs are in credit/preferences.py, critics and Monte
+Carlo values in credit/.
 """
 from dataclasses import dataclass
 
