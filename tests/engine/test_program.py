@@ -69,6 +69,16 @@ def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
     assert ended.value.code == words
 
 
+@pytest.mark.parametrize("error, status, words", [
+    ("KeyboardInterrupt", -signal.SIGINT, ""), ("ValueError('mine')", 1, "ValueError: mine\n")])
+def test_ctrl_c_before_a_program_begins_is_no_traceback(error, status, words):
+    """While torch is imported, say: all programs import `engine` first."""
+    command = [sys.executable, "-c", f"import engine\nraise {error}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == status
+    assert result.stderr.endswith(words) and bool(result.stderr) == bool(words)
+
+
 def test_ctrl_c_while_a_program_ends_is_no_traceback():
     body = """
     import os, signal
