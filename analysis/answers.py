@@ -1,4 +1,5 @@
 """The answers on a page: which of them, which come first, and what is known of each token."""
+import math
 from pathlib import Path
 
 import numpy as np
@@ -107,12 +108,12 @@ def shown_values(tokens: dict, of_answer: slice) -> dict[str, list[float | None]
     for name in ("true_credit", "true_credit_se"):
         if name in tokens:
             values[name.replace("_", " ")] = column(name).astype(float)
-    return {name: list(map(rounded, numbers)) for name, numbers in values.items()}
+    return {name: list(map(rounded, numbers.tolist())) for name, numbers in values.items()}
 
 
 def rounded(value) -> float | None:
     """Four digits are enough for the eye and keep the page small."""
-    return float(f"{value:.4g}") if np.isfinite(value) else None
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def first_shown(answers: list[dict]) -> list[int]:

@@ -126,8 +126,9 @@ def refuse_taken_names(task: str) -> None:
         if name in OPTIONS or name in RESERVED:
             raise UserError(f"the field {name} of the Task in {task} needs another name: --{name} "
                             "is taken")
+    mitigation_flags, advantage_flags = flags_of(MITIGATIONS), flags_of(ADVANTAGES)
     for name in choice_flags():
-        on_both_axes = name in flags_of(MITIGATIONS) and name in flags_of(ADVANTAGES)
+        on_both_axes = name in mitigation_flags and name in advantage_flags
         if on_both_axes or name in OPTIONS or name in RESERVED or name in task_flags:
             raise UserError(f"the parameter {name} of {owners_of(name)[0]} needs another name: "
                             f"--{name} is taken")
