@@ -209,7 +209,7 @@ def one_pass(model: Qwen2, optimizer, rollouts: Rollouts, rows: torch.Tensor, lo
              is_first: bool) -> dict:
     """The gradient of the whole batch, one micro-batch after another, and a step along it."""
     sums = dict.fromkeys(SUMS, 0)
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     for part in micro_batches(rollouts, rows, loss.settings.micro_batch):
         log_prob = response_log_probs(model, rollouts, part)
         if is_first and loss.old is not None:

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from engine.errors import UserError
 from engine.model_folder import (check_headers, check_layers, load_weights, read_config,
-                                 read_headers)
+                                 read_headers, take_memory)
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,14 @@ class Linear(nn.Linear):
         return F.linear(x, self.weight.to(x.dtype), bias)
 
 
+class Embedding(nn.Embedding):
+    """Drawn only where there is memory: to draw nothing, torch imports its whole compiler."""
+
+    def reset_parameters(self):
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class Attention(nn.Module):
     """Grouped-query attention (2305.13245): H query heads share K key/value heads."""
 
@@ -187,7 +195,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         count = config.num_hidden_layers
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(count))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -216,6 +224,10 @@ class Qwen2(nn.Module):
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        if self.device.type != "meta":  # see Embedding
+            self.draw_parameters()
+
+    def draw_parameters(self) -> None:
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -267,7 +279,7 @@ class Qwen2(nn.Module):
         with torch.device("meta"):  # no memory until the files are known to fit
             model = cls(config)
         check_headers(headers, model, folder)
-        model.to_empty(device=device).to(dtype)
+        take_memory(model, device, dtype)
         load_weights(model, headers, folder)
         return model.compute_in(dtype)
 

@@ -56,7 +56,7 @@ def count(case: Case) -> dict:
     before = resident()
     train_on(model, optimizer, batch, case.micro_batch)
     process = peak_of_process(model.device) - before
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     with Living([*model.parameters(), *moments_of(optimizer)]) as living:
         train_on(model, optimizer, batch, case.micro_batch)
     parts = floor_batch(case, batch.prompt_ids, batch.mask).micro_batches()

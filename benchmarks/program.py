@@ -7,7 +7,7 @@ from engine.command_line import read_flags
 from engine.credit_file import write_credit
 from engine.files import PROJECT
 from engine.lab import Lab, make_lab
-from engine.optimizer import make_optimizer
+from engine.optimizer import AdamW, make_optimizer
 from engine.rollouts import Rollouts
 from engine.run_folder import RunFolder
 from engine.clock import peak_memory
@@ -20,7 +20,7 @@ TINY = PROJECT / "models/tiny"
 NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the same weights
 
 
-def optimizer_of(model: Qwen2, device: str, offload: bool = False) -> torch.optim.Optimizer:
+def optimizer_of(model: Qwen2, device: str, offload: bool = False) -> AdamW:
     return make_optimizer(model, NO_LEARNING, 0.0, offload, device)
 
 

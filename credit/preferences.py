@@ -57,7 +57,7 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s,
 def one_pass(model, optimizer, rollouts: Rollouts, pairs, count: int, anchor, s, implied) -> dict:
     """The gradient of these pairs, of `count` over all processes, and a step along it."""
     sums = dict.fromkeys(SUMS, 0)
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     for part in micro_batches(rollouts, pairs, max(1, s.micro_batch // 2)):
         rows = part.flatten()
         log_prob = response_log_probs(model, rollouts, rows)

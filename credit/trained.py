@@ -4,7 +4,7 @@ import torch.nn as nn
 
 from engine.errors import UserError
 from engine.finite import refuse_undefined
-from engine.optimizer import load_optimizer_tensors, optimizer_tensors
+from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
 
 
 class Trained:
@@ -12,12 +12,11 @@ class Trained:
 
     def __init__(self, module: nn.Module, learning_rate: float, device):
         self.module = module.to(device)
-        self.optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, weight_decay=0.0,
-                                           fused=True)
+        self.optimizer = AdamW(module.parameters(), learning_rate)
 
     def descend(self, loss: torch.Tensor) -> None:
         """One step down the gradient of the loss."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss.backward()
         for parameter in self.module.parameters():
             if parameter.grad is None:  # not in this loss: AdamW makes its state all the same

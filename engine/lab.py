@@ -20,7 +20,8 @@ from engine.files import find_folder
 from engine.finite import refuse_undefined
 from engine.forward import Forward
 from engine.given_pairs import GivenPairs
-from engine.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from engine.optimizer import (AdamW, load_optimizer_tensors, make_optimizer,
+                              optimizer_tensors)
 from engine.registry import ADVANTAGES, MITIGATIONS, make
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from engine.settings import Settings
@@ -35,7 +36,7 @@ class Lab:
     folder: Path  # the model was read from here
     model: Qwen2
     tokenizer: Tokenizer
-    optimizer: torch.optim.Optimizer
+    optimizer: AdamW
     task: object                         # see Task in countdown_task.py
     reference: Qwen2 | None = None       # the initial model, where a loss needs it
     advantage: Callable | None = None    # (rollouts, lab) -> (B, T), a choice of --advantage

@@ -244,6 +244,15 @@ def refuse_names(names: list[str], what: str) -> None:
         raise UserError(f"{what} {listed}{more}")
 
 
+def take_memory(model: torch.nn.Module, device, dtype: torch.dtype) -> None:
+    """Give a model on the meta device parameters with memory, not yet filled. (Module.to_empty
+    does so, too, and imports a library of symbolic mathematics first.)"""
+    for module in model.modules():
+        for name, place in module.named_parameters(recurse=False):
+            memory = torch.empty(place.shape, device=device, dtype=dtype)
+            setattr(module, name, torch.nn.Parameter(memory))
+
+
 def load_weights(model: torch.nn.Module, headers: dict[str, Header], folder: Path) -> None:
     """Copy the folder's tensors into the model's parameters of the same name.
 

@@ -20,7 +20,6 @@ from engine.progress import say
 from study import pages, probes, published
 from study.experiments import EXPERIMENTS, Experiment
 from study.plan import PlannedRun, plan_runs
-from study.report import write_report
 from study.runner import last_line, list_runs, make_runs, usable_cores
 
 FLAGS = {
@@ -65,6 +64,7 @@ def main(argv: list[str]) -> None:
     chosen = runs if args.number is None else [numbered(runs, args.number)]
     failed = [] if args.report_only else make_runs(chosen, args.processes, command)
     if args.number is None:
+        from study.report import write_report  # with matplotlib, half a second to import
         write_report(experiment, runs, args.scores, args.later_scores, command)
     for run in failed:
         say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")

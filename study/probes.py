@@ -30,7 +30,6 @@ from study.pages import table_of
 from study.plan import Effort, PlannedRun, plan_runs
 from study.runner import last_line, list_runs, make_runs, usable_cores
 from study.witness import sources_of
-from truth.where_decided import draw_decided
 
 BEFORE, THIRD = "before", "third"  # when a probe looks at the model
 LOOKED_AT = Experiment(
@@ -168,6 +167,7 @@ def write_together(measured: list[PlannedProbe]) -> Path:
                 "tables": [table.to_json() for table in tables]}
     replace_text(folder / "numbers.json", json.dumps(together, indent=1, allow_nan=False) + "\n")
     if first.probe == "scoreboard":
+        from truth.where_decided import draw_decided  # with matplotlib, half a second to import
         draw_decided(next(table for table in tables if table.name == "kind"), folder)
     return folder
 

@@ -11,23 +11,24 @@ import train
 from conftest import put_in
 from credit.trained import Trained
 from engine.errors import UserError
+from engine.optimizer import AdamW
 from engine.registry import ADVANTAGES
 from runs import assert_same_run, lines, run, timeless
 
 
 def spoil(monkeypatch, value, step):
     """After this update of AdamW, all parameters are this number."""
-    original, calls = torch.optim.AdamW.step, []
+    original, calls = AdamW.step, []
 
-    def update(self, closure=None):
-        original(self, closure)
+    def update(self):
+        original(self)
         calls.append(1)
         if len(calls) == step:
             with torch.no_grad():
                 for group in self.param_groups:
                     for parameter in group["params"]:
                         parameter.fill_(value)
-    monkeypatch.setattr(torch.optim.AdamW, "step", update)
+    monkeypatch.setattr(AdamW, "step", update)
 
 
 def saved(folder):

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from conftest import copied, gradients
 from grpo import update
 from engine.lab import make_lab
-from engine.optimizer import OffloadedAdamW, make_optimizer
+from engine.optimizer import AdamW, OffloadedAdamW, make_optimizer
 from engine.settings import make_settings
 from train import main
 
@@ -16,6 +16,28 @@ from train import main
 def settings(**changed):
     return SimpleNamespace(**{"micro_batch": 2, "max_grad_norm": 0.5, "epochs": 1, "loss_norm": "token", "max_new_tokens": 14, "kl": 0.0,
                               "kl_kind": "k3", "clip_low": 0.2, "clip_high": 0.28, **changed})
+
+
+def test_a_step_is_that_of_torch():
+    """To the bit, in three steps; a parameter without a gradient stays, and has no moments."""
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in ((5, 7), (9,), (4,))]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    one = AdamW(ours, 1e-2, 0.1)
+    two = torch.optim.AdamW(theirs, lr=1e-2, weight_decay=0.1, fused=True)
+    for _ in range(3):
+        for p, q in zip(ours[:2], theirs):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.clone()
+        one.step()
+        two.step()
+    for p, q in zip(ours, theirs):
+        assert torch.equal(p, q)
+        assert list(one.state[p]) == list(two.state[q])
+        for name, value in two.state[q].items():
+            assert torch.equal(one.state[p][name], value), name
+    one.zero_grad()
+    assert [p.grad for p in ours] == [None, None, None]
 
 
 def test_in_float32_it_is_adamw_to_the_bit(small_model, rollouts):
@@ -31,7 +53,7 @@ def test_in_float32_it_is_adamw_to_the_bit(small_model, rollouts):
 
 def test_in_bfloat16_the_device_keeps_two_bytes_a_parameter_and_no_gradient(small_model, rollouts):
     model, twin = copied(small_model).compute_in(torch.bfloat16), copied(small_model)
-    optimizer = OffloadedAdamW(model, "cpu", lr=1e-3)
+    optimizer = OffloadedAdamW(model, "cpu", 1e-3, 0.0)
     assert {p.dtype for p in model.parameters() if p.dim() == 2} == {torch.bfloat16}
     assert {p.dtype for p in model.parameters() if p.dim() == 1} == {torch.float32}
     held, whole = [], [p for p, _ in optimizer.pairs]

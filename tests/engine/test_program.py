@@ -79,6 +79,24 @@ def test_ctrl_c_before_a_program_begins_is_no_traceback(error, status, words):
     assert result.stderr.endswith(words) and bool(result.stderr) == bool(words)
 
 
+SLOW = """
+import sys
+import study.__main__
+import train
+train.main(sys.argv[1:])
+print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
+"""
+
+
+def test_no_run_waits_for_imports_that_it_does_not_need(learner, tmp_path):
+    """The compiler of torch, and what draws pictures: two seconds and 100 MB a start."""
+    flags = ["--model", str(learner), "--steps", "1", "--eval_every", "0", "--advantage", "gae",
+             "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-c", SLOW, *flags]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.endswith("\n[]\n"), result.stdout + result.stderr
+
+
 def test_ctrl_c_while_a_program_ends_is_no_traceback():
     body = """
     import os, signal
