@@ -142,6 +142,7 @@ LEADERBOARD = Experiment(
         "hindsight": "--advantage hindsight",
         "inverse_logprob-placebo": f"{INVERSE_LOGPROB} --placebo weights",
         "entropy_masking-placebo": f"{MASKING} --placebo weights",
+        "attention_credit-placebo": f"{ATTENTION_CREDIT} --placebo weights",
         "inverse_logprob_as_published-placebo": f"{AS_PUBLISHED} --placebo weights",
         "by_kind-placebo": "--mitigation by_kind --placebo weights",
         "hindsight-placebo": "--advantage hindsight --placebo advantages",
