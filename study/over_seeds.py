@@ -22,8 +22,8 @@ def over_seeds(tables: list[Table]) -> Table:
         columns[column] = (spec, cells)
     headings = {column: "lowest to highest" for column, (_, values) in first.columns.items()
                 if any(isinstance(value, tuple) for value in values)}
-    return Table(first.name, f"{first.title}: median of {len(tables)} seeds", columns, "",
-                 first.notes, first.headings | headings)
+    finding = f"Medians of {len(tables)} seeds, with the range from the lowest to the highest."
+    return Table(first.name, first.title, columns, finding, first.notes, first.headings | headings)
 
 
 def key_length(tables: list[Table]) -> int:

@@ -33,7 +33,7 @@ def test_a_number_is_the_median_and_its_interval_the_range():
     assert together.rows == [("word", 0.3, 0.2, (0.1, 0.4), "too much (2 of 3)"),
                              ("tag", 0.1, 0.4, (0.3, 0.5), "even")]
     assert together.headings["95%"] == "lowest to highest"
-    assert together.title.endswith("median of 3 seeds")
+    assert together.finding.startswith("Medians of 3 seeds, ")
 
 
 def small(columns, rows):
