@@ -16,19 +16,17 @@ Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads
 """
 import json
 import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch.utils.checkpoint import checkpoint
 
 from engine.errors import UserError
 from engine.model_folder import (check_headers, check_layers, load_weights, read_config,
-                                 read_headers, take_memory)
+                                 read_headers, take_memory, write_tensors)
 
 
 @dataclass(frozen=True)
@@ -269,7 +267,9 @@ class Qwen2(nn.Module):
         return self
 
     @classmethod
-    def from_pretrained(cls, folder, device="cpu", dtype=torch.float32) -> "Qwen2":
+    def from_pretrained(cls, folder, device="cpu", dtype=torch.float32, cut=None) -> "Qwen2":
+        """The model of the folder. `cut` is called on it before it takes memory: see
+        engine/sharded.py."""
         folder = Path(folder)
         if not os.path.isdir(folder):  # Path.is_dir fails on names that are too long
             raise UserError(f"there is no model folder {folder}")
@@ -279,6 +279,8 @@ class Qwen2(nn.Module):
         with torch.device("meta"):  # no memory until the files are known to fit
             model = cls(config)
         check_headers(headers, model, folder)
+        if cut:
+            cut(model)
         take_memory(model, device, dtype)
         load_weights(model, headers, folder)
         return model.compute_in(dtype)
@@ -289,10 +291,7 @@ class Qwen2(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = parameters or self.state_dict()
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
         config = {**self.config.to_json(), "dtype": dtype, "torch_dtype": dtype}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        # the library lets only the owner read it
-        shutil.copymode(folder / "config.json", folder / "model.safetensors")
+        write_tensors(folder / "model.safetensors", tensors, format="pt")

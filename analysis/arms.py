@@ -15,7 +15,7 @@ SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_
            "temperature")  # and the flags of the task
 ASIDE = (  # what may differ within an arm
     "seed", "out", "own", "eval_tasks", "device", "threads", "checkpointing", "offload_optimizer",
-    "micro_batch", "rollouts_timeout", "eval_every", "sample_every", "checkpoint_every")
+    "shard", "micro_batch", "rollouts_timeout", "eval_every", "sample_every", "checkpoint_every")
 
 
 def setting_of(run: dict) -> dict:

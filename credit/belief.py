@@ -113,11 +113,10 @@ def beliefs(lab, rollouts: Rollouts, prefixes: list[Prefix]) -> dict[Prefix, flo
         group += [number] * len(texts.right)
         right += texts.right
     total = torch.zeros(len(prefixes), device=rollouts.mask.device)
-    if right:
-        batch = batch_of(prompts, group, right, total.device)
-        rows = torch.arange(len(right), device=total.device)
-        log_prob = frozen_log_probs(lab.model, batch, rows, lab.settings.micro_batch)
-        total.index_add_(0, batch.group, log_prob.sum(1).exp())
+    batch = batch_of(prompts, group, right, total.device)  # maybe empty, and passed all the same:
+    rows = torch.arange(len(right), device=total.device)   # see engine/sharded.py
+    log_prob = frozen_log_probs(lab.model, batch, rows, lab.settings.micro_batch)
+    total.index_add_(0, batch.group, log_prob.sum(1).exp())
     return dict(zip(prefixes, total.tolist()))
 
 
@@ -137,11 +136,12 @@ def forced_texts(lab, problem) -> Forced:
 def batch_of(prompts: list[list[int]], group: list[int], answers: list[list[int]],
              device) -> Rollouts:
     """These answers as a batch of which nothing is known but its tokens."""
-    longest = max(len(answer) for answer in answers)
+    longest = max((len(answer) for answer in answers), default=1)
     padded = [answer + [0] * (longest - len(answer)) for answer in answers]
-    ids = torch.tensor(padded, device=device)
+    ids = torch.tensor(padded, dtype=torch.long, device=device).view(-1, longest)
     length = torch.tensor([len(answer) for answer in answers], device=device)
     mask = torch.arange(longest, device=device) < length[:, None]
     unknown = torch.zeros(ids.shape, device=device)
-    return Rollouts([], prompts, torch.tensor(group, device=device), ids, mask, mask[:, 0],
+    return Rollouts([], prompts, torch.tensor(group, dtype=torch.long, device=device), ids, mask,
+                    mask[:, 0],
                     unknown, unknown, unknown)

@@ -18,6 +18,7 @@ from engine.flags import Flag
 from engine.forward import lay_out
 from engine.registry import advantage
 from engine.rollouts import Rollouts
+from engine.sharded import whole_model
 from engine.tasks import checked_right_steps
 from engine.tokens import token_bytes
 from qwen2_model import Decoder, Qwen2
@@ -74,7 +75,8 @@ def first_layers(model: Qwen2, count: int) -> Decoder:
     """A copy of the model's first layers, all if the count is 0, to be trained apart from it."""
     if count > len(model.model.layers):
         raise UserError(f"--critic_layers {count}: the model has {len(model.model.layers)}")
-    decoder = copy.deepcopy(model.model).float()
+    model = whole_model(model, torch.float32)
+    decoder = copy.deepcopy(model.model).float().requires_grad_()
     decoder.layers = decoder.layers[:count or None]
     return decoder
 

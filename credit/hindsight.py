@@ -20,6 +20,7 @@ from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.optimizer import clip_and_step
 from engine.registry import advantage
 from engine.rollouts import Rollouts
+from engine.sharded import whole_model
 from qwen2_model import Qwen2
 
 Rate = typing.Annotated[float, Flag(1e-3, "learning rate of the copy that is taught right answers",
@@ -57,7 +58,7 @@ def taught(model: Qwen2, rollouts: Rollouts, share: torch.Tensor, rate: float, s
            size: int) -> Qwen2:
     """A copy of the model after some steps up the likelihood of the answers, each of which counts
     as much as its share (B,) says."""
-    student = copy.deepcopy(model).float()
+    student = copy.deepcopy(whole_model(model, torch.float32)).float().requires_grad_()
     optimizer = torch.optim.AdamW(student.parameters(), lr=rate, weight_decay=0.0)
     rows = rollouts.own_rows()
     rows, total = rows[share[rows] > 0], (share * rollouts.length).sum()

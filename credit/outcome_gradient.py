@@ -23,6 +23,7 @@ from engine.flags import NotNegative, Percent, Positive
 from engine.forward import lay_out, micro_batches
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
+from engine.sharded import whole_model
 from qwen2_model import Qwen2
 
 LEAST = 0.1
@@ -67,9 +68,9 @@ def importance(lab, tokens: Rollouts, noise_std: float) -> torch.Tensor:
     size, clean = torch.zeros_like(tokens.log_prob), tokens.hidden
     seed = int(torch.randint(2 ** 62, (1,), generator=tokens.generator))
     has_both = places_in(tokens, THINK).any(1) & places_in(tokens, ANSWER).any(1)
-    rows = tokens.own_rows()
+    rows, model = tokens.own_rows(), whole_model(lab.model)  # embeddings are read on their own
     for part in micro_batches(tokens, rows[has_both[rows]], lab.settings.micro_batch):
-        size[part] = attribution(lab.model, tokens, part, clean[part], noise_std, seed)
+        size[part] = attribution(model, tokens, part, clean[part], noise_std, seed)
     processes.add_up(size)
     return size
 

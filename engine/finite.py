@@ -7,6 +7,7 @@ step it was and which flags to look at.
 import torch
 
 from engine.errors import UserError
+from engine.sharded import holds_for_all, own_part
 
 
 class NotFinite(UserError):
@@ -15,7 +16,8 @@ class NotFinite(UserError):
 
 def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
     """Every number of these tensors has to be finite; `what` is "the gradient is", say."""
-    if not all(tensor.isfinite().all() for tensor in tensors):
+    is_defined = all(own_part(tensor).isfinite().all() for tensor in tensors)
+    if not holds_for_all(is_defined, *tensors):
         raise NotFinite(f"{what} not finite")
 
 

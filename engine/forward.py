@@ -54,20 +54,23 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor):
     answers = [row[:length - 1] for length, row in zip(lengths, rollouts.ids[rows].tolist())]
     prompt_lengths = [len(prompt) for prompt in prompts]
     answer_lengths = [len(answer) for answer in answers]
-    prompt_of = torch.tensor([questions.index(group) for group in groups], device=device)
+    prompt_of = torch.tensor([questions.index(group) for group in groups], dtype=torch.long,
+                             device=device)
     shared = SharedPrompts(prompt_lengths, answer_lengths, prompt_of)
     ends = torch.tensor(prompt_lengths, device=device).cumsum(0) - 1
     predicts = torch.zeros(rollouts.mask[rows].shape, dtype=torch.long, device=device)
     predicts[:, 0] = ends[prompt_of]
     predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers
-    return torch.tensor(sum(prompts + answers, []), device=device), shared, predicts
+    ids = torch.tensor(sum(prompts + answers, []), dtype=torch.long, device=device)
+    return ids, shared, predicts
 
 
 def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[torch.Tensor]:
     """Cut rows into parts that fit into memory.
 
     Rows stay in order, since answers to one problem stand side by side and share its prompt. The
-    largest part comes first, so that the others fit into the memory it leaves.
+    largest part comes first, so that the others fit into the memory it leaves. A process with fewer
+    parts than another ends with empty ones: see engine/sharded.py.
     """
     def tokens(part):
         questions = rollouts.group[part].unique().tolist()
@@ -75,7 +78,8 @@ def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[tor
         return prompts + int(rollouts.length[part].sum())
 
     parts = [part for part in rows.split(size) if len(part)]
-    return sorted(parts, key=tokens, reverse=True)
+    parts.sort(key=tokens, reverse=True)
+    return parts + [rows[:0]] * (processes.most(len(parts)) - len(parts))
 
 
 class TokenLogProbs(torch.autograd.Function):

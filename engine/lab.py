@@ -7,6 +7,7 @@ stopped run needs to go on, beside the model.
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from engine.optimizer import (AdamW, load_optimizer_tensors, make_optimizer,
 from engine.registry import ADVANTAGES, MITIGATIONS, make
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from engine.settings import Settings
+from engine.sharded import shard
 from engine.tasks import checked_score, make_task
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes
 from qwen2_model import Qwen2
@@ -115,7 +117,7 @@ class Lab:
                                     "none")
                 tensors[f"{part}.{name}"] = value
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
-        return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        return tensors
 
     def load_trainer_tensors(self, path: Path) -> None:
         try:
@@ -146,8 +148,8 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
                         "processes: some would have none")
     folder = checkpoint or find_folder(s.model)
-    place = "cpu" if s.offload_optimizer else device
-    model = Qwen2.from_pretrained(folder, place).compute_in(dtype)
+    place, cut = "cpu" if s.offload_optimizer else device, cutter(s, device, dtype)
+    model = Qwen2.from_pretrained(folder, place, cut=cut).compute_in(dtype)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     optimizer = make_optimizer(model, s.learning_rate, s.weight_decay, s.offload_optimizer, device)
@@ -156,15 +158,26 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
     check_prompts(lab)
     lab.pairs = GivenPairs(s.pairs, lab) if s.pairs else None
     if s.kl or s.loss == "dpo":
-        lab.reference = load_reference(s, device, dtype)
+        lab.reference = load_reference(s, device, dtype, cut)
     advantage, mitigation = ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation]
     lab.advantage = make(advantage, s.flags_for(advantage), lab)
     lab.mitigation = make(mitigation, s.flags_for(mitigation), lab)
     return lab
 
 
-def load_reference(settings: Settings, device, dtype: torch.dtype) -> Qwen2:
-    model = Qwen2.from_pretrained(find_folder(settings.model), device).compute_in(dtype)
+def cutter(settings: Settings, device: torch.device, dtype: torch.dtype) -> Callable | None:
+    """With --shard what leaves each process its part of a model, see engine/sharded.py."""
+    if not settings.shard:
+        return None
+    if processes.count() == 1:
+        raise UserError("--shard shares a model between processes, and this one is alone: start "
+                        "several with torchrun (docs/large_models.md), or say --shard no")
+    return partial(shard, device=device, dtype=dtype)
+
+
+def load_reference(settings: Settings, device, dtype: torch.dtype, cut: Callable | None) -> Qwen2:
+    folder = find_folder(settings.model)
+    model = Qwen2.from_pretrained(folder, device, cut=cut).compute_in(dtype)
     model.requires_grad_(False)
     return model.keep_matrices_in(dtype) if settings.offload_optimizer else model
 

@@ -1,11 +1,13 @@
-"""Reading a Hugging Face folder of a Qwen2, Qwen2.5 or dense Qwen3 model.
+"""Reading a Hugging Face folder of a Qwen2, Qwen2.5 or dense Qwen3 model; writing its tensors.
 
 `read_config` returns the values of config.json that the transformer is built from, each checked.
 `read_headers` looks into the files of weights, `check_headers` compares: every tensor must have its
 place in the model, and every place its tensor. Only then is memory taken, and `load_weights` copies
 the numbers. What is not implemented (rope scaling, sliding windows, other activations, quantized
-weights) is refused with a sentence that names it.
+weights) is refused with a sentence that names it. `write_tensors` writes one tensor after the
+other, so that a model of which every process keeps a part is never whole in memory.
 """
+import json
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import UserError
 from engine.files import read_json
+from engine.sharded import holds_for_all, is_part, own_part, part_for, whole
 
 MODEL_TYPES = ("qwen2", "qwen3")
 OUTPUT = "lm_head.weight"
@@ -25,6 +28,9 @@ REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers
 OPTIONAL = ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "bos_token_id",
             "pad_token_id")
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # of safetensors
+NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
+                torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+                torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 EXACT = 2 ** 24  # float32 knows every whole number up to here: tokens and positions pass through it
 MOST_UNITS, MOST_LAYERS, MOST_HEADS, MOST_HEAD_DIM = 2 ** 20, 1000, 4096, 4096
 MOST_ROPE_THETA = 1e12
@@ -247,6 +253,9 @@ def refuse_names(names: list[str], what: str) -> None:
 def take_memory(model: torch.nn.Module, device, dtype: torch.dtype) -> None:
     """Give a model on the meta device parameters with memory, not yet filled. (Module.to_empty
     does so, too, and imports a library of symbolic mathematics first.)"""
+    if any(map(is_part, model.parameters())):
+        model.to_empty(device=device).to(dtype)
+        return
     for module in model.modules():
         for name, place in module.named_parameters(recurse=False):
             memory = torch.empty(place.shape, device=device, dtype=dtype)
@@ -267,15 +276,52 @@ def load_weights(model: torch.nn.Module, headers: dict[str, Header], folder: Pat
         with opened(path) as file:
             for name in file.keys():
                 copy_tensor(places[name], file.get_tensor(name), name, path)
-    if is_second and not torch.equal(places[OUTPUT], model.output_matrix):
+    if is_second and not are_equal(places[OUTPUT], model.output_matrix):
         raise UserError(f"{folder} has, beyond what config.json asks for, {OUTPUT} (not the "
                         "embeddings, although tie_word_embeddings is true)")
 
 
 @torch.no_grad()
 def copy_tensor(place: torch.Tensor, tensor: torch.Tensor, name: str, path: Path) -> None:
-    """Copy it, and refuse what is not finite, or not finite any more with fewer digits."""
-    place.copy_(tensor)
-    ends = torch.stack(torch.aminmax(place))  # takes no memory; NaN is both of them
-    if not ends.isfinite().all():
+    """Copy it, or the rows that the place is for, and refuse what is not finite, or not finite any
+    more with fewer digits."""
+    part = own_part(place)
+    part.copy_(part_for(place, tensor))
+    is_finite = True
+    if part.numel():
+        ends = torch.stack(torch.aminmax(part))  # takes no memory; NaN is both of them
+        is_finite = bool(ends.isfinite().all())
+    if not holds_for_all(is_finite, place):
         raise UserError(f"{path}: {name} holds numbers that are not finite in {place.dtype}")
+
+
+def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return holds_for_all(torch.equal(own_part(one), own_part(other)), one)
+
+
+def write_tensors(path: Path | None, tensors: dict[str, torch.Tensor], **metadata: str) -> None:
+    """A safetensors file: the length of the header, the header, all bytes. Where processes keep
+    parts of a tensor all have to call this; those without a path only give their parts."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # all aligned
+    with open(path or os.devnull, "wb") as file:
+        contents = header_of({name: tensors[name] for name in names}, metadata)
+        header = json.dumps(contents, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % 8)
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in names:
+            numbers = whole(tensors[name].detach())
+            if path:
+                numbers = numbers.cpu().contiguous().reshape(-1)
+                file.write(numbers.view(torch.uint8).numpy())
+
+
+def header_of(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> dict:
+    """What the file says of each tensor: its type, its shape, and where its bytes stand."""
+    header, end = {"__metadata__": metadata} if metadata else {}, 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in NAME_OF_TYPE:
+            raise UserError(f"{name} holds {tensor.dtype}, which is not written to a file")
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": NAME_OF_TYPE[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [start, end]}
+    return header

@@ -17,6 +17,7 @@ from torch.optim.adamw import adamw
 from engine import processes
 from engine.errors import UserError
 from engine.finite import refuse_undefined
+from engine.sharded import is_part, own_part, part_for, whole
 from qwen2_model import Qwen2
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
@@ -33,12 +34,12 @@ def clip_and_step(optimizer, max_grad_norm: float) -> float:
     """Step along the gradient of all processes; returns its norm before clipping.
     Where the gradient is not finite nothing is changed, and the run stops."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if processes.count() > 1:
+    if processes.count() > 1 and not is_part(parameters[0]):  # parts are added up already
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         processes.add_up(*(p.grad for p in parameters))
     limit = max_grad_norm or float("inf")
-    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    norm = whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
     refuse_undefined("the gradient is", norm)
     optimizer.step()
     refuse_undefined("after the update a parameter is", *parameters)
@@ -120,8 +121,16 @@ def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter],
     for name, parameter in parameters.items():
         state = {key: tensors[f"{key}.{name}"] for key in STATE}
         check_state(name, state, parameter)
-        copies = {key: value.clone().to(parameter.device) for key, value in state.items()}
-        optimizer.state[parameter] = copies
+        step = state["step"].clone().to(parameter.device)
+        optimizer.state[parameter] = {"step": step} | {
+            key: like(parameter, state[key]) for key in ("exp_avg", "exp_avg_sq")}
+
+
+def like(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+    """A copy of the value, on the parameter's device and cut as it is."""
+    copy = torch.empty_like(parameter, requires_grad=False)
+    own_part(copy).copy_(part_for(parameter, value))
+    return copy
 
 
 def check_state(name: str, state: dict[str, torch.Tensor], parameter: nn.Parameter) -> None:

@@ -148,7 +148,8 @@ def places_of(lengths: list[int], start: int, device) -> tuple[torch.Tensor, tor
 def positions_of(prompt_lengths: list[int], answer_lengths: list[int],
                  prompt_of: torch.Tensor) -> torch.Tensor:
     """(N,): a prompt counts from 0, an answer from the end of its prompt."""
-    positions = [torch.arange(length) for length in prompt_lengths]
+    positions = [torch.arange(0)]  # there may be no prompt
+    positions += [torch.arange(length) for length in prompt_lengths]
     for prompt, length in zip(prompt_of.tolist(), answer_lengths):
         positions.append(prompt_lengths[prompt] + torch.arange(length))
     return torch.cat(positions).to(prompt_of.device)

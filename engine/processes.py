@@ -6,8 +6,7 @@ batch and computes advantages, weights and statistics by the same code as a sing
 the gradient of its own answers, and the gradients are added up. The copies of the model stay equal
 because they all take the same step. Rank 0 speaks and writes; the others write their credit.
 
-Left out: models that do not fit on one GPU. --offload_optimizer and --checkpointing are what there
-is for those.
+A model that does not fit on one GPU is shared out as well with --shard: see engine/sharded.py.
 """
 import os
 import sys
@@ -119,6 +118,14 @@ def wait() -> None:
         together(dist.barrier)
 
 
+def most(number: int) -> int:
+    """The largest over all processes."""
+    largest = torch.tensor(number)
+    if count() > 1:
+        together(dist.all_reduce, largest, dist.ReduceOp.MAX)
+    return int(largest)
+
+
 def any_of(asked: bool) -> bool:
     """Whether any process was asked, by Ctrl-C say: all have to stop after the same step."""
     votes = torch.tensor(float(asked))
@@ -131,7 +138,15 @@ def together(operation, *arguments) -> None:
     try:
         operation(*arguments)
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise LostProcess(
-            f"rank {rank()} lost another process ({reason}). What was saved is whole: the same "
-            "torchrun with train.py --resume RUN goes on from the last checkpoint") from None
+        raise LostProcess(about_loss(error)) from None
+
+
+def about_loss(error: Exception) -> str:
+    reason = str(error).strip().splitlines()[0]
+    return (f"rank {rank()} lost another process ({reason}). What was saved is whole: the same "
+            "torchrun with train.py --resume RUN goes on from the last checkpoint")
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether this came of another process's end, out of PyTorch's own talk between processes."""
+    return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))

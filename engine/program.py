@@ -45,10 +45,13 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
 
 
 def of_the_system(error: Exception) -> str | None:
-    """What the machine or the operating system refused; None for a mistake in this code."""
+    """What the machine, the operating system or another process refused; None for a mistake in this
+    code."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}"
+    if processes.is_loss(error):  # within a layer that is shared out: engine/sharded.py
+        return processes.about_loss(error)
     refused = (MemoryError, torch.OutOfMemoryError)
     if isinstance(error, refused) or "can't allocate memory" in str(error):
         return f"there is not enough memory: {SMALLER}"

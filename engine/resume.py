@@ -16,7 +16,8 @@ from engine.run_folder import RunFolder
 from engine.seal import check_seal
 from engine.settings import OPTIONS, Settings, own_flags
 
-CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer")
+CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
+                    "shard")
 CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
     "steps", *CHANGES_ROUNDING, "rollouts", "rollouts_timeout", "sample_every",
     "checkpoint_every")

@@ -9,7 +9,6 @@ import os
 import shutil
 from pathlib import Path
 
-from safetensors.torch import save_file
 import torch
 
 from engine import processes
@@ -17,6 +16,7 @@ from engine.credit_file import credit_path, step_of, write_credit
 from engine.errors import UserError
 from engine.files import (append_line, hold_folder, let_go, lock_folder, read_json, read_lines,
                           replace_text, whole_folder, writing)
+from engine.model_folder import write_tensors
 from engine.rollouts import Rollouts
 from engine.seal import LOGS, make_seal
 from qwen2_model import Qwen2
@@ -137,9 +137,7 @@ class RunFolder:
                 if (source / name).is_file():
                     shutil.copyfile(source / name, unfinished / name)
             (unfinished / "trainer").mkdir()
-            tensors = unfinished / "trainer" / "state.safetensors"
-            save_file(state, tensors)
-            shutil.copymode(unfinished / "config.json", tensors)  # else only the owner could read
+            write_tensors(unfinished / "trainer" / "state.safetensors", state)
             seal = make_seal(self.path, unfinished, step)
             replace_text(unfinished / "trainer" / "state.json", json.dumps(seal, indent=2) + "\n")
         self.forget_old_states()
@@ -180,8 +178,15 @@ class Bystander(RunFolder):
     def replace(self, *_) -> None:
         pass
 
-    append = forget_after = forget_old_states = save_checkpoint = remove_unless_begun = replace
-    write_weights = replace
+    append = forget_after = forget_old_states = remove_unless_begun = replace
+
+    def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
+                        source: Path, state: dict[str, torch.Tensor]) -> None:
+        for tensors in (parameters, state):  # in the order in which rank 0 writes them
+            write_tensors(None, tensors)
+
+    def write_weights(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor]) -> None:
+        write_tensors(None, parameters)
 
 
 def open_run(folder: Path) -> RunFolder:

@@ -40,6 +40,7 @@ import torch.nn as nn
 from engine.cache import Cache
 from engine.errors import UserError
 from engine.packing import SharedPrompts, to_rows
+from engine.sharded import whole_model
 from qwen2_model import Qwen2
 
 STEPS_BETWEEN_DEPARTURES = {"cpu": 1, "cuda": 64}
@@ -317,6 +318,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     """
     if starts is None:
         starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
+    model = whole_model(model)  # before a process without a share returns: all have to ask
     limits = max_new_tokens
     if isinstance(max_new_tokens, int):
         limits = [max_new_tokens] * len(starts)

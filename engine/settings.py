@@ -33,6 +33,7 @@ MACHINE, PROBLEMS, TRAINING, RECORD = "model and machine", "problems", "training
 WEIGHT, BASELINE, LOSS = "spreading credit over tokens", "from reward to advantage", "loss"
 
 EVALUATED = (lambda s: s.eval_every > 0, "--eval_every above 0")
+ON_THE_DEVICE = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 POLICY = (lambda s: s.loss == "policy", "--loss policy")
 DPO = (lambda s: s.loss == "dpo", "--loss dpo")
 ANCHORED = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
@@ -56,6 +57,9 @@ class Settings:
     offload_optimizer: bool = option(
         False, "float32 parameters, gradients and AdamW's state on the CPU: the device keeps 2 "
         "bytes a parameter in bfloat16 instead of 16", topic=MACHINE)
+    shard: bool = option(
+        False, "under torchrun: every process keeps a part of the parameters, gradients and "
+        "moments, instead of all", only=ON_THE_DEVICE, topic=MACHINE)
     threads: int = option(
         0, "CPU threads; 0 is one for every 64 hidden units of the model, at most what PyTorch "
         "finds", least=0, most=MOST_THREADS, topic=MACHINE, changes_result=False)

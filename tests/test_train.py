@@ -399,7 +399,7 @@ def test_the_line_is_printed_without_a_traceback(learner, tmp_path):
         assert said in run("--model", learner, "--out", tmp_path / name, expect=1).stderr
 
 
-@pytest.mark.parametrize("name", ["save_file", "shutil.rmtree", "os.replace", "shutil.copyfile"])
+@pytest.mark.parametrize("name", ["write_tensors", "shutil.rmtree", "os.replace", "shutil.copyfile"])
 def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeypatch, name):
     """Whatever call of the second checkpoint the end comes in, the folder can be resumed to the
     same run."""

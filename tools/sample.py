@@ -42,7 +42,8 @@ FLAGS = {
     "threads": Flag(None, "CPU threads, by default as in the run", kind=int)}
 ABOUT_SAMPLING = ("temperature", "max_new_tokens", "task", "device", "threads")  # are settings
 WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
-                    "placebo": "none", "kl": 0.0, "offload_optimizer": False}
+                    "placebo": "none", "kl": 0.0, "offload_optimizer": False,
+                    "shard": False}
 
 
 def print_answers(title: str, lab: Lab, rollouts: Rollouts, screen: Screen) -> None:

@@ -23,6 +23,7 @@ from engine.lab import derived_seed, make_lab
 from engine.errors import UserError
 from engine.credit_file import read_columns, write_credit
 from engine.run_folder import RunFolder
+from engine.sharded import whole
 from engine.settings import make_settings
 from train import add_advantage, main
 
@@ -33,15 +34,17 @@ ARMS = {"plain": {}, "percentile": {"mitigation": "entropy_masking"}, "shuffled"
         "attribution": {"mitigation": "outcome_gradient", "noise_std": 0.1}}
 
 
-def measured(model: str) -> dict[str, torch.Tensor]:
+def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
     """The gradient of one update of each arm, what it was made of, and what is reported, with five questions."""
     found = {}
-    for arm, given in ARMS.items():
-        lab = make_lab(make_settings({"model": model, "questions": 5, "max_new_tokens": 30, "micro_batch": 3, "max_grad_norm": 0.0, **given}))
+    for arm, given in arms.items():
+        lab = make_lab(make_settings({"model": model, "questions": 5, "max_new_tokens": 30, "micro_batch": 3, "max_grad_norm": 0.0, **given,
+                                      **more}))
         s = lab.settings
         optimizer = torch.optim.SGD(lab.model.parameters(), lr=0.0)
         rollouts = lab.ask(lab.task.training_problems(s.seed, 1, s.questions), s.answers, derived_seed("train", s.seed, 1))
         rollouts.scores["reward"] = torch.arange(20).remainder(3).float() * (rollouts.group != 3)  # a question of no use: 3
+        rollouts.scores["answer"] = (rollouts.reward == 2).float()
         rollouts = kept = add_advantage(lab, rollouts, 1)
         weight, _ = token_weight(lab.mitigation, s.mitigation, kept, lab, s.rescale, s.placebo)
         if s.loss == "dpo":
@@ -50,7 +53,7 @@ def measured(model: str) -> dict[str, torch.Tensor]:
         else:
             result = update(lab.model, optimizer, kept, weight, s, lab.reference)
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
-        found |= {f"{arm} gradient": torch.cat([p.grad.flatten() for p in lab.model.parameters()]), f"{arm} weight": weight,
+        found |= {f"{arm} gradient": torch.cat([whole(p.grad).flatten() for p in lab.model.parameters()]), f"{arm} weight": weight,
                   f"{arm} advantage": rollouts.advantage, f"{arm} ids": rollouts.ids, f"{arm} log_prob": rollouts.log_prob,
                   f"{arm} reported": torch.tensor(numbers)}
     return {name: value.contiguous() for name, value in found.items()}
@@ -139,8 +142,9 @@ def test_a_run_of_two_ranks_leaves_the_folder_of_one(flags, tmp_path):
         assert len(files) == count
 
 
-def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
-    run, out = torchrun(*flags, "--steps", 400, "--out", tmp_path / "run"), RunFolder(tmp_path / "run")
+@pytest.mark.parametrize("more, then", [((), ()), (("--shard",), ("--shard", "no"))])
+def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path, more, then):
+    run, out = torchrun(*flags, *more, "--steps", 400, "--out", tmp_path / "run"), RunFolder(tmp_path / "run")
     patience = time.monotonic() + 200
     while not out.checkpoints():
         assert time.monotonic() < patience and run.poll() is None, run.communicate()[0]
@@ -152,7 +156,7 @@ def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
     output, _ = run.communicate(timeout=120)
     assert run.returncode != 0 and "rank 0 lost another process" in output and "--resume" in output, output
     done = len(out.checkpoints()) and int(out.checkpoints()[-1].name[-6:])
-    main(["--resume", str(out.path), "--steps", str(done + 2)])  # by a single process
+    main(["--resume", str(out.path), "--steps", str(done + 2), *then])  # by a single process
     assert [line["step"] for line in out.lines("metrics.jsonl")] == list(range(1, done + 3))
     assert not list((out.path / "credit").glob(f"step_{done + 1:06d}_rank*"))
 

@@ -1,0 +1,221 @@
+"""--shard: parts against the whole. The same gradient, the same files, and no process keeps more
+than its part."""
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from safetensors.torch import load_file, save_file
+from test_processes import ARMS, environment, free_port, measured, torchrun
+
+from engine import processes, sharded
+from engine.errors import UserError
+from engine.finite import NotFinite, refuse_undefined
+from engine.forward import micro_batches, response_log_probs
+from engine.lab import make_lab
+from engine.model_folder import write_tensors
+from engine.optimizer import clip_and_step
+from engine.settings import make_settings
+from engine.sharded import own_part, part_for
+from qwen2_model import ModelConfig, Qwen2
+from train import main
+
+ARMS = {name: ARMS[name] for name in ("plain", "hidden", "attention", "critic", "kl", "dpo",
+                                      "belief", "attribution")}
+MORE = {"entropy": {"mitigation": "entropy_weighted"}, "rloo": {"advantage": "rloo"},
+        "measured": {"advantage": "measured"}, "trunk": {"advantage": "gae", "critic": "trunk"},
+        "hindsight": {"advantage": "hindsight"}, "checkpointing": {"checkpointing": True},
+        "deleted": {"mitigation": "causal_ablation", "ablation": "delete"}}
+# AdamW's first steps divide by a gradient's own size, so the taught copies differ more
+TOLERANCE = {"hindsight": 1e-5}
+FEW = ("plain", "hidden", "kl", "dpo")
+
+WORKER = """
+import sys
+root, model, out, shortened = sys.argv[1:]
+sys.path[:0] = [root, root + '/tests', root + '/tests/engine']
+import torch
+torch.set_num_threads(1)
+from safetensors.torch import save_file
+from engine import processes
+from test_processes import measured
+from test_sharded import ARMS, FEW, MORE, kept_by_this_process, stops_at_a_hole
+arms = ARMS | MORE
+if shortened:
+    arms = {name: arms[name] for name in FEW}
+found = measured(model, arms, shard=True)
+found["kept"] = kept_by_this_process(model)
+found["stopped"] = stops_at_a_hole(model)
+save_file(found, f"{out}/{processes.rank()}.safetensors")
+processes.stop()
+"""
+
+
+def sharded_lab(model: str):
+    return make_lab(make_settings({"model": model, "shard": True, "threads": 1}))
+
+
+def kept_by_this_process(model: str) -> torch.Tensor:
+    """Numbers in parameters, in gradients and in either moment, and in the whole model."""
+    lab = sharded_lab(model)
+    ids = torch.tensor([[5, 6, 7]])
+    lab.model.model(ids).square().sum().backward()
+    clip_and_step(lab.optimizer, 1.0)
+    parameters = list(lab.model.parameters())
+    moments = [lab.optimizer.state[p] for p in parameters if p.grad is not None]
+    tensors = [parameters, [p.grad for p in parameters if p.grad is not None],
+               [state["exp_avg"] for state in moments],
+               [state["exp_avg_sq"] for state in moments]]
+    counts = [sum(own_part(tensor).numel() for tensor in part) for part in tensors]
+    return torch.tensor([*counts, sum(p.numel() for p in parameters)])
+
+
+def stops_at_a_hole(model: str) -> torch.Tensor:
+    """Whether this process stops where a number is not finite that the last process keeps."""
+    parameters = list(sharded_lab(model).model.parameters())
+    with torch.no_grad():
+        if processes.rank() == processes.count() - 1:
+            own_part(parameters[0])[0, 0] = float("nan")
+    try:
+        refuse_undefined("a parameter is", *parameters)
+    except NotFinite:
+        return torch.tensor(True)
+    return torch.tensor(False)
+
+
+def in_parts(model, out, count: int, shortened: bool) -> list[dict[str, torch.Tensor]]:
+    """What each of `count` processes has found out."""
+    place = dict(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    command = [sys.executable, "-c", WORKER, str(ROOT), str(model), str(out),
+               "shortened" if shortened else ""]
+    workers = []
+    for rank in range(count):
+        own = environment(RANK=str(rank), LOCAL_RANK=str(rank), **place)
+        workers.append(subprocess.Popen(command, env=own))
+    assert [worker.wait(timeout=400) for worker in workers] == [0] * count
+    return [load_file(out / f"{rank}.safetensors") for rank in range(count)]
+
+
+@pytest.fixture(scope="module")
+def untied(learner, tmp_path_factory):
+    """The learner with an output matrix of its own."""
+    folder = tmp_path_factory.mktemp("untied") / "model"
+    shutil.copytree(learner, folder)
+    config = {**vars(ModelConfig.from_folder(learner)), "tie_word_embeddings": False}
+    torch.manual_seed(1)
+    Qwen2(ModelConfig(**config)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("count, kind, shortened", [(2, "learner", False), (4, "untied", True)])
+def test_parts_give_the_gradient_of_the_whole(request, tmp_path, count, kind, shortened):
+    """Five questions do not divide by two or four: some processes have passes that are empty."""
+    model = request.getfixturevalue(kind)
+    arms = {name: (ARMS | MORE)[name] for name in (FEW if shortened else ARMS | MORE)}
+    alone = measured(str(model), arms)
+    for found in in_parts(model, tmp_path, count, shortened):
+        kept, stopped = found.pop("kept"), found.pop("stopped")
+        assert set(found) == set(alone)
+        for name, expected in alone.items():
+            expected, value = expected.double(), found[name].double()
+            close = TOLERANCE.get(name.split()[0], 1e-6) * expected.norm()
+            assert (value - expected).norm() <= close, name
+        assert abs(kept[0] * count / kept[-1] - 1) < 0.02  # what does not divide is uneven
+        assert 0 < kept[1] <= kept[0] and kept[1] == kept[2] == kept[3]
+        assert stopped
+    assert all(alone[f"{arm} gradient"].abs().max() > 0 for arm in arms)
+
+
+def test_a_run_in_parts_leaves_the_folder_of_a_whole_one(untied, tmp_path):
+    """Made by two processes, gone on with by three and by a single one that keeps all."""
+    flags = ["--model", untied, "--steps", 2, "--checkpoint_every", 1, "--eval_every", 2,
+             "--threads", 1]
+    run = torchrun(*flags, "--shard", "--out", tmp_path / "parts")
+    main([*map(str, flags), "--out", str(tmp_path / "whole")])
+    main(["--resume", str(tmp_path / "whole"), "--steps", "4"])
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    run = torchrun("--resume", tmp_path / "parts", "--steps", 3, count=3)
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    main(["--resume", str(tmp_path / "parts"), "--steps", "4", "--shard", "no"])
+    for step in (1, 2, 3, 4):
+        assert far_apart(tmp_path, f"step_{step:06d}/model.safetensors", "model.") < 1e-6
+    for moment in ("exp_avg.", "exp_avg_sq."):
+        assert far_apart(tmp_path, "step_000004/trainer/state.safetensors", moment) < 2e-6
+    configs = [json.loads((tmp_path / name / "checkpoints/step_000004/config.json").read_text())
+               for name in ("whole", "parts")]
+    assert configs[0] == configs[1]
+
+
+def far_apart(folder, name: str, prefix: str) -> float:
+    """The distance of these tensors in the two runs, all as one vector, relative to its norm. The
+    keys' biases have no gradient but rounding, which AdamW makes as large as any other."""
+    files = [load_file(folder / run / "checkpoints" / name) for run in ("whole", "parts")]
+    assert set(files[0]) == set(files[1])
+    names = [key for key in files[0] if key.startswith(prefix)]
+    whole, parts = [torch.cat([file[key].double().flatten() for key in names]) for file in files]
+    return float((parts - whole).norm() / whole.norm())
+
+
+def test_alone_there_is_nobody_to_share_with(learner):
+    with pytest.raises(UserError, match="--shard shares a model between processes, and this one"):
+        sharded_lab(str(learner))
+
+
+def test_it_is_not_combined_with_an_optimizer_on_the_cpu(learner):
+    with pytest.raises(UserError, match="--shard has no effect without --offload_optimizer no"):
+        make_settings({"model": str(learner), "shard": True, "offload_optimizer": True})
+
+
+class Part(torch.Tensor):
+    """What says of itself that it is a part."""
+    def to_local(self):
+        return self
+
+
+@pytest.mark.parametrize("length", [1, 4, 7, 8])
+def test_the_rows_of_all_processes_are_the_whole(monkeypatch, length):
+    """Cut as `torch.chunk` does, which is how fully_shard cuts; who comes last may get nothing."""
+    tensor, rows = torch.arange(2 * length).view(length, 2), []
+    monkeypatch.setattr(processes, "count", lambda: 4)
+    for rank in range(4):
+        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
+        rows.append(part_for(torch.zeros(0).as_subclass(Part), tensor))
+    assert torch.equal(torch.cat(rows), tensor)
+    for own, chunk in zip(rows, tensor.chunk(4)):
+        assert torch.equal(own, chunk)
+
+
+def test_an_empty_pass_has_a_gradient_of_zero(small_model, rollouts):
+    """Who has nothing left to do meets the others all the same."""
+    small_model.zero_grad()
+    log_prob = response_log_probs(small_model, rollouts, torch.arange(6)[:0])
+    assert log_prob.shape == (0, rollouts.mask.shape[1])
+    log_prob.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in small_model.parameters())
+    small_model.zero_grad()
+
+
+def test_all_processes_make_equally_many_passes(rollouts, monkeypatch):
+    monkeypatch.setattr(processes, "most", lambda number: 5)
+    parts = micro_batches(rollouts, torch.arange(6), 2)
+    assert [len(part) for part in parts] == [2, 2, 2, 0, 0]
+
+
+def test_a_file_of_tensors_is_that_of_the_library(tmp_path):
+    tensors = {"b": torch.randn(3, 4).t(), "a": torch.randn(5).bfloat16(), "step": torch.tensor(3.),
+               "rows": torch.zeros(0, 3), "n": torch.arange(4), "is": torch.tensor([True, False])}
+    write_tensors(tmp_path / "ours", tensors, format="pt")
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    with pytest.raises(UserError, match="a holds torch.complex64"):
+        write_tensors(tmp_path / "other", {"a": torch.zeros(2, dtype=torch.complex64)})
+
+
+def test_a_whole_model_is_not_copied(small_model):
+    assert sharded.whole_model(small_model) is small_model
