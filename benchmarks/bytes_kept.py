@@ -57,7 +57,6 @@ def kept_in_layer(config: ModelConfig, part: Batch) -> dict[str, int]:
     seen_width = C if part.device == "cpu" else A
     log_normaliser = 4 * config.num_attention_heads * query_rows
     mask_numbers = sum(longest * rows * (P + longest) for rows, longest in blocks)
-    converts = b < 4 and not part.offload_optimizer
     return {
         "norms": N * norm_bytes(config, part),
         "queries": b * A * query_rows,
@@ -65,7 +64,7 @@ def kept_in_layer(config: ModelConfig, part: Batch) -> dict[str, int]:
         "mixed values": b * A * (query_rows + N) + log_normaliser,  # in rows, and end to end
         "mask": b * mask_numbers,                                   # as numbers to be added
         "MLP": 4 * b * config.intermediate_size * N,                # gate, silu, up, product
-        "converted matrices": layer_matrices(config) * b if converts else 0,
+        "converted matrices": layer_matrices(config) * b if part.converts else 0,
     }
 
 
@@ -89,6 +88,8 @@ def fullest(config: ModelConfig, part: Batch) -> dict[str, int]:
     """
     moments = [at_output_matrix(config, part), inside_a_layer(config, part),
                at_embeddings(config, part)]
+    if part.shards > 1:
+        moments.append(while_added_up(config, part))
     if sum(part.answers) > tokens_at_once(config):
         moments.append(between_two_chunks(config, part))
     return max(moments, key=total)
@@ -101,7 +102,7 @@ def activations(config: ModelConfig, part: Batch) -> int:
 
 def gradient_of_matrix(config: ModelConfig, part: Batch) -> int:
     """Bytes of the sum of the gradients of a (V, D) matrix."""
-    summed_in = part.number_bytes if part.offload_optimizer else 4
+    summed_in = part.number_bytes if part.offload_optimizer or part.shards > 1 else 4
     return summed_in * config.vocab_size * config.hidden_size
 
 
@@ -156,15 +157,37 @@ def at_embeddings(config: ModelConfig, part: Batch) -> dict[str, int]:
     return {"gradient being made": count * gradient_of_matrix(config, part)}
 
 
+def while_added_up(config: ModelConfig, part: Batch) -> dict[str, int]:
+    """With --shard: the gradient of the output matrix goes to the other processes in float32, at
+    once, or where it is that of the embeddings, too, at the end."""
+    in_float32 = 4 * config.vocab_size * config.hidden_size
+    is_tied = config.tie_word_embeddings
+    return {
+        "activations": 0 if is_tied else activations(config, part),
+        "gradient being made": gradient_of_matrix(config, part) + in_float32,
+    }
+
+
+def made_whole(config: ModelConfig, batch: Batch) -> int:
+    """With --shard, bytes of what is not a part during an update: embeddings and output matrix; of
+    layers one in use and one on its way, which is there twice; and the gradients of one being made
+    and of one being added up, in float32."""
+    b, layer = batch.number_bytes, layer_matrices(config)
+    beside_layers = all_matrices(config) - config.num_hidden_layers * layer
+    return b * (beside_layers + 3 * layer) + (b + 4) * layer
+
+
 def memory(config: ModelConfig, batch: Batch) -> dict[str, dict[str, int]]:
     """Bytes by part on the device, during a rollout and during an update at its fullest."""
     held = held_throughout(config, batch)
     update = max((fullest(config, part) for part in batch.micro_batches()), key=total)
+    if batch.shards > 1:
+        update["made whole of parts"] = made_whole(config, batch)
     return {"rollout": held | held_for_sampling(config, batch), "update": held | update}
 
 
 def held_throughout(config: ModelConfig, batch: Batch) -> dict[str, int]:
-    n = parameters(config)
+    n = -(-parameters(config) // batch.shards)
     if not batch.offload_optimizer:
         return {"parameters": 4 * n, "gradient": 4 * n, "moments of AdamW": 8 * n}
     in_matrices = all_matrices(config)
@@ -200,9 +223,9 @@ def slots_before_the_last_growth(last: int) -> int:
 
 
 def matrices_to_sample_with(config: ModelConfig, batch: Batch) -> int:
-    """Numbers in the sampler's own copies: converted, or on a CPU laid out column by column."""
-    if batch.number_bytes < 4 and not batch.offload_optimizer:
-        return all_matrices(config)
-    if batch.device == "cpu":
-        return all_matrices(config) - config.vocab_size * config.hidden_size
-    return 0
+    """Numbers in the sampler's own copies: converted, gathered from all processes, or on a CPU laid
+    out column by column."""
+    count = all_matrices(config) if batch.converts or batch.shards > 1 else 0
+    if batch.device == "cpu" and not batch.converts:
+        count += all_matrices(config) - config.vocab_size * config.hidden_size
+    return count

@@ -22,7 +22,8 @@ from engine.flags import Flag, Parser, add_flags, shortened, some_text, with_def
 from engine.program import run_as_program
 from qwen2_model import ModelConfig
 
-FITS = 22e9  # bytes that a GPU of 24 GB leaves
+FITS = 22e9        # bytes that a GPU of 24 GB leaves
+FITS_LARGE = 78e9  # one of 80 GB
 
 
 def giga(number: float) -> str:
@@ -79,8 +80,12 @@ def outside_the_device(config: ModelConfig, batch: Batch, ranks: int) -> list[st
         lines.append(f"to the CPU and back in an update: {giga(gradients)} GB of gradients, "
                      f"{giga(batch.number_bytes * n)} GB of parameters")
     if ranks > 1:
-        wire = 4 * n * 2 * (ranks - 1) / ranks
-        lines.append(f"over the wire of each rank in an update: {giga(wire)} GB of gradients")
+        what, numbers = "gradients", 4 * 2
+        if batch.shards > 1:  # twice the parameters and once the gradient, each micro-batch
+            what = "parameters and gradients"
+            numbers = (2 * batch.number_bytes + 4) * len(batch.micro_batches())
+        wire = numbers * n * (ranks - 1) / ranks
+        lines.append(f"over the wire of each rank in an update: {giga(wire)} GB of {what}")
     return lines
 
 
@@ -90,6 +95,14 @@ WORKED_FLAGS = {
     "GB, --checkpointing": {"checkpointing": True},
     "GB, --offload_optimizer": {"offload_optimizer": True},
     "GB, both": {"checkpointing": True, "offload_optimizer": True},
+}
+
+
+SHARED_SIZES = ("7B", "14B")
+SHARED_FLAGS = {
+    "GB, whole on each": {},
+    "GB, --shard": {"shards": 8},
+    "GB, --shard --checkpointing": {"shards": 8, "checkpointing": True},
 }
 
 
@@ -115,22 +128,22 @@ def token_table(batch: Batch) -> Table:
     return Table("token", "", by_row(columns, rows))
 
 
-def whole_table(batch: Batch) -> Table:
+def most_table(batch: Batch, sizes: tuple, variants: dict[str, dict], fits: float) -> Table:
     """The most that a device holds in a step, and whether it fits."""
     rows = []
-    for name in WORKED_SIZES:
+    for name in sizes:
         for dtype, number_bytes in NUMBER_BYTES.items():
             computing = replace(batch, number_bytes=number_bytes)
-            cells = [most_held(SHAPES[name], replace(computing, **flags))
-                     for flags in WORKED_FLAGS.values()]
+            cells = [most_held(SHAPES[name], replace(computing, **flags), fits)
+                     for flags in variants.values()]
             rows.append([name, dtype, *cells])
-    columns = {"model": "", "computes in": ""} | dict.fromkeys(WORKED_FLAGS, "")
-    return Table("whole", "", by_row(columns, rows))
+    columns = {"model": "", "computes in": ""} | dict.fromkeys(variants, "")
+    return Table("most", "", by_row(columns, rows))
 
 
-def most_held(config: ModelConfig, batch: Batch) -> str:
+def most_held(config: ModelConfig, batch: Batch, fits: float) -> str:
     most = max(total(parts) for parts in memory(config, batch).values())
-    return f"{giga(most)} fits" if most < FITS else giga(most)
+    return f"{giga(most)} fits" if most < fits else giga(most)
 
 
 FLAGS = {
@@ -141,8 +154,9 @@ FLAGS = {
     "micro_batch": Flag(8, "answers in memory at once during the update", least=1,
                         most=1_000_000),
     "dtype": Flag("float32", "numbers to compute with", choices=tuple(NUMBER_BYTES)),
-    "ranks": Flag(1, "devices, each with the whole model and its share of the problems", least=1,
-                  most=10_000),
+    "ranks": Flag(1, "devices, each with its share of the problems, and with the whole model or "
+                     "its part", least=1, most=10_000),
+    "shard": Flag(False, "each of the ranks keeps a part of the model"),
     "device": Flag("cuda", "whose memory", choices=("cpu", "cuda")),
     "flops": Flag(None, "operations a second of a large product, for the seconds",
                   kind=float, above=0, most=1e24),
@@ -164,6 +178,8 @@ def read_arguments(argv: list[str]) -> SimpleNamespace:
     if (given.flops is None) != (given.bandwidth is None):
         raise UserError("--flops and --bandwidth go together: "
                         "a step takes as long as the slower of the two needs")
+    if given.shard and (given.ranks == 1 or given.offload_optimizer):
+        raise UserError("--shard is for several --ranks, without --offload_optimizer")
     if given.ranks > given.questions:
         raise UserError(f"--ranks {given.ranks} is more than there are problems to share, "
                         f"{given.questions}")
@@ -186,7 +202,7 @@ def batch_of(given: SimpleNamespace) -> Batch:
     questions = -(-given.questions // given.ranks)
     return Batch([given.prompt] * questions, [given.new_tokens] * questions * given.answers,
                  given.micro_batch, NUMBER_BYTES[given.dtype], given.checkpointing,
-                 given.offload_optimizer, given.device)
+                 given.offload_optimizer, given.device, given.ranks if given.shard else 1)
 
 
 def main(argv: list[str]) -> None:
@@ -194,7 +210,9 @@ def main(argv: list[str]) -> None:
     if given.worked:
         batch = worked_batch(given.device)
         print(token_table(batch).to_text(limit=1000))
-        print("\n" + whole_table(batch).to_text(limit=1000))
+        for variants in ((WORKED_SIZES, WORKED_FLAGS, FITS),
+                         (SHARED_SIZES, SHARED_FLAGS, FITS_LARGE)):
+            print("\n" + most_table(batch, *variants).to_text(limit=1000))
         return
     config, batch = read_shape(given.model), batch_of(given)
     shared = f" on each of {given.ranks} ranks" if given.ranks > 1 else ""

@@ -22,6 +22,7 @@ SHAPES = {
     "1.5B": qwen25(1536, 8960, layers=28, heads=12, kv_heads=2, head_dim=128),
     "3B": qwen25(2048, 11008, layers=36, heads=16, kv_heads=2, head_dim=128),
     "7B": qwen25(3584, 18944, layers=28, heads=28, kv_heads=4, head_dim=128, V=152064, tied=False),
+    "14B": qwen25(5120, 13824, layers=48, heads=40, kv_heads=8, head_dim=128, V=152064, tied=False),
 }
 NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -36,6 +37,12 @@ class Batch:
     checkpointing: bool = False
     offload_optimizer: bool = False
     device: str = "cpu"
+    shards: int = 1         # processes that keep a part of the model each, with --shard
+
+    @property
+    def converts(self) -> bool:
+        """Whether parameters lie there in float32 and are converted to be multiplied."""
+        return self.number_bytes < 4 and not self.offload_optimizer and self.shards == 1
 
     @property
     def fed(self) -> list[int]:

@@ -230,7 +230,8 @@ def chosen_settings(folder: Path, given: dict) -> Settings:
     if name in NEVER_RESCALED:
         weighting.setdefault("rescale", "none")
     return make_settings({"config": folder / "config.json", "mitigation": name, "loss": "policy",
-                          "placebo": "none", "device": given.get("device", "cpu"), **weighting})
+                          "placebo": "none", "device": given.get("device", "cpu"), "shard": False,
+                          **weighting})
 
 
 def main(argv: list[str]) -> None:

@@ -60,8 +60,8 @@ def test_parameters_are_those_of_the_model(kind, tied):
 
 
 def test_parameters_are_those_of_the_published_models():
-    counts = [parameters(SHAPES[name]) for name in ("0.5B", "1.5B", "3B", "7B")]
-    assert counts == [494_032_768, 1_543_714_304, 3_085_938_688, 7_615_616_512]
+    counts = [parameters(SHAPES[name]) for name in ("0.5B", "1.5B", "3B", "7B", "14B")]
+    assert counts == [494_032_768, 1_543_714_304, 3_085_938_688, 7_615_616_512, 14_770_033_664]
 
 
 def test_pairs_are_those_that_the_masks_let_see_each_other():
@@ -207,6 +207,24 @@ def test_offloading_leaves_the_parameters_on_the_device():
     assert 16 * parameters(config) == beside + 2 * sum(p.numel() * 4 for p in exact)
 
 
+def test_of_a_model_in_parts_only_the_copy_to_sample_with_is_whole():
+    """What passes through, by hand: a layer has 2 * 48 * 72 + 2 * 48 * 24 + 3 * 48 * 80 = 20736
+    numbers, the embeddings 97 * 48 = 4656. Three layers and these in 2 bytes, two gradients of a
+    layer in 2 and in 4."""
+    held = memory(CONFIG, replace(BATCH, number_bytes=2, shards=4, device="cuda"))
+    kept = sum(held["update"][name] for name in ("parameters", "gradient", "moments of AdamW"))
+    assert kept == 16 * -(-parameters(CONFIG) // 4)
+    assert held["rollout"]["matrices to sample with"] == 2 * (3 * 20736 + 4656)
+    assert held["update"]["made whole of parts"] == 2 * (4656 + 3 * 20736) + 6 * 20736
+
+
+def test_parts_cross_the_wire_for_every_micro_batch(capsys):
+    n = parameters(SHAPES["7B"])
+    floor.main(["7B", "--ranks", "8", "--dtype", "bfloat16", "--shard", "--micro_batch", "4"])
+    wire = 8 * n * 7 / 8 * 2  # 8 bytes a parameter, in two micro-batches
+    assert f"{wire / 1e9:,.1f} GB of parameters and gradients" in capsys.readouterr().out
+
+
 def test_moments_and_gradient_are_what_training_holds():
     model = Qwen2(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -226,6 +244,8 @@ def test_moments_and_gradient_are_what_training_holds():
     (["tiny", "--flops", "1e12"], "go together"),
     (["tiny", "--flops", "0", "--bandwidth", "1"], "--flops 0.0 should be above 0"),
     (["tiny", "--ranks", "9"], "more than there are problems"),
+    (["tiny", "--shard"], "--shard is for several --ranks"),
+    (["tiny", "--shard", "--ranks", "2", "--offload_optimizer"], "without --offload_optimizer"),
     ([], "no model given"),
 ])
 def test_flags_that_cannot_be_meant(argv, words):
