@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from engine import processes
 from engine.packing import SharedPrompts
 from engine.rollouts import Rollouts
+from engine.sharded import keep_parts_only
 from qwen2_model import Qwen2
 
 LOGITS_AT_ONCE = 2 ** 26  # at most so many logits exist at the same time
@@ -34,6 +35,7 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor,
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in micro_batches(rollouts, rows, micro_batch):
         log_prob[part] = response_log_probs(model, rollouts, part)
+    keep_parts_only(model)
     return log_prob
 
 

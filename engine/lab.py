@@ -148,7 +148,8 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
                         "processes: some would have none")
     folder = checkpoint or find_folder(s.model)
-    place, cut = "cpu" if s.offload_optimizer else device, cutter(s, device, dtype)
+    place = "cpu" if s.offload_optimizer else device
+    cut = cutter(s, device, dtype)
     model = Qwen2.from_pretrained(folder, place, cut=cut).compute_in(dtype)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)

@@ -17,7 +17,7 @@ from torch.optim.adamw import adamw
 from engine import processes
 from engine.errors import UserError
 from engine.finite import refuse_undefined
-from engine.sharded import is_part, own_part, part_for, whole
+from engine.sharded import holds_for_all, is_part, own_part, part_for, whole
 from qwen2_model import Qwen2
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
@@ -139,6 +139,8 @@ def check_state(name: str, state: dict[str, torch.Tensor], parameter: nn.Paramet
         if tuple(value.shape) != shape or value.dtype != torch.float32:
             raise UserError(f"the checkpoint does not fit the model: {key}.{name} is "
                             f"{value.dtype} of shape {tuple(value.shape)}")
-        if not value.isfinite().all() or key != "exp_avg" and (value < 0).any():
+        part = value if key == "step" else part_for(parameter, value)
+        is_sound = part.isfinite().all() and (key == "exp_avg" or (part >= 0).all())
+        if not holds_for_all(is_sound, parameter):
             raise UserError(f"the checkpoint is broken: {key}.{name} holds numbers that no "
                             "optimizer leaves")

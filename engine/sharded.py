@@ -86,11 +86,12 @@ def whole_model(model, dtype: torch.dtype | None = None):
     with torch.device("meta"):
         copy = type(model)(model.config)
     copy.load_state_dict(gathered, assign=True)
+    copy.model.checkpointing = model.model.checkpointing
     return copy.compute_in(model.compute_dtype).requires_grad_(False)
 
 
 def keep_parts_only(model) -> None:
-    """Forget what a forward pass without a backward pass has left whole."""
+    """Forget what a forward pass without a backward pass has left whole, where the model is cut."""
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()

@@ -14,7 +14,7 @@ from test_processes import ARMS, environment, free_port, measured, torchrun
 from engine import processes, sharded
 from engine.errors import UserError
 from engine.finite import NotFinite, refuse_undefined
-from engine.forward import micro_batches, response_log_probs
+from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.lab import make_lab
 from engine.model_folder import write_tensors
 from engine.optimizer import clip_and_step
@@ -64,6 +64,8 @@ def kept_by_this_process(model: str) -> torch.Tensor:
     ids = torch.tensor([[5, 6, 7]])
     lab.model.model(ids).square().sum().backward()
     clip_and_step(lab.optimizer, 1.0)
+    rollouts = lab.ask(lab.task.training_problems(0, 1, 4), 2, 0)
+    frozen_log_probs(lab.model, rollouts, rollouts.own_rows(), 2)  # leaves nothing whole
     parameters = list(lab.model.parameters())
     moments = [lab.optimizer.state[p] for p in parameters if p.grad is not None]
     tensors = [parameters, [p.grad for p in parameters if p.grad is not None],
