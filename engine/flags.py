@@ -14,6 +14,7 @@ import math
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 
 from engine.errors import UserError
@@ -73,6 +74,7 @@ def option(default, text: str, **more):
     return dataclasses.field(default=default, metadata={"flag": Flag(default, text, **more)})
 
 
+@cache  # a comparison of runs asks a hundred thousand times
 def fields_as_flags(cls) -> dict[str, Flag]:
     """The flags of a dataclass: its fields that are options."""
     hints, flags = typing.get_type_hints(cls), {}
@@ -95,6 +97,7 @@ def refuse_kind(kind, whose: str) -> None:
         raise UserError(f"{whose} needs a type that is int, float, bool or str: it becomes a flag")
 
 
+@cache
 def parameters_as_flags(function) -> dict[str, Flag]:
     """The flags of a weighting or an advantage: the keyword-only parameters of the function, or of
     the __init__ of a class."""
