@@ -219,6 +219,17 @@ def evaluation(step, answer, mode="sampled"):
     }
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Every picture is saved as a single pixel, for tests of what stands around pictures. To draw
+    them takes most of an analysis."""
+    def save(figure, path, **_):
+        imsave(path, np.zeros((1, 1, 3)), format="png")
+
+    from matplotlib.image import imsave  # most tests need no matplotlib
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)

@@ -22,6 +22,7 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
     assert len(alive) == 8  # lengths first, then everything
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_a_run_in_training_has_so_far(tmp_path, capsys):
     folder, files = random_log(tmp_path / "run", steps=2)
     config = json.loads((folder / "config.json").read_text())
@@ -59,6 +60,7 @@ def test_a_run_without_credit_files_has_its_gains(tmp_path, capsys):
     ] == ["gains"]
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("weights", (True, False))
 def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys, weights):
     folder, _ = random_log(tmp_path / "run", steps=12, groups=4, weights=weights)
@@ -82,6 +84,7 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys,
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_printed_fits_a_screen(tmp_path, capsys):
     lines = [evaluation(0, [0, 1]), evaluation(0, [0, 1], "greedy"), evaluation(3, [1, 1])]
     line = {"success": 0.5, "entropy": 1.0, "finished": 0.9}
@@ -104,6 +107,7 @@ def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_begins_with_what_the_run_did_and_ends_with_the_earlier_experiment(tmp_path):
     folder, _ = random_log(tmp_path / "run", steps=4, groups=4)
     write_lines(folder / "evaluations.jsonl", [evaluation(0, [0, 1]), evaluation(4, [1, 1])])
@@ -120,6 +124,7 @@ def test_the_page_begins_with_what_the_run_did_and_ends_with_the_earlier_experim
     assert "pub.*" not in ours and "pub.*" in theirs
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_numbers_are_written_before_anything_is_printed(tmp_path, monkeypatch):
     folder, _ = random_log(tmp_path / "run")
     seen = []

@@ -83,6 +83,7 @@ def test_the_same_arm_and_seed_twice_is_an_error(tmp_path):
         comparison_of(runs)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "other",
     [

@@ -22,6 +22,7 @@ def written(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_token_of_the_run_has_its_row(tmp_path, capsys):
     """Numbers with all their digits, codes as words, what is known of an answer beside each of its
     tokens."""
@@ -60,6 +61,7 @@ def test_a_step_is_gone_before_the_next_is_read(tmp_path, monkeypatch):
     assert len(alive) == 5  # the first one for its columns, too
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_a_probe_measured_has_its_column(tmp_path):
     columns = {**credit_columns([2, 1], [0, 0]), "true_credit": np.array([0.5, 0, -0.25], "f4")}
     rows = written(write_log(tmp_path / "run", {1: columns}))

@@ -181,7 +181,8 @@ def stop_when(condition, signals=1):
 def test_stopped_and_started_again(experiment, capfd):
     """Ctrl-C: the run that was being made keeps a checkpoint, no other is begun. Started again it
     goes on from there, and what is finished is passed over."""
-    experiment({"none": "", "rloo": "--advantage rloo"}, steps=40, more="--eval_every 0")
+    arms = {"none": "--steps 40", "rloo": "--advantage rloo"}  # only the first is to be stopped
+    experiment(arms, more="--eval_every 0")
     first, second = plan_runs(EXPERIMENTS["small"], "runs/study", 1)
     stop_when(lambda: len(lines(first.folder / "metrics.jsonl")) > 0)
     with pytest.raises(SystemExit) as ended:
