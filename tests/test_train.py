@@ -269,7 +269,7 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
             "model": str(learner), "temperature": 0.7, "weight_decay": 0.25, "max_grad_norm": 0.125,
             "micro_batch": 3, "learning_rate": 0.5, "out": str(tmp_path / "x")
         }))
-    assert lab.optimizer.defaults["weight_decay"] == 0.25 and lab.optimizer.defaults["lr"] == 0.5
+    assert lab.optimizer.weight_decay == 0.25 and lab.optimizer.learning_rate == 0.5
     sampling, updating = {}, []
     monkeypatch.setattr(
         "engine.lab.sample_answers",
