@@ -9,7 +9,8 @@ import pytest
 import torch
 from conftest import ROOT
 from safetensors.torch import load_file, save_file
-from test_processes import ARMS, environment, free_port, measured, torchrun
+from test_processes import (ARMS, environment, free_port, measured, side_by_side,
+                            torchrun)
 
 from engine import processes, sharded
 from engine.errors import UserError
@@ -140,9 +141,7 @@ def test_a_run_in_parts_leaves_the_folder_of_a_whole_one(untied, tmp_path):
     main(["--resume", str(tmp_path / "whole"), "--steps", "4"])
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 0, output
-    run = torchrun("--resume", tmp_path / "parts", "--steps", 3, count=3)
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, output
+    side_by_side("--resume", tmp_path / "parts", "--steps", 3, count=3)
     main(["--resume", str(tmp_path / "parts"), "--steps", "4", "--shard", "no"])
     for step in (1, 2, 3, 4):
         assert far_apart(tmp_path, f"step_{step:06d}/model.safetensors", "model.") < 1e-6
