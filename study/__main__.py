@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     chosen = runs if args.number is None else [numbered(runs, args.number)]
     failed = [] if args.report_only else make_runs(chosen, args.processes, command)
     if args.number is None:
-        from study.report import write_report  # with matplotlib, half a second to import
+        from study.report import write_report  # matplotlib takes half a second to import
         write_report(experiment, runs, args.scores, args.later_scores, command)
     for run in failed:
         say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
@@ -82,7 +82,9 @@ def list_experiments() -> None:
     for experiment in EXPERIMENTS.values():
         count = sum(experiment.seeds_of(arm, experiment.seeds) for arm in experiment.arms)
         print(f"{experiment.name:12s}{count:4d} runs  {experiment.question}")
-    print(f"\n{python_command('-m', 'study')} NAME makes the runs of one, --help lists the flags")
+    command = python_command("-m", "study")
+    print(f"\n{command} NAME makes the runs of one, {command} probes asks the probes of truth/ "
+          "with several seeds, --help lists the flags")
 
 
 def choose(name: str) -> Experiment:

@@ -40,7 +40,8 @@ LOOKED_AT = Experiment(
     seeds=5)
 WHOLE = replace(LEADERBOARD, arms={"none": PLAIN}, twice=())  # the runs that the board has as well
 
-# less than one probe measures by itself: the seeds together measure more
+# of the scoreboard less than one probe measures by itself: the seeds together measure where the
+# reward is decided better, but 20 batches are too few for the noise of single arms
 PROBES = {"scoreboard": "--batches 20", "phase1": "", "rank": "--questions 8", "baseline": ""}
 
 FLAGS = {
