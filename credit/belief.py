@@ -142,6 +142,5 @@ def batch_of(prompts: list[list[int]], group: list[int], answers: list[list[int]
     length = torch.tensor([len(answer) for answer in answers], device=device)
     mask = torch.arange(longest, device=device) < length[:, None]
     unknown = torch.zeros(ids.shape, device=device)
-    return Rollouts([], prompts, torch.tensor(group, dtype=torch.long, device=device), ids, mask,
-                    mask[:, 0],
-                    unknown, unknown, unknown)
+    group = torch.tensor(group, dtype=torch.long, device=device)
+    return Rollouts([], prompts, group, ids, mask, mask[:, 0], unknown, unknown, unknown)

@@ -21,8 +21,7 @@ from engine.files import find_folder
 from engine.finite import refuse_undefined
 from engine.forward import Forward
 from engine.given_pairs import GivenPairs
-from engine.optimizer import (AdamW, load_optimizer_tensors, make_optimizer,
-                              optimizer_tensors)
+from engine.optimizer import AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from engine.registry import ADVANTAGES, MITIGATIONS, make
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from engine.settings import Settings

@@ -26,7 +26,7 @@ from engine import processes
 def shard(model, device: torch.device, dtype: torch.dtype) -> None:
     """Cut a model that has no memory yet. Its layers are gathered in `dtype`, gradients are added
     up in float32."""
-    from torch.distributed.device_mesh import init_device_mesh  # a second, in every other program
+    from torch.distributed.device_mesh import init_device_mesh  # which takes a second
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
     how = {"mesh": init_device_mesh(device.type, (processes.count(),)),
            "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)}

@@ -13,18 +13,16 @@ Ctrl-C stops the runs after their current step, and the same command goes on wit
 is printed and written to results/study-NAME. study/experiments.py says what each experiment is.
 """
 from engine.errors import UserError
-from engine.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.hints import python_command
 from engine.program import run_as_program
-from engine.progress import say
 from study import pages, probes, published
 from study.experiments import EXPERIMENTS, Experiment
 from study.plan import PlannedRun, plan_runs
-from study.runner import last_line, list_runs, make_runs, usable_cores
+from study.runner import PROCESSES, end_with, list_runs, make_runs, usable_cores
 
 FLAGS = {
-    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
-                      least=0, most=MOST_THREADS),
+    "processes": PROCESSES,
     "seeds": Flag(0, "seeds of each arm; 0 is what the experiment has", least=0, most=10_000),
     "out": Flag("runs/study", "folder of the runs; each experiment has its own below it"),
     "scores": Flag(None, "folder that python -m truth.scoreboard wrote of the untrained model, for "
@@ -66,10 +64,7 @@ def main(argv: list[str]) -> None:
     if args.number is None:
         from study.report import write_report  # matplotlib takes half a second to import
         write_report(experiment, runs, args.scores, args.later_scores, command)
-    for run in failed:
-        say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
-    if failed:
-        raise SystemExit(1)
+    end_with(failed)
 
 
 def numbered(runs: list[PlannedRun], number: int) -> PlannedRun:

@@ -28,10 +28,10 @@ from analysis.tables import Table, by_row
 from engine.errors import UserError
 from study import forecast
 from study.control import tokens_beside
+from study.critics import critics_table
 from study.experiments import RACE_STEPS, RACE_TO
 from study.finished import END, Study, ahead, evaluated
 from study.forecast import START, THIRD, Racer, as_text
-from study.shares import critics_table
 from truth.common import Findings
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
@@ -136,15 +136,13 @@ def board_table(entries: list[Entry], knows: dict[str, dict[str, float]], plain:
     rows = [row_of(entry, knows) for entry in entries]
     formats = {"arm": "", "seeds": "d", "index": "+.2f", "later index": "+.2f", "noise": ",.0f",
                "later noise": ",.0f", "end": ".1%", "ends": ".1%", "ahead": "points",
-               "95%": "points", "p": "p",
-               "placebo": "points", "placebo 95%": "points", "answers": "", "beside": ".1f",
-               "verdict": ""}
+               "95%": "points", "p": "p", "placebo": "points", "placebo 95%": "points",
+               "answers": "", "beside": ".1f", "verdict": ""}
     headings = {"index": f"index {START}", "later index": THIRD, "noise": f"noise {START}",
                 "later noise": THIRD, "end": "success at the end", "ends": "of the seeds",
-                "ahead": f"minus {plain}",
-                "95%": "95% interval", "p": "Holm's p", "placebo": "minus its placebo",
-                "placebo 95%": "95% interval", "answers": "answers needed",
-                "beside": "tokens beside"}
+                "ahead": f"minus {plain}", "95%": "95% interval", "p": "Holm's p",
+                "placebo": "minus its placebo", "placebo 95%": "95% interval",
+                "answers": "answers needed", "beside": "tokens beside"}
     return Table("board", "Ways of spreading credit, by what became of training",
                  by_row(formats, rows), in_words(entries, plain), notes(plain), headings)
 

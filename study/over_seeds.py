@@ -14,7 +14,7 @@ def over_seeds(tables: list[Table]) -> Table:
     by_seed = [dict(zip(keys_of(table, count), table.rows)) for table in tables]
     kept = [key for key in by_seed[0] if all(key in rows for rows in by_seed)]
     columns = {}
-    for place, (column, (spec, values)) in enumerate(first.columns.items()):
+    for place, (column, (spec, _)) in enumerate(first.columns.items()):
         if place < count:
             cells = [by_seed[0][key][place] for key in kept]
         else:

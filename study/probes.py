@@ -21,14 +21,14 @@ from types import SimpleNamespace
 from analysis.tables import Table
 from engine.errors import UserError
 from engine.files import make_folder, read_json, replace_text
-from engine.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.hints import python_command
 from engine.progress import say
 from study.experiments import LEADERBOARD, PLAIN, Experiment
 from study.over_seeds import over_seeds
 from study.pages import table_of
 from study.plan import Effort, PlannedRun, plan_runs
-from study.runner import last_line, list_runs, make_runs, usable_cores
+from study.runner import PROCESSES, end_with, list_runs, make_runs, usable_cores
 from study.witness import sources_of
 
 BEFORE, THIRD = "before", "third"  # when a probe looks at the model
@@ -45,8 +45,7 @@ WHOLE = replace(LEADERBOARD, arms={"none": PLAIN}, twice=())  # the runs that th
 PROBES = {"scoreboard": "--batches 20", "phase1": "", "rank": "--questions 8", "baseline": ""}
 
 FLAGS = {
-    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
-                      least=0, most=MOST_THREADS),
+    "processes": PROCESSES,
     "seeds": Flag(LOOKED_AT.seeds, "seeds of each probe", least=2, most=10_000),
     "only": Flag(None, "a single probe", choices=tuple(PROBES)),
     "out": Flag("runs/study", "folder of the runs whose checkpoints are looked at"),
@@ -110,10 +109,7 @@ def main(argv: list[str]) -> None:
         return list_runs(probes, args.processes)
     failed = [] if args.report_only else make_both(trained, probes, args, argv)
     put_together(probes)
-    for run in failed:
-        say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
-    if failed:
-        raise SystemExit(1)
+    end_with(failed)
 
 
 def plan_probes(names: list[str], looked_at: list[PlannedRun],

@@ -12,11 +12,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from engine.files import append_line, make_folder, writing
+from engine.flags import MOST_THREADS, Flag
 from engine.hints import python_command
 from engine.progress import say, show_status
 from engine.stopping import StopRequest
 from study.plan import PlannedRun, in_words, seconds_left
 
+PROCESSES = Flag(0, "runs at a time; 0 is one for each core that this program may use", least=0,
+                 most=MOST_THREADS)
 PAUSE = 0.2            # seconds between two looks at the processes
 BETWEEN_STATUS = 2.0   # seconds
 SECONDS = "seconds.jsonl"  # beside the runs: how long each took, also what was computed in vain
@@ -142,6 +145,14 @@ def last_line(run: PlannedRun) -> str:
         return f"{run.log} cannot be read"
     written = [line.strip() for line in lines if line.strip()]
     return written[-1] if written else "it printed nothing"
+
+
+def end_with(failed: list[PlannedRun]) -> None:
+    """Name what went wrong; the exit status says so, too."""
+    for run in failed:
+        say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
+    if failed:
+        raise SystemExit(1)
 
 
 def usable_cores() -> int:

@@ -5,7 +5,7 @@ What is compared, and how sure it is, is decided as on the leaderboard (study/le
 from analysis.tables import Table, by_row
 from study.finished import Study
 from study.leaderboard import Entry, could_be_seen, draw, make_entries, told_apart
-from study.shares import ratios_table
+from study.ratios import ratios_table
 from truth.common import Findings
 
 

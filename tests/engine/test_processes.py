@@ -82,11 +82,16 @@ def environment(**more) -> dict:
     return {**os.environ, "OMP_NUM_THREADS": "1", **more}
 
 
+def start_ranks(command: list, count: int, **pipes) -> list[subprocess.Popen]:
+    """So many processes that share their work, without torchrun: it takes seconds itself."""
+    place = dict(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    return [subprocess.Popen(command, env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **place),
+                             **pipes) for rank in range(count)]
+
+
 def test_two_processes_give_the_gradient_of_one(learner, tmp_path):
     """Five questions do not divide by two; sampling, statistics over the batch, critics and values are shared out and put together."""
-    place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    workers = [subprocess.Popen([sys.executable, "-c", WORKER, str(ROOT), str(ROOT / "tests"), str(learner), str(tmp_path)],
-                                env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **place)) for rank in range(2)]
+    workers = start_ranks([sys.executable, "-c", WORKER, str(ROOT), str(ROOT / "tests"), str(learner), str(tmp_path)], 2)
     alone = measured(str(learner))
     assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
     for rank in range(2):
@@ -105,12 +110,9 @@ def torchrun(*arguments) -> subprocess.Popen:
 
 
 def side_by_side(*arguments, count) -> str:
-    """What so many processes print that share a run, without torchrun: it takes seconds itself."""
-    place = dict(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    """What so many processes print that share a run."""
     command = [sys.executable, ROOT / "train.py", *map(str, arguments)]
-    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **place))
-             for rank in range(count)]
+    ranks = start_ranks(command, count, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output = "".join(rank.communicate(timeout=300)[0] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0] * count, output
     return output

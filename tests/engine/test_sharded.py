@@ -2,15 +2,13 @@
 than its part."""
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
 from conftest import ROOT
 from safetensors.torch import load_file, save_file
-from test_processes import (ARMS, environment, free_port, measured, side_by_side,
-                            torchrun)
+from test_processes import ARMS, measured, side_by_side, start_ranks, torchrun
 
 from engine import processes, sharded
 from engine.errors import UserError
@@ -91,14 +89,10 @@ def stops_at_a_hole(model: str) -> torch.Tensor:
 
 def in_parts(model, out, count: int, shortened: bool) -> list[dict[str, torch.Tensor]]:
     """What each of `count` processes has found out."""
-    place = dict(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     command = [sys.executable, "-c", WORKER, str(ROOT), str(model), str(out),
                "shortened" if shortened else ""]
-    workers = []
-    for rank in range(count):
-        own = environment(RANK=str(rank), LOCAL_RANK=str(rank), **place)
-        workers.append(subprocess.Popen(command, env=own))
-    assert [worker.wait(timeout=400) for worker in workers] == [0] * count
+    ranks = start_ranks(command, count)
+    assert [rank.wait(timeout=400) for rank in ranks] == [0] * count
     return [load_file(out / f"{rank}.safetensors") for rank in range(count)]
 
 

@@ -13,8 +13,8 @@ from analysis.runs import read_run
 from analysis.statistics import Estimate, student_quantile
 from countdown_task import ANSWER, NUMBER, OPERATOR, THINK
 from engine.errors import UserError
-from study import (control, credit_shares, forecast, leaderboard, regime, shares, subject,
-                   variants)
+from study import (control, credit_shares, critics, forecast, leaderboard, ratios, regime,
+                   subject, variants)
 from study.experiments import CONTROL, LEADERBOARD, REGIME, SUBJECT, Experiment, cell
 from study.finished import Study, ahead, moving_mean, read_study
 from study.plan import plan_runs
@@ -420,12 +420,12 @@ def test_what_critics_explain_first_and_last(tmp_path):
             "gae": {0: run("gae", 0, [0.0, 0.2, 0.3, 0.3, 0.5, 0.7]),
                     1: run("gae", 1, [None, 0.4, 0.6, 0.3, 0.3, 0.2, 0.2])}}
     study = study_of(replace(LEADERBOARD, arms=dict.fromkeys(runs, "")), tmp_path, runs, seeds=2)
-    [row] = shares.critics_table(study).rows
+    [row] = critics.critics_table(study).rows
     assert row[:2] == ("gae", 2)
     assert row[2:] == (pytest.approx(0.3), pytest.approx((0.1, 0.5)), pytest.approx(0.4),
                        pytest.approx((0.2, 0.6)))
     del runs["gae"]
-    assert shares.critics_table(study) is None
+    assert critics.critics_table(study) is None
 
 
 def test_ratios_of_an_arm_with_a_discount(tmp_path):
@@ -437,7 +437,7 @@ def test_ratios_of_an_arm_with_a_discount(tmp_path):
                              advantage=np.repeat([1.0, -1.0], 10))
     runs = {"discount": {0: run_of(tmp_path / "run", [0.5], [solving(2)], steps={1: columns})}}
     study = study_of(replace(LEADERBOARD, arms={"discount": ""}), tmp_path, runs)
-    found = {row[1]: row for row in shares.ratios_table(study).rows}
+    found = {row[1]: row for row in ratios.ratios_table(study).rows}
     assert found["A lp"][3] == pytest.approx(2) and found["A w lp"][3] == pytest.approx(0.5)
     assert found["A lp"][4] == pytest.approx((2, 2))
 
