@@ -53,6 +53,9 @@ def main(argv: list[str]) -> None:
     experiment = choose(name)
     args.seeds = args.seeds or experiment.seeds
     args.processes = args.processes or usable_cores()
+    if args.number is not None and (args.dry_run or args.report_only):
+        raise UserError("--number makes one run and nothing else: leave out --dry_run and "
+                        "--report_only")
     runs = plan_runs(experiment, args.out, args.seeds)
     for run in runs:
         run.refuse_another()

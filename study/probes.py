@@ -14,6 +14,7 @@ The tables of all seeds lie in results/study-probes, in a folder for each probe 
 published by python -m study publish.
 """
 import json
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,16 @@ class PlannedProbe:
             return Effort(0, 0.0)
         return Effort(1, read_json(self.folder / "numbers.json")["seconds"])
 
+    def refuse_another(self) -> None:
+        """The folder may hold what was measured with other flags."""
+        if not self.is_finished():
+            return
+        *meant, _, _ = self.command  # without --out
+        typed = read_json(self.folder / "numbers.json")["command"]
+        if not typed.endswith(f" {shlex.join(meant)}"):
+            raise UserError(f"{self.folder} was measured by `{typed}`, not by "
+                            f"`{python_command(*meant)}`: remove it, and it is measured again")
+
 
 def main(argv: list[str]) -> None:
     args = with_defaults(add_flags(Parser("python -m study probes [flags]", __doc__),
@@ -104,6 +115,8 @@ def main(argv: list[str]) -> None:
     whole = plan_runs(WHOLE, args.out, args.seeds)
     trained = looked_at + whole
     probes = plan_probes([args.only] if args.only else list(PROBES), looked_at, whole)
+    for planned in (*trained, *probes):
+        planned.refuse_another()
     if args.dry_run:
         list_runs(trained, args.processes)
         return list_runs(probes, args.processes)

@@ -182,7 +182,8 @@ def make_runs(runs: list[PlannedRun], processes: int, go_on: str) -> list[Planne
     """Returns those that failed. `go_on` is the command that was typed."""
     runner = Runner(runs, processes)
     if runner.waiting:
-        say(f"{len(runner.waiting)} of {len(runs)} runs are to be made, {processes} at a time")
+        say(f"{len(runner.waiting)} of {len(runs)} runs are to be made, {processes} at a time: "
+            f"{in_words(seconds_left(runs, runner.efforts, processes))}")
     came_to_its_end = runner.make_all()
     if not came_to_its_end:
         say(f"stopped, {runner.finished} of {len(runs)} runs are finished. Go on with: {go_on}")

@@ -82,9 +82,10 @@ def test_what_each_seed_numbers_for_itself_is_left_out():
 
 def numbers_of(probe, seed_table, commit="a" * 40, seconds=10.0):
     probe.folder.mkdir(parents=True)
-    numbers = {"measured": probe.probe, "quick_look": False, "command": "typed", "settings": {},
+    numbers = {"measured": probe.probe, "quick_look": False, "settings": {},
                "git_commit": commit, "versions": {}, "seconds": seconds, "in_short": ["of one"],
                "tables": [seed_table.to_json()]}
+    numbers["command"] = " ".join(["python", *probe.command[:-2]])
     (probe.folder / "numbers.json").write_text(json.dumps(numbers))
 
 
@@ -147,6 +148,17 @@ def test_a_measured_probe_is_passed_over(measured):
     assert measured[0].is_finished() and measured[0].effort() == Effort(1, 10.0)
     later = PlannedProbe("baseline", "third", 7, Path("model"), Path("run"))
     assert not later.is_finished() and later.effort() == Effort(0, 0.0)
+
+
+def test_what_was_measured_with_other_flags_is_refused(measured):
+    for probe in measured:
+        probe.refuse_another()
+    path = measured[1].folder / "numbers.json"
+    path.write_text(path.read_text().replace("--seed 1", "--seed 1 --questions 3"))
+    with pytest.raises(UserError, match="baseline-third-s1 was measured by .*--questions 3"):
+        measured[1].refuse_another()
+    measured[0].folder.joinpath("numbers.json").unlink()
+    measured[0].refuse_another()  # what is not measured yet cannot be another
 
 
 def test_a_dry_run_lists_runs_and_probes(tmp_path, monkeypatch, capsys):

@@ -82,6 +82,8 @@ def test_one_run_by_its_number(experiment, capfd):
     experiment({"none": "", "rloo": "--advantage rloo"}, more="--eval_every 0")
     with pytest.raises(UserError, match="--number 2: there are 2 runs, counted from 0"):
         study.main(["small", "--number", "2"])
+    with pytest.raises(UserError, match="--number makes one run and nothing else"):
+        study.main(["small", "--number", "1", "--report_only"])
     study.main(["small", "--number", "1"])
     assert "finished: rloo-s0 (1 of 1)" in capfd.readouterr().out
     first, second = plan_runs(EXPERIMENTS["small"], "runs/study", 1)
