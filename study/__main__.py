@@ -25,10 +25,6 @@ FLAGS = {
     "processes": PROCESSES,
     "seeds": Flag(0, "seeds of each arm; 0 is what the experiment has", least=0, most=10_000),
     "out": Flag("runs/study", "folder of the runs; each experiment has its own below it"),
-    "scores": Flag(None, "folder that python -m truth.scoreboard wrote of the untrained model, for "
-                         "the reports of subject and leaderboard"),
-    "later_scores": Flag(None, "the same of the model after a third of the training, for the "
-                               "report of leaderboard"),
     "number": Flag(None, "make this run alone, as --dry_run counts them, and report nothing: for "
                          "an array of jobs on a cluster", least=0, kind=int),
     "dry_run": Flag(False, "list the runs, and start none"),
@@ -66,7 +62,7 @@ def main(argv: list[str]) -> None:
     failed = [] if args.report_only else make_runs(chosen, args.processes, command)
     if args.number is None:
         from study.report import write_report  # matplotlib takes half a second to import
-        write_report(experiment, runs, args.scores, args.later_scores, command)
+        write_report(experiment, runs, command)
     end_with(failed)
 
 

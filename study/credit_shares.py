@@ -7,7 +7,6 @@ import torch
 from analysis.statistics import Estimate, mean_over, ratio_of_sums
 from countdown_task import ANSWER, NUMBER, OPERATOR, THINK
 from engine.credit_file import read_columns, read_credit
-from engine.errors import UserError
 from engine.files import read_json
 from engine.lab import make_lab
 from engine.settings import Settings
@@ -21,14 +20,12 @@ DISCOUNT = 0.5  # of the thinking
 
 
 def credit_shares(scores: Path) -> dict[str, Estimate]:
-    """What each class of tokens has of the squared credit, measured by truth.scoreboard: of one
-    seed, or of all that python -m study probes has put together."""
+    """What each class of tokens has of the squared credit, in the runs that truth.scoreboard wrote
+    with several seeds, put together in the folder `scores`."""
     parts, wholes = {}, []
-    for run in measured_runs(scores):
+    for folder in read_json(scores / "numbers.json")["folders"]:
+        run = Path(folder, "run")
         columns = read_columns(run, 1)
-        if "decided" not in columns:
-            raise UserError(f"{run} says nothing of what each token decides: --scores is a folder "
-                            "that python -m truth.scoreboard or python -m study probes wrote")
         decided = columns["decided"].astype(float)
         lengths = np.diff([*columns["episode_start"], len(decided)])
         question = np.repeat(columns["group"], lengths)
@@ -37,13 +34,6 @@ def credit_shares(scores: Path) -> dict[str, Estimate]:
             parts.setdefault(name, []).append(np.bincount(question, decided * inside))
     whole = np.concatenate(wholes)
     return {name: ratio_of_sums(np.concatenate(part), whole) for name, part in parts.items()}
-
-
-def measured_runs(scores: Path) -> list[Path]:
-    """The run folders that the scoreboard wrote, one of each seed."""
-    numbers = scores / "numbers.json"
-    folders = read_json(numbers).get("folders") if numbers.is_file() else None
-    return [Path(folder) / "run" for folder in folders or [scores]]
 
 
 def classes_of(run: Path, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -26,6 +26,10 @@ ATTENTION_CREDIT = "--mitigation attention_credit"
 DISCOUNTED = "--mitigation outcome_conditional --think_discount"
 ONE_BATCH = "--questions 8 --answers 8 --steps 60 --eval_every 30"
 
+# when the probes look at the model
+BEFORE, THIRD = "before", "third"
+WHEN = {BEFORE: "before training", THIRD: "after a third of it"}
+
 # what the subject has promised
 MOST_SPREAD = 2.5        # points: standard deviation of the final success over seeds
 MOST_CUT_OFF = 1.0       # percent of the answers at the end

@@ -4,14 +4,16 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.runs import evaluations, read_run
+from analysis.runs import evaluations, is_number, read_run
 from analysis.statistics import Estimate, paired_difference
 from engine.errors import UserError
+from engine.files import read_json
 from study.experiments import Experiment
 from study.plan import PlannedRun
 
 START, END = 0, -1  # places among the evaluations of a run
 MOST_NAMED = 8      # runs that are not finished
+PROBED = Path("results/study-probes")
 
 
 @dataclass
@@ -20,8 +22,6 @@ class Study:
     experiment: Experiment
     planned: list[PlannedRun]
     folder: Path                        # for the pictures
-    scores: Path | None = None          # what truth.scoreboard wrote of the untrained model
-    later_scores: Path | None = None    # and after a third of the training
     runs: dict[str, dict[int, dict]] = field(default_factory=dict)
     unfinished: list[str] = field(default_factory=list)
 
@@ -44,9 +44,8 @@ class Study:
         return lines
 
 
-def read_study(experiment: Experiment, planned: list[PlannedRun], folder: Path,
-               scores: str | None = None, later_scores: str | None = None) -> Study:
-    study = Study(experiment, planned, folder, *map(path_or_none, (scores, later_scores)))
+def read_study(experiment: Experiment, planned: list[PlannedRun], folder: Path) -> Study:
+    study = Study(experiment, planned, folder)
     for run in planned:
         if run.is_finished():
             study.runs.setdefault(run.arm, {})[run.seed] = read_run(run.folder)
@@ -58,8 +57,24 @@ def read_study(experiment: Experiment, planned: list[PlannedRun], folder: Path,
     return study
 
 
-def path_or_none(name: str | None) -> Path | None:
-    return Path(name) if name else None
+def probed(probe: str, time: str) -> Path | None:
+    """What python -m study probes has put together, if it has."""
+    folder = PROBED / f"{probe}-{time}"
+    return folder if (folder / "numbers.json").is_file() else None
+
+
+def column_of_arms(probe: str, time: str, table: str, column: str) -> dict[str, float]:
+    """One number of each arm; arms of which it is unknown are left out."""
+    folder = probed(probe, time)
+    if folder is None:
+        return {}
+    numbers = read_json(folder / "numbers.json")
+    try:
+        tables = {found["name"]: found for found in numbers["tables"]}
+        return {row["arm"]: row[column] for row in tables[table]["rows"] if is_number(row[column])}
+    except (KeyError, TypeError):
+        raise UserError(f"{folder}/numbers.json has no table of {table}: python -m study probes "
+                        f"--only {probe} --report_only writes it again") from None
 
 
 def evaluated(run: dict, place: int, mode: str = "sampled") -> dict:

@@ -25,14 +25,14 @@ from engine.files import make_folder, read_json, replace_text
 from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.hints import python_command
 from engine.progress import say
-from study.experiments import LEADERBOARD, PLAIN, Experiment
+from study.experiments import BEFORE, LEADERBOARD, PLAIN, THIRD, Experiment
+from study.finished import PROBED
 from study.over_seeds import over_seeds
 from study.pages import table_of
 from study.plan import Effort, PlannedRun, plan_runs
 from study.runner import PROCESSES, end_with, list_runs, make_runs, usable_cores
 from study.witness import sources_of
 
-BEFORE, THIRD = "before", "third"  # when a probe looks at the model
 LOOKED_AT = Experiment(
     name="third",
     question="What is the model like after a third of its training?",
@@ -41,9 +41,10 @@ LOOKED_AT = Experiment(
     seeds=5)
 WHOLE = replace(LEADERBOARD, arms={"none": PLAIN}, twice=())  # the runs that the board has as well
 
-# of the scoreboard less than one probe measures by itself: the seeds together measure where the
-# reward is decided better, but 20 batches are too few for the noise of single arms
-PROBES = {"scoreboard": "--batches 20", "phase1": "", "rank": "--questions 8", "baseline": ""}
+# of some less than one probe measures by itself, as the seeds together measure it better; how noisy
+# the arms are is asked by a probe of its own
+PROBES = {"scoreboard": "--batches 20", "noise": "", "phase1": "", "rank": "--questions 8",
+          "baseline": ""}
 
 FLAGS = {
     "processes": PROCESSES,
@@ -168,7 +169,7 @@ def write_together(measured: list[PlannedProbe]) -> Path:
     refuse_other_code(measured, numbers)
     first = measured[0]
     tables = [over_seeds(tables) for tables in same_tables(numbers)]
-    folder = Path("results/study-probes", first.arm)
+    folder = PROBED / first.arm
     make_folder(folder)
     name = first.probe if first.time == BEFORE else f"{first.probe}_{first.time}"
     together = {**numbers[0], "name": name, "folders": [str(probe.folder) for probe in measured],

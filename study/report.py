@@ -16,16 +16,15 @@ REPORTS = {"subject": subject.report, "regime": regime.report, "leaderboard": le
            **dict.fromkeys(("inverse", "attention", "short_steps", "updates"), variants.report)}
 
 
-def write_report(experiment: Experiment, planned: list[PlannedRun], scores: str | None,
-                 later_scores: str | None, command: str) -> None:
+def write_report(experiment: Experiment, planned: list[PlannedRun], command: str) -> None:
     """Into results/study-NAME, where it takes the place of the one before."""
     start, folder = time.monotonic(), Path(f"results/study-{experiment.name}")
     make_folder(folder)
-    study = read_study(experiment, planned, folder, scores, later_scores)
+    study = read_study(experiment, planned, folder)
     findings = REPORTS.get(experiment.name, control.report)(study)
     seeds = len({run.seed for run in planned})
-    settings = SimpleNamespace(quick=False, seeds=seeds, scores=scores, later_scores=later_scores,
-                               common=experiment.common, arms=experiment.arms)
+    settings = SimpleNamespace(quick=False, seeds=seeds, common=experiment.common,
+                               arms=experiment.arms)
     seconds = time.monotonic() - start
     write_findings(folder, f"study-{experiment.name}", settings, findings, seconds, command)
     show([findings.title, *findings.intro], findings.tables, summary_of(findings))

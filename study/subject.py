@@ -12,8 +12,8 @@ from engine.errors import UserError
 from engine.files import read_lines
 from engine.tokens import load_tokenizer
 from study.credit_shares import DISCOUNT, credit_shares, discount_cosine
-from study.experiments import LEAST_FORMAT, LEAST_GAIN, MOST_CUT_OFF, MOST_SPREAD
-from study.finished import END, START, Study, evaluated, training_success
+from study.experiments import BEFORE, LEAST_FORMAT, LEAST_GAIN, MOST_CUT_OFF, MOST_SPREAD
+from study.finished import END, START, Study, evaluated, probed, training_success
 from study.runner import SECONDS
 from study.tries import HOW, how_solved, target_of
 from truth.common import Findings
@@ -72,11 +72,10 @@ def notes(study: Study) -> list[str]:
              f"another expression if none does; in the first and the last {edge} training steps.",
              "The cosine is between the gradient of plain GRPO and the same with discounted "
              "thinking, of the untrained model."]
-    if study.scores:
+    if probed("scoreboard", BEFORE):
         return [*texts, "Credit is squared, a share of all; operators and numbers are those of "
                         "the thinking, verdict words the end of a try after its result."]
-    return [*texts, "Shares of squared credit need --scores, a folder that python -m "
-                    "truth.scoreboard wrote."]
+    return [*texts, "Shares of squared credit need python -m study probes --only scoreboard."]
 
 
 def known(value: float) -> Estimate:
@@ -184,9 +183,9 @@ def ways_to_success(run: dict, steps: list[int]) -> dict[str, float]:
 
 def lines_of_credit(study: Study) -> list[Line]:
     """Of the untrained model: what decides its reward, and what a discount changes."""
-    lines = []
-    if study.scores:
-        for name, share in credit_shares(study.scores).items():
+    lines, scores = [], probed("scoreboard", BEFORE)
+    if scores:
+        for name, share in credit_shares(scores).items():
             percent = Estimate(100 * share.value, 100 * share.low, 100 * share.high, share.p)
             lines.append(Line(f"credit at the start, {name}", percent, "%"))
     cosine = discount_cosine(study.settings)

@@ -2,6 +2,7 @@
 
     python -m truth.exact         every weighting and advantage in a world small enough to be listed
     python -m truth.scoreboard    which tokens earned the reward, and which weighting finds them
+    python -m truth.noise         does the gradient of a single batch point the right way?
     python -m truth.phase1        a gradient that never saw a reward, and controls that expose it
     python -m truth.rank          is the gradient of rank 2, and does it become sparse?
     python -m truth.baseline      the best number to subtract, and what the group's mean costs

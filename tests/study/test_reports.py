@@ -16,7 +16,7 @@ from engine.errors import UserError
 from study import (control, credit_shares, critics, forecast, leaderboard, ratios, regime,
                    subject, variants)
 from study.experiments import CONTROL, LEADERBOARD, REGIME, SUBJECT, Experiment, cell
-from study.finished import Study, ahead, moving_mean, read_study
+from study.finished import PROBED, Study, ahead, column_of_arms, moving_mean, read_study
 from study.plan import plan_runs
 from study.report import write_report
 
@@ -47,10 +47,24 @@ def solving(count):
     return [1] * count + [0] * (ITEMS - count)
 
 
-def study_of(experiment, folder, runs, scores=None, seeds=1, later_scores=None):
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """What probes have measured in the project's folder is not looked at."""
+    monkeypatch.chdir(tmp_path)
+
+
+def study_of(experiment, folder, runs, seeds=1):
     """Every run is planned, and these are finished."""
     planned = plan_runs(experiment, str(folder / "runs"), seeds)
-    return Study(experiment, planned, folder, scores, later_scores, runs)
+    return Study(experiment, planned, folder, runs)
+
+
+def write_probed(arm, numbers):
+    """As python -m study probes does."""
+    folder = PROBED / arm
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "numbers.json").write_text(json.dumps(numbers))
+    return folder
 
 
 # seconds, spread and the like
@@ -163,8 +177,9 @@ def test_shares_of_the_squared_credit(tmp_path):
     decided[n - 5] = 0.01
     assert texts[n - 5] == " 7"
     known = dict(section=section, kind=kind, decided=decided)
-    write_log(tmp_path / "scores/run", {1: credit_of([said], **known)})
-    shares = credit_shares.credit_shares(tmp_path / "scores")
+    write_log(tmp_path / "one/run", {1: credit_of([said], **known)})
+    one = write_probed("scoreboard-before", {"folders": ["one"]})
+    shares = credit_shares.credit_shares(one)
     expected = {"operators": 0.48, "numbers": 0.16, "verdict words": 0.04, "answer tokens": 0.01}
     assert {name: share.value for name, share in shares.items()} == pytest.approx(
         {name: value / 0.69 for name, value in expected.items()})
@@ -172,18 +187,10 @@ def test_shares_of_the_squared_credit(tmp_path):
     other = np.zeros(n)  # another seed, with 0.31 at the first operator and nothing else
     other[texts.index(" *")] = 0.31
     write_log(tmp_path / "other/run", {1: credit_of([said], **known | {"decided": other})})
-    folders = [str(tmp_path / "scores"), str(tmp_path / "other")]
-    (tmp_path / "both").mkdir()
-    (tmp_path / "both/numbers.json").write_text(json.dumps({"folders": folders}))
-    shares = credit_shares.credit_shares(tmp_path / "both")
+    both = write_probed("scoreboard-before", {"folders": ["one", "other"]})
+    shares = credit_shares.credit_shares(both)
     assert shares["operators"].value == pytest.approx(0.79)
     assert shares["numbers"].value == pytest.approx(0.16)
-
-
-def test_scores_of_another_kind_are_refused(tmp_path):
-    write_log(tmp_path / "scores/run", {1: credit_of([FIRST])})
-    with pytest.raises(UserError, match="nothing of what each token decides: --scores"):
-        credit_shares.credit_shares(tmp_path / "scores")
 
 
 def test_a_discount_of_1_changes_no_gradient(lab, monkeypatch):
@@ -251,15 +258,13 @@ def test_a_map_of_what_is_finished(tmp_path):
 
 # the forecast
 
-NOISE = {"none": 40.0, "entropy_weighted": 8.0, "rloo": 30.0, "span": 20.0, "gae": None}
+ONE_BATCH = {"none": 0.1, "entropy_weighted": 0.4, "rloo": 0.2, "span": 0.3, "gae": None}
 
 
-def write_scores(folder, noise):
-    folder.mkdir()
-    table = {"name": "directions", "rows": [{"arm": arm, "noise": value}
-                                            for arm, value in noise.items()]}
-    (folder / "numbers.json").write_text(json.dumps({"tables": [table]}))
-    return folder
+def write_one_batch(time, of_arms):
+    table = {"name": "noise", "rows": [{"arm": arm, "one batch": value, "cosine": 0.5}
+                                       for arm, value in of_arms.items()]}
+    write_probed(f"noise-{time}", {"tables": [table]})
 
 
 def test_a_moving_mean_has_as_many_values_behind_each():
@@ -267,10 +272,10 @@ def test_a_moving_mean_has_as_many_values_behind_each():
     assert not len(moving_mean(np.array([1.0, 2]), 3))
 
 
-def test_noise_and_answers_needed(tmp_path, monkeypatch):
+def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
     """4 answers a step. A success of 1 from step n on makes the mean of ten steps 0.5 at n + 4.
-    The less noise, the earlier: n = 30 (none), 10 (entropy_weighted), 20 (span); dr_grpo, which is
-    as noisy as rloo, and rloo never get there."""
+    The more one batch knows, the earlier: n = 30 (none), 10 (entropy_weighted), 20 (span); dr_grpo,
+    which is a multiple of rloo, and rloo never get there."""
     monkeypatch.setattr(forecast, "RACE_TO", 0.5)
     begins = {"none": 30, "entropy_weighted": 10, "span": 20, "dr_grpo": 99, "rloo": 99, "gae": 5}
     solved = {"none": 2, "entropy_weighted": 4, "span": 3, "dr_grpo": 0, "rloo": 1, "gae": 4}
@@ -278,26 +283,25 @@ def test_noise_and_answers_needed(tmp_path, monkeypatch):
     for arm, n in begins.items():
         training = [float(step >= n) for step in range(1, 41)]
         runs[arm] = {0: run_of(tmp_path / arm, training, [solving(solved[arm])])}
-    scores = write_scores(tmp_path / "scores", NOISE)
-    few = write_scores(tmp_path / "later", {"none": 10.0, "span": 5.0})
+    write_one_batch("before", ONE_BATCH)
+    write_one_batch("third", {"none": 0.25, "span": 0.5})
     arms = dict.fromkeys(runs, "")
-    findings = forecast.report(study_of(replace(LEADERBOARD, arms=arms), tmp_path, runs, scores,
-                                        later_scores=few))
+    findings = forecast.report(study_of(replace(LEADERBOARD, arms=arms), tmp_path, runs))
     race, correlation = findings.tables
     by_arm = rows(race)
     assert list(by_arm) == ["gae", "entropy_weighted", "span", "none", "rloo", "dr_grpo"]
     assert {arm: row["answers"] for arm, row in by_arm.items()} == {
         "none": "136", "entropy_weighted": "56", "span": "96", "dr_grpo": "never",
         "rloo": "never", "gae": "40"}
-    assert by_arm["dr_grpo"]["noise"] == 30 and by_arm["gae"]["noise"] is None
-    assert by_arm["none"]["later"] == 10 and by_arm["rloo"]["later"] is None
+    assert by_arm["dr_grpo"]["one batch"] == 0.2 and by_arm["gae"]["one batch"] is None
+    assert by_arm["none"]["later"] == 0.25 and by_arm["rloo"]["later"] is None
     at_start, later = correlation.rows
     assert (at_start[1], later[1]) == (5, 2) and math.isnan(later[2])
-    # ranks of noise: none 4, entropy_weighted 0, span 1, two with 2.5; of answers 2, 0, 1, 3.5, 3.5
-    noise, answers, success = [4, 0, 1, 2.5, 2.5], [2, 0, 1, 3.5, 3.5], [2, 4, 3, 0, 1]
-    assert at_start[2] == pytest.approx(np.corrcoef(noise, answers)[0, 1])
-    assert at_start[4] == pytest.approx(np.corrcoef(noise, success)[0, 1])
-    assert at_start[3][0] < at_start[2] <= at_start[3][1]
+    # ranks: none 0, entropy_weighted 4, span 3, two with 1.5; of answers 2, 0, 1, 3.5, 3.5
+    known, answers, success = [0, 4, 3, 1.5, 1.5], [2, 0, 1, 3.5, 3.5], [2, 4, 3, 0, 1]
+    assert at_start[2] == pytest.approx(np.corrcoef(known, answers)[0, 1])
+    assert at_start[4] == pytest.approx(np.corrcoef(known, success)[0, 1])
+    assert at_start[3][0] <= at_start[2] < at_start[3][1]
     assert "of too few arms (2)" in correlation.finding
     assert (tmp_path / "forecast.png").exists()
 
@@ -319,15 +323,15 @@ def test_the_mean_curve_of_all_seeds_decides(tmp_path, monkeypatch):
     assert forecast.answers_needed(runs[1:]) == math.inf
 
 
-def test_without_scores_there_is_no_forecast(tmp_path):
+def test_without_the_probe_there_is_no_forecast(tmp_path):
     runs = {"none": {0: run_of(tmp_path / "none", [1.0] * 12, [solving(1)])}}
     findings = forecast.report(study_of(replace(LEADERBOARD, arms={"none": ""}), tmp_path, runs))
     assert "of too few arms (0)" in findings.tables[1].finding
-    assert any("needs --scores" in note for note in findings.tables[0].notes)
-    for damaged in ({}, {"tables": 3}, {"tables": [{"name": "directions", "rows": [{}]}]}):
-        (tmp_path / "numbers.json").write_text(json.dumps(damaged))
-        with pytest.raises(UserError, match="no table of directions"):
-            forecast.noise_of_arms(tmp_path)
+    assert any("--only noise measures" in note for note in findings.tables[0].notes)
+    for damaged in ({}, {"tables": 3}, {"tables": [{"name": "noise", "rows": [{}]}]}):
+        write_probed("noise-before", damaged)
+        with pytest.raises(UserError, match="no table of noise: .*--only noise --report_only"):
+            column_of_arms("noise", "before", "noise", "one batch")
 
 
 # the leaderboard
@@ -390,6 +394,17 @@ def test_the_board_is_sorted_and_knows_its_controls(tmp_path, monkeypatch):
     assert "Ahead of none: measured.\nBehind it: shuffled." in said
     assert "Both controls are where they should be." in said
     assert (tmp_path / "board.png").exists()
+
+
+def test_the_board_shows_what_probes_have_measured(tmp_path):
+    """The index of the scoreboard, direction and one batch of the probe of noise."""
+    scores = {"name": "scores", "rows": [{"arm": "rloo", "index": 0.25}]}
+    write_probed("scoreboard-third", {"tables": [scores]})
+    write_one_batch("before", {"none": 0.1, "rloo": 0.2})
+    board = rows(leaderboard.report(board_of(tmp_path, {"none": [1, 2], "rloo": [2, 3]})).tables[0])
+    shown = ("index", "later index", "direction", "later direction", "one batch", "later one batch")
+    assert [board["rloo"][column] for column in shown] == [None, 0.25, 0.5, None, 0.2, None]
+    assert board["none"]["later index"] is None and board["none"]["one batch"] == 0.1
 
 
 def test_variants_are_compared_as_on_the_board(tmp_path):
@@ -470,19 +485,17 @@ def test_of_many_that_are_missing_some_are_named(tmp_path):
     assert study.intro()[-1].endswith("span-s7, and 2 more.")
 
 
-def test_a_report_is_written_again_and_names_what_is_missing(tmp_path, monkeypatch, learner,
-                                                               capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_report_is_written_again_and_names_what_is_missing(tmp_path, learner, capsys):
     common = f"--model {learner} --questions 2 --answers 2 --steps 2 --eval_every 0"
     experiment = Experiment("small", "Is it so?", common, {"none": "", "rloo": ""}, 1)
     planned = plan_runs(experiment, "runs", 1)
     with pytest.raises(UserError, match="no run of small is finished yet: none-s0 .0 of 2 steps"):
-        read_study(experiment, planned, tmp_path, None)
+        read_study(experiment, planned, tmp_path)
     curve = [solving(1), solving(3)]
     config = {**planned[0].settings.to_json(), "checkpoint_every": 0}
     run_of(planned[0].folder, [0.5, 0.5], curve, config=config)
     for _ in range(2):
-        write_report(experiment, planned, None, None, "python -m study small")
+        write_report(experiment, planned, "python -m study small")
     printed = capsys.readouterr().out
     assert "1 of 2 runs are finished." in printed
     assert "Not yet: rloo-s0 (0 of 2 steps)." in printed

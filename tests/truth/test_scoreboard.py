@@ -267,7 +267,7 @@ def test_wrong_commands_are_one_line(argv, message, tmp_path):
 def test_the_overview_names_every_probe(capsys):
     overview.main([])
     out = capsys.readouterr().out
-    for name in ("exact", "scoreboard", "phase1", "rank", "baseline", "length"):
+    for name in ("exact", "scoreboard", "noise", "phase1", "rank", "baseline", "length"):
         assert f"python -m truth.{name} " in out and importlib.util.find_spec(f"truth.{name}")
     with pytest.raises(UserError, match="python -m truth.NAME"):
         overview.main(["scoreboard"])
