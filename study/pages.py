@@ -8,6 +8,7 @@ A page marks what is not written by hand, by comments that a reader of the page 
     <!-- table control success -->                      a table of docs/results/control.json
     <!-- table control success; arm; end -->            some of its columns
     <!-- words control differences -->                  what the table's finding says
+    <!-- text subject transcript -->                    its lines, as a program printed them
     <!-- source control -->                             command, day and versions
     <!-- number control success measured; end -->       one cell: of the row `measured`, column end
     <!-- number scoreboard kind operator; decided -->
@@ -25,7 +26,7 @@ from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.progress import say
 from study.published import RESULTS, pages, read_result
 
-MARKED = re.compile(r"<!-- (table|words|source|number) ((?:(?!-->).)+?) -->(.*?)<!-- end -->", re.S)
+MARKED = re.compile(r"<!-- (table|words|text|source|number) ((?:(?!-->).)+?) -->(.*?)<!-- end -->", re.S)
 FLAGS = {"check": Flag(False, "change nothing; exit status 1 if a page is out of date")}
 
 
@@ -75,6 +76,11 @@ def make_words(words: str) -> str:
     return "\n" + textwrap.fill(find_table(words).finding, WIDTH) + "\n"
 
 
+def make_text(words: str) -> str:
+    lines = [row[0] for row in find_table(words).rows]
+    return "\n" + "\n".join(["```", *lines, "```"]) + "\n"
+
+
 def make_source(words: str) -> str:
     result = read_result(RESULTS / f"{words}.json")
     commit, torch = (result["git_commit"] or "unknown")[:7], result["versions"]["torch"]
@@ -96,7 +102,8 @@ def make_number(words: str) -> str:
     return table.cells()[rows[0]][list(table.columns).index(column)]
 
 
-MAKERS = {"table": make_table, "words": make_words, "source": make_source, "number": make_number}
+MAKERS = {"table": make_table, "words": make_words, "text": make_text, "source": make_source,
+          "number": make_number}
 
 
 def find_table(place: str) -> Table:

@@ -1,4 +1,5 @@
 """Does a run of the default recipe keep what a subject of experiments has to promise?"""
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -14,11 +15,13 @@ from engine.tokens import load_tokenizer
 from study.credit_shares import DISCOUNT, credit_shares, discount_cosine
 from study.experiments import BEFORE, LEAST_FORMAT, LEAST_GAIN, MOST_CUT_OFF, MOST_SPREAD
 from study.finished import END, START, Study, evaluated, probed, training_success
+from study.plan import PlannedRun
 from study.runner import SECONDS
 from study.tries import HOW, how_solved, target_of
 from truth.common import Findings
 
 UNKNOWN = Estimate(float("nan"), float("nan"), float("nan"), float("nan"))
+A_STEP = re.compile(r" *[0-9]+/[0-9]+ ")  # begins the line of a training step
 EDGE = 20  # a 20th of the steps stands for the start of a run, another for its end
 
 
@@ -46,7 +49,8 @@ def report(study: Study) -> Findings:
     formats = {"what": "", "measured": ",.3g", "95%": ",.3g", "unit": "", "aim": "", "verdict": ""}
     table = Table("promises", "What the subject promises, and what was measured",
                   by_row(formats, rows), in_words(lines), notes(study), {"95%": "95% interval"})
-    return Findings("The subject", study.intro(), [table], ("promises",))
+    printed = transcript_table(study.planned[0])
+    return Findings("The subject", study.intro(), [table, *printed], ("promises",))
 
 
 def row_of(line: Line) -> list:
@@ -179,6 +183,17 @@ def ways_to_success(run: dict, steps: list[int]) -> dict[str, float]:
         for row in batch.scores["answer"].nonzero().flatten().tolist():
             ways[how_solved(batch.responses[row], targets[batch.group[row]])] += 1
     return {way: ways[way] / answers for way in HOW}
+
+
+def transcript_table(run: PlannedRun) -> list[Table]:
+    """What the first run printed at its beginning and at its end, if its log is there."""
+    if not run.log.is_file():
+        return []
+    lines = [line for line in run.log.read_text(encoding="utf-8").splitlines()
+             if line.startswith(" ")]
+    steps = [place for place, line in enumerate(lines) if A_STEP.match(line)]
+    shown = [*lines[:steps[0] + 1], " ...", *lines[steps[-1]:]]
+    return [Table("transcript", f"What {run.name} printed", {"line": ("", shown)})]
 
 
 def lines_of_credit(study: Study) -> list[Line]:

@@ -25,6 +25,9 @@ SIZES = Table("success by size", "By size", by_row(
     {"": "", "share, all": ".1%"}, [["size: abs(t) > 3", 0.5], ["size: abs(t) < 1", 0.25]]))
 
 
+LOG = Table("log", "A log", {"line": ("", ["   1/2  0.5", " ..."])})
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_no_result_is_out_of_date(path):
     assert out_of_date(path) == []
@@ -44,7 +47,7 @@ def results(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "RESULTS", folder)
     folder.mkdir()
     result = {"command": "python -m study small", "day": "2026-11-21", "git_commit": "a" * 40,
-              "versions": {"torch": "2.13.0"}, "tables": [TABLE.to_json(), SIZES.to_json()]}
+              "versions": {"torch": "2.13.0"}, "tables": [TABLE.to_json(), SIZES.to_json(), LOG.to_json()]}
     (folder / "small.json").write_text(json.dumps(result))
     return folder
 
@@ -56,6 +59,7 @@ def results(tmp_path, monkeypatch):
     ("number small success by size size: abs(t) > 3; share, all", "50.0%"),
     ("table small success by size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
     ("words small success", "\nrloo is behind.\n"),
+    ("text small log", "\n```\n   1/2  0.5\n ...\n```\n"),
     ("source small", "\n`python -m study small`, 2026-11-21, torch 2.13.0, commit aaaaaaa\n"),
     ("table small success; arm; 95%",
      "\n| arm | interval |\n|:--|--:|\n| none | +1.0 to +2.0 |\n| rloo | -1.0 to +50.0 |\n"

@@ -156,6 +156,18 @@ def test_with_one_seed_nothing_is_said_about_seeds(subject_study):
     assert table["gain, end minus start"]["verdict"] == "kept"  # 50 points
 
 
+def test_the_transcript_is_of_the_first_run(subject_study):
+    """Its first step and its last one with what stands around them; without a log there is none."""
+    assert [table.name for table in subject.report(subject_study).tables] == ["promises"]
+    log = subject_study.planned[0].log
+    log.write_text("models/tiny: a model\n  held-out 23%\n    step  reward\n   1/30   0.3\n"
+                   "   2/30   0.4\n    step  reward\n  30/30   0.5\n  held-out 49%\ndone.\n")
+    _, printed = subject.report(subject_study).tables
+    assert [row[0] for row in printed.rows] == [
+        "  held-out 23%", "    step  reward", "   1/30   0.3", " ...", "  30/30   0.5",
+        "  held-out 49%"]
+
+
 def test_shares_of_the_squared_credit(tmp_path):
     """In " first 5 * 3 = 15, 15 + 7 = 22 good, that is 22." each operator decides 0.24, the first
     " 22" 0.16, the second 0.04, and a number of the answer 0.01: of 0.69."""
