@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.runs import evaluations, is_number, read_run
+from analysis.runs import evaluations, read_run
 from analysis.statistics import Estimate, paired_difference
 from engine.errors import UserError
 from engine.files import read_json
@@ -63,18 +63,24 @@ def probed(probe: str, time: str) -> Path | None:
     return folder if (folder / "numbers.json").is_file() else None
 
 
-def column_of_arms(probe: str, time: str, table: str, column: str) -> dict[str, float]:
-    """One number of each arm; arms of which it is unknown are left out."""
+def cells_of_arms(probe: str, time: str, table: str, *columns: str) -> dict[str, list]:
+    """These cells of each arm's row; nothing if the probe was not asked."""
     folder = probed(probe, time)
     if folder is None:
         return {}
     numbers = read_json(folder / "numbers.json")
     try:
         tables = {found["name"]: found for found in numbers["tables"]}
-        return {row["arm"]: row[column] for row in tables[table]["rows"] if is_number(row[column])}
+        return {row["arm"]: [cell_of(row[column]) for column in columns]
+                for row in tables[table]["rows"]}
     except (KeyError, TypeError):
         raise UserError(f"{folder}/numbers.json has no table of {table}: python -m study probes "
                         f"--only {probe} --report_only writes it again") from None
+
+
+def cell_of(stored):
+    """An interval is a list in JSON."""
+    return tuple(stored) if isinstance(stored, list) else stored
 
 
 def evaluated(run: dict, place: int, mode: str = "sampled") -> dict:

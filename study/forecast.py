@@ -9,15 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.plots import BLUE, ORANGE, panels, save
+from analysis.runs import is_number
 from analysis.statistics import Estimate, rank_correlation
 from analysis.tables import Table, by_row
-from study.experiments import BEFORE, RACE_STEPS, RACE_TO, THIRD, WHEN
-from study.finished import (END, Study, column_of_arms, evaluated, mean_success, moving_mean,
+from study.experiments import BEFORE, RACE_STEPS, RACE_TO, WHEN
+from study.finished import (END, Study, cells_of_arms, evaluated, mean_success, moving_mean,
                             training_success)
 from truth.common import Findings
 from truth.pictures import name_points, write_across
 
 SAME_DIRECTION = {"dr_grpo": "rloo"}  # a multiple of it
+# of an arm: the probe, its table, the column, the interval's column, the format
+KNOWN = {"index": ("scoreboard", "scores", "index", "95%", "+.2f"),
+         "direction": ("noise", "noise", "cosine", "cosine 95%", ".2f"),
+         "one batch": ("noise", "noise", "one batch", "95%", ".3f")}
 DRAWS = 4000
 FEWEST_ARMS = 4
 
@@ -36,23 +41,26 @@ class Racer:
 
 
 def report(study: Study) -> Findings:
-    racers = sorted(racers_of(study).values(), key=lambda racer: (racer.answers, -racer.success))
+    racers = sorted(racers_of(study).values(), key=lambda racer: -racer.success)
     forecasts = {time: [racer for racer in racers if time in racer.one_batch] for time in WHEN}
     correlations = {time: correlate(known, time) for time, known in forecasts.items()}
-    tables = [race_table(racers, study), correlation_table(correlations)]
+    tables = [race_table(racers), correlation_table(correlations)]
     return Findings("The forecast", study.intro(), tables, ("race",),
                     pictures=[draw(study, forecasts)], places={"race": ("forecast",)})
 
 
 def racers_of(study: Study) -> dict[str, Racer]:
     """Of each arm that has a finished run."""
-    measured = {time: column_of_arms("noise", time, "noise", "one batch") for time in WHEN}
+    measured = {time: cells_of_arms("noise", time, "noise", "one batch") for time in WHEN}
     return {arm: make_racer(arm, runs, measured) for arm, runs in study.runs.items()}
 
 
-def make_racer(arm: str, runs: dict[int, dict], measured: dict[str, dict[str, float]]) -> Racer:
-    name = SAME_DIRECTION.get(arm, arm)
-    one_batch = {time: of_arm[name] for time, of_arm in measured.items() if name in of_arm}
+def make_racer(arm: str, runs: dict[int, dict], measured: dict[str, dict[str, list]]) -> Racer:
+    one_batch = {}
+    for time, of_arms in measured.items():
+        [known] = of_arms.get(SAME_DIRECTION.get(arm, arm), [None])
+        if is_number(known):
+            one_batch[time] = known
     by_seed = [answers_needed([run]) for run in runs.values()]
     ends = [evaluated(run, END)["success"] for run in runs.values()]
     return Racer(arm, len(runs), one_batch, answers_needed(list(runs.values())), by_seed,
@@ -98,19 +106,24 @@ def spearman(first: list[float], second: list[float]) -> Estimate:
     return Estimate(rank_correlation(x, y), low, high, unknown)
 
 
-def race_table(racers: list[Racer], study: Study) -> Table:
-    rows = []
-    for racer in racers:
-        known = [racer.one_batch.get(time) for time in WHEN]
-        rows.append([racer.arm, racer.seeds, *known, as_text(racer.answers), spread(racer.by_seed),
-                     racer.success])
-    formats = {"arm": "", "seeds": "d", "one batch": ".3f", "later": ".3f", "answers": "",
-               "by_seed": "", "end": ".1%"}
-    return Table("race", f"What one batch knows, and answers needed to reach {RACE_TO:.0%}",
-                 by_row(formats, rows), "", notes(),
-                 {"one batch": f"one batch {WHEN[BEFORE]}", "later": WHEN[THIRD],
-                  "answers": "answers needed", "by_seed": "single seeds",
-                  "end": "held out at the end"})
+def race_table(racers: list[Racer]) -> Table:
+    """What the probes know of each arm beside what became of it."""
+    names = {racer.arm: SAME_DIRECTION.get(racer.arm, racer.arm) for racer in racers}
+    columns = {"arm": ("", list(names)), "seeds": ("d", [racer.seeds for racer in racers])}
+    headings = {"answers": "answers needed", "by seed": "single seeds",
+                "end": "success at the end"}
+    for what, (probe, table, value, interval, spec) in KNOWN.items():
+        for time, when in WHEN.items():
+            cells = cells_of_arms(probe, time, table, value, interval)
+            values, intervals = zip(*[cells.get(name, [None, None]) for name in names.values()])
+            key = what if time == BEFORE else f"later {what}"
+            columns |= {key: (spec, list(values)), f"{key} 95%": (spec, list(intervals))}
+            headings |= {key: f"{what} {when}", f"{key} 95%": "lowest to highest"}
+    columns |= {"answers": ("", [as_text(racer.answers) for racer in racers]),
+                "by seed": ("", [spread(racer.by_seed) for racer in racers]),
+                "end": (".1%", [racer.success for racer in racers])}
+    return Table("race", "What the probes know, and what became of it", columns, "", notes(),
+                 headings)
 
 
 def as_text(answers: float) -> str:
@@ -123,9 +136,12 @@ def spread(by_seed: list[float]) -> str:
 
 
 def notes() -> list[str]:
-    return [f"answers needed: trained on until the mean success of the last {RACE_STEPS} training "
-            f"steps, over seeds, reaches {RACE_TO:.0%}. One batch: cosine of a single batch's "
-            "gradient with the true one, which python -m study probes --only noise measures"]
+    return ["index: what the weights know of where the reward is decided, from -1 to 1, 0 by "
+            "chance; direction: cosine of the mean gradient with the true one, 1 where an arm "
+            "changes no direction; one batch: that of a single batch's gradient. python -m study "
+            "probes --only scoreboard and --only noise measure them",
+            f"answers needed: trained on until the mean success of the last {RACE_STEPS} training "
+            f"steps, over seeds, reaches {RACE_TO:.0%}"]
 
 
 def correlation_table(correlations: dict[str, Correlation]) -> Table:

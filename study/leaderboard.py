@@ -29,8 +29,8 @@ from engine.errors import UserError
 from study import forecast
 from study.control import tokens_beside
 from study.critics import critics_table
-from study.experiments import RACE_STEPS, RACE_TO, WHEN
-from study.finished import END, Study, ahead, column_of_arms, evaluated
+from study.experiments import RACE_STEPS, RACE_TO
+from study.finished import END, Study, ahead, evaluated
 from study.forecast import Racer, as_text
 from truth.common import Findings
 
@@ -62,7 +62,7 @@ def report(study: Study) -> Findings:
     plain = next(iter(study.experiment.arms))
     race = forecast.report(study)
     entries = make_entries(study, plain)
-    board = board_table(entries, what_probes_know(), plain)
+    board = board_table(entries, plain)
     picture, critics = draw(study, entries, plain), critics_table(study)
     tables = [board, *race.tables, *([critics] if critics else [])]
     return Findings("The leaderboard", study.intro(), tables,
@@ -130,25 +130,12 @@ def compare_all(entries: dict[str, Entry], parts: Parts, plain: str) -> None:
         entry.p = p
 
 
-def what_probes_know() -> list[dict[str, float]]:
-    """Column by column, each by arm: index, then direction, each before training and later."""
-    places = (("scoreboard", "scores", "index"), ("noise", "noise", "cosine"))
-    return [column_of_arms(probe, time, table, column)
-            for probe, table, column in places for time in WHEN]
-
-
-def board_table(entries: list[Entry], knows: list[dict[str, float]], plain: str) -> Table:
-    rows = [row_of(entry, knows) for entry in entries]
-    formats = {"arm": "", "seeds": "d", "index": "+.2f", "later index": "+.2f",
-               "direction": ".2f", "later direction": ".2f", "one batch": ".3f",
-               "later one batch": ".3f", "end": ".1%", "ends": ".1%", "ahead": "points",
+def board_table(entries: list[Entry], plain: str) -> Table:
+    rows = [row_of(entry) for entry in entries]
+    formats = {"arm": "", "seeds": "d", "end": ".1%", "ends": ".1%", "ahead": "points",
                "95%": "points", "p": "p", "placebo": "points", "placebo 95%": "points",
                "answers": "", "beside": ".1f", "verdict": ""}
-    first, later = WHEN.values()
-    headings = {"index": f"index {first}", "later index": later,
-                "direction": f"direction {first}", "later direction": later,
-                "one batch": f"one batch {first}", "later one batch": later,
-                "end": "success at the end", "ends": "of the seeds",
+    headings = {"end": "success at the end", "ends": "of the seeds",
                 "ahead": f"minus {plain}", "95%": "95% interval", "p": "Holm's p",
                 "placebo": "minus its placebo", "placebo 95%": "95% interval",
                 "answers": "answers needed", "beside": "tokens beside"}
@@ -156,16 +143,14 @@ def board_table(entries: list[Entry], knows: list[dict[str, float]], plain: str)
                  by_row(formats, rows), in_words(entries, plain), notes(plain), headings)
 
 
-def row_of(entry: Entry, knows: list[dict[str, float]]) -> list:
+def row_of(entry: Entry) -> list:
     racer = entry.racer
-    known = [by_arm.get(racer.arm) for by_arm in knows]
-    known += [racer.one_batch.get(time) for time in WHEN]
     ahead = [entry.ahead.value, entry.ahead.interval, entry.p] if entry.ahead else [None] * 3
     placebo = [None, None]
     if entry.of_placebo:
         placebo = [entry.of_placebo.value, entry.of_placebo.interval]
     verdict = entry.verdict if entry.ahead else ""
-    return [racer.arm, racer.seeds, *known, racer.success, racer.ends, *ahead, *placebo,
+    return [racer.arm, racer.seeds, racer.success, racer.ends, *ahead, *placebo,
             as_text(racer.answers), entry.beside, verdict]
 
 
@@ -203,14 +188,11 @@ def controls_in_words(compared: list[Entry]) -> str:
 
 
 def notes(plain: str) -> list[str]:
-    return [f"differences are in points of held-out success; index: what the weights know of where "
-            "the reward is decided, from -1 to 1, 0 by chance; direction: cosine of the mean "
-            "gradient with the true one, which is 1 where an arm changes no direction; one batch: "
-            "that of a single batch's gradient; answers needed: trained on until the mean success "
-            f"of the last {RACE_STEPS} training steps reaches {RACE_TO:.0%}; beside: tokens "
-            f"sampled for the credit, by trained token; open: not told apart from {plain}. The "
-            f"controls {' and '.join(CONTROLS)} are compared by seed and by problem, and their p "
-            "is not corrected"]
+    return ["differences are in points of held-out success; answers needed: trained on until the "
+            f"mean success of the last {RACE_STEPS} training steps reaches {RACE_TO:.0%}; beside: "
+            "tokens sampled for the credit, by trained token; open: not told apart from "
+            f"{plain}. The controls {' and '.join(CONTROLS)} are compared by seed and by problem, "
+            "and their p is not corrected"]
 
 
 def draw(study: Study, entries: list[Entry], plain: str):

@@ -26,7 +26,8 @@ from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.progress import say
 from study.published import RESULTS, pages, read_result
 
-MARKED = re.compile(r"<!-- (table|words|text|source|number) ((?:(?!-->).)+?) -->(.*?)<!-- end -->", re.S)
+MARKED = re.compile(r"<!-- (table|words|text|source|number) ((?:(?!-->).)+?) -->(.*?)<!-- end -->",
+                    re.S)
 FLAGS = {"check": Flag(False, "change nothing; exit status 1 if a page is out of date")}
 
 

@@ -16,7 +16,7 @@ from engine.errors import UserError
 from study import (control, credit_shares, critics, forecast, leaderboard, ratios, regime,
                    subject, variants)
 from study.experiments import CONTROL, LEADERBOARD, REGIME, SUBJECT, Experiment, cell
-from study.finished import PROBED, Study, ahead, column_of_arms, moving_mean, read_study
+from study.finished import PROBED, Study, ahead, cells_of_arms, moving_mean, read_study
 from study.plan import plan_runs
 from study.report import write_report
 
@@ -274,7 +274,8 @@ ONE_BATCH = {"none": 0.1, "entropy_weighted": 0.4, "rloo": 0.2, "span": 0.3, "ga
 
 
 def write_one_batch(time, of_arms):
-    table = {"name": "noise", "rows": [{"arm": arm, "one batch": value, "cosine": 0.5}
+    of_all = {"95%": [0.1, 0.2], "cosine": 0.5, "cosine 95%": [None, None]}
+    table = {"name": "noise", "rows": [{"arm": arm, "one batch": value, **of_all}
                                        for arm, value in of_arms.items()]}
     write_probed(f"noise-{time}", {"tables": [table]})
 
@@ -301,12 +302,13 @@ def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
     findings = forecast.report(study_of(replace(LEADERBOARD, arms=arms), tmp_path, runs))
     race, correlation = findings.tables
     by_arm = rows(race)
-    assert list(by_arm) == ["gae", "entropy_weighted", "span", "none", "rloo", "dr_grpo"]
+    assert list(by_arm) == ["entropy_weighted", "gae", "span", "none", "rloo", "dr_grpo"]
     assert {arm: row["answers"] for arm, row in by_arm.items()} == {
         "none": "136", "entropy_weighted": "56", "span": "96", "dr_grpo": "never",
         "rloo": "never", "gae": "40"}
     assert by_arm["dr_grpo"]["one batch"] == 0.2 and by_arm["gae"]["one batch"] is None
-    assert by_arm["none"]["later"] == 0.25 and by_arm["rloo"]["later"] is None
+    assert by_arm["none"]["later one batch"] == 0.25
+    assert by_arm["rloo"]["later one batch"] is None
     at_start, later = correlation.rows
     assert (at_start[1], later[1]) == (5, 2) and math.isnan(later[2])
     # ranks: none 0, entropy_weighted 4, span 3, two with 1.5; of answers 2, 0, 1, 3.5, 3.5
@@ -324,7 +326,7 @@ def test_single_seeds_are_beside_their_mean_curve(tmp_path, monkeypatch):
                      for seed in (0, 1)}}
     study = study_of(replace(LEADERBOARD, arms={"none": ""}), tmp_path, runs)
     race = forecast.report(study).tables[0]
-    assert rows(race)["none"]["by_seed"] == "40 to never"
+    assert rows(race)["none"]["by seed"] == "40 to never"
 
 
 def test_the_mean_curve_of_all_seeds_decides(tmp_path, monkeypatch):
@@ -339,11 +341,11 @@ def test_without_the_probe_there_is_no_forecast(tmp_path):
     runs = {"none": {0: run_of(tmp_path / "none", [1.0] * 12, [solving(1)])}}
     findings = forecast.report(study_of(replace(LEADERBOARD, arms={"none": ""}), tmp_path, runs))
     assert "of too few arms (0)" in findings.tables[1].finding
-    assert any("--only noise measures" in note for note in findings.tables[0].notes)
+    assert any("--only noise measure them" in note for note in findings.tables[0].notes)
     for damaged in ({}, {"tables": 3}, {"tables": [{"name": "noise", "rows": [{}]}]}):
         write_probed("noise-before", damaged)
         with pytest.raises(UserError, match="no table of noise: .*--only noise --report_only"):
-            column_of_arms("noise", "before", "noise", "one batch")
+            cells_of_arms("noise", "before", "noise", "one batch")
 
 
 # the leaderboard
@@ -408,15 +410,18 @@ def test_the_board_is_sorted_and_knows_its_controls(tmp_path, monkeypatch):
     assert (tmp_path / "board.png").exists()
 
 
-def test_the_board_shows_what_probes_have_measured(tmp_path):
+def test_what_probes_have_measured_is_shown_with_its_range(tmp_path):
     """The index of the scoreboard, direction and one batch of the probe of noise."""
-    scores = {"name": "scores", "rows": [{"arm": "rloo", "index": 0.25}]}
+    scores = {"name": "scores", "rows": [{"arm": "rloo", "index": 0.25, "95%": [0.1, 0.3]}]}
     write_probed("scoreboard-third", {"tables": [scores]})
     write_one_batch("before", {"none": 0.1, "rloo": 0.2})
-    board = rows(leaderboard.report(board_of(tmp_path, {"none": [1, 2], "rloo": [2, 3]})).tables[0])
-    shown = ("index", "later index", "direction", "later direction", "one batch", "later one batch")
-    assert [board["rloo"][column] for column in shown] == [None, 0.25, 0.5, None, 0.2, None]
-    assert board["none"]["later index"] is None and board["none"]["one batch"] == 0.1
+    study = board_of(tmp_path, {"none": [1, 2], "rloo": [2, 3]})
+    race = rows(leaderboard.report(study).tables[1])
+    shown = ("index", "later index", "later index 95%", "direction", "one batch", "one batch 95%")
+    assert [race["rloo"][column] for column in shown] == [
+        None, 0.25, (0.1, 0.3), 0.5, 0.2, (0.1, 0.2)]
+    assert race["none"]["later index"] is None and race["none"]["one batch"] == 0.1
+    assert race["none"]["direction 95%"] == (None, None) and list(race) == ["rloo", "none"]
 
 
 def test_variants_are_compared_as_on_the_board(tmp_path):
