@@ -19,8 +19,8 @@ REPORTS = {"subject": subject.report, "regime": regime.report, "leaderboard": le
 def write_report(experiment: Experiment, planned: list[PlannedRun], command: str) -> None:
     """Into results/study-NAME, where it takes the place of the one before."""
     start, folder = time.monotonic(), Path(f"results/study-{experiment.name}")
-    make_folder(folder)
     study = read_study(experiment, planned, folder)
+    make_folder(folder)
     findings = REPORTS.get(experiment.name, control.report)(study)
     seeds = len({run.seed for run in planned})
     settings = SimpleNamespace(quick=False, seeds=seeds, common=experiment.common,

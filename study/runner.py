@@ -16,7 +16,7 @@ from engine.flags import MOST_THREADS, Flag
 from engine.hints import python_command
 from engine.progress import say, show_status
 from engine.stopping import StopRequest
-from study.plan import PlannedRun, in_words, seconds_left
+from study.plan import Effort, PlannedRun, in_words, seconds_left
 
 PROCESSES = Flag(0, "runs at a time; 0 is one for each core that this program may use", least=0,
                  most=MOST_THREADS)
@@ -170,8 +170,13 @@ def list_runs(runs: list[PlannedRun], processes: int) -> None:
         print(f"{number:3d}  {run.folder}  ({state})\n    {python_command(*run.command)}")
     print(f"\n{len(finished)} of {len(runs)} runs are finished")
     if len(finished) < len(runs):
-        left = seconds_left(runs, efforts, processes)
-        print(f"the rest, {processes} at a time: {in_words(left)}, evaluations not counted")
+        print(f"the rest, {processes} at a time: {takes(runs, efforts, processes)}")
+
+
+def takes(runs: list[PlannedRun], efforts: dict[str, Effort], processes: int) -> str:
+    """How long what is left of these runs takes."""
+    left = seconds_left(runs, efforts, processes)
+    return in_words(left) if left is None else f"{in_words(left)}, evaluations not counted"
 
 
 def how_far(run: PlannedRun, steps: int) -> str:
@@ -183,7 +188,9 @@ def make_runs(runs: list[PlannedRun], processes: int, go_on: str) -> list[Planne
     runner = Runner(runs, processes)
     if runner.waiting:
         say(f"{len(runner.waiting)} of {len(runs)} runs are to be made, {processes} at a time: "
-            f"{in_words(seconds_left(runs, runner.efforts, processes))}")
+            f"{takes(runs, runner.efforts, processes)}")
+    elif len(runs) == 1:
+        say(f"finished already: {runs[0].name}")
     came_to_its_end = runner.make_all()
     if not came_to_its_end:
         say(f"stopped, {runner.finished} of {len(runs)} runs are finished. Go on with: {go_on}")

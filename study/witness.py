@@ -22,6 +22,7 @@ from engine.registry import ADVANTAGES, MITIGATIONS
 
 SHORT = ("--threads 1 --questions 4 --answers 4 --steps 2 --eval_every 0 --checkpoint_every 0 "
          "--sample_every 0 --seed 0")
+WITHOUT_EFFECT = {"--eval_tasks"}  # beside SHORT, where train.py would refuse it
 WATCHED = ("reward", "tokens", "loss", "gradient_norm")
 NEAR = 1e-3  # relative: another kind of CPU rounds differently
 
@@ -38,8 +39,9 @@ def witness_of(arms: dict[str, str]) -> dict[str, dict]:
 
 
 def without_short(flags: str) -> str:
-    """Without the flags that SHORT has its own values for: so results share most of their arms."""
-    taken = {word for word in SHORT.split() if word.startswith("--")}
+    """Without the flags that SHORT has its own values for, and those that are nothing without
+    them: so results share most of their arms."""
+    taken = WITHOUT_EFFECT | {word for word in SHORT.split() if word.startswith("--")}
     words, kept = iter(flags.split()), []
     for word in words:
         if word in taken:

@@ -143,6 +143,12 @@ def test_arms_that_differ_in_what_is_short_anyway_are_made_once():
     assert witness.without_short("--mitigation random") == "--mitigation random"
 
 
+def test_flags_of_the_evaluation_do_not_keep_an_arm_from_being_published():
+    """The short steps have no evaluation, and train.py refuses a flag that does nothing."""
+    did = witness.what_it_does(witness.without_short("--eval_every 1 --eval_tasks 20"))
+    assert len(did) == 2
+
+
 def test_another_model_another_recipe_and_another_source_are_named():
     before = {"model": "a", "recipe": {"steps": 3}, "arms": {}, "source": {"truth.exact": "b"}}
     now = {"model": "c", "recipe": {"steps": 4}, "arms": {}, "source": {"truth.exact": "d"}}

@@ -60,7 +60,8 @@ def test_every_experiment_has_flags_that_train_py_takes(name, tmp_path):
 def test_every_cheap_choice_is_on_the_leaderboard():
     flags = " ".join(EXPERIMENTS["leaderboard"].arms.values()).split()
     costly = {"oracle", "causal_ablation", "vine"}
-    assert {*MITIGATIONS, *ADVANTAGES} - {*flags, "none", "grpo"} == costly
+    others = {*MITIGATIONS, *ADVANTAGES} - {*flags, "none", "grpo"}
+    assert others == costly, "give it a line in LEADERBOARD of study/experiments.py"
 
 
 def test_experiments_that_share_runs_mean_the_same_by_a_name():
@@ -88,6 +89,8 @@ def test_one_run_by_its_number(experiment, capfd):
     assert "finished: rloo-s0 (1 of 1)" in capfd.readouterr().out
     first, second = plan_runs(EXPERIMENTS["small"], "runs/study", 1)
     assert second.is_finished() and not first.folder.exists()
+    study.main(["small", "--number", "1"])
+    assert capfd.readouterr().out == "finished already: rloo-s0\n"
 
 
 def test_plain_grpo_comes_first_and_is_what_all_are_compared_with():
@@ -124,8 +127,16 @@ def test_a_dry_run_lists_every_run_and_starts_none(experiment, capsys, tmp_path)
     study.main(["small", "--dry_run", "--seeds", "1"])
     printed = capsys.readouterr().out
     assert "  1  runs/study/small/rloo-s0  (not begun)" in printed and "--advantage rloo" in printed
-    assert "0 of 2 runs are finished" in printed and "no step is done yet" in printed
+    assert "0 of 2 runs are finished" in printed and printed.endswith(
+        "at a time: no step is done yet that says how long it takes\n")
     assert not (tmp_path / "runs").exists()
+
+
+def test_no_folder_is_left_where_there_is_nothing_to_report(experiment, tmp_path):
+    experiment({"none": ""})
+    with pytest.raises(UserError, match="no run of small is finished yet"):
+        study.main(["small", "--report_only"])
+    assert not (tmp_path / "results").exists()
 
 
 def test_the_status_line_says_what_is_done_and_what_is_left(experiment):
