@@ -19,7 +19,8 @@ from engine.flags import Flag, Parser, add_flags, shortened, with_defaults
 from engine.progress import say
 from engine.provenance import fingerprint
 from study.experiments import EXPERIMENTS
-from study.witness import every_arm, sources_of, what_differs, witness_of
+from study.witness import (every_arm, made_by_other_code, sources_of, what_differs,
+                           witness_of)
 
 RESULTS = PROJECT / "docs/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables")
@@ -38,6 +39,7 @@ def publish(folder: Path, name: str | None = None) -> Path:
     result = {key: numbers[key] for key in KEPT}
     result["command"] = as_anyone_types(result["command"])
     arms = arms_of(result["measured"])
+    refuse_other_runs(folder, arms, numbers["settings"].get("first_steps") or {})
     commit = numbers["git_commit"]  # the probe may have changed since
     result |= {"day": date.today().isoformat(),
                "made_by": made_by(result["measured"], arms, commit)}
@@ -51,6 +53,15 @@ def publish(folder: Path, name: str | None = None) -> Path:
         if f"results/{kept.name}" in shown:
             shutil.copy(picture, kept)
     return path
+
+
+def refuse_other_runs(folder: Path, arms: dict[str, str], first_steps: dict[str, list]) -> None:
+    """A run that is finished is passed over, also when the formula of its arm has changed since."""
+    others = made_by_other_code(arms, first_steps)
+    if others:
+        raise UserError(f"{folder}: the runs of {', '.join(others)} were made by other code than "
+                        "today's, as their first step is another. Remove them, and the experiment "
+                        "makes them again")
 
 
 def pages() -> list[Path]:

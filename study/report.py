@@ -9,6 +9,7 @@ from study import control, leaderboard, regime, subject, variants
 from study.experiments import Experiment
 from study.finished import read_study
 from study.plan import PlannedRun
+from study.witness import watched
 from truth.common import summary_of, write_findings
 
 REPORTS = {"subject": subject.report, "regime": regime.report, "leaderboard": leaderboard.report,
@@ -23,8 +24,10 @@ def write_report(experiment: Experiment, planned: list[PlannedRun], command: str
     make_folder(folder)
     findings = REPORTS.get(experiment.name, control.report)(study)
     seeds = len({run.seed for run in planned})
+    first_steps = {arm: watched(runs[0]["metrics"][0]) for arm, runs in study.runs.items()
+                   if 0 in runs}
     settings = SimpleNamespace(quick=False, seeds=seeds, common=experiment.common,
-                               arms=experiment.arms)
+                               arms=experiment.arms, first_steps=first_steps)
     seconds = time.monotonic() - start
     write_findings(folder, f"study-{experiment.name}", settings, findings, seconds, command)
     show([findings.title, *findings.intro], findings.tables, summary_of(findings))

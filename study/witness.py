@@ -22,6 +22,8 @@ from engine.registry import ADVANTAGES, MITIGATIONS
 
 SHORT = ("--threads 1 --questions 4 --answers 4 --steps 2 --eval_every 0 --checkpoint_every 0 "
          "--sample_every 0 --seed 0")
+ONE_STEP = ("--threads 1 --steps 1 --eval_every 0 --checkpoint_every 0 --sample_every 0 "
+            "--seed 0")
 WITHOUT_EFFECT = {"--eval_tasks"}  # beside SHORT, where train.py would refuse it
 WATCHED = ("reward", "tokens", "loss", "gradient_norm")
 NEAR = 1e-3  # relative: another kind of CPU rounds differently
@@ -38,10 +40,10 @@ def witness_of(arms: dict[str, str]) -> dict[str, dict]:
             for arm, flags in arms.items()}
 
 
-def without_short(flags: str) -> str:
-    """Without the flags that SHORT has its own values for, and those that are nothing without
+def without_short(flags: str, short: str = SHORT) -> str:
+    """Without the flags that `short` has its own values for, and those that are nothing without
     them: so results share most of their arms."""
-    taken = WITHOUT_EFFECT | {word for word in SHORT.split() if word.startswith("--")}
+    taken = WITHOUT_EFFECT | {word for word in short.split() if word.startswith("--")}
     words, kept = iter(flags.split()), []
     for word in words:
         if word in taken:
@@ -52,13 +54,28 @@ def without_short(flags: str) -> str:
 
 
 @cache
-def what_it_does(flags: str) -> list[list]:
-    """WATCHED of each of two steps."""
+def what_it_does(flags: str, short: str = SHORT) -> list[list]:
+    """WATCHED of each step."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         with contextlib.redirect_stdout(io.StringIO()):
-            train.main([*flags.split(), *SHORT.split(), "--out", str(run)])
-        return [[line[name] for name in WATCHED] for line in read_lines(run / "metrics.jsonl")]
+            train.main([*flags.split(), *short.split(), "--out", str(run)])
+        return [watched(line) for line in read_lines(run / "metrics.jsonl")]
+
+
+def watched(metrics: dict) -> list:
+    return [metrics.get(name) for name in WATCHED]
+
+
+def made_by_other_code(arms: dict[str, str], first_steps: dict[str, list]) -> list[str]:
+    """The arms whose runs began otherwise than the same command begins today. `first_steps` has
+    WATCHED of the first step of each one's run with seed 0."""
+    others = []
+    for arm, before in first_steps.items():
+        [now] = what_it_does(without_short(arms[arm], ONE_STEP), ONE_STEP)
+        if not all(map(is_near, before, now)):
+            others.append(arm)
+    return others
 
 
 def sources_of(module: str | None, commit: str | None = None) -> dict[str, str]:

@@ -149,6 +149,20 @@ def test_flags_of_the_evaluation_do_not_keep_an_arm_from_being_published():
     assert len(did) == 2
 
 
+def test_runs_of_other_code_are_not_published(results, tmp_path, monkeypatch):
+    """The first step of a run of the experiment, and the same with another loss."""
+    monkeypatch.setattr(published, "arms_of", lambda measured: {"none": "--questions 2 --steps 60"})
+    monkeypatch.setattr(published, "made_by", lambda *what: {})
+    flags = witness.without_short("--questions 2 --steps 60", witness.ONE_STEP)
+    [first] = witness.what_it_does(flags, witness.ONE_STEP)
+    published.publish(report(tmp_path, settings={"first_steps": {"none": first}}))
+    reward, tokens, loss, norm = first
+    other = {"first_steps": {"none": [reward, tokens, 1.01 * loss, norm]}}
+    (tmp_path / "again").mkdir()
+    with pytest.raises(UserError, match="the runs of none were made by other code than today's"):
+        published.publish(report(tmp_path / "again", settings=other))
+
+
 def test_another_model_another_recipe_and_another_source_are_named():
     before = {"model": "a", "recipe": {"steps": 3}, "arms": {}, "source": {"truth.exact": "b"}}
     now = {"model": "c", "recipe": {"steps": 4}, "arms": {}, "source": {"truth.exact": "d"}}

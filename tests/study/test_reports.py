@@ -510,12 +510,14 @@ def test_a_report_is_written_again_and_names_what_is_missing(tmp_path, learner, 
         read_study(experiment, planned, tmp_path)
     curve = [solving(1), solving(3)]
     config = {**planned[0].settings.to_json(), "checkpoint_every": 0}
-    run_of(planned[0].folder, [0.5, 0.5], curve, config=config)
+    run_of(planned[0].folder, [0.5, 0.5], curve, config=config, reward=0.5, tokens=10, loss=0.25,
+           gradient_norm=1.0)
     for _ in range(2):
         write_report(experiment, planned, "python -m study small")
     printed = capsys.readouterr().out
     assert "1 of 2 runs are finished." in printed
     assert "Not yet: rloo-s0 (0 of 2 steps)." in printed
     numbers = json.loads(Path("results/study-small/numbers.json").read_text())
+    assert numbers["settings"]["first_steps"] == {"none": [0.5, 10, 0.25, 1.0]}
     assert numbers["measured"] == "study-small" and numbers["tables"][0]["rows"][0]["end"] == 0.75
     assert "Is it so?" in Path("results/study-small/report.html").read_text()
