@@ -93,7 +93,11 @@ def arms_of(measured: str) -> dict[str, str]:
     """Name -> flags of train.py, of every arm whose doings the numbers depend on."""
     if not measured.startswith("study-"):
         return every_arm()
-    experiment = EXPERIMENTS[short_name(measured)]
+    name = short_name(measured)
+    if name not in EXPERIMENTS:
+        raise UserError(f"there is no experiment {name} any more, whose arms this measured: put it "
+                        "back into study/experiments.py")
+    experiment = EXPERIMENTS[name]
     return {arm: f"{experiment.common} {flags}" for arm, flags in experiment.arms.items()}
 
 

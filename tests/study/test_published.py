@@ -143,6 +143,11 @@ def test_arms_that_differ_in_what_is_short_anyway_are_made_once():
     assert witness.without_short("--mitigation random") == "--mitigation random"
 
 
+def test_an_experiment_that_is_gone_is_named():
+    with pytest.raises(UserError, match="there is no experiment gone any more"):
+        published.arms_of("study-gone")
+
+
 def test_flags_of_the_evaluation_do_not_keep_an_arm_from_being_published():
     """The short steps have no evaluation, and train.py refuses a flag that does nothing."""
     did = witness.what_it_does(witness.without_short("--eval_every 1 --eval_tasks 20"))
