@@ -8,6 +8,7 @@ and parentheses.
 This file holds the problems, the prompt, the reward and its parts, and the labels of every
 generated token: the section it stands in, the kind of text it is. `Task` is all that the rest of
 the lab sees of it. A task of your own is another file with another `Task` (docs/your_own_task.md).
+Solutions are found by engine/countdown_solutions.py, so that every problem made here has one.
 
 What a model wrote is never executed: the expression reader below knows numbers, four operators, a
 minus sign and parentheses, computes in exact fractions, and gives up early on anything large.
@@ -21,8 +22,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 
+from engine.countdown_solutions import reachable, right_expressions
 from engine.errors import UserError
 from engine.flags import option
 from engine.given_problems import MAX_NUMBER, read_numbers, read_problems
@@ -255,58 +256,6 @@ def held_out(problem: Problem) -> bool:
     numbers, target = content_of(problem)
     key = f"{','.join(map(str, numbers))}={target}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0
-
-
-@lru_cache(maxsize=4096)
-def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
-    """Every value that uses all the (sorted) numbers."""
-    if len(numbers) == 1:
-        return frozenset(numbers)
-    values = set()
-    for i, j in itertools.combinations(range(len(numbers)), 2):
-        rest = [number for k, number in enumerate(numbers) if k not in (i, j)]
-        for *_, result in operations(numbers[i], numbers[j], max_result):
-            values |= reachable(tuple(sorted([*rest, result])), max_result)
-    return frozenset(values)
-
-
-@lru_cache(maxsize=4096)
-def right_expressions(numbers: tuple[int, ...], target: int, max_result: int) -> list[str]:
-    """Expressions such as "( 3 * 5 ) + 7" that use all of at most four numbers."""
-    if len(numbers) > 4:
-        raise UserError(f"the right answers of {len(numbers)} numbers are not listed: four are the "
-                        "most")
-    turned = {}  # by expression: how many sums and products name the smaller number first
-
-    def combine(items: list[tuple[int, str, int]]) -> None:
-        """Join two of the items, which are (value, expression, turned), until one is left."""
-        if len(items) == 1 and items[0][0] == target:
-            turned[items[0][1]] = items[0][2]
-        for i, j in itertools.permutations(range(len(items)), 2):
-            (x, left, count), (y, right, other_count) = items[i], items[j]
-            rest = [item for k, item in enumerate(items) if k not in (i, j)]
-            for a, operator, b, result in operations(x, y, max_result):
-                if (a, b) == (x, y):
-                    joined = f"{in_parentheses(left)} {operator} {in_parentheses(right)}"
-                    smaller_first = operator in "+*" and x < y
-                    combine([*rest, (result, joined, count + other_count + smaller_first)])
-
-    combine([(number, str(number), 0) for number in numbers])
-    return sorted(turned, key=turned.get)
-
-
-def in_parentheses(expression: str) -> str:
-    return f"( {expression} )" if " " in expression else expression
-
-
-def operations(a: int, b: int, max_result: int) -> tuple[tuple[int, str, int, int], ...]:
-    """All (left, operator, right, result) with a whole positive result up to `max_result`."""
-    steps = []
-    for x, y in ((a, b), (b, a)):
-        steps += [(x, "+", y, x + y), (x, "*", y, x * y), (x, "-", y, x - y)]
-        if x % y == 0:
-            steps.append((x, "/", y, x // y))
-    return tuple(sorted({step for step in steps if 0 < step[3] <= max_result}))
 
 
 def score(response: str, numbers, target: int) -> dict[str, float]:

@@ -27,7 +27,8 @@ from functools import lru_cache
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from countdown_task import Problem, Task, held_out, operations
+from countdown_task import Problem, Task, held_out
+from engine.countdown_solutions import in_parentheses, legal_steps
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
@@ -80,7 +81,7 @@ def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
             rest = [item for k, item in enumerate(items) if k not in (i, j)]
             for step in steps_from(x, y):
                 _, operator, _, result = step
-                joined = f"{parenthesised(left)} {operator} {parenthesised(right)}"
+                joined = f"{in_parentheses(left)} {operator} {in_parentheses(right)}"
                 combine([*rest, (result, joined)], [*steps, step])
 
     combine([(number, str(number)) for number in numbers], [])
@@ -93,17 +94,10 @@ def ordered_pairs(count: int) -> list[tuple[int, int]]:
 
 def steps_from(x: int, y: int) -> list[tuple[int, str, int, int]]:
     """The legal steps x op y = result; sums and products only if x is not the smaller."""
-    steps = []
-    for step in operations(x, y, TASK.max_result):
-        a, operator, b, _ = step
-        smaller_first = operator in "+*" and a < b
-        if (a, b) == (x, y) and not smaller_first:
-            steps.append(step)
-    return steps
-
-
-def parenthesised(expression: str) -> str:
-    return f"( {expression} )" if " " in expression else expression
+    steps = legal_steps(x, y, TASK.max_result)
+    if x >= y:
+        return steps
+    return [step for step in steps if step[1] not in "+*"]
 
 
 def draw(problem: Problem, tried: list[Candidate], rng: random.Random) -> Candidate:

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from conftest import ASKED, hand_made, spoken
-from countdown_task import Problem, Task, right_expressions
+from countdown_task import Problem, Task
 from credit import belief as module
 from credit.belief import belief, beliefs, credit_of_beliefs, thought_lengths
+from engine.countdown_solutions import right_expressions
 from engine.errors import UserError
 from tools.demonstrations import TASK, candidates
 from tools.descending import Task as Descending
