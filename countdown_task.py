@@ -39,7 +39,8 @@ FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
 MOST_LISTED = 32      # right answers to a problem
-MAX_IN_VAIN = 20_000  # draws after which there are no other problems
+MAX_IN_VAIN = 20_000  # after so many draws without a new problem, no more are looked for
+MAX_THINK = 20_000    # characters of a think section in which steps are looked for
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
 FULL = """<|im_start|>system
@@ -64,6 +65,7 @@ tags. And return the final answer in <answer> </answer> tags, for example \
 Let me solve this step by step.
 <think>"""  # word by word that of github.com/policy-gradient/GRPO-Zero, to repeat what it measured
 PROMPTS = {"short": SHORT, "full": FULL, "original": ORIGINAL}
+# a flag with only=MADE is refused where this test fails, with these words
 MADE = (lambda task: task.data is None, "made problems: not with --data")
 
 
@@ -110,12 +112,12 @@ class Task:
 
     @property
     def reward(self) -> str:
-        """What config.json says of the reward: it tells comparable runs."""
+        """The formula, for config.json: only runs with the same one are compared."""
         steps = f" + {self.reasoning_weight:g} reasoning" if self.reasoning_weight else ""
         return REWARDS[self.reward_form] + steps
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        """They follow from seed and step alone."""
+        """They follow from seed and step alone, so a resumed run gets the same ones."""
         rng = random.Random(f"train {seed} {step}")
         if self.to_train:
             return [rng.choice(self.to_train) for _ in range(count)]
@@ -123,10 +125,11 @@ class Task:
 
     def held_out_problems(self, count: int) -> list[Problem]:
         """The same distinct problems in every run, fewer where no more are found."""
-        rng, problems = random.Random("held out"), {}
+        rng = random.Random("held out")
         if self.to_test:
             return rng.sample(self.to_test, min(count, len(self.to_test)))
-        drawn = newest = 0
+        problems = {}
+        drawn = newest = 0  # how many were drawn, now and when the last new one came
         while len(problems) < count and drawn < min(20 * count, newest + MAX_IN_VAIN):
             drawn += 1
             problem = self.make_problem(rng, held_out)
@@ -136,7 +139,7 @@ class Task:
         return list(problems.values())
 
     def extreme_problems(self) -> list[Problem]:
-        """The longest prompts, with every number that occurs, to try the tokenizer with."""
+        """The longest prompts, with every number that occurs: can the tokenizer write them all?"""
         given = self.to_train + self.to_test
         if not given:
             return [Problem((self.max_number,) * max(self.counts), self.max_target)]
@@ -146,7 +149,7 @@ class Task:
 
     def prompt_for(self, problem: Problem) -> str:
         """Text that ends where the answer begins."""
-        numbers = numbers_in_words(problem.numbers, self.prompt)
+        numbers = numbers_in_prompt(problem.numbers, self.prompt)
         return PROMPTS[self.prompt].format(numbers=numbers, target=problem.target)
 
     def show(self, problem: Problem) -> str:
@@ -162,14 +165,15 @@ class Task:
 
     def remarks(self, problem: Problem) -> list[str]:
         """What somebody who typed this problem should know of it."""
-        sorted_numbers, remarks = tuple(sorted(problem.numbers)), []
+        remarks = []
+        sorted_numbers = tuple(sorted(problem.numbers))
         usual = (len(sorted_numbers) in self.counts and sorted_numbers[0] >= self.min_number
                  and sorted_numbers[-1] <= self.max_number and problem.target <= self.max_target)
         if not self.data and not usual:
             counts = " or ".join(map(str, self.counts))
             remarks.append(f"the task's own problems have {counts} numbers from {self.min_number} "
                            f"to {self.max_number} and targets up to {self.max_target}")
-        is_small = len(sorted_numbers) <= 4  # more take long
+        is_small = len(sorted_numbers) <= 4  # to try everything with more numbers takes long
         if is_small and problem.target not in reachable(sorted_numbers, 10**9):
             remarks.append("the target cannot be reached with a whole positive result at every "
                            "step")
@@ -188,14 +192,15 @@ class Task:
     def right_answers(self, problem: Problem) -> tuple[str, list[str]]:
         """Text that ends the thinking, and the right ways to go on from there, at most 32.
 
-        Listed are expressions whose steps all have whole positive results, with parentheses around
-        each step but the last, spelled as in the prompt's example (the tiny model's spelling with
-        the short prompt). Those that name the larger number of a sum or a product first come first.
+        Every step of these expressions has a whole positive result and stands in parentheses,
+        except the last. Spaces are as in the prompt's example, or, with the short prompt, as the
+        tiny model writes them. "3 * 2" comes before "2 * 3", see `right_expressions`.
         """
-        found = right_expressions(problem.numbers, problem.target, self.max_result)[:MOST_LISTED]
+        expressions = right_expressions(problem.numbers, problem.target, self.max_result)
+        expressions = expressions[:MOST_LISTED]
         if self.prompt == "short":
-            return ANSWER_BEGINS, [f" {expression}</answer>" for expression in found]
-        tight = [expression.replace("( ", "(").replace(" )", ")") for expression in found]
+            return ANSWER_BEGINS, [f" {expression}</answer>" for expression in expressions]
+        tight = [expression.replace("( ", "(").replace(" )", ")") for expression in expressions]
         return ANSWER_BEGINS, [f" {expression} </answer>" for expression in tight]
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
@@ -203,15 +208,16 @@ class Task:
         return annotate(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
-        """Of an answer's tokens, those with which a right step of its reasoning ends."""
+        """The places in an answer of the tokens that end a right step of its reasoning."""
         return right_steps(pieces, problem.numbers)
 
     @property
     def counts(self) -> tuple[int, ...]:
+        """How many numbers a made problem may have: (3, 4) of --numbers 3,4."""
         return tuple(int(count) for count in self.numbers.split(","))
 
     def make_problem(self, rng: random.Random, wanted=lambda problem: True) -> Problem:
-        """A random problem that has a solution and is wanted."""
+        """A random problem that has a solution, and for which `wanted` is true."""
         for _ in range(10_000):
             count = rng.choice(self.counts)
             numbers = [rng.randint(self.min_number, self.max_number) for _ in range(count)]
@@ -227,11 +233,11 @@ class Task:
             f"max_result {self.max_result}")
 
 
-def numbers_in_words(numbers: tuple[int, ...], prompt: str) -> str:
-    """As the prompt writes them."""
+def numbers_in_prompt(numbers: tuple[int, ...], prompt: str) -> str:
+    """The numbers as this wording of the prompt writes them."""
     if prompt == "short":
         return " " + " ".join(map(str, numbers))
-    if prompt == "original":  # GRPO-Zero's come from numpy, which makes them equally wide
+    if prompt == "original":  # GRPO-Zero prints a numpy array, whose numbers are equally wide
         width = max(len(str(number)) for number in numbers)
         return "[" + " ".join(str(number).rjust(width) for number in numbers) + "]"
     return ", ".join(map(str, numbers))
@@ -243,7 +249,7 @@ def content_of(problem: Problem) -> tuple[tuple[int, ...], int]:
 
 
 def without_repetition(problems: Iterable[Problem]) -> list[Problem]:
-    """The first of those that ask for the same thing."""
+    """Of problems that ask for the same thing only the first."""
     first = {}
     for problem in problems:
         first.setdefault(content_of(problem), problem)
@@ -251,16 +257,18 @@ def without_repetition(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def held_out(problem: Problem) -> bool:
-    """The same fifth of all problems for every seed and program: only evaluated, never trained
-    on."""
+    """Whether a problem is only evaluated, never trained on: a fifth of all, chosen by a hash, so
+    they are the same in every run and program."""
     numbers, target = content_of(problem)
     key = f"{','.join(map(str, numbers))}={target}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0
 
 
 def score(response: str, numbers, target: int) -> dict[str, float]:
-    """reward = 0.1 * format + answer, unless `Task` has another; `reasoning` is on record beside
-    it. Any string gets a score."""
+    """The parts of the score, and the default reward made of them: 0.1 * format + answer.
+
+    `Task.score` replaces this reward where its flags ask for another. Any string gets a score.
+    """
     text = with_opening(without_end(response))
     well_formed = format_score(text)
     answer = float(evaluates_to(between(text, "<answer>", "</answer>"), numbers, target))
@@ -269,11 +277,12 @@ def score(response: str, numbers, target: int) -> dict[str, float]:
 
 
 def with_opening(response: str) -> str:
-    """The opening tag is the end of the prompt."""
+    """The answer with the <think> that it goes on from: the prompt ends with that tag."""
     return response if response.startswith("<think>") else "<think>" + response
 
 
 def without_end(response: str) -> str:
+    """The answer without the token that ended it."""
     for end in END_OF_TURN:
         if response.endswith(end):
             return response[:-len(end)]
@@ -291,45 +300,48 @@ def format_score(text: str) -> float:
     """1 for exactly <think>...</think>, a new line, <answer>...</answer>, with every tag once.
     Otherwise 0.1 for a pair of think tags and 0.5 for a pair of answer tags."""
     every_tag_once = all(text.count(tag.decode()) == 1 for tag in TAGS)
-    if every_tag_once and "</think>\n<answer>" in text and text.endswith("</answer>"):
+    if every_tag_once and ANSWER_BEGINS in text and text.endswith("</answer>"):
         return 1.0
     has_think = between(text, "<think>", "</think>") is not None
     has_answer = between(text, "<answer>", "</answer>") is not None
     return 0.1 * has_think + 0.5 * has_answer
 
 
-# a op b = c. The look-ahead lets the c of one step be the a of the next: "3 * 5 = 15 + 7 = 22" is
-# two steps.
+# A step is a op b = c. All of it is in a look-ahead, which consumes nothing, so that the c of one
+# step can be the a of the next: "3 * 5 = 15 + 7 = 22" is two steps.
 STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
                   r" {0,2}= {0,2}(-?[0-9]{1,9})(?![0-9]))")
 
 
 def reasoning_score(text: str, numbers) -> float:
     """Share of the think section's steps that are right."""
-    right = [is_right for _, is_right in steps_of(text, numbers)]
-    return sum(right) / len(right) if right else 0.0
+    verdicts = [right for _, right in steps_of(text, numbers)]
+    return sum(verdicts) / len(verdicts) if verdicts else 0.0
 
 
 def steps_of(text: str, numbers) -> list[tuple[int, bool]]:
     """Where in the text each step `a op b = c` of the think section ends, and whether it is right.
 
-    It is, if c is and a and b were there: given numbers (each as often as given) or results of
-    steps before.
+    A step is right if c is the result, and a and b could be used: each is the result of a step
+    before, or a given number (3 + 3 needs two given threes).
     """
     start = text.find("<think>") + len("<think>")
-    think = (between(text, "<think>", "</think>") or "")[:20_000]
-    given, results, steps = Counter(map(int, numbers)), set(), []
+    think = (between(text, "<think>", "</think>") or "")[:MAX_THINK]
+    given = Counter(map(int, numbers))
+    results = set()
+    steps = []
     for match in STEP.finditer(think):
         a, operator, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
         needed = Counter((a, b))
         available = all(number in results or given[number] >= times
                         for number, times in needed.items())
-        steps.append((start + match.end(4), available and is_right(a, operator, b, c)))
+        steps.append((start + match.end(4), available and computes(a, operator, b, c)))
         results.add(c)
     return steps
 
 
-def is_right(a: int, operator: str, b: int, c: int) -> bool:
+def computes(a: int, operator: str, b: int, c: int) -> bool:
+    """Whether a op b is c."""
     if operator == "/":
         return b != 0 and a == b * c
     return {"+": a + b, "-": a - b, "*": a * b}[operator] == c
@@ -349,7 +361,7 @@ def evaluates_to(expression: str | None, numbers, target: int) -> bool:
         return False
     try:
         reader = Reader(lexemes)
-        return reader.sum(0) == target and not reader.left
+        return reader.sum(0) == target and not reader.remaining
     except (SyntaxError, ZeroDivisionError):
         return False
 
@@ -358,18 +370,20 @@ def read_lexemes(expression: str | None) -> list[str] | None:
     """Its numbers, operators and parentheses; None if it holds anything else, or too much."""
     if expression is None or len(expression) > MAX_CHARACTERS:
         return None
-    expression, lexemes, end = expression.rstrip(" \t\r\n"), [], 0
-    while end < len(expression):
-        match = LEXEME.match(expression, end)
+    expression = expression.rstrip(" \t\r\n")
+    lexemes = []
+    place = 0
+    while place < len(expression):
+        match = LEXEME.match(expression, place)
         if not match:
             return None
         lexemes.append(match[1])
-        end = match.end()
+        place = match.end()
     return lexemes
 
 
 class Reader:
-    """Recursive descent:
+    """Computes an expression by recursive descent, a method for each line of its grammar:
 
         sum = product (+- product)*
         product = factor (*/ factor)*
@@ -379,10 +393,13 @@ class Reader:
     """
 
     def __init__(self, lexemes: list[str]):
-        self.left = lexemes[::-1]  # the next one is at the end
+        self.remaining = lexemes[::-1]  # the next one is at the end
 
     def take(self, *choices: str) -> str | None:
-        return self.left.pop() if self.left and self.left[-1] in choices else None
+        """The next lexeme if it is one of these, otherwise None, and it stays."""
+        if self.remaining and self.remaining[-1] in choices:
+            return self.remaining.pop()
+        return None
 
     def sum(self, depth: int) -> Fraction:
         value = self.product(depth)
@@ -399,7 +416,7 @@ class Reader:
         return value
 
     def factor(self, depth: int) -> Fraction:
-        if depth > MAX_DEPTH or not self.left:
+        if depth > MAX_DEPTH or not self.remaining:
             raise SyntaxError("nested too deep, or cut off")
         if self.take("-"):
             return -self.factor(depth + 1)
@@ -408,9 +425,9 @@ class Reader:
             if not self.take(")"):
                 raise SyntaxError("a parenthesis is not closed")
             return value
-        if not self.left[-1][0].isdigit():
-            raise SyntaxError(f"{self.left[-1]} where a number should be")
-        return Fraction(int(self.left.pop()))
+        if not self.remaining[-1][0].isdigit():
+            raise SyntaxError(f"{self.remaining[-1]} where a number should be")
+        return Fraction(int(self.remaining.pop()))
 
 
 def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
@@ -422,11 +439,13 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
     """
     text = b"".join(pieces)
     think_to, answer_from, answer_to = borders(text)
-    tags = [match.span() for match in re.finditer(b"</?(think|answer)>", text)][::-1]
-    sections, kinds, start = [], [], 0
+    tags = [match.span() for match in re.finditer(b"</?(think|answer)>", text)]
+    tags.reverse()  # the next tag is at the end of the list
+    sections, kinds = [], []
+    start = 0
     for piece in pieces:
         end = start + len(piece)
-        while tags and tags[-1][1] <= start:  # the next tag is at the end of the list
+        while tags and tags[-1][1] <= start:
             tags.pop()
         kind = kind_of(piece, touches_tag=bool(tags) and tags[-1][0] < end)
         if kind in (TAG, END):
@@ -441,18 +460,22 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
 
 
 def right_steps(pieces: list[bytes], numbers) -> list[int]:
-    """The tokens that hold the last digit of a right step: [5] of " 3", " *", " 5", " =", " 1",
-    "5", ","."""
+    """The places of the tokens that hold the last digit of a right step.
+
+    [5] of " 3", " *", " 5", " =", " 1", "5", ",": the second digit of 15 is token 5.
+    """
     response = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
     text = with_opening(response)
-    shift, steps = len(text) - len(response), steps_of(text, numbers)
-    ends = list(itertools.accumulate(map(len, pieces)))
-    return [bisect_left(ends, place - shift) for place, is_right in steps if is_right]
+    shift = len(text) - len(response)
+    token_ends = list(itertools.accumulate(map(len, pieces)))
+    return [bisect_left(token_ends, step_end - shift)
+            for step_end, right in steps_of(text, numbers) if right]
 
 
 def borders(text: bytes) -> tuple[int, int, int]:
     """Where in an answer the think section ends, and where the answer section begins and ends."""
-    end, opening = len(text), text.find(b"<answer>")
+    end = len(text)
+    opening = text.find(b"<answer>")
     answer_from = opening + len(b"<answer>") if opening >= 0 else end + 1
     closing = text.find(b"</answer>", answer_from)
     answer_to = closing if closing >= 0 else end
@@ -461,10 +484,11 @@ def borders(text: bytes) -> tuple[int, int, int]:
 
 
 def kind_of(piece: bytes, touches_tag: bool) -> int:
-    text = piece.decode(errors="replace")
-    first = text.strip()[:1]
+    """The kind of a token by its first character that is no space. "=" counts as a bracket."""
     if touches_tag:
         return TAG
+    text = piece.decode(errors="replace")
+    first = text.strip()[:1]
     if text in END_OF_TURN:
         return END
     if not first:
