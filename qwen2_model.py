@@ -69,7 +69,10 @@ class ModelConfig:
 
 
 def rotary(positions: torch.Tensor, config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and signed sine of position times frequency (2104.09864), each (..., 1, head_dim)."""
+    """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim).
+
+    The sine's first half is negated, as `rotate` needs it.
+    """
     steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
     angle = positions[..., None, None].float() * frequency  # (..., 1, frequencies)
@@ -78,17 +81,19 @@ def rotary(positions: torch.Tensor, config: ModelConfig) -> tuple[torch.Tensor, 
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn each plane whose two sides are element i of the first half and element i of the
-    second."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    """Turn every pair (a, b) of a head, a from its first half and b at the same place of its second
+    half: into (a cos - b sin, b cos + a sin)."""
+    swapped = x.roll(x.shape[-1] // 2, -1)  # the halves change places; -sin is in `sin`
+    return torch.addcmul(x * cos, swapped, sin)
 
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean of x^2 + eps) * weight (1910.07467).
 
-    Its output has the type that products are made in, because every Linear computes in its
-    input's type. """
-    compute = torch.float32
+    The output's type decides in which type the model computes: a norm stands before every group
+    of Linears, and they compute in the type of their input.
+    """
+    output_dtype = torch.float32  # `Qwen2.compute_in` sets it
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -98,11 +103,11 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         # the mean of squares in bfloat16 would lose the small ones
         normed = F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
-        return normed.to(self.compute)
+        return normed.to(self.output_dtype)
 
 
 class Linear(nn.Linear):
-    """Parameters may be kept in float32 and multiplied in bfloat16."""
+    """Computes in the type of its input: weights kept in float32 can be multiplied in bfloat16."""
 
     def forward(self, x):
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -110,7 +115,8 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """Drawn only where there is memory: to draw nothing, torch imports its whole compiler."""
+    """Draws no initial weights on the device "meta", where there is no memory for them: torch would
+    import its whole compiler to do nothing."""
 
     def reset_parameters(self):
         if not self.weight.is_meta:
@@ -122,8 +128,10 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
-        D, size, is_qwen2 = config.hidden_size, config.head_dim, config.model_type == "qwen2"
-        self.layer, self.head_dim = layer, size
+        self.layer = layer
+        self.head_dim = size = config.head_dim
+        D = config.hidden_size
+        is_qwen2 = config.model_type == "qwen2"
         self.q_proj = Linear(D, config.num_attention_heads * size, bias=is_qwen2)
         self.k_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
         self.v_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
@@ -137,7 +145,7 @@ class Attention(nn.Module):
         return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
     def heads(self, x, cos, sin):
-        """Queries, keys and values, each (..., heads, head_dim), with their positions turned in."""
+        """Queries, keys and values, each (..., heads, head_dim); the first two know positions."""
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
         k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
@@ -150,7 +158,7 @@ def mix(q, k, v, mask=None) -> torch.Tensor:
     """Softmax attention over (rows, heads, length, head_dim), causal unless a mask says who sees
     whom."""
     H, K = q.shape[1], k.shape[1]
-    if mask is not None and q.is_cuda:  # that kernel wants every query head's own keys
+    if mask is not None and q.is_cuda:  # the CUDA kernel with a mask wants keys for every head
         k, v = k.repeat_interleave(H // K, 1), v.repeat_interleave(H // K, 1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None,
                                           enable_gqa=k.shape[1] != H)
@@ -175,6 +183,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """One layer: attention, then the MLP, each added to x after a norm."""
+
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -188,6 +198,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
+    """The layers, without the output matrix: `model.` in the published names."""
     checkpointing = False  # True: a layer's inside is not kept but computed again for the gradient
 
     def __init__(self, config: ModelConfig):
@@ -215,6 +226,8 @@ class Decoder(nn.Module):
 
 
 class Qwen2(nn.Module):
+    """The whole model, and a Qwen3 too where `config.model_type` says so."""
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
@@ -226,6 +239,7 @@ class Qwen2(nn.Module):
             self.draw_parameters()
 
     def draw_parameters(self) -> None:
+        """For a new model: normal matrices, zero biases; norms begin at 1."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -236,12 +250,12 @@ class Qwen2(nn.Module):
         return self.logits(self.model(ids))
 
     def logits(self, hidden):
-        """(..., D) -> (..., V). Callers with a large vocabulary pass only the positions they
-        need."""
+        """(..., D) -> (..., V). With a large vocabulary, pass only the positions you need."""
         return F.linear(hidden, self.output_matrix.to(hidden.dtype))
 
     @property
     def output_matrix(self) -> torch.Tensor:
+        """(V, D): the embedding itself where the two are tied."""
         return (self.lm_head or self.model.embed_tokens).weight
 
     @property
@@ -250,13 +264,13 @@ class Qwen2(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        return self.model.norm.compute
+        return self.model.norm.output_dtype
 
     def compute_in(self, dtype: torch.dtype) -> "Qwen2":
         """Make products in this type, whatever the parameters are kept in."""
         for module in self.modules():
             if isinstance(module, RMSNorm):
-                module.compute = dtype
+                module.output_dtype = dtype
         return self
 
     def keep_matrices_in(self, dtype: torch.dtype) -> "Qwen2":
@@ -268,8 +282,8 @@ class Qwen2(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder, device="cpu", dtype=torch.float32, cut=None) -> "Qwen2":
-        """The model of the folder. `cut` is called on it before it takes memory: see
-        engine/sharded.py."""
+        """Load the model of a folder. `cut`, where given, is called on it before it takes memory:
+        engine/sharded.py leaves each process its part."""
         folder = Path(folder)
         if not os.path.isdir(folder):  # Path.is_dir fails on names that are too long
             raise UserError(f"there is no model folder {folder}")
@@ -286,8 +300,8 @@ class Qwen2(nn.Module):
         return model.compute_in(dtype)
 
     def save_pretrained(self, folder, parameters: dict[str, torch.Tensor] | None = None) -> None:
-        """Write config and weights: the model's own, or `parameters` that are kept elsewhere with
-        more digits."""
+        """Write config and weights. `parameters`, where given, are written instead of the model's
+        own: the optimizer may keep them with more digits."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = parameters or self.state_dict()
