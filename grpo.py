@@ -5,13 +5,13 @@ token.
     loss = - sum_it  weight_it * A_it * log pi(y_it | prompt, y_i<t)  / N
 
 N is the number of generated tokens of the whole batch. Start at `policy_loss`: it is the formula,
-and it never changes. What goes in changes: the advantage (below, and in credit/) and the weight
-(mitigations.py). Read outwards from there: `group_z_score` makes the advantage, `update` takes
-the gradient.
+and it never changes. What goes in changes: the advantage (below it, and in credit/) and the weight
+(mitigations.py). `group_z_score` makes the advantage of the formula above, `update` takes the
+gradient.
 
 Advantages and weights are made for the whole batch before it is cut into micro-batches, so the size
 of a micro-batch changes nothing. With one update a batch, the ratio of new to old probability is
-exactly 1 and clipping would do nothing; --epochs above 1 brings both in.
+exactly 1 and clipping would do nothing; --epochs above 1 brings in both, ratio and clipping.
 
 Left out: anything asynchronous, so there is no stale policy to correct (--rollouts_every may make
 one, and it stays uncorrected). Preference pairs are in credit/preferences.py, critics and Monte
@@ -29,25 +29,40 @@ from engine.registry import advantage
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2
 
-SUMS = ("loss", "gap", "tokens", "kl", "ratio", "clipped", "ordered")  # added up over a batch
+
+def policy_loss(log_prob, advantage, weight, mask, total, old=None, clip=(0.2, 0.28)):
+    """The formula at the top of this file, for the rows given; `total` is N of the whole batch.
+
+    `old` are the log-probs from before the batch's first update. With them, the clipped ratio of
+    PPO (1707.06347; a wider upper bound as in DAPO, 2503.14476) takes the place of log_prob. At
+    ratio 1 its gradient is the same.
+    """
+    if old is None:
+        objective = weight * advantage * log_prob
+    else:
+        ratio = (log_prob - old).exp()
+        clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
+        objective = weight * torch.minimum(ratio * advantage, clipped * advantage)
+    return -(objective * mask).sum() / total
 
 
 def group_mean(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """(B,) -> (B,): the mean of each one's group, in float64: in float32 the mean of equal rewards
-    can be off by a bit."""
+    """(B,) -> (B,): for each answer the mean of its group. In float64, because in float32 the mean
+    of equal rewards can differ from them in the last digit."""
     count = torch.bincount(group)
     total = torch.zeros_like(count, dtype=torch.float64).index_add(0, group, value.double())
     return (total / count)[group]
 
 
 def centred(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """(B,) -> (B,): minus the group's mean; exactly 0 where a group's values are equal."""
+    """(B,) -> (B,): value minus its group's mean; exactly 0 where a group's values are equal."""
     difference = value.double() - group_mean(value, group)
     return torch.where(difference.abs() < 1e-8, 0.0, difference).float()
 
 
 def group_z_score(value: torch.Tensor, group: torch.Tensor, epsilon: float = 1e-4) -> torch.Tensor:
-    """(B,) -> (B,), with the population's std; exactly 0 where a group's values are equal."""
+    """(B,) -> (B,): (value - mean) / (std + epsilon) in its group, with the std that divides by G;
+    exactly 0 where a group's values are equal."""
     difference = value.double() - group_mean(value, group)
     std = group_mean(difference.square(), group).sqrt()
     return torch.where(std < 1e-8, 0.0, difference / (std + epsilon)).float()
@@ -82,7 +97,7 @@ def span(rollouts: Rollouts) -> torch.Tensor:
     """Each part of the score minus its group's mean, given to its own span: format to tags,
     reasoning (a process reward) to think tokens, the answer to answer tokens.
 
-    Biased for think tokens: the answer they lead to is not theirs. Other tokens get 0.
+    Biased: think tokens get nothing for the answer that they lead to. Other tokens get 0.
     """
     spans = {"format": rollouts.kind == TAG, "reasoning": rollouts.section == THINK,
              "answer": rollouts.section == ANSWER}
@@ -93,25 +108,11 @@ def span(rollouts: Rollouts) -> torch.Tensor:
     return result
 
 
-def policy_loss(log_prob, advantage, weight, mask, total, old=None, clip=(0.2, 0.28)):
-    """The formula at the top of this file, for the rows given; `total` is N of the whole batch.
-
-    `old` are the log-probs from before the batch's first update. With them, the clipped ratio of
-    PPO (1707.06347; a wider upper bound as in DAPO, 2503.14476) takes the place of log_prob. At
-    ratio 1 its gradient is the same. """
-    if old is None:
-        objective = weight * advantage * log_prob
-    else:
-        ratio = (log_prob - old).exp()
-        clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
-        objective = weight * torch.minimum(ratio * advantage, clipped * advantage)
-    return -(objective * mask).sum() / total
-
-
 def gradient_size(log_prob: torch.Tensor, collision: torch.Tensor) -> torch.Tensor:
     """norm(onehot - p) = sqrt(1 - 2 p + sum p^2): the size of a log-prob's gradient at the logits.
 
-    It lies between 1 - p and sqrt(2) (1 - p); the plain form loses its digits where p is near 1.
+    It lies between 1 - p and sqrt(2) (1 - p), and is clamped to that: where p is near 1, the
+    difference of nearly equal numbers above has lost its digits.
     """
     rest = -torch.expm1(log_prob)  # 1 - p
     square = 1 - 2 * log_prob.exp() + collision
@@ -119,21 +120,24 @@ def gradient_size(log_prob: torch.Tensor, collision: torch.Tensor) -> torch.Tens
 
 
 def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> torch.Tensor:
-    """Per token, of the policy from the reference, estimated at the token that the policy sampled.
+    """KL(policy || reference) at each place, estimated from the token that the policy sampled.
 
     k2 = d^2 / 2 and k3 = exp(d) - d - 1 with d = reference - log_prob (Schulman, "Approximating
     KL divergence", 2020). As a loss at a fixed prefix k2 has the gradient of KL(policy ||
     reference), k3 that of KL(reference || policy). Neither knows that a token also decides which
-    prefixes follow. """
+    prefixes follow.
+    """
     d = reference - log_prob
     return d.exp() - d - 1 if kind == "k3" else d.square() / 2
 
 
 def answer_shares(rollouts: Rollouts, loss_norm: str, max_new_tokens: int) -> torch.Tensor:
-    """(B, 1): what an answer's tokens count for, relative to 1 / N each.
+    """(B, 1): a factor for the tokens of each answer, because `policy_loss` divides by N.
 
-    token: 1. sequence: every answer the same, its tokens 1 / length. constant: 1 / (B *
-    max_new_tokens), in which nothing sampled has a part. """
+    token      1: every token counts 1 / N
+    sequence   every answer counts the same, each of its tokens 1 / (answers * length)
+    constant   every token counts 1 / (B * max_new_tokens), however long the answers are
+    """
     N, length = rollouts.mask.sum(), rollouts.length[:, None]
     if loss_norm == "sequence":
         answers = (length > 0).sum()
@@ -144,21 +148,22 @@ def answer_shares(rollouts: Rollouts, loss_norm: str, max_new_tokens: int) -> to
 
 @dataclass
 class BatchLoss:
-    """Everything in the loss of a batch except the log-probs; all but two are (B, T) or (B, 1)."""
+    """Everything in the loss of a batch except the log-probs."""
     settings: object
-    mask: torch.Tensor
-    advantage: torch.Tensor
-    weight: torch.Tensor                    # times answer_shares
+    mask: torch.Tensor                      # (B, T)
+    advantage: torch.Tensor                 # (B, T)
+    weight: torch.Tensor                    # (B, T) times answer_shares
     total: int                              # N
-    share: torch.Tensor
-    old: torch.Tensor | None = None         # before the first of several updates
-    ratio: torch.Tensor | None = None       # of new to old probability at the last update
-    reference: torch.Tensor | None = None   # of the initial model, with --kl
+    share: torch.Tensor                     # (B, 1) answer_shares, for the KL term
+    old: torch.Tensor | None = None         # (B, T) log-probs before the first of several updates
+    ratio: torch.Tensor | None = None       # (B, T) new to old probability at the last update
+    reference: torch.Tensor | None = None   # (B, T) log-probs of the initial model, with --kl
 
     def of(self, log_prob: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        s, mask, advantage = self.settings, self.mask[rows], self.advantage[rows]
+        """The part of the loss that these rows make up; the parts of all micro-batches add up."""
+        s, mask = self.settings, self.mask[rows]
         old = None if self.old is None else self.old[rows]
-        loss = policy_loss(log_prob, advantage, self.weight[rows], mask, self.total, old,
+        loss = policy_loss(log_prob, self.advantage[rows], self.weight[rows], mask, self.total, old,
                            (s.clip_low, s.clip_high))
         if self.reference is not None:
             apart = divergence(log_prob, self.reference[rows], s.kl_kind)
@@ -167,7 +172,8 @@ class BatchLoss:
 
     def diagnostics(self, log_prob: torch.Tensor, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Sums over these rows' tokens: of k3, of the ratio, of tokens beyond a clipping bound."""
-        s, mask, advantage, sums = self.settings, self.mask[rows], self.advantage[rows], {}
+        s, mask, advantage = self.settings, self.mask[rows], self.advantage[rows]
+        sums = {}
         if self.reference is not None:
             sums["kl"] = (divergence(log_prob, self.reference[rows], "k3") * mask).sum()
         if self.old is not None:
@@ -180,13 +186,16 @@ class BatchLoss:
 
 def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
            reference: Qwen2 | None = None, ratio: torch.Tensor | None = None) -> dict:
-    """One step of the optimizer on the whole batch, or with --epochs several. Returns the numbers
-    worth watching. `ratio` (B, T), where given, is filled with that of the last of them.
+    """One step of the optimizer on the whole batch, or with --epochs several; `s` are the settings.
+    Returns the numbers worth watching. Into `ratio` (B, T), where given, goes the ratio of new to
+    old probability at the last step.
 
     Answers whose every token has weight times advantage 0 add nothing to the gradient and are not
-    computed; they still count in N. When no answer is left, nothing is changed.
+    computed, unless there is a KL term; they still count in N. When no answer is left, nothing is
+    changed.
     """
-    credit = (weight * rollouts.advantage * rollouts.mask).abs().sum(1) + s.kl * rollouts.length
+    credit = (weight * rollouts.advantage * rollouts.mask).abs().sum(1)  # (B,)
+    credit = credit + s.kl * rollouts.length  # with a KL term every token pulls
     if not credit.any():
         return skipped(why_nothing_is_left(rollouts, weight))
     rows = rollouts.own_rows()
@@ -196,13 +205,17 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     loss = BatchLoss(s, rollouts.mask, rollouts.advantage, weight * share, total, share,
                      ratio=ratio)
     if s.epochs > 1:
-        loss.old = torch.zeros_like(weight)
+        loss.old = torch.zeros_like(weight)  # the first pass fills it
     if s.kl:
         loss.reference = frozen_log_probs(reference, rollouts, rows, s.micro_batch)
     passes = []
     for epoch in range(s.epochs):
         passes.append(one_pass(model, optimizer, rollouts, rows, loss, is_first=epoch == 0))
     return summary(passes, loss)
+
+
+# what a pass adds up over its tokens; "ordered" is of pairs (credit/preferences.py)
+SUMS = ("loss", "gap", "tokens", "kl", "ratio", "clipped", "ordered")
 
 
 def one_pass(model: Qwen2, optimizer, rollouts: Rollouts, rows: torch.Tensor, loss: BatchLoss,
@@ -213,7 +226,7 @@ def one_pass(model: Qwen2, optimizer, rollouts: Rollouts, rows: torch.Tensor, lo
     for part in micro_batches(rollouts, rows, loss.settings.micro_batch):
         log_prob = response_log_probs(model, rollouts, part)
         if is_first and loss.old is not None:
-            loss.old[part] = log_prob.detach()  # of this very pass: the ratio starts at exactly 1
+            loss.old[part] = log_prob.detach()  # not the sampler's: the ratio starts at exactly 1
         part_loss = loss.of(log_prob, part)
         part_loss.backward()
         log_prob = log_prob.detach()
@@ -224,14 +237,16 @@ def one_pass(model: Qwen2, optimizer, rollouts: Rollouts, rows: torch.Tensor, lo
 
 
 def add_to(sums: dict, rollouts: Rollouts, rows, loss, log_prob, diagnostics: dict) -> None:
-    """Add what a micro-batch tells to the sums of the pass."""
-    gap = (log_prob - rollouts.log_prob[rows]) * rollouts.mask[rows]  # sampler and training forward
+    """Add the numbers of a micro-batch to the sums of the pass."""
+    # how far the training forward pass is from what the sampler computed: rounding, or a mistake
+    gap = (log_prob - rollouts.log_prob[rows]) * rollouts.mask[rows]
     measured = {"loss": loss.detach(), "gap": gap.abs().sum(), "tokens": rollouts.mask[rows].sum()}
     for name, value in {**measured, **diagnostics}.items():
         sums[name] = sums[name] + value
 
 
 def step_along(optimizer, sums: dict, max_grad_norm: float) -> dict:
+    """Clip the gradient and step. Returns the sums over all processes, and the gradient's norm."""
     norm = clip_and_step(optimizer, max_grad_norm)
     return processes.add_up_numbers(sums) | {"norm": norm}
 
