@@ -11,12 +11,15 @@ their types the ranges that are allowed, its docstring the help:
         return 1 + strength * tokens.entropy          # (B, T)
 
 `tokens` is the whole batch (engine/rollouts.py): ids, texts, mask, length, group, step, log_prob,
-entropy, collision, advantage, reward, section, kind, generator, and hidden and attention for one
-extra forward pass. What lies beyond the mask does not matter. Weights are not negative: credit
-with a sign is an advantage, and is written the same way with @advantage (docs/weightings.md).
+entropy, collision (sum of p^2), advantage, reward, section, kind, generator, and hidden and
+attention for one extra forward pass. What lies beyond the mask does not matter. Weights are not
+negative: credit with a sign is an advantage, and is written the same way with @advantage
+(docs/weightings.md). Afterwards weights are rescaled to a mean of 1, or as --rescale says
+(credit/weight.py). No gradient flows through them.
 
-Those that keep a state or sample more are classes in credit/, in the same list. To see weights on
-recorded tokens without training:
+An answer is all that was generated; what stands between <answer> and </answer> is its answer
+section. Mitigations that keep a state or sample more are classes in credit/, in the same list. To
+see weights on recorded tokens without training:
 
     python -m tools.preview runs/none-grpo-s0 --mitigation my_idea --strength 2
 """
@@ -44,8 +47,8 @@ def none(tokens: Rollouts) -> torch.Tensor:
 
 @mitigation
 def outcome_conditional(tokens: Rollouts, *, think_discount: Share = 0.5) -> torch.Tensor:
-    """Tokens after the <answer> tag weigh 1, all before it (or all, where there is none) the
-    discount."""
+    """Tokens after the <answer> tag weigh 1, all others the discount; so do all tokens of an answer
+    without the tag."""
     weight = torch.full_like(tokens.log_prob, think_discount)
     for row, texts in enumerate(tokens.texts):
         weight[row, tokens_until(texts, "<answer>"):] = 1
@@ -53,13 +56,13 @@ def outcome_conditional(tokens: Rollouts, *, think_discount: Share = 0.5) -> tor
 
 
 def tokens_until(texts: list[str], tag: str) -> int:
-    """How many tokens it takes to the end of the tag, which may be cut into several; all if there
-    is none."""
+    """How many tokens there are up to the end of the tag, which may be cut into several; all if
+    there is no tag."""
     place = "".join(texts).find(tag)
     if place < 0:
         return len(texts)
-    ends = np.cumsum([len(text) for text in texts])
-    return int(np.searchsorted(ends, place + len(tag))) + 1
+    token_ends = np.cumsum([len(text) for text in texts])
+    return int(np.searchsorted(token_ends, place + len(tag))) + 1
 
 
 @mitigation
@@ -87,21 +90,22 @@ def equal_gradient(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor
 
 @mitigation
 def attention_credit(tokens: Rollouts, *, credit_scale: NotNegative = 2.0) -> torch.Tensor:
-    """What the answer looks at: 0.5 + credit_scale * attention, relative to the mean of the
-    answer's tokens.
+    """What the answer section looks at: 0.5 + credit_scale * attention, relative to the mean of all
+    tokens of the answer.
 
-    Attention of the last layer, mean over heads and over the answer tokens that come later,
-    clamped to 0.1 .. 0.5 + 3 credit_scale. Tokens of an answer without an answer section get the
-    mean of the batch's others. """
-    answer = ((tokens.section == ANSWER) & tokens.mask).float()
-    later = answer.flip(1).cumsum(1).flip(1) - answer  # (B, T) answer tokens after t
-    received = torch.einsum("bi,bij->bj", answer, tokens.attention) / later.clamp(min=1)
+    Attention of the last layer, mean over heads and over the later tokens of the answer section;
+    the weight is clamped to 0.1 .. 0.5 + 3 credit_scale. An answer without an answer section gets
+    the mean weight of those that have one.
+    """
+    section = ((tokens.section == ANSWER) & tokens.mask).float()
+    later = section.flip(1).cumsum(1).flip(1) - section  # (B, T) section tokens after t
+    received = torch.einsum("bi,bij->bj", section, tokens.attention) / later.clamp(min=1)
     mean = received.sum(1, keepdim=True) / tokens.length[:, None].clamp(min=1)
     relative = torch.where(mean > 0, received / mean, 0.0)
     weight = (0.5 + credit_scale * relative).clamp(0.1, 0.5 + 3 * credit_scale)
-    has_answer = answer.any(1)[:, None]
-    others = weight[has_answer & tokens.mask].mean() if has_answer.any() else 1.0
-    return torch.where(has_answer, weight, others)
+    has_section = section.any(1)[:, None]
+    usual = weight[has_section & tokens.mask].mean() if has_section.any() else 1.0
+    return torch.where(has_section, weight, usual)
 
 
 @mitigation
@@ -114,8 +118,8 @@ def entropy_weighted(tokens: Rollouts, *, entropy_temp: Positive = 1.0) -> torch
 
 @mitigation
 def entropy_masking(tokens: Rollouts, *, mask_percentile: Percent = 80.0) -> torch.Tensor:
-    """Only tokens whose entropy is at or above this percentile of the batch (2506.01939; its
-    scale is --rescale none)."""
+    """1 for tokens whose entropy is at or above this percentile of the batch, 0 for all others
+    (2506.01939, which does not rescale: --rescale none)."""
     entropy = tokens.entropy.double()
     threshold = np.percentile(entropy[tokens.mask].cpu().numpy(), mask_percentile)
     return (entropy >= threshold).float()
@@ -125,8 +129,9 @@ def entropy_masking(tokens: Rollouts, *, mask_percentile: Percent = 80.0) -> tor
 def entropy_ratio(tokens: Rollouts, *, entropy_beta: NotNegative = 1.0) -> torch.Tensor:
     """max(0, 1 + beta (entropy / mean entropy - 1)).
 
-    In the spirit of GTPO (2508.04349), which is another thing: it shares rewards among the answers
-    at each position, and is the advantage gtpo (credit/gtpo.py). """
+    In the spirit of GTPO (2508.04349), but not GTPO: that shares rewards among the answers at each
+    position. It is the advantage gtpo (credit/gtpo.py).
+    """
     mean = tokens.entropy[tokens.mask].mean()
     relative = torch.where(mean > 0, tokens.entropy / mean - 1, 0.0)
     return (1 + entropy_beta * relative).clamp(min=0)
@@ -144,7 +149,8 @@ def by_kind(tokens: Rollouts, *, word_weight: NotNegative = 0.5, number_weight: 
     another, all other tokens 1.
 
     `regex` goes by the text of each token alone (naive_class): brackets and equals signs are
-    reasoning, spaces and punctuation filler. """
+    reasoning, spaces and punctuation filler.
+    """
     if kinds == "regex":
         words, numbers = of_class(tokens, "filler"), of_class(tokens, "reasoning")
     else:
@@ -157,11 +163,11 @@ def by_kind(tokens: Rollouts, *, word_weight: NotNegative = 0.5, number_weight: 
 
 
 def of_class(tokens: Rollouts, name: str) -> torch.Tensor:
-    """(B, T) bool: the tokens that naive_class calls so."""
+    """(B, T) bool: the tokens whose naive_class has this name."""
     belongs = torch.zeros_like(tokens.mask)
     for row, texts in enumerate(tokens.texts):
-        is_one = [naive_class(text) == name for text in texts]
-        belongs[row, :len(texts)] = torch.tensor(is_one, dtype=torch.bool)
+        in_row = [naive_class(text) == name for text in texts]
+        belongs[row, :len(texts)] = torch.tensor(in_row, dtype=torch.bool)
     return belongs
 
 
@@ -176,7 +182,8 @@ def low_probability(tokens: Rollouts, *, probability_share: Share = 0.2) -> torc
 def taco(tokens: Rollouts, *, tail_strictness: Positive = 0.01,
          tail_damping: Share = 0.9) -> torch.Tensor:
     """1 - damping (1 - exp(-r)) with r = -log p - entropy + log(strictness), where advantage and r
-    are above 0, else 1: what was improbable even for its place is praised less (2607.07976)."""
+    are above 0, else 1: tokens that were improbable even for their place are praised less
+    (2607.07976)."""
     risk = -tokens.log_prob - tokens.entropy + math.log(tail_strictness)
     damped = (risk > 0) & (tokens.advantage > 0)
     return torch.where(damped, 1 + tail_damping * torch.expm1(-risk), 1.0)
@@ -184,25 +191,27 @@ def taco(tokens: Rollouts, *, tail_strictness: Positive = 0.01,
 
 @mitigation
 def planning(tokens: Rollouts, *, planning_boost: Share = 0.2) -> torch.Tensor:
-    """Words of the think section, which open, continue or end a try: praised by 1 + boost, blamed
-    by 1 - boost; all other tokens 1.
+    """Words of the think section, which open, continue or end a try: 1 + boost where the advantage
+    is above 0, 1 - boost where it is below; all other tokens 1.
 
     After HICRA (2509.03646, known here from reimplementations): A + boost |A| on planning tokens.
-    There they are phrases from a list made for mathematics ("let's try"); here all words. """
+    There they are phrases from a list made for mathematics ("let's try"); here all words.
+    """
     plans = (tokens.kind == WORD) & (tokens.section == THINK)
     return 1 + planning_boost * tokens.advantage.sign() * plans
 
 
 @mitigation
 def future_attention(tokens: Rollouts, *, future_window: Count = 4) -> torch.Tensor:
-    """What far later tokens look at: attention from tokens more than the window behind, relative to
+    """Attention that a token receives from tokens more than future_window places later, relative to
     the answer's mean.
 
     The future attention influence of 2510.13554, known here from summaries, which takes it from
     the heads that look far and raises its peaks. Here it is the last layer's mean over all heads,
-    and the weight itself. Tokens too near the end to be looked at from afar get 1. """
+    and the weight itself. Tokens with no token so far behind them get 1.
+    """
     place = torch.arange(tokens.mask.shape[1], device=tokens.mask.device)
-    is_far = place[:, None] - place > future_window         # (T, T) from i to j
+    is_far = place[:, None] - place > future_window         # (T, T) token i is far behind token j
     lookers = (is_far * tokens.mask[:, :, None]).sum(1)     # (B, T) how many look at j from afar
     received = (tokens.attention * is_far).sum(1) / lookers.clamp(min=1)
     count = (lookers > 0).sum(1, keepdim=True)
@@ -229,8 +238,9 @@ def covariance(tokens: Rollouts, *, covariance_share: Share = 0.0002,
     """0 for a few tokens drawn from those that lower the policy's entropy fastest, 1 for all others
     (Clip-Cov, 2505.22617).
 
-    They are drawn where (log p - mean) (advantage - mean), over the batch, lies between low and
-    high: as many as this share of the batch's tokens, at least one. """
+    They are drawn where (log p - mean) (advantage - mean), with means over the batch, lies between
+    low and high: as many as this share of the batch's tokens, at least one.
+    """
     if covariance_low >= covariance_high:
         raise UserError(f"--covariance_low {covariance_low} should be below --covariance_high "
                         f"{covariance_high}")
@@ -238,15 +248,17 @@ def covariance(tokens: Rollouts, *, covariance_share: Share = 0.0002,
     mean_advantage = tokens.advantage[tokens.mask].mean()
     product = (tokens.log_prob - mean_log_prob) * (tokens.advantage - mean_advantage)
     is_inside = (product > covariance_low) & (product < covariance_high) & tokens.mask
-    inside = is_inside.flatten().nonzero().squeeze(1)
+    inside = is_inside.flatten().nonzero().squeeze(1)  # places in the flattened batch
     count = max(1, int(covariance_share * tokens.mask.sum()))
-    order = torch.randperm(len(inside), generator=tokens.generator)[:count]
+    order = torch.randperm(len(inside), generator=tokens.generator).to(inside.device)
+    drawn = inside[order[:count]]
     weight = torch.ones(tokens.mask.numel(), device=tokens.mask.device)
-    weight[inside[order.to(inside.device)]] = 0
+    weight[drawn] = 0
     return weight.view_as(tokens.log_prob)
 
 
-# those with a state, samples or a file of their own join the lists here, by being imported
+# Importing a file of credit/ runs its decorators, which add to the lists of choices. This comes
+# last, so that --help lists the choices above first.
 import credit.lambda_grpo         # noqa: E402, F401
 import credit.learned_importance  # noqa: E402, F401
 import credit.causal_ablation     # noqa: E402, F401
