@@ -8,13 +8,14 @@ alone, so a resumed run needs no random state: it samples what the uninterrupted
 sampled, bit for bit on the same CPU.
 
 Left out: a replay buffer, a reward model, and sampling while training goes on. Every answer is
-sampled from the weights that are updated with it (unless --rollouts_every says less often). """
+sampled from the weights that are updated with it (unless --rollouts_every says less often).
+"""
 import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import engine  # noqa: F401  before torch: it says how threads wait
+import engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices
@@ -50,14 +51,15 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
     """One step of the algorithm; returns its line of metrics.jsonl."""
     s, clock = lab.settings, Clock(step)
     with clock("rollout"):
-        rollouts = lab.pairs.of_step(lab, step) if lab.pairs else sample(lab, run, step)
+        rollouts = sample(lab, run, step)
         rollouts = lab.score(rollouts)                                          # rewards (B,)
     with clock("credit"):
         rollouts = add_advantage(lab, rollouts, step)                           # (B, T)
         trained = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
         weight, weight_metrics = token_weight(                                  # (B, T)
             lab.mitigation, s.mitigation, trained, lab, s.rescale, s.placebo)
-    ratio = torch.ones_like(weight) if s.epochs > 1 and s.loss == "policy" else None  # (B, T)
+    # (B, T) new to old probability, which `update` fills in; with one epoch it is 1 by definition
+    ratio = torch.ones_like(weight) if s.epochs > 1 and s.loss == "policy" else None
     with clock("update"):
         if s.loss == "policy":
             result = update(lab.model, lab.optimizer, trained, weight, s, lab.reference, ratio)
@@ -75,7 +77,10 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
 
 
 def sample(lab: Lab, run: RunFolder, step: int) -> Rollouts:
+    """Answers to the problems of this step: the model's own, a server's, or pairs from a file."""
     s = lab.settings
+    if lab.pairs:
+        return lab.pairs.of_step(lab, step)
     problems = lab.task.training_problems(s.seed, step, s.questions)
     seed = derived_seed("train", s.seed, step)
     if lab.server:
@@ -84,7 +89,8 @@ def sample(lab: Lab, run: RunFolder, step: int) -> Rollouts:
 
 
 def add_advantage(lab: Lab, rollouts: Rollouts, step: int) -> Rollouts:
-    """The first of the two axes of credit, --advantage: (B, T) from the rewards."""
+    """Add the advantage (B, T) that --advantage makes from the rewards. It may ask for random
+    numbers, and look into the model once more."""
     s = lab.settings
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=lab.look_with())
@@ -103,8 +109,8 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
 
 def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor,
            ratio: torch.Tensor | None) -> None:
-    """Write what every token was given; each process writes of its own problems. The file of
-    rank 0 comes last: where it is, all are."""
+    """Write what every token was given, each process for its own problems. Rank 0 waits for the
+    others before it writes: where its file is, all are."""
     is_first = processes.rank() == 0
     if is_first:
         processes.wait()
@@ -126,6 +132,7 @@ def keep_samples(lab: Lab, run: RunFolder, step: int, rollouts: Rollouts) -> Non
 
 
 def batch_metrics(rollouts: Rollouts) -> dict:
+    """Means over answers, and of entropy and collision over tokens."""
     mean = {name: value.mean().item() for name, value in rollouts.scores.items()}
     reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
     without_spread = (reward == reward[:, :1]).all(1)
@@ -140,8 +147,8 @@ def batch_metrics(rollouts: Rollouts) -> dict:
 
 
 def credit_metrics(lab: Lab, weight_metrics: dict) -> dict:
-    """What the advantage and the mitigation have to tell, and the tokens that both sampled
-    beside."""
+    """The metrics of the advantage and of the mitigation; tokens that they sampled for themselves
+    are added up."""
     advantage_metrics = metrics_of(lab.advantage, f"the advantage {lab.settings.advantage}")
     extra = advantage_metrics.get("extra_tokens", 0) + weight_metrics.get("extra_tokens", 0)
     return {**weight_metrics, **advantage_metrics, "extra_tokens": extra}
@@ -150,8 +157,10 @@ def credit_metrics(lab: Lab, weight_metrics: dict) -> dict:
 def evaluate(lab: Lab, run: RunFolder, step: int, greedy: bool) -> tuple[dict, str]:
     """All held-out problems, one answer each, in parts no larger than a training batch.
     Returns the line of evaluations.jsonl, and the first problem with its answer."""
-    s, mode = lab.settings, "greedy" if greedy else "sampled"
-    problems, rows = lab.task.held_out_problems(s.eval_tasks), s.questions * s.answers
+    s = lab.settings
+    mode = "greedy" if greedy else "sampled"
+    problems = lab.task.held_out_problems(s.eval_tasks)
+    rows = s.questions * s.answers
     answer, well_formed, length, finished, texts = [], [], [], [], []
     for start in range(0, len(problems), rows):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
@@ -181,8 +190,8 @@ def run_evaluations(lab: Lab, run: RunFolder, step: int) -> None:
 
 
 def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
-    """Steps done + 1 to the last. Evaluation comes before the checkpoint, so that all is on
-    record when a checkpoint says that the step is done."""
+    """Steps done + 1 to the last. The evaluation comes before the checkpoint: where there is a
+    checkpoint, everything up to its step is on record."""
     s, pace = lab.settings, Pace()
     if done == 0 and s.eval_every and not run.lines("evaluations.jsonl"):
         run_evaluations(lab, run, 0)
@@ -196,7 +205,8 @@ def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
         if s.eval_every and (is_last or step % s.eval_every == 0):
             run_evaluations(lab, run, step)
         stopped = processes.any_of(stop.asked)
-        if stopped or s.checkpoint_every and (is_last or step % s.checkpoint_every == 0):
+        is_due = s.checkpoint_every and (is_last or step % s.checkpoint_every == 0)
+        if stopped or is_due:
             lab.refuse_broken_model()
             run.save_checkpoint(step, lab.model, lab.parameters, lab.folder, lab.trainer_tensors())
         if stopped and not is_last:
@@ -228,6 +238,7 @@ def start_run(settings: Settings) -> None:
 
 
 def create_run(lab: Lab) -> RunFolder:
+    """Make the run's folder with its config.json, and open it, in every process."""
     s = lab.settings
     config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
               **provenance(), "reward": lab.task.reward, "model_config": lab.model.config.to_json()}
@@ -239,9 +250,9 @@ def create_run(lab: Lab) -> RunFolder:
 
 
 def introduce(lab: Lab) -> None:
-    s, extra = lab.settings, ""
-    if lab.extra_parameters:
-        extra = f" and {lab.extra_parameters:,} beside them"
+    """Print what is about to be trained, and where."""
+    s = lab.settings
+    extra = f" and {lab.extra_parameters:,} beside them" if lab.extra_parameters else ""
     millions = sum(p.numel() for p in lab.model.parameters()) / 1e6
     say(f"{s.model}: {millions:.2f} million parameters{extra} on {s.device}, "
         f"{torch.get_num_threads()} threads; {s.questions} problems x {s.answers} answers a step; "
@@ -252,6 +263,7 @@ def introduce(lab: Lab) -> None:
 
 
 def resume(folder: Path, given: dict, restart: bool) -> None:
+    """Go on with the run of a folder. `given` are the flags typed now; few may be changed."""
     refuse_changes(given)
     config = run_config(folder)
     for name in ("steps", "checkpoint_every"):
@@ -263,7 +275,8 @@ def resume(folder: Path, given: dict, restart: bool) -> None:
 
 
 def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> None:
-    run.forget_old_states()  # a kill may have come before it was done
+    """From the last checkpoint, or from the start with `restart` or where nothing can be lost."""
+    run.forget_old_states()  # a kill may have come before the run did this
     checkpoints = run.checkpoints()
     checkpoint = checkpoints[-1] if checkpoints else None
     done = step_of(checkpoint) if checkpoint else 0
