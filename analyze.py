@@ -1,4 +1,4 @@
-"""A recipe: what the credit files of a run say. Reads run folders, never a model.
+"""What the credit files of a run say. Reads run folders, never a model.
 
     python analyze.py runs/none-grpo-s0         # findings, pictures, report.html in its analysis/
     python analyze.py runs/*                    # the arms compared, paired by seed
@@ -9,13 +9,14 @@
 4. Draw the pictures and write the page (analysis/run_plots.py, analysis/page.py).
 
 A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size of the
-gradient of its log-prob at the logits. The gradient of a token is A w s. An earlier experiment took
-A log p for it; its tables (analysis/earlier.py) are the last chapter, by their own definitions and
-beside what should have been measured. More tables are in analysis/growth.py,
+gradient of its log-prob at the logits. The size of a token's gradient is abs(A) w s. An earlier
+experiment took A log p for it; its tables (analysis/earlier.py) are the last chapter, by their own
+definitions and beside what should have been measured. More tables are in analysis/growth.py,
 analysis/position_tables.py, analysis/regression.py and analysis/uncertainty.py, those of several
 runs in analysis/compare.py.
 """
 import json
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,7 +60,7 @@ CHANGE, GRADIENT, UNSURE, EARLIER = (  # the chapters of a run's tables
     "What training changed", "Where the gradient went", "Where the model was unsure",
     "The tables of an earlier experiment, by its own definitions")
 LEGENDS = {GRADIENT: [UNIT_LEGEND, INTERVALS], EARLIER: [earlier.LEGEND]}
-FINDINGS = ("gradient by kind", "gradient by section", "first and last fifth")  # worth a sentence
+FINDINGS = ("gradient by kind", "gradient by section", "first and last fifth")  # said in a sentence
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
@@ -71,22 +72,23 @@ SWITCHES = {  # take no value: a RUN may come after one
     "earlier": "print the tables of an earlier experiment, by its own definitions",
     "json": "write every number of every table to analysis.json there, too",
     "csv": "write a row for every token to tokens.csv there, too"}
+# flags that are refused with several runs, and what the error says they do
 OF_ONE_RUN = {"steps": "chooses answers", "earlier": "prints tables", "csv": "writes the tokens"}
 
 
 def main(argv: list[str]) -> None:
     flags = read_flags(argv)
     runs = read_runs(flags.runs)
-    for name, what in OF_ONE_RUN.items():
-        if len(runs) > 1 and getattr(flags, name):
-            raise UserError(f"--{name} {what} of one run: give one run only")
-    if len(runs) == 1 and flags.baseline:
-        raise UserError("--baseline needs several runs to compare")
+    first_folder = runs[0]["folder"]
     if len(runs) == 1:
-        analyze_run(runs[0], Path(flags.output_dir or runs[0]["folder"] / "analysis"), flags)
-    else:
-        beside = runs[0]["folder"].parent / "comparison"
-        compare_runs(runs, Path(flags.output_dir or beside), flags)
+        if flags.baseline:
+            raise UserError("--baseline needs several runs to compare")
+        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags)
+        return
+    for name, what in OF_ONE_RUN.items():
+        if getattr(flags, name):
+            raise UserError(f"--{name} {what} of one run: give one run only")
+    compare_runs(runs, Path(flags.output_dir or first_folder.parent / "comparison"), flags)
 
 
 def read_flags(argv: list[str]) -> SimpleNamespace:
@@ -102,11 +104,12 @@ def read_flags(argv: list[str]) -> SimpleNamespace:
 
 
 def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
+    """Tables, pictures and the page of one run into the folder; what matters on the screen."""
     steps = steps_to_show(run, flags.steps)
     make_folder(folder)
     tally = tally_of(run) if run["steps"] else None
     chapters = run_chapters(run, tally)
-    tables = in_order(chapters)
+    tables = list(chain.from_iterable(chapters.values()))
     if flags.json:
         write_numbers(folder, tables)
     if flags.csv:
@@ -126,6 +129,7 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
 
 
 def tally_of(run: dict) -> Tally:
+    """Read all credit files of the run, and sum up what its tokens were given."""
     tally = Tally(run["folder"])
     tally.read(show_status)
     return tally
@@ -155,11 +159,8 @@ def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
             growth_in_old_unit(tally)]}
 
 
-def in_order(chapters: dict[str, list[Table]]) -> list[Table]:
-    return sum(chapters.values(), [])
-
-
 def findings_of(tables: list[Table]) -> list[str]:
+    """The sentences of the tables in FINDINGS that found something."""
     findings = [table.finding for table in tables if table.name in FINDINGS]
     return [finding for finding in findings if finding != NOTHING]
 
@@ -167,19 +168,19 @@ def findings_of(tables: list[Table]) -> list[str]:
 def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list[Table]],
              pictures: list, has_answers: bool) -> list[str]:
     """What the run did; its answers; where the credit went. Then all tables, folded."""
-    first = {name: "".join(figure_of(*picture) for picture in named(pictures, (name,)))
-             for name in run_plots.ON_TOP}
-    summary, *told = sentences
-    words = paragraphs(told, "lead") + paragraphs([summary], "note")
-    body = [side_by_side(words, first["learning_curve"])]
+    figures = dict.fromkeys(run_plots.ON_TOP, "")
+    for path, caption in named(pictures, run_plots.ON_TOP):
+        figures[path.stem] = figure_of(path, caption)
+    description, *opening_sentences = sentences
+    words = paragraphs(opening_sentences, "lead") + paragraphs([description], "note")
+    body = [side_by_side(words, figures["learning_curve"])]
     if has_answers:
         body.append(viewer())
-    if first["credit_by_kind"]:
+    if figures["credit_by_kind"]:
         body.append("<h2>Where the credit went</h2>")
-        body.append(side_by_side(first["credit_by_kind"], bullets(findings)))
+        body.append(side_by_side(figures["credit_by_kind"], bullets(findings)))
     for title, tables in chapters.items():
-        names = sum((run_plots.PLACES.get(table.name, ()) for table in tables), ())
-        here = named(pictures, names)
+        here = pictures_of(tables, pictures, run_plots.PLACES)
         legend = paragraphs(LEGENDS.get(title, []), "note")
         body.append(folded(title, [legend, *illustrated(tables, here, run_plots.PLACES)]))
     return body
@@ -213,8 +214,10 @@ def gains(run: dict) -> Table:
         rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value,
                      gain.interval, *more])
         change = "did not clearly change"
-        if gain.low > 0 or gain.high < 0:
-            change = "rose" if gain.low > 0 else "fell"
+        if gain.low > 0:
+            change = "rose"
+        elif gain.high < 0:
+            change = "fell"
         findings.append(f"Held-out success ({mode}) {change}: {start['success']:.1%} at step "
                         f"{start['step']}, {end['success']:.1%} at {end['step']}.")
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
@@ -227,18 +230,20 @@ def gains(run: dict) -> Table:
 
 
 def class_gradients(tally: Tally, partition: str) -> Table:
-    """Where the gradient went: by kind of token, by section, or by the earlier regex classes."""
+    """Where the gradient went: by kind of token, by section, or by the earlier regex classes. The
+    last columns compare a token of each with the mean of all other tokens."""
     names, tokens = PARTITIONS[partition], tally.count(partition)
     share = shares(tally, partition)
-    used = np.flatnonzero(tokens)
-    rest = over_the_rest(tally, partition, tally.final)
-    rest = [rest[i] for i in used]
-    verdict = verdicts(rest)
-    columns = {partition: ("", [names[i] for i in used]),
+    used = np.flatnonzero(tokens)  # those that occur in this run
+    used_names = [names[i] for i in used]
+    ratios = over_the_rest(tally, partition, tally.final)
+    ratios = [ratios[i] for i in used]
+    verdict = verdicts(ratios)
+    columns = {partition: ("", used_names),
                "tokens": (".1%", tokens[used] / tally.tokens),
                "gradient": (".1%", share[used]),
                **mean_sizes(tally, partition, "gradient", used),
-               **rest_columns(rest, verdict)}
+               **rest_columns(ratios, verdict)}
     titles = {"kind": "Where the gradient went, by kind of token",
               "section": "Where the gradient went, by section",
               "class": "The gradient by the earlier regex classes"}
@@ -249,7 +254,7 @@ def class_gradients(tally: Tally, partition: str) -> Table:
         finding = (f"Most of the gradient went to {wording[partition].format(names[most])}: "
                    f"{share[most]:.1%} of the summed sizes, for {tokens[most] / tally.tokens:.1%} "
                    "of the tokens.")
-        finding += different_cells([names[i] for i in used], rest, verdict)
+        finding += different_cells(used_names, ratios, verdict)
     return Table(f"gradient by {partition}", titles[partition], columns, finding,
                  [OVER_REST.format(size_label(tally.final))],
                  {**REST_WORDS, "tokens": "share of the tokens", "gradient": "of the gradient"})
@@ -274,18 +279,22 @@ def comparison_page(report: compare.Report) -> list[str]:
     """Which arm is better, with the curves; then the other tables, folded."""
     body = [paragraphs(report.intro, "note")]
     first = [table for table in report.tables if table.name in report.first]
-    body += illustrated(first, pictures_of(first, report), report.places)
+    here = pictures_of(first, report.pictures, report.places)
+    body += illustrated(first, here, report.places)
     for title, names in compare.CHAPTERS.items():
         tables = [table for table in report.tables if table.name.startswith(names)]
         if tables:
-            body.append(folded(title, illustrated(tables, pictures_of(tables, report),
-                                                  report.places)))
+            here = pictures_of(tables, report.pictures, report.places)
+            body.append(folded(title, illustrated(tables, here, report.places)))
     return body
 
 
-def pictures_of(tables: list[Table], report: compare.Report) -> list:
-    names = sum((report.places.get(table.name, ()) for table in tables), ())
-    return named(report.pictures, names)
+def pictures_of(tables: list[Table], pictures: list, places: dict[str, tuple]) -> list:
+    """The pictures that stand below these tables; `places` are their names, by table."""
+    names = []
+    for table in tables:
+        names += places.get(table.name, ())
+    return named(pictures, names)
 
 
 def write_numbers(folder: Path, tables: list[Table]) -> None:
