@@ -102,7 +102,7 @@ class PlannedProbe:
         if not self.is_finished():
             return
         *meant, _, _ = self.command  # without --out
-        typed = read_json(self.folder / "numbers.json")["command"]
+        typed = read_json(self.folder / "numbers.json").get("command", "another command")
         if not typed.endswith(f" {shlex.join(meant)}"):
             raise UserError(f"{self.folder} was measured by `{typed}`, not by "
                             f"`{python_command(*meant)}`: remove it, and it is measured again")
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> None:
     args.processes = args.processes or usable_cores()
     looked_at = plan_runs(LOOKED_AT, args.out, args.seeds)
     whole = plan_runs(WHOLE, args.out, args.seeds)
-    trained = looked_at + whole
+    trained = looked_at + (whole if args.only in (None, "rank") else [])
     probes = plan_probes([args.only] if args.only else list(PROBES), looked_at, whole)
     for planned in (*trained, *probes):
         planned.refuse_another()
