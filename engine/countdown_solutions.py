@@ -1,9 +1,9 @@
 """Solutions of a Countdown problem, found by trying everything: which targets can be reached, and
 by which expressions.
 
-Every step of a solution has a whole positive result of at most `max_result`. A model may take other
-steps, and is right with them: no answer is scored by this file. countdown_task.py makes its problems
-with it, and lists right answers for the weightings that ask for them.
+Every step of a solution has a whole positive result of at most `max_result`. A model may take
+other steps, and is right with them: no answer is scored by this file. countdown_task.py makes its
+problems with it, and lists right answers for the weightings that ask for them.
 """
 import itertools
 from functools import lru_cache

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from conftest import ROOT
 from runs import lines
 
 import train
@@ -60,7 +61,9 @@ def test_every_experiment_has_flags_that_train_py_takes(name, tmp_path):
 def test_every_cheap_choice_is_on_the_leaderboard():
     flags = " ".join(EXPERIMENTS["leaderboard"].arms.values()).split()
     costly = {"oracle", "causal_ablation", "vine"}
-    others = {*MITIGATIONS, *ADVANTAGES} - {*flags, "none", "grpo"}
+    catalogue = (ROOT / "docs/weightings.md").read_text(encoding="utf-8")  # not an idea of today
+    listed = {name for name in (*MITIGATIONS, *ADVANTAGES) if f"`{name}`" in catalogue}
+    others = listed - {*flags, "none", "grpo"}
     assert others == costly, "give it a line in LEADERBOARD of study/experiments.py"
 
 
