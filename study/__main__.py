@@ -44,14 +44,12 @@ def main(argv: list[str]) -> None:
     typed = parser.read(argv)
     name = typed.pop("name", None)
     args = with_defaults(typed, FLAGS)
-    if name is None:
+    if name is None and not typed:
         return list_experiments()
     experiment = choose(name)
+    refuse_two_wishes(typed)
     args.seeds = args.seeds or experiment.seeds
     args.processes = args.processes or usable_cores()
-    if args.number is not None and (args.dry_run or args.report_only):
-        raise UserError("--number makes one run and nothing else: leave out --dry_run and "
-                        "--report_only")
     runs = plan_runs(experiment, args.out, args.seeds)
     for run in runs:
         run.refuse_another()
@@ -64,6 +62,13 @@ def main(argv: list[str]) -> None:
         from study.report import write_report  # matplotlib takes half a second to import
         write_report(experiment, runs, command)
     end_with(failed)
+
+
+def refuse_two_wishes(typed: dict) -> None:
+    """Each of these says what to do instead of the usual."""
+    wishes = [f"--{name}" for name in ("number", "dry_run", "report_only") if name in typed]
+    if len(wishes) > 1:
+        raise UserError(f"{' and '.join(wishes)} exclude each other: leave one out")
 
 
 def numbered(runs: list[PlannedRun], number: int) -> PlannedRun:
@@ -81,7 +86,9 @@ def list_experiments() -> None:
           "with several seeds, --help lists the flags")
 
 
-def choose(name: str) -> Experiment:
+def choose(name: str | None) -> Experiment:
+    if name is None:
+        raise UserError(f"name an experiment: {', '.join(EXPERIMENTS)}")
     if name not in EXPERIMENTS:
         raise UserError(f"there is no experiment {name}, only {', '.join(EXPERIMENTS)}")
     return EXPERIMENTS[name]

@@ -86,8 +86,9 @@ def test_one_run_by_its_number(experiment, capfd):
     experiment({"none": "", "rloo": "--advantage rloo"}, more="--eval_every 0")
     with pytest.raises(UserError, match="--number 2: there are 2 runs, counted from 0"):
         study.main(["small", "--number", "2"])
-    with pytest.raises(UserError, match="--number makes one run and nothing else"):
-        study.main(["small", "--number", "1", "--report_only"])
+    for other in ("--report_only", "--dry_run"):
+        with pytest.raises(UserError, match=f"--number and {other} exclude each other"):
+            study.main(["small", "--number", "1", other])
     study.main(["small", "--number", "1"])
     assert "finished: rloo-s0 (1 of 1)" in capfd.readouterr().out
     first, second = plan_runs(EXPERIMENTS["small"], "runs/study", 1)
@@ -164,6 +165,8 @@ def test_without_a_name_the_experiments_are_listed(capsys):
 def test_what_is_no_experiment_is_refused():
     with pytest.raises(UserError, match="there is no experiment nothing, only subject"):
         study.main(["nothing"])
+    with pytest.raises(UserError, match="name an experiment: subject"):
+        study.main(["--dry_run"])
 
 
 def test_a_run_of_other_settings_or_another_model_is_refused(experiment, learner, tmp_path):
