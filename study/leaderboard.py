@@ -3,9 +3,10 @@
 How it is decided, whatever comes out:
 
     measure     success on the held-out problems, one sampled answer each, at the end
-    compared    with plain GRPO's, which has twice as many seeds. A seed stands for the problems it
-                trains on, so success is taken to be a part of the arm, a part of the seed and
-                chance, by least squares over all finished runs
+    compared    with plain GRPO's. A seed stands for the problems it trains on, so success is taken
+                to be a part of the arm, a part of the seed and chance, by least squares over all
+                finished runs. Plain GRPO has twice as many seeds; those that it has alone show its
+                spread, and add nothing to the comparison
     error       by the chance that is left, of all arms together: with few seeds that of one arm
                 alone is hardly known
     verdict     ahead or behind if p, by Holm's correction over all arms, is below 0.05; otherwise
