@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.plots import BLUE, ORANGE, panels, save
+from analysis.plots import BLUE, panels, save
 from analysis.runs import is_number
 from analysis.statistics import Estimate, rank_correlation
 from analysis.tables import Table, by_row
@@ -173,26 +173,21 @@ def in_words(when: str, found: Correlation) -> str:
 def draw(study: Study, forecasts: dict[str, list[Racer]]):
     figure, axes = panels(2, figsize=(14.0, 5.0))
     for axis, (time, racers) in zip(axes, forecasts.items()):
-        axis.set(title=f"Measured {WHEN[time]}", ylabel="answers needed",
+        axis.set(title=f"Measured {WHEN[time]}", ylabel="held-out success at the end, %",
                  xlabel="cosine of a single batch's gradient with the true one")
         if racers:
             draw_racers(axis, racers, time)
         else:
             write_across(axis, "It is known of no finished arm")
     return save(figure, study.folder, "forecast",
-                "Cosine of a single batch's gradient with the true one, and the answers an arm was "
-                f"trained on until it solved {RACE_TO:.0%}; orange at the top edge: never")
+                "Cosine of a single batch's gradient with the true one, and held-out success at the "
+                "end of training")
 
 
 def draw_racers(axis, racers: list[Racer], time: str) -> None:
-    finite = [racer.answers for racer in racers if np.isfinite(racer.answers)]
-    top = 1.15 * max(finite, default=1.0)
     points = []
     for racer in racers:
-        got_there = np.isfinite(racer.answers)
-        height = racer.answers if got_there else top
-        axis.plot(racer.one_batch[time], height, "o" if got_there else "^", ms=5, clip_on=False,
-                  color=BLUE if got_there else ORANGE)
-        points.append((racer.arm, racer.one_batch[time], height))
-    axis.set(ylim=(0, top))
+        place = racer.one_batch[time], 100 * racer.success
+        axis.plot(*place, "o", ms=5, color=BLUE)
+        points.append((racer.arm, *place))
     name_points(axis, points)
