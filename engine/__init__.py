@@ -1,10 +1,11 @@
 """What makes the lab fast and safe: sampling, packing, folders, settings, resume, processes.
 
-Import it before torch. Two threads that share an operation wait for each other, hundreds of times a
-training step. OpenMP lets them spin while they wait. On a core that another process wants, the one
-that spins keeps the one that works from working, and the run slows down many times over. A thread
-that sleeps at once takes long to wake. To spin for a moment and then sleep is nearly as fast alone,
-and keeps much of the speed beside a busy process: python -m benchmarks.neighbours measures it
+Import it before torch: it sets how torch's threads wait for each other, which they do hundreds of
+times in a training step. By default a waiting thread spins. When another process wants the same
+core, the spinning thread takes it from the one that still works, and the run becomes many times
+slower. A thread that sleeps at once takes long to wake. So here a thread spins for a moment and
+then sleeps. On an idle machine this is nearly as fast as spinning, and beside a busy process the
+run keeps much of its speed; `python -m benchmarks.neighbours` measures both.
 """
 import os
 import sys
@@ -13,7 +14,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # is read once, when torch is i
 
 
 def say_nothing_of_ctrl_c(kind: type, error: BaseException, trace) -> None:
-    """Before engine/program.py takes over, Ctrl-C meets imports, and their traceback helps nobody.
+    """Print no traceback for Ctrl-C during the imports; afterwards engine/program.py handles it.
     The exit status is still that of Ctrl-C."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)

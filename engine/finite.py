@@ -24,7 +24,7 @@ def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
 def where_to_look(error: NotFinite, lab, run) -> str:
     """The error, how far the run came, which flags to look at, and what is left."""
     steps, checkpoints = run.last_step(), run.checkpoints()
-    flags = {"learning_rate": lab.settings.learning_rate, **lab.own_rates()}
+    flags = {"learning_rate": lab.settings.learning_rate, **lab.credit_strengths()}
     look = ", ".join(f"--{name} {value:g}" for name, value in flags.items())
     if steps == 0:
         return f"{error}, in the first step. Is {lab.folder} a sound model? Look at {look}, too"

@@ -61,28 +61,30 @@ class Lab:
         return self.score(self.sample(problems, answers, seed, greedy))
 
     def look_with(self, micro_batch: int | None = None) -> Forward:
-        """Make what gives a batch its hidden states and attention: `Rollouts.forward`."""
+        """For `Rollouts.forward`: it makes hidden states and attention when they are asked for."""
         return Forward(self.model, micro_batch or self.settings.micro_batch)
 
     def reward_of(self, problem, ids) -> float:
-        """Of any answer to this problem, whole or cut off."""
+        """The reward of any answer to this problem, whole or cut off."""
         text = b"".join(token_bytes(self.tokenizer, ids)).decode(errors="replace")
         return checked_score(self.task, problem, text)["reward"]
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """What the optimizer moves, in float32; it need not stand where the model's own are."""
+        """The float32 parameters that the optimizer moves, by name. With --offload_optimizer they
+        are copies on the CPU, not the model's own."""
         names = dict(self.model.named_parameters())
         return dict(zip(names, self.optimizer.param_groups[0]["params"], strict=True))
 
     @property
     def spreaders(self) -> dict[str, Callable]:
-        """The two that may keep a state, by the names they have in a checkpoint."""
+        """What may keep a state of its own, by its name in a checkpoint."""
         return {"advantage": self.advantage, "mitigation": self.mitigation}
 
     @property
     def extra_parameters(self) -> int:
-        """Beside the policy: a frozen copy, a critic, a net that makes weights."""
+        """How many parameters there are beside the policy's: those of a frozen copy, of a critic,
+        of a net that makes weights."""
         modules = [] if self.reference is None else [self.reference]
         for spreader in self.spreaders.values():
             for value in getattr(spreader, "__dict__", {}).values():
@@ -90,12 +92,12 @@ class Lab:
                     modules.append(value.module)
         return sum(p.numel() for module in modules for p in module.parameters())
 
-    def own_rates(self) -> dict[str, float]:
-        """The flags of the chosen advantage and mitigation that are real numbers."""
-        s, values = self.settings, {}
-        for function in (ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation]):
-            values |= s.flags_for(function)
-        return {name: value for name, value in values.items() if isinstance(value, float)}
+    def credit_strengths(self) -> dict[str, float]:
+        """Those flags of the chosen advantage and mitigation that are not whole numbers or words:
+        a strength or a learning rate, which can be too large."""
+        s = self.settings
+        flags = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
+        return {name: value for name, value in flags.items() if isinstance(value, float)}
 
     @torch.no_grad()
     def refuse_broken_model(self) -> None:
@@ -113,12 +115,13 @@ class Lab:
             for name, value in state.items():
                 if not isinstance(value, torch.Tensor):
                     raise UserError(f"the {part}'s state_dict should hold tensors only, {name} is "
-                                    "none")
+                                    "not one")
                 tensors[f"{part}.{name}"] = value
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
         return tensors
 
     def load_trainer_tensors(self, path: Path) -> None:
+        """Read what `trainer_tensors` has written."""
         try:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
@@ -140,15 +143,17 @@ def take_part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.
 
 
 def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
-    """Load the model of the settings, or the same model as it was in a later checkpoint."""
+    """Load the model and make all that is trained with it. `checkpoint` is loaded instead of
+    --model where a run goes on."""
     s = settings
-    device, dtype = pick_device(processes.start(s.device)), getattr(torch, s.dtype)
+    device = pick_device(processes.start(s.device))
+    dtype = getattr(torch, s.dtype)
     if s.questions < processes.count():
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
                         "processes: some would have none")
     folder = checkpoint or find_folder(s.model)
     place = "cpu" if s.offload_optimizer else device
-    cut = cutter(s, device, dtype)
+    cut = how_to_cut(s, device, dtype)
     model = Qwen2.from_pretrained(folder, place, cut=cut).compute_in(dtype)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
@@ -165,8 +170,9 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
     return lab
 
 
-def cutter(settings: Settings, device: torch.device, dtype: torch.dtype) -> Callable | None:
-    """With --shard what leaves each process its part of a model, see engine/sharded.py."""
+def how_to_cut(settings: Settings, device: torch.device, dtype: torch.dtype) -> Callable | None:
+    """The function that cuts a model into a part for each process (engine/sharded.py); None
+    without --shard."""
     if not settings.shard:
         return None
     if processes.count() == 1:
@@ -176,6 +182,7 @@ def cutter(settings: Settings, device: torch.device, dtype: torch.dtype) -> Call
 
 
 def load_reference(settings: Settings, device, dtype: torch.dtype, cut: Callable | None) -> Qwen2:
+    """The model as it was before training, which a loss compares with."""
     folder = find_folder(settings.model)
     model = Qwen2.from_pretrained(folder, device, cut=cut).compute_in(dtype)
     model.requires_grad_(False)
@@ -183,13 +190,14 @@ def load_reference(settings: Settings, device, dtype: torch.dtype, cut: Callable
 
 
 def set_threads(threads: int, model: Qwen2) -> None:
-    """By default one for every 64 hidden units: small products get slower with more."""
-    usual = min(torch.get_num_threads(), max(1, model.config.hidden_size // 64))
-    torch.set_num_threads(threads or usual)
+    """0 is one for every 64 hidden units: small products get slower with more."""
+    by_size = min(torch.get_num_threads(), max(1, model.config.hidden_size // 64))
+    torch.set_num_threads(threads or by_size)
 
 
 def check_prompts(lab: Lab) -> None:
-    """Before anything is written: are there problems, can the tokenizer spell them, do they fit?"""
+    """Check before anything is written: are there problems, can the tokenizer spell the prompts,
+    and does the model take prompt and answer?"""
     s, task = lab.settings, lab.task
     task.training_problems(s.seed, 1, 1)
     task.held_out_problems(1)

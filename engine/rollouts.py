@@ -22,10 +22,10 @@ from qwen2_model import Qwen2
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B answers to Q problems; group g holds the answers to problem g. `tokens` to a weighting.
+    """B answers to Q problems; group g holds the answers to problem g.
 
-    log_prob, entropy (-sum p log p) and collision (sum p^2) come from the sampler, and go into the
-    credit file.
+    A weighting gets it as `tokens`. log_prob, entropy (-sum p log p) and collision (sum p^2) come
+    from the sampler, and go into the credit file.
     """
     problems: list                  # Q of them
     prompt_ids: list[list[int]]     # of each problem
@@ -66,15 +66,15 @@ class Rollouts:
 
     @property
     def attention(self) -> torch.Tensor:
-        """(B, T, T): [b, i, j] is what token j received when token i was predicted, 0 unless j < i.
-        Last layer, mean over heads. Costs one extra forward pass."""
+        """(B, T, T): [b, i, j] is the attention that token j received when token i was predicted,
+        0 unless j < i. Last layer, mean over heads. Costs one extra forward pass."""
         return self.forward.look(self, attention=True)["attention"]
 
     def to(self, device) -> "Rollouts":
         return replace(self, **self.of_each_tensor(lambda tensor: tensor.to(device)))
 
     def of_questions(self, questions: range) -> "Rollouts":
-        """The batch of the answers to these problems alone, numbered from 0 again."""
+        """The part of the batch that answers these problems, which are numbered from 0 again."""
         rows = self.rows_of(questions)
         part = self.of_each_tensor(lambda tensor: tensor[rows])
         part["group"] = part["group"] - questions.start
@@ -94,7 +94,7 @@ class Rollouts:
         return self.rows_of(processes.share(len(self.prompt_ids)))
 
     def of_each_tensor(self, function) -> dict:
-        """`function` of every tensor of the batch, by the name of its field."""
+        """What `function` makes of every tensor of the batch, by the name of the field."""
         results = {}
         for name, value in vars(self).items():
             if isinstance(value, torch.Tensor):
@@ -120,7 +120,8 @@ def encode_prompts(tokenizer, task, problems: list) -> list[list[int]]:
 
 def put_together(problems: list, prompts: list[list[int]], answers: int,
                  sampled: Generation) -> Rollouts:
-    """The batch of what all processes have sampled; rows that a process lacks are 0 there."""
+    """The batch that all processes have sampled together. In each process the rows of the others
+    are 0, so the sum over processes is the whole."""
     processes.add_up(*vars(sampled).values())
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
                      sampled.collision)
