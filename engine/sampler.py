@@ -27,9 +27,9 @@ the last one may have any first token but 7:
     prefill    r0 r1 r2 r3 r4               0 1 2 3 4      (5, D) -> (3, V)      from states 4 1 1
     step 1     token 0 of rows 0 1 2        5 2 2          (3, D) -> (3, V)      token 1 of 3 rows
 
-On a GPU some steps are recorded as a CUDA graph and replayed. So within a step no shape and no
-decision may depend on what was sampled: a step changes tensors in place, rows that are done are
-computed along, and they leave only between recordings. A CPU simply calls the same step.
+On a GPU a step is recorded as a CUDA graph and replayed. So within a step no shape and no decision
+may depend on what was sampled: a step changes tensors in place, and rows that are done are still
+computed until they leave between two recordings. On a CPU the same step is simply called.
 """
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -77,9 +77,9 @@ class Generation:
                    entropy=torch.zeros(B, T, device=device),
                    collision=torch.zeros(B, T, device=device))
 
-    def record(self, rows, live, t, token, drawn: "Distribution", stop) -> None:
+    def record(self, rows, live, t, token, distribution: "Distribution", stop) -> None:
         """Write token t of these rows, or 0 where a row is no longer live."""
-        log_prob, entropy, collision = drawn.facts(token)
+        log_prob, entropy, collision = distribution.facts(token)
         self.tokens[rows, t] = token * live
         self.mask[rows, t] = live
         self.log_prob[rows, t] = log_prob * live
@@ -111,7 +111,8 @@ class Distribution:
         return token.clamp(max=self.z.shape[-1] - 1)
 
     def without(self, tokens: torch.Tensor) -> "Distribution":
-        """Row r may not draw tokens[r], all else keeps its proportions; -1 rules out nothing."""
+        """The distribution in which row r cannot draw tokens[r], and the other tokens keep their
+        proportions. -1 rules out nothing."""
         rows = (tokens >= 0).nonzero().squeeze(1)
         z = self.z.clone()
         z[rows, tokens[rows]] = float("-inf")
@@ -128,7 +129,7 @@ class Distribution:
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn, and which of them end an answer."""
-    uniform: torch.Tensor  # (B, T) a random number for every token of every answer
+    uniform: torch.Tensor  # (B, T) a random number in [0, 1) for every token of every answer
     stop: torch.Tensor     # ids of the stop tokens
     temperature: float
     greedy: bool
@@ -144,9 +145,9 @@ class Rows:
     done: torch.Tensor           # (R,) bool
 
     @classmethod
-    def of_starts(cls, starts: list[Start], limits: list[int], share: range, device) -> "Rows":
-        """A row for each start of the share, those of one prompt side by side for the cache."""
-        order = sorted(share, key=lambda row: starts[row].prompt)
+    def of_starts(cls, starts: list[Start], limits: list[int], numbers: range, device) -> "Rows":
+        """The rows with these numbers, those of one prompt side by side for the cache."""
+        order = sorted(numbers, key=lambda row: starts[row].prompt)
         index = torch.tensor(order, device=device)
         return cls(index=index,
                    prompt_length=torch.tensor([starts[row].seen for row in order], device=device),
@@ -159,10 +160,10 @@ class Rows:
 
 
 class Decoding:
-    """Rows on their way: `prefill` samples their first token, every `step` one more.
+    """Answers being sampled: `prefill` samples the first token of every row, each `step` one more.
 
-    `result` is filled in place. `t` is the index of the token to come, a tensor because a CUDA
-    graph must read it from memory.
+    `result` is filled in place. `t` is the index of the next token, a tensor because a CUDA graph
+    must read it from memory.
     """
 
     def __init__(self, model: Qwen2, rows: Rows, cache: Cache, sampling: Sampling,
@@ -190,8 +191,8 @@ class Decoding:
 
         ids = torch.tensor(sum(prompts, []), device=device)
         hidden = self.model.model(ids, packed.positions, attend)   # (N, D)
-        last = packed.prompts[self.cache.question, self.rows.prompt_length - 1]  # (R,) last seen
-        self.sample(hidden[last], without)
+        last_seen = packed.prompts[self.cache.question, self.rows.prompt_length - 1]  # (R,)
+        self.sample(hidden[last_seen], without)
 
     def step(self) -> None:
         """Feed the last token of every row, sample the next. A CUDA graph can record this."""
@@ -203,16 +204,16 @@ class Decoding:
     def sample(self, hidden: torch.Tensor, without: torch.Tensor | None = None) -> None:
         """Draw and record token t of every row, from the state (R, D) that predicts it."""
         rows, sampling = self.rows, self.sampling
-        drawn = Distribution(self.model.logits(hidden))  # (R, V)
-        allowed = drawn if without is None else drawn.without(without)
+        distribution = Distribution(self.model.logits(hidden))  # (R, V)
+        allowed = distribution if without is None else distribution.without(without)
         uniform = sampling.uniform[rows.index, self.t]
         rows.token.copy_(allowed.pick(uniform, sampling.temperature, sampling.greedy))
-        self.result.record(rows.index, ~rows.done, self.t, rows.token, drawn, sampling.stop)
+        self.result.record(rows.index, ~rows.done, self.t, rows.token, distribution, sampling.stop)
         rows.done.copy_(self.result.finished[rows.index] | (self.t + 1 >= rows.limit))
         self.t += 1
 
     def leave(self) -> None:
-        """Let the rows that are done go."""
+        """Drop the rows that are done."""
         stay = ~self.rows.done
         self.rows = self.rows.keep(stay)
         self.cache.keep(stay)
@@ -264,11 +265,11 @@ def repeat(step, count: int, device) -> None:
 
 
 def copy_for_sampling(model: Qwen2) -> Qwen2:
-    """The same model, with its matrices as they are multiplied fastest.
+    """A copy of the model, its matrices stored in the way in which they are multiplied fastest.
 
-    They have the type of products, so that they are converted once and not in every step. On a
-    CPU they lie in memory column by column, which suits products with few rows; the embeddings
-    stay as they are, since rows are looked up there. What needs no change is shared, not copied.
+    They are converted to the type of the products here, once, and not in every step. On a CPU they
+    lie in memory column by column, which suits products with few rows; the embeddings stay as they
+    are, since rows are looked up there. What needs no change is shared, not copied.
     """
     embeddings = model.model.embed_tokens.weight
     parameters = {}
@@ -286,8 +287,8 @@ def with_parameters(module: nn.Module, parameters: dict[str, nn.Parameter],
                     prefix: str = "") -> nn.Module:
     """A copy of the module and all inside it that has these parameters, by their full names.
 
-    All else is shared. A new Qwen2 would do as well, but first draws numbers for every matrix: in
-    a short call of `generate` that takes as long as the sampling.
+    All else is shared. A new Qwen2 would do as well, but it first draws random numbers for every
+    matrix, which takes as long as the sampling in a short call of `generate`.
     """
     copy = module.__new__(type(module))
     copy.__dict__ = dict(module.__dict__)
@@ -309,7 +310,8 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
 
     max_new_tokens: one number for all prompts, or one for each
     stop_ids:       tokens that end an answer, by default the model's own
-    share:          only these prompts are answered, and the rows of all others stay 0
+    share:          only these prompts are answered, and the rows of all others stay 0; by default
+                    all are
     starts:         instead of `answers`, the places to go on from: a row for each, in their order;
                     max_new_tokens and share are then about starts
 
@@ -318,7 +320,6 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     """
     if starts is None:
         starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
-    model = whole_model(model)  # before a process without a share returns: all have to ask
     limits = max_new_tokens
     if isinstance(max_new_tokens, int):
         limits = [max_new_tokens] * len(starts)
@@ -328,18 +329,21 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
         stop_ids = model.config.stop_ids
     if share is None:
         share = range(len(starts))
-    device = model.device
-    B, T = len(starts) * answers, max(limits)
-    result = Generation.empty(B, T, device)
-    if not share:
-        return result
-    uniform = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)).to(device)
-    stop = torch.tensor(stop_ids, dtype=torch.long, device=device)
-    sampling = Sampling(uniform, stop, temperature, greedy)
-    share = range(share.start * answers, share.stop * answers)
-    decode(model, prompts, repeated(starts, answers), repeated(limits, answers), share, sampling,
-           result)
+    model = whole_model(model)  # all processes have to call it, those with an empty share, too
+    result = Generation.empty(len(starts) * answers, max(limits), model.device)
+    if share:
+        uniform = random_numbers(result.mask.shape, seed, model.device)
+        stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
+        sampling = Sampling(uniform, stop, temperature, greedy)
+        numbers = range(share.start * answers, share.stop * answers)
+        decode(model, prompts, repeated(starts, answers), repeated(limits, answers), numbers,
+               sampling, result)
     return result
+
+
+def random_numbers(shape: torch.Size, seed: int, device) -> torch.Tensor:
+    """Uniform in [0, 1), drawn on the CPU: the same ones whatever the device is."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
 def repeated(values: list, count: int) -> list:
@@ -351,19 +355,20 @@ def repeated(values: list, count: int) -> list:
 
 
 def decode(model: Qwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
-           share: range, sampling: Sampling, result: Generation) -> None:
-    """Fill in the rows of the share. Only the prompts that they go on from are computed."""
+           numbers: range, sampling: Sampling, result: Generation) -> None:
+    """Fill in the rows with these numbers. Only the prompts that they go on from are computed."""
     fast_model = copy_for_sampling(model)
     # cheaper than no_grad; `result` was made outside, so autograd can use it like any tensor
     with torch.inference_mode():
-        rows = Rows.of_starts(starts, limits, share, model.device)
+        rows = Rows.of_starts(starts, limits, numbers, model.device)
         prompt = torch.tensor([start.prompt for start in starts], device=model.device)[rows.index]
-        cache = Cache(model.config, model.compute_dtype, prompt, slots=result.mask.shape[1] - 1)
-        decoding = Decoding(fast_model, rows, cache, sampling, result)
         without = torch.tensor([start.without for start in starts], device=model.device)
+        longest = result.mask.shape[1]
+        cache = Cache(model.config, model.compute_dtype, prompt, slots=longest - 1)
+        decoding = Decoding(fast_model, rows, cache, sampling, result)
         needed = [prompts[number] for number in prompt.unique().tolist()]
         decoding.prefill(needed, without[rows.index] if (without >= 0).any() else None)
-        step_until_done(decoding, result.mask.shape[1])
+        step_until_done(decoding, longest)
 
 
 def check_request(model: Qwen2, starts: list[Start], limits: list[int], answers: int,
