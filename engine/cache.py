@@ -21,8 +21,8 @@ token is sampled but never fed to the model. The step that feeds token 1 writes 
     row 2        x x x x x     x x .
     row 3        x x x x x     x x .
 
-The pairs stand by question, then key head, then answer. So all that meet the same keys of a prompt
-are neighbours, in a grid (Q, K, G) of G = 2 answers, and one product serves them:
+Pairs are ordered by question, then key head, then answer. So those that meet the same keys of a
+prompt are neighbours. They form a grid (Q, K, G) of G = 2 answers, and one product serves them:
 
     pair         0   1   2   3   4   5   6   7
     row          0   1   0   1   2   3   2   3
@@ -33,8 +33,8 @@ are neighbours, in a grid (Q, K, G) of G = 2 answers, and one product serves the
     scores       (Q, K, G * H / K, P)        = (2, 2, 4, 5)    with prompt_keys
                  (E, H / K, slots)           = (8, 2, 3)       with keys
 
-When row 1 leaves, 6 pairs remain, and the grid has two holes. Pair 0 is computed there as well,
-and the result is dropped:
+When row 1 leaves, 6 pairs remain, and the grid has two holes. There pair 0 is computed once more,
+and its result is dropped:
 
     place in grid    0   1   2   3   4   5   6   7
     pair             0   -   1   -   2   3   4   5
@@ -49,7 +49,6 @@ how many. Here rows 2 and 3 go on from the first 4 and the first 2 tokens of r:
 import torch
 
 from qwen2_model import ModelConfig
-
 
 FIRST_SLOTS = 32  # the cache begins with so many and grows: most answers end long before the limit
 
@@ -87,13 +86,13 @@ class Layout:
 
     def pairs_to_grid(self, x: torch.Tensor) -> torch.Tensor:
         """(E, n, m) -> (Q, K, G * n, m)"""
-        places = x.index_select(0, self.pair) if self.has_holes else x
-        return places.unflatten(0, (-1, self.K, self.G)).flatten(2, 3)
+        by_place = x.index_select(0, self.pair) if self.has_holes else x
+        return by_place.unflatten(0, (-1, self.K, self.G)).flatten(2, 3)
 
     def grid_to_pairs(self, x: torch.Tensor) -> torch.Tensor:
         """(Q, K, G * n, m) -> (E, n, m)"""
-        places = x.unflatten(2, (self.G, -1)).flatten(0, 2)
-        return places.index_select(0, self.place) if self.has_holes else places
+        by_place = x.unflatten(2, (self.G, -1)).flatten(0, 2)
+        return by_place.index_select(0, self.place) if self.has_holes else by_place
 
 
 class Cache:
@@ -115,7 +114,7 @@ class Cache:
         shape = (config.num_hidden_layers, pairs, min(slots, FIRST_SLOTS), config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=question.device)
         self.values = torch.zeros(shape, dtype=dtype, device=question.device)
-        self.prompt_keys = []    # a layer: (Q, K, P, head_dim)
+        self.prompt_keys = []    # of each layer (Q, K, P, head_dim)
         self.prompt_values = []
         self.seen = None         # (R,) how many tokens of its prompt each row sees
         self.unseen = None       # (Q, 1, G, 1, P) to be added to scores: -inf if not seen, else 0
@@ -131,13 +130,14 @@ class Cache:
         self.hide_unseen(longest)
 
     def hide_unseen(self, longest: int) -> None:
-        """Lay out the mask as the grid stands; a hole sees nothing but the first token."""
-        places = torch.ones_like(self.layout.pair)  # (Q * K * G,)
-        places[self.layout.place] = self.layout.rows_to_pairs(
-            self.seen[:, None, None].expand(-1, self.layout.K, 1)).flatten()
-        in_grid = places.view(-1, self.layout.K, self.layout.G)[:, :1, :, None, None]
-        is_unseen = torch.arange(longest, device=places.device) >= in_grid
-        zeros = torch.zeros(is_unseen.shape, device=places.device)
+        """Make the mask `unseen` in the order of the grid; a hole sees only the first token."""
+        layout = self.layout
+        of_heads = self.seen[:, None, None].expand(-1, layout.K, 1)           # (R, K, 1)
+        seen = torch.ones_like(layout.pair)                                   # (Q * K * G,)
+        seen[layout.place] = layout.rows_to_pairs(of_heads).flatten()
+        seen = seen.view(-1, layout.K, layout.G)[:, :1, :, None, None]        # (Q, 1, G, 1, 1)
+        is_unseen = torch.arange(longest, device=seen.device) >= seen         # (Q, 1, G, 1, P)
+        zeros = torch.zeros(is_unseen.shape, device=seen.device)
         self.unseen = zeros.masked_fill(is_unseen, float("-inf"))
 
     def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -158,7 +158,7 @@ class Cache:
             self.values = self.with_slots(self.values, slots)
 
     def with_slots(self, stored: torch.Tensor, slots: int) -> torch.Tensor:
-        """(layers, E, slots, head_dim): the same with more slots, for the pairs that are left."""
+        """(layers, E, slots, head_dim): what is stored of the E pairs, with room for more slots."""
         layers, _, old_slots, size = stored.shape
         pairs = len(self.layout.order)
         larger = stored.new_zeros(layers, pairs, slots, size)
@@ -193,7 +193,8 @@ class Cache:
         return layout.pairs_to_rows(from_slots + layout.grid_to_pairs(from_prompt))
 
     def write(self, stored: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """(E, end, head_dim): the window, after the new token's (R, K, head_dim) got its slot."""
+        """Store the keys or values (R, K, head_dim) of the new tokens in their slot, and return the
+        slots 0 to end - 1 of all pairs: (E, end, head_dim)."""
         pairs = self.layout.rows_to_pairs(new)
         stored = stored[:len(pairs)]
         stored.index_copy_(1, self.slot, pairs)
@@ -214,7 +215,9 @@ class Cache:
         self.show_prompts(self.seen[stay], self.unseen.shape[-1])
 
     def arrange(self, question: torch.Tensor, key_heads: int) -> torch.Tensor:
-        """Lay out the rows of these questions (R,), numbered anew; returns the old numbers (Q,)."""
-        old, self.question, answers = question.unique(return_inverse=True, return_counts=True)
+        """Number these questions (R,) from 0 again and lay out their rows; returns the numbers that
+        the Q questions had before."""
+        old_numbers, self.question, answers = question.unique(return_inverse=True,
+                                                              return_counts=True)
         self.layout = Layout(self.question, answers, key_heads)
-        return old
+        return old_numbers

@@ -74,8 +74,9 @@ class SharedPrompts:
                        for answers in cut_by_length(answer_lengths, self.ROWS)]
         self.way_back = self.find_way_back()  # (N,)
 
-    def make_block(self, answers: list[int], longest: int) -> Block:
-        answers = torch.tensor(answers, device=self.prompt_of.device)
+    def make_block(self, numbers: list[int], longest: int) -> Block:
+        """The block of the answers with these numbers, the longest of `longest` tokens."""
+        answers = torch.tensor(numbers, device=self.prompt_of.device)
         sees_prompt = self.prompt_mask[self.prompt_of[answers]]      # (r, P)
         sees_prompt = sees_prompt[:, None].expand(-1, longest, -1)   # (r, S, P)
         causal = torch.ones(longest, longest, dtype=torch.bool, device=answers.device).tril()
@@ -84,7 +85,8 @@ class SharedPrompts:
         return Block(answers, self.answers[answers, :longest], mask)
 
     def find_way_back(self) -> torch.Tensor:
-        """(N,): where each flat token stands when all rows are laid end to end, with padding."""
+        """(N,): where each token of the flat sequence stands among the rows of the prompts and of
+        all blocks, when these are laid end to end with their padding."""
         places = [self.prompts.flatten()]
         is_token = [self.prompt_mask.flatten()]
         for block in self.blocks:
@@ -103,16 +105,17 @@ class SharedPrompts:
         mixed = [mix(prompt_queries, prompt_keys, prompt_values)]
         for block in self.blocks:
             queries = to_rows(q, block.places)
-            keys = self.after_prompts(block, prompt_keys, k)
-            values = self.after_prompts(block, prompt_values, v)
+            keys = self.with_prompts(block, prompt_keys, k)
+            values = self.with_prompts(block, prompt_values, v)
             mixed.append(mix(queries, keys, values, block.mask))
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in mixed])
         return end_to_end.index_select(0, self.way_back)
 
-    def after_prompts(self, block: Block, of_prompts, x) -> torch.Tensor:
+    def with_prompts(self, block: Block, prompt_rows, x) -> torch.Tensor:
         """(r, K, P + S, head_dim): keys or values of each answer's prompt, then of the answer."""
-        before = of_prompts[self.prompt_of[block.answers]]
-        return torch.cat([before, to_rows(x, block.places)], 2)
+        at_prompt = prompt_rows[self.prompt_of[block.answers]]
+        at_answer = to_rows(x, block.places)
+        return torch.cat([at_prompt, at_answer], 2)
 
     def received(self, q, k) -> torch.Tensor:
         """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j.
@@ -121,13 +124,14 @@ class SharedPrompts:
         computed here once more, because the fused kernel in `mix` does not return them.
         """
         R, longest = self.answers.shape
-        H, K, size = q.shape[1], k.shape[1], q.shape[2]
+        _, H, head_dim = q.shape
+        K = k.shape[1]
         attention = torch.zeros(R, longest, longest, device=q.device)
         prompt_keys = to_rows(k, self.prompts)
         for block in self.blocks:
             S = block.places.shape[1]
-            keys = self.after_prompts(block, prompt_keys, k).repeat_interleave(H // K, 1)
-            score = (to_rows(q, block.places) @ keys.transpose(-1, -2)).float() * size ** -0.5
+            keys = self.with_prompts(block, prompt_keys, k).repeat_interleave(H // K, 1)
+            score = (to_rows(q, block.places) @ keys.transpose(-1, -2)).float() * head_dim ** -0.5
             weight = score.masked_fill(~block.mask, float("-inf")).softmax(-1)  # (r, H, S, P + S)
             attention[block.answers, :S, :S] = weight.mean(1)[..., -S:]
         return attention
