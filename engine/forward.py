@@ -40,8 +40,8 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor,
 
 
 def lay_out(rollouts: Rollouts, rows: torch.Tensor):
-    """These rows as one flat sequence: its tokens (N,), each prompt once; who sees whom; and which
-    position predicts token t (rows, T).
+    """Lay these rows end to end. Returns the ids of the flat sequence (N,), each prompt once; who
+    sees whom, as SharedPrompts; and for token t the index that predicts it (rows, T).
 
     This is the one place where the shift is made: the end of the prompt predicts token 0, and token
     t - 1 predicts token t. The last token predicts nothing and is left out. Beyond the mask the
@@ -50,7 +50,8 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor):
         prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
     """
     device = rollouts.ids.device
-    lengths, groups = rollouts.length[rows].tolist(), rollouts.group[rows].tolist()
+    lengths = rollouts.length[rows].tolist()
+    groups = rollouts.group[rows].tolist()
     questions = sorted(set(groups))
     prompts = [rollouts.prompt_ids[group] for group in questions]
     answers = [row[:length - 1] for length, row in zip(lengths, rollouts.ids[rows].tolist())]
@@ -72,16 +73,17 @@ def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[tor
 
     Rows stay in order, since answers to one problem stand side by side and share its prompt. The
     largest part comes first, so that the others fit into the memory it leaves. A process with fewer
-    parts than another ends with empty ones: see engine/sharded.py.
+    parts than another gets empty ones at the end: engine/sharded.py says why.
     """
-    def tokens(part):
+    def count_tokens(part):
         questions = rollouts.group[part].unique().tolist()
         prompts = sum(len(rollouts.prompt_ids[question]) for question in questions)
         return prompts + int(rollouts.length[part].sum())
 
     parts = [part for part in rows.split(size) if len(part)]
-    parts.sort(key=tokens, reverse=True)
-    return parts + [rows[:0]] * (processes.most(len(parts)) - len(parts))
+    parts.sort(key=count_tokens, reverse=True)
+    missing = processes.most(len(parts)) - len(parts)
+    return parts + [rows[:0]] * missing
 
 
 class TokenLogProbs(torch.autograd.Function):
@@ -106,7 +108,8 @@ class TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         hidden, matrix, targets, kept = ctx.saved_tensors
-        at_hidden, at_matrix = [], torch.zeros_like(matrix)
+        at_hidden = []
+        at_matrix = torch.zeros_like(matrix)
         parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
         for h, y, g in parts:
             if kept is None:
@@ -128,34 +131,48 @@ def token_distribution(hidden, matrix, targets) -> tuple[torch.Tensor, torch.Ten
 
 
 class Forward:
-    """One extra forward pass over a batch, made at the first look and kept for the next ones."""
+    """One extra forward pass over a batch, made when it is first asked for, its results kept."""
 
     def __init__(self, model: Qwen2, micro_batch: int):
-        self.model, self.micro_batch, self.seen = model, micro_batch, {}
+        self.model = model
+        self.micro_batch = micro_batch
+        self.results = {}
 
     @torch.no_grad()
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         """hidden (B, T, D), and on request attention (B, T, T); see Rollouts."""
-        if not self.seen or attention and "attention" not in self.seen:
-            (B, T), device = rollouts.mask.shape, rollouts.ids.device
-            self.seen = {"hidden": torch.zeros(B, T, self.model.config.hidden_size, device=device)}
-            if attention:
-                self.seen["attention"] = torch.zeros(B, T, T, device=device)
-            own = rollouts.own_rows()
-            for rows in micro_batches(rollouts, own[rollouts.length[own] > 0], self.micro_batch):
-                self.look_at(rollouts, rows, attention)
-            processes.add_up(*self.seen.values())
-        return self.seen
+        is_missing = "hidden" not in self.results
+        if attention and "attention" not in self.results:
+            is_missing = True
+        if is_missing:
+            self.look_at_all(rollouts, attention)
+        return self.results
+
+    def look_at_all(self, rollouts: Rollouts, attention: bool) -> None:
+        """Fill in the results, micro-batch by micro-batch."""
+        B, T = rollouts.mask.shape
+        device = rollouts.ids.device
+        self.results = {"hidden": torch.zeros(B, T, self.model.config.hidden_size, device=device)}
+        if attention:
+            self.results["attention"] = torch.zeros(B, T, T, device=device)
+        rows = rollouts.own_rows()
+        rows_with_tokens = rows[rollouts.length[rows] > 0]
+        for part in micro_batches(rollouts, rows_with_tokens, self.micro_batch):
+            self.look_at(rollouts, part, attention)
+        processes.add_up(*self.results.values())
 
     def look_at(self, rollouts: Rollouts, rows: torch.Tensor, attention: bool) -> None:
+        """Fill in the results of these rows."""
         ids, shared, predicts = lay_out(rollouts, rows)
-        last_layer, S = self.model.config.num_hidden_layers - 1, shared.answers.shape[1]
+        mask = rollouts.mask[rows]
+        last_layer = self.model.config.num_hidden_layers - 1
+        S = shared.answers.shape[1]
 
         def attend(layer, q, k, v):
             if attention and layer == last_layer:  # token t - 1 looks when token t is predicted
-                received = shared.received(q, k) * rollouts.mask[rows][:, 1:S + 1, None]
-                self.seen["attention"][rows, 1:S + 1, :S] = received
+                received = shared.received(q, k) * mask[:, 1:S + 1, None]
+                self.results["attention"][rows, 1:S + 1, :S] = received
             return shared(layer, q, k, v)
 
         hidden = self.model.model(ids, shared.positions, attend).float()
-        self.seen["hidden"][rows] = hidden[predicts] * rollouts.mask[rows][..., None]
+        self.results["hidden"][rows] = hidden[predicts] * mask[..., None]

@@ -23,17 +23,18 @@ class LostProcess(UserError):
 
 
 def start(device: str) -> str:
-    """Join the others, if torchrun started this process. Returns this one's own device. Calling it
-    again only returns the device."""
+    """Join the other processes, if torchrun started this one, and return this one's device. A
+    second call only returns the device."""
     if is_alone():
         return device
     refuse_half_an_environment()
     if device == "cuda":
-        rank, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-        if rank >= count:
-            raise UserError(f"--device cuda: {rank + 1} processes or more on this machine, and "
-                            f"PyTorch sees {count} CUDA devices here")
-        device = f"cuda:{rank}"
+        local_rank = int(os.environ["LOCAL_RANK"])
+        devices = torch.cuda.device_count()
+        if local_rank >= devices:
+            raise UserError(f"--device cuda: {local_rank + 1} processes or more on this machine, "
+                            f"and PyTorch sees {devices} CUDA devices here")
+        device = f"cuda:{local_rank}"
         torch.cuda.set_device(device)
     elif device != "cpu":
         raise UserError(f"--device {device}: every process takes a device of its own, say cuda")
@@ -48,12 +49,12 @@ def start(device: str) -> str:
 
 
 def is_alone() -> bool:
-    """Whether this process shares its run with nobody, as far as torchrun has told."""
+    """Whether no other process shares the run, as the environment that torchrun sets has it."""
     return os.environ.get("WORLD_SIZE", "") in ("", "1")
 
 
 def refuse_half_an_environment() -> None:
-    """torchrun tells every process these numbers; somebody else may have told only some."""
+    """torchrun sets all of these numbers for every process; another program may set only some."""
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
         if not os.environ.get(name, "").isdecimal():
             raise LostProcess(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, but {name} is "
@@ -68,7 +69,7 @@ def stop() -> None:
     """Leave the others, at the end. An error ends the process without waiting for them."""
     if dist.is_initialized():
         if sys.exc_info()[0] is None:
-            dist.barrier()  # who leaves while another still talks makes that one abort
+            dist.barrier()  # a process that left early would abort those that still communicate
         dist.destroy_process_group()
 
 
@@ -83,26 +84,28 @@ def rank() -> int:
 
 
 def speaks() -> bool:
-    """Whether this process is the one that prints. torchrun tells before the processes have met; a
-    RANK that something else has left in the environment does not silence a run."""
+    """Whether this process is the one that prints. The environment knows it before the processes
+    have met. A RANK that another program left there does not silence a run that is alone."""
     return is_alone() or os.environ.get("RANK", "0") == "0"
 
 
 def share(n: int) -> range:
-    """Which of n things are this process's."""
+    """Which of n things this process works on."""
     return range(n * rank() // count(), n * (rank() + 1) // count())
 
 
 def add_up(*tensors: torch.Tensor) -> None:
-    """Add over all processes, in place. What is not a process's own is 0 there, so this also puts
+    """Add over all processes, in place. Each has 0 where the others worked, so this also puts their
     shares together."""
-    for tensor in tensors if count() > 1 else ():
-        whole = tensor
+    if count() == 1:
+        return
+    for tensor in tensors:
+        summed = tensor
         if tensor.dtype in (torch.bool, torch.long):
-            whole = tensor.float()  # token numbers are below 2^24
-        together(dist.all_reduce, whole)
-        if whole is not tensor:
-            tensor.copy_(whole)
+            summed = tensor.float()  # token numbers are below 2^24
+        together(dist.all_reduce, summed)
+        if summed is not tensor:
+            tensor.copy_(summed)
 
 
 def add_up_numbers(numbers: dict[str, float]) -> dict[str, float]:
@@ -148,5 +151,6 @@ def about_loss(error: Exception) -> str:
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether this came of another process's end, out of PyTorch's own talk between processes."""
+    """Whether this error came up because another process has ended, in a message between processes
+    that PyTorch sends by itself."""
     return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))

@@ -4,17 +4,17 @@ PyTorch's `fully_shard` does it (FSDP2; the idea is ZeRO-3, 1910.02054). Gradien
 moments are cut like the parameters. For n parameters and P processes:
 
     kept               16 n / P bytes, in float32: parameters, gradients, two moments
-    passing through    a layer at a time is made whole before it is used, in the type that is
-                       multiplied, and forgotten behind it; its gradient, made whole, is added up
-                       over the processes, and each keeps the sum of its own rows
+    passing through    one layer at a time is made whole before it is used, in the type of the
+                       products, and dropped afterwards; its whole gradient is added up over the
+                       processes, and each keeps the sum of its own rows
 
-Loop, loss and files are those of a run without it. What is special is all here or asks here:
+Loop, loss and files are those of a run without it. The code that differs is here, or calls this:
 
-    micro_batches      (forward.py) every pass meets the others at every layer, so all processes
-                       make equally many; who has nothing left passes an empty batch
-    whole_model        a copy to sample from: no token can wait until 28 layers have been gathered
-    whole, part_for    a tensor into a file and out of one, by the rows; a checkpoint does not
-                       tell how many processes wrote it
+    micro_batches      (forward.py) processes wait for each other at every layer, so all of them
+                       make equally many passes; one that has no answers left passes empty batches
+    whole_model        a copy to sample from: gathering 28 layers for every token takes too long
+    whole, part_for    a whole tensor for a file, and a process's rows of one; a checkpoint is the
+                       same however many processes wrote it
 
 Left out: sampling layer by layer. A copy in bfloat16 has to fit beside the parts.
 """
@@ -26,23 +26,23 @@ from engine import processes
 def shard(model, device: torch.device, dtype: torch.dtype) -> None:
     """Cut a model that has no memory yet. Its layers are gathered in `dtype`, gradients are added
     up in float32."""
-    from torch.distributed.device_mesh import init_device_mesh  # which takes a second
+    from torch.distributed.device_mesh import init_device_mesh  # this import takes a second
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-    how = {"mesh": init_device_mesh(device.type, (processes.count(),)),
-           "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)}
+    options = {"mesh": init_device_mesh(device.type, (processes.count(),)),
+               "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)}
     for layer in model.model.layers:
-        fully_shard(layer, **how)
-    if model.lm_head is not None:  # stays whole behind the layers until the loss has used it
-        fully_shard([model.model.norm, model.lm_head], reshard_after_forward=False, **how)
-    fully_shard(model.model, **how)  # what is left: the embeddings, which stay whole as long
+        fully_shard(layer, **options)
+    if model.lm_head is not None:  # stays whole after the forward pass, until the loss has used it
+        fully_shard([model.model.norm, model.lm_head], reshard_after_forward=False, **options)
+    fully_shard(model.model, **options)  # the embeddings, which stay whole as long
     for module in model.modules():
-        if isinstance(module, FSDPModule):  # add gradients up, instead of their mean
+        if isinstance(module, FSDPModule):  # the sum of the gradients, instead of their mean
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 
 def is_part(tensor: torch.Tensor) -> bool:
-    """Whether each process keeps some rows of it only: a DTensor."""
+    """Whether each process keeps only some rows of it: a DTensor."""
     return hasattr(tensor, "to_local")
 
 
@@ -52,29 +52,30 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def part_for(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Those rows of a whole tensor that belong into this process's part of `place`."""
+    """The rows of a whole tensor that belong in this process's part of `place`."""
     if not is_part(place):
         return tensor
-    rows = -(-len(tensor) // processes.count())  # of each process, while there are any
+    rows = -(-len(tensor) // processes.count())  # a process; the last ones get fewer, or none
     return tensor[rows * processes.rank():rows * (processes.rank() + 1)]
 
 
 def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
-    """What is true of this process's rows, is it of those of the others, where there are any?"""
+    """Whether `is_true` in every process, if one of the tensors is cut; otherwise what this process
+    says."""
     if any(is_part(tensor) for tensor in tensors):
         return not processes.any_of(not is_true)
     return is_true
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All rows. Every process has to ask."""
+    """The whole tensor, all rows of it. Every process has to call this."""
     return tensor.full_tensor() if is_part(tensor) else tensor
 
 
 @torch.no_grad()
 def whole_model(model, dtype: torch.dtype | None = None):
-    """The model itself, or where it is cut a copy that is not, to sample from: matrices in `dtype`,
-    by default the one that is multiplied. Every process has to ask."""
+    """A model to sample from: this one, or if it is cut, a whole copy with its matrices in `dtype`,
+    by default the type of the products. Every process has to call this."""
     if not any(is_part(parameter) for parameter in model.parameters()):
         return model
     dtype = dtype or model.compute_dtype
@@ -91,7 +92,8 @@ def whole_model(model, dtype: torch.dtype | None = None):
 
 
 def keep_parts_only(model) -> None:
-    """Forget what a forward pass without a backward pass has left whole, where the model is cut."""
+    """Drop the layers of a cut model that are still whole after a forward pass. A backward pass
+    does so by itself."""
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()
