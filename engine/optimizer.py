@@ -9,6 +9,7 @@ the bus.
 """
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -24,7 +25,7 @@ STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
 
 
 def make_optimizer(model: Qwen2, learning_rate: float, weight_decay: float, offload: bool, device):
-    """For a model that stands on the device, or with `offload` still on the CPU."""
+    """The optimizer of a model. With `offload` the model is still on the CPU and is moved here."""
     if offload:
         return OffloadedAdamW(model, device, learning_rate, weight_decay)
     return AdamW(model.parameters(), learning_rate, weight_decay)
@@ -34,7 +35,7 @@ def clip_and_step(optimizer, max_grad_norm: float) -> float:
     """Step along the gradient of all processes; returns its norm before clipping.
     Where the gradient is not finite nothing is changed, and the run stops."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if processes.count() > 1 and not is_part(parameters[0]):  # parts are added up already
+    if processes.count() > 1 and not is_part(parameters[0]):  # torch adds parts up itself
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         processes.add_up(*(p.grad for p in parameters))
@@ -49,15 +50,15 @@ def clip_and_step(optimizer, max_grad_norm: float) -> float:
 class AdamW:
     """The step of torch.optim.AdamW with fused=True, to the bit.
 
-    To make one of those imports torch's whole compiler, of which nothing is used here: more than a
-    second and 70 MB at every start.
+    torch's own imports the whole compiler when it is made, and nothing of that is used here: more
+    than a second and 70 MB at every start.
     """
     BETAS, EPSILON = (0.9, 0.999), 1e-8
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
                  weight_decay: float = 0.0):
         self.param_groups = [{"params": list(parameters)}]  # named as torch's optimizers have it
-        self.state = defaultdict(dict)  # of each parameter its STATE, once it had a gradient
+        self.state = defaultdict(dict)  # STATE by name of each parameter that has had a gradient
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
 
@@ -72,7 +73,10 @@ class AdamW:
             if not self.state[p]:
                 count = torch.zeros((), dtype=torch.float32, device=p.device)
                 self.state[p] = dict(zip(STATE, (count, torch.zeros_like(p), torch.zeros_like(p))))
-        counts, means, squares = ([self.state[p][name] for p in moved] for name in STATE)
+        states = [self.state[p] for p in moved]
+        counts = [state["step"] for state in states]
+        means = [state["exp_avg"] for state in states]
+        squares = [state["exp_avg_sq"] for state in states]
         adamw(moved, [p.grad for p in moved], means, squares, [], counts, fused=True,
               amsgrad=False, maximize=False, lr=self.learning_rate, beta1=self.BETAS[0],
               beta2=self.BETAS[1], eps=self.EPSILON, weight_decay=self.weight_decay)
@@ -82,23 +86,24 @@ class OffloadedAdamW(AdamW):
     """Its parameters are float32 copies on the CPU of the model's, in the same order."""
 
     def __init__(self, model: Qwen2, device, learning_rate: float, weight_decay: float):
-        exact = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
-        super().__init__(exact, learning_rate, weight_decay)
-        self.pairs = list(zip(model.parameters(), exact))
+        copies = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
+        super().__init__(copies, learning_rate, weight_decay)
+        self.pairs = list(zip(model.parameters(), copies))
         model.keep_matrices_in(model.compute_dtype).to(device)
-        for used, kept in self.pairs:
-            used.register_post_accumulate_grad_hook(lambda used, kept=kept: self.take(used, kept))
+        for parameter, copy in self.pairs:
+            parameter.register_post_accumulate_grad_hook(partial(self.take_gradient, copy))
 
-    def take(self, used: torch.Tensor, kept: torch.Tensor) -> None:
-        gradient = used.grad.to("cpu", torch.float32)
-        kept.grad = gradient if kept.grad is None else kept.grad.add_(gradient)
-        used.grad = None
+    def take_gradient(self, copy: torch.Tensor, parameter: torch.Tensor) -> None:
+        """Add the gradient of the model's parameter to that of its copy, and drop it there."""
+        gradient = parameter.grad.to("cpu", torch.float32)
+        copy.grad = gradient if copy.grad is None else copy.grad.add_(gradient)
+        parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
         super().step()
-        for used, kept in self.pairs:
-            used.copy_(kept)
+        for parameter, copy in self.pairs:
+            parameter.copy_(copy)
 
 
 def optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
@@ -112,6 +117,7 @@ def optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter]) -> dict[st
 
 def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter],
                            tensors: dict[str, torch.Tensor]) -> None:
+    """Give the optimizer what `optimizer_tensors` has returned."""
     if not tensors:  # saved before the first step
         return
     wanted = {f"{key}.{name}" for name in parameters for key in STATE}
@@ -121,13 +127,14 @@ def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter],
     for name, parameter in parameters.items():
         state = {key: tensors[f"{key}.{name}"] for key in STATE}
         check_state(name, state, parameter)
-        step = state["step"].clone().to(parameter.device)
-        optimizer.state[parameter] = {"step": step} | {
-            key: like(parameter, state[key]) for key in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {
+            "step": state["step"].clone().to(parameter.device),
+            "exp_avg": copy_like(parameter, state["exp_avg"]),
+            "exp_avg_sq": copy_like(parameter, state["exp_avg_sq"])}
 
 
-def like(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
-    """A copy of the value, on the parameter's device and cut as it is."""
+def copy_like(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+    """A copy of the value on the parameter's device, and cut if the parameter is (--shard)."""
     copy = torch.empty_like(parameter, requires_grad=False)
     own_part(copy).copy_(part_for(parameter, value))
     return copy
