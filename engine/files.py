@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,25 +48,41 @@ def read_lines(path: Path) -> list[dict]:
     """Read a JSONL file of objects; no file is no lines. The last line may be cut off by a kill,
     and is left out then. Any other broken line is an error."""
     objects = []
-    try:
-        with reading(path) as file:
-            for number, line in enumerate(iter(lambda: file.readline(LARGEST_JSON + 1), ""), 1):
-                try:
-                    objects.append(parse_json(line))
-                except ValueError:
-                    if line.endswith("\n") or len(line) > LARGEST_JSON:
-                        raise UserError(f"{path}, line {number} is not JSON") from None
-                    break
-                if not isinstance(objects[-1], dict):
-                    raise UserError(f"{path}, line {number} should hold a JSON object")
-    except FileNotFoundError:
-        pass
+    for number, line in enumerate(lines_in(path), 1):
+        content = parse_line(line, f"{path}, line {number}")
+        if content is None:
+            break
+        objects.append(content)
     return objects
 
 
+def lines_in(path: Path) -> Iterator[str]:
+    """The lines of a text file, none if there is no file. One that is too long comes in pieces."""
+    try:
+        with reading(path) as file:
+            while line := file.readline(LARGEST_JSON + 1):
+                yield line
+    except FileNotFoundError:
+        return
+
+
+def parse_line(line: str, where: str) -> dict | None:
+    """The object of a line; None of a line that is cut off."""
+    try:
+        content = parse_json(line)
+    except ValueError:
+        is_cut_off = not line.endswith("\n") and len(line) <= LARGEST_JSON
+        if is_cut_off:
+            return None
+        raise UserError(f"{where} is not JSON") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{where} should hold a JSON object")
+    return content
+
+
 def parse_json(text: str):
-    """A ValueError for everything that is wrong with it; also for numbers that JSON does not have
-    (NaN) or floats cannot hold (1e999)."""
+    """What a JSON text holds. Whatever is wrong with it is a ValueError, also a number that JSON
+    does not have (NaN) or floats cannot hold (1e999)."""
     if len(text) > LARGEST_JSON:
         raise ValueError(f"longer than {LARGEST_JSON // 2 ** 20} MiB")
     try:
@@ -83,8 +100,8 @@ def finite(text: str) -> float:
 
 @contextmanager
 def reading(path: Path):
-    """Open a text file. What is not there is left to the caller; another reason why it cannot be
-    read is said in one sentence. A pipe or a device could go on for ever, and is refused."""
+    """Open a text file. FileNotFoundError is left to the caller, any other reason why it cannot be
+    read becomes one sentence. A pipe or a device is refused, because it might never end."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             reason = "Is a directory" if os.path.isdir(path) else "Not a regular file"
@@ -133,13 +150,13 @@ def whole_file(path: Path):
 @contextmanager
 def whole_folder(path: Path):
     """Make a folder whole or not at all: `with` gives one to fill, and renames it to `path` at the
-    end. If something goes wrong, it is removed. What a killed process left of the same folder is
-    removed, too; what another process is filling at this moment is left alone."""
+    end. If something goes wrong, it is removed. So is one for the same `path` that a killed process
+    left unfinished, but not one that another process is filling at this moment."""
     unfinished = unfinished_name(path)
     with writing(path):
         refuse_full_folder(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_what_was_left(path)
+        remove_abandoned(path)
         unfinished.mkdir()
         lock = lock_folder(unfinished)
     try:
@@ -155,7 +172,7 @@ def whole_folder(path: Path):
 
 
 def unfinished_name(path: Path) -> Path:
-    """Beside the path, hidden, and a name that nobody else has."""
+    """A hidden name beside the path that no other process uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
@@ -164,39 +181,40 @@ def refuse_full_folder(path: Path) -> None:
         raise UserError(f"{path} exists already")
 
 
-def remove_what_was_left(path: Path) -> None:
+def remove_abandoned(path: Path) -> None:
     """Remove the unfinished folders of this name that no living process holds."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
         try:
-            lock = lock_folder(left)
+            lock = lock_folder(folder)
         except OSError:
             continue
         if lock is not None:  # Windows knows no such lock: there it stays
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         let_go(lock)
 
 
 def lock_folder(path: Path) -> int | None:
     """Lock a folder for this process, or fail with BlockingIOError. The lock goes with the process,
     and stays with the folder when that is renamed."""
-    folder = hold_folder(path)
-    if folder is not None:
+    descriptor = hold_folder(path)
+    if descriptor is not None:
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(folder)
+            os.close(descriptor)
             raise
-    return folder
+    return descriptor
 
 
 def hold_folder(path: Path) -> int | None:
-    """Open it, so that it can be told from another that takes its place later."""
+    """Open a folder, so that another one that takes its place later can be noticed."""
     return os.open(path, os.O_RDONLY) if fcntl else None
 
 
-def let_go(folder: int | None) -> None:
-    if folder is not None:
-        os.close(folder)
+def let_go(descriptor: int | None) -> None:
+    """Close a folder that was held or locked."""
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def make_folder(path: Path) -> None:
