@@ -28,10 +28,12 @@ TRAVELS_ALONG = (  # from the model's folder to every checkpoint
 
 class RunFolder:
     def __init__(self, path: Path):
-        self.path, self.held = Path(path), None
+        self.path = Path(path)
+        self.descriptor = None  # of the folder, once it is locked
 
     @classmethod
     def create(cls, path: Path, config: dict, tokenizer: Path) -> "RunFolder":
+        """Make the folder with its config.json and a copy of the tokenizer."""
         with whole_folder(path) as unfinished, writing(path):
             replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
             shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
@@ -41,24 +43,26 @@ class RunFolder:
         """Lock the folder for the one process that writes it. The lock goes with the process."""
         with writing(self.path):
             try:
-                self.held = lock_folder(self.path)
+                self.descriptor = lock_folder(self.path)
             except BlockingIOError:
                 raise UserError(f"{self.path} is being written by another process") from None
         return self
 
     def __exit__(self, *_) -> None:
-        let_go(self.held)
-        self.held = None
+        let_go(self.descriptor)
+        self.descriptor = None
 
     def is_where_it_was(self) -> bool:
         """Whether the path still leads to the folder that was locked."""
+        if self.descriptor is None:
+            return True
         try:
-            return self.held is None or os.path.samestat(os.fstat(self.held), os.stat(self.path))
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(self.path))
         except OSError:
             return False
 
     def refuse_other_folder(self) -> None:
-        """Before each write: the folder may have been moved, and another put in its place."""
+        """Stop before a write if the folder was moved, or another one put in its place."""
         if not self.is_where_it_was():
             raise UserError(f"{self.path} was moved, replaced or removed while this run was "
                             "writing it, so the run ends here. Where it is now, it is whole: "
@@ -74,13 +78,14 @@ class RunFolder:
 
     def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                      **more: torch.Tensor) -> None:
-        """What the tokens of this process's problems were given."""
+        """Write what every token was given, of the answers to this process's problems."""
         self.refuse_other_folder()
         path = self.credit(step, processes.rank())
         with writing(path):
             write_credit(path, rollouts, weight, **more)
 
     def lines(self, name: str) -> list[dict]:
+        """The lines of a log, each of which has to say its step."""
         lines = read_lines(self.path / name)
         for number, line in enumerate(lines, 1):
             if type(line.get("step")) is not int:
@@ -88,7 +93,7 @@ class RunFolder:
         return lines
 
     def last_step(self) -> int:
-        """Of the steps on record; 0 before the first."""
+        """The last step on record; 0 before the first."""
         return max((line["step"] for line in self.lines("metrics.jsonl")), default=0)
 
     def credit(self, step: int, rank: int = 0) -> Path:
@@ -118,17 +123,18 @@ class RunFolder:
                 shutil.rmtree(path)
 
     def shorten(self, name: str, step: int) -> None:
-        """Keep the lines up to this step as they are: a seal knows their very letters."""
+        """Keep the lines up to this step, letter for letter: a seal has a sha256 of them."""
         path = self.path / name
         if path.exists():
-            lines = self.lines(name)  # which says what is wrong with a damaged file
+            lines = self.lines(name)  # stops at a damaged line
             texts = path.read_text(encoding="utf-8").split("\n")
             kept = [text for text, line in zip(texts, lines) if line["step"] <= step]
             self.replace(name, "".join(f"{text}\n" for text in kept))
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
                         source: Path, state: dict[str, torch.Tensor]) -> None:
-        """Write a model folder like `source`, its origin, with the trainer's state below it."""
+        """Write a model folder with the trainer's state in trainer/. `source` is the folder from
+        which the model was loaded: its tokenizer and the like are copied."""
         self.refuse_other_folder()
         checkpoint = self.path / "checkpoints" / f"step_{step:06d}"
         with whole_folder(checkpoint) as unfinished, writing(checkpoint):
@@ -158,11 +164,13 @@ class RunFolder:
         states = [path for path in self.path.glob("checkpoints/step_*/trainer")
                   if step_of(path.parent) is not None]
         with writing(self.path):
-            for old in sorted(states, key=lambda path: step_of(path.parent))[:-keep]:
-                shutil.rmtree(old)
+            states.sort(key=lambda path: step_of(path.parent))
+            for old_state in states[:-keep]:
+                shutil.rmtree(old_state)
 
     def remove_unless_begun(self) -> None:
-        """A first step that failed leaves nothing in the way of the next attempt."""
+        """Remove the folder if no step is on record, so that it is not in the way of the next
+        attempt."""
         if self.is_where_it_was() and not (self.path / "metrics.jsonl").exists():
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -172,7 +180,7 @@ class Bystander(RunFolder):
 
     def __enter__(self) -> "Bystander":
         with writing(self.path):
-            self.held = hold_folder(self.path)
+            self.descriptor = hold_folder(self.path)
         return self
 
     def replace(self, *_) -> None:
@@ -182,7 +190,8 @@ class Bystander(RunFolder):
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
                         source: Path, state: dict[str, torch.Tensor]) -> None:
-        for tensors in (parameters, state):  # in the order in which rank 0 writes them
+        """Give rank 0 the parts of the tensors that it writes, in the same order."""
+        for tensors in (parameters, state):
             write_tensors(None, tensors)
 
     def write_weights(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor]) -> None:
@@ -190,7 +199,7 @@ class Bystander(RunFolder):
 
 
 def open_run(folder: Path) -> RunFolder:
-    """The folder of a run, as this process may use it."""
+    """The folder of a run: one to write for rank 0, a Bystander's for the others."""
     return RunFolder(folder) if processes.rank() == 0 else Bystander(folder)
 
 
