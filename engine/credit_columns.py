@@ -42,17 +42,16 @@ COLUMNS = {
     "reward_reasoning": Column("answer", np.float32),
     "prompt_ids": Column("prompt token", np.int32, 0, 2 ** 24),
     "prompt_start": Column("question", np.int32, 0, MOST)}
-SOMETIMES = {  # a batch had several updates, or a probe measured the credit; files of older runs
-    # do not name their process
-    "ratio": Column("token", np.float32, low=0),
-    "true_credit": Column("token", np.float32),
+SOMETIMES = {  # columns that not every file has
+    "ratio": Column("token", np.float32, low=0),           # where a batch had several updates
+    "true_credit": Column("token", np.float32),            # where a probe measured it
     "true_credit_se": Column("token", np.float32, low=0),
-    "process": Column("file", np.int32, 0, MOST)}
+    "process": Column("file", np.int32, 0, MOST)}          # not in the files of older runs
 FURTHER = Column("token", np.float32)  # any other name
-COUNTED_BY = {  # what there is one of, and the column that says how many there are
+COUNTED_BY = {  # Column.per -> the column that has one entry for each of them
     "token": "token_id", "answer": "group", "question": "prompt_start",
     "prompt token": "prompt_ids"}
-PROCESS = ("rank", "count")  # the two entries of that column
+PROCESS = ("rank", "count")  # the two entries of the column `process`
 
 
 def column_of(name: str) -> Column:
@@ -75,7 +74,7 @@ def checked(path: Path, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def check_type(path: Path, name: str, values: np.ndarray) -> None:
-    """Any size of number will do, of the right kind."""
+    """Refuse another kind of number than the column is written with. Its size may be another."""
     wanted = np.dtype(column_of(name).dtype).kind.replace("u", "i")
     if values.dtype.kind.replace("u", "i") != wanted or values.dtype.itemsize > 8:
         raise UserError(f"{path} is broken: its {name} should hold {WORDS[wanted]}, and holds "
@@ -100,19 +99,19 @@ def check_range(path: Path, name: str, values: np.ndarray) -> None:
 
 def check_order(path: Path, columns: dict[str, np.ndarray]) -> None:
     """Answers and prompts stand end to end, none of them empty; groups come one after another."""
-    whole = {name: columns[name].astype(np.int64)
-             for name in ("episode_start", "prompt_start", "group")}
-    tokens, prompt_tokens = columns["token_id"].size, columns["prompt_ids"].size
-    right = {"episode_start": are_starts(whole["episode_start"], tokens),
-             "prompt_start": are_starts(whole["prompt_start"], prompt_tokens),
-             "group": are_groups(whole["group"], columns["prompt_start"].size)}
-    for name, is_right in right.items():
+    episode_start = columns["episode_start"].astype(np.int64)
+    prompt_start = columns["prompt_start"].astype(np.int64)
+    group = columns["group"].astype(np.int64)
+    checks = {"episode_start": are_starts(episode_start, columns["token_id"].size),
+              "prompt_start": are_starts(prompt_start, columns["prompt_ids"].size),
+              "group": are_groups(group, prompt_start.size)}
+    for name, is_right in checks.items():
         if not is_right:
             raise UserError(f"{path} is broken: its {name} does not fit the other columns")
 
 
 def are_starts(starts: np.ndarray, count: int) -> bool:
-    """Whether parts that begin here fill `count` places."""
+    """Whether parts that begin at these places fill `count` places, none of them empty."""
     return bool(len(starts) and starts[0] == 0 and (np.diff(starts, append=count) > 0).all())
 
 

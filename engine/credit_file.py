@@ -24,21 +24,21 @@ from engine.tokens import token_bytes
 
 SCORES = {"reward": "reward", "reward_format": "format", "reward_answer": "answer",
           "reward_reasoning": "reasoning"}  # column: part of the score
-COUNTED_FROM_0 = {  # in each file: a column of numbers, and the column whose entries it counts
+COUNTED_FROM_0 = {  # a column that counts from 0 in each file: the column whose entries it counts
     "episode_start": "token_id", "group": "prompt_start", "prompt_start": "prompt_ids"}
-MOST_UNPACKED = 2 ** 28  # bytes; a larger file
-MOST_TIMES = 100         # may unpack to this many times its size, usual are 3
+MOST_UNPACKED = 2 ** 28  # bytes that any file may unpack to
+MOST_TIMES = 100         # a file may also unpack to this many times its size; 3 times is usual
 
 
 def credit_path(run: Path, step: int, rank: int = 0) -> Path:
-    """A run of several processes has one file each, of its own problems."""
+    """The file of a step. In a run of several processes each writes one, of its own problems."""
     suffix = f"_rank{rank}" if rank else ""
     return Path(run) / "credit" / f"step_{step:06d}{suffix}.npz"
 
 
 def credit_steps(run: Path) -> list[int]:
-    """The steps that have credit files. Rank 0 writes last: if the last step has none of it yet,
-    that step is being written."""
+    """The steps that have credit files. Rank 0 writes last: while the last step has no file of
+    rank 0 it is still being written, and is left out."""
     ranks = {}
     for step, rank in credit_files(run):
         ranks.setdefault(step, set()).add(rank)
@@ -56,11 +56,12 @@ def credit_files(run: Path) -> list[tuple[int, int]]:
     for name in names_in(Path(run) / "credit"):
         match = re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", name)
         if match:
-            step, rank = int(match[1]), int(match[3] or 0)
-            usual = credit_path(run, step, rank)
-            if name != usual.name or not 1 <= step <= MOST:
-                raise UserError(f"{usual.with_name(name)} is no name of a credit file: step {step} "
-                                f"is {usual.name}, and steps go from 1 to {MOST}")
+            step = int(match[1])
+            rank = int(match[3] or 0)
+            path = credit_path(run, step, rank)
+            if name != path.name or not 1 <= step <= MOST:
+                raise UserError(f"{path.with_name(name)} is no name of a credit file: step {step} "
+                                f"is {path.name}, and steps go from 1 to {MOST}")
             files.append((step, rank))
     return files
 
@@ -113,10 +114,12 @@ def starts(sizes: list[int]) -> np.ndarray:
 
 
 def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollouts:
-    """The batch that was written, as far as it is on record. `known` are further fields of it."""
+    """The batch of a step as Rollouts, with the fields that its file holds. `known` are further
+    fields."""
     columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
-    begins = columns["episode_start"]
-    lengths = torch.diff(begins, append=begins.new_tensor([len(columns["token_id"])]))
+    answer_starts = columns["episode_start"]
+    tokens = answer_starts.new_tensor([len(columns["token_id"])])
+    lengths = torch.diff(answer_starts, append=tokens)
     mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
 
     def frame(values: torch.Tensor) -> torch.Tensor:
@@ -161,32 +164,36 @@ def check_processes(paths: list[Path], parts: list[dict[str, np.ndarray]]) -> No
             different = min(set(part) ^ set(parts[0]))
             raise UserError(f"{path} and {paths[0].name} are not of one run: only one of them has "
                             f"the column {different}")
-        here = {"rank": rank, "count": len(parts)}
-        written = here
-        if "process" in part:
-            written = dict(zip(PROCESS, part["process"].tolist()))
-        if written != here:
-            raise UserError(f"{path} was written by process {written['rank']} of "
-                            f"{written['count']} (the first is 0), but this step has "
+        if "process" not in part:  # written by an older version
+            continue
+        written_by = dict(zip(PROCESS, part["process"].tolist()))
+        if written_by != {"rank": rank, "count": len(parts)}:
+            raise UserError(f"{path} was written by process {written_by['rank']} of "
+                            f"{written_by['count']} (the first is 0), but this step has "
                             f"{len(parts)} files: one is missing, too many, or of another run")
     for part in parts:
         part.pop("process", None)
 
 
 def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Put files together: what each counts from 0 goes on where the last one ended."""
+    """Put the columns of several files end to end. What each file counts from 0 goes on where the
+    file before it ended."""
     for name, counted in COUNTED_FROM_0.items():
         sizes = [len(part[counted]) for part in parts]
         for part, offset in zip(parts, np.cumsum([0, *sizes])):
             part[name] = (part[name] + offset).astype(part[name].dtype)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns = {}
+    for name in parts[0]:
+        columns[name] = np.concatenate([part[name] for part in parts])
+    return columns
 
 
 def check_with_config(run: Path, step: int, columns: dict[str, np.ndarray]) -> None:
     """Compare a step with what config.json says of every step: its size, and the vocabulary."""
     if not (run / "config.json").is_file():
         return
-    path, config = credit_path(run, step), read_json(run / "config.json")
+    path = credit_path(run, step)
+    config = read_json(run / "config.json")
     model = config.get("model_config")
     vocabulary = count_on_record(run, model, "vocab_size")
     for name in ("token_id", "prompt_ids"):
@@ -196,12 +203,13 @@ def check_with_config(run: Path, step: int, columns: dict[str, np.ndarray]) -> N
                             f"the model's vocabulary has {vocabulary} tokens")
     if not {"ranks", "questions", "answers"} <= set(config):  # a probe: it takes its own batch
         return
-    questions, answers = (count_on_record(run, config, name) for name in ("questions", "answers"))
-    of_question = np.bincount(columns["group"])
-    if len(of_question) != questions or (of_question != answers).any():
-        raise UserError(f"{path} does not hold the whole step: it has {of_question.sum()} answers "
-                        f"to {len(of_question)} problems, and config.json says {answers} to each "
-                        f"of {questions}. Is the file of another process missing?")
+    questions = count_on_record(run, config, "questions")
+    answers = count_on_record(run, config, "answers")
+    counts = np.bincount(columns["group"])  # answers to each problem
+    if len(counts) != questions or (counts != answers).any():
+        raise UserError(f"{path} does not hold the whole step: it has {counts.sum()} answers to "
+                        f"{len(counts)} problems, and config.json says {answers} to each of "
+                        f"{questions}. Is the file of another process missing?")
 
 
 def count_on_record(run: Path, values: dict | None, name: str) -> int | None:
@@ -231,7 +239,8 @@ def read_file(path: Path) -> dict[str, np.ndarray]:
 def unpacked(path: Path) -> dict[str, np.ndarray]:
     """The arrays in an .npz file."""
     with zipfile.ZipFile(path) as file:
-        names, size = file.namelist(), sum(member.file_size for member in file.infolist())
+        names = file.namelist()
+        size = sum(member.file_size for member in file.infolist())
         if size > max(MOST_UNPACKED, MOST_TIMES * os.path.getsize(path)):
             raise ValueError(f"it would unpack to {size:,} bytes")
         if len(set(names)) < len(names):
