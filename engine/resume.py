@@ -24,10 +24,12 @@ CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, no
 
 
 def refuse_changes(given: dict) -> None:
-    wrong = sorted(set(given) - set(CHANGEABLE))
-    if wrong:
-        others = f"{', '.join(f'--{name}' for name in CHANGEABLE[:-1])} and --{CHANGEABLE[-1]}"
-        raise UserError(f"--{wrong[0]} cannot be changed in a resumed run, only {others} can")
+    """Stop if a flag was typed that cannot be changed in a resumed run."""
+    fixed = sorted(set(given) - set(CHANGEABLE))
+    if fixed:
+        *flags, last_flag = [f"--{name}" for name in CHANGEABLE]
+        raise UserError(f"--{fixed[0]} cannot be changed in a resumed run, only "
+                        f"{', '.join(flags)} and {last_flag} can")
 
 
 def changes_among(given: dict) -> dict:
@@ -36,7 +38,8 @@ def changes_among(given: dict) -> dict:
 
 
 def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
-    """Write what is changed from here on into config.json, and say what changes by it."""
+    """Write the settings that are changed from here on into config.json, and print a note if they
+    change the rounding."""
     values = {name: getattr(settings, name) for name in CHANGEABLE}
     values["threads"] = torch.get_num_threads()
     changes = {name: value for name, value in values.items() if config.get(name, value) != value}
@@ -49,34 +52,37 @@ def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
 
 
 def what_differs(settings: Settings) -> str:
-    """What in the run folder differs from the run that was asked for; empty if nothing does."""
+    """How the run in the folder differs from the one that was asked for: a piece of the sentence
+    of `refuse_to_overwrite`, empty if nothing differs."""
     path = settings.folder / "config.json"
     if not os.path.isfile(path):
         return " and is not a run folder:"
-    # a run from before a setting existed had what is its default now
+    # a run that is older than a setting was made with what is now its default
     defaults = {name: flag.default for name, flag in {**OPTIONS, **own_flags(settings)}.items()}
     config = defaults | read_json(path)
-    wanted, may_differ = settings.to_json(), {"out", *CHANGEABLE} - {"steps"}
+    wanted = settings.to_json()
+    may_differ = {"out", *CHANGEABLE} - {"steps"}
     different = [name for name in wanted
                  if config[name] != wanted[name] and name not in may_differ]
     if not different:
         return ""
     name = different[0]
-    words = f", with {name} {config[name]} instead of {wanted[name]}:"
+    difference = f", with {name} {config[name]} instead of {wanted[name]}:"
     if different == ["steps"]:
         folder = shlex.quote(str(settings.folder))
-        words += f" go on with --resume {folder} --steps {wanted['steps']}, or"
-    return words
+        difference += f" go on with --resume {folder} --steps {wanted['steps']}, or"
+    return difference
 
 
 def refuse_to_overwrite(folder: Path, difference: str) -> None:
+    """Stop because the run folder is there already; `difference` is from `what_differs`."""
     way_out = difference or f": go on with --resume {shlex.quote(str(folder))}, or"
     raise UserError(f"{folder} exists already{way_out} name another with --out")
 
 
 def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> bool:
-    """`done` is the step of the last checkpoint, 0 without one. Where the checkpoints of a finished
-    run were removed, the record decides."""
+    """Whether the run has all its steps. `done` is the step of the last checkpoint, 0 without one:
+    then the record decides, since the checkpoints of a finished run may have been removed."""
     if done and config["checkpoint_every"]:
         return done >= settings.steps
     evaluations = run.lines("evaluations.jsonl")
@@ -85,8 +91,8 @@ def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> 
 
 
 def how_far(run: RunFolder, steps: int, done: int) -> str:
-    """What to say of a run with nothing to do. `steps` are those it is to have, and `done` is the
-    step of the last checkpoint. With --steps no more may have been asked for than are done."""
+    """What to say of a run with nothing to do. It is to have `steps` steps, and `done` is the step of
+    the last checkpoint. It may be unfinished, if --steps asks for no more than is done."""
     done = max(done, run.last_step())
     if done < steps:
         return (f"{run.path} has {done} of its {steps} steps, and no more were asked for (without "
@@ -95,10 +101,10 @@ def how_far(run: RunFolder, steps: int, done: int) -> str:
 
 
 def refuse_to_erase(run: RunFolder, config: dict) -> None:
-    """Without a checkpoint a run can only start again. Steps that ran before the first checkpoint
-    was due are made again as they were; a longer record would be lost."""
+    """Without a checkpoint a run can only start again. Up to the step at which the first checkpoint
+    is due nothing is lost by that: the same steps are made again. A longer record is not erased."""
     steps = run.last_step()
-    first_due = config["checkpoint_every"]  # as the record was made, whatever is typed now
+    first_due = config["checkpoint_every"]  # of the run so far, whatever is typed now
     if steps > first_due:
         why = "--checkpoint_every is 0" if not first_due else "they were removed"
         raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "
@@ -108,7 +114,7 @@ def refuse_to_erase(run: RunFolder, config: dict) -> None:
 
 def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
                         checkpoint: Path | None) -> None:
-    """Is everything as it was when the checkpoint was written, or when the run began?"""
+    """Stop unless all is as it was when the checkpoint was written, or when the run began."""
     done = step_of(checkpoint) if checkpoint else 0
     needs_model = not checkpoint or settings.kl or settings.loss == "dpo"
     sources = config.get("made_of")
@@ -125,7 +131,7 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
 
 
 def refuse_gaps(run: RunFolder, done: int) -> None:
-    """The record has to hold every step before the checkpoint, in order."""
+    """Stop unless the record holds every step up to the checkpoint, in order."""
     steps = [line["step"] for line in run.lines("metrics.jsonl")]
     for step in range(1, done + 1):
         if steps[step - 1:step] != [step]:

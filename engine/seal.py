@@ -26,26 +26,28 @@ def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
 
 
 def check_seal(run: Path, checkpoint: Path) -> None:
-    """Compare with what is there. A checkpoint of an older version has no seal to compare with."""
+    """Compare the seal with the files and logs as they are now. In a checkpoint of an older version
+    it holds nothing to compare with."""
     seal = read_json(checkpoint / "trainer" / "state.json")
     if seal.get("step") != step_of(checkpoint):
         raise UserError(f"{checkpoint} says that it is of step {seal.get('step')}")
-    for name, before in part(seal, "files").items():
-        if sha256_of(checkpoint / name) != before:
+    for name, sha256 in part(seal, "files").items():
+        if sha256_of(checkpoint / name) != sha256:
             raise UserError(f"{checkpoint / name} was changed after it was written. Move "
                             f"{checkpoint} away, and --resume goes on from the one before it")
-    for name, before in part(seal, "logs").items():
-        lines, count = whole_lines(run / name), part(before, "lines", int)
+    for name, log in part(seal, "logs").items():
+        lines = whole_lines(run / name)
+        count = part(log, "lines", int)
         if len(lines) < count:
             raise UserError(f"{run / name} has {len(lines)} lines; there were {count} when "
                             f"{checkpoint.name} was written")
-        if hash_of(lines[:count]) != part(before, "sha256", str):
+        if hash_of(lines[:count]) != part(log, "sha256", str):
             raise UserError(f"the first {count} lines of {run / name} are not those that were "
                             f"there when {checkpoint.name} was written")
 
 
 def part(seal, name: str, kind: type = dict):
-    """An entry of a seal; missing dicts are empty, all else must be as it was written."""
+    """An entry of a seal. A dict that is missing is empty; anything else has to be there."""
     value = seal.get(name, {}) if isinstance(seal, dict) else None
     if not isinstance(value, kind):
         raise UserError(f"trainer/state.json of a checkpoint has no sensible {name}")
@@ -53,7 +55,7 @@ def part(seal, name: str, kind: type = dict):
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The lines that end; no file is no lines."""
+    """The lines that end with a line break; no file is no lines."""
     try:
         with reading(path) as file:
             return file.read().split("\n")[:-1]
