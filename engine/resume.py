@@ -91,8 +91,8 @@ def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> 
 
 
 def how_far(run: RunFolder, steps: int, done: int) -> str:
-    """What to say of a run with nothing to do. It is to have `steps` steps, and `done` is the step of
-    the last checkpoint. It may be unfinished, if --steps asks for no more than is done."""
+    """What to say of a run with nothing to do. It is to have `steps` steps, and its last checkpoint
+    is of step `done`. It may be unfinished, if --steps asks for no more than is done."""
     done = max(done, run.last_step())
     if done < steps:
         return (f"{run.path} has {done} of its {steps} steps, and no more were asked for (without "

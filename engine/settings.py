@@ -1,7 +1,7 @@
 """Every setting of a run: its default, its range, its help, and where its value comes from.
 
-Defaults < the model folder's recipe.json < --config < what was typed. A flag that would have no
-effect beside the others is an error when typed, and back at its default when it comes from a file.
+Defaults < the model folder's recipe.json < --config < what was typed. A flag that has no effect
+with the other settings is an error if it was typed; from a file, it is set back to its default.
 
 Three settings name something that brings flags of its own: --task (engine/tasks.py), --mitigation
 and --advantage (engine/registry.py). Those flags are not listed here; their values are in `own`.
@@ -23,15 +23,22 @@ from engine.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_fla
 from engine.run_name import run_name
 from engine.tasks import about_flag_of_another, load_task
 
-NOT_SETTINGS = (  # also in config.json
+NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of")
 MOST_STEPS = 10 ** 9
 
 OWN_SAMPLER = "own"  # --rollouts
 
-MACHINE, PROBLEMS, TRAINING, RECORD = "model and machine", "problems", "training", "record"
-WEIGHT, BASELINE, LOSS = "spreading credit over tokens", "from reward to advantage", "loss"
+# the topics of --help
+MACHINE = "model and machine"
+PROBLEMS = "problems"
+WEIGHT = "spreading credit over tokens"
+BASELINE = "from reward to advantage"
+LOSS = "loss"
+TRAINING = "training"
+RECORD = "record"
 
+# values of `only`: when a setting has an effect, and how --help says it
 EVALUATED = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_THE_DEVICE = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 POLICY = (lambda s: s.loss == "policy", "--loss policy")
@@ -39,7 +46,6 @@ DPO = (lambda s: s.loss == "dpo", "--loss dpo")
 ANCHORED = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
 REUSED = (lambda s: s.loss == "policy" and s.epochs > 1,
           "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
-
 SAMPLED = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
 SERVED = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
 
@@ -175,13 +181,14 @@ def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
     if not (MITIGATIONS and ADVANTAGES):
         raise RuntimeError("import mitigations first: it fills the lists of choices")
-    given = in_todays_words(given)
+    given = with_names_of_today(given)
     refuse_name_on_hub(given)
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
     task = choose_task(given, recipe, config)
-    recipe, config = without_other_task(recipe, task), without_other_task(config, task)
-    values = {**recipe, **without_other_choices(config, given), **given, "task": task}
+    recipe = without_other_task(recipe, task)
+    config = without_other_choices(without_other_task(config, task), given)
+    values = {**recipe, **config, **given, "task": task}
     settings = Settings(**{name: value for name, value in values.items() if name in OPTIONS},
                         defaults=recipe)
     for name, flag in OPTIONS.items():
@@ -195,14 +202,15 @@ def make_settings(given: dict) -> Settings:
     return settings
 
 
-def in_todays_words(given: dict) -> dict:
-    """The code of the earlier experiment took standard for none."""
+def with_names_of_today(given: dict) -> dict:
+    """The earlier experiment called its plain GRPO "standard"; here it is --mitigation none."""
     is_old = given.get("mitigation") == "standard" and "standard" not in MITIGATIONS
     return {**given, "mitigation": "none"} if is_old else given
 
 
 def refuse_name_on_hub(given: dict) -> None:
-    """A model that is typed by its name on the Hub, and is not here."""
+    """Stop if --model has the name of a model on the Hugging Face Hub and there is no such folder;
+    the error says how to get it."""
     model = given.get("model")
     if isinstance(model, str) and not os.path.exists(find_folder(model)):
         sentence = about_missing_model(model)
@@ -219,12 +227,12 @@ def read_files(given: dict) -> tuple[dict, dict]:
     return recipe, config
 
 
-def read_values(path: Path, beside: tuple = ()) -> dict:
-    """The settings in a file. It may hold what is in `beside` as well, which is left out."""
+def read_values(path: Path, left_out: tuple = ()) -> dict:
+    """The settings in a file, which may hold the entries in `left_out` as well."""
     if os.path.exists(path) and not os.path.isfile(path):  # a device would be read without end
         raise UserError(f"cannot read {path}: it is not a file")
     content = read_earlier_settings(path) if is_yaml(path) else read_json(path)
-    values = {name: value for name, value in content.items() if name not in beside}
+    values = {name: value for name, value in content.items() if name not in left_out}
     task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
     known = {*OPTIONS, *task_flags, *choice_flags()}
     for name in values:
@@ -234,27 +242,30 @@ def read_values(path: Path, beside: tuple = ()) -> dict:
 
 
 def choose_task(given: dict, recipe: dict, config: dict) -> str:
+    """The task that was typed, else that of --config, of the recipe, or the default."""
     return {"task": Settings.task, **recipe, **config, **given}["task"]
 
 
 def without_other_task(values: dict, task: str) -> dict:
-    """A file's values. When it was written for another task, that task's flags stay with it."""
+    """The values of a file. If it was written for another task, the flags of that task are left
+    out."""
     task_of_file = values.get("task", Settings.task)
     if task_of_file == task:
         return values
-    forget = set(fields_as_flags(load_task(task_of_file)))
-    return {name: value for name, value in values.items() if name not in forget}
+    flags = fields_as_flags(load_task(task_of_file))
+    return {name: value for name, value in values.items() if name not in flags}
 
 
 def without_other_choices(config: dict, given: dict) -> dict:
-    """The values of --config. When another mitigation or advantage is typed, its flags stay out."""
-    forget = set()
+    """The values of --config. If another mitigation is typed than it has, the flags of mitigations
+    are left out, and so for advantages."""
+    left_out = set()
     for axis, registry in (("mitigation", MITIGATIONS), ("advantage", ADVANTAGES)):
         if axis in config and given.get(axis, config[axis]) != config[axis]:
-            forget |= set(flags_of(registry))
+            left_out |= set(flags_of(registry))
             if axis == "mitigation" and config[axis] in tuple(NEVER_RESCALED):
-                forget.add("rescale")
-    return {name: value for name, value in config.items() if name not in forget}
+                left_out.add("rescale")
+    return {name: value for name, value in config.items() if name not in left_out}
 
 
 def own_flags(settings: Settings) -> dict[str, Flag]:
@@ -265,6 +276,7 @@ def own_flags(settings: Settings) -> dict[str, Flag]:
 
 
 def refuse_flags_of_others(settings: Settings, given: dict) -> None:
+    """Stop if a flag was typed that belongs to another task, mitigation or advantage."""
     known = {*OPTIONS, *own_flags(settings)}
     for name in given:
         if name in known:
@@ -279,6 +291,7 @@ def refuse_flags_of_others(settings: Settings, given: dict) -> None:
 
 
 def own_value(name: str, flag: Flag, values: dict):
+    """The value of a flag that a task, a mitigation or an advantage brings, checked."""
     value = values.get(name, flag.default)
     if flag.type is str and type(value) is int:  # "values_every": 16 in a file
         value = str(value)
@@ -287,7 +300,8 @@ def own_value(name: str, flag: Flag, values: dict):
 
 
 def keep_paths(settings: Settings, given: dict) -> None:
-    """Make the paths that were typed hold from any directory. Those of a file do already."""
+    """Write the paths that were typed so that they hold from any directory. In a file they already
+    do."""
     for name, flag in OPTIONS.items():
         if flag.is_path and name in given:
             setattr(settings, name, lasting_path(getattr(settings, name)))
@@ -297,8 +311,8 @@ def keep_paths(settings: Settings, given: dict) -> None:
 
 
 def lasting_path(name: str) -> str:
-    """Relative to the project's folder, where `find_folder` looks, or else absolute. What is not
-    here may be something that ships, and stays as it is."""
+    """The path relative to the project's folder if it lies inside, since `find_folder` looks there;
+    otherwise absolute. One that does not exist from here may ship with the project, and stays."""
     if os.path.isabs(name) or not os.path.exists(name):
         return name
     path = Path(os.path.abspath(name))
@@ -314,6 +328,7 @@ def refuse_pairs_with_weights(settings: Settings) -> None:
 
 
 def drop_what_has_no_effect(settings: Settings, given: dict) -> None:
+    """Set flags without effect back to their defaults; one that was typed is an error."""
     for name, flag in OPTIONS.items():
         if flag.only and not flag.only[0](settings):
             refuse_if_typed(name, flag, given)
@@ -324,10 +339,15 @@ def drop_what_has_no_effect(settings: Settings, given: dict) -> None:
             settings.own[name] = flag.default
     drop_rescaling(settings, given)
     if settings.pairs:
-        if given.get("answers", 2) != 2:
-            raise UserError(f"--answers {given['answers']} has no effect on --pairs: it has two "
-                            "answers to each problem")
-        settings.answers = 2
+        take_two_answers(settings, given)
+
+
+def take_two_answers(settings: Settings, given: dict) -> None:
+    """The chosen and the rejected one of a pair."""
+    if given.get("answers", 2) != 2:
+        raise UserError(f"--answers {given['answers']} has no effect on --pairs: it has two "
+                        "answers to each problem")
+    settings.answers = 2
 
 
 def refuse_if_typed(name: str, flag: Flag, given: dict) -> None:
