@@ -29,7 +29,7 @@ def read_flags(argv: list[str]) -> dict:
 
 
 def look_ahead(argv: list[str]) -> dict:
-    """Flags that have to be known first, since they bring other flags or defaults along."""
+    """The values of those flags that have to be known first: they bring other flags or defaults."""
     parser = Parser(usage="", add_help=False)
     for name in ("task", "model"):
         parser.add_argument(f"--{name}")
@@ -53,35 +53,36 @@ def task_of_run(folder: Path) -> str:
 
 
 def defaults_of_files(argv: list[str]) -> dict[str, str]:
-    """For --help: "0.0005, from models/tiny/recipe.json; else 5e-06" of each flag that a recipe or
-    --config sets, by its name."""
-    given, flags = look_ahead(argv), {**OPTIONS, **choice_flags()}
+    """For --help: the default of each flag that a recipe or --config sets, by the flag's name and
+    in words: "0.0005, from models/tiny/recipe.json; else 5e-06"."""
+    given = look_ahead(argv)
     if "resume" in given:
         return {}
     recipe, config = read_files(given)
     task = choose_task(given, recipe, config)
-    flags |= fields_as_flags(load_task(task))
+    flags = {**OPTIONS, **choice_flags(), **fields_as_flags(load_task(task))}
     recipe_path = Path(given.get("model", config.get("model", Settings.model))) / "recipe.json"
-    words = {}
+    defaults = {}
     for values, path in ((recipe, recipe_path), (config, given.get("config"))):
         for name, value in without_other_task(values, task).items():
             if name in flags and value != flags[name].default:
-                words[name] = f"{value}, from {path}; else {flags[name].default}"
-    return words
+                defaults[name] = f"{value}, from {path}; else {flags[name].default}"
+    return defaults
 
 
-def make_parser(task: str, of_file: dict[str, str]) -> Parser:
-    """The parser; `of_file` are words for the defaults that files set."""
+def make_parser(task: str, file_defaults: dict[str, str]) -> Parser:
+    """The parser; `file_defaults` are from `defaults_of_files`."""
     refuse_taken_names(task)
     parser = Parser("python train.py [flags]",
                     "Train with GRPO and write down what every token was given.",
                     about_unknown=partial(about_unknown_of, task),
-                    epilog=f"{describe_choices(of_file)}\n\n{ABOUT_FILES}")
+                    epilog=f"{describe_choices(file_defaults)}\n\n{ABOUT_FILES}")
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
     for name, flag in OPTIONS.items():
-        add_flag(topics[flag.topic], name, flag, describe_option(name, flag, of_file.get(name, "")))
+        help = describe_option(name, flag, file_defaults.get(name, ""))
+        add_flag(topics[flag.topic], name, flag, help)
     for name, flag in fields_as_flags(load_task(task)).items():
-        add_flag(topics[PROBLEMS], name, flag, describe(flag, of_file.get(name, "")))
+        add_flag(topics[PROBLEMS], name, flag, describe(flag, file_defaults.get(name, "")))
     for name, flag in choice_flags().items():
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
@@ -89,18 +90,19 @@ def make_parser(task: str, of_file: dict[str, str]) -> Parser:
 
 
 def about_unknown_of(task: str, argument: str) -> str:
-    """A sentence about something typed that is no flag beside this task."""
+    """A sentence about an argument that is no flag of train.py with this task, or an empty text."""
     name = argument.partition("=")[0].removeprefix("--")
     return about_flag_of_another(name, task) or about_unknown(argument)
 
 
-def describe_option(name: str, flag: Flag, of_file: str) -> str:
+def describe_option(name: str, flag: Flag, file_default: str) -> str:
+    """The help of a setting, with the condition under which it has an effect."""
     if name in ("mitigation", "advantage"):  # their choices are listed below
         flag = replace(flag, choices=())
     needs = ""
     if flag.only and flag.only not in (POLICY, EVALUATED):
         needs = f"; needs {flag.only[1].split(' (')[0]}"
-    return describe(flag, of_file) + needs
+    return describe(flag, file_default) + needs
 
 
 def add_resuming(group) -> None:

@@ -38,7 +38,7 @@ class Flag:
     kind: type | None = None     # where it is not the type of the default
     quick: object = None         # its value with --quick, where that differs
     topic: str = ""              # of the settings: under which heading of --help it stands
-    only: tuple | None = None    # of the settings: (test, words); without it the flag does nothing
+    only: tuple | None = None    # of the settings: (test, words); no effect unless the test holds
     is_path: bool = False        # of the settings: a relative one holds from any directory
     changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
 
@@ -77,7 +77,8 @@ def option(default, text: str, **more):
 @cache  # a comparison of runs asks a hundred thousand times
 def fields_as_flags(cls) -> dict[str, Flag]:
     """The flags of a dataclass: its fields that are options."""
-    hints, flags = typing.get_type_hints(cls), {}
+    hints = typing.get_type_hints(cls)
+    flags = {}
     for field in dataclasses.fields(cls):
         if "flag" in field.metadata:
             kind = plain_type(hints[field.name])
@@ -87,7 +88,7 @@ def fields_as_flags(cls) -> dict[str, Flag]:
 
 
 def plain_type(hint) -> type:
-    """str of `str | None`."""
+    """The type without None: str of `str | None`."""
     kinds = [kind for kind in typing.get_args(hint) if kind in KINDS]
     return kinds[0] if kinds else hint
 
@@ -102,12 +103,13 @@ def parameters_as_flags(function) -> dict[str, Flag]:
     """The flags of a weighting or an advantage: the keyword-only parameters of the function, or of
     the __init__ of a class."""
     is_class = inspect.isclass(function)
-    signed = function.__init__ if is_class else function
-    arguments = 2 if is_class else 1  # (self, lab) or (tokens)
-    hints, flags = typing.get_type_hints(signed, include_extras=True), {}
-    for place, (name, parameter) in enumerate(inspect.signature(signed).parameters.items()):
+    called = function.__init__ if is_class else function
+    positional = 2 if is_class else 1  # (self, lab) or (tokens)
+    hints = typing.get_type_hints(called, include_extras=True)
+    flags = {}
+    for place, (name, parameter) in enumerate(inspect.signature(called).parameters.items()):
         whose = f"the parameter {name} of {function.__name__}"
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and place >= arguments:
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and place >= positional:
             raise UserError(f"{whose} comes after tokens (a class: after lab): write a * before it "
                             "to make it a flag")
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -132,7 +134,8 @@ def parameter_as_flag(parameter: inspect.Parameter, hint, whose: str) -> Flag:
 class Parser(argparse.ArgumentParser):
     """Say what is wrong in one line, and never guess what a shortened flag means.
 
-    `about_unknown` may have a sentence about what is typed and is no flag, or an empty one.
+    `about_unknown` takes an argument that is no flag and returns a sentence about it, or an empty
+    text.
     """
 
     def __init__(self, usage: str, description: str | None = None,
@@ -172,25 +175,27 @@ def underscores(argument: str) -> str:
 
 def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
     """Add it to a parser or a group of one. A yes-or-no flag alone means yes."""
-    how = {int: dict(type=int, metavar="N"), float: dict(type=float, metavar="X"),
-           str: dict(type=str, metavar="TEXT"),
-           bool: dict(type=yes_or_no, nargs="?", const=True, metavar="yes|no")}
+    options_of_type = {
+        int: dict(type=int, metavar="N"),
+        float: dict(type=float, metavar="X"),
+        str: dict(type=str, metavar="TEXT"),
+        bool: dict(type=yes_or_no, nargs="?", const=True, metavar="yes|no")}
     help = describe(flag) if help is None else help
-    parser.add_argument(f"--{name}", help=help, **how[flag.type])
+    parser.add_argument(f"--{name}", help=help, **options_of_type[flag.type])
 
 
-def describe(flag: Flag, of_file: str = "") -> str:
-    """A flag's line in --help. `of_file` are words for the default where a file sets another."""
+def describe(flag: Flag, file_default: str = "") -> str:
+    """A flag's line in --help. `file_default` is a default that a file sets, in words."""
     choices = ": " + " | ".join(flag.choices) if flag.choices else ""
     quick = "" if flag.quick is None else f", quick {flag.quick}"
-    default = f" (default {of_file or flag.default}{quick})"
-    if not of_file and (flag.default is None or flag.default is False):
+    default = f" (default {file_default or flag.default}{quick})"
+    if not file_default and (flag.default is None or flag.default is False):
         default = ""
     return (flag.text + choices + default).replace("%", "%%")  # argparse fills in %(default)s
 
 
 def some_text(text: str) -> str:
-    """Read the name of a file or a folder, where it is no flag with a value of its own."""
+    """Read the name of a file or a folder. For arguments that no `Flag` describes, as --resume."""
     if flaw_of(text):
         raise argparse.ArgumentTypeError(f"{shortened(repr(text))} {flaw_of(text)}")
     return text
@@ -234,8 +239,7 @@ def check_value(name: str, value, flag: Flag) -> None:
         raise UserError(f"--{name} {shortened(repr(value))} {flaw_of(value)}")
     if flag.choices and value not in flag.choices:
         nearest_first = sorted(flag.choices, key=lambda choice: -likeness(choice, value))
-        wrong = shortened(value)
-        raise UserError(f"--{name} {wrong} is not one of: {', '.join(nearest_first)}")
+        raise UserError(f"--{name} {shortened(value)} is not one of: {', '.join(nearest_first)}")
     if flag.least is not None and value < flag.least:
         raise UserError(f"--{name} {value} should be at least {flag.least}")
     if flag.above is not None and value <= flag.above:
@@ -247,7 +251,7 @@ def check_value(name: str, value, flag: Flag) -> None:
 
 
 def flaw_of(text: str) -> str:
-    """What keeps a text from being one that a flag can have; empty if nothing does."""
+    """What is wrong with a text as the value of a flag; empty if nothing is."""
     if not text.strip():
         return "is empty"
     if "\0" in text:
@@ -264,9 +268,10 @@ def likeness(a: str, b: str) -> float:
 
 
 def has_type(value, flag: Flag) -> bool:
+    """Whether the value is of the flag's type; a whole number will do for a float."""
     if value is None:
         return flag.default is None
-    if flag.type in (int, float):  # a whole number will do for a float
+    if flag.type in (int, float):
         return type(value) in (int, flag.type) and math.isfinite(value)
     if flag.type is bool:
         return type(value) is bool

@@ -80,16 +80,16 @@ def choice_flags() -> dict[str, Flag]:
     return flags
 
 
-def describe_choices(of_file: dict[str, str]) -> str:
-    """The choices of both lists with their flags, for --help. `of_file` are words for defaults
-    where a file sets others."""
-    mitigations = [describe_choice(*choice, of_file) for choice in MITIGATIONS.items()]
-    advantages = [describe_choice(*choice, of_file) for choice in ADVANTAGES.items()]
+def describe_choices(file_defaults: dict[str, str]) -> str:
+    """The choices of both lists with their flags, for --help. `file_defaults` are the defaults that
+    files set, in words."""
+    mitigations = [describe_choice(*choice, file_defaults) for choice in MITIGATIONS.items()]
+    advantages = [describe_choice(*choice, file_defaults) for choice in ADVANTAGES.items()]
     return "\n".join(["choices of --mitigation, each with its own flags:", *mitigations, "",
                       "choices of --advantage:", *advantages])
 
 
-def describe_choice(name: str, function, of_file: dict[str, str]) -> str:
+def describe_choice(name: str, function, file_defaults: dict[str, str]) -> str:
     """The first paragraph of its docstring, and a line for each of its flags."""
     paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
     first, *more = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
@@ -97,6 +97,6 @@ def describe_choice(name: str, function, of_file: dict[str, str]) -> str:
     rows += [f"  {'':29s} {line}" for line in more]
     for flag_name, flag in parameters_as_flags(function).items():
         text = f" {flag.text}" if flag.text else ""
-        default = of_file.get(flag_name, flag.default)
+        default = file_defaults.get(flag_name, flag.default)
         rows.append(f"  {'':29s}   --{flag_name}{text} (default {default}{flag.limits()})")
     return "\n".join(rows)
