@@ -1,11 +1,12 @@
 """Reading a Hugging Face folder of a Qwen2, Qwen2.5 or dense Qwen3 model; writing its tensors.
 
 `read_config` returns the values of config.json that the transformer is built from, each checked.
-`read_headers` looks into the files of weights, `check_headers` compares: every tensor must have its
-place in the model, and every place its tensor. Only then is memory taken, and `load_weights` copies
-the numbers. What is not implemented (rope scaling, sliding windows, other activations, quantized
-weights) is refused with a sentence that names it. `write_tensors` writes one tensor after the
-other, so that a model of which every process keeps a part is never whole in memory.
+`read_headers` reads names and shapes from the files of weights, and `check_headers` compares: every
+tensor must have its parameter in the model, and every parameter its tensor. Only then is memory
+taken, and `load_weights` copies the numbers. What is not implemented (rope scaling, sliding
+windows, other activations, quantized weights) is refused with a sentence that names it.
+`write_tensors` writes one tensor after the other, so that with --shard no process ever holds the
+whole model.
 """
 import json
 import os
@@ -31,8 +32,11 @@ FLOAT_TYPES = ("F64", "F32", "F16", "BF16")  # of safetensors
 NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
                 torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
                 torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
-EXACT = 2 ** 24  # float32 knows every whole number up to here: tokens and positions pass through it
-MOST_UNITS, MOST_LAYERS, MOST_HEADS, MOST_HEAD_DIM = 2 ** 20, 1000, 4096, 4096
+EXACT = 2 ** 24  # float32 has every whole number up to here: tokens and positions pass through it
+MOST_UNITS = 2 ** 20
+MOST_LAYERS = 1000
+MOST_HEADS = 4096
+MOST_HEAD_DIM = 4096
 MOST_ROPE_THETA = 1e12
 
 
@@ -52,7 +56,8 @@ def read_config(folder: Path) -> dict:
 
 
 def head_dim_of(raw: dict, path: Path) -> int:
-    """As it is given, or as `transformers` works it out. Rotations need pairs of numbers."""
+    """head_dim of config.json; without it, what `transformers` takes. It is even, because rotations
+    need pairs of numbers."""
     size = raw.get("head_dim")
     if size is None and raw["model_type"] == "qwen3":
         size = 128
@@ -69,9 +74,9 @@ def rope_of(raw: dict) -> dict:
 
 
 def check_values(raw: dict, path: Path) -> None:
-    """Before anything is built: is every value that the model is built from of its kind?"""
+    """Stop before anything is built, if a value that the model is built from makes no sense."""
     rope = rope_of(raw)
-    right = {
+    checks = {
         "vocab_size": is_whole(raw.get("vocab_size"), EXACT),
         "hidden_size": is_whole(raw.get("hidden_size"), MOST_UNITS),
         "intermediate_size": is_whole(raw.get("intermediate_size"), MOST_UNITS),
@@ -85,18 +90,18 @@ def check_values(raw: dict, path: Path) -> None:
         "rope_theta": is_between(raw.get("rope_theta", 1.0), 1, MOST_ROPE_THETA),
         "rope_scaling": isinstance(raw.get("rope_scaling") or {}, dict),
         "rope_parameters": isinstance(raw.get("rope_parameters") or {}, dict)}
-    refuse_wrong(right, raw, path)
-    right = {
+    refuse_wrong(checks, raw, path)
+    checks = {
         "rope_parameters": is_between(rope.get("rope_theta", 1.0), 1, MOST_ROPE_THETA),
         "layer_types": are_texts(raw.get("layer_types") or []),
         "max_window_layers": type(raw.get("max_window_layers", 0)) is int,
         "bos_token_id": is_token(raw.get("bos_token_id"), raw),
         "pad_token_id": is_token(raw.get("pad_token_id"), raw)}
-    refuse_wrong(right, raw, path)
+    refuse_wrong(checks, raw, path)
 
 
-def refuse_wrong(right: dict[str, bool], raw: dict, path: Path) -> None:
-    for key, is_right in right.items():
+def refuse_wrong(checks: dict[str, bool], raw: dict, path: Path) -> None:
+    for key, is_right in checks.items():
         if not is_right:
             raise UserError(f"{path} has no sensible value for {key} {shortened(raw.get(key))}")
 
@@ -119,7 +124,7 @@ def is_token(value, raw: dict) -> bool:
 
 
 def refuse_what_is_not_implemented(raw: dict, path: Path) -> None:
-    """Settings of other models, which would change what is computed."""
+    """Stop at settings of other models, which would change what is computed."""
     full_layers = raw.get("max_window_layers", 28)
     has_window = raw.get("sliding_window", 4096) and full_layers < raw["num_hidden_layers"]
     refused = {
@@ -163,7 +168,8 @@ def read_stop_tokens(raw: dict, folder: Path) -> tuple[int, ...]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files of weights: a single one, or those that an index names."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
     if not index.is_file():
@@ -182,7 +188,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of one of its tensors, before the numbers."""
+    """What the header of a file says of one of its tensors."""
     path: Path
     shape: tuple[int, ...]
     kind: str  # F32, BF16, ...
@@ -220,17 +226,18 @@ def opened(path: Path):
 
 
 def check_layers(headers: dict[str, Header], layers: int, folder: Path) -> None:
-    """Before a module is made for each: a layer has tensors."""
+    """Stop before a module is made for each layer, if there are more layers than tensors."""
     if layers > len(headers):
         raise UserError(f"{folder}: config.json asks for {layers} layers, the files have no more "
                         f"than {len(headers)} tensors")
 
 
 def check_headers(headers: dict[str, Header], model: torch.nn.Module, folder: Path) -> None:
-    """Before memory is taken: does every tensor have its place, and every place its tensor?"""
+    """Stop before memory is taken, unless every tensor has a parameter of its name and shape, and
+    every parameter a tensor."""
     shapes = {name: tuple(place.shape) for name, place in model.named_parameters()}
     refuse_names(sorted(set(shapes) - set(headers)), f"{folder} lacks")
-    if model.lm_head is None:  # its embeddings may stand in the files a second time
+    if model.lm_head is None:  # the embeddings may be in the files a second time, as output matrix
         shapes[OUTPUT] = tuple(model.output_matrix.shape)
     refuse_names(sorted(set(headers) - set(shapes)),
                  f"{folder} has, beyond what config.json asks for,")
@@ -251,8 +258,11 @@ def refuse_names(names: list[str], what: str) -> None:
 
 
 def take_memory(model: torch.nn.Module, device, dtype: torch.dtype) -> None:
-    """Give a model on the meta device parameters with memory, not yet filled. (Module.to_empty
-    does so, too, and imports a library of symbolic mathematics first.)"""
+    """Give a model on the meta device parameters with memory that is not filled yet.
+
+    Module.to_empty does that, too, but first imports a library of symbolic mathematics. So only
+    --shard uses it.
+    """
     if any(map(is_part, model.parameters())):
         model.to_empty(device=device).to(dtype)
         return
@@ -265,31 +275,31 @@ def take_memory(model: torch.nn.Module, device, dtype: torch.dtype) -> None:
 def load_weights(model: torch.nn.Module, headers: dict[str, Header], folder: Path) -> None:
     """Copy the folder's tensors into the model's parameters of the same name.
 
-    The files of a model that uses its embeddings as output matrix, too, may hold that matrix a
-    second time, but not another one.
+    If the model uses its embeddings as output matrix, the files may hold them a second time under
+    that name. The two have to be equal.
     """
     places = dict(model.named_parameters())
-    is_second = model.lm_head is None and OUTPUT in headers
-    if is_second:
+    has_second_copy = model.lm_head is None and OUTPUT in headers
+    if has_second_copy:
         places[OUTPUT] = torch.empty_like(model.output_matrix)
     for path in {header.path: None for header in headers.values()}:
         with opened(path) as file:
             for name in file.keys():
                 copy_tensor(places[name], file.get_tensor(name), name, path)
-    if is_second and not are_equal(places[OUTPUT], model.output_matrix):
+    if has_second_copy and not are_equal(places[OUTPUT], model.output_matrix):
         raise UserError(f"{folder} has, beyond what config.json asks for, {OUTPUT} (not the "
                         "embeddings, although tie_word_embeddings is true)")
 
 
 @torch.no_grad()
 def copy_tensor(place: torch.Tensor, tensor: torch.Tensor, name: str, path: Path) -> None:
-    """Copy it, or the rows that the place is for, and refuse what is not finite, or not finite any
-    more with fewer digits."""
+    """Copy a tensor to its place; with --shard, this process's rows of it. Numbers are refused if
+    they are not finite in the type of the place."""
     part = own_part(place)
     part.copy_(part_for(place, tensor))
     is_finite = True
     if part.numel():
-        ends = torch.stack(torch.aminmax(part))  # takes no memory; NaN is both of them
+        ends = torch.stack(torch.aminmax(part))  # needs no memory; both are NaN if a number is
         is_finite = bool(ends.isfinite().all())
     if not holds_for_all(is_finite, place):
         raise UserError(f"{path}: {name} holds numbers that are not finite in {place.dtype}")
@@ -300,16 +310,17 @@ def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def write_tensors(path: Path | None, tensors: dict[str, torch.Tensor], **metadata: str) -> None:
-    """A safetensors file: the length of the header, the header, all bytes. Where processes keep
-    parts of a tensor all have to call this; those without a path only give their parts."""
+    """Write a safetensors file: the length of the header, the header, all bytes. With --shard all
+    processes have to call this; those without a path only give their parts."""
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # all aligned
+    tensors = {name: tensors[name] for name in names}
     with open(path or os.devnull, "wb") as file:
-        contents = header_of({name: tensors[name] for name in names}, metadata)
+        contents = header_of(tensors, metadata)
         header = json.dumps(contents, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)
         file.write(len(header).to_bytes(8, "little") + header)
-        for name in names:
-            numbers = whole(tensors[name].detach())
+        for tensor in tensors.values():
+            numbers = whole(tensor.detach())
             if path:
                 numbers = numbers.cpu().contiguous().reshape(-1)
                 file.write(numbers.view(torch.uint8).numpy())
@@ -317,11 +328,15 @@ def write_tensors(path: Path | None, tensors: dict[str, torch.Tensor], **metadat
 
 def header_of(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> dict:
     """What the file says of each tensor: its type, its shape, and where its bytes stand."""
-    header, end = {"__metadata__": metadata} if metadata else {}, 0
+    header = {}
+    if metadata:
+        header["__metadata__"] = metadata
+    end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in NAME_OF_TYPE:
             raise UserError(f"{name} holds {tensor.dtype}, which is not written to a file")
-        start, end = end, end + tensor.numel() * tensor.element_size()
+        start = end
+        end += tensor.numel() * tensor.element_size()
         header[name] = {"dtype": NAME_OF_TYPE[tensor.dtype], "shape": list(tensor.shape),
                         "data_offsets": [start, end]}
     return header
