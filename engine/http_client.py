@@ -50,12 +50,14 @@ class Client:
     def all(self, requests: list[tuple]) -> list[dict]:
         """The answers to requests (method, path, content), in their order. The first request that
         fails ends the waiting for all."""
-        waiting, done = queue.SimpleQueue(), queue.SimpleQueue()
-        for numbered in enumerate(requests):
-            waiting.put(numbered)
+        waiting = queue.SimpleQueue()
+        done = queue.SimpleQueue()
+        for number_and_request in enumerate(requests):
+            waiting.put(number_and_request)
         for _ in range(min(AT_ONCE, len(requests))):  # as daemons: none of them delays an exit
             threading.Thread(target=self.work, args=(waiting, done), daemon=True).start()
-        deadline, answers = time.monotonic() + self.seconds, {}
+        deadline = time.monotonic() + self.seconds
+        answers = {}
         while len(answers) < len(requests):
             number, answer = self.next_one(done, deadline)
             if isinstance(answer, UserError):
@@ -77,6 +79,7 @@ class Client:
                 done.put((number, error))
 
     def next_one(self, done: queue.SimpleQueue, deadline: float) -> tuple:
+        """The next number with its answer or error, waited for until the deadline."""
         try:
             return done.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:

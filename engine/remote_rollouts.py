@@ -1,14 +1,14 @@
 """Answers from a server that people already run: --rollouts http://HOST:PORT, vLLM or SGLang.
 
-    weights   RUN/serve/step_000012 is written, a model folder; the server is told to load it
-    ask       POST /v1/completions for each problem: token ids go out, ids and log-probs come back
-    check     whatever a server can get wrong is looked for before anything is trained on it
-    look      one forward pass of our own: entropy and collision, which servers do not tell, and
-              the gap between the server's log-probs and ours
+    hand_over   writes the model folder RUN/serve/step_000012 and tells the server to load it
+    fill        POST /v1/completions for each problem: token ids go out, ids and log-probs come
+                back. Whatever a server can get wrong is looked for before anything is trained on it
+    look        one forward pass of our own: entropy and collision, which servers do not return,
+                and the gap between the server's log-probs and ours
 
-The loss takes log-probs of its own, as it always does. The server's are the column log_prob of
-the credit file and half of sampler_gap in metrics.jsonl. Evaluations, and whatever goes on from
-the middle of an answer (vine, oracle, measured ...), sample by our own sampler.
+The loss computes log-probs of its own, as it always does. The server's go into the column log_prob
+of the credit file, and sampler_gap in metrics.jsonl compares the two. Evaluations, and whatever
+goes on from the middle of an answer (vine, oracle, measured ...), use our own sampler.
 
 Left out: keys and passwords, answers asked for while training goes on, weights that travel without
 a disk, and a correction for the gap (truncated importance sampling).
@@ -32,13 +32,14 @@ from engine.settings import OWN_SAMPLER
 FLAG = "--rollouts"
 AS_SAMPLED = {  # a server would take other values from the model's generation_config.json
     "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-ROUNDING, LOWEST = 1e-4, -1e5  # a log-prob lies between them; vLLM writes -9999 for -inf
+LOWEST = -1e5    # of a log-prob; vLLM writes -9999 for -inf
+ROUNDING = 1e-4  # a log-prob may be above 0 by that much
 LARGE_GAP = 0.05  # see docs/rollouts_by_a_server.md for gaps that were measured
 
 
 def connect(lab) -> "RolloutServer | None":
-    """The server of --rollouts, with the weights that training begins with; None where our own
-    sampler answers. A server that is not there, or takes no weights, ends the run here."""
+    """The server of --rollouts, with the weights that training begins with; None without one. A
+    server that is not there, or takes no weights, ends the run here."""
     s = lab.settings
     if s.rollouts == OWN_SAMPLER:
         return None
@@ -61,22 +62,24 @@ class RolloutServer:
         self.model = ""         # as the server calls it
         self.is_vllm = False
         self.salt = ""          # see `load`
-        self.weights_of = None  # the step that they were handed over for
+        self.weights_of = None  # the step before which it got its weights
         self.has_warned = False
 
     def introduce(self) -> None:
-        """Ask what it serves: the first request of all, so a server that is not there is told."""
+        """Ask which model it serves. This is the first request: whether there is a server at all
+        comes out here."""
         models = self.client.get("/v1/models").get("data")
         first = models[0] if isinstance(models, list) and models else None
         if not isinstance(first, dict) or not isinstance(first.get("id"), str):
             raise self.client.error("its /v1/models names no model")
-        self.model, self.is_vllm = first["id"], first.get("owned_by") == "vllm"
+        self.model = first["id"]
+        self.is_vllm = first.get("owned_by") == "vllm"
         say(f"answers to train on come from {self.model} at {self.client.address}, evaluations "
             "from the sampler of this program")
 
     def load(self, folder: Path) -> None:
-        """Have it load a model folder, and wait until it has. What it remembers of prompts belongs
-        to other weights: requests with another salt do not find it."""
+        """Have the server load a model folder, and wait until it has. Its cache of prompts belongs
+        to the weights before; requests with a new salt do not use it."""
         path = os.path.abspath(folder)
         if self.is_vllm:
             call = {"method": "reload_weights", "kwargs": {"weights_path": path}}
@@ -92,9 +95,11 @@ class RolloutServer:
         self.salt = secrets.token_hex(16)
 
     def hand_over(self, run, step: int) -> None:
-        """Give it the weights as they are now, those after step - 1."""
-        model, parameters = self.lab.model, {}
-        for name, value in self.lab.parameters.items():  # in the type that is multiplied
+        """Give the server the weights as they are after step - 1, matrices in the type of the
+        products."""
+        model = self.lab.model
+        parameters = {}
+        for name, value in self.lab.parameters.items():
             is_matrix = value.dim() == 2
             parameters[name] = value.detach().to(model.compute_dtype) if is_matrix else value
         folder = run.write_weights(step - 1, model, parameters)
@@ -105,28 +110,30 @@ class RolloutServer:
 
     def sample(self, run, problems: list, step: int, seed: int) -> Rollouts:
         """--answers answers to each problem, in the frame that our own sampler writes in."""
-        lab, s = self.lab, self.lab.settings
+        lab = self.lab
+        s = lab.settings
         if self.weights_of is None:
             self.weights_of = step  # `connect` has handed them over
         elif step - self.weights_of >= s.rollouts_every:
             self.hand_over(run, step)
         prompts = encode_prompts(lab.tokenizer, lab.task, problems)
         sampled = Generation.empty(len(prompts) * s.answers, s.max_new_tokens, lab.model.device)
-        if processes.rank() == 0:  # the errors of others would not be seen
+        if processes.rank() == 0:  # an error of another process would not be printed
             self.fill(sampled, prompts, seed)
         return self.look(put_together(problems, prompts, s.answers, sampled), step)
 
     def fill(self, sampled: Generation, prompts: list[list[int]], seed: int) -> None:
         """Ask for the answers to all prompts at once, check them, and write them down."""
-        lab, s = self.lab, self.lab.settings
+        lab = self.lab
+        s = lab.settings
         limits = Limits(s.answers, s.max_new_tokens, lab.model.config.vocab_size,
                         stop_ids(lab.model, lab.tokenizer))
         requests = []
         for number, prompt in enumerate(prompts):  # vLLM draws answer i of a request by seed + i
             content = self.request(prompt, limits, seed + number * s.answers)
             requests.append(("POST", "/v1/completions", content))
-        for number, answer in enumerate(self.client.all(requests)):
-            choices = answer.get("choices")
+        for number, response in enumerate(self.client.all(requests)):
+            choices = response.get("choices")
             flaw = flaw_of_answers(choices, prompts[number], limits)
             if flaw:
                 raise self.client.error(f"its answers to problem {number + 1} of this step: {flaw}")
@@ -139,7 +146,7 @@ class RolloutServer:
                 "return_token_ids": True, "cache_salt": self.salt, **AS_SAMPLED}
 
     def look(self, rollouts: Rollouts, step: int) -> Rollouts:
-        """The batch with entropy and collision by our own model, and a word on a large gap."""
+        """The batch with entropy and collision by our own model. A large gap is said once."""
         ours = with_facts(self.lab.model, rollouts, self.lab.settings.micro_batch)
         gap = (ours.log_prob - rollouts.log_prob).abs().sum() / rollouts.mask.sum()
         if gap > LARGE_GAP and self.weights_of == step and not self.has_warned:
@@ -206,14 +213,16 @@ def flaw_of_log_probs(choice: dict) -> str:
 
 
 def are_whole(values: list, below: int) -> bool:
-    """Whether all are whole numbers from 0 on."""
+    """Whether all are whole numbers from 0 to `below` - 1."""
     return all(type(value) is int and 0 <= value < below for value in values)
 
 
 def write(sampled: Generation, row: int, choice: dict, ends: tuple) -> None:
     """Put an answer into its row."""
-    ids, log_probs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-    device, length = sampled.tokens.device, len(ids)
+    ids = choice["token_ids"]
+    log_probs = choice["logprobs"]["token_logprobs"]
+    length = len(ids)
+    device = sampled.tokens.device
     sampled.tokens[row, :length] = torch.tensor(ids, device=device)
     sampled.log_prob[row, :length] = torch.tensor(log_probs, device=device).clamp(max=0.0)
     sampled.mask[row, :length] = True
