@@ -50,10 +50,13 @@ class GivenPairs:
     def of_step(self, lab, step: int) -> Rollouts:
         """--questions of the pairs, which follow from seed and step alone: two answers to each
         problem, the better one first."""
-        s, device = lab.settings, lab.model.device
+        s = lab.settings
+        device = lab.model.device
         rng = random.Random(f"pairs {s.seed} {step}")
         pairs = [rng.choice(self.pairs) for _ in range(s.questions)]
-        answers = [ids for pair in pairs for ids in (pair.chosen, pair.rejected)]
+        answers = []
+        for pair in pairs:
+            answers += [pair.chosen, pair.rejected]
         length = torch.tensor([len(ids) for ids in answers], device=device)
         mask = torch.arange(int(length.max()), device=device) < length[:, None]
         ids = torch.zeros(mask.shape, dtype=torch.long, device=device)
@@ -61,9 +64,10 @@ class GivenPairs:
         ends = stop_ids(lab.model, lab.tokenizer)
         finished = torch.tensor([answer[-1] in ends for answer in answers], device=device)
         group = torch.arange(len(pairs), device=device).repeat_interleave(2)
-        facts = torch.zeros(3, *mask.shape, device=device)
+        unknown = torch.zeros(mask.shape, device=device)  # `with_facts` computes what is missing
         rollouts = Rollouts([pair.problem for pair in pairs], [pair.prompt for pair in pairs],
-                            group, ids, mask, finished, *facts)
+                            group, ids, mask, finished, log_prob=unknown, entropy=unknown,
+                            collision=unknown)
         return with_facts(lab.model, rollouts, s.micro_batch)
 
 
@@ -80,12 +84,12 @@ def parse_pair(line: str, where: str, lab) -> Pair:
     texts = texts_of(line)
     if texts is None:
         raise UserError(f"{where}: {EXPECTED}, got {line.strip()[:80]!r}")
-    problem, chosen, rejected = texts
+    problem_text, chosen, rejected = texts
     if chosen == rejected:
         raise UserError(f"{where}: both answers are the same")
     try:
-        asked = lab.task.read(problem.split())
-        prompt = encode_prompt(lab.tokenizer, lab.task.prompt_for(asked), problem)
+        problem = lab.task.read(problem_text.split())
+        prompt = encode_prompt(lab.tokenizer, lab.task.prompt_for(problem), problem_text)
         answers = [encode(lab.tokenizer, text, "an answer") for text in (chosen, rejected)]
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
@@ -93,7 +97,7 @@ def parse_pair(line: str, where: str, lab) -> Pair:
     limit = lab.model.config.max_position_embeddings
     if longest > limit:
         raise UserError(f"{where}: prompt and answer are {longest} tokens, the model takes {limit}")
-    return Pair(asked, prompt, *answers)
+    return Pair(problem, prompt, *answers)
 
 
 def texts_of(line: str) -> list[str] | None:
@@ -103,8 +107,8 @@ def texts_of(line: str) -> list[str] | None:
         texts = [raw[key] for key in KEYS]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    right = all(isinstance(text, str) and text.strip() for text in texts)
-    return texts if right else None
+    are_texts = all(isinstance(text, str) and text.strip() for text in texts)
+    return texts if are_texts else None
 
 
 @torch.no_grad()

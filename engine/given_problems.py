@@ -50,11 +50,11 @@ def parse_problem(line: str, where: str) -> tuple[tuple[int, ...], int]:
     try:
         raw = json.loads(line)
         numbers, target = raw["nums"], raw["target"]
-        right = isinstance(numbers, list) and 0 < len(numbers) <= MAX_NUMBERS
-        right = right and all(is_number(number) for number in [*numbers, target])
+        has_form = isinstance(numbers, list) and 0 < len(numbers) <= MAX_NUMBERS
+        has_form = has_form and all(is_number(number) for number in [*numbers, target])
     except (ValueError, KeyError, TypeError, RecursionError):
-        right = False
-    if not right:
+        has_form = False
+    if not has_form:
         raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with at most '
                         f"{MAX_NUMBERS} whole numbers from 1 to {MAX_NUMBER}, got {line[:80]!r}")
     return tuple(numbers), target

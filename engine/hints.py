@@ -63,8 +63,8 @@ HINTS = {name: sentence for names, sentence in OTHER_WORDS for name in names.spl
 
 
 def hint_for(argument: str) -> str:
-    """What is said here for a setting of another library; empty if it is none that is known.
-    Of verl's actor_rollout_ref.rollout.n=8 the longest ending that is known counts."""
+    """What to type instead of a setting of another library; empty if it is not in HINTS. Of a name
+    with points, as verl's actor_rollout_ref.rollout.n=8, the longest known ending counts."""
     name = argument.partition("=")[0].lstrip("-+")
     while name and name not in HINTS:
         name = name.partition(".")[2]
@@ -99,7 +99,8 @@ def about_missing_model(name: str) -> str:
 
 
 def name_on_hub(name: str) -> str:
-    """Qwen/Qwen2.5-0.5B of that, of Qwen2.5-0.5B and of models/Qwen2.5-0.5B; else empty."""
+    """OWNER/NAME of a model on the Hugging Face Hub, empty if it cannot be one. Qwen2.5-0.5B and
+    models/Qwen2.5-0.5B are Qwen/Qwen2.5-0.5B."""
     if not re.fullmatch(r"([\w-][\w.-]*/)?[\w-][\w.-]*", name, re.ASCII):
         return ""
     owner, _, last = name.rpartition("/")
@@ -123,18 +124,19 @@ def path_from_here(path: Path) -> str:
 
 
 def program(name: str) -> str:
-    """`python`, or `hf` of this environment: its name where the shell finds that one by it, else
-    its path."""
+    """How to call `python` or `hf` of this environment: by name if that is what the shell would
+    start, else by its path."""
     folder = os.path.dirname(sys.executable)
     path = sys.executable if name == "python" else os.path.join(folder, name)
-    found = shutil.which(name)
-    if found and is_same_program(found, path) or not os.path.exists(path):
+    shell_path = shutil.which(name)
+    if shell_path and is_same_program(shell_path, path) or not os.path.exists(path):
         return name
     return path
 
 
-def is_same_program(found: str, path: str) -> bool:
-    """Whether both are one file, and of one environment: the `python` of a venv is a link to that
-    of the system, which does not find what the venv holds."""
-    folders = [os.path.realpath(os.path.dirname(file)) for file in (found, path)]
-    return os.path.realpath(found) == os.path.realpath(path) and folders[0] == folders[1]
+def is_same_program(one: str, other: str) -> bool:
+    """Whether both are one file, and in one environment: the `python` of a venv is a link to that
+    of the system, which does not have the venv's packages."""
+    if os.path.realpath(os.path.dirname(one)) != os.path.realpath(os.path.dirname(other)):
+        return False
+    return os.path.realpath(one) == os.path.realpath(other)
