@@ -10,8 +10,8 @@ from engine.rollouts import Rollouts
 def call_choice(chosen, whose: str, tokens: Rollouts, lab=None) -> torch.Tensor:
     """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the mitigation
     my_idea", say. The batch must stay as it was: others read it afterwards."""
-    everything = vars(tokens) | (tokens.scores or {})
-    tensors = [value for value in everything.values() if torch.is_tensor(value)]
+    fields = vars(tokens) | (tokens.scores or {})
+    tensors = [value for value in fields.values() if torch.is_tensor(value)]
     versions = [tensor._version for tensor in tensors]
     values = chosen(tokens, lab)
     if versions != [tensor._version for tensor in tensors]:
@@ -22,20 +22,24 @@ def call_choice(chosen, whose: str, tokens: Rollouts, lab=None) -> torch.Tensor:
 
 
 def to_frame(values, whose: str, mask: torch.Tensor) -> torch.Tensor:
-    """(B, T) of what was returned. A number for each answer is (B, 1): (B,) would be spread
-    over T."""
-    if not isinstance(values, torch.Tensor):
-        got = repr(values)[:40]
-    else:
+    """What was returned as (B, T). It may have a single row or column: a number for each answer is
+    (B, 1), because (B,) would be spread over T."""
+    if fits_frame(values, mask):
+        frame = torch.broadcast_to(values.detach().float(), mask.shape)
+        return frame.masked_fill(~mask, 0.0)
+    got = repr(values)[:40]
+    if isinstance(values, torch.Tensor):
         got = f"one on {values.device} of shape {tuple(values.shape)}"
-        if values.dim() == 2 and values.device == mask.device:
-            try:
-                frame = torch.broadcast_to(values.detach().float(), mask.shape)
-                return frame.masked_fill(~mask, 0.0)
-            except RuntimeError:  # another shape
-                pass
     raise UserError(f"{whose} should return a tensor (B, T) = {tuple(mask.shape)} on "
                     f"{mask.device}, got {got}")
+
+
+def fits_frame(values, mask: torch.Tensor) -> bool:
+    """Whether it is a tensor on the right device that can be spread over (B, T)."""
+    if not isinstance(values, torch.Tensor) or values.device != mask.device:
+        return False
+    B, T = mask.shape
+    return values.dim() == 2 and values.shape[0] in (1, B) and values.shape[1] in (1, T)
 
 
 def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserError,
@@ -49,7 +53,7 @@ def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserE
 
 
 def metrics_of(chosen, whose: str) -> dict:
-    """What a choice has to tell, for metrics.jsonl: plain numbers, texts, or nothing."""
+    """The metrics of a choice, as plain numbers and texts for metrics.jsonl."""
     plain = {}
     for name, value in getattr(chosen, "metrics", {}).items():
         if hasattr(value, "item"):  # of torch or numpy

@@ -23,12 +23,13 @@ def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
 
 def where_to_look(error: NotFinite, lab, run) -> str:
     """The error, how far the run came, which flags to look at, and what is left."""
-    steps, checkpoints = run.last_step(), run.checkpoints()
-    flags = {"learning_rate": lab.settings.learning_rate, **lab.credit_strengths()}
-    look = ", ".join(f"--{name} {value:g}" for name, value in flags.items())
+    steps = run.last_step()
+    values = {"learning_rate": lab.settings.learning_rate, **lab.credit_strengths()}
+    flags = ", ".join(f"--{name} {value:g}" for name, value in values.items())
     if steps == 0:
-        return f"{error}, in the first step. Is {lab.folder} a sound model? Look at {look}, too"
-    left = "there is no checkpoint from before"
+        return f"{error}, in the first step. Is {lab.folder} a sound model? Look at {flags}, too"
+    way_on = "there is no checkpoint from before"
+    checkpoints = run.checkpoints()
     if checkpoints:
-        left = f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
-    return f"{error}. The last step on record is {steps}. Look at {look}; {left}"
+        way_on = f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
+    return f"{error}. The last step on record is {steps}. Look at {flags}; {way_on}"
