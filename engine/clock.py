@@ -19,7 +19,9 @@ class Clock:
     """`with clock("update"):` measures a stage and shows its name to people at a terminal."""
 
     def __init__(self, step: int):
-        self.step, self.begin, self.seconds = step, time.perf_counter(), {}
+        self.step = step
+        self.begin = time.perf_counter()
+        self.seconds = {}  # of each stage
 
     @contextmanager
     def __call__(self, stage: str):
@@ -42,17 +44,20 @@ class Pace:
     longer than usual."""
 
     def __init__(self):
-        self.seconds, self.quiet = deque(maxlen=20), 0
+        self.seconds = deque(maxlen=20)  # of the last steps
+        self.quiet = 0                   # for so many steps no comment is made
 
     def left(self, steps: int) -> float:
+        """Seconds that so many steps will take."""
         return mean(self.seconds) * steps
 
     def add(self, seconds: float) -> str | None:
         """A comment, at most every twenty steps, if this step took five times the median."""
-        usual, self.quiet = median(self.seconds or [seconds]), max(0, self.quiet - 1)
-        enough = len(self.seconds) >= 5
+        usual = median(self.seconds or [seconds])
+        is_known = len(self.seconds) >= 5
         self.seconds.append(seconds)
-        if self.quiet or not enough or seconds < 5 * usual:
+        self.quiet = max(0, self.quiet - 1)
+        if self.quiet or not is_known or seconds < 5 * usual:
             return None
         self.quiet = 20
         return (f"this step took {seconds:.0f} s, {seconds / usual:.0f} times the usual "

@@ -21,10 +21,10 @@ def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
     values = set()
     for i, j in itertools.combinations(range(len(numbers)), 2):
         a, b = numbers[i], numbers[j]
-        rest = [number for k, number in enumerate(numbers) if k not in (i, j)]
+        others = [number for k, number in enumerate(numbers) if k not in (i, j)]
         steps = legal_steps(a, b, max_result) + legal_steps(b, a, max_result)
         for result in {result for *_, result in steps}:
-            values |= reachable(tuple(sorted([*rest, result])), max_result)
+            values |= reachable(tuple(sorted([*others, result])), max_result)
     return frozenset(values)
 
 
@@ -47,12 +47,13 @@ def right_expressions(numbers: tuple[int, ...], target: int, max_result: int) ->
             if value == target:
                 exceptions[expression] = count
         for i, j in itertools.permutations(range(len(items)), 2):
-            (x, left, left_count), (y, right, right_count) = items[i], items[j]
-            rest = [item for k, item in enumerate(items) if k not in (i, j)]
+            x, left, left_count = items[i]
+            y, right, right_count = items[j]
+            others = [item for k, item in enumerate(items) if k not in (i, j)]
             for _, operator, _, result in legal_steps(x, y, max_result):
                 joined = f"{in_parentheses(left)} {operator} {in_parentheses(right)}"
                 smaller_first = operator in "+*" and x < y
-                combine([*rest, (result, joined, left_count + right_count + smaller_first)])
+                combine([*others, (result, joined, left_count + right_count + smaller_first)])
 
     combine([(number, str(number), 0) for number in numbers])
     return sorted(exceptions, key=exceptions.get)

@@ -18,25 +18,29 @@ from engine.flags import Flag, fields_as_flags, parameters_as_flags
 from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.tasks import load_task
 
-LONGEST = 100  # bytes; what a longer name would hold beyond that is a hash
-BY_PLACE = ("task", "model", "mitigation", "placebo", "rescale", "advantage", "seed")
-NAMED_BY_VALUE = ("device", "dtype")  # cuda says enough
+LONGEST = 100  # bytes; the end of a longer name becomes a hash
+BY_PLACE = (  # these have a place of their own in the name
+    "task", "model", "mitigation", "placebo", "rescale", "advantage", "seed")
+NAMED_BY_VALUE = ("device", "dtype")  # "cuda" instead of "devicecuda"
 SHORT = {"learning_rate": "lr"}
 
 
 def run_name(settings, options: dict[str, Flag]) -> str:
     """Task, model, mitigation, advantage, each with its own flags; then all others; the seed."""
-    s, is_rescaled = settings, settings.mitigation not in ("none", *NEVER_RESCALED)
+    s = settings
     parts = [] if s.task == options["task"].default else [s.task.rpartition(".")[2]]
     parts += model_part(s.model, options["model"].default)
     parts += [s.mitigation, *changed(s, parameters_as_flags(MITIGATIONS[s.mitigation]), str)]
-    parts += changed(s, pick(options, ["placebo", "rescale"] if is_rescaled else ["placebo"]))
+    parts += changed(s, pick(options, ["placebo"]))
+    if s.mitigation not in ("none", *NEVER_RESCALED):
+        parts += changed(s, pick(options, ["rescale"]))
     parts += [s.advantage, *changed(s, parameters_as_flags(ADVANTAGES[s.advantage]), str)]
     others = [name for name in options if name not in BY_PLACE]
-    loss = [name for name in others if options[name].topic == "loss"]
-    parts += changed(s, pick(options, loss), str)
+    of_loss = [name for name in others if options[name].topic == "loss"]
+    not_of_loss = [name for name in others if name not in of_loss]
+    parts += changed(s, pick(options, of_loss), str)
     parts += changed(s, fields_as_flags(load_task(s.task)))
-    parts += changed(s, pick(options, [name for name in others if name not in loss]))
+    parts += changed(s, pick(options, not_of_loss))
     return shortened("-".join(filter(None, parts)), f"-s{s.seed}")
 
 
@@ -59,10 +63,11 @@ def changed(settings, flags: dict[str, Flag], write=None) -> list[str]:
 
 
 def part(name: str, value, flag: Flag, write) -> str:
-    """think_discount0.25, without characters that a folder's name cannot have."""
+    """The part of a flag, "think_discount0.25", without characters that a folder's name cannot
+    have."""
     if flag.is_path and value:
         return legal(Path(value).name)
-    if name == "rollouts":  # wherever the server is
+    if name == "rollouts":  # whatever the address of the server is
         return name
     label = "" if name in NAMED_BY_VALUE else SHORT.get(name, name)
     return label + legal(write(value))
@@ -97,7 +102,8 @@ def model_name(folder: Path) -> str:
 
 
 def shortened(name: str, ending: str) -> str:
-    """As it is up to LONGEST bytes; of a longer name whole parts, and a hash of it all."""
+    """Name and ending, if they have at most LONGEST bytes. A longer name is cut behind a part and
+    gets a hash of the whole."""
     if len((name + ending).encode()) <= LONGEST:
         return name + ending
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
