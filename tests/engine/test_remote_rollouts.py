@@ -300,6 +300,7 @@ def test_a_run_whose_server_failed_goes_on_as_if_it_had_not(tmp_path, address, b
 
 
 def test_a_server_that_keeps_its_old_weights_is_told_once(tmp_path, address, behave):
+    run(*FLAGS, "--steps", "0", "--out", tmp_path / "y", "--rollouts", address)  # it loads --model
     behave("deaf")
     printed = run(*FLAGS, "--steps", "4", "--learning_rate", "0.003", "--out", tmp_path / "x",
                   "--rollouts", address).stdout
