@@ -45,8 +45,8 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
 
 
 def of_the_system(error: Exception) -> str | None:
-    """What the machine, the operating system or another process refused; None for a mistake in this
-    code."""
+    """A sentence about an error of the machine, the operating system or another process; None for
+    a mistake in this code."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}"
@@ -59,13 +59,19 @@ def of_the_system(error: Exception) -> str | None:
 
 
 def visible(text: str) -> str:
-    """The text with what no printer prints, but for new lines and tabs, as \\x1b and the like."""
-    return "".join(character if character.isprintable() or character in "\n\t"
-                   else character.encode("unicode_escape").decode() for character in text)
+    """The text with control characters written out, as \\x1b; new lines and tabs stay."""
+    return "".join(map(visible_character, text))
+
+
+def visible_character(character: str) -> str:
+    if character.isprintable() or character in "\n\t":
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 class Visible:
-    """A text stream for people. What is to steer the terminal goes to `.stream` itself."""
+    """A text stream for people. Our own escape sequences, which shade text in a terminal, go to
+    `.stream` itself."""
 
     def __init__(self, stream):
         self.stream = stream

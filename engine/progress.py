@@ -24,8 +24,8 @@ def show_status(text: str) -> None:
 
 @contextmanager
 def though_nobody_reads(stream):
-    """A reader that went away (`| head`) or a log on a full disk does not end a run: it goes on in
-    silence."""
+    """Print inside of it: if the reader went away (`| head`), or the log is on a full disk, the run
+    goes on in silence."""
     try:
         yield
     except OSError:
@@ -47,10 +47,13 @@ class Progress:
     """
 
     def __init__(self, **parts: float):
-        self.parts, self.start, self.last_line = parts, time.monotonic(), time.monotonic()
+        self.parts = parts
+        self.start = time.monotonic()
+        self.last_line = self.start  # when one was printed
 
     def __call__(self, part: str, done: float = 0.0, text: str = "") -> None:
-        now, share = time.monotonic(), self.share(part, done)
+        now = time.monotonic()
+        share = self.share(part, done)
         line = f"{share:4.0%}  {text or part.replace('_', ' ')}"
         if share > 0.02:
             left = (now - self.start) * (1 - share) / share

@@ -34,11 +34,12 @@ def provenance() -> dict:
 
 
 def fingerprints(settings: Settings) -> dict[str, str]:
-    """Of every file or folder that a flag names, the model's and the problems', by the flag."""
+    """The fingerprint of every file or folder that a flag names, by the flag."""
     return {name: fingerprint(path) for name, path in given_paths(settings).items()}
 
 
 def given_paths(settings: Settings) -> dict[str, Path]:
+    """The files and folders that flags name, by the flag."""
     values = {**vars(settings), **settings.own}
     flags = {**OPTIONS, **own_flags(settings)}
     return {name: find_folder(values[name]) for name, flag in flags.items()
@@ -46,7 +47,7 @@ def given_paths(settings: Settings) -> dict[str, Path]:
 
 
 def fingerprint(path: Path) -> str:
-    """Of a model folder: of its config, its tokenizer and its weights, whatever else is in it."""
+    """A sha256 of a file; of a model folder, one of its config, its tokenizer and its weights."""
     if not os.path.isdir(path):
         return sha256_of(path)
     names = ["config.json", "tokenizer.json", *(file.name for file in path.glob("*.safetensors"))]
@@ -66,7 +67,7 @@ def sha256_of(path: Path) -> str:
 
 
 def refuse_other_sources(before: dict[str, str], settings: Settings, names: set[str]) -> None:
-    """Stop where one of these flags names something else by now than when the run began."""
+    """Stop if what one of these flags names was changed since the run began."""
     paths = given_paths(settings)
     for name in sorted(names & set(before) & set(paths)):
         if fingerprint(paths[name]) != before[name]:

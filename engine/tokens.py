@@ -69,8 +69,9 @@ def token_bytes(tokenizer: Tokenizer, ids) -> list[bytes]:
 
 @lru_cache(maxsize=4)
 def spellings(tokenizer: Tokenizer) -> dict[int, bytes | None]:
-    """The bytes of every token, worked out once; None where there are none."""
-    alphabet, added = byte_alphabet(), tokenizer.get_added_tokens_decoder()
+    """The bytes of every token; None of a token that is not written in the byte-level alphabet."""
+    alphabet = byte_alphabet()
+    added = tokenizer.get_added_tokens_decoder()
     bytes_of = {}
     for word, i in tokenizer.get_vocab(with_added_tokens=True).items():
         if i in added:
