@@ -180,8 +180,8 @@ def draw(study: Study, forecasts: dict[str, list[Racer]]):
         else:
             write_across(axis, "It is known of no finished arm")
     return save(figure, study.folder, "forecast",
-                "Cosine of a single batch's gradient with the true one, and held-out success at the "
-                "end of training")
+                "Cosine of a single batch's gradient with the true one, and held-out success at "
+                "the end of training")
 
 
 def draw_racers(axis, racers: list[Racer], time: str) -> None:

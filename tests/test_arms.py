@@ -230,7 +230,7 @@ def test_a_weighting_of_ones_own_is_one_function(tmp_path):
     training."""
     folder = copy_project(tmp_path)
     source = (folder / "mitigations.py").read_text()
-    before, border, after = source.partition("\n\n# those with a state")
+    before, border, after = source.partition("\n\n# Importing a file of credit/")
     assert border
     (folder / "mitigations.py").write_text(before + IDEA + border + after)
     mine = ["--mitigation", "my_idea", "--strength", "3"]
