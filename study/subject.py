@@ -189,9 +189,11 @@ def transcript_table(run: PlannedRun) -> list[Table]:
     """What the first run printed at its beginning and at its end, if its log is there."""
     if not run.log.is_file():
         return []
-    lines = [line for line in run.log.read_text(encoding="utf-8").splitlines()
-             if line.startswith(" ")]
+    printed = run.log.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in printed.splitlines() if line.startswith(" ")]
     steps = [place for place, line in enumerate(lines) if A_STEP.match(line)]
+    if not steps:
+        return []
     shown = [*lines[:steps[0] + 1], " ...", *lines[steps[-1]:]]
     return [Table("transcript", f"What {run.name} printed", {"line": ("", shown)})]
 

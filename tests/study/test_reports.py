@@ -160,6 +160,8 @@ def test_the_transcript_is_of_the_first_run(subject_study):
     """Its first step and its last one with what stands around them; without a log there is none."""
     assert [table.name for table in subject.report(subject_study).tables] == ["promises"]
     log = subject_study.planned[0].log
+    log.write_text("finished already\n")
+    assert len(subject.report(subject_study).tables) == 1
     log.write_text("models/tiny: a model\n  held-out 23%\n    step  reward\n   1/30   0.3\n"
                    "   2/30   0.4\n    step  reward\n  30/30   0.5\n  held-out 49%\ndone.\n")
     _, printed = subject.report(subject_study).tables
