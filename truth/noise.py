@@ -1,4 +1,4 @@
-"""Does the gradient of a single batch point the right way, and of which arm does it most?
+"""Does a single batch's gradient point the right way, and which arm's does so most?
 
     python -m truth.noise
     python -m truth.noise --model runs/x/checkpoints/step_000100 --batches 100
@@ -17,8 +17,7 @@ against the true gradient (the mean of leave-one-out gradients):
 They belong together: 1 / one batch^2 = noise + 1 / cosine^2. An estimate of the noise divides by
 a signal that may be too small to be seen. The first number does not, so that is the one to compare
 arms by. All come from pairs of different batches (truth/direction.py), so that noise does not count
-as signal. truth.scoreboard prints the same three, of fewer and smaller batches, beside what it is
-about.
+as signal. truth.scoreboard prints the same three beside its scores, of fewer and smaller batches.
 
 Reading it. Which arms are loud changes as a model learns: ask again of a checkpoint. Arms that take
 more than five times a plain step (oracle, causal_ablation, vine) are left out, as on the

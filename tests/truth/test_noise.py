@@ -7,6 +7,7 @@ import torch
 from conftest import ROOT
 
 from analysis.statistics import Estimate
+from engine.registry import ADVANTAGES, MITIGATIONS
 from study.experiments import LEADERBOARD
 from truth import noise
 from truth.common import run_probe
@@ -61,6 +62,8 @@ def test_every_arm_of_the_board_is_measured(lab):
     measured = {*arms.mitigations, *arms.advantages}
     assert not measured & {*COSTLY}
     assert measured - {*flags, "none"} == set() and {"entropy_masking", "measured"} <= measured
+    others = {*MITIGATIONS, *ADVANTAGES} - measured
+    assert others == {*COSTLY, "grpo", "dr_grpo"}  # the weighting none, and a multiple of rloo
 
 
 def numbers(one, cosine=1.0, noise=1.0):
