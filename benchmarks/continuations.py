@@ -5,7 +5,7 @@
 
 Run it from the project's folder. One batch of the shipped model is sampled; then the ways of
 spreading credit take turns on it, and the table shows medians. Seconds are the processor's, so that
-a busy machine changes them little. `measured` is also how truth/credit.py measures.
+a busy machine changes them little. `measured` is also how research/probes/credit.py measures.
 """
 import time
 from dataclasses import replace

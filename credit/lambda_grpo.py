@@ -41,7 +41,7 @@ class lambda_grpo:
 
     @staticmethod
     def listed(tokens: Rollouts) -> torch.Tensor:
-        """The weights at lambda = 1, where no training takes place (truth/exact.py)."""
+        """The weights at lambda = 1, where no training takes place (research/probes/exact.py)."""
         return answer_weights(tokens, torch.tensor(1.0))[:, None]
 
     def state_dict(self):

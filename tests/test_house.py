@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
-ROOMS = ("engine", "credit", "analysis", "truth", "study", "tools", "benchmarks")
+ROOMS = ("engine", "credit", "analysis", "research", "tools", "benchmarks")
 PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 
 # Room or file -> what it may import; a name stands for itself and for all that lies in it.
@@ -26,8 +26,7 @@ MAY_IMPORT = {
     "mitigations": ["engine", "grpo", "credit", "countdown_task"],
     "train": [*SIX, "engine", "credit", "analysis"],
     "analyze": ["analysis", "engine", "countdown_task", "grpo", "mitigations"],
-    "truth": [*SIX, "engine", "credit", "analysis", "truth"],
-    "study": [*SIX, "engine", "credit", "analysis", "truth", "study"],
+    "research": [*SIX, "engine", "credit", "analysis", "research"],
     "tools": [*SIX, "engine", "credit", "analysis", "tools"],
     "benchmarks": [*SIX, "engine", "credit", "analysis", "benchmarks"],
 }

@@ -28,7 +28,7 @@ def flags_of_all() -> dict[str, Flag]:
               "preview": preview.FLAGS, "floor": floor.FLAGS, "speed": speed.FLAGS,
               "memory": memory.FLAGS, "case": CASE_FLAGS}
     for name in ("common", *PROBES):
-        module = importlib.import_module(f"truth.{name}")
+        module = importlib.import_module(f"research.probes.{name}")
         groups[name] = getattr(module, "COMMON" if name == "common" else "FLAGS")
     every = {}
     for group, flags in groups.items():
@@ -89,7 +89,7 @@ def test_what_a_large_run_would_use_is_allowed():
     (["--advantage", "vine", "--values_every", "9" * 5000], "should be line, uncertain or a number"),
     (["--advantage", "gae", "--critic_lr", "11"], "should be at most 10"),
     (["--task", "x" * 5000], "there is no such module"),
-    (["--task", "truth.__main__"], "there is no such module")])
+    (["--task", "research.probes.__main__"], "there is no such module")])
 def test_train_says_so_in_one_sentence(tmp_path, argv, words):
     with pytest.raises(UserError) as error:
         train.main(["--model", str(ROOT / "models/tiny"), "--out", str(tmp_path / "x"), *argv])
@@ -137,7 +137,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured
 
 
 def test_a_world_with_too_many_groups_is_not_listed(tmp_path, monkeypatch):
-    from truth import exact
+    from research.probes import exact
     monkeypatch.setattr(exact, "make_world", lambda *_: pytest.fail("it was made"))
     exact.refuse_groups(4, 3)
     for length, answers in ((10, 2), (4, 6), (10, 10)):
@@ -150,7 +150,7 @@ def test_a_world_with_too_many_groups_is_not_listed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("text", ["8", "8,8", "6,5", "8," + "9" * 5000, "8,100001", "8,x"])
 def test_lengths_are_read_with_their_bounds(text):
-    from truth.length import read_lengths
+    from research.probes.length import read_lengths
     with pytest.raises(UserError, match="two different numbers of tokens, 6 to 100000") as error:
         read_lengths(text)
     assert len(str(error.value)) < 300

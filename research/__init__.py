@@ -1,0 +1,1 @@
+"""What was found with the lab, and how: probes of one model, experiments of many runs."""

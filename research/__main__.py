@@ -1,0 +1,40 @@
+"""What was found with the lab, and how to find it again.
+
+    python -m research scoreboard    which tokens earned the reward, and which weighting finds them
+    python -m research exact         every weighting and advantage in a world that can be listed
+    python -m research noise         does the gradient of a single batch point the right way?
+    python -m research phase1        a gradient that never saw a reward, and controls for it
+    python -m research rank          is the gradient of rank 2, and does it become sparse?
+    python -m research baseline      the best number to subtract, and what the group's mean costs
+    python -m research length        does credit by token pay more as answers get longer?
+
+These are probes: each asks one question of one model, prints its findings and writes a folder with
+a page, its pictures and numbers.json. On a CPU with the tiny model a probe takes minutes; --quick
+takes seconds and only shows that it works. An experiment is many training runs:
+"""
+from importlib import import_module
+
+from engine.errors import UserError
+from engine.program import run_as_program
+from research.experiments import commands
+from research.experiments.experiments import EXPERIMENTS
+
+PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "baseline", "length")
+
+
+def main(argv: list[str]) -> None:
+    name = argv[0] if argv else "--help"
+    if name in ("-h", "--help"):
+        print(__doc__.strip() + "\n")
+        return commands.list_experiments()
+    if name in PROBES:
+        return import_module(f"research.probes.{name}").main(argv[1:])
+    if name not in (*EXPERIMENTS, *commands.OTHERS):
+        raise UserError(f"there is no probe or experiment {name}, only "
+                        f"{', '.join([*PROBES, *EXPERIMENTS, *commands.OTHERS])}")
+    commands.main(argv)
+
+
+if __name__ == "__main__":
+    run_as_program("research", main, interrupted="stopped at once; the same command goes on from "
+                   "the last checkpoint of each run")

@@ -1,0 +1,138 @@
+"""Write the numbers of docs/results into the pages.
+
+    python -m research pages            # rewrite what is marked
+    python -m research pages --check    # say which pages are not as the results have it
+
+A page marks what is not written by hand, by comments that a reader of the page does not see:
+
+    <!-- table control success -->                      a table of docs/results/control.json
+    <!-- table control success; arm; end -->            some of its columns
+    <!-- words control differences -->                  what the table's finding says
+    <!-- text subject transcript -->                    its lines, as a program printed them
+    <!-- source control -->                             command, day and versions
+    <!-- number control success measured; end -->       one cell: of the row `measured`, column end
+    <!-- number scoreboard kind operator; decided -->
+
+each up to <!-- end -->. A row is named by its texts, as many as tell it from the others, the column
+comes last.
+"""
+import re
+import textwrap
+
+from analysis.tables import WIDTH, Table, by_row
+from engine.errors import UserError
+from engine.files import replace_text
+from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.progress import say
+from research.experiments.published import RESULTS, pages, read_result
+
+MARKED = re.compile(r"<!-- (table|words|text|source|number) ((?:(?!-->).)+?) -->(.*?)<!-- end -->",
+                    re.S)
+FLAGS = {"check": Flag(False, "change nothing; exit status 1 if a page is out of date")}
+
+
+def main(argv: list[str]) -> None:
+    args = with_defaults(add_flags(Parser("python -m research pages [flags]", __doc__),
+                                   FLAGS).read(argv), FLAGS)
+    stale = []
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        filled = fill(text, page.name)
+        if filled != text:
+            stale.append(page)
+            if not args.check:
+                replace_text(page, filled)
+    for page in stale:
+        say(f"{'not as the results have it' if args.check else 'written'}: {page.name}")
+    if not stale:
+        say("all pages are as the results have them")
+    if args.check and stale:
+        raise SystemExit(1)
+
+
+def fill(text: str, page: str) -> str:
+    """The page with everything that is marked made again."""
+    def made_again(match: re.Match) -> str:
+        kind, words, _ = match.groups()
+        try:
+            content = MAKERS[kind](words)
+        except UserError as error:
+            raise UserError(f"{page}: <!-- {kind} {words} -->: {error}") from None
+        return f"<!-- {kind} {words} -->{content}<!-- end -->"
+    return MARKED.sub(made_again, text)
+
+
+def make_table(words: str) -> str:
+    place, _, columns = words.partition(";")
+    table = find_table(place)
+    wanted = [column.strip() for column in columns.split(";") if column.strip()]
+    for column in wanted:
+        known_column(table, column)
+    kept = {name: table.columns[name] for name in wanted or table.columns}
+    shown = Table(table.name, table.title, kept, headings=table.headings)
+    return f"\n{shown.to_markdown()}\n"
+
+
+def make_words(words: str) -> str:
+    return "\n" + textwrap.fill(find_table(words).finding, WIDTH) + "\n"
+
+
+def make_text(words: str) -> str:
+    lines = [row[0] for row in find_table(words).rows]
+    return "\n" + "\n".join(["```", *lines, "```"]) + "\n"
+
+
+def make_source(words: str) -> str:
+    result = read_result(RESULTS / f"{words}.json")
+    commit, torch = (result["git_commit"] or "unknown")[:7], result["versions"]["torch"]
+    return f"\n`{result['command']}`, {result['day']}, torch {torch}, commit {commit}\n"
+
+
+def make_number(words: str) -> str:
+    """One cell: `control success measured; end`."""
+    result, _, rest = words.partition(" ")
+    tables = tables_of(result)
+    longest_first = sorted(tables, key=len, reverse=True)
+    name = next((name for name in longest_first if rest.startswith(f"{name} ")), rest)
+    table = find_table(f"{result} {name}")
+    *keys, column = [part.strip() for part in rest.removeprefix(name).split(";")]
+    known_column(table, column)
+    rows = [i for i, row in enumerate(table.rows) if set(keys) <= set(map(str, row))]
+    if len(rows) != 1:
+        raise UserError(f"{len(rows)} rows have {'; '.join(keys)}, one is needed")
+    return table.cells()[rows[0]][list(table.columns).index(column)]
+
+
+MAKERS = {"table": make_table, "words": make_words, "text": make_text, "source": make_source,
+          "number": make_number}
+
+
+def find_table(place: str) -> Table:
+    """Of the words `control success`: the table success of docs/results/control.json."""
+    result, _, name = place.strip().partition(" ")
+    if not name:
+        raise UserError("a result and a table should be named first")
+    tables = tables_of(result)
+    if name not in tables:
+        raise UserError(f"there is no table {name.split(';')[0]}, only {', '.join(tables)}")
+    return table_of(tables[name])
+
+
+def tables_of(result: str) -> dict[str, dict]:
+    """By name, which may have spaces in it."""
+    return {table["name"]: table for table in read_result(RESULTS / f"{result}.json")["tables"]}
+
+
+def table_of(stored: dict) -> Table:
+    """The table again, from what Table.to_json wrote."""
+    formats = dict(zip(stored["columns"], stored["formats"], strict=True))
+    rows = [[tuple(cell) if isinstance(cell, list) else cell for cell in row.values()]
+            for row in stored["rows"]]
+    headings = dict(zip(stored["columns"], stored["headings"], strict=True))
+    return Table(stored["name"], stored["title"], by_row(formats, rows), stored["finding"],
+                 stored["notes"], headings)
+
+
+def known_column(table: Table, column: str) -> None:
+    if column not in table.columns:
+        raise UserError(f"there is no column {column!r}, only {', '.join(table.columns)}")

@@ -1,0 +1,205 @@
+"""The probes with several seeds, before training and after a third of it.
+
+    python -m research probes --dry_run         # every command, and what is measured already
+    python -m research probes                   # measure what is missing, then put the seeds together
+    python -m research probes --only baseline
+
+The interval that a probe prints is about the problems it drew. What the next model would show only
+other seeds can say: seed n draws other problems and answers, and after a third of training it looks
+at the run with seed n. Put together, a number is the median over the seeds, and its interval goes
+from the lowest to the highest. Of five seeds that holds the median of all that could be drawn in 94
+of 100 cases, whatever their distribution.
+
+The tables of all seeds lie in results/study-probes, in a folder for each probe and time, to be
+published by python -m research publish.
+"""
+import json
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from analysis.tables import Table
+from engine.errors import UserError
+from engine.files import make_folder, read_json, replace_text
+from engine.flags import Flag, Parser, add_flags, with_defaults
+from engine.hints import python_command
+from engine.progress import say
+from research.experiments.experiments import BEFORE, LEADERBOARD, PLAIN, THIRD, Experiment
+from research.experiments.finished import PROBED
+from research.experiments.over_seeds import over_seeds
+from research.experiments.pages import table_of
+from research.experiments.plan import Effort, PlannedRun, plan_runs
+from research.experiments.runner import PROCESSES, end_with, list_runs, make_runs, usable_cores
+from research.experiments.witness import sources_of
+
+LOOKED_AT = Experiment(
+    name="third",
+    question="What is the model like after a third of its training?",
+    common="--questions 8 --answers 8 --steps 20 --checkpoint_every 20 --eval_every 0",
+    arms={"none": PLAIN},
+    seeds=5)
+WHOLE = replace(LEADERBOARD, arms={"none": PLAIN}, twice=())  # the runs that the board has as well
+
+# of some less than one probe measures by itself, as the seeds together measure it better; how noisy
+# the arms are is asked by a probe of its own
+PROBES = {"scoreboard": "--batches 20", "noise": "", "phase1": "", "rank": "--questions 8",
+          "baseline": ""}
+
+FLAGS = {
+    "processes": PROCESSES,
+    "seeds": Flag(LOOKED_AT.seeds, "seeds of each probe", least=2, most=10_000),
+    "only": Flag(None, "a single probe", choices=tuple(PROBES)),
+    "out": Flag("runs/study", "folder of the runs whose checkpoints are looked at"),
+    "dry_run": Flag(False, "list what is to be measured, and start nothing"),
+    "report_only": Flag(False, "put together what is measured, and start nothing")}
+
+
+@dataclass
+class PlannedProbe:
+    """One call of a probe, with the names that a PlannedRun has."""
+    probe: str
+    time: str
+    seed: int
+    model: Path | None  # None is the shipped one
+    run: Path           # over which the probe rank asks how sparse the gradient becomes
+    steps: int = 1      # it is measured, or it is not
+    answers_a_step: int = 1
+
+    @property
+    def arm(self) -> str:
+        return f"{self.probe}-{self.time}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-s{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        return Path("results/probes", self.name)
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.name}.log")
+
+    @property
+    def command(self) -> list[str]:
+        model = ["--model", str(self.model)] if self.model else []
+        run = ["--run", str(self.run)] if self.probe == "rank" else []
+        return ["-m", f"research.probes.{self.probe}", "--threads", "1", "--seed", str(self.seed), *model,
+                *run, *PROBES[self.probe].split(), "--out", str(self.folder)]
+
+    def is_finished(self) -> bool:
+        return (self.folder / "numbers.json").is_file()
+
+    def effort(self) -> Effort:
+        if not self.is_finished():
+            return Effort(0, 0.0)
+        return Effort(1, read_json(self.folder / "numbers.json")["seconds"])
+
+    def refuse_another(self) -> None:
+        """The folder may hold what was measured with other flags."""
+        if not self.is_finished():
+            return
+        *meant, _, _ = self.command  # without --out
+        typed = read_json(self.folder / "numbers.json").get("command", "another command")
+        if not typed.endswith(f" {shlex.join(meant)}"):
+            raise UserError(f"{self.folder} was measured by `{typed}`, not by "
+                            f"`{python_command(*meant)}`: remove it, and it is measured again")
+
+
+def main(argv: list[str]) -> None:
+    args = with_defaults(add_flags(Parser("python -m research probes [flags]", __doc__),
+                                   FLAGS).read(argv), FLAGS)
+    args.processes = args.processes or usable_cores()
+    looked_at = plan_runs(LOOKED_AT, args.out, args.seeds)
+    whole = plan_runs(WHOLE, args.out, args.seeds)
+    trained = looked_at + (whole if args.only in (None, "rank") else [])
+    probes = plan_probes([args.only] if args.only else list(PROBES), looked_at, whole)
+    for planned in (*trained, *probes):
+        planned.refuse_another()
+    if args.dry_run:
+        list_runs(trained, args.processes)
+        return list_runs(probes, args.processes)
+    failed = [] if args.report_only else make_both(trained, probes, args, argv)
+    put_together(probes)
+    end_with(failed)
+
+
+def plan_probes(names: list[str], looked_at: list[PlannedRun],
+                whole: list[PlannedRun]) -> list[PlannedProbe]:
+    """All probes with seed 0, then all with seed 1, and so on."""
+    probes = []
+    for early, run in zip(looked_at, whole):
+        checkpoint = early.folder / f"checkpoints/step_{early.steps:06d}"
+        for name in names:
+            probes.append(PlannedProbe(name, BEFORE, run.seed, None, run.folder))
+            probes.append(PlannedProbe(name, THIRD, run.seed, checkpoint, run.folder))
+    return probes
+
+
+def make_both(trained: list[PlannedRun], probes: list[PlannedProbe], args: SimpleNamespace,
+              argv: list[str]) -> list:
+    """First the runs, then the probes that look at them. Returns what failed."""
+    go_on = python_command("-m", "research", "probes", *argv)
+    failed = make_runs(trained, args.processes, go_on)
+    there = [probe for probe in probes if probe.model is None or probe.model.exists()]
+    return failed + make_runs(there, args.processes, go_on)
+
+
+def put_together(probes: list[PlannedProbe]) -> None:
+    """A folder for each probe and time that at least two seeds have measured."""
+    by_arm = {}
+    for probe in probes:
+        if probe.is_finished():
+            by_arm.setdefault(probe.arm, []).append(probe)
+    for arm, measured in by_arm.items():
+        if len(measured) < 2:
+            say(f"{arm}: only seed {measured[0].seed} is measured, so there is no interval yet")
+            continue
+        folder = write_together(measured)
+        say(f"{arm}: {len(measured)} seeds; python -m research publish {folder}")
+    if not by_arm:
+        raise UserError("no probe is measured yet")
+
+
+def write_together(measured: list[PlannedProbe]) -> Path:
+    """numbers.json of the first, with the tables of all."""
+    numbers = [read_json(probe.folder / "numbers.json") for probe in measured]
+    refuse_other_code(measured, numbers)
+    first = measured[0]
+    tables = [over_seeds(tables) for tables in same_tables(numbers)]
+    folder = PROBED / first.arm
+    make_folder(folder)
+    name = first.probe if first.time == BEFORE else f"{first.probe}_{first.time}"
+    together = {**numbers[0], "name": name, "folders": [str(probe.folder) for probe in measured],
+                "command": f"python -m research probes --only {first.probe}", "in_short": [],
+                "seconds": sum(each["seconds"] for each in numbers),
+                "tables": [table.to_json() for table in tables]}
+    replace_text(folder / "numbers.json", json.dumps(together, indent=1, allow_nan=False) + "\n")
+    if first.probe == "scoreboard":
+        from research.probes.where_decided import draw_decided  # with matplotlib, half a second to import
+        draw_decided(next(table for table in tables if table.name == "kind"), folder)
+    return folder
+
+
+def refuse_other_code(measured: list[PlannedProbe], numbers: list[dict]) -> None:
+    """What computes the probe has to be the same in the commits of all seeds."""
+    module = f"research.probes.{measured[0].probe}"
+    commits = {each["git_commit"]: probe for probe, each in zip(measured, numbers)}
+    if len(commits) == 1:
+        return
+    sources = [sources_of(module, commit) for commit in commits]
+    for source, probe in zip(sources, commits.values()):
+        if source != sources[0]:
+            raise UserError(f"{probe.folder} was measured by other code than {measured[0].folder}: "
+                            "remove the older one of the two")
+
+
+def same_tables(numbers: list[dict]) -> list[list[Table]]:
+    """The tables of each name, in the order of the first seed, without those that a seed lacks and
+    those that number what each seed drew for itself."""
+    by_seed = [{table["name"]: table_of(table) for table in each["tables"]} for each in numbers]
+    same = [[tables[name] for tables in by_seed] for name in by_seed[0]
+            if all(name in tables for tables in by_seed)]
+    return [tables for tables in same if tables[0].texts()[0]]

@@ -1,0 +1,192 @@
+"""What every probe needs: flags, a batch of answers, gradients, a folder for its findings.
+
+A probe is a module with four things; python -m research NAME calls its `main`:
+
+    FLAGS = {"answers": Flag(8, "answers to each problem", least=2, quick=2)}
+
+    def measure(probe: Probe) -> Findings:
+        ...
+
+    def main(argv: list[str]) -> None:
+        run_probe("my_probe", __doc__, FLAGS, measure, argv)
+"""
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from analysis.page import report_body, write_page
+from analysis.tables import Table
+from engine.errors import UserError
+from engine.files import replace_text, whole_folder
+from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from engine.forward import Forward, response_log_probs
+from engine.lab import Lab, derived_seed, make_lab
+from engine.progress import show_status
+from engine.rollouts import Rollouts
+from engine.provenance import provenance
+from engine.run_name import model_name
+from engine.settings import make_settings
+from grpo import grpo
+from research.probes.screen import command_of, print_findings, quick_words
+
+COMMON = {
+    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
+    "device": Flag("cpu", "cpu, cuda or cuda:N"),
+    "threads": Flag(0, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
+    "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers", least=0,
+                 most=MOST_SEED),
+}
+QUICK_TOKENS = 48  # length limit with --quick: sampling takes as long as the longest answer
+
+
+@dataclass
+class Findings:
+    """What a probe has to show. `short` names the tables whose findings, a line for each idea, are
+    its summary, the one to print first; `checks` those whose first line holds on however little
+    was measured."""
+    title: str
+    intro: list[str]
+    tables: list[Table]
+    short: tuple[str, ...]
+    checks: tuple[str, ...] = ()
+    takes: str = ""                                                 # time of the whole probe
+    pictures: list[tuple[Path, str]] = field(default_factory=list)  # file and caption
+    places: dict[str, tuple] = field(default_factory=dict)          # pictures below each table
+    episodes: list[dict] = field(default_factory=list)              # answers to show by token
+
+
+@dataclass
+class Probe:
+    """One call of a probe: its flags, and the folder for its pictures."""
+    args: SimpleNamespace
+    folder: Path
+
+    def lab(self, **settings) -> Lab:
+        """The model with its problems. Probes ask about the policy itself, so at temperature 1."""
+        args = self.args
+        chosen = {"model": args.model, "device": args.device, "threads": args.threads,
+                  "seed": args.seed, "temperature": 1.0}
+        if args.quick:
+            chosen["max_new_tokens"] = QUICK_TOKENS
+        return make_lab(make_settings({**chosen, **settings}))
+
+
+def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Probe], Findings],
+              argv: list[str], common: dict[str, Flag] = COMMON) -> None:
+    """Read the flags, measure, and write the findings into a folder."""
+    known = {**common, **flags, **folder_flags(name, common)}
+    typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
+    args = with_defaults(typed, known, quick=typed.get("quick", False))
+    measure_into_folder(name, args, measure, command_of(name, typed))
+
+
+def folder_flags(name: str, common: dict[str, Flag]) -> dict[str, Flag]:
+    usual = f"results/{name}-<model>-s<seed>" if "model" in common else f"results/{name}-s<seed>"
+    return {"out": Flag(None, f"a new folder, by default {usual}"),
+            "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
+            "all": Flag(False, "print every table, not only findings")}
+
+
+def measure_into_folder(name: str, args: SimpleNamespace, measure: Callable[[Probe], Findings],
+                        command: str) -> None:
+    """The folder appears whole, or not at all. `command` is the one that measures in earnest."""
+    folder, start = choose_folder(name, args), time.monotonic()
+    with whole_folder(folder) as unfinished:
+        findings = measure(Probe(args, unfinished))
+        show_status("")
+        seconds = time.monotonic() - start
+        write_findings(unfinished, name, args, findings, seconds, command)
+    print_findings(findings, summary_of(findings), args, command)
+    print(f"\n{seconds:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}; "
+          f"pictures beside them: {len(findings.pictures)}")
+    if not args.all:
+        print("--all prints every table")
+
+
+def choose_folder(name: str, args: SimpleNamespace) -> Path:
+    """The one asked for, or one named by probe, model and seed. It must not exist yet."""
+    parts = [name, f"s{args.seed}"]
+    if hasattr(args, "model"):
+        parts.insert(1, model_name(Path(args.model)))
+    if args.quick:
+        parts.append("quick")
+    folder = Path(args.out or f"results/{'-'.join(parts)}")
+    if folder.exists():
+        raise UserError(f"{folder} exists already: name another with --out, or remove it")
+    return folder
+
+
+def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
+                   seconds: float, command: str) -> None:
+    """Write the page and numbers.json."""
+    title, intro, summary = findings.title, list(findings.intro), summary_of(findings)
+    if args.quick:
+        title = f"{title} (a quick look)"
+        intro.insert(0, quick_words(findings.takes, command))
+    body = report_body(intro, summary, findings.tables, findings.pictures, findings.places,
+                       bool(findings.episodes))
+    write_page(folder / "report.html", title, body, findings.episodes)
+    numbers = {"measured": name, "quick_look": args.quick, "command": command,
+               "settings": vars(args), **provenance(),
+               "seconds": round(seconds, 1), "in_short": summary,
+               "tables": [table.to_json() for table in findings.tables]}
+    replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+
+
+def summary_of(findings: Findings) -> list[str]:
+    """One idea a line, in the order of the tables."""
+    summary = []
+    for table in findings.tables:
+        if table.name in findings.short:
+            summary += table.finding.splitlines()
+    return list(dict.fromkeys(summary))
+
+
+def sample_batch(lab: Lab, step: int, questions: int, answers: int) -> Rollouts:
+    """Sample as training does, with plain GRPO's advantages; `step` numbers a probe's batches."""
+    s = lab.settings
+    problems = lab.task.training_problems(s.seed, step, questions)
+    rollouts = lab.ask(problems, answers, derived_seed("probe", s.seed, step))
+    generator = torch.Generator().manual_seed(derived_seed("probe credit", s.seed, step))
+    rollouts = replace(rollouts, step=step, generator=generator,
+                       forward=Forward(lab.model, s.micro_batch))
+    return replace(rollouts, advantage=grpo(rollouts))
+
+
+def gradients(lab: Lab, rollouts: Rollouts,
+              coefficients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The gradient of  sum_bt c_bt log pi(y_bt | ...)  for each c (B, T), as a flat vector.
+
+    One forward pass serves them all.
+    """
+    total = {}
+    for rows in rollouts.length.nonzero().squeeze(1).split(lab.settings.micro_batch):
+        log_prob = response_log_probs(lab.model, rollouts, rows)
+        for name, coefficient in coefficients.items():
+            gradient = gradient_of(lab, (coefficient[rows] * log_prob).sum())
+            total[name] = total[name] + gradient if name in total else gradient
+    return total
+
+
+def answer_gradients(lab: Lab, rollouts: Rollouts,
+                     coefficients: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The same gradients, answer by answer."""
+    for b in range(len(rollouts.mask)):
+        row = torch.tensor([b], device=rollouts.mask.device)
+        log_prob = response_log_probs(lab.model, rollouts, row)[0]
+        yield [gradient_of(lab, (coefficient[b] * log_prob).sum()) for coefficient in coefficients]
+
+
+def gradient_of(lab: Lab, number: torch.Tensor) -> torch.Tensor:
+    """(P,): at all parameters of the model; the graph stays, for the next number."""
+    parameters = list(lab.model.parameters())
+    return flat(torch.autograd.grad(number, parameters, retain_graph=True, materialize_grads=True))
+
+
+def flat(tensors) -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])

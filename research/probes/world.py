@@ -1,0 +1,189 @@
+"""A world so small that every answer it can give is listed, with its probability and its gradient.
+
+A Qwen2 of a few hundred parameters writes answers of a few tokens out of three: "1", "<answer>"
+and the end. An answer is right when a "1" follows its first <answer>. V of every prefix is a short
+sum, and so is the gradient of J, the probability to be right. batches.py lists the groups of
+answers that training could draw here.
+"""
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from countdown_task import annotate
+from engine.forward import Forward
+from engine.rollouts import Rollouts
+from qwen2_model import ModelConfig, Qwen2
+
+TEXTS = ("1", "<answer>", "<|im_end|>")
+ONE, OPENING, END = range(3)
+PROMPT = [ONE]
+ROUNDING = 1e-6  # entropies this close are equal: float32 knows a sum of a few terms to about 1e-7
+
+Answer = tuple[int, ...]
+
+
+@dataclass
+class World:
+    """A choice is a prefix and a token that may follow. The model is float32, sums are float64."""
+    model: Qwen2
+    rollouts: Rollouts          # every answer once
+    probability: torch.Tensor   # (n,) of each answer
+    node: torch.Tensor          # (n, T) which choice each token is; beyond the mask 0
+    score: torch.Tensor         # (choices, P): gradient of the log-prob of each choice
+    worth: torch.Tensor         # (n, T + 1): V of the answer's first t tokens, then its reward
+    gradient: torch.Tensor      # (P,): of J
+
+    @property
+    def J(self) -> float:
+        return (self.probability @ self.rollouts.reward.double()).item()
+
+    @property
+    def mean_length(self) -> float:
+        return (self.probability @ self.rollouts.length.double()).item()
+
+    @property
+    def credit(self) -> torch.Tensor:
+        """(n, T): V after each token minus V before it."""
+        return self.worth[:, 1:] - self.worth[:, :-1]
+
+
+def make_world(seed: int, length: int) -> World:
+    model, answers = make_model(seed), all_answers(length)
+    choices = all_choices(answers)
+    log_prob = {choice: log_prob_of(model, choice) for choice in choices}
+    score = torch.stack([gradient_at(model, log_prob[choice]) for choice in choices])
+    rollouts = describe(model, answers)
+    of_answers = [sum(log_prob[prefix] for prefix in prefixes(answer)) for answer in answers]
+    total = torch.stack(of_answers)
+    gradient = gradient_at(model, (total.exp() * rollouts.reward).sum())
+    probability = {choice: value.exp().item() for choice, value in log_prob.items()}
+    V = prefix_values(answers, rollouts.reward.tolist(), probability)
+    T = rollouts.mask.shape[1]
+    number = {choice: i for i, choice in enumerate(choices)}
+    node, worth = [], []
+    for answer in answers:
+        beyond = T - len(answer)
+        node.append([number[prefix] for prefix in prefixes(answer)] + [0] * beyond)
+        worth.append([V[answer[:t]] for t in range(len(answer))] + [V[answer]] * (beyond + 1))
+    return World(model, rollouts, total.detach().exp(), torch.tensor(node), score.double(),
+                 torch.tensor(worth).double(), gradient.double())
+
+
+def make_model(seed: int) -> Qwen2:
+    config = ModelConfig(vocab_size=len(TEXTS), hidden_size=6, intermediate_size=8, head_dim=6,
+                         num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+                         tie_word_embeddings=True, eos_token_id=(END,))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2(config)
+        for parameter in model.parameters():  # fresh weights would choose every token alike
+            is_norm = parameter.dim() == 1
+            torch.nn.init.normal_(parameter, mean=float(is_norm), std=0.5)
+    return model
+
+
+def all_answers(length: int) -> list[Answer]:
+    """All that end with the end, and all that the limit cuts off."""
+    ended = []
+    for n in range(length):
+        ended += [(*body, END) for body in itertools.product((ONE, OPENING), repeat=n)]
+    return ended + list(itertools.product((ONE, OPENING), repeat=length))
+
+
+def prefixes(answer: Answer) -> list[Answer]:
+    """Its first token, its first two, ..., all of it."""
+    return [answer[:t + 1] for t in range(len(answer))]
+
+
+def all_choices(answers: list[Answer]) -> list[Answer]:
+    choices = {}
+    for answer in answers:
+        choices |= dict.fromkeys(prefixes(answer))
+    return list(choices)
+
+
+def log_prob_of(model: Qwen2, choice: Answer) -> torch.Tensor:
+    """Of its last token, with its graph."""
+    ids = torch.tensor([PROMPT + list(choice[:-1])])
+    return model(ids)[0, -1].double().log_softmax(-1)[choice[-1]]
+
+
+def gradient_at(model: Qwen2, number: torch.Tensor) -> torch.Tensor:
+    """(P,); the graph stays, as choices share it."""
+    gradients = torch.autograd.grad(number, list(model.parameters()), retain_graph=True)
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def prefix_values(answers: list[Answer], rewards: list[float], probability: dict) -> dict:
+    """V from the end: an answer's own reward, or the mean over what may follow."""
+    V = dict(zip(answers, rewards))
+    begun = {answer[:t] for answer in answers for t in range(len(answer))}
+    for prefix in sorted(begun, key=len, reverse=True):
+        longer = [(*prefix, v) for v in range(len(TEXTS))]
+        V[prefix] = sum(probability[choice] * V[choice] for choice in longer)
+    return V
+
+
+def describe(model: Qwen2, answers: list[Answer]) -> Rollouts:
+    """Every answer once, with the sampler's numbers and the labels that the task would give it."""
+    lengths = [len(answer) for answer in answers]
+    T = max(lengths)
+    ids = torch.tensor([[*answer, *[0] * (T - len(answer))] for answer in answers])
+    mask = torch.arange(T)[None] < torch.tensor(lengths)[:, None]
+    with torch.no_grad():
+        inputs = torch.cat([torch.tensor(PROMPT).expand(len(ids), 1), ids[:, :-1]], 1)
+        log_probs = model(inputs).log_softmax(-1)  # (n, T, V)
+    entropy = -(log_probs.exp() * log_probs).sum(-1) * mask
+    texts = [[TEXTS[i] for i in answer] for answer in answers]
+    section, kind = labels(texts, T)
+    return Rollouts(
+        problems=[None], prompt_ids=[PROMPT], group=torch.zeros(len(ids), dtype=torch.long),
+        ids=ids, mask=mask, finished=torch.tensor([answer[-1] == END for answer in answers]),
+        log_prob=log_probs.gather(2, ids[..., None]).squeeze(-1) * mask,
+        entropy=without_rounding(entropy), collision=log_probs.exp().square().sum(-1) * mask,
+        texts=texts, responses=["".join(row) for row in texts], section=section, kind=kind,
+        scores=scores_of(texts), forward=Forward(model, 64))
+
+
+def without_rounding(values: torch.Tensor) -> torch.Tensor:
+    """Make values equal that differ by rounding alone.
+
+    The prompt is "1", and behind "1", "1 1" and "1 1 1" the model looks at nothing but equal keys:
+    it has the same distribution after each of them. entropy_masking puts its threshold between
+    tokens of such prefixes. Without this the last bit of their entropies, which differs from one
+    kind of CPU to the next, would decide which of them are kept.
+    """
+    order = values.flatten().argsort()
+    result = values.flatten()[order]
+    for i in range(1, len(result)):
+        if result[i] - result[i - 1] < ROUNDING:
+            result[i] = result[i - 1]
+    return torch.zeros_like(result).scatter(0, order, result).view_as(values)
+
+
+def labels(texts: list[list[str]], T: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(n, T) section and kind of each token."""
+    section = torch.zeros(len(texts), T, dtype=torch.uint8)
+    kind = torch.zeros_like(section)
+    for b, row in enumerate(texts):
+        sections, kinds = annotate([text.encode() for text in row])
+        section[b, :len(row)] = torch.tensor(sections, dtype=torch.uint8)
+        kind[b, :len(row)] = torch.tensor(kinds, dtype=torch.uint8)
+    return section, kind
+
+
+def scores_of(texts: list[list[str]]) -> dict[str, torch.Tensor]:
+    """(n,): right is a "1" behind the first tag; the format wants a tag and the end."""
+    right = [is_right(row) for row in texts]
+    closed = [TEXTS[OPENING] in row and row[-1] == TEXTS[END] for row in texts]
+    begun = [row[0] == TEXTS[ONE] for row in texts]
+    parts = {"reward": right, "answer": right, "format": closed, "reasoning": begun}
+    return {name: torch.tensor(part).float() for name, part in parts.items()}
+
+
+def is_right(row: list[str]) -> bool:
+    if TEXTS[OPENING] not in row:
+        return False
+    behind = row.index(TEXTS[OPENING]) + 1
+    return row[behind:behind + 1] == [TEXTS[ONE]]

@@ -1,0 +1,185 @@
+"""Probes with several seeds: planned, put together by hand-made numbers, refused when mixed."""
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.tables import Table
+from engine.errors import UserError
+from research.experiments import commands as study
+from research.experiments import probes, published
+from research.experiments.experiments import LEADERBOARD
+from research.experiments.plan import Effort, plan_runs
+from research.experiments.over_seeds import over_seeds
+from research.experiments.probes import PlannedProbe, plan_probes, put_together
+
+
+def table(rows, name="kind"):
+    columns = {"kind": "", "of all": ".1%", "decided": ".1%", "95%": ".1%", "verdict": ""}
+    cells = {column: (spec, [row[i] for row in rows])
+             for i, (column, spec) in enumerate(columns.items())}
+    return Table(name, "Where it is decided", cells)
+
+
+SEEDS = [table([["word", 0.3, 0.1, (0.0, 0.2), "too much"], ["tag", 0.1, 0.5, (0.4, 0.6), "even"]]),
+         table([["word", 0.2, 0.4, (0.3, 0.5), "even"], ["tag", 0.1, None, (None, None), "even"],
+                ["end", 0.1, 0.1, (0.0, 0.1), "even"]]),
+         table([["word", 0.7, 0.2, (0.0, 0.4), "too much"], ["tag", 0.1, 0.3, (0.1, 0.5), "even"]])]
+
+
+def test_a_number_is_the_median_and_its_interval_the_range():
+    """A row that a seed lacks is left out, an unknown number counts for nothing."""
+    together = over_seeds(SEEDS)
+    assert together.rows == [("word", 0.3, 0.2, (0.1, 0.4), "too much (2 of 3)"),
+                             ("tag", 0.1, 0.4, (0.3, 0.5), "even")]
+    assert together.headings["95%"] == "lowest to highest"
+    assert together.finding.startswith("Medians of 3 seeds, ")
+
+
+def small(columns, rows):
+    cells = {column: ("", [row[i] for row in rows]) for i, column in enumerate(columns)}
+    return Table("small", "Small", cells)
+
+
+def test_rows_are_told_apart_by_as_many_cells_as_it_takes():
+    """An empty first cell stands for the one above: ("mean", 7) and ("mean", 15) are two rows."""
+    columns = ("baseline", "others", "noise")
+    together = over_seeds([small(columns, [["mean", 7, 1.0], ["", 15, 2.0]]),
+                           small(columns, [["mean", 7, 3.0], ["", 15, 6.0]])])
+    assert together.rows == [("mean", 7, 2.0), ("", 15, 4.0)]
+
+
+def test_an_interval_is_about_the_number_before_it_if_it_holds_that():
+    """8 minus 2 is no number of the table: its middle is 1 and 3. The other way round 0.1 and 0.2
+    are what the intervals, which are not symmetric, are about."""
+    columns = ("rank of", "at 8", "8 minus 2, 95%")
+    together = over_seeds([small(columns, [["A", 7.0, (0.0, 2.0)]]),
+                           small(columns, [["A", 6.0, (2.0, 4.0)]])])
+    assert together.rows == [("A", 6.5, (1.0, 3.0))]
+    together = over_seeds([small(columns, [["A", 0.1, (0.0, 0.9)]]),
+                           small(columns, [["A", 0.2, (0.1, 0.9)]])])
+    assert together.rows[0][2] == (0.1, 0.2)
+
+
+def test_a_count_stays_a_whole_number():
+    tables = [Table("small", "Small", {"kind": ("", ["tag"]), "tokens": (",d", [count])})
+              for count in (1000, 1003)]
+    assert over_seeds(tables).cells() == [["tag", "1,002"]]
+
+
+def test_a_text_with_a_number_is_no_verdict():
+    columns = ("claim", "measured", "verdict")
+    together = over_seeds([small(columns, [["few", "+3% (1 to 5)", "too many"]]),
+                           small(columns, [["few", "+4% (2 to 6)", "too many"]])])
+    assert together.rows == [("few", "differs", "too many")]
+
+
+def test_what_each_seed_numbers_for_itself_is_left_out():
+    numbers = [{"tables": [small(("question", "mean"), [[1, 0.5], [2, 0.25]]).to_json(),
+                           small(("kind", "mean"), [["tag", 0.5]]).to_json() | {"name": "kept"}]}]
+    assert [tables[0].name for tables in probes.same_tables(numbers * 2)] == ["kept"]
+
+
+def numbers_of(probe, seed_table, commit="a" * 40, seconds=10.0):
+    probe.folder.mkdir(parents=True)
+    numbers = {"measured": probe.probe, "quick_look": False, "settings": {},
+               "git_commit": commit, "versions": {}, "seconds": seconds, "in_short": ["of one"],
+               "tables": [seed_table.to_json()]}
+    numbers["command"] = " ".join(["python", *probe.command[:-2]])
+    (probe.folder / "numbers.json").write_text(json.dumps(numbers))
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """Three seeds of one probe are there."""
+    monkeypatch.chdir(tmp_path)
+    planned = [PlannedProbe("baseline", "third", seed, Path("model"), Path("run"))
+               for seed in range(3)]
+    for probe, seed_table in zip(planned, SEEDS):
+        numbers_of(probe, seed_table)
+    return planned
+
+
+def test_the_seeds_of_a_probe_are_one_result(measured, capsys):
+    put_together(measured)
+    assert "baseline-third: 3 seeds; python -m research publish results/study-probes/baseline-third" \
+        in capsys.readouterr().out
+    numbers = json.loads(Path("results/study-probes/baseline-third/numbers.json").read_text())
+    assert numbers["name"] == "baseline_third" and numbers["measured"] == "baseline"
+    assert numbers["command"] == "python -m research probes --only baseline"
+    assert numbers["seconds"] == 30.0 and numbers["in_short"] == []
+    assert numbers["tables"][0]["rows"][0]["decided"] == 0.2
+
+
+def test_one_seed_has_no_interval(measured, capsys):
+    put_together(measured[:1])
+    assert "only seed 0 is measured" in capsys.readouterr().out
+    assert not Path("results/study-probes").exists()
+
+
+def test_seeds_that_other_code_measured_are_not_mixed(measured, monkeypatch):
+    """Another commit alone is no reason."""
+    path = measured[2].folder / "numbers.json"
+    path.write_text(path.read_text().replace("a" * 40, "b" * 40))
+    sources = {"a" * 40: "as it was", "b" * 40: "as it was"}
+    monkeypatch.setattr(probes, "sources_of", lambda module, commit: sources[commit])
+    put_together(measured)
+    sources["b" * 40] = "other formulas"
+    with pytest.raises(UserError, match="baseline-third-s2 was measured by other code"):
+        put_together(measured)
+
+
+def test_each_probe_looks_at_the_model_before_and_after_a_third(tmp_path):
+    looked_at, whole = (plan_runs(experiment, str(tmp_path), 2)
+                        for experiment in (probes.LOOKED_AT, probes.WHOLE))
+    planned = plan_probes(["rank", "phase1"], looked_at, whole)
+    assert [probe.name for probe in planned[:5]] == [
+        "rank-before-s0", "rank-third-s0", "phase1-before-s0", "phase1-third-s0", "rank-before-s1"]
+    assert planned[0].model is None
+    assert planned[1].model == tmp_path / "third/none-s0/checkpoints/step_000020"
+    assert whole[0].folder == tmp_path / "8x8/none-s0" and planned[1].run == whole[0].folder
+    assert f"--run {whole[0].folder}" in " ".join(planned[1].command)
+    assert "--run" not in planned[3].command and planned[3].command[1] == "research.probes.phase1"
+    assert looked_at[0].steps * 3 == whole[0].steps
+    assert whole[0].flags == plan_runs(LEADERBOARD, str(tmp_path), 1)[0].flags
+
+
+def test_a_measured_probe_is_passed_over(measured):
+    assert measured[0].is_finished() and measured[0].effort() == Effort(1, 10.0)
+    later = PlannedProbe("baseline", "third", 7, Path("model"), Path("run"))
+    assert not later.is_finished() and later.effort() == Effort(0, 0.0)
+
+
+def test_what_was_measured_with_other_flags_is_refused(measured):
+    for probe in measured:
+        probe.refuse_another()
+    path = measured[1].folder / "numbers.json"
+    path.write_text(path.read_text().replace("--seed 1", "--seed 1 --questions 3"))
+    with pytest.raises(UserError, match="baseline-third-s1 was measured by .*--questions 3"):
+        measured[1].refuse_another()
+    measured[0].folder.joinpath("numbers.json").unlink()
+    measured[0].refuse_another()  # what is not measured yet cannot be another
+
+
+def test_a_dry_run_lists_runs_and_probes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    study.main(["probes", "--dry_run", "--seeds", "2", "--only", "phase1"])
+    printed = capsys.readouterr().out
+    assert "runs/study/third/none-s1  (not begun)" in printed
+    assert "results/probes/phase1-third-s1  (not begun)" in printed
+    assert "research.probes.rank" not in printed and "0 of 4 runs are finished" in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_anything_measured_nothing_is_put_together(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no probe is measured yet"):
+        study.main(["probes", "--report_only"])
+
+
+def test_a_result_over_seeds_is_published_under_its_own_name(measured, tmp_path, monkeypatch):
+    put_together(measured)
+    monkeypatch.setattr(published, "RESULTS", tmp_path / "kept")
+    monkeypatch.setattr(published, "made_by", lambda *what: {})
+    path = published.publish(Path("results/study-probes/baseline-third"))
+    assert path == tmp_path / "kept/baseline_third.json"

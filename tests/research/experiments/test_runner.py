@@ -1,0 +1,238 @@
+"""Runs of an experiment: planned, made side by side, stopped and started again, refused."""
+import os
+import shutil
+import signal
+import threading
+import time
+
+import pytest
+from conftest import ROOT
+from runs import lines
+
+import train
+from engine.command_line import read_flags
+from engine.credit_file import step_of
+from engine.errors import UserError
+from engine.registry import ADVANTAGES, MITIGATIONS
+from research.experiments import commands as study
+from research.experiments.experiments import EXPERIMENTS, Experiment, regime_arms
+from research.experiments.plan import Effort, in_words, plan_runs, seconds_left
+from research.experiments.runner import Attempt, Runner
+
+TINY = "--questions 2 --answers 2"
+
+
+@pytest.fixture
+def experiment(monkeypatch, learner, tmp_path):
+    """Makes an experiment with these arms known to the command, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(arms, steps=2, seeds=1, more=""):
+        common = f"--model {learner} {TINY} --steps {steps} {more}"
+        made = Experiment("small", "Is it?", common, arms, seeds)
+        monkeypatch.setitem(EXPERIMENTS, "small", made)
+        return made
+
+    return make
+
+
+def test_all_arms_come_with_one_seed_before_the_next(experiment):
+    """Flags of the experiment, of the arm, of the seed, each run in a folder of its own."""
+    made = experiment({"none": "", "rloo": "--advantage rloo"}, seeds=2)
+    runs = plan_runs(made, "runs/study", 2)
+    assert [run.name for run in runs] == ["none-s0", "rloo-s0", "none-s1", "rloo-s1"]
+    last = runs[-1]
+    assert str(last.folder) == "runs/study/small/rloo-s1" and last.settings.folder == last.folder
+    given = read_flags(last.flags)
+    assert given["continue"] and given["threads"] == 1 and given["seed"] == 1
+    assert (last.settings.advantage, last.settings.steps, last.settings.answers) == ("rloo", 2, 2)
+    assert runs[0].settings.advantage == "grpo"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_flags_that_train_py_takes(name, tmp_path):
+    experiment = EXPERIMENTS[name]
+    for arm, flags in experiment.arms.items():
+        alone = Experiment(name, "", experiment.common, {arm: flags}, 1)
+        [run] = plan_runs(alone, str(tmp_path), 1)
+        assert run.settings.steps > 1, arm
+
+
+def test_every_cheap_choice_is_on_the_leaderboard():
+    flags = " ".join(EXPERIMENTS["leaderboard"].arms.values()).split()
+    costly = {"oracle", "causal_ablation", "vine"}
+    catalogue = (ROOT / "docs/weightings.md").read_text(encoding="utf-8")  # not an idea of today
+    listed = {name for name in (*MITIGATIONS, *ADVANTAGES) if f"`{name}`" in catalogue}
+    others = listed - {*flags, "none", "grpo"}
+    assert others == costly, "give it a line in LEADERBOARD of research/experiments/experiments.py"
+
+
+def test_experiments_that_share_runs_mean_the_same_by_a_name():
+    """In one folder a name stands for one command."""
+    commands = {}
+    for experiment in EXPERIMENTS.values():
+        for arm, flags in experiment.arms.items():
+            command = f"{experiment.common} {flags}".split()
+            assert commands.setdefault((experiment.place, arm), command) == command, arm
+    by_command = {}
+    for (place, arm), command in commands.items():
+        if place == "8x8":
+            by_command.setdefault(tuple(command), []).append(arm)
+    assert all(len(arms) == 1 for arms in by_command.values())  # nothing is trained twice
+
+
+def test_one_run_by_its_number(experiment, capfd):
+    """As an array of jobs makes them: no report is written until somebody asks for it."""
+    experiment({"none": "", "rloo": "--advantage rloo"}, more="--eval_every 0")
+    with pytest.raises(UserError, match="--number 2: there are 2 runs, counted from 0"):
+        study.main(["small", "--number", "2"])
+    for other in ("--report_only", "--dry_run"):
+        with pytest.raises(UserError, match=f"--number and {other} exclude each other"):
+            study.main(["small", "--number", "1", other])
+    study.main(["small", "--number", "1"])
+    assert "finished: rloo-s0 (1 of 1)" in capfd.readouterr().out
+    first, second = plan_runs(EXPERIMENTS["small"], "runs/study", 1)
+    assert second.is_finished() and not first.folder.exists()
+    study.main(["small", "--number", "1"])
+    assert capfd.readouterr().out == "finished already: rloo-s0\n"
+
+
+def test_plain_grpo_comes_first_and_is_what_all_are_compared_with():
+    for experiment in EXPERIMENTS.values():
+        name, flags = next(iter(experiment.arms.items()))
+        assert name.split("-")[0] == "none" and "--mitigation" not in flags
+
+
+def test_every_cell_of_the_regime_trains_on_as_many_answers():
+    arms = regime_arms()
+    assert len(arms) == 18 and "measured-8x16-6e-4" in arms
+    for flags in arms.values():
+        given = read_flags(flags.split())
+        assert given["questions"] * given["answers"] * given["steps"] == 3840
+        assert given["eval_every"] == given["steps"]
+
+
+def test_time_left_follows_from_the_steps_of_the_same_arm(experiment):
+    """Of 10 steps each: none-s0 has 10 at 2 s, none-s1 none; rloo-s0 4 at 5 s; gae-s0 has none,
+    and as many answers a step as the others: their mean of 40 s / 14 steps a step."""
+    made = experiment({"none": "", "rloo": "--advantage rloo", "gae": "--advantage gae"}, steps=10)
+    runs = plan_runs(made, "runs", 1) + plan_runs(made, "runs", 2)[3:4]
+    efforts = {"none-s0": Effort(10, 20.0), "none-s1": Effort(0, 0.0), "rloo-s0": Effort(4, 20.0),
+               "gae-s0": Effort(0, 0.0)}
+    left = [10 * 2, 6 * 5, 10 * 40 / 14]
+    assert seconds_left(runs, efforts, 1) == pytest.approx(sum(left))
+    assert seconds_left(runs, efforts, 8) == pytest.approx(30)  # the longest run of all
+    assert seconds_left(runs, {run.name: Effort(0, 0.0) for run in runs}, 1) is None
+    assert in_words(4800) == "about 1 h 20 min" and in_words(100) == "about 2 min"
+
+
+def test_a_dry_run_lists_every_run_and_starts_none(experiment, capsys, tmp_path):
+    experiment({"none": "", "rloo": "--advantage rloo"}, seeds=2)
+    study.main(["small", "--dry_run", "--seeds", "1"])
+    printed = capsys.readouterr().out
+    assert "  1  runs/study/small/rloo-s0  (not begun)" in printed and "--advantage rloo" in printed
+    assert "0 of 2 runs are finished" in printed and printed.endswith(
+        "at a time: no step is done yet that says how long it takes\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_folder_is_left_where_there_is_nothing_to_report(experiment, tmp_path):
+    experiment({"none": ""})
+    with pytest.raises(UserError, match="no run of small is finished yet"):
+        study.main(["small", "--report_only"])
+    assert not (tmp_path / "results").exists()
+
+
+def test_the_status_line_says_what_is_done_and_what_is_left(experiment):
+    """none-s0 has 2 of 2 steps, rloo-s0 1 of 2 at 60 s a step, gae-s0 failed."""
+    made = experiment({"none": "", "rloo": "--advantage rloo", "gae": "--advantage gae"})
+    runner = Runner(plan_runs(made, "runs", 1), 2)
+    first, second, third = runner.runs
+    runner.waiting.clear()
+    runner.finished, runner.running, runner.failed = 1, [Attempt(second, None, 0.0)], [third]
+    runner.efforts = {first.name: Effort(2, 8.0), second.name: Effort(1, 60.0),
+                      third.name: Effort(0, 0.0)}
+    assert runner.status() == "1 of 3 finished, 1 failed, about 1 min left, rloo-s0 1/2"
+
+
+def test_without_a_name_the_experiments_are_listed(capsys):
+    study.main([])
+    printed = capsys.readouterr().out
+    assert f"subject       10 runs  {EXPERIMENTS['subject'].question}" in printed
+    assert all(name in printed for name in EXPERIMENTS)
+
+
+def test_what_is_no_experiment_is_refused():
+    with pytest.raises(UserError, match="there is no experiment nothing, only subject"):
+        study.main(["nothing"])
+    with pytest.raises(UserError, match="name an experiment: subject"):
+        study.main(["--dry_run"])
+
+
+def test_a_run_of_other_settings_or_another_model_is_refused(experiment, learner, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(learner, model)
+    arms, common = {"none": f"--model {model}"}, "--eval_every 0"
+    [run] = plan_runs(experiment(arms, more=common), "runs/study", 1)
+    train.main(run.flags)
+    run.refuse_another()
+    assert run.is_finished()
+    experiment(arms, more=f"{common} --learning_rate 0.5")
+    with pytest.raises(UserError, match="small/none-s0 exists already, with learning_rate"):
+        study.main(["small", "--report_only"])
+    experiment(arms, more=common)
+    (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text() + " ")
+    with pytest.raises(UserError, match="small/none-s0: --model: .* is not what it was"):
+        study.main(["small", "--report_only"])
+
+
+def stop_when(condition, signals=1):
+    """Sends this process Ctrl-C once the condition holds."""
+    def wait():
+        while not condition():
+            time.sleep(0.01)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_stopped_and_started_again(experiment, capfd):
+    """Ctrl-C: the run that was being made keeps a checkpoint, no other is begun. Started again it
+    goes on from there, and what is finished is passed over."""
+    arms = {"none": "--steps 40", "rloo": "--advantage rloo"}  # only the first is to be stopped
+    experiment(arms, more="--eval_every 0")
+    first, second = plan_runs(EXPERIMENTS["small"], "runs/study", 1)
+    stop_when(lambda: len(lines(first.folder / "metrics.jsonl")) > 0)
+    with pytest.raises(SystemExit) as ended:
+        study.main(["small", "--processes", "1"])
+    printed = capfd.readouterr().out
+    assert ended.value.code == 130
+    assert "stopped, 0 of 2 runs are finished. Go on with: " in printed
+    assert printed.strip().endswith("-m study small --processes 1") and "failed" not in printed
+    done = step_of(max((first.folder / "checkpoints").iterdir()))
+    assert 0 < done < 40 and not first.is_finished() and not second.folder.exists()
+
+    runner = Runner([first, second], 2)
+    assert runner.make_all() and not runner.failed
+    assert first.is_finished() and second.is_finished()
+    assert f"going on after step {done}" in first.log.read_text()
+    seconds = lines(first.folder.with_name("seconds.jsonl"))
+    assert seconds[0]["run"] == "none-s0"
+    assert [line["status"] for line in seconds] == [130, 0, 0]
+    assert not Runner([first, second], 2).waiting
+
+
+def test_a_failed_run_does_not_stop_the_others(experiment, learner, tmp_path, capfd):
+    broken = tmp_path / "broken"
+    shutil.copytree(learner, broken)
+    (broken / "model.safetensors").write_bytes(b"no model")
+    experiment({"bad": f"--model {broken}", "none": ""})
+    with pytest.raises(SystemExit) as ended:
+        study.main(["small", "--processes", "1"])
+    printed = capfd.readouterr().out
+    assert ended.value.code == 1
+    assert "finished: none-s0 (1 of 2)" in printed
+    last = printed.strip().splitlines()[-1]
+    assert last.startswith("failed: bad-s0: train.py: ") and "model.safetensors" in last
+    assert last.endswith("(log: runs/study/small/bad-s0.log)")
