@@ -58,17 +58,17 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
         trained = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
         weight, weight_metrics = token_weight(                                  # (B, T)
             lab.mitigation, s.mitigation, trained, lab, s.rescale, s.placebo)
-    # (B, T) new to old probability, which `update` fills in; with one epoch it is 1 by definition
-    ratio = torch.ones_like(weight) if s.epochs > 1 and s.loss == "policy" else None
+    columns = {}  # further (B, T) for the record
     with clock("update"):
         if s.loss == "policy":
-            result = update(lab.model, lab.optimizer, trained, weight, s, lab.reference, ratio)
+            result, ratio = update(lab.model, lab.optimizer, trained, weight, s, lab.reference)
+            columns = {"ratio": ratio} if s.epochs > 1 else {}
         else:
             result, advantage = update_preferences(
                 lab.model, lab.optimizer, trained, s, lab.reference)
             rollouts = replace(rollouts, advantage=advantage)
     with clock("record"):
-        record(run, step, rollouts, weight, ratio)
+        record(run, step, rollouts, weight, columns)
         if s.sample_every and step % s.sample_every == 0:
             keep_samples(lab, run, step, rollouts)
     batch = batch_metrics(rollouts)
@@ -108,7 +108,7 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
 
 
 def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor,
-           ratio: torch.Tensor | None) -> None:
+           columns: dict[str, torch.Tensor]) -> None:
     """Write what every token was given, each process for its own problems. Rank 0 waits for the
     others before it writes: where its file is, all are."""
     is_first = processes.rank() == 0
@@ -116,8 +116,8 @@ def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor,
         processes.wait()
     questions = processes.share(len(rollouts.prompt_ids))
     rows = rollouts.rows_of(questions)
-    more = {} if ratio is None else {"ratio": ratio[rows]}
-    run.write_credit(step, rollouts.of_questions(questions), weight[rows], **more)
+    own_part = {name: values[rows] for name, values in columns.items()}
+    run.write_credit(step, rollouts.of_questions(questions), weight[rows], **own_part)
     if not is_first:
         processes.wait()
 

@@ -8,7 +8,7 @@ from credit.trained import Trained
 from engine.flags import LearningRate, Range
 from engine.registry import mitigation
 from engine.rollouts import Rollouts
-from grpo import answer_shares, group_z_score, policy_loss
+from grpo import length_factor, group_z_score, policy_loss
 
 Exponent = typing.Annotated[float, Range(least=-100, most=100)]
 
@@ -29,10 +29,10 @@ class lambda_grpo:
 
     def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
         s, exponent = lab.settings, self.scalar.module["lambda"]
-        share = answer_shares(tokens, s.loss_norm, s.max_new_tokens)
+        factor = length_factor(tokens, s.loss_norm, s.max_new_tokens)
         with torch.enable_grad():
             weight = answer_weights(tokens, exponent)[:, None].expand_as(tokens.log_prob)
-            loss = policy_loss(tokens.log_prob, tokens.advantage, weight * share, tokens.mask,
+            loss = policy_loss(tokens.log_prob, tokens.advantage, weight * factor, tokens.mask,
                                int(tokens.mask.sum()))
         self.metrics = {"lambda": exponent.item()}
         if (tokens.advantage * tokens.mask).any():

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from engine import processes
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.rollouts import Rollouts
-from grpo import SUMS, add_to, skipped, step_along, summary
+from grpo import SUMS, add, loss_and_gap, skipped, step_and_sums, summary
 from qwen2_model import Qwen2
 
 
@@ -47,16 +47,20 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s,
     anchor = frozen_log_probs(reference, rollouts, own.flatten(), s.micro_batch)
     passes = []
     for epoch in range(s.epochs):
-        record = implied if epoch == 0 else None
-        passes.append(one_pass(model, optimizer, rollouts, own, len(pairs), anchor, s, record))
+        sums, advantage = one_pass(model, optimizer, rollouts, own, len(pairs), anchor, s)
+        passes.append(sums)
+        if epoch == 0:
+            implied = advantage
     processes.add_up(implied)
     in_order = passes[-1]["ordered"] / len(pairs)
     return {**summary(passes), "pairs": len(pairs), "pairs_in_order": in_order}, implied
 
 
-def one_pass(model, optimizer, rollouts: Rollouts, pairs, count: int, anchor, s, implied) -> dict:
-    """The gradient of these pairs, of `count` over all processes, and a step along it."""
-    sums = dict.fromkeys(SUMS, 0)
+def one_pass(model, optimizer, rollouts: Rollouts, pairs, count: int, anchor,
+             s) -> tuple[dict, torch.Tensor]:
+    """The gradient of these pairs, of `count` over all processes, and a step along it. Returns the
+    sums of the pass and the advantage (B, T) that its gradient implies."""
+    sums, implied = dict.fromkeys(SUMS, 0), torch.zeros_like(rollouts.log_prob)
     optimizer.zero_grad()
     for part in micro_batches(rollouts, pairs, max(1, s.micro_batch // 2)):
         rows = part.flatten()
@@ -65,8 +69,8 @@ def one_pass(model, optimizer, rollouts: Rollouts, pairs, count: int, anchor, s,
         difference = s.dpo_beta * (margin[:, 0] - margin[:, 1])
         loss = -F.logsigmoid(difference).sum() / count
         loss.backward()
-        if implied is not None:
-            pull = s.dpo_beta * torch.sigmoid(-difference.detach()) * rollouts.mask.sum() / count
-            implied[rows] = torch.stack([pull, -pull], 1).view(-1, 1) * rollouts.mask[rows]
-        add_to(sums, rollouts, rows, loss, log_prob.detach(), {"ordered": (difference > 0).sum()})
-    return step_along(optimizer, sums, s.max_grad_norm)
+        pull = s.dpo_beta * torch.sigmoid(-difference.detach()) * rollouts.mask.sum() / count
+        implied[rows] = torch.stack([pull, -pull], 1).view(-1, 1) * rollouts.mask[rows]
+        add(sums, loss_and_gap(rollouts, rows, loss, log_prob.detach()))
+        add(sums, {"ordered": (difference > 0).sum()})
+    return step_and_sums(optimizer, sums, s.max_grad_norm), implied

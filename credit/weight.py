@@ -7,7 +7,7 @@ import torch
 from credit.placebo import shuffled_weight
 from engine.checked import call_choice, metrics_of, refuse_tokens
 from engine.rollouts import Rollouts
-from grpo import gradient_size
+from grpo import rescaling
 
 SIGNED = " (credit with a sign is an advantage: see docs/weightings.md)"
 
@@ -26,23 +26,9 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
         weight, note = tokens.mask.float(), "all weights were 0: every token gets 1"
     if placebo == "weights":
         weight = shuffled_weight(weight, tokens)
-    factor = scale_factor(weight, tokens, rescale)
+    factor = rescaling(weight, tokens, rescale)
     if not (weight * factor).isfinite().all():
         factor, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
     weight = weight * factor
     return weight, {**metrics_of(chosen, name), "weight_factor": factor,
                     "weight_max": weight.max().item(), "weight_note": note}
-
-
-def scale_factor(weight: torch.Tensor, tokens: Rollouts, rescale: str) -> float:
-    """mean: so that the batch's tokens weigh 1 on average. gradient: so that the gradients at the
-    logits have the same sum of sizes as without weights."""
-    if rescale == "none":
-        return 1.0
-    size = tokens.mask.double()
-    if rescale == "gradient":
-        size = size * tokens.advantage.abs() * gradient_size(tokens.log_prob, tokens.collision)
-    whole, weighted = size.sum().item(), (weight * size).sum().item()
-    if whole == 0:
-        return 1.0
-    return whole / weighted if weighted > 0 else float("inf")

@@ -13,7 +13,7 @@ import torch
 
 from conftest import ROOT, hand_made
 from engine.given_problems import read_problems
-from grpo import answer_shares, policy_loss
+from grpo import length_factor, policy_loss
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
          "--answers", "4", "--max_new_tokens", "32", "--steps", "1", "--eval_every", "1",
@@ -221,7 +221,7 @@ def test_the_loss_at_ratio_1(loss_norm, expected):
     advantage = torch.tensor([1.0, -1.0, 0.0, 0.0])[:, None] * mask
     old = torch.full(mask.shape, -0.7)
     log_prob = old.clone().requires_grad_()
-    share = answer_shares(batch, loss_norm, 3)
+    share = length_factor(batch, loss_norm, 3)
     loss = policy_loss(log_prob, advantage, share, mask, int(mask.sum()), old)
     loss.backward()
     assert loss.item() == pytest.approx(expected, abs=1e-7)

@@ -173,7 +173,7 @@ def run_update(model, rollouts, weight=None, **changed):
     copy = copied(model)
     observer = Observer(copy)
     weight = rollouts.mask.float() if weight is None else weight
-    result = update(copy, observer, rollouts, weight, settings(**changed))
+    result, _ = update(copy, observer, rollouts, weight, settings(**changed))
     return copy, observer, result
 
 
@@ -290,7 +290,7 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, chang
     s, reference = settings(**{"micro_batch": 4, **changed}), moved(small_model)
     weight = torch.rand(rollouts.mask.shape, generator=torch.Generator().manual_seed(0)) * rollouts.mask
     model, other = copied(small_model), copied(small_model)
-    result = update(model, torch.optim.SGD(model.parameters(), lr=0.3), rollouts, weight, s, reference)
+    result, _ = update(model, torch.optim.SGD(model.parameters(), lr=0.3), rollouts, weight, s, reference)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.3)
     with torch.no_grad():
         old = [row_log_probs(other, rollouts, row) if rollouts.mask[row].any() else None for row in range(6)]
@@ -309,9 +309,7 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, chang
 def test_diagnostics_of_several_passes(small_model, rollouts):
     """After the first step the ratio has left 1; the share beyond the bounds and the KL are counted again by hand."""
     s, model = settings(epochs=2, kl=1e-9, clip_low=0.5, clip_high=0.0), copied(small_model)
-    record = torch.ones_like(rollouts.log_prob)
-    result = update(model, torch.optim.SGD(model.parameters(), lr=0.2), rollouts, rollouts.mask.float(), s, small_model,
-                    record)
+    result, record = update(model, torch.optim.SGD(model.parameters(), lr=0.2), rollouts, rollouts.mask.float(), s, small_model)
     twin = copied(small_model)
     update(twin, torch.optim.SGD(twin.parameters(), lr=0.2), rollouts, rollouts.mask.float(), settings(), small_model)
     with torch.no_grad():
@@ -328,7 +326,7 @@ def test_diagnostics_of_several_passes(small_model, rollouts):
 def test_the_divergence_also_counts_answers_without_advantage(small_model, rollouts):
     assert run_update(small_model, rollouts, kl=0.0)[2]["trained_tokens"] < rollouts.mask.sum()
     copy = copied(small_model)
-    result = update(copy, Observer(copy), rollouts, rollouts.mask.float(), settings(kl=0.1), moved(small_model))
+    result, _ = update(copy, Observer(copy), rollouts, rollouts.mask.float(), settings(kl=0.1), moved(small_model))
     assert result["trained_tokens"] == rollouts.mask.sum() and result["kl"] > 0
 
 

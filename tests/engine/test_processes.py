@@ -51,7 +51,7 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
             result, implied = update_preferences(lab.model, optimizer, kept, s, lab.reference)
             rollouts = replace(rollouts, advantage=implied)
         else:
-            result = update(lab.model, optimizer, kept, weight, s, lab.reference)
+            result, _ = update(lab.model, optimizer, kept, weight, s, lab.reference)
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
         found |= {f"{arm} gradient": torch.cat([whole(p.grad).flatten() for p in lab.model.parameters()]), f"{arm} weight": weight,
                   f"{arm} advantage": rollouts.advantage, f"{arm} ids": rollouts.ids, f"{arm} log_prob": rollouts.log_prob,
