@@ -31,8 +31,8 @@ from qwen2_model import Qwen2
 
 
 def policy_loss(log_prob, advantage, weight, mask, total, old=None, clip=(0.2, 0.28)):
-    """The formula above for the rows given, each argument (rows, T). `weight` is c w m, `total` is N
-    of the whole batch.
+    """The formula above for the rows given, each argument (rows, T). `weight` is c w m; `total` is
+    N, of the whole batch.
 
     `old` are the log-probs from before the batch's first update. With them, the clipped ratio of
     PPO (1707.06347; a wider upper bound as in DAPO, 2503.14476) takes the place of log_prob. At

@@ -2,7 +2,8 @@
 
 The module names are those of the published safetensors files, so a checkpoint loads key by key,
 and one that we write opens in `transformers`. Left out on purpose: rope scaling, sliding windows,
-dropout and mixtures of experts. engine/model_folder.py refuses a folder that needs one of them.
+dropout and mixtures of experts; a folder that needs one of them is refused. The second half of the
+file reads and writes such folders.
 
 Everything but attention treats each token alone, so tokens may stand in any shape: rows (B, L),
 or all answers end to end (N,). Only one function knows which tokens see each other. It is handed
@@ -16,17 +17,19 @@ Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads
 """
 import json
 import os
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from reprlib import repr as shortened
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
 from torch.utils.checkpoint import checkpoint
 
 from engine.errors import UserError
-from engine.model_folder import (check_headers, check_layers, load_weights, read_config,
-                                 read_headers, take_memory, write_tensors)
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 class RMSNorm(nn.Module):
     """x / sqrt(mean of x^2 + eps) * weight (1910.07467).
 
-    The output's type decides in which type the model computes: a norm stands before every group
-    of Linears, and they compute in the type of their input.
+    Mixed precision: the norm casts its output; each Linear follows its input.
     """
     output_dtype = torch.float32  # `Qwen2.compute_in` sets it
 
@@ -154,9 +156,8 @@ class Attention(nn.Module):
         return rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v), v
 
 
-def mix(q, k, v, mask=None) -> torch.Tensor:
-    """Softmax attention over (rows, heads, length, head_dim), causal unless a mask says who sees
-    whom."""
+def attention(q, k, v, mask=None) -> torch.Tensor:
+    """Softmax attention over (rows, heads, length, head_dim); causal unless a mask is given."""
     H, K = q.shape[1], k.shape[1]
     if mask is not None and q.is_cuda:  # the CUDA kernel with a mask wants keys for every head
         k, v = k.repeat_interleave(H // K, 1), v.repeat_interleave(H // K, 1)
@@ -166,7 +167,7 @@ def mix(q, k, v, mask=None) -> torch.Tensor:
 
 def causal(layer: int, q, k, v) -> torch.Tensor:
     """(B, L, heads, head_dim): every token sees its own row up to itself."""
-    return mix(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+    return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -273,30 +274,31 @@ class Qwen2(nn.Module):
                 module.output_dtype = dtype
         return self
 
-    def keep_matrices_in(self, dtype: torch.dtype) -> "Qwen2":
-        """2 bytes a parameter in bfloat16; norms and biases stay as they are, they are few."""
+    def cast_weights(self, dtype: torch.dtype) -> "Qwen2":
+        """Keep the matrices in this type; norms and biases stay as they are, they are few."""
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 parameter.data = parameter.data.to(dtype)
         return self
 
     @classmethod
-    def from_pretrained(cls, folder, device="cpu", dtype=torch.float32, cut=None) -> "Qwen2":
-        """Load the model of a folder. `cut`, where given, is called on it before it takes memory:
-        engine/sharded.py leaves each process its part."""
+    def from_pretrained(cls, folder, device="cpu", dtype=torch.float32,
+                        shard_fn: Callable | None = None,
+                        copy: Callable | None = None) -> "Qwen2":
+        """Load the model of a folder. For --shard (engine/sharded.py): `shard_fn` is called on the
+        model before it takes memory, `copy` fills a parameter with its part of a tensor."""
         folder = Path(folder)
         if not os.path.isdir(folder):  # Path.is_dir fails on names that are too long
             raise UserError(f"there is no model folder {folder}")
         config = ModelConfig.from_folder(folder)
-        headers = read_headers(folder)
-        check_layers(headers, config.num_hidden_layers, folder)
+        files = tensors_of(folder)
         with torch.device("meta"):  # no memory until the files are known to fit
             model = cls(config)
-        check_headers(headers, model, folder)
-        if cut:
-            cut(model)
+        check_tensors(files, model, folder)
+        if shard_fn:
+            shard_fn(model)
         take_memory(model, device, dtype)
-        load_weights(model, headers, folder)
+        load_weights(model, files, copy or copy_whole)
         return model.compute_in(dtype)
 
     def save_pretrained(self, folder, parameters: dict[str, torch.Tensor] | None = None) -> None:
@@ -309,3 +311,232 @@ class Qwen2(nn.Module):
         config = {**self.config.to_json(), "dtype": dtype, "torch_dtype": dtype}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write_tensors(folder / "model.safetensors", tensors, format="pt")
+
+
+# config.json: key -> type, smallest and largest value that makes sense. Token numbers and positions
+# pass through float32, which has every whole number up to 2^24.
+SENSIBLE = {"vocab_size": (int, 1, 2 ** 24), "hidden_size": (int, 1, 2 ** 20),
+            "intermediate_size": (int, 1, 2 ** 20), "num_hidden_layers": (int, 1, 1000),
+            "num_attention_heads": (int, 1, 4096), "num_key_value_heads": (int, 1, 4096),
+            "head_dim": (int, 2, 4096), "rms_norm_eps": (float, 1e-30, 1),
+            "max_position_embeddings": (int, 1, 2 ** 24), "rope_theta": (float, 1, 1e12),
+            "tie_word_embeddings": (bool, 0, 1)}
+OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+FLOATS = ("F64", "F32", "F16", "BF16")  # of safetensors
+NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
+                torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+                torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+
+
+def read_object(path: Path) -> dict:
+    """The JSON object in a file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} should hold a JSON object")
+    return content
+
+
+def read_config(folder: Path) -> dict:
+    """The arguments of ModelConfig, from config.json and generation_config.json, each checked."""
+    path = folder / "config.json"
+    raw = read_object(path)
+    if raw.get("model_type") not in ("qwen2", "qwen3"):
+        raise UserError(f"{path}: model_type {shortened(raw.get('model_type'))} is not implemented "
+                        "here")
+    defaults = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0,
+                "tie_word_embeddings": False, "head_dim": None}
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
+    if not isinstance(rope, dict):
+        raise UserError(f"{path} has no sensible value for rope_parameters {shortened(rope)}")
+    values = {**defaults, **raw, **{key: rope[key] for key in rope if key == "rope_theta"}}
+    values = {key: values.get(key) for key in SENSIBLE}
+    for key, value in values.items():
+        if not is_sensible(key, value) and not (key == "head_dim" and value is None):
+            raise UserError(f"{path} has no sensible value for {key} {shortened(value)}")
+    if values["head_dim"] is None:  # what `transformers` takes
+        per_head = values["hidden_size"] // values["num_attention_heads"]
+        values["head_dim"] = 128 if raw["model_type"] == "qwen3" else per_head
+    refuse_other_models(raw, rope, values, path)
+    return {**values, "model_type": raw["model_type"], "rope_theta": float(values["rope_theta"]),
+            **token_numbers(raw, values["vocab_size"], folder)}
+
+
+def is_sensible(key: str, value) -> bool:
+    kind, least, most = SENSIBLE[key]
+    kinds = (int, float) if kind is float else (kind,)
+    return type(value) in kinds and least <= value <= most
+
+
+def refuse_other_models(raw: dict, rope: dict, values: dict, path: Path) -> None:
+    """Stop at settings of other models, which would change what is computed."""
+    plain_rope = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0,
+                  "rope_theta": rope.get("rope_theta")}
+    has_window = (raw.get("use_sliding_window") and raw.get("sliding_window", 4096)
+                  and raw.get("max_window_layers", 28) < values["num_hidden_layers"])
+    layer_types = raw.get("layer_types") or []
+    layer_types = layer_types if isinstance(layer_types, list) else [layer_types]
+    refused = {
+        "rope_scaling" if raw.get("rope_scaling") else "rope_parameters":
+            any(rope[key] != plain_rope.get(key) for key in rope),
+        "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0) != 1.0,
+        "layer_types": any(kind != "full_attention" for kind in layer_types),
+        "use_sliding_window": has_window,
+        "hidden_act": raw.get("hidden_act", "silu") != "silu",
+        "attention_dropout": raw.get("attention_dropout"),
+        "attention_bias": raw.get("attention_bias") and raw["model_type"] == "qwen3",
+        "quantization_config": raw.get("quantization_config"),
+        "num_key_value_heads": values["num_attention_heads"] % values["num_key_value_heads"],
+        "head_dim": values["head_dim"] < 2 or values["head_dim"] % 2}  # rotations need pairs
+    for key, is_refused in refused.items():
+        if is_refused:
+            value = raw.get(key) or values.get(key)
+            raise UserError(f"{path}: {key} {shortened(value)} is not implemented here")
+
+
+def token_numbers(raw: dict, vocabulary: int, folder: Path) -> dict:
+    """bos, pad and the tokens that end an answer. Of these the generation config of an instruct
+    model lists more than config.json."""
+    generation = folder / "generation_config.json"
+    ends = read_object(generation).get("eos_token_id") if generation.is_file() else None
+    ends = raw.get("eos_token_id") if ends is None else ends
+    numbers = {"bos_token_id": raw.get("bos_token_id"), "pad_token_id": raw.get("pad_token_id"),
+               "eos_token_id": ends if isinstance(ends, list) else [] if ends is None else [ends]}
+    for key, number in numbers.items():
+        listed = number if isinstance(number, list) else [] if number is None else [number]
+        if not all(type(token) is int and 0 <= token < vocabulary for token in listed):
+            raise UserError(f"{folder}: {key} {shortened(number)} should hold a token number below "
+                            f"vocab_size {vocabulary}")
+    return {**numbers, "eos_token_id": tuple(numbers["eos_token_id"])}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of weights: a single one, or those that an index names."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
+                        "files are not read)")
+    file_of = read_object(index).get("weight_map")
+    names = set(file_of.values()) if isinstance(file_of, dict) else set()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{index} has no weight_map of tensors to files")
+    paths = [folder / name for name in sorted(names)]
+    for path in paths:
+        if path.parent != folder or not os.path.isfile(path):
+            raise UserError(f"{index} names {shortened(path.name)}, and no such file is beside it")
+    return paths
+
+
+@contextmanager
+def opened(path: Path):
+    """The safetensors file; `with` turns what is wrong with it into one sentence."""
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read, it may be cut off: {error}") from None
+
+
+def tensors_of(folder: Path) -> dict[str, tuple[Path, tuple, str]]:
+    """Of every tensor its file, its shape and the type of its numbers, by name."""
+    found = {}
+    for path in weight_files(folder):
+        with opened(path) as file:
+            for name in file.keys():
+                if name in found:
+                    raise UserError(f"{folder} has {name} twice, in {found[name][0].name} and in "
+                                    f"{path.name}")
+                part = file.get_slice(name)
+                found[name] = path, tuple(part.get_shape()), part.get_dtype()
+    return found
+
+
+def check_tensors(files: dict, model: Qwen2, folder: Path) -> None:
+    """Stop before memory is taken, unless every tensor has a parameter of its name and shape, and
+    every parameter a tensor. Tied embeddings may be there a second time, as output matrix."""
+    shapes = {name: tuple(place.shape) for name, place in model.named_parameters()}
+    refuse_names(sorted(set(shapes) - set(files)), f"{folder} lacks")
+    shapes.setdefault(OUTPUT, shapes[EMBEDDINGS])
+    refuse_names(sorted(set(files) - set(shapes)),
+                 f"{folder} has, beyond what config.json asks for,")
+    for name, (path, shape, kind) in files.items():
+        if shape != shapes[name]:
+            raise UserError(f"{path}: {name} has shape {shape}, config.json asks for "
+                            f"{shapes[name]}")
+        if kind not in FLOATS:
+            raise UserError(f"{path}: {name} holds {kind}, only float64, float32, float16 and "
+                            "bfloat16 are read")
+
+
+def refuse_names(names: list[str], what: str) -> None:
+    if names:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        raise UserError(f"{what} {', '.join(name[:100] for name in names[:5])}{more}")
+
+
+def take_memory(model: Qwen2, device, dtype: torch.dtype) -> None:
+    """Give a model on the meta device parameters that are not filled yet. Module.to_empty does so
+    too, but first imports a library of symbolic mathematics."""
+    for module in model.modules():
+        for name, place in module.named_parameters(recurse=False):
+            if place.is_meta:
+                memory = torch.empty(place.shape, device=device, dtype=dtype)
+                setattr(module, name, nn.Parameter(memory))
+
+
+def load_weights(model: Qwen2, files: dict, copy: Callable) -> None:
+    """Copy the folder's tensors into the parameters of the same name."""
+    places = dict(model.named_parameters())
+    for path in {path: None for path, _, _ in files.values()}:
+        with opened(path) as file:
+            for name in file.keys():
+                if name in places and not copy(places[name], file.get_tensor(name)):
+                    raise UserError(f"{path}: {name} holds numbers that are not finite in "
+                                    f"{places[name].dtype}")
+    if OUTPUT in files and OUTPUT not in places:  # a second copy of tied embeddings
+        both = []
+        for name in (OUTPUT, EMBEDDINGS):
+            with opened(files[name][0]) as file:
+                both.append(file.get_tensor(name))
+        if not torch.equal(*both):
+            raise UserError(f"{files[OUTPUT][0]} has, beyond what config.json asks for, {OUTPUT} "
+                            "(not the embeddings, although tie_word_embeddings is true)")
+
+
+@torch.no_grad()
+def copy_whole(place: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Copy a tensor to its place; whether its numbers are finite in the type of the place."""
+    place.copy_(tensor)
+    ends = torch.stack(torch.aminmax(place)) if place.numel() else place  # NaN if any number is
+    return bool(ends.isfinite().all())
+
+
+def write_tensors(path: Path | None, tensors: dict[str, torch.Tensor], **metadata: str) -> None:
+    """Write a safetensors file, byte for byte as the library does, but one tensor at a time: with
+    --shard no process ever holds the whole model. There all processes have to call this; those
+    without a path only give their parts."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # all aligned
+    contents, end = {"__metadata__": metadata} if metadata else {}, 0
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in NAME_OF_TYPE:
+            raise UserError(f"{name} holds {tensor.dtype}, which is not written to a file")
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        contents[name] = {"dtype": NAME_OF_TYPE[tensor.dtype], "shape": list(tensor.shape),
+                          "data_offsets": [start, end]}
+    header = json.dumps(contents, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with open(path or os.devnull, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in names:
+            numbers = tensors[name].detach()
+            if hasattr(numbers, "full_tensor"):  # a DTensor: each process keeps some rows
+                numbers = numbers.full_tensor()
+            if path:
+                file.write(numbers.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -7,7 +7,6 @@ stopped run needs to go on, beside the model.
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from engine.optimizer import AdamW, load_optimizer_tensors, make_optimizer, opti
 from engine.registry import ADVANTAGES, MITIGATIONS, make
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from engine.settings import Settings
-from engine.sharded import shard
+from engine.sharded import load_shard
 from engine.tasks import checked_score, make_task
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes
 from qwen2_model import Qwen2
@@ -153,8 +152,7 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
                         "processes: some would have none")
     folder = checkpoint or find_folder(s.model)
     place = "cpu" if s.offload_optimizer else device
-    cut = how_to_cut(s, device, dtype)
-    model = Qwen2.from_pretrained(folder, place, cut=cut).compute_in(dtype)
+    model = load_model(s, folder, place, dtype)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     optimizer = make_optimizer(model, s.learning_rate, s.weight_decay, s.offload_optimizer, device)
@@ -163,30 +161,28 @@ def make_lab(settings: Settings, checkpoint: Path | None = None) -> Lab:
     check_prompts(lab)
     lab.pairs = GivenPairs(s.pairs, lab) if s.pairs else None
     if s.kl or s.loss == "dpo":
-        lab.reference = load_reference(s, device, dtype, cut)
+        lab.reference = load_reference(s, device, dtype)
     advantage, mitigation = ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation]
     lab.advantage = make(advantage, s.flags_for(advantage), lab)
     lab.mitigation = make(mitigation, s.flags_for(mitigation), lab)
     return lab
 
 
-def how_to_cut(settings: Settings, device: torch.device, dtype: torch.dtype) -> Callable | None:
-    """The function that cuts a model into a part for each process (engine/sharded.py); None
-    without --shard."""
+def load_model(settings: Settings, folder: Path, device, dtype: torch.dtype) -> Qwen2:
+    """The model of a folder; with --shard this process's part of it."""
     if not settings.shard:
-        return None
+        return Qwen2.from_pretrained(folder, device).compute_in(dtype)
     if processes.count() == 1:
         raise UserError("--shard shares a model between processes, and this one is alone: start "
                         "several with torchrun (docs/large_models.md), or say --shard no")
-    return partial(shard, device=device, dtype=dtype)
+    return load_shard(folder, device, dtype).compute_in(dtype)
 
 
-def load_reference(settings: Settings, device, dtype: torch.dtype, cut: Callable | None) -> Qwen2:
+def load_reference(settings: Settings, device, dtype: torch.dtype) -> Qwen2:
     """The model as it was before training, which a loss compares with."""
-    folder = find_folder(settings.model)
-    model = Qwen2.from_pretrained(folder, device, cut=cut).compute_in(dtype)
+    model = load_model(settings, find_folder(settings.model), device, dtype)
     model.requires_grad_(False)
-    return model.keep_matrices_in(dtype) if settings.offload_optimizer else model
+    return model.cast_weights(dtype) if settings.offload_optimizer else model
 
 
 def set_threads(threads: int, model: Qwen2) -> None:

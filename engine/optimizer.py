@@ -89,7 +89,7 @@ class OffloadedAdamW(AdamW):
         copies = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
         super().__init__(copies, learning_rate, weight_decay)
         self.pairs = list(zip(model.parameters(), copies))
-        model.keep_matrices_in(model.compute_dtype).to(device)
+        model.cast_weights(model.compute_dtype).to(device)
         for parameter, copy in self.pairs:
             parameter.register_post_accumulate_grad_hook(partial(self.take_gradient, copy))
 

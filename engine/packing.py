@@ -45,7 +45,7 @@ from typing import NamedTuple
 
 import torch
 
-from qwen2_model import mix
+from qwen2_model import attention
 
 
 class Block(NamedTuple):
@@ -102,12 +102,12 @@ class SharedPrompts:
         prompt_queries = to_rows(q, self.prompts)
         prompt_keys = to_rows(k, self.prompts)
         prompt_values = to_rows(v, self.prompts)
-        mixed = [mix(prompt_queries, prompt_keys, prompt_values)]
+        mixed = [attention(prompt_queries, prompt_keys, prompt_values)]
         for block in self.blocks:
             queries = to_rows(q, block.places)
             keys = self.with_prompts(block, prompt_keys, k)
             values = self.with_prompts(block, prompt_values, v)
-            mixed.append(mix(queries, keys, values, block.mask))
+            mixed.append(attention(queries, keys, values, block.mask))
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in mixed])
         return end_to_end.index_select(0, self.way_back)
 
@@ -121,7 +121,7 @@ class SharedPrompts:
         """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j.
 
         It is the mean over heads; 0 where j > i and beyond the answer's length. The numbers are
-        computed here once more, because the fused kernel in `mix` does not return them.
+        computed here once more, because the fused kernel in `attention` does not return them.
         """
         R, longest = self.answers.shape
         _, H, head_dim = q.shape

@@ -16,7 +16,7 @@ from engine.credit_file import credit_path, step_of, write_credit
 from engine.errors import UserError
 from engine.files import (append_line, hold_folder, let_go, lock_folder, read_json, read_lines,
                           replace_text, whole_folder, writing)
-from engine.model_folder import write_tensors
+from qwen2_model import write_tensors
 from engine.rollouts import Rollouts
 from engine.seal import LOGS, make_seal
 from qwen2_model import Qwen2

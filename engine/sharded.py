@@ -21,6 +21,7 @@ Left out: sampling layer by layer. A copy in bfloat16 has to fit beside the part
 import torch
 
 from engine import processes
+from qwen2_model import Qwen2, copy_whole
 
 
 def shard(model, device: torch.device, dtype: torch.dtype) -> None:
@@ -39,6 +40,21 @@ def shard(model, device: torch.device, dtype: torch.dtype) -> None:
         if isinstance(module, FSDPModule):  # the sum of the gradients, instead of their mean
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def load_shard(folder, device: torch.device, dtype: torch.dtype):
+    """The model of a folder, of which this process takes memory for its own rows only."""
+    def shard_fn(model):
+        shard(model, device, dtype)
+        model.to_empty(device=device).to(torch.float32)
+
+    return Qwen2.from_pretrained(folder, device, shard_fn=shard_fn, copy=copy_rows)
+
+
+@torch.no_grad()
+def copy_rows(place: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Copy this process's rows of a tensor; whether the numbers of all processes are finite."""
+    return holds_for_all(copy_whole(own_part(place), part_for(place, tensor)), place)
 
 
 def is_part(tensor: torch.Tensor) -> bool:

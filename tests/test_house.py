@@ -21,7 +21,7 @@ MAY_IMPORT = {
                  "analysis"],
     "countdown_task": ["engine.countdown_solutions", "engine.errors", "engine.flags",
                        "engine.given_problems", "engine.tokens"],
-    "qwen2_model": ["engine.errors", "engine.model_folder"],
+    "qwen2_model": ["engine.errors"],
     "grpo": ["engine", "qwen2_model", "countdown_task"],
     "mitigations": ["engine", "grpo", "credit", "countdown_task"],
     "train": [*SIX, "engine", "credit", "analysis"],

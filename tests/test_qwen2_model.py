@@ -133,10 +133,10 @@ def test_dtype_is_the_one_asked_for(tmp_path):
     (dict(num_hidden_layers=2), "layers.2."),
     (dict(num_hidden_layers=4), "layers.3."),
     (dict(intermediate_size=81), "shape"),
-    (dict(hidden_size=KeyError), "hidden_size"), (dict(rope_theta="abc"), "rope_theta"), (dict(rms_norm_eps=None), "rms_norm_eps"),
+    (dict(hidden_size=KeyError), "hidden_size"), (dict(rope_theta="abc", rope_parameters=KeyError), "rope_theta"), (dict(rms_norm_eps=None), "rms_norm_eps"),
     (dict(head_dim="16"), "head_dim"), (dict(layer_types=5), "layer_types"), (dict(vocab_size=10 ** 15), "vocab_size"),
     (dict(eos_token_id="1"), "eos_token_id"), (dict(pad_token_id="0"), "pad_token_id"), (dict(tie_word_embeddings=None), "tie_word"),
-    (dict(max_position_embeddings=None), "max_position"), (dict(rope_parameters={"rope_theta": None}), "rope_parameters"),
+    (dict(max_position_embeddings=None), "max_position"), (dict(rope_parameters={"rope_theta": None}), "rope_theta"),
     (dict(num_attention_heads=0), "num_attention_heads"),
     (dict(num_key_value_heads=4), "num_key_value_heads"),
 ])

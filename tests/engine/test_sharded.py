@@ -15,7 +15,7 @@ from engine.errors import UserError
 from engine.finite import NotFinite, refuse_undefined
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.lab import make_lab
-from engine.model_folder import write_tensors
+from qwen2_model import write_tensors
 from engine.optimizer import clip_and_step
 from engine.settings import make_settings
 from engine.sharded import own_part, part_for

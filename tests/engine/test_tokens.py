@@ -1,0 +1,60 @@
+"""Tokenizers that are damaged, foreign, or fail."""
+import json
+import shutil
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from conftest import ROOT
+from engine.errors import UserError
+from engine.lab import make_lab
+from engine.settings import make_settings
+from engine.tokens import encode_prompt, load_tokenizer, token_bytes
+from qwen2_model import Qwen2
+from tools.demonstrations import make_tokenizer
+
+@pytest.fixture
+def tokenizer_file(tmp_path):
+    shutil.copy(ROOT / "models/tiny/tokenizer.json", tmp_path)
+    return tmp_path / "tokenizer.json"
+
+
+@pytest.mark.parametrize("content", ["[]", "5", "", '{"version": "1.0"}', "[" * 100_000, "\udc80"])
+def test_a_damaged_tokenizer_is_refused(tokenizer_file, content):
+    tokenizer_file.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match="tokenizer.json is not a tokenizer file"):
+        load_tokenizer(tokenizer_file.parent)
+
+
+def test_a_list_that_the_library_takes_for_a_tokenizer_is_refused(tokenizer_file, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "from_file", lambda path: make_tokenizer(), raising=False)
+    tokenizer_file.write_text("[]")
+    with pytest.raises(UserError, match="should hold a JSON object"):
+        load_tokenizer(tokenizer_file.parent)
+
+
+def test_a_token_that_stands_for_no_bytes_is_refused(tokenizer_file):
+    raw = json.loads(tokenizer_file.read_text())
+    raw["model"]["vocab"] = {"\u20ac": 500}
+    tokenizer_file.write_text(json.dumps(raw))
+    with pytest.raises(UserError, match="token 500 is not written in the byte-level alphabet"):
+        load_tokenizer(tokenizer_file.parent)
+
+
+def test_a_tokenizer_of_another_model_is_refused(learner, tmp_path):
+    """The prompt would name tokens that the model has no embedding of."""
+    model = Qwen2.from_pretrained(learner)
+    known = model.config.vocab_size
+    assert token_bytes(load_tokenizer(learner, known), [known - 1]) != [b"\xef\xbf\xbd"]
+    shutil.copytree(learner, tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(learner / "tokenizer.json"))
+    tokenizer.add_tokens(["more"])
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    with pytest.raises(UserError, match=f"has a token {known}, beyond the {known} that the model"):
+        make_lab(make_settings({"model": str(tmp_path / "model")}))
+
+
+def test_a_library_that_fails_on_a_prompt_ends_in_one_sentence():
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    with pytest.raises(UserError, match="fails on the prompt of the problem 3 5 7 make 22"):
+        encode_prompt(tokenizer, "b", "3 5 7 make 22")
