@@ -26,13 +26,11 @@ from fractions import Fraction
 from engine.countdown_solutions import reachable, right_expressions
 from engine.errors import UserError
 from engine.flags import option
+from engine.labels import (ANSWER, BRACKET, END, KINDS, NUMBER, OPERATOR, OTHER,  # noqa: F401
+                           SECTIONS, SPACE, TAG, THINK, WORD)
 from engine.given_problems import MAX_NUMBER, read_numbers, read_problems
 from engine.tokens import END_OF_TURN
 
-OTHER, THINK, ANSWER = range(3)                                # section codes
-WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)    # kind codes
-SECTIONS = ("other", "think", "answer")
-KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1

@@ -21,7 +21,7 @@ critics and Monte Carlo values in credit/.
 """
 import torch
 
-from countdown_task import ANSWER, TAG, THINK
+from engine.labels import ANSWER, TAG, THINK
 from engine import processes
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.optimizer import clip_and_step
@@ -58,7 +58,8 @@ def rescaling(weight: torch.Tensor, rollouts: Rollouts, rescale: str) -> float:
         return 1.0
     size = rollouts.mask.double()
     if rescale == "gradient":
-        size = size * rollouts.advantage.abs() * gradient_size(rollouts.log_prob, rollouts.collision)
+        at_logits = gradient_size(rollouts.log_prob, rollouts.collision)
+        size = size * rollouts.advantage.abs() * at_logits
     whole, weighted = size.sum().item(), (weight * size).sum().item()
     if whole == 0:
         return 1.0

@@ -29,7 +29,7 @@ import typing
 import numpy as np
 import torch
 
-from countdown_task import ANSWER, NUMBER, OPERATOR, THINK, WORD
+from engine.labels import ANSWER, NUMBER, OPERATOR, THINK, WORD
 from engine.errors import UserError
 from engine.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
 from engine.hints import python_command

@@ -15,7 +15,7 @@ from analysis.statistics import mean_reach, paired_difference
 from analysis.sums import PARTITIONS
 from analysis.tables import Table, by_row
 from analysis.vocabulary import Vocabulary
-from countdown_task import KINDS, SECTIONS
+from engine.labels import KINDS, SECTIONS
 from engine.credit_file import read_columns
 from engine.files import writing
 from engine.tokens import load_tokenizer

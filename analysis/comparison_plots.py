@@ -10,7 +10,7 @@ from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, p
                             whole_steps)
 from analysis.runs import evaluations
 from analysis.statistics import mean_reach
-from countdown_task import KINDS
+from engine.labels import KINDS
 
 Picture = tuple[Path, str]  # path and caption
 WINDOW = 5                  # steps whose mean is a point of a curve

@@ -14,7 +14,7 @@ from analysis.sums import NORMALISED, PARTITIONS, SIGNS
 from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES, text_of
-from countdown_task import KINDS
+from engine.labels import KINDS
 from engine.run_folder import run_config
 
 LEGEND = (

@@ -6,7 +6,7 @@ from analysis.ratios import shares
 from analysis.sizes import size_label
 from analysis.tables import Table, by_row
 from analysis.tally import Tally
-from countdown_task import KINDS, SECTIONS
+from engine.labels import KINDS, SECTIONS
 
 
 def parts_of_training(tally: Tally, count: int = 10) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from string import Template
 
 from analysis.answers import first_shown
 from analysis.tables import Table
-from countdown_task import KINDS, SECTIONS, TAG
+from engine.labels import KINDS, SECTIONS, TAG
 from engine.files import replace_text
 
 HERE = Path(__file__).resolve().parent

@@ -7,7 +7,7 @@ from analysis.sizes import size_label
 from analysis.statistics import verdicts
 from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import Tally
-from countdown_task import KINDS
+from engine.labels import KINDS
 
 
 def position_gradients(tally: Tally) -> Table:

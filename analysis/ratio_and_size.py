@@ -6,7 +6,7 @@ unless it is clipped, and s = norm(onehot - p), which is large where the model i
 import numpy as np
 
 from analysis.tables import Table
-from countdown_task import KINDS
+from engine.labels import KINDS
 
 SUMS = ("tokens", "r", "r^2", "s", "s^2")
 

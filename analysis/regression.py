@@ -5,7 +5,7 @@ from analysis.sizes import size_label
 from analysis.statistics import FEWEST, Estimate, estimate, verdicts
 from analysis.tables import Table
 from analysis.vocabulary import CLASSES
-from countdown_task import KINDS
+from engine.labels import KINDS
 
 COMMON = ("constant", *(f"tenth {i}" for i in range(2, 11)), "abs(A)")
 TERMS = {  # tenths against the first, the regex's classes against reasoning, kinds against words

@@ -14,7 +14,7 @@ from analysis.runs import evaluations, is_done, steps_done
 from analysis.sizes import LABELS, size_label
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES
-from countdown_task import KINDS, SECTIONS
+from engine.labels import KINDS, SECTIONS
 
 Picture = tuple[Path, str]  # path and caption
 ON_TOP = ("learning_curve", "credit_by_kind")

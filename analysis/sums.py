@@ -9,7 +9,7 @@ import torch
 from analysis.sizes import UNITS, end_of
 from analysis.statistics import poisson_draws
 from analysis.vocabulary import CLASSES
-from countdown_task import KINDS, SECTIONS
+from engine.labels import KINDS, SECTIONS
 from grpo import group_z_score
 
 DRAWS = 1000     # of the bootstrap over groups

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from analysis.sizes import lengths
 from analysis.vocabulary import text_of
-from countdown_task import KINDS, SECTIONS
+from engine.labels import KINDS, SECTIONS
 from engine.credit_columns import column_of
 from engine.credit_file import credit_path, read_columns
 from engine.errors import UserError

@@ -7,7 +7,7 @@ from analysis.sums import PARTITIONS
 from analysis.tables import Table
 from analysis.tally import Tally
 from analysis.vocabulary import text_of
-from countdown_task import KINDS
+from engine.labels import KINDS
 
 
 def forks(tally: Tally) -> Table:

@@ -3,7 +3,7 @@ id."""
 import numpy as np
 from tokenizers import Tokenizer
 
-from countdown_task import KINDS
+from engine.labels import KINDS
 from engine.errors import UserError
 from engine.tokens import naive_class
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from countdown_task import THINK
+from engine.labels import THINK
 from credit.monte_carlo import Prefix
 from engine import processes
 from engine.errors import UserError

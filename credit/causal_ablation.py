@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from countdown_task import ANSWER
+from engine.labels import ANSWER
 from credit.monte_carlo import continuation_rewards
 from engine import processes
 from engine.flags import Count, Flag

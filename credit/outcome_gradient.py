@@ -17,7 +17,7 @@ Then the weights of an answer's think section are scaled to mean 1. All other to
 import torch
 import torch.nn.functional as F
 
-from countdown_task import ANSWER, THINK
+from engine.labels import ANSWER, THINK
 from engine import processes
 from engine.flags import NotNegative, Percent, Positive
 from engine.forward import lay_out, micro_batches

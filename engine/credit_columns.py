@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from countdown_task import KINDS, SECTIONS
+from engine.labels import KINDS, SECTIONS
 from engine.errors import UserError
 
 LARGEST = float(np.finfo(np.float32).max)

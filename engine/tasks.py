@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from countdown_task import KINDS, SECTIONS
+from engine.labels import KINDS, SECTIONS
 from engine.errors import UserError
 from engine.files import PROJECT
 from engine.flags import fields_as_flags, shortened

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import countdown_task as task
-from countdown_task import (ANSWER, OTHER, THINK, Problem, Task, annotate, held_out,
-                            score)
+from countdown_task import Problem, Task, annotate, held_out, score
+from engine.labels import ANSWER, OTHER, THINK
 from engine.errors import UserError
 from engine.given_problems import parse_problems
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes

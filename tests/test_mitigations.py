@@ -8,7 +8,7 @@ import torch
 
 from conftest import (ASKED, ROOT, SPOKEN, copied, gradients, hand_made, looking, make_mitigation,
                       one_row, spoken)
-from countdown_task import ANSWER
+from engine.labels import ANSWER
 from credit.weight import token_weight
 from grpo import gradient_size, update
 from engine.registry import MITIGATIONS, NEVER_RESCALED

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from countdown_task import KINDS, SECTIONS
+from engine.labels import KINDS, SECTIONS
 from credit.weight import token_weight
 from engine.credit_file import credit_steps, read_credit, step_of
 from engine.errors import UserError

@@ -12,7 +12,7 @@ from analysis.sizes import UNITS
 from analysis.statistics import wilson_interval
 from analysis.uncertainty import forks
 from engine.tokens import naive_class
-from countdown_task import KINDS, SECTIONS
+from engine.labels import KINDS, SECTIONS
 
 
 def cut(value, low, high, bins):

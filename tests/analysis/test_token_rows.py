@@ -10,7 +10,7 @@ from logs import one_step_at_a_time, random_log
 import analyze
 from analysis import token_rows
 from analysis.runs import read_run
-from countdown_task import KINDS, SECTIONS
+from engine.labels import KINDS, SECTIONS
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from conftest import hand_made, make_mitigation, spoken
-from countdown_task import ANSWER
+from engine.labels import ANSWER
 from credit.causal_ablation import after_deletion, without
 
 

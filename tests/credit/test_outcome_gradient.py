@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from conftest import make_mitigation, spoken
-from countdown_task import ANSWER, THINK
+from engine.labels import ANSWER, THINK
 from credit.outcome_gradient import importance, reshaped
 
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from countdown_task import ANSWER, TAG, Problem, held_out, score
+from countdown_task import Problem, held_out, score
+from engine.labels import ANSWER, TAG
 from engine.tokens import encode_prompt, token_bytes
 from tools import demonstrations as teacher
 from tools.demonstrations import (COUNTS, HIT, TASK, candidates, chance_of, demonstration, draw,
