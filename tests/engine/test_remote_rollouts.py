@@ -22,7 +22,6 @@ from engine.run_folder import RunFolder
 from engine.sampler import Generation, generate
 from engine.settings import make_settings
 from runs import arrays, assert_same_run, lines, run
-from tools import serve
 
 sys.path.insert(0, str(ROOT / "tests"))
 from strange_server import SPOILT
@@ -221,16 +220,6 @@ def test_the_first_that_fails_is_told_while_others_are_still_awaited(monkeypatch
 
     assert said_by(all_by, fails_at_once, 3, monkeypatch) == "it is broken"
     is_told.set()
-
-
-def test_the_small_server_says_what_it_cannot_do(address, tmp_path):
-    client = Client("--rollouts", address, 60.0)
-    assert "with 404" in said_by(client.get, "/health")
-    assert "with 400: {\"error\": \"KeyError: 'prompt'\"}" in said_by(
-        client.post, "/v1/completions", {})
-    nowhere = {"model_path": str(tmp_path / "nowhere")}
-    assert "there is no model folder" in said_by(client.post, "/update_weights_from_disk", nowhere)
-    assert "there is no model folder nowhere" in said_by(serve.main, ["nowhere"])
 
 
 def free_port() -> int:
