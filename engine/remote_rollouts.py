@@ -5,6 +5,9 @@
                 back. Whatever a server can get wrong is looked for before anything is trained on it
     look        one forward pass of our own: entropy and collision, which servers do not return,
                 and the gap between the server's log-probs and ours
+    refuse_other_weights
+                a server that says it has loaded weights may have kept some, and somebody else may
+                have it load theirs: before and behind `fill` it has to score tokens as we do
 
 The loss computes log-probs of its own, as it always does. The server's go into the column log_prob
 of the credit file, and sampler_gap in metrics.jsonl compares the two. Evaluations, and whatever
@@ -22,10 +25,12 @@ import torch
 
 from engine import processes
 from engine.errors import UserError
+from engine.files import read_lines
 from engine.given_pairs import with_facts
-from engine.http_client import Client, one_line, read_address
+from engine.http_client import LARGEST_ANSWER, Client, Refused, one_line, read_address
 from engine.progress import say
-from engine.rollouts import Rollouts, encode_prompts, put_together, stop_ids
+from engine.rollouts import Rollouts, encode_prompts, put_together, sample_answers, stop_ids
+from engine.run_folder import run_config
 from engine.sampler import Generation
 from engine.settings import OWN_SAMPLER
 
@@ -34,7 +39,11 @@ AS_SAMPLED = {  # a server would take other values from the model's generation_c
     "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 LOWEST = -1e5    # of a log-prob; vLLM writes -9999 for -inf
 ROUNDING = 1e-4  # a log-prob may be above 0 by that much
-LARGE_GAP = 0.05  # see docs/rollouts_by_a_server.md for gaps that were measured
+BYTES_A_TOKEN = 512  # of an answer as JSON, with all that vLLM writes about a token
+SCORED = 64      # tokens of each known answer
+# Mean differences in log-prob; docs/rollouts_by_a_server.md has some that were measured
+LARGE_AT_FIRST = 0.1  # another model, or other weights of this one
+TIMES = 3             # the most that a difference may be of that at first
 
 
 def connect(lab) -> "RolloutServer | None":
@@ -49,9 +58,27 @@ def connect(lab) -> "RolloutServer | None":
     server = RolloutServer(lab)
     if processes.rank() == 0:
         server.introduce()
+    server.latest = server.beginnings_of_our_own()
+    server.know()
+    if processes.rank() == 0:
+        server.usual = usual_before(s)
         server.load(lab.folder)
     processes.wait()
     return server
+
+
+def usual_before(settings) -> float | None:
+    """How far log-probs were apart in the last steps of a run that goes on as it was; None of a new
+    run, or where another server or another type makes other differences."""
+    folder = settings.folder
+    if not os.path.exists(folder / "config.json"):
+        return None
+    config = run_config(folder)
+    if any(config.get(name) != getattr(settings, name) for name in ("rollouts", "dtype")):
+        return None
+    last = read_lines(folder / "metrics.jsonl")[-settings.rollouts_every:]
+    gaps = [line["sampler_gap"] for line in last if line.get("sampler_gap") is not None]
+    return min(gaps, default=None)
 
 
 class RolloutServer:
@@ -63,6 +90,9 @@ class RolloutServer:
         self.is_vllm = False
         self.salt = ""          # see `load`
         self.weights_of = None  # the step before which it got its weights
+        self.latest = None      # beginnings of the answers of the step before
+        self.known = None       # the same with log-probs by the weights that it got
+        self.usual = None       # difference from its log-probs of them, after the first load
         self.has_warned = False
 
     def introduce(self) -> None:
@@ -78,35 +108,93 @@ class RolloutServer:
             "from the sampler of this program")
 
     def load(self, folder: Path) -> None:
-        """Have the server load a model folder, and wait until it has. Its cache of prompts belongs
-        to the weights before; requests with a new salt do not use it."""
+        """Have the server load a model folder, wait until it has, and see that it has. Its cache of
+        prompts belongs to the weights before; requests with a new salt do not use it."""
         path = os.path.abspath(folder)
-        if self.is_vllm:
-            call = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-            try:
+        try:
+            if self.is_vllm:
+                call = {"method": "reload_weights", "kwargs": {"weights_path": path}}
                 self.client.post("/collective_rpc", call)
-            except UserError as error:
-                raise UserError(f"{error} (vLLM needs VLLM_SERVER_DEV_MODE=1 for it)") from None
-        else:
-            answer = self.client.post("/update_weights_from_disk", {"model_path": path})
-            if answer.get("success") is not True:
-                reason = one_line(answer.get("message"))
-                raise self.client.error(f"it did not load {path}: {reason}")
+            else:
+                answer = self.client.post("/update_weights_from_disk", {"model_path": path})
+                if answer.get("success") is not True:
+                    reason = one_line(answer.get("message"))
+                    raise self.client.error(f"it did not load {path}: {reason}")
+        except Refused as error:
+            raise UserError(f"{error} ({self.reason_to_refuse(error.status, path)})") from None
         self.salt = secrets.token_hex(16)
+        self.refuse_other_weights()
+
+    def reason_to_refuse(self, status: int, path: str) -> str:
+        if status == 404:
+            return ("vLLM opens this address with VLLM_SERVER_DEV_MODE=1 only" if self.is_vllm else
+                    "is it an SGLang server?")
+        return (f"does the server see {path}, and was it started on this model? A vLLM that failed "
+                "to load is of no more use, whatever its /health says: start it again")
 
     def hand_over(self, run, step: int) -> None:
         """Give the server the weights as they are after step - 1, matrices in the type of the
         products."""
-        model = self.lab.model
+        lab = self.lab
         parameters = {}
-        for name, value in self.lab.parameters.items():
+        for name, value in lab.parameters.items():
             is_matrix = value.dim() == 2
-            parameters[name] = value.detach().to(model.compute_dtype) if is_matrix else value
-        folder = run.write_weights(step - 1, model, parameters)
+            parameters[name] = value.detach().to(lab.model.compute_dtype) if is_matrix else value
+        folder = run.write_weights(step - 1, lab.model, parameters)
+        self.know()
         if processes.rank() == 0:
             self.load(folder)
         processes.wait()
         self.weights_of = step
+
+    def beginnings_of_our_own(self) -> Rollouts:
+        """Beginnings of answers by our own sampler, one to each problem of a step."""
+        lab = self.lab
+        s = lab.settings
+        problems = lab.task.training_problems(s.seed, 1, s.questions)
+        length = max(1, min(SCORED, s.max_new_tokens - 1))  # see `score`
+        return sample_answers(lab.model, lab.tokenizer, lab.task, problems, 1, seed=s.seed,
+                              max_new_tokens=length)
+
+    def know(self) -> None:
+        """Our log-probs of the tokens that `refuse_other_weights` asks for."""
+        self.known = with_facts(self.lab.model, self.latest, self.lab.settings.micro_batch)
+
+    def refuse_other_weights(self) -> None:
+        """Known tokens have to be as probable to the server as to our model. What rounding does to
+        them is seen after the first load, when nothing is trained yet."""
+        known = self.known
+        apart = ((self.score(known) - known.log_prob).abs().sum() / known.mask.sum()).item()
+        largest = LARGE_AT_FIRST if self.usual is None else TIMES * self.usual + ROUNDING
+        if apart > largest:
+            raise self.client.error(
+                f"its log-probs of known tokens are {apart:.2g} from ours on average, and rounding "
+                f"explains {largest:.2g}: it does not have the weights that it was told to load, "
+                "or not all of them, or it takes those of another training as well")
+        if self.usual is None:
+            self.usual = apart
+
+    def score(self, known: Rollouts) -> torch.Tensor:
+        """(B, T): the server's log-probs of these tokens. It gets them as the end of a prompt:
+        with `echo`, vLLM and SGLang tell those of the prompt, and then of one token behind it."""
+        limits = Limits(1, 1, self.lab.model.config.vocab_size, ())
+        lengths = known.length.tolist()
+        requests, starts = [], []
+        for group, ids, length in zip(known.group.tolist(), known.ids.tolist(), lengths):
+            prompt = known.prompt_ids[group]
+            content = self.request(prompt + ids[:length], limits, 0)
+            requests.append(("POST", "/v1/completions", {**content, "echo": True, "logprobs": 1}))
+            starts.append(len(prompt))
+        scores = torch.zeros_like(known.log_prob)
+        for row, response in enumerate(self.client.all(requests)):
+            choices = response.get("choices")
+            values = log_probs_of(choices[0] if isinstance(choices, list) and choices else None)
+            values = (values or [])[starts[row]:][:lengths[row]]
+            flaw = flaw_of_log_probs(values, lengths[row])
+            if flaw:
+                raise self.client.error(f"a prompt that it should score {flaw}")
+            scores[row, :lengths[row]] = torch.tensor(values, device=scores.device)
+        return scores
 
     def sample(self, run, problems: list, step: int, seed: int) -> Rollouts:
         """--answers answers to each problem, in the frame that our own sampler writes in."""
@@ -120,7 +208,10 @@ class RolloutServer:
         sampled = Generation.empty(len(prompts) * s.answers, s.max_new_tokens, lab.model.device)
         if processes.rank() == 0:  # an error of another process would not be printed
             self.fill(sampled, prompts, seed)
-        return self.look(put_together(problems, prompts, s.answers, sampled), step)
+            self.refuse_other_weights()
+        rollouts = self.look(put_together(problems, prompts, s.answers, sampled), step)
+        self.latest = beginnings(rollouts, s.answers)
+        return rollouts
 
     def fill(self, sampled: Generation, prompts: list[list[int]], seed: int) -> None:
         """Ask for the answers to all prompts at once, check them, and write them down."""
@@ -132,7 +223,9 @@ class RolloutServer:
         for number, prompt in enumerate(prompts):  # vLLM draws answer i of a request by seed + i
             content = self.request(prompt, limits, seed + number * s.answers)
             requests.append(("POST", "/v1/completions", content))
-        for number, response in enumerate(self.client.all(requests)):
+        tokens = max(map(len, prompts)) + s.answers * s.max_new_tokens
+        responses = self.client.all(requests, LARGEST_ANSWER + tokens * BYTES_A_TOKEN)
+        for number, response in enumerate(responses):
             choices = response.get("choices")
             flaw = flaw_of_answers(choices, prompts[number], limits)
             if flaw:
@@ -146,15 +239,26 @@ class RolloutServer:
                 "return_token_ids": True, "cache_salt": self.salt, **AS_SAMPLED}
 
     def look(self, rollouts: Rollouts, step: int) -> Rollouts:
-        """The batch with entropy and collision by our own model. A large gap is said once."""
+        """The batch with entropy and collision by our own model. A gap that is large beside the
+        usual difference is said once."""
         ours = with_facts(self.lab.model, rollouts, self.lab.settings.micro_batch)
-        gap = (ours.log_prob - rollouts.log_prob).abs().sum() / rollouts.mask.sum()
-        if gap > LARGE_GAP and self.weights_of == step and not self.has_warned:
+        gap = ((ours.log_prob - rollouts.log_prob).abs().sum() / rollouts.mask.sum()).item()
+        may_warn = processes.rank() == 0 and self.weights_of == step and not self.has_warned
+        if may_warn and gap > TIMES * self.usual + ROUNDING:
             self.has_warned = True
-            say(f"  note: the server's log-probs are {gap:.2f} from ours on average, so it seems "
-                "to answer with other weights than it was given (sampler_gap in metrics.jsonl "
-                "tells of each step)")
+            say(f"  note: the server's log-probs are {gap:.2g} from ours on average, and were "
+                f"{self.usual:.2g} at first (sampler_gap in metrics.jsonl tells of each step)")
         return replace(ours, log_prob=rollouts.log_prob)
+
+
+def beginnings(rollouts: Rollouts, answers: int) -> Rollouts:
+    """The first answer to each problem, cut off after a few tokens."""
+    length = max(1, min(SCORED, rollouts.mask.shape[1] - 1))  # see `score`
+
+    def cut(values):
+        return values[::answers] if values.dim() == 1 else values[::answers, :length]
+
+    return replace(rollouts, **rollouts.of_each_tensor(cut))
 
 
 @dataclass(frozen=True)
@@ -174,7 +278,8 @@ def flaw_of_answers(choices, prompt: list[int], limits: Limits) -> str:
     if not are_whole(numbers, limits.answers) or len(set(numbers)) != limits.answers:
         return f"there should be {limits.answers}, each with its own index"
     for choice in choices:
-        flaw = flaw_of_tokens(choice, prompt, limits) or flaw_of_log_probs(choice)
+        flaw = (flaw_of_tokens(choice, prompt, limits)
+                or flaw_of_log_probs(log_probs_of(choice), len(choice["token_ids"])))
         if flaw:
             return f"number {choice['index']} {flaw}"
     return ""
@@ -201,10 +306,14 @@ def flaw_of_tokens(choice: dict, prompt: list[int], limits: Limits) -> str:
     return ""
 
 
-def flaw_of_log_probs(choice: dict) -> str:
-    holder = choice.get("logprobs")
+def log_probs_of(choice) -> list | None:
+    holder = choice.get("logprobs") if isinstance(choice, dict) else None
     values = holder.get("token_logprobs") if isinstance(holder, dict) else None
-    if not isinstance(values, list) or len(values) != len(choice["token_ids"]):
+    return values if isinstance(values, list) else None
+
+
+def flaw_of_log_probs(values: list | None, count: int) -> str:
+    if values is None or len(values) != count:
         return "does not have a log-prob for each token"
     for value in values:
         if type(value) not in (int, float) or not LOWEST < value < ROUNDING:

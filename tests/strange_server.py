@@ -9,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from qwen2_model import Linear
 from tools.serve import Handler, serve
 
 
@@ -62,37 +63,55 @@ SPOILT = {  # what an answer of the server becomes
 
 class Strange(Handler):
     behaviour = ""
+    request = None
 
     def do_POST(self):
+        self.request = super().read_request()
         if self.path == "/behave":
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            Strange.behaviour = request["as"]
+            Strange.behaviour = self.request["as"]
             self.send(200, {})
-        elif self.path == "/collective_rpc" and self.behaviour == "vllm":
+        elif self.path == "/collective_rpc" and self.behaviour in ("vllm", "vllm in part"):
             self.answer({self.path: self.reload_weights})
+        elif self.path == "/collective_rpc" and self.behaviour == "vllm that failed":
+            self.send(500, {"error": "EngineDeadError"})
         elif self.path == "/update_weights_from_disk" and self.behaviour == "deaf":
             self.send(200, {"success": True})
         elif self.path == "/update_weights_from_disk" and self.behaviour == "unable":
             self.send(200, {"success": False, "message": "not a model"})
-        elif self.path == "/v1/completions" and hasattr(self, f"be_{self.behaviour}"):
+        elif self.samples() and hasattr(self, f"be_{self.behaviour}"):
             getattr(self, f"be_{self.behaviour}")()
         else:
             super().do_POST()
 
+    def read_request(self):
+        return self.request
+
+    def samples(self):
+        """Whether answers are asked for, and not the log-probs of a prompt."""
+        return self.path == "/v1/completions" and not self.request.get("echo")
+
     def reload_weights(self, call):
-        """As vLLM is told to."""
+        """As vLLM is told to. In part: where the output matrix is the embeddings, it stays."""
         assert call["method"] == "reload_weights"
+        before = self.sampler.model.output_matrix
         self.sampler.load({"model_path": call["kwargs"]["weights_path"]})
+        if self.behaviour == "vllm in part":
+            self.sampler.model.lm_head = Linear(*reversed(before.shape), bias=False)
+            self.sampler.model.lm_head.weight = before
         return {"results": [None]}
 
     def send(self, status, content):
         if self.path == "/v1/models" and self.behaviour.startswith("vllm"):
             content["data"][0]["owned_by"] = "vllm"
-        if self.path == "/v1/completions" and self.behaviour in SPOILT:
-            SPOILT[self.behaviour](content)
+        if self.path == "/v1/completions":
+            if self.samples() and self.behaviour in SPOILT:
+                SPOILT[self.behaviour](content)
+            if self.behaviour == "unscored" and not self.samples():
+                del first(content)["logprobs"]["token_logprobs"][:-1]
         super().send(status, content)
 
     def raw(self, status, body, **headers):
+        self.protocol_version = "HTTP/1.1"  # which has chunks
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -128,7 +147,18 @@ class Strange(Handler):
         self.raw(200, b"[" * 100_000)
 
     def be_huge(self):
-        self.raw(200, b" " * 30_000)
+        self.raw(200, b" " * 2 ** 22)
+
+    def be_lists(self):
+        self.raw(200, b'{"choices": [' + b"[]," * 2 ** 21 + b"[]]}")
+
+    def be_backwards(self):
+        self.raw(200, b"-5\r\nhello", Transfer_Encoding="chunked")
+
+    def be_endless(self):
+        """The size -1 once read until the end, and there is none."""
+        self.raw(200, b"-1\r\nhello", Transfer_Encoding="chunked")
+        time.sleep(20)
 
     def be_broken(self):
         self.raw(500, b"CUDA\nout of \x1b[31mmemory" + b"!" * 5000)

@@ -4,23 +4,41 @@
     python train.py --rollouts http://127.0.0.1:8000
 
 It knows three requests, in the words of SGLang: GET /v1/models, POST /v1/completions with token
-ids, POST /update_weights_from_disk. It answers this machine only, one request after another.
+ids, POST /update_weights_from_disk. It answers programs on this machine, one request after another;
+a page in a browser, which can send requests to this machine too, is refused.
 """
 import json
 import threading
 from contextlib import suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import torch
+
 from engine.files import parse_json
-from engine.flags import Flag, Parser, add_flags, some_text, with_defaults
+from engine.flags import Flag, Parser, add_flags, shortened, some_text, with_defaults
 from engine.lab import set_threads
 from engine.program import run_as_program
 from engine.progress import say
-from engine.sampler import generate
+from engine.remote_rollouts import are_whole
+from engine.sampler import Distribution, generate
 from qwen2_model import Qwen2
 
 FLAGS = {"port": Flag(8000, "0 takes a free one", least=0, most=65535)}
+NUMBERS = {  # of POST /v1/completions: type, least, most
+    "n": (int, 1, 1000), "max_tokens": (int, 1, 1_000_000), "seed": (int, 0, 2 ** 63 - 1),
+    "temperature": (float, 0.01, 100)}
+LONGEST = 2 ** 20  # bytes of a request
+OUR_NAMES = ("127.0.0.1", "localhost")
+
+
+class Refusal(ValueError):
+    """A request that is answered with this HTTP status."""
+
+    def __init__(self, status: HTTPStatus, reason: str):
+        super().__init__(reason)
+        self.status = status
 
 
 class Sampler:
@@ -40,21 +58,46 @@ class Sampler:
         return {"success": True}
 
     def complete(self, request: dict) -> dict:
+        """Answers to a prompt. With `echo`, log-probs begin with those of the prompt's tokens."""
+        self.check(request)
+        prompt = request["prompt"]
         sampled = generate(
-            self.model, [request["prompt"]], answers=request["n"], seed=request["seed"],
+            self.model, [prompt], answers=request["n"], seed=request["seed"],
             max_new_tokens=request["max_tokens"], temperature=request["temperature"],
             stop_ids=tuple(request["stop_token_ids"]))
+        echoed = self.score(prompt) if request.get("echo") else []
         choices = []
         for row, length in enumerate(sampled.mask.sum(1).tolist()):
             log_probs = sampled.log_prob[row, :length].tolist()
-            choices.append({"index": row, "prompt_token_ids": request["prompt"],
+            choices.append({"index": row, "prompt_token_ids": prompt,
                             "token_ids": sampled.tokens[row, :length].tolist(),
-                            "logprobs": {"token_logprobs": log_probs}})
+                            "logprobs": {"token_logprobs": echoed + log_probs}})
         return {"model": self.name, "choices": choices}
+
+    def check(self, request: dict) -> None:
+        vocabulary = self.model.config.vocab_size
+        for name in ("prompt", "stop_token_ids"):
+            ids = request.get(name)
+            if not isinstance(ids, list) or not are_whole(ids, vocabulary):
+                raise ValueError(f"{name} should be a list of token ids below {vocabulary}")
+        for name, (kind, least, most) in NUMBERS.items():
+            value = request.get(name)
+            if type(value) not in (int, kind) or not least <= value <= most:
+                raise ValueError(f"{name} should be a number ({kind.__name__}) from {least} to "
+                                 f"{most}, got {shortened(json.dumps(value))}")
+
+    @torch.no_grad()
+    def score(self, ids: list[int]) -> list:
+        """The log-prob of each token after those before it; the first has none before it."""
+        hidden = self.model.model(torch.tensor([ids]))[0]
+        predicted = Distribution(self.model.logits(hidden[:-1]))
+        return [None, *predicted.facts(torch.tensor(ids[1:]))[0].tolist()]
 
 
 class Handler(BaseHTTPRequestHandler):
     sampler: Sampler  # of all requests
+    timeout = 30.0    # seconds that a client may be silent
+    default_request_version = "HTTP/1.0"  # of what is no request: that is answered in full, too
 
     def do_GET(self) -> None:
         self.answer({"/v1/models": self.sampler.models})
@@ -64,31 +107,82 @@ class Handler(BaseHTTPRequestHandler):
                      "/update_weights_from_disk": self.sampler.load})
 
     def answer(self, functions: dict) -> None:
-        if self.path not in functions:
-            return self.send(404, {"error": f"there is no {self.path} here"})
         try:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            request = self.read_request() if self.command == "POST" else {}
+            self.refuse_pages()
+            if self.path not in functions:
+                raise Refusal(HTTPStatus.NOT_FOUND, f"there is no {self.path} here")
             with self.sampler.one_at_a_time:
-                answer = functions[self.path](parse_json(body.decode() or "{}"))
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                answer = functions[self.path](request)
+        except Refusal as refusal:
+            return self.send(refusal.status, {"error": str(refusal)})
+        except (LookupError, OSError, TypeError, ValueError, RuntimeError) as error:
             return self.send(400, {"error": f"{type(error).__name__}: {error}"})
         self.send(200, answer)
 
+    def refuse_pages(self) -> None:
+        """A browser sends what any page tells it to, also to this machine. It names the page's
+        Origin, or the page's own Host where that name was made to lead here (DNS rebinding)."""
+        host = self.headers.get("Host", "")
+        if host.lower().partition(":")[0] not in OUR_NAMES:
+            raise Refusal(HTTPStatus.FORBIDDEN, f"the Host should be {' or '.join(OUR_NAMES)}, got "
+                                                f"{shortened(host) or 'none'}")
+        if "Origin" in self.headers:
+            raise Refusal(HTTPStatus.FORBIDDEN, "requests of web pages (Origin) are not answered")
+        if self.command == "POST" and self.headers.get_content_type() != "application/json":
+            raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                          "the Content-Type should be application/json")
+
+    def read_request(self) -> dict:
+        length = self.body_length()
+        try:
+            body = self.rfile.read(length)
+        except TimeoutError:
+            raise Refusal(HTTPStatus.REQUEST_TIMEOUT,
+                          f"no whole body within {self.timeout:g} s") from None
+        if len(body) < length:
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"the body ends after {len(body)} of {length} "
+                                                  "bytes")
+        request = parse_json(body.decode())
+        if not isinstance(request, dict):
+            raise Refusal(HTTPStatus.BAD_REQUEST, "the body should be a JSON object")
+        return request
+
+    def body_length(self) -> int:
+        text = self.headers.get("Content-Length")
+        if text is None:
+            raise Refusal(HTTPStatus.LENGTH_REQUIRED, "a POST needs a Content-Length")
+        if not (text.isascii() and text.isdigit()):
+            raise Refusal(HTTPStatus.BAD_REQUEST, f"Content-Length {shortened(text)} is no length")
+        if len(text) > len(str(LONGEST)) or int(text) > LONGEST:
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                          f"a body may have {LONGEST} bytes, not {shortened(text)}")
+        return int(text)
+
     def send(self, status: int, content: dict) -> None:
         body = json.dumps(content).encode()
-        with suppress(ConnectionError):  # the client waits no longer
+        with suppress(OSError):  # the client waits no longer
             self.send_response(status)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What http.server itself refuses: JSON like everything else."""
+        self.send(code, {"error": message or HTTPStatus(code).phrase})
 
     def log_message(self, *_) -> None:
         """Print nothing for each request."""
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128  # connections that wait for their turn; any more are reset
+
+
 def serve(folder: Path, port: int, handler: type[Handler] = Handler) -> None:
     handler.sampler = Sampler(folder)
-    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server = Server(("127.0.0.1", port), handler)
     say(f"{folder} answers at http://127.0.0.1:{server.server_port} until Ctrl-C")
     server.serve_forever()
 

@@ -1,0 +1,152 @@
+"""The small server: what it answers, and what it answers to requests that it should refuse."""
+import http.client
+import json
+import socket
+import threading
+
+import pytest
+import torch
+
+from conftest import ROOT
+from engine.errors import UserError
+from engine.forward import response_log_probs
+from engine.rollouts import Rollouts
+from tools import serve
+
+
+class Handler(serve.Handler):
+    """With a model of its own, and a patience that a test can change."""
+
+
+@pytest.fixture(scope="module")
+def server():
+    Handler.sampler = serve.Sampler(ROOT / "models/tiny")
+    server = serve.Server(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+GOOD = {"prompt": [5, 6, 7], "stop_token_ids": [2], "n": 2, "max_tokens": 4, "seed": 3,
+        "temperature": 1.0}
+JSON = {"Content-Type": "application/json"}
+HUGE = "1" + "0" * 400
+
+
+def ask(server, body: str, path="/v1/completions", method="POST", **headers):
+    """Status and content of the answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body, JSON | names)
+    response = connection.getresponse()
+    content = json.loads(response.read())
+    connection.close()
+    return response.status, content
+
+
+def answers_well(server) -> bool:
+    status, content = ask(server, json.dumps(GOOD))
+    return status == 200 and len(content["choices"]) == 2
+
+
+def changed(**fields) -> str:
+    return json.dumps(GOOD | fields)
+
+
+@pytest.mark.parametrize("request_of, status, words", [
+    (dict(body=changed(), Host="evil.example"), 403, "the Host should be 127.0.0.1 or localhost"),
+    (dict(body=changed(), Host="localhost.evil.example:8000"), 403, "the Host should be"),
+    (dict(body=changed(), Host=""), 403, "got none"),
+    (dict(body=changed(), Origin="http://evil.example"), 403, "requests of web pages"),
+    (dict(body=changed(), Origin="null"), 403, "requests of web pages"),
+    (dict(body=None, method="GET", path="/v1/models", Host="evil.example"), 403, "the Host"),
+    (dict(body=changed(), Content_Type="text/plain"), 415, "should be application/json"),
+    (dict(body=changed(), Content_Length="1000000000000"), 413, "a body may have 1048576 bytes"),
+    (dict(body=changed(), Content_Length="-1"), 400, "Content-Length -1 is no length"),
+    (dict(body=changed(), Content_Length="many"), 400, "Content-Length many is no length"),
+    (dict(body="{}", path="/elsewhere"), 404, "there is no /elsewhere here"),
+    (dict(body="", method="DELETE"), 501, "Unsupported method"),
+    (dict(body="[1]"), 400, "the body should be a JSON object"),
+    (dict(body="[" * 100_000), 400, "nested too deeply"),
+    (dict(body="\xff"), 400, "UnicodeDecodeError"),
+    (dict(body="{}"), 400, "prompt should be a list of token ids below"),
+    (dict(body=changed(prompt=[10 ** 6])), 400, "prompt should be a list of token ids"),
+    (dict(body=changed(prompt="3 5 7")), 400, "prompt should be a list of token ids"),
+    (dict(body=changed(prompt=[])), 400, "at least one prompt, no empty one"),
+    (dict(body=changed(stop_token_ids=None)), 400, "stop_token_ids should be"),
+    (dict(body=changed(temperature=int(HUGE))), 400, "temperature should be a number (float)"),
+    (dict(body=changed(temperature="x").replace('"x"', "1e400")), 400, "not a finite number"),
+    (dict(body=changed(temperature=0)), 400, "temperature should be a number (float) from 0.01"),
+    (dict(body=changed(n=int(HUGE))), 400, "n should be a number (int) from 1 to 1000"),
+    (dict(body=changed(n=True)), 400, "n should be a number (int)"),
+    (dict(body=changed(seed=-1)), 400, "seed should be a number (int)"),
+    (dict(body=changed(max_tokens=900_000)), 400, "the model's limit is"),
+    (dict(body="{}", path="/update_weights_from_disk"), 400, "model_path"),
+    (dict(body='{"model_path": "nowhere"}', path="/update_weights_from_disk"), 400,
+     "there is no model folder nowhere"),
+    (dict(body=json.dumps({"model_path": "x" * 5000}), path="/update_weights_from_disk"), 400,
+     "there is no model folder xxx")])
+def test_a_bad_request_gets_a_reason_and_the_next_one_an_answer(server, request_of, status, words):
+    got, content = ask(server, **request_of)
+    assert got == status and words in content["error"]
+    assert answers_well(server)
+
+
+def test_what_is_no_request_gets_a_whole_answer(server):
+    with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+        connection.sendall(b"hello\r\n\r\n")
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.0 400 ") and b'{"error": "Bad request syntax' in answer
+
+
+BEGUN = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9"
+
+
+def test_a_silent_client_is_in_nobodys_way(server):
+    with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+        connection.sendall(BEGUN + b"\r\n\r\n{")
+        assert answers_well(server)
+
+
+@pytest.mark.parametrize("sent, answer", [(BEGUN, b""), (BEGUN + b"\r\n\r\n{", b"HTTP/1.0 408 ")])
+def test_a_silent_client_is_given_up(server, monkeypatch, sent, answer):
+    assert Handler.timeout <= 60  # nobody waits for that here
+    monkeypatch.setattr(Handler, "timeout", 2.0)
+    with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+        connection.sendall(sent)
+        assert connection.makefile("rb").read()[:13] == answer
+
+
+def test_many_clients_at_once_wait_for_their_turn(server):
+    """All of them are connected before the first is accepted."""
+    waiting = serve.Server(("127.0.0.1", 0), Handler)
+    clients = [socket.create_connection(("127.0.0.1", waiting.server_port), timeout=60)
+               for _ in range(100)]
+    threading.Thread(target=waiting.serve_forever, daemon=True).start()
+    for client in clients:
+        client.sendall(b"GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    for client in clients:
+        assert client.makefile("rb").read().startswith(b"HTTP/1.0 200 ")
+        client.close()
+    waiting.shutdown()
+    waiting.server_close()
+
+
+def test_log_probs_of_a_prompt_are_those_of_training(server):
+    ids = [5, 6, 7, 8, 9, 10]
+    status, content = ask(server, json.dumps(GOOD | {"prompt": ids, "echo": True, "n": 1}))
+    [choice] = content["choices"]
+    told = choice["logprobs"]["token_logprobs"]
+    assert told[0] is None and len(told) == len(ids) + len(choice["token_ids"])
+    answer = torch.tensor([ids[1:] + choice["token_ids"]])
+    unknown = torch.zeros(answer.shape)
+    batch = Rollouts([None], [ids[:1]], torch.tensor([0]), answer, torch.ones_like(answer) == 1,
+                     torch.tensor([True]), unknown, unknown, unknown)
+    ours = response_log_probs(Handler.sampler.model, batch, torch.tensor([0]))
+    torch.testing.assert_close(torch.tensor([told[1:]]), ours, atol=1e-5, rtol=0)
+
+
+def test_a_model_that_is_not_there_is_one_line():
+    with pytest.raises(UserError, match="there is no model folder nowhere"):
+        serve.main(["nowhere"])
