@@ -193,7 +193,7 @@ def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
     """Steps done + 1 to the last. The evaluation comes before the checkpoint: where there is a
     checkpoint, everything up to its step is on record."""
     s, pace = lab.settings, Pace()
-    if done == 0 and s.eval_every and not run.lines("evaluations.jsonl"):
+    if done == 0 and s.eval_every:
         run_evaluations(lab, run, 0)
     for step in range(done + 1, s.steps + 1):
         line = train_step(lab, run, step)
@@ -212,6 +212,7 @@ def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
         if stopped and not is_last:
             command = python_command("train.py", "--resume", run.path)
             say(f"stopped at step {step}. Go on with: {command}")
+            processes.wait()  # torchrun stops all as soon as one has ended
             raise SystemExit(130)
     lab.refuse_broken_model()
     say(f"done. Everything is in {run.path}")
@@ -297,6 +298,7 @@ def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> No
     processes.wait()  # until all have read what is changed now
     keep_changes(run, config, settings)
     run.forget_after(done if done else -1)  # -1: the evaluation at step 0 is made again, too
+    processes.wait()  # until there is nothing left of what is made again
     train_until_done(lab, run, done)
 
 
