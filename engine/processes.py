@@ -10,12 +10,19 @@ A model that does not fit on one GPU is shared out as well with --shard: see eng
 """
 import os
 import sys
+import time
+from contextlib import suppress
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from engine.errors import UserError
+
+PATIENCE = 10  # seconds that rank 0 may be behind another process
+WAY_OUT = ("What was saved is whole: the same torchrun with train.py --resume RUN goes on from the "
+           "last checkpoint")
 
 
 class LostProcess(UserError):
@@ -42,6 +49,7 @@ def start(device: str) -> str:
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
         try:
             dist.init_process_group(backend, timeout=timedelta(minutes=30))
+            dist.all_reduce(torch.zeros(1))  # one that left now would cut off those still meeting
         except (RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise LostProcess(f"the processes did not meet: {reason}") from None
@@ -71,6 +79,30 @@ def stop() -> None:
         if sys.exc_info()[0] is None:
             dist.barrier()  # a process that left early would abort those that still communicate
         dist.destroy_process_group()
+
+
+def leave_at_once(sentence: str) -> NoReturn:
+    """Say why and end without waiting for the others: one of them may be gone, and a message to it
+    on its way for half an hour."""
+    with suppress(OSError):
+        os.write(2, f"{sentence}\n".encode())
+    os._exit(1)
+
+
+def rank_0_says_so() -> bool:
+    """Whether rank 0 has ended, too, so that an error of this process needs no words of its own.
+    torchrun stops all as soon as one has ended, rank 0 in the middle of its sentence: so this waits
+    for it."""
+    if speaks():
+        return False
+    if not dist.is_initialized():
+        time.sleep(PATIENCE)
+        return True
+    try:
+        dist.irecv(torch.zeros(1), src=0).wait(timedelta(seconds=PATIENCE))  # nothing is ever sent
+    except RuntimeError as error:
+        return "Timed out" not in str(error)
+    return False
 
 
 def count() -> int:
@@ -146,8 +178,7 @@ def together(operation, *arguments) -> None:
 
 def about_loss(error: Exception) -> str:
     reason = str(error).strip().splitlines()[0]
-    return (f"rank {rank()} lost another process ({reason}). What was saved is whole: the same "
-            "torchrun with train.py --resume RUN goes on from the last checkpoint")
+    return f"rank {rank()} lost another process ({reason}). {WAY_OUT}"
 
 
 def is_loss(error: Exception) -> bool:
