@@ -210,7 +210,7 @@ from engine.run_folder import RunFolder
 
 def late(function):
     def sleep_first(*given):
-        time.sleep(2)
+        time.sleep(3)
         return function(*given)
     return sleep_first
 
