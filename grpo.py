@@ -248,7 +248,7 @@ def add_to(sums: dict, rollouts: Rollouts, rows, loss, log_prob, diagnostics: di
 def step_along(optimizer, sums: dict, max_grad_norm: float) -> dict:
     """Clip the gradient and step. Returns the sums over all processes, and the gradient's norm."""
     norm = clip_and_step(optimizer, max_grad_norm)
-    return processes.add_up_numbers(sums) | {"norm": norm}
+    return processes.all_reduce_numbers(sums) | {"norm": norm}
 
 
 def summary(passes: list[dict], loss: BatchLoss | None = None) -> dict:

@@ -49,7 +49,7 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s,
     for epoch in range(s.epochs):
         record = implied if epoch == 0 else None
         passes.append(one_pass(model, optimizer, rollouts, own, len(pairs), anchor, s, record))
-    processes.add_up(implied)
+    processes.all_reduce(implied)
     in_order = passes[-1]["ordered"] / len(pairs)
     return {**summary(passes), "pairs": len(pairs), "pairs_in_order": in_order}, implied
 

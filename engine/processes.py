@@ -93,7 +93,7 @@ def rank_0_says_so() -> bool:
     """Whether rank 0 has ended, too, so that an error of this process needs no words of its own.
     torchrun stops all as soon as one has ended, rank 0 in the middle of its sentence: so this waits
     for it."""
-    if speaks():
+    if is_main_process():
         return False
     if not dist.is_initialized():
         time.sleep(PATIENCE)
@@ -115,18 +115,18 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def speaks() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the one that prints. The environment knows it before the processes
     have met. A RANK that another program left there does not silence a run that is alone."""
     return is_alone() or os.environ.get("RANK", "0") == "0"
 
 
-def share(n: int) -> range:
+def shard_of(n: int) -> range:
     """Which of n things this process works on."""
     return range(n * rank() // count(), n * (rank() + 1) // count())
 
 
-def add_up(*tensors: torch.Tensor) -> None:
+def all_reduce(*tensors: torch.Tensor) -> None:
     """Add over all processes, in place. Each has 0 where the others worked, so this also puts their
     shares together."""
     if count() == 1:
@@ -140,20 +140,20 @@ def add_up(*tensors: torch.Tensor) -> None:
             tensor.copy_(summed)
 
 
-def add_up_numbers(numbers: dict[str, float]) -> dict[str, float]:
+def all_reduce_numbers(numbers: dict[str, float]) -> dict[str, float]:
     """The sum over all processes of each number; all of them have the same names."""
     values = torch.tensor([float(value) for value in numbers.values()], dtype=torch.float64)
-    add_up(values)
+    all_reduce(values)
     return dict(zip(numbers, values.tolist()))
 
 
-def wait() -> None:
+def barrier() -> None:
     """Wait until all have come this far."""
     if count() > 1:
         together(dist.barrier)
 
 
-def most(number: int) -> int:
+def all_reduce_max(number: int) -> int:
     """The largest over all processes."""
     largest = torch.tensor(number)
     if count() > 1:
@@ -164,7 +164,7 @@ def most(number: int) -> int:
 def any_of(asked: bool) -> bool:
     """Whether any process was asked, by Ctrl-C say: all have to stop after the same step."""
     votes = torch.tensor(float(asked))
-    add_up(votes)
+    all_reduce(votes)
     return bool(votes)
 
 

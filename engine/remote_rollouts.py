@@ -50,7 +50,7 @@ def connect(lab) -> "RolloutServer | None":
     if processes.rank() == 0:
         server.introduce()
         server.load(lab.folder)
-    processes.wait()
+    processes.barrier()
     return server
 
 
@@ -105,7 +105,7 @@ class RolloutServer:
         folder = run.write_weights(step - 1, model, parameters)
         if processes.rank() == 0:
             self.load(folder)
-        processes.wait()
+        processes.barrier()
         self.weights_of = step
 
     def sample(self, run, problems: list, step: int, seed: int) -> Rollouts:

@@ -34,7 +34,7 @@ class StopRequest:
     def handle(self, *_) -> None:
         if self.asked and processes.count() == 1:  # torchrun passes on what the terminal has sent
             raise KeyboardInterrupt
-        if not self.asked and processes.speaks():
+        if not self.asked and processes.is_main_process():
             with though_nobody_reads(sys.stdout):
                 os.write(sys.stdout.fileno(), MESSAGE)  # print may be busy at this moment
         self.asked = True

@@ -269,7 +269,7 @@ def test_a_rank_without_others_speaks(monkeypatch, count, rank, expected):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert processes.speaks() == expected
+    assert processes.is_main_process() == expected
     if count != "4":
         assert processes.start("cpu") == "cpu"
 
@@ -297,7 +297,7 @@ def test_shares_are_whole_and_apart(monkeypatch):
         shares = []
         for rank in range(count):
             monkeypatch.setattr(processes, "rank", lambda: rank)
-            shares.append(processes.share(n))
+            shares.append(processes.shard_of(n))
         assert [i for share in shares for i in share] == list(range(n)) and min(map(len, shares)) >= 1
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
