@@ -239,7 +239,7 @@ def clipping(ratio, advantage, mask, clip) -> dict[str, torch.Tensor]:
 def step_and_sums(optimizer, sums: dict, max_grad_norm: float) -> dict:
     """Clip the gradient and step. Returns the sums over all processes, and the gradient's norm."""
     norm = clip_and_step(optimizer, max_grad_norm)
-    return processes.add_up_numbers(sums) | {"norm": norm}
+    return processes.all_reduce_numbers(sums) | {"norm": norm}
 
 
 def summary(passes: list[dict], with_ratio: bool = False, with_kl: bool = False) -> dict:

@@ -113,13 +113,13 @@ def record(run: RunFolder, step: int, rollouts: Rollouts, weight: torch.Tensor,
     others before it writes: where its file is, all are."""
     is_first = processes.rank() == 0
     if is_first:
-        processes.wait()
-    questions = processes.share(len(rollouts.prompt_ids))
+        processes.barrier()
+    questions = processes.shard_of(len(rollouts.prompt_ids))
     rows = rollouts.rows_of(questions)
     own_part = {name: values[rows] for name, values in columns.items()}
     run.write_credit(step, rollouts.of_questions(questions), weight[rows], **own_part)
     if not is_first:
-        processes.wait()
+        processes.barrier()
 
 
 def keep_samples(lab: Lab, run: RunFolder, step: int, rollouts: Rollouts) -> None:
@@ -193,7 +193,7 @@ def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
     """Steps done + 1 to the last. The evaluation comes before the checkpoint: where there is a
     checkpoint, everything up to its step is on record."""
     s, pace = lab.settings, Pace()
-    if done == 0 and s.eval_every and not run.lines("evaluations.jsonl"):
+    if done == 0 and s.eval_every:
         run_evaluations(lab, run, 0)
     for step in range(done + 1, s.steps + 1):
         line = train_step(lab, run, step)
@@ -212,6 +212,7 @@ def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
         if stopped and not is_last:
             command = python_command("train.py", "--resume", run.path)
             say(f"stopped at step {step}. Go on with: {command}")
+            processes.barrier()  # torchrun stops all as soon as one has ended
             raise SystemExit(130)
     lab.refuse_broken_model()
     say(f"done. Everything is in {run.path}")
@@ -245,7 +246,7 @@ def create_run(lab: Lab) -> RunFolder:
     if processes.rank() == 0:
         config["made_of"] = fingerprints(s)
         RunFolder.create(s.folder, config, lab.folder / "tokenizer.json")
-    processes.wait()
+    processes.barrier()
     return open_run(s.folder)
 
 
@@ -294,9 +295,10 @@ def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> No
     lab.server = connect(lab)
     if checkpoint:
         lab.load_trainer_tensors(checkpoint / "trainer" / "state.safetensors")
-    processes.wait()  # until all have read what is changed now
+    processes.barrier()  # until all have read what is changed now
     keep_changes(run, config, settings)
     run.forget_after(done if done else -1)  # -1: the evaluation at step 0 is made again, too
+    processes.barrier()  # until there is nothing left of what is made again
     train_until_done(lab, run, done)
 
 

@@ -73,7 +73,7 @@ class belief:
         for b, cut_off in prefixes.items():
             n, at_cuts = thoughts[b], [known[prefix] for prefix in cut_off]
             Phi[b, :n + 1] = torch.tensor(np.interp(range(n + 1), self.cuts(n), at_cuts))
-        processes.add_up(Phi)
+        processes.all_reduce(Phi)
         at_end = Phi.gather(1, torch.tensor(thoughts)[:, None])
         self.metrics = {"belief": at_end.mean().item()}
         return credit_of_beliefs(Phi.to(rollouts.mask.device), thoughts, rollouts)

@@ -69,10 +69,10 @@ def after_deletion(tokens: Rollouts, lab, places: Places) -> torch.Tensor:
     """
     shorter, later = without(tokens, places)
     asked = later.any(1).nonzero().squeeze(1)
-    share = processes.share(len(asked))
+    share = processes.shard_of(len(asked))
     own = asked[share.start:share.stop]
     log_prob = frozen_log_probs(lab.model, shorter, own, lab.settings.micro_batch)
-    processes.add_up(log_prob)
+    processes.all_reduce(log_prob)
     return ((shorter.log_prob - log_prob) * later).sum(1)
 
 

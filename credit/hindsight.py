@@ -50,7 +50,7 @@ class hindsight:
         rows = rollouts.own_rows()
         difference = (frozen_log_probs(after_success, rollouts, rows, size)
                       - frozen_log_probs(lab.model, rollouts, rows, size))
-        processes.add_up(difference)
+        processes.all_reduce(difference)
         return difference
 
 

@@ -128,7 +128,7 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[Prefix], k: int
         part = cells[start:start + size]
         begun = [prefixes[cell // k] for cell in part]
         ruled_out = [-1 if without is None else without[cell // k] for cell in part]
-        share = processes.share(len(part))
+        share = processes.shard_of(len(part))
         fresh = go_on(lab, rollouts, begun, ruled_out, ends, seed=seed + start, share=share)
         own = part[share.start:share.stop]
         rewards[own] = rewards_of(begun, fresh, share, reward_of)
@@ -136,7 +136,7 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[Prefix], k: int
             rewards[own] = float("nan")  # so that all processes see it, below
         spent += int(fresh.mask.sum())
     total = torch.tensor(float(spent))
-    processes.add_up(rewards, total)
+    processes.all_reduce(rewards, total)
     refuse_undefined("the model's probabilities are", rewards)
     rewards = rewards.view(-1, k)
     for i, prefix in enumerate(prefixes):

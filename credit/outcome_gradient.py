@@ -71,7 +71,7 @@ def importance(lab, tokens: Rollouts, noise_std: float) -> torch.Tensor:
     rows, model = tokens.own_rows(), whole_model(lab.model)  # embeddings are read on their own
     for part in micro_batches(tokens, rows[has_both[rows]], lab.settings.micro_batch):
         size[part] = attribution(model, tokens, part, clean[part], noise_std, seed)
-    processes.add_up(size)
+    processes.all_reduce(size)
     return size
 
 

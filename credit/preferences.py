@@ -51,7 +51,7 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s,
         passes.append(sums)
         if epoch == 0:
             implied = advantage
-    processes.add_up(implied)
+    processes.all_reduce(implied)
     in_order = passes[-1]["ordered"] / len(pairs)
     return {**summary(passes), "pairs": len(pairs), "pairs_in_order": in_order}, implied
 

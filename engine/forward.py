@@ -82,7 +82,7 @@ def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[tor
 
     parts = [part for part in rows.split(size) if len(part)]
     parts.sort(key=count_tokens, reverse=True)
-    missing = processes.most(len(parts)) - len(parts)
+    missing = processes.all_reduce_max(len(parts)) - len(parts)
     return parts + [rows[:0]] * missing
 
 
@@ -159,7 +159,7 @@ class Forward:
         rows_with_tokens = rows[rollouts.length[rows] > 0]
         for part in micro_batches(rollouts, rows_with_tokens, self.micro_batch):
             self.look_at(rollouts, part, attention)
-        processes.add_up(*self.results.values())
+        processes.all_reduce(*self.results.values())
 
     def look_at(self, rollouts: Rollouts, rows: torch.Tensor, attention: bool) -> None:
         """Fill in the results of these rows."""

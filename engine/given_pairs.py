@@ -125,6 +125,6 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
             parts.append(torch.stack(Distribution(model.logits(h)).facts(y)))
         for fact, values in zip(facts, torch.cat(parts, 1)):
             fact[rows] = fact[rows].masked_scatter(mask, values)
-    processes.add_up(facts)
+    processes.all_reduce(facts)
     refuse_undefined("the model's probabilities are", facts)
     return replace(rollouts, log_prob=facts[0], entropy=facts[1], collision=facts[2])

@@ -38,7 +38,7 @@ def clip_and_step(optimizer, max_grad_norm: float) -> float:
     if processes.count() > 1 and not is_part(parameters[0]):  # torch adds parts up itself
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        processes.add_up(*(p.grad for p in parameters))
+        processes.all_reduce(*(p.grad for p in parameters))
     limit = max_grad_norm or float("inf")
     norm = whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
     refuse_undefined("the gradient is", norm)

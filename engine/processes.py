@@ -10,12 +10,19 @@ A model that does not fit on one GPU is shared out as well with --shard: see eng
 """
 import os
 import sys
+import time
+from contextlib import suppress
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from engine.errors import UserError
+
+PATIENCE = 10  # seconds that rank 0 may be behind another process
+WAY_OUT = ("What was saved is whole: the same torchrun with train.py --resume RUN goes on from the "
+           "last checkpoint")
 
 
 class LostProcess(UserError):
@@ -42,6 +49,7 @@ def start(device: str) -> str:
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
         try:
             dist.init_process_group(backend, timeout=timedelta(minutes=30))
+            dist.all_reduce(torch.zeros(1))  # one that left now would cut off those still meeting
         except (RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise LostProcess(f"the processes did not meet: {reason}") from None
@@ -73,6 +81,30 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
+def leave_at_once(sentence: str) -> NoReturn:
+    """Say why and end without waiting for the others: one of them may be gone, and a message to it
+    on its way for half an hour."""
+    with suppress(OSError):
+        os.write(2, f"{sentence}\n".encode())
+    os._exit(1)
+
+
+def rank_0_says_so() -> bool:
+    """Whether rank 0 has ended, too, so that an error of this process needs no words of its own.
+    torchrun stops all as soon as one has ended, rank 0 in the middle of its sentence: so this waits
+    for it."""
+    if is_main_process():
+        return False
+    if not dist.is_initialized():
+        time.sleep(PATIENCE)
+        return True
+    try:
+        dist.irecv(torch.zeros(1), src=0).wait(timedelta(seconds=PATIENCE))  # nothing is ever sent
+    except RuntimeError as error:
+        return "Timed out" not in str(error)
+    return False
+
+
 def count() -> int:
     """How many processes share the run."""
     return dist.get_world_size() if dist.is_initialized() else 1
@@ -83,18 +115,18 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def speaks() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the one that prints. The environment knows it before the processes
     have met. A RANK that another program left there does not silence a run that is alone."""
     return is_alone() or os.environ.get("RANK", "0") == "0"
 
 
-def share(n: int) -> range:
+def shard_of(n: int) -> range:
     """Which of n things this process works on."""
     return range(n * rank() // count(), n * (rank() + 1) // count())
 
 
-def add_up(*tensors: torch.Tensor) -> None:
+def all_reduce(*tensors: torch.Tensor) -> None:
     """Add over all processes, in place. Each has 0 where the others worked, so this also puts their
     shares together."""
     if count() == 1:
@@ -108,20 +140,20 @@ def add_up(*tensors: torch.Tensor) -> None:
             tensor.copy_(summed)
 
 
-def add_up_numbers(numbers: dict[str, float]) -> dict[str, float]:
+def all_reduce_numbers(numbers: dict[str, float]) -> dict[str, float]:
     """The sum over all processes of each number; all of them have the same names."""
     values = torch.tensor([float(value) for value in numbers.values()], dtype=torch.float64)
-    add_up(values)
+    all_reduce(values)
     return dict(zip(numbers, values.tolist()))
 
 
-def wait() -> None:
+def barrier() -> None:
     """Wait until all have come this far."""
     if count() > 1:
         together(dist.barrier)
 
 
-def most(number: int) -> int:
+def all_reduce_max(number: int) -> int:
     """The largest over all processes."""
     largest = torch.tensor(number)
     if count() > 1:
@@ -132,7 +164,7 @@ def most(number: int) -> int:
 def any_of(asked: bool) -> bool:
     """Whether any process was asked, by Ctrl-C say: all have to stop after the same step."""
     votes = torch.tensor(float(asked))
-    add_up(votes)
+    all_reduce(votes)
     return bool(votes)
 
 
@@ -146,8 +178,7 @@ def together(operation, *arguments) -> None:
 
 def about_loss(error: Exception) -> str:
     reason = str(error).strip().splitlines()[0]
-    return (f"rank {rank()} lost another process ({reason}). What was saved is whole: the same "
-            "torchrun with train.py --resume RUN goes on from the last checkpoint")
+    return f"rank {rank()} lost another process ({reason}). {WAY_OUT}"
 
 
 def is_loss(error: Exception) -> bool:

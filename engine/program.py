@@ -6,6 +6,7 @@ unless it is a mistake in this code.
 import os
 import signal
 import sys
+from typing import NoReturn
 
 import torch
 
@@ -26,8 +27,9 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         main(sys.argv[1:])
         sys.stdout.flush()
     except UserError as error:
-        says_so = processes.speaks() or isinstance(error, processes.LostProcess)
-        sys.exit(f"{name}: {visible(str(error))}" if says_so else 1)
+        if not isinstance(error, processes.LostProcess) and processes.rank_0_says_so():
+            sys.exit(1)
+        end_with(f"{name}: {visible(str(error))}")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends at once, without a traceback
         sys.exit(f"{name}: {interrupted}" if interrupted else 130)
@@ -37,11 +39,20 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         sentence = of_the_system(error)
         if sentence is None:
             raise
-        sys.exit(f"{name}: {visible(sentence)}")
+        end_with(f"{name}: {visible(sentence)}")
     finally:
         with though_nobody_reads(sys.stdout):
             sys.stdout.flush()
         processes.stop()
+
+
+def end_with(sentence: str) -> NoReturn:
+    """End with an error."""
+    if processes.count() == 1:
+        sys.exit(sentence)
+    with though_nobody_reads(sys.stdout):
+        sys.stdout.flush()
+    processes.leave_at_once(sentence)
 
 
 def of_the_system(error: Exception) -> str | None:

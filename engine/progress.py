@@ -10,14 +10,14 @@ from engine import processes
 def say(text: str) -> None:
     """Print a line at once, from the first process."""
     with though_nobody_reads(sys.stdout):
-        if processes.speaks():
+        if processes.is_main_process():
             print(text, flush=True)
 
 
 def show_status(text: str) -> None:
     """Show a line that the next one overwrites, at a terminal only. An empty text clears it."""
     with though_nobody_reads(sys.stderr):
-        if sys.stderr.isatty() and processes.speaks():
+        if sys.stderr.isatty() and processes.is_main_process():
             line = f"  {text[:90]}\r" if text else ""
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 

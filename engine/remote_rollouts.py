@@ -63,7 +63,7 @@ def connect(lab) -> "RolloutServer | None":
     if processes.rank() == 0:
         server.usual = usual_before(s)
         server.load(lab.folder)
-    processes.wait()
+    processes.barrier()
     return server
 
 
@@ -144,7 +144,7 @@ class RolloutServer:
         self.know()
         if processes.rank() == 0:
             self.load(folder)
-        processes.wait()
+        processes.barrier()
         self.weights_of = step
 
     def beginnings_of_our_own(self) -> Rollouts:

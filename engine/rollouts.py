@@ -91,7 +91,7 @@ class Rollouts:
 
     def own_rows(self) -> torch.Tensor:
         """The rows that this process works on: all, unless several processes share a run."""
-        return self.rows_of(processes.share(len(self.prompt_ids)))
+        return self.rows_of(processes.shard_of(len(self.prompt_ids)))
 
     def of_each_tensor(self, function) -> dict:
         """What `function` makes of every tensor of the batch, by the name of the field."""
@@ -109,7 +109,7 @@ def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
     """Sample `answers` answers to each problem. With several processes, each samples its share."""
     prompts = encode_prompts(tokenizer, task, problems)
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
-                       share=processes.share(len(prompts)), **sampling)
+                       share=processes.shard_of(len(prompts)), **sampling)
     return put_together(problems, prompts, answers, sampled)
 
 
@@ -122,7 +122,7 @@ def put_together(problems: list, prompts: list[list[int]], answers: int,
                  sampled: Generation) -> Rollouts:
     """The batch that all processes have sampled together. In each process the rows of the others
     are 0, so the sum over processes is the whole."""
-    processes.add_up(*vars(sampled).values())
+    processes.all_reduce(*vars(sampled).values())
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
                      sampled.collision)
     group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)

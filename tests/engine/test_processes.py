@@ -1,6 +1,7 @@
 """Several processes against one: the same batch, the same weights, the same gradient; what is left when one of them dies."""
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -82,9 +83,9 @@ def environment(**more) -> dict:
     return {**os.environ, "OMP_NUM_THREADS": "1", **more}
 
 
-def start_ranks(command: list, count: int, **pipes) -> list[subprocess.Popen]:
+def start_ranks(command: list, count: int, more={}, **pipes) -> list[subprocess.Popen]:
     """So many processes that share their work, without torchrun: it takes seconds itself."""
-    place = dict(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    place = dict(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), **more)
     return [subprocess.Popen(command, env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **place),
                              **pipes) for rank in range(count)]
 
@@ -103,15 +104,15 @@ def test_two_processes_give_the_gradient_of_one(learner, tmp_path):
     assert all(alone[f"{arm} gradient"].abs().max() > 0 for arm in ARMS)
 
 
-def torchrun(*arguments) -> subprocess.Popen:
+def torchrun(*arguments, program=ROOT / "train.py") -> subprocess.Popen:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
-               "--master_port", str(free_port()), ROOT / "train.py"]
+               "--master_port", str(free_port()), program]
     return subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), cwd=ROOT)
 
 
-def side_by_side(*arguments, count) -> str:
+def side_by_side(*arguments, count, program=ROOT / "train.py") -> str:
     """What so many processes print that share a run."""
-    command = [sys.executable, ROOT / "train.py", *map(str, arguments)]
+    command = [sys.executable, program, *map(str, arguments)]
     ranks = start_ranks(command, count, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output = "".join(rank.communicate(timeout=300)[0] for rank in ranks)
     assert [rank.returncode for rank in ranks] == [0] * count, output
@@ -154,30 +155,98 @@ def test_a_run_of_two_ranks_leaves_the_folder_of_one(flags, tmp_path):
         assert len(files) == count
 
 
-@pytest.mark.parametrize("more, then", [((), ()), (("--shard",), ("--shard", "no"))])
-def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path, more, then):
-    run, out = torchrun(*flags, *more, "--steps", 400, "--out", tmp_path / "run"), RunFolder(tmp_path / "run")
+def wait_for_checkpoint(out: RunFolder, run: subprocess.Popen) -> None:
     patience = time.monotonic() + 200
     while not out.checkpoints():
         assert time.monotonic() < patience and run.poll() is None, run.communicate()[0]
         time.sleep(0.2)
+
+
+def go_on_alone(out: RunFolder, *then) -> None:
+    done = int(out.checkpoints()[-1].name[-6:])
+    main(["--resume", str(out.path), "--steps", str(done + 2), *then])
+    assert [line["step"] for line in out.lines("metrics.jsonl")] == list(range(1, done + 3))
+    assert not list((out.path / "credit").glob(f"step_{done + 1:06d}_rank*"))
+
+
+SHARDED = pytest.mark.parametrize("more, then", [((), ()), (("--shard",), ("--shard", "no"))])
+
+
+@SHARDED
+def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path, more, then):
+    run, out = torchrun(*flags, *more, "--steps", 400, "--out", tmp_path / "run"), RunFolder(tmp_path / "run")
+    wait_for_checkpoint(out, run)
     processes = {pid: path.read_bytes() for path in Path("/proc").glob("[0-9]*/environ") if (pid := int(path.parent.name)) != os.getpid()
                  and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] == str(run.pid)}
     victim = [pid for pid, variables in processes.items() if b"\0RANK=1\0" in b"\0" + variables]
     os.kill(victim[0], signal.SIGKILL)
     output, _ = run.communicate(timeout=120)
-    assert run.returncode != 0 and "rank 0 lost another process" in output and "--resume" in output, output
-    done = len(out.checkpoints()) and int(out.checkpoints()[-1].name[-6:])
-    main(["--resume", str(out.path), "--steps", str(done + 2), *then])  # by a single process
-    assert [line["step"] for line in out.lines("metrics.jsonl")] == list(range(1, done + 3))
-    assert not list((out.path / "credit").glob(f"step_{done + 1:06d}_rank*"))
+    assert run.returncode != 0 and "train.py --resume RUN goes on" in output, output
+    go_on_alone(out, *then)
 
 
-def test_what_cannot_be_shared_is_said_once(learner, tmp_path):
-    run = torchrun("--model", learner, "--questions", 1, "--out", tmp_path / "run")
+@SHARDED
+def test_a_rank_that_waits_for_one_that_is_silent_ends_when_it_is_told_to(flags, tmp_path, more, then):
+    """A process that is frozen closes no connection, like a machine that has lost its power: the other one waits for it in C++."""
+    command, out = [sys.executable, ROOT / "train.py", *map(str, [*flags, *more, "--steps", 400, "--out", tmp_path / "run"])], RunFolder(tmp_path / "run")
+    waits, silent = start_ranks(command, 2, {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_for_checkpoint(out, waits)
+    silent.send_signal(signal.SIGSTOP)
+    waits.send_signal(signal.SIGTERM)
+    output, _ = waits.communicate(timeout=120)
+    silent.kill()
+    silent.communicate()
+    assert waits.returncode == 1 and "train.py --resume RUN goes on" in output, output
+    go_on_alone(out, *then)
+
+
+SLOW = f"""
+import os, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+import train
+from engine import processes
+from engine.program import run_as_program
+from engine.run_folder import RunFolder
+
+def late(function):
+    def sleep_first(*given):
+        time.sleep(3)
+        return function(*given)
+    return sleep_first
+
+if os.environ["RANK"] == "0":
+    train.read_flags, RunFolder.forget_after = late(train.read_flags), late(RunFolder.forget_after)
+    train.make_lab.__globals__["pick_device"] = late(train.make_lab.__globals__["pick_device"])
+run_as_program("train.py", train.main)
+"""
+
+
+@pytest.fixture
+def with_slow_rank_0(tmp_path):
+    """A program in which rank 0 comes later than the others to where all read a folder or stop."""
+    program = tmp_path / "slow.py"
+    program.write_text(SLOW)
+    return program
+
+
+@pytest.mark.parametrize("flag, value, said", [("--questions", 1, "--questions 1 cannot be shared by 2 processes"), ("--steps", "many", "argument --steps: ")])
+def test_an_error_of_all_is_said_once(learner, tmp_path, with_slow_rank_0, flag, value, said):
+    run = torchrun("--model", learner, flag, value, "--out", tmp_path / "run", program=with_slow_rank_0)
     output, _ = run.communicate(timeout=120)
-    assert run.returncode != 0 and output.count("train.py: --questions 1 cannot be shared by 2 processes") == 1
+    assert run.returncode != 0 and output.count(f"train.py: {said}") == 1 and output.count("train.py: ") == 1, output
     assert not (tmp_path / "run").exists()
+
+
+def test_all_ranks_start_again_alike(flags, tmp_path, with_slow_rank_0):
+    """Without a checkpoint rank 0 removes the evaluation that is made again; nobody may look for it in between."""
+    out = RunFolder(tmp_path / "run")
+    main([*map(str, flags), "--steps", "1", "--checkpoint_every", "9", "--out", str(out.path)])
+    (out.path / "metrics.jsonl").write_text("")
+    for folder in out.path.glob("checkpoints/*"):
+        shutil.rmtree(folder)
+    output = side_by_side("--resume", out.path, count=2, program=with_slow_rank_0)
+    assert "starting again at step 1" in output
+    assert [line["step"] for line in out.lines("evaluations.jsonl")] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("variables, missing", [
@@ -200,7 +269,7 @@ def test_a_rank_without_others_speaks(monkeypatch, count, rank, expected):
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert processes.speaks() == expected
+    assert processes.is_main_process() == expected
     if count != "4":
         assert processes.start("cpu") == "cpu"
 
@@ -228,7 +297,7 @@ def test_shares_are_whole_and_apart(monkeypatch):
         shares = []
         for rank in range(count):
             monkeypatch.setattr(processes, "rank", lambda: rank)
-            shares.append(processes.share(n))
+            shares.append(processes.shard_of(n))
         assert [i for share in shares for i in share] == list(range(n)) and min(map(len, shares)) >= 1
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

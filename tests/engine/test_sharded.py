@@ -196,7 +196,7 @@ def test_an_empty_pass_has_a_gradient_of_zero(small_model, rollouts):
 
 
 def test_all_processes_make_equally_many_passes(rollouts, monkeypatch):
-    monkeypatch.setattr(processes, "most", lambda number: 5)
+    monkeypatch.setattr(processes, "all_reduce_max", lambda number: 5)
     parts = micro_batches(rollouts, torch.arange(6), 2)
     assert [len(part) for part in parts] == [2, 2, 2, 0, 0]
 
