@@ -10,7 +10,7 @@ import sys
 import torch
 
 from engine import processes
-from engine.errors import UserError
+from engine.errors import OwnCodeError, UserError
 from engine.progress import go_on_for_nobody, though_nobody_reads
 
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
@@ -26,7 +26,8 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         main(sys.argv[1:])
         sys.stdout.flush()
     except UserError as error:
-        says_so = processes.speaks() or isinstance(error, processes.LostProcess)
+        says_so = processes.speaks() or isinstance(
+            error, (processes.LostProcess, OwnCodeError))
         sys.exit(f"{name}: {visible(str(error))}" if says_so else 1)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends at once, without a traceback

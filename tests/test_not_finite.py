@@ -145,6 +145,6 @@ def test_metrics_are_plain_whatever_a_choice_keeps(learner, tmp_path, monkeypatc
 
     monkeypatch.setattr(Tells, "metrics", property(
         lambda self: {"a": [1, 2]}, lambda self, value: None), raising=False)
-    with pytest.raises(UserError, match="tells has a among its metrics, which is no number"):
+    with pytest.raises(UserError, match="tells should return numbers and texts by name as its"):
         train.main(["--model", str(learner), "--out", str(tmp_path / "y"), "--mitigation", "tells",
                     "--steps", "1", "--eval_every", "0"])
