@@ -36,11 +36,9 @@ def versions(tokens: Rollouts) -> list[tuple[str, int, int]]:
 def fits_frame(values: torch.Tensor, mask: torch.Tensor) -> bool:
     """Whether it can be spread over (B, T). It may have a single row or column: a number for each
     answer is (B, 1), because (B,) would be spread over T."""
-    B, T = mask.shape
-    rows, columns = values.shape
-    is_plain = values.layout is torch.strided and not values.is_complex()
-    return (is_plain and values.device == mask.device and not values.is_nested
-            and rows in (1, B) and columns in (1, T))
+    is_plain = values.layout is torch.strided and not (values.is_complex() or values.is_nested)
+    (B, T), (rows, columns) = mask.shape, values.shape
+    return is_plain and values.device == mask.device and rows in (1, B) and columns in (1, T)
 
 
 def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserError,
@@ -57,7 +55,7 @@ def metrics_of(chosen, whose: str) -> dict:
     """The metrics of a choice, as plain numbers and texts for metrics.jsonl."""
     with own_code(whose, chosen):
         metrics = getattr(chosen, "metrics", {})
-    expect(lambda: all(isinstance(name, str) and is_plain(plain(value))
+    expect(lambda: all(isinstance(name, str) and isinstance(plain(value), int | float | str | None)
                        for name, value in metrics.items()),
            whose, chosen, "numbers and texts by name as its metrics", metrics)
     return {name: plain(value) for name, value in metrics.items()}
@@ -65,10 +63,6 @@ def metrics_of(chosen, whose: str) -> dict:
 
 def plain(value):
     return value.item() if hasattr(value, "item") else value  # of torch or numpy
-
-
-def is_plain(value) -> bool:
-    return value is None or isinstance(value, (int, float, str))
 
 
 def joined(*parts: dict) -> dict:

@@ -6,11 +6,11 @@ import dataclasses
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Mapping
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
@@ -34,19 +34,14 @@ def load_task(name: str) -> type:
         meant = f"did you mean --task {dotted}?" if is_module(dotted) else SHIPPED
         raise UserError(f"--task {shortened(name)}: there is no such module in the project's "
                         f"folder (the file tools/my_task.py is the module tools.my_task); {meant}")
-    module = import_task(name)
+    with own_code(f"--task {name}", path_of(name)):
+        module = importlib.import_module(name)
     task = getattr(module, "Task", None)
     if not inspect.isclass(task) or task.__module__ != name:  # a Task that it imports is another's
         raise UserError(f"--task {name}: this module has no class Task of its own; {SHIPPED}")
     if not dataclasses.is_dataclass(task):
         raise UserError(f"--task {name}: its class Task should be a dataclass of flags")
     return task
-
-
-def import_task(name: str) -> ModuleType:
-    """Import the module; what goes wrong in it is said with its place."""
-    with own_code(f"--task {name}", path_of(name)):
-        return importlib.import_module(name)
 
 
 def about_flag_of_another(name: str, task: str) -> str:
@@ -91,7 +86,6 @@ class CheckedTask:
         self.held_out_prompts = set()
 
     def __getattr__(self, name: str):
-        """What a task may have, too: its fields, `read`, `right_steps`."""
         value = getattr(self.task, name)
         return partial(self.ask, name) if name in EXPECTED else value
 
@@ -121,35 +115,22 @@ class CheckedTask:
         return problems
 
 
-def are_problems(problems) -> bool:
-    return isinstance(problems, (list, tuple)) and len(problems) > 0
+def are_problems(problems, most: int = sys.maxsize) -> bool:
+    return isinstance(problems, (list, tuple)) and 0 < len(problems) <= most
+
+
+def are_below(limit: int, codes) -> bool:
+    return isinstance(codes, (list, tuple)) and all(code in range(limit) for code in codes)
 
 
 def are_labels(labels, pieces: list[bytes]) -> bool:
-    section, kind = labels
-    for codes, names in ((section, SECTIONS), (kind, KINDS)):
-        if not isinstance(codes, (list, tuple)) or len(codes) != len(pieces):
-            return False
-        if not all(code in range(len(names)) for code in codes):
-            return False
-    return True
+    fits = [len(codes) for codes in labels] == [len(pieces)] * 2
+    return fits and all(map(are_below, (len(SECTIONS), len(KINDS)), labels))
 
 
 def is_score(score, problem, response: str) -> bool:
-    return (isinstance(score, Mapping) and set(PARTS) <= set(score)
-            and all(map(is_finite_number, score.values()))
-            and score["answer"] in (0, 1))  # evaluations count it
-
-
-def are_places(places, problem, pieces: list[bytes]) -> bool:
-    return isinstance(places, (list, tuple)) and all(place in range(len(pieces))
-                                                     for place in places)
-
-
-def are_right_answers(answers, problem) -> bool:
-    opening, right = answers
-    return (isinstance(opening, str) and isinstance(right, list)
-            and all(isinstance(text, str) and text for text in right))
+    is_whole = isinstance(score, Mapping) and set(PARTS) <= set(score)
+    return is_whole and all(map(is_finite_number, score.values())) and score["answer"] in (0, 1)
 
 
 def is_finite_number(value) -> bool:
@@ -157,27 +138,27 @@ def is_finite_number(value) -> bool:
     return isinstance(value, Real) and abs(value) <= torch.finfo(torch.float32).max
 
 
-def is_text(text, problem) -> bool:
-    return isinstance(text, str)
+def are_texts(texts) -> bool:
+    return isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
 
 
-EXPECTED = {  # of a method: in words, and a test of (what it returned, its arguments)
-    "training_problems": ("a list of as many problems as it is asked for", lambda problems, seed,
-                          step, count: are_problems(problems) and len(problems) == count),
+EXPECTED = {  # of a method: in words, and a test of what it returned, with what it was asked
+    "training_problems": ("a list of as many problems as it is asked for", lambda given, *asked:
+                          are_problems(given) and len(given) == asked[-1]),
     "held_out_problems": ("a list of problems, at least one and not more than it is asked for",
-                          lambda problems, count: are_problems(problems)
-                          and len(problems) <= count),
+                          are_problems),
     "extreme_problems": ("a list of problems", are_problems),
-    "prompt_for": ("a text", is_text),
-    "show": ("a text", is_text),
-    "score": (f"finite numbers by name, {', '.join(PARTS)} among them, and as answer, which counts "
-              "as success, 1 or 0", is_score),
-    "label": ("two lists with a code for each token: sections, "
-              f"{', '.join(f'{code} {name}' for code, name in enumerate(SECTIONS))}, and kinds, "
-              f"{', '.join(f'{code} {name}' for code, name in enumerate(KINDS))}", are_labels),
-    "right_steps": ("a list of tokens, counted from 0", are_places),
-    "right_answers": ("a text that ends the thinking, and a list of right answers to follow it",
-                      are_right_answers),
+    "prompt_for": ("a text", lambda text, problem: isinstance(text, str)),
+    "show": ("a text", lambda text, problem: isinstance(text, str)),
+    "score": (f"finite numbers by name, {', '.join(PARTS)} among them; answer counts as success: "
+              "1 or 0", is_score),
+    "label": (f"two lists with a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
+              f"kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)", are_labels),
+    "right_steps": ("a list of tokens, counted from 0", lambda places, problem, pieces:
+                    are_below(len(pieces), places)),
+    "right_answers": ("a text that ends the thinking and a list of right answers to follow it",
+                      lambda answers, problem: len(answers) == 2 and isinstance(answers[0], str)
+                      and are_texts(answers[1])),
 }
 NEEDED = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
           "score", "label", "reward")
