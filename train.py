@@ -195,6 +195,7 @@ def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
     """Steps done + 1 to the last. The evaluation comes before the checkpoint: where there is a
     checkpoint, everything up to its step is on record."""
     s, pace = lab.settings, Pace()
+    try_problems(lab, done + 1)
     if done == 0 and s.eval_every and not run.lines("evaluations.jsonl"):
         run_evaluations(lab, run, 0)
     for step in range(done + 1, s.steps + 1):
@@ -230,7 +231,6 @@ def train_until_done(lab: Lab, run: RunFolder, done: int) -> None:
 def start_run(settings: Settings) -> None:
     refuse_unprintable(settings)
     lab = make_lab(settings)
-    try_problems(lab, 1)
     lab.server = connect(lab)
     introduce(lab)
     with create_run(lab) as run:
@@ -295,7 +295,6 @@ def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> No
     check_what_is_there(run, settings, config, checkpoint)
     say(f"going on after step {done}" if done else "no checkpoint yet: starting again at step 1")
     lab = make_lab(settings, checkpoint)
-    try_problems(lab, done + 1)
     lab.server = connect(lab)
     if checkpoint:
         lab.load_trainer_tensors(checkpoint / "trainer" / "state.safetensors")

@@ -213,8 +213,8 @@ def check_prompts(lab: Lab) -> None:
 
 
 def try_problems(lab: Lab, step: int) -> None:
-    """Ask the task for all that the next step and evaluation need, before anything is written: it
-    is checked (engine/tasks.py). From here on training may not meet what is evaluated."""
+    """Ask the task, which is checked (engine/tasks.py), for all that the next step and evaluation
+    need. From here on training may not meet what is evaluated."""
     s = lab.settings
     if s.eval_every:
         lab.task.held_out_problems(s.eval_tasks)

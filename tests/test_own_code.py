@@ -193,10 +193,11 @@ def test_a_wrong_task_is_told_its_own_file_and_line(own_task, tmp_path, old, new
 
 
 def test_a_held_out_problem_in_a_later_step_ends_the_run(own_task, tmp_path):
-    """The record up to there stays."""
-    said, _ = own_task("Question(2 * rng", "Question((2 if step < 3 else 1) + 0 * rng",
+    """The record up to there stays. Resumed, it ends there again."""
+    said, _ = own_task("Question(2 * rng", "Question((2 if step < 3 else 3) + 0 * rng",
                        "--steps", "4", "--checkpoint_every", "1", "--eval_every", "4")
-    assert "training_problems gives after 1 in step 3, which is among the held_out" in said
+    assert "training_problems gives after 3 in step 3, which is among the held_out" in said
+    assert run("--resume", tmp_path / "runs/x", expect=1).stderr == said
     assert [line["step"] for line in lines(tmp_path / "runs/x/metrics.jsonl")] == [1, 2]
 
 
