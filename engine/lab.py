@@ -22,6 +22,7 @@ from engine.finite import BrokenModel, refuse_undefined
 from engine.forward import Forward
 from engine.given_pairs import GivenPairs
 from engine.optimizer import AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from engine.own_code import expect, own_code
 from engine.registry import ADVANTAGES, MITIGATIONS, make
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from engine.settings import Settings
@@ -112,12 +113,11 @@ class Lab:
         """All that a run needs to go on, beside the model."""
         tensors = optimizer_tensors(self.optimizer, self.parameters)
         for part, spreader in self.spreaders.items():
-            state = getattr(spreader, "state_dict", dict)()
-            for name, value in state.items():
-                if not isinstance(value, torch.Tensor):
-                    raise UserError(f"the {part}'s state_dict should hold tensors only, {name} is "
-                                    "not one")
-                tensors[f"{part}.{name}"] = value
+            with own_code(f"the {part}'s state_dict", spreader):
+                state = getattr(spreader, "state_dict", dict)()
+            expect(lambda: all(map(torch.is_tensor, state.values())), f"the {part}'s state_dict",
+                   spreader, "tensors by name", state)
+            tensors |= {f"{part}.{name}": value for name, value in state.items()}
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
         return tensors
 
