@@ -24,7 +24,7 @@ from credit.placebo import shuffled_advantage
 from credit.preferences import update_preferences
 from credit.weight import token_weight
 from engine import processes
-from engine.checked import call_choice, metrics_of
+from engine.checked import call_choice, joined, metrics_of
 from engine.clock import Clock, Pace
 from engine.command_line import read_flags
 from engine.credit_file import step_of
@@ -32,7 +32,7 @@ from engine.errors import UserError
 from engine.files import writing
 from engine.finite import NotFinite, where_to_look
 from engine.hints import python_command
-from engine.lab import Lab, derived_seed, make_lab
+from engine.lab import Lab, derived_seed, make_lab, try_problems
 from engine.program import run_as_program
 from engine.progress import print_evaluation, print_step, say, show_status
 from engine.provenance import fingerprints, provenance
@@ -42,7 +42,7 @@ from engine.resume import (changes_among, check_what_is_there, how_far, is_finis
                            refuse_changes, refuse_to_erase, refuse_to_overwrite, what_differs)
 from engine.rollouts import Rollouts
 from engine.run_folder import RunFolder, open_run, run_config
-from engine.settings import Settings, make_settings
+from engine.settings import Settings, make_settings, refuse_unprintable
 from engine.stopping import StopRequest
 from grpo import update
 
@@ -73,7 +73,7 @@ def train_step(lab: Lab, run: RunFolder, step: int) -> dict:
             keep_samples(lab, run, step, rollouts)
     batch = batch_metrics(rollouts)
     speed = clock.metrics(batch["tokens"], result["trained_tokens"], lab.model.device)
-    return {"step": step, **credit_metrics(lab, weight_metrics), **batch, **result, **speed}
+    return joined({"step": step}, credit_metrics(lab, weight_metrics), batch, result, speed)
 
 
 def sample(lab: Lab, run: RunFolder, step: int) -> Rollouts:
@@ -150,8 +150,10 @@ def credit_metrics(lab: Lab, weight_metrics: dict) -> dict:
     """The metrics of the advantage and of the mitigation; tokens that they sampled for themselves
     are added up."""
     advantage_metrics = metrics_of(lab.advantage, f"the advantage {lab.settings.advantage}")
-    extra = advantage_metrics.get("extra_tokens", 0) + weight_metrics.get("extra_tokens", 0)
-    return {**weight_metrics, **advantage_metrics, "extra_tokens": extra}
+    extra = 0
+    for metrics in (advantage_metrics, weight_metrics):
+        extra += metrics.pop("extra_tokens", 0)
+    return joined(weight_metrics, advantage_metrics, {"extra_tokens": extra})
 
 
 def evaluate(lab: Lab, run: RunFolder, step: int, greedy: bool) -> tuple[dict, str]:
@@ -193,6 +195,7 @@ def train(lab: Lab, run: RunFolder, done: int, stop: StopRequest) -> None:
     """Steps done + 1 to the last. The evaluation comes before the checkpoint: where there is a
     checkpoint, everything up to its step is on record."""
     s, pace = lab.settings, Pace()
+    try_problems(lab, done + 1)
     if done == 0 and s.eval_every:
         run_evaluations(lab, run, 0)
     for step in range(done + 1, s.steps + 1):
@@ -227,6 +230,7 @@ def train_until_done(lab: Lab, run: RunFolder, done: int) -> None:
 
 
 def start_run(settings: Settings) -> None:
+    refuse_unprintable(settings)
     lab = make_lab(settings)
     lab.server = connect(lab)
     introduce(lab)

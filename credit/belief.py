@@ -32,7 +32,6 @@ from engine.flags import Flag
 from engine.forward import frozen_log_probs
 from engine.registry import advantage
 from engine.rollouts import Rollouts
-from engine.tasks import checked_right_answers
 from engine.tokens import token_bytes
 
 Every = typing.Annotated[int, Flag(8, "a belief every so many tokens, linear in between", least=1,
@@ -58,7 +57,7 @@ class belief:
     def __init__(self, lab, *, belief_every: Every = 8):
         if not hasattr(lab.task, "right_answers"):
             raise UserError(f"--advantage belief needs a task that lists its right answers, and "
-                            f"--task {type(lab.task).__module__} has no method right_answers "
+                            f"--task {lab.settings.task} has no method right_answers "
                             "(docs/your_own_task.md)")
         self.every, self.metrics = belief_every, {}
 
@@ -121,7 +120,7 @@ def beliefs(lab, rollouts: Rollouts, prefixes: list[Prefix]) -> dict[Prefix, flo
 
 
 def forced_texts(lab, problem) -> Forced:
-    opening, right = checked_right_answers(lab.task, problem)
+    opening, right = lab.task.right_answers(problem)
 
     def ids_of(text: str) -> list[int]:
         ids = lab.tokenizer.encode(text, add_special_tokens=False).ids

@@ -19,7 +19,6 @@ from engine.forward import lay_out
 from engine.registry import advantage
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
-from engine.tasks import checked_right_steps
 from engine.tokens import token_bytes
 from qwen2_model import Decoder, Qwen2
 
@@ -137,7 +136,7 @@ def steps_ended(rollouts: Rollouts, lab) -> torch.Tensor:
     for row, (ids, length) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
         problem = rollouts.problems[rollouts.group[row]]
         pieces = token_bytes(lab.tokenizer, ids[:length])
-        for t in checked_right_steps(lab.task, problem, pieces):
+        for t in lab.task.right_steps(problem, pieces):
             ended[row, t] += 1
     return ended.to(rollouts.mask.device)
 

@@ -14,7 +14,7 @@ import torch
 
 from engine import processes
 from engine.errors import UserError
-from engine.finite import refuse_undefined
+from engine.finite import BrokenModel, refuse_undefined
 from engine.flags import Flag, shortened
 from engine.forward import LOGITS_AT_ONCE
 from engine.registry import advantage
@@ -137,7 +137,7 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[Prefix], k: int
         spent += int(fresh.mask.sum())
     total = torch.tensor(float(spent))
     processes.all_reduce(rewards, total)
-    refuse_undefined("the model's probabilities are", rewards)
+    refuse_undefined("the model's probabilities are", rewards, kind=BrokenModel)
     rewards = rewards.view(-1, k)
     for i, prefix in enumerate(prefixes):
         if room[i] <= 0:

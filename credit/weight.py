@@ -5,7 +5,8 @@ What a mitigation returned is checked, shuffled for a placebo, and rescaled.
 import torch
 
 from credit.placebo import shuffled_weight
-from engine.checked import call_choice, metrics_of, refuse_tokens
+from engine.checked import call_choice, joined, metrics_of, refuse_tokens
+from engine.own_code import place_of
 from engine.rollouts import Rollouts
 from grpo import rescaling
 
@@ -20,8 +21,9 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
     if not tokens.mask.any():  # every answer was dropped
         nothing = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
         return torch.zeros_like(tokens.log_prob), nothing
-    weight, note = call_choice(chosen, f"the mitigation {name}", tokens, lab), None
-    refuse_tokens(weight < 0, tokens.mask, f"the mitigation {name} is negative", hint=SIGNED)
+    whose, note = f"the mitigation {name}", None
+    weight = call_choice(chosen, whose, tokens, lab)
+    refuse_tokens(weight < 0, tokens.mask, f"{place_of(chosen)}{whose} is negative", hint=SIGNED)
     if not weight.any():
         weight, note = tokens.mask.float(), "all weights were 0: every token gets 1"
     if placebo == "weights":
@@ -30,5 +32,6 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
     if not (weight * factor).isfinite().all():
         factor, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
     weight = weight * factor
-    return weight, {**metrics_of(chosen, name), "weight_factor": factor,
-                    "weight_max": weight.max().item(), "weight_note": note}
+    about = {"weight_factor": factor, "weight_max": weight.max().item(), "weight_note": note}
+    return weight, joined(metrics_of(chosen, whose), about)
+

@@ -1,45 +1,44 @@
 """What a mitigation or an advantage returns is checked before it is used: it may be somebody's new
-idea, and a new idea may be wrong. Each mistake is said in one line."""
+idea, and a new idea may be wrong."""
 import torch
 
 from engine.errors import UserError
-from engine.finite import NotFinite
+from engine.finite import BrokenChoice
+from engine.own_code import expect, own_code, place_of
 from engine.rollouts import Rollouts
 
 
 def call_choice(chosen, whose: str, tokens: Rollouts, lab=None) -> torch.Tensor:
     """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the mitigation
     my_idea", say. The batch must stay as it was: others read it afterwards."""
-    fields = vars(tokens) | (tokens.scores or {})
-    tensors = [value for value in fields.values() if torch.is_tensor(value)]
-    versions = [tensor._version for tensor in tensors]
-    values = chosen(tokens, lab)
-    if versions != [tensor._version for tensor in tensors]:
-        raise UserError(f"{whose} changed a tensor of the batch in place; it should make a new one")
-    frame = to_frame(values, whose, tokens.mask)
-    refuse_tokens(~frame.isfinite(), tokens.mask, f"{whose} is not finite", NotFinite)
+    before = versions(tokens)
+    with own_code(whose, chosen):
+        values = chosen(tokens, lab)
+    mask = tokens.mask
+    if versions(tokens) != before:
+        raise UserError(f"{place_of(chosen)}{whose} changed a tensor of the batch in place; it "
+                        "should make a new one")
+    expect(lambda: fits_frame(values, mask), whose, chosen,
+           f"a tensor (B, T) = {tuple(mask.shape)} of real numbers on {mask.device}", values)
+    frame = torch.broadcast_to(values.detach().float(), mask.shape).masked_fill(~mask, 0.0)
+    refuse_tokens(~frame.isfinite(), mask, f"{place_of(chosen)}{whose} is not finite",
+                  BrokenChoice)
     return frame
 
 
-def to_frame(values, whose: str, mask: torch.Tensor) -> torch.Tensor:
-    """What was returned as (B, T). It may have a single row or column: a number for each answer is
-    (B, 1), because (B,) would be spread over T."""
-    if fits_frame(values, mask):
-        frame = torch.broadcast_to(values.detach().float(), mask.shape)
-        return frame.masked_fill(~mask, 0.0)
-    got = repr(values)[:40]
-    if isinstance(values, torch.Tensor):
-        got = f"one on {values.device} of shape {tuple(values.shape)}"
-    raise UserError(f"{whose} should return a tensor (B, T) = {tuple(mask.shape)} on "
-                    f"{mask.device}, got {got}")
+def versions(tokens: Rollouts) -> list[tuple[str, int, int]]:
+    """Which tensors the batch has, and how often each was changed in place."""
+    fields = vars(tokens) | (tokens.scores or {})
+    return [(name, id(value), value._version) for name, value in fields.items()
+            if torch.is_tensor(value)]
 
 
-def fits_frame(values, mask: torch.Tensor) -> bool:
-    """Whether it is a tensor on the right device that can be spread over (B, T)."""
-    if not isinstance(values, torch.Tensor) or values.device != mask.device:
-        return False
-    B, T = mask.shape
-    return values.dim() == 2 and values.shape[0] in (1, B) and values.shape[1] in (1, T)
+def fits_frame(values: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether it can be spread over (B, T). It may have a single row or column: a number for each
+    answer is (B, 1), because (B,) would be spread over T."""
+    is_plain = values.layout is torch.strided and not (values.is_complex() or values.is_nested)
+    (B, T), (rows, columns) = mask.shape, values.shape
+    return is_plain and values.device == mask.device and rows in (1, B) and columns in (1, T)
 
 
 def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserError,
@@ -54,12 +53,25 @@ def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserE
 
 def metrics_of(chosen, whose: str) -> dict:
     """The metrics of a choice, as plain numbers and texts for metrics.jsonl."""
-    plain = {}
-    for name, value in getattr(chosen, "metrics", {}).items():
-        if hasattr(value, "item"):  # of torch or numpy
-            value = value.item()
-        if value is not None and not isinstance(value, (bool, int, float, str)):
-            raise UserError(f"{whose} has {name} among its metrics, which is no number: "
-                            f"{repr(value)[:40]}")
-        plain[name] = value
-    return plain
+    with own_code(whose, chosen):
+        metrics = getattr(chosen, "metrics", {})
+    expect(lambda: all(isinstance(name, str) and isinstance(plain(value), int | float | str | None)
+                       for name, value in metrics.items()),
+           whose, chosen, "numbers and texts by name as its metrics", metrics)
+    return {name: plain(value) for name, value in metrics.items()}
+
+
+def plain(value):
+    return value.item() if hasattr(value, "item") else value  # of torch or numpy
+
+
+def joined(*parts: dict) -> dict:
+    """Numbers for one line of metrics.jsonl. Those of a mitigation or an advantage may not take the
+    place of others."""
+    line = {}
+    for part in parts:
+        for name in line.keys() & part.keys():
+            raise UserError(f"the metric {name} of a mitigation or an advantage needs another "
+                            "name: metrics.jsonl has one of this name")
+        line |= part
+    return line

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from engine.errors import UserError
 
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LARGEST_JSON = 2 ** 26  # bytes of one object: of a file, or of a line
+LARGEST_FLOAT = sys.float_info.max
 
 
 def find_folder(name: str) -> Path:
@@ -34,9 +36,11 @@ def read_json(path: Path) -> dict:
     """Read a JSON object; an error names the file and what is wrong with it."""
     try:
         with reading(path) as file:
-            content = parse_json(file.read(LARGEST_JSON + 1))
+            text = file.read(LARGEST_JSON + 1)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
+    try:
+        content = parse_json(text)
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
@@ -117,7 +121,8 @@ def reading(path: Path):
 
 
 def append_line(path: Path, line: dict) -> None:
-    """Append one JSON line. JSON has no NaN: an undefined number becomes null."""
+    """Append one JSON line. JSON has no NaN: an undefined number becomes null, and so does one
+    that floats cannot hold."""
     defined = {key: null_if_undefined(value) for key, value in line.items()}
     text = json.dumps(defined, allow_nan=False) + "\n"
     with writing(path), open(path, "a", encoding="utf-8") as file:
@@ -125,7 +130,8 @@ def append_line(path: Path, line: dict) -> None:
 
 
 def null_if_undefined(value):
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    is_number = isinstance(value, (int, float))
+    return None if is_number and not abs(value) <= LARGEST_FLOAT else value
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a te
 LIMIT = 2 ** 63           # torch takes no whole number from here on
 SMALLEST = 2.0 ** -126    # float32 has no smaller number with all its digits
 LONGEST_TEXT = 10_000     # characters
+NEAR = 0.75               # how alike two names are where one may be meant for the other
 MOST_SEED = 2 ** 32 - 1
 MOST_THREADS = 1024
 
@@ -160,7 +161,7 @@ class Parser(argparse.ArgumentParser):
 
 def suggestion(argument: str, names: list[str]) -> str:
     """What to say of an unknown argument: is there a flag with nearly this name?"""
-    near = difflib.get_close_matches(argument.partition("=")[0], names, 1)
+    near = difflib.get_close_matches(argument.partition("=")[0], names, 1, cutoff=NEAR)
     question = f", did you mean {near[0]}?" if near else ""
     return f"unknown argument {shortened(' '.join(argument.split()))}{question}"
 

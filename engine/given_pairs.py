@@ -15,7 +15,7 @@ import torch
 
 from engine import processes
 from engine.errors import UserError
-from engine.finite import refuse_undefined
+from engine.finite import BrokenModel, refuse_undefined
 from engine.forward import LOGITS_AT_ONCE, lay_out, micro_batches
 from engine.given_problems import read_given
 from engine.rollouts import Rollouts, stop_ids
@@ -126,5 +126,5 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
         for fact, values in zip(facts, torch.cat(parts, 1)):
             fact[rows] = fact[rows].masked_scatter(mask, values)
     processes.all_reduce(facts)
-    refuse_undefined("the model's probabilities are", facts)
+    refuse_undefined("the model's probabilities are", facts, kind=BrokenModel)
     return replace(rollouts, log_prob=facts[0], entropy=facts[1], collision=facts[2])

@@ -17,15 +17,16 @@ from tokenizers import Tokenizer
 from engine import processes
 from engine.errors import UserError
 from engine.files import find_folder
-from engine.finite import refuse_undefined
+from engine.finite import BrokenModel, refuse_undefined
 from engine.forward import Forward
 from engine.given_pairs import GivenPairs
 from engine.optimizer import AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from engine.own_code import expect, own_code
 from engine.registry import ADVANTAGES, MITIGATIONS, make
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from engine.settings import Settings
 from engine.sharded import load_shard
-from engine.tasks import checked_score, make_task
+from engine.tasks import make_task
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes
 from qwen2_model import Qwen2
 
@@ -66,7 +67,7 @@ class Lab:
     def reward_of(self, problem, ids) -> float:
         """The reward of any answer to this problem, whole or cut off."""
         text = b"".join(token_bytes(self.tokenizer, ids)).decode(errors="replace")
-        return checked_score(self.task, problem, text)["reward"]
+        return self.task.score(problem, text)["reward"]
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -104,18 +105,18 @@ class Lab:
         problem = self.task.held_out_problems(1)[0]
         prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
         hidden = self.model.model(torch.tensor([prompt], device=self.model.device))
-        refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]))
+        refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]),
+                         kind=BrokenModel)
 
     def trainer_tensors(self) -> dict[str, torch.Tensor]:
         """All that a run needs to go on, beside the model."""
         tensors = optimizer_tensors(self.optimizer, self.parameters)
         for part, spreader in self.spreaders.items():
-            state = getattr(spreader, "state_dict", dict)()
-            for name, value in state.items():
-                if not isinstance(value, torch.Tensor):
-                    raise UserError(f"the {part}'s state_dict should hold tensors only, {name} is "
-                                    "not one")
-                tensors[f"{part}.{name}"] = value
+            with own_code(f"the {part}'s state_dict", spreader):
+                state = getattr(spreader, "state_dict", dict)()
+            expect(lambda: all(map(torch.is_tensor, state.values())), f"the {part}'s state_dict",
+                   spreader, "tensors by name", state)
+            tensors |= {f"{part}.{name}": value for name, value in state.items()}
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
         return tensors
 
@@ -205,6 +206,16 @@ def check_prompts(lab: Lab) -> None:
     if longest + s.max_new_tokens > limit:
         raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and "
                         f"the answer exceed the {limit} that {s.model} takes")
+
+
+def try_problems(lab: Lab, step: int) -> None:
+    """Ask the task, which is checked (engine/tasks.py), for all that the next step and evaluation
+    need. From here on training may not meet what is evaluated."""
+    s = lab.settings
+    if s.eval_every:
+        lab.task.held_out_problems(s.eval_tasks)
+    if not lab.pairs:
+        lab.task.training_problems(s.seed, step, s.questions)
 
 
 def pick_device(name: str) -> torch.device:

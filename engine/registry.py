@@ -16,9 +16,11 @@ for a choice that keeps a state or samples more:
 """
 import inspect
 import textwrap
+from functools import wraps
 
 from engine.errors import UserError
 from engine.flags import Flag, parameters_as_flags
+from engine.own_code import own_code
 
 MITIGATIONS, ADVANTAGES = {}, {}
 NEVER_RESCALED = set()   # mitigations whose scale is part of what they are
@@ -48,11 +50,12 @@ def advantage(function=None, *, whole_answers: bool = False):
 def make(function, values: dict, lab):
     """Bring a choice with the values of its flags into the one form (tokens, lab) -> (B, T)."""
     if not inspect.isclass(function):
-        return lambda tokens, lab: function(tokens, **values)
+        return wraps(function)(lambda tokens, lab: function(tokens, **values))
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
         raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
                         "resumed run would forget its state")
-    return function(lab, **values)
+    with own_code(function.__name__, function):
+        return function(lab, **values)
 
 
 def flags_of(registry: dict) -> dict[str, list[str]]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine import processes
-from engine.finite import refuse_undefined
+from engine.finite import BrokenModel, refuse_undefined
 from engine.sampler import Generation, generate
-from engine.tasks import checked_labels, checked_score, columns_of
+from engine.tasks import columns_of
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
 
@@ -124,7 +124,7 @@ def put_together(problems: list, prompts: list[list[int]], answers: int,
     are 0, so the sum over processes is the whole."""
     processes.all_reduce(*vars(sampled).values())
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
-                     sampled.collision)
+                     sampled.collision, kind=BrokenModel)
     group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
     return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
                     sampled.log_prob, sampled.entropy, sampled.collision)
@@ -145,13 +145,13 @@ def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
     for row, (ids, length) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
         problem = rollouts.problems[rollouts.group[row]]
         pieces = token_bytes(tokenizer, ids[:length])
-        sections, kinds = checked_labels(task, problem, pieces)
+        sections, kinds = task.label(pieces)
         section[row, :length] = torch.tensor(sections, dtype=torch.uint8)
         kind[row, :length] = torch.tensor(kinds, dtype=torch.uint8)
         texts.append([piece.decode(errors="replace") for piece in pieces])
         responses.append(b"".join(pieces).decode(errors="replace"))
-        scores.append(checked_score(task, problem, responses[-1]))
+        scores.append(task.score(problem, responses[-1]))
     device = rollouts.mask.device
     return replace(rollouts, texts=texts, responses=responses,
-                   scores=columns_of(scores, task, device), section=section.to(device),
+                   scores=columns_of(scores, device), section=section.to(device),
                    kind=kind.to(device))

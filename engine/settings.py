@@ -285,7 +285,7 @@ def refuse_flags_of_others(settings: Settings, given: dict) -> None:
             raise UserError(about_flag_of_another(name, settings.task)
                             or f"--{name} is no flag of --task {settings.task}")
         axis = "mitigation" if name in flags_of(MITIGATIONS) else "advantage"
-        hint = f" (elsewhere it has another meaning: {hint_for(name)})" if hint_for(name) else ""
+        hint = f"; the one of other libraries is {hint_for(name)} here" if hint_for(name) else ""
         raise UserError(f"--{name} belongs to {' and '.join(owners_of(name))}, --{axis} is "
                         f"{getattr(settings, axis)}{hint}")
 
@@ -317,6 +317,13 @@ def lasting_path(name: str) -> str:
         return name
     path = Path(os.path.abspath(name))
     return str(path.relative_to(PROJECT) if PROJECT in path.parents else path)
+
+
+def refuse_unprintable(settings: Settings) -> None:
+    """The texts of a run are shown by its analysis, which would refuse the finished run."""
+    for name, value in settings.to_json().items():
+        if isinstance(value, str) and not value.isprintable():
+            raise UserError(f"--{name} {value[:80]!r} has characters that cannot be shown")
 
 
 def refuse_pairs_with_weights(settings: Settings) -> None:

@@ -337,18 +337,10 @@ def test_weights_that_are_all_zero_become_one_and_it_is_said():
     assert torch.equal(weight, tokens.mask.float()) and "all weights were 0" in said["weight_note"]
 
 
-@pytest.mark.parametrize(
-    "wrong, words",
-    [(lambda t: -torch.ones_like(t.entropy), "negative"), (lambda t: t.entropy / 0, "not finite"),
-     (lambda t: torch.ones(3), r"should return a tensor \(B, T\)"),
-     (lambda t: 1.0, "should return a tensor"), (lambda t: 1 / t.length, "should return a tensor"),
-     (lambda t: t.reward.add_(1)[:, None] * 0, "changed a tensor of the batch in place"),
-     (lambda t: t.entropy.mul_(2), "changed a tensor of the batch in place"), ])
-def test_an_idea_that_is_wrong_gets_one_clear_line(wrong, words):
-    with pytest.raises(UserError, match=words) as error:
-        token_weight(lambda tokens, lab: wrong(tokens), "my_idea",
+def test_a_negative_weight_is_refused():
+    with pytest.raises(UserError, match="the mitigation my_idea is negative at 1 of 3 tokens, first"):
+        token_weight(lambda tokens, lab: torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), "my_idea",
                      hand_made([[True, True], [True, False]]))
-    assert "my_idea" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_what_is_odd_beyond_the_mask_does_not_matter_and_one_number_an_answer_is_enough():

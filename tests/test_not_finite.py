@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 import train
 from conftest import put_in
 from credit.trained import Trained
-from engine.errors import UserError
 from engine.optimizer import AdamW
 from engine.registry import ADVANTAGES
 from runs import assert_same_run, lines, run, timeless
@@ -109,12 +108,6 @@ def test_an_advantage_is_checked_like_a_weight(start, tmp_path, monkeypatch):
     assert not (tmp_path / "x/credit/step_000002.npz").exists()
 
 
-def test_an_advantage_of_another_shape_is_named(start, monkeypatch):
-    monkeypatch.setitem(ADVANTAGES, "mine", lambda rollouts: rollouts.reward)
-    assert "the advantage mine should return a tensor (B, T) = (16, 40)" in start(
-        "--advantage", "mine")
-
-
 def test_a_critic_that_broke_is_not_kept(start, tmp_path, monkeypatch):
     original, calls = Trained.descend, []
 
@@ -142,9 +135,3 @@ def test_metrics_are_plain_whatever_a_choice_keeps(learner, tmp_path, monkeypatc
         "--eval_every", 0)
     line = timeless(lines(tmp_path / "x/metrics.jsonl")[0])
     assert {name: line[name] for name in "abcde"} == {"a": 0.5, "b": 3, "c": 2.0, "d": 7, "e": None}
-
-    monkeypatch.setattr(Tells, "metrics", property(
-        lambda self: {"a": [1, 2]}, lambda self, value: None), raising=False)
-    with pytest.raises(UserError, match="tells has a among its metrics, which is no number"):
-        train.main(["--model", str(learner), "--out", str(tmp_path / "y"), "--mitigation", "tells",
-                    "--steps", "1", "--eval_every", "0"])

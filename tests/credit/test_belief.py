@@ -11,6 +11,7 @@ from credit import belief as module
 from credit.belief import belief, beliefs, credit_of_beliefs, thought_lengths
 from engine.countdown_solutions import right_expressions
 from engine.errors import UserError
+from engine.tasks import CheckedTask
 from tools.demonstrations import TASK, candidates
 from tools.descending import Task as Descending
 
@@ -112,13 +113,14 @@ def test_the_long_prompt_has_its_own_spelling_and_the_list_an_end():
 
 def test_a_task_without_a_list_is_refused_and_a_wrong_list_is_one_line(lab):
     with pytest.raises(UserError, match="tools.descending has no method right_answers"):
-        belief(SimpleNamespace(task=Descending()))
+        belief(SimpleNamespace(task=Descending(),
+                               settings=SimpleNamespace(task="tools.descending")))
     tokens = spoken(lab)
     for answers in (["a", "b"], ("a", "b"), ("a", [""]), 3):
-        task = SimpleNamespace(right_answers=lambda problem: answers, show=str)
+        task = CheckedTask(SimpleNamespace(right_answers=lambda problem: answers))
         other = SimpleNamespace(task=task, tokenizer=lab.tokenizer)
-        with pytest.raises(UserError, match="right_answers should give a text that ends"):
+        with pytest.raises(UserError, match=r"right_answers\(.* should return a text that ends"):
             beliefs(other, tokens, [(0, ())])
-    task.right_answers = lambda problem: ("</think>", [" banana"])
+    other.task = SimpleNamespace(right_answers=lambda problem: ("</think>", [" banana"]), show=str)
     with pytest.raises(UserError, match="cannot spell ' banana', a right answer"):
         beliefs(other, tokens, [(0, ())])

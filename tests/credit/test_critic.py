@@ -69,8 +69,8 @@ def test_a_task_without_steps_has_no_process_reward(lab):
 @pytest.mark.parametrize("places", [[0, 99], [-1], 3, None, ["a"]])
 def test_right_steps_that_are_no_tokens_are_refused(lab, monkeypatch, places):
     tokens = spoken(lab)
-    monkeypatch.setattr(type(lab.task), "right_steps", lambda *_: places)
-    with pytest.raises(UserError, match="right_steps should list tokens, 0 to"):
+    monkeypatch.setattr(type(lab.task.task), "right_steps", lambda *_: places)
+    with pytest.raises(UserError, match=r"right_steps\(.* should return a list of tokens"):
         make("gae", lab, process_reward=0.5)(tokens, lab)
 
 

@@ -178,8 +178,8 @@ def test_an_error_while_it_trains_leaves_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content, words", [
-    ("1 +", "line 1: invalid syntax"), ("\n1 / 0", "line 2: ZeroDivisionError: division by zero"),
-    ("import nothing_of_this_name", "No module named"), ("\0", "cannot be imported"),
+    ("1 +", "line 1, .* raises SyntaxError"), ("\n1 / 0", 'line 2, "1 / 0": .* ZeroDivisionError'),
+    ("import nothing_of_this_name", "line 1, .* No module named"), ("\0", "SyntaxError"),
     ("class Task: pass", "should be a dataclass of flags")])
 def test_a_task_that_cannot_be_imported_is_named_with_the_place(tmp_path, monkeypatch, content,
                                                                words):
@@ -188,7 +188,7 @@ def test_a_task_that_cannot_be_imported_is_named_with_the_place(tmp_path, monkey
     (tmp_path / "countdown_task.py").touch()  # the default task, imported already
     monkeypatch.setattr("engine.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=f"^--task {name}.*{words}"):
+    with pytest.raises(UserError, match=f"{name}.*{words}"):
         train.main(["--task", name])
 
 

@@ -103,3 +103,12 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path):
     with pytest.raises(UserError, match="cannot write .*: No such file or directory"):
         with writing(tmp_path / "x"):
             open(tmp_path / "none" / "x", "w")
+
+
+def test_a_file_that_cannot_be_read_is_not_called_wrong_json(tmp_path):
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe")
+    for path, words in ((tmp_path, "^cannot read .*: Is a directory$"),
+                        (tmp_path / "x.json", "x.json is not text$")):
+        with pytest.raises(UserError, match=words) as error:
+            read_json(path)
+        assert "JSON" not in str(error.value)

@@ -1,6 +1,7 @@
 """What a person types who comes from another library, and the commands that messages tell."""
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -27,20 +28,20 @@ def said_of(*argv):
 
 
 @pytest.mark.parametrize("argv, flag", [
-    (["--lr", "1e-3"], "--learning_rate"), (["--num-generations=8"], "--answers"),
+    (["--lr", "1e-3"], "--learning_rate here"), (["--num-generations=8"], "--answers"),
     (["--beta", "0.1"], "--kl "), (["--max_completion_length", "9"], "--max_new_tokens"),
-    (["--per_device_train_batch_size", "9"], "--micro_batch"), (["--bf16"], "--dtype bfloat16"),
+    (["--per_device_train_batch_size", "9"], "--micro_batch"), (["--bf16"], "--dtype"),
     (["--gradient_accumulation_steps", "9"], "--micro_batch"), (["--num_iterations", "2"],
                                                                "--epochs"),
-    (["--epsilon_high", "0.3"], "--clip_high"), (["--loss_type", "dapo"], "--loss_norm token"),
-    (["--scale_rewards"], "--advantage grpo"), (["--max_steps", "9"], "--steps"),
+    (["--epsilon_high", "0.3"], "--clip_high here"), (["--loss_type", "dapo"], "--loss_norm"),
+    (["--scale_rewards"], "--advantage"), (["--max_steps", "9"], "--steps"),
     (["--eval_steps", "9"], "--eval_every"), (["--save_steps", "9"], "--checkpoint_every"),
     (["--output_dir", "x"], "--out"), (["--model_name_or_path", "x"], "--model"),
     (["actor_rollout_ref.rollout.n=5"], "--answers"), (["-lr", "3"], "--learning_rate"),
     (["+actor_rollout_ref.actor.optim.lr=3"], "--learning_rate"), (["+lr=3"], "--learning_rate")])
 def test_a_name_from_another_library_is_told_the_one_here(argv, flag):
     said = said_of(*argv)
-    assert said.startswith("there is no ") and flag in said
+    assert f" is called {flag}" in said
 
 
 def test_a_name_that_a_mitigation_has_too_is_told_both():
@@ -53,9 +54,8 @@ def test_a_name_that_a_mitigation_has_too_is_told_both():
 def test_the_table_of_names_holds_no_flag_and_tells_only_flags():
     flags = {*OPTIONS, *choice_flags(), "data", "resume"}
     assert flags & set(HINTS) == {"epsilon"}
-    for sentence in HINTS.values():
-        named = [word.strip(",;:") for word in sentence.split() if word.startswith("--")]
-        assert all(word.removeprefix("--") in flags for word in named), sentence
+    for named in HINTS.values():
+        assert set(re.findall(r"--(\w+)", named)) <= flags, named
 
 
 def test_other_unknown_arguments_are_no_names_of_other_libraries():
