@@ -15,7 +15,6 @@ in as `attend`:
 Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads, V vocabulary.
 """
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from engine.errors import UserError
+from engine.files import is_folder
 from engine.model_folder import (check_headers, check_layers, load_weights, read_config,
                                  read_headers, take_memory, write_tensors)
 
@@ -285,7 +285,7 @@ class Qwen2(nn.Module):
         """Load the model of a folder. `cut`, where given, is called on it before it takes memory:
         engine/sharded.py leaves each process its part."""
         folder = Path(folder)
-        if not os.path.isdir(folder):  # Path.is_dir fails on names that are too long
+        if not is_folder(folder):
             raise UserError(f"there is no model folder {folder}")
         config = ModelConfig.from_folder(folder)
         headers = read_headers(folder)

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import UserError
-from engine.files import read_json
+from engine.files import is_file, read_json
 from engine.sharded import holds_for_all, is_part, own_part, part_for, whole
 
 MODEL_TYPES = ("qwen2", "qwen3")
@@ -154,7 +154,7 @@ def is_plain_rope(rope: dict | None) -> bool:
 def read_stop_tokens(raw: dict, folder: Path) -> tuple[int, ...]:
     """eos_token_id of the generation config: in instruct models it lists more than config.json."""
     path = folder / "generation_config.json"
-    ids = read_json(path).get("eos_token_id") if path.is_file() else None
+    ids = read_json(path).get("eos_token_id") if is_file(path) else None
     if ids is None:
         ids = raw.get("eos_token_id")
     if ids is None:
@@ -170,9 +170,9 @@ def weight_files(folder: Path) -> list[Path]:
     """The files of weights: a single one, or those that an index names."""
     single = folder / "model.safetensors"
     index = folder / "model.safetensors.index.json"
-    if single.is_file():
+    if is_file(single):
         return [single]
-    if not index.is_file():
+    if not is_file(index):
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
                         "files are not read)")
     file_of = read_json(index).get("weight_map")
@@ -181,7 +181,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise UserError(f"{index} has no weight_map of tensors to files")
     paths = [folder / name for name in sorted(set(file_of.values()))]
     for path in paths:
-        if path.parent != folder or not os.path.isfile(path):
+        if path.parent != folder or not is_file(path):
             raise UserError(f"{index} names {shortened(path.name)}, and no such file is beside it")
     return paths
 

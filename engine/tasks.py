@@ -5,7 +5,6 @@ It may be somebody's own, and what it says of an answer may be wrong: scores and
 import dataclasses
 import importlib
 import inspect
-import os
 import traceback
 from collections.abc import Mapping
 from numbers import Real
@@ -16,7 +15,7 @@ import torch
 
 from countdown_task import KINDS, SECTIONS
 from engine.errors import UserError
-from engine.files import PROJECT
+from engine.files import PROJECT, is_file
 from engine.flags import fields_as_flags, shortened
 
 SHIPPED_TASKS = ("countdown_task", "tools.descending")
@@ -76,7 +75,7 @@ def is_module(name: str) -> bool:
     parts = name.split(".")
     if not all(part.isidentifier() and not part.startswith("__") for part in parts):
         return False
-    return os.path.isfile(PROJECT.joinpath(*parts).with_suffix(".py"))
+    return is_file(PROJECT.joinpath(*parts).with_suffix(".py"))
 
 
 def columns_of(scores: list[dict], task, device) -> dict[str, torch.Tensor]:

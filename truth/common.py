@@ -22,7 +22,7 @@ import torch
 from analysis.page import report_body, write_page
 from analysis.tables import Table
 from engine.errors import UserError
-from engine.files import replace_text, whole_folder
+from engine.files import is_there, replace_text, whole_folder
 from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.program import run_as_program
 from engine.forward import Forward, response_log_probs
@@ -125,7 +125,7 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
     if args.quick:
         parts.append("quick")
     folder = Path(args.out or f"results/{'-'.join(parts)}")
-    if folder.exists():
+    if is_there(folder):
         raise UserError(f"{folder} exists already: name another with --out, or remove it")
     return folder
 
