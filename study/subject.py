@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.runs import MODES
 from analysis.statistics import Estimate, mean_over
 from analysis.tables import Table, by_row
 from engine.credit_file import read_credit
 from engine.errors import UserError
 from engine.files import is_file, read_lines
+from engine.record import MODES
 from engine.tokens import load_tokenizer
 from study.credit_shares import DISCOUNT, credit_shares, discount_cosine
 from study.experiments import BEFORE, LEAST_FORMAT, LEAST_GAIN, MOST_CUT_OFF, MOST_SPREAD

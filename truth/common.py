@@ -30,7 +30,7 @@ from engine.lab import Lab, derived_seed, make_lab
 from engine.progress import show_status
 from engine.rollouts import Rollouts
 from engine.provenance import provenance
-from engine.run_name import model_name
+from engine.run_name import path_part
 from engine.settings import make_settings
 from grpo import grpo
 from truth.screen import command_of, print_findings, quick_words
@@ -121,7 +121,7 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
     """The one asked for, or one named by probe, model and seed. It must not exist yet."""
     parts = [name, f"s{args.seed}"]
     if hasattr(args, "model"):
-        parts.insert(1, model_name(Path(args.model)))
+        parts.insert(1, path_part(args.model, usual="models"))
     if args.quick:
         parts.append("quick")
     folder = Path(args.out or f"results/{'-'.join(parts)}")
