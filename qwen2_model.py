@@ -288,8 +288,7 @@ class Qwen2(nn.Module):
         """Load the model of a folder. For --shard (engine/sharded.py): `shard_fn` is called on the
         model before it takes memory, `copy` fills a parameter with its part of a tensor."""
         folder = Path(folder)
-        if not os.path.isdir(folder):  # Path.is_dir fails on names that are too long
-            raise UserError(f"there is no model folder {folder}")
+        refuse_no_folder(folder)
         config = ModelConfig.from_folder(folder)
         files = tensors_of(folder)
         with torch.device("meta"):  # no memory until the files are known to fit
@@ -326,6 +325,15 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # of safetensors
 NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
                 torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
                 torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+
+
+def refuse_no_folder(folder: Path) -> None:
+    try:
+        os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"there is no model folder {folder}") from None
+    except OSError as error:
+        raise UserError(f"cannot read the model folder {folder}: {error.strerror}") from None
 
 
 def read_object(path: Path) -> dict:
@@ -428,7 +436,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise UserError(f"{index} has no weight_map of tensors to files")
     paths = [folder / name for name in sorted(names)]
     for path in paths:
-        if path.parent != folder or not os.path.isfile(path):
+        if path.parent != folder or not os.path.isfile(path):  # a name may be too long
             raise UserError(f"{index} names {shortened(path.name)}, and no such file is beside it")
     return paths
 

@@ -29,13 +29,14 @@ from engine.clock import Clock, Pace
 from engine.command_line import read_flags
 from engine.credit_file import step_of
 from engine.errors import UserError
-from engine.files import writing
+from engine.files import is_there
 from engine.finite import NotFinite, where_to_look
 from engine.hints import python_command
+from engine.identity import run_id_of
 from engine.lab import Lab, derived_seed, make_lab, try_problems
 from engine.program import run_as_program
 from engine.progress import print_evaluation, print_step, say, show_status
-from engine.provenance import fingerprints, provenance
+from engine.provenance import code_files, fingerprints, provenance
 from engine.registry import WHOLE_ANSWERS
 from engine.remote_rollouts import connect
 from engine.resume import (changes_among, check_what_is_there, how_far, is_finished, keep_changes,
@@ -249,6 +250,8 @@ def create_run(lab: Lab) -> RunFolder:
               **provenance(), "reward": lab.task.reward, "model_config": lab.model.config.to_json()}
     if processes.rank() == 0:
         config["made_of"] = fingerprints(s)
+        config["run_id"] = run_id_of(config)
+        config["code"] = [{"after_step": 0, "files": code_files()}]
         RunFolder.create(s.folder, config, lab.folder / "tokenizer.json")
     processes.barrier()
     return open_run(s.folder)
@@ -300,7 +303,7 @@ def go_on(run: RunFolder, config: dict, settings: Settings, restart: bool) -> No
     if checkpoint:
         lab.load_trainer_tensors(checkpoint / "trainer" / "state.safetensors")
     processes.barrier()  # until all have read what is changed now
-    keep_changes(run, config, settings)
+    keep_changes(run, config, settings, done)
     run.forget_after(done if done else -1)  # -1: the evaluation at step 0 is made again, too
     processes.barrier()  # until there is nothing left of what is made again
     train_until_done(lab, run, done)
@@ -314,9 +317,7 @@ def main(argv: list[str]) -> None:
     if restart and not may_continue:
         raise UserError("--restart needs --resume RUN or --continue")
     settings = make_settings(given)
-    with writing(settings.folder):
-        exists = settings.folder.exists()
-    if not exists:
+    if not is_there(settings.folder):
         return start_run(settings)
     difference = what_differs(settings)
     if may_continue and not difference:

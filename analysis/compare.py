@@ -91,6 +91,8 @@ def arms_table(comparison: Comparison) -> Table:
     rows = [arm_row(comparison, name) for name in comparison.arms]
     known = [f"{row[0]} {row[2]:.1%}" for row in rows if row[2] is not None]
     finding = "No run is finished yet."
+    if any(comparison.seeds(name) for name in comparison.arms):
+        finding = "No finished run was evaluated on held-out problems (--eval_every 0)."
     if known:
         finding = f"Final held-out success, sampled: {'; '.join(known)}."
     formats = {"arm": "", "seeds": "", "sampled": ".1%", "95% over seeds": ".1%", "greedy": ".1%",

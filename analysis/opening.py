@@ -7,7 +7,8 @@ SEVERAL_STEPS = 10  # whose mean is told
 
 
 def opening(run: dict) -> list[str]:
-    sentences = [unfinished(run), held_out_success(run), training_success(run), cut_off(run)]
+    sentences = [unfinished(run), other_code(run), held_out_success(run), training_success(run),
+                 cut_off(run)]
     if not run["steps"]:
         sentences.append("There are no credit files, so nothing is known of single tokens.")
     return [sentence for sentence in sentences if sentence]
@@ -21,7 +22,14 @@ def unfinished(run: dict) -> str:
 
 
 def so_far(run: dict) -> str:
-    return f"step {steps_done(run)} of {run['config']['steps']} so far"
+    done, steps = steps_done(run), run["config"]["steps"]
+    return f"step {done} of {steps} so far" + (", not evaluated yet" if done == steps else "")
+
+
+def other_code(run: dict) -> str:
+    changes = [f"after step {part['after_step']} ({', '.join(part['files'])})"
+               for part in run["config"].get("code", [])[1:]]
+    return f"The code was changed {' and '.join(changes)}." if changes else ""
 
 
 def held_out_success(run: dict) -> str:

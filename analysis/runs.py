@@ -5,12 +5,11 @@ from pathlib import Path
 
 from analysis.settings import check_settings, shortened
 from engine.credit_columns import LARGEST
-from engine.credit_file import credit_steps
+from engine.credit_file import checkpoint_folders, credit_steps
 from engine.errors import UserError
-from engine.files import read_lines
+from engine.files import is_there, paths_in
+from engine.record import MODES, lines_of_run, missing_evaluations, refuse_gaps
 from engine.run_folder import run_config
-
-MODES = ("sampled", "greedy")
 
 
 def read_runs(folders: list[str]) -> list[dict]:
@@ -33,21 +32,10 @@ def read_runs(folders: list[str]) -> list[dict]:
     return runs
 
 
-def is_there(path: Path) -> bool:
-    """Whether there is such a file or folder. Not being allowed to look is an error."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    return True
-
-
 def refuse_or_pass_over(folder: Path, several: bool) -> None:
     if several:
         pass_over(folder, "is not a run folder, it has no config.json")
-    elif list(folder.glob("*/config.json")):
+    elif any(is_there(path / "config.json") for path in paths_in(folder)):
         raise UserError(f"{folder} is not a run folder, but holds some: did you mean {folder}/*?")
     else:
         run_config(folder)  # raises, and says what is missing
@@ -64,11 +52,10 @@ def read_run(folder: str | Path) -> dict:
     check_settings(folder / "config.json", config)
     run = {"folder": folder, "config": config, "steps": credit_steps(folder)}
     for name in NEEDED:
-        run[name] = read_lines(folder / f"{name}.jsonl")
+        run[name] = lines_of_run(folder, f"{name}.jsonl")
         check_lines(folder / f"{name}.jsonl", run[name], NEEDED[name], IF_THERE[name])
-    check_metrics(folder / "metrics.jsonl", run["metrics"])
     check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
-    refuse_lost_lines(run)
+    refuse_gaps(folder, config, run["metrics"], run["evaluations"], steps_made(run))
     return run
 
 
@@ -136,13 +123,6 @@ def is_finite(value) -> bool:
     return type(value) not in (int, float) or abs(value) <= sys.float_info.max
 
 
-def check_metrics(path: Path, lines: list[dict]) -> None:
-    for number, line in enumerate(lines, 1):
-        if line["step"] != number:
-            raise UserError(f"{path}, line {number} is step {line['step']}: lines are missing, "
-                            "doubled or out of order")
-
-
 def check_evaluations(path: Path, lines: list[dict]) -> None:
     """Each is made once, in the order of the steps, on the same problems."""
     seen, last = set(), 0
@@ -171,24 +151,16 @@ def check_answers(where: str, line: dict, first: int) -> None:
         raise UserError(f"{where} has the success {success}, outside of its interval")
 
 
-def refuse_lost_lines(run: dict) -> None:
-    """What training writes comes in order: the evaluation before the first step, then of each step
-    its credit file, its line of metrics and its evaluation. Only the last may not be there yet.
-    Probes leave credit files alone, and no `ranks` in config.json."""
-    config, folder, done = run["config"], run["folder"], steps_done(run)
-    recorded = max(run["steps"], default=0)
-    if recorded > done + 1 and (done or "ranks" in config):
-        raise UserError(f"{folder}/metrics.jsonl has {done} lines, while there are credit files up "
-                        f"to step {recorded}: lines are missing")
-    every = config.get("eval_every", 0)
-    if "ranks" not in config or not every:
-        return
-    made = {(line["step"], line["mode"]) for line in run["evaluations"]}
-    for step in range(0, done, every):
-        for mode in MODES:
-            if (step, mode) not in made:
-                raise UserError(f"{folder}/evaluations.jsonl has lost the {mode} evaluation at "
-                                f"step {step}: --eval_every is {every}, and {done} steps are done")
+def steps_made(run: dict) -> int:
+    """Up to which step all has to be on record. What training writes comes in order: the evaluation
+    before the first step, then of each step its credit file, its line of metrics, its evaluation
+    and its checkpoint. Of the last step all that follows may be missing; -1 if nothing has to be
+    there. Probes leave credit files alone, and no `ranks` in config.json."""
+    done = steps_done(run)
+    kept = [step for step, path in checkpoint_folders(run["folder"]).items() if paths_in(path)]
+    if done or "ranks" in run["config"]:
+        kept += [step - 1 for step in run["steps"][-1:]]
+    return max([done - 1, *kept])
 
 
 def evaluations(run: dict, mode: str) -> list[dict]:
@@ -202,4 +174,7 @@ def steps_done(run: dict) -> int:
 
 
 def is_done(run: dict) -> bool:
-    return steps_done(run) >= run["config"]["steps"]
+    """Whether it has all its steps, and their evaluations."""
+    steps = run["config"]["steps"]
+    missing = missing_evaluations(run["config"], run["evaluations"], steps)
+    return steps_done(run) >= steps and not missing

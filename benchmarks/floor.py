@@ -7,7 +7,6 @@
 Run it from the project's folder. It is arithmetic, no model is run: operations.py has what is
 computed and moved, bytes_kept.py what is kept, both from the shapes in shapes.py.
 """
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from benchmarks.operations import Work, recomputed_work, rollout_work, update_wo
 from benchmarks.shapes import (NUMBER_BYTES, SHAPES, Batch, cached_bytes, multiplied_matrices,
                                parameters)
 from engine.errors import UserError
+from engine.files import is_folder
 from engine.flags import Flag, Parser, add_flags, shortened, some_text, with_defaults
 from engine.program import run_as_program
 from qwen2_model import ModelConfig
@@ -192,7 +192,7 @@ def read_shape(name: str | None) -> ModelConfig:
         raise UserError(f"no model given; {known}")
     if name in SHAPES:
         return SHAPES[name]
-    if not os.path.isdir(name):  # Path.is_dir fails on names that are too long
+    if not is_folder(name):
         raise UserError(f"there is no model folder {shortened(name)}; {known}")
     return ModelConfig.from_folder(Path(name))
 

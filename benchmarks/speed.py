@@ -29,7 +29,7 @@ from benchmarks.operations import Work
 from benchmarks.shapes import NUMBER_BYTES
 from benchmarks.work import WORK, measure
 from engine.errors import UserError
-from engine.files import writing
+from engine.files import is_there, writing
 from engine.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.program import run_as_program
 from engine.lab import pick_device
@@ -210,7 +210,7 @@ def check_picture(path: Path) -> None:
     if path.suffix not in PICTURES:
         raise UserError(f"--picture {path} should end in {', '.join(PICTURES)}")
     with writing(path):
-        is_new = not path.exists()
+        is_new = not is_there(path)
         path.open("ab").close()
         if is_new:
             path.unlink()

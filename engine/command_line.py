@@ -1,12 +1,11 @@
 """The command line of train.py: the flags that were typed, and what --help says."""
-import os
 from argparse import SUPPRESS
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from engine.errors import UserError
-from engine.files import read_json
+from engine.files import is_file, read_json
 from engine.flags import Flag, Parser, add_flag, describe, fields_as_flags, some_text
 from engine.hints import about_unknown
 from engine.registry import (ADVANTAGES, MITIGATIONS, choice_flags, describe_choices, flags_of,
@@ -48,7 +47,7 @@ def asked_task(argv: list[str]) -> str:
 
 def task_of_run(folder: Path) -> str:
     path = folder / "config.json"
-    values = read_json(path) if os.path.isfile(path) else {}
+    values = read_json(path) if is_file(path) else {}
     return values.get("task", Settings.task)
 
 

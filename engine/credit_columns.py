@@ -45,17 +45,20 @@ COLUMNS = {
 SOMETIMES = {  # columns that not every file has
     "ratio": Column("token", np.float32, low=0),           # where a batch had several updates
     "true_credit": Column("token", np.float32),            # where a probe measured it
-    "true_credit_se": Column("token", np.float32, low=0),
-    "process": Column("file", np.int32, 0, MOST)}          # not in the files of older runs
+    "true_credit_se": Column("token", np.float32, low=0)}
+ORIGIN = {  # where a file belongs; not in the files of older runs
+    "run_id": Column("byte of run_id", np.uint8, 0, 255),
+    "step": Column("file", np.int32, 0, MOST),
+    "process": Column("rank and count", np.int32, 0, MOST)}
 FURTHER = Column("token", np.float32)  # any other name
 COUNTED_BY = {  # Column.per -> the column that has one entry for each of them
     "token": "token_id", "answer": "group", "question": "prompt_start",
     "prompt token": "prompt_ids"}
-PROCESS = ("rank", "count")  # the two entries of the column `process`
+OF_FILE = {"byte of run_id": 8, "file": 1, "rank and count": 2}  # Column.per -> how many values
 
 
 def column_of(name: str) -> Column:
-    return {**COLUMNS, **SOMETIMES}.get(name, FURTHER)
+    return {**COLUMNS, **SOMETIMES, **ORIGIN}.get(name, FURTHER)
 
 
 def checked(path: Path, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -83,7 +86,7 @@ def check_type(path: Path, name: str, values: np.ndarray) -> None:
 
 def check_sizes(path: Path, columns: dict[str, np.ndarray]) -> None:
     sizes = {per: columns[name].size for per, name in COUNTED_BY.items()}
-    sizes["file"] = len(PROCESS)
+    sizes |= OF_FILE
     for name, values in columns.items():
         if values.shape != (sizes[column_of(name).per],):
             raise UserError(f"{path} is broken: its {name} does not fit the other columns")

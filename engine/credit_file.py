@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from engine import processes
-from engine.credit_columns import MOST, PROCESS, checked
+from engine.credit_columns import MOST, ORIGIN, checked
 from engine.errors import UserError
-from engine.files import read_json, whole_file
+from engine.files import paths_in, whole_file
+from engine.identity import check_origin, run_id_on_record
 from engine.rollouts import Rollouts
 from engine.tokens import token_bytes
 
@@ -53,37 +54,36 @@ def credit_steps(run: Path) -> list[int]:
 def credit_files(run: Path) -> list[tuple[int, int]]:
     """Step and rank of every credit file. Names that people gave, of a backup say, do not count."""
     files = []
-    for name in names_in(Path(run) / "credit"):
-        match = re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", name)
+    for found in paths_in(Path(run) / "credit"):
+        match = re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", found.name)
         if match:
             step = int(match[1])
             rank = int(match[3] or 0)
             path = credit_path(run, step, rank)
-            if name != path.name or not 1 <= step <= MOST:
-                raise UserError(f"{path.with_name(name)} is no name of a credit file: step {step} "
-                                f"is {path.name}, and steps go from 1 to {MOST}")
+            if found.name != path.name or not 1 <= step <= MOST:
+                raise UserError(f"{found} is no name of a credit file: step {step} is {path.name}, "
+                                f"and steps go from 1 to {MOST}")
             files.append((step, rank))
     return files
 
 
-def names_in(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UserError(f"cannot read {folder}: {error.strerror}") from None
+def checkpoint_folders(run: Path) -> dict[int, Path]:
+    """The folders of a run's checkpoints by their step, oldest first."""
+    folders = {step_of(path): path for path in paths_in(Path(run) / "checkpoints")}
+    folders.pop(None, None)
+    return dict(sorted(folders.items()))
 
 
 def step_of(path: Path) -> int | None:
     """100 of step_000100 or step_000100.npz; None for a name that people gave, a backup say."""
-    match = re.fullmatch("step_([0-9]+)", path.stem)
+    match = re.fullmatch("step_([0-9]+)([.]npz)?", path.name)
     return int(match[1]) if match else None
 
 
-def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
+def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, origin: dict = {},
                  **more: torch.Tensor) -> None:
-    """Write a batch's record. `more` are further (B, T) by name, the true credit of a probe say."""
+    """Write a batch's record. `origin` has the run_id and the step, if it is of a run; `more` are
+    further (B, T) by name, the true credit of a probe say."""
     per_token = {"log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
                  "collision": rollouts.collision, "weight": weight,
                  "advantage": rollouts.advantage, **more}
@@ -98,6 +98,9 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
     columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids).astype(np.int32)
     columns["prompt_start"] = starts([len(prompt) for prompt in rollouts.prompt_ids])
     columns["process"] = np.array([processes.rank(), processes.count()], np.int32)
+    if "run_id" in origin:
+        columns["step"] = np.array([origin["step"]], np.int32)
+        columns["run_id"] = np.frombuffer(bytes.fromhex(origin["run_id"]), np.uint8)
     path.parent.mkdir(exist_ok=True)
     with whole_file(path) as unfinished, open(unfinished, "wb") as file:
         np.savez_compressed(file, **columns)
@@ -147,32 +150,31 @@ def decoded(pieces: list[bytes]) -> list[str]:
 
 def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
     """A step's record as it is: one file, or those of several processes as if they were one."""
-    names = [path.name for path in (Path(run) / "credit").glob(f"step_{step:06d}_rank*.npz")]
-    others = [name for name in names if re.fullmatch(r"step_\d+_rank\d+[.]npz", name)]
-    paths = [credit_path(run, step, rank) for rank in range(1 + len(others))]
+    ranks = [rank for of_step, rank in credit_files(run) if of_step == step]
+    paths = [credit_path(run, step, rank) for rank in range(max(1, len(ranks)))]
     parts = [read_file(path) for path in paths]
-    check_processes(paths, parts)
-    columns = joined(parts)
-    check_with_config(Path(run), step, columns)
-    return columns
-
-
-def check_processes(paths: list[Path], parts: list[dict[str, np.ndarray]]) -> None:
-    """Take the column `process` out, and compare it with the files that are there."""
+    run_id = run_id_on_record(run)
     for rank, (path, part) in enumerate(zip(paths, parts)):
+        found = taken_out(part)
+        wanted = {"run_id": run_id, "step": step, "process": [rank, len(parts)]}
+        if run_id is None:  # an older version may have left out any of them
+            wanted = {name: wanted[name] for name in ("run_id", *found)}
+        check_origin(path, found, wanted)
         if set(part) != set(parts[0]):
             different = min(set(part) ^ set(parts[0]))
             raise UserError(f"{path} and {paths[0].name} are not of one run: only one of them has "
                             f"the column {different}")
-        if "process" not in part:  # written by an older version
-            continue
-        written_by = dict(zip(PROCESS, part["process"].tolist()))
-        if written_by != {"rank": rank, "count": len(parts)}:
-            raise UserError(f"{path} was written by process {written_by['rank']} of "
-                            f"{written_by['count']} (the first is 0), but this step has "
-                            f"{len(parts)} files: one is missing, too many, or of another run")
-    for part in parts:
-        part.pop("process", None)
+    return joined(parts)
+
+
+def taken_out(part: dict[str, np.ndarray]) -> dict:
+    """Take out of the columns what the file says of its origin, and return that."""
+    found = {name: part.pop(name).tolist() for name in ORIGIN if name in part}
+    if "run_id" in found:
+        found["run_id"] = bytes(found["run_id"]).hex()
+    if "step" in found:
+        [found["step"]] = found["step"]
+    return found
 
 
 def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -186,40 +188,6 @@ def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     for name in parts[0]:
         columns[name] = np.concatenate([part[name] for part in parts])
     return columns
-
-
-def check_with_config(run: Path, step: int, columns: dict[str, np.ndarray]) -> None:
-    """Compare a step with what config.json says of every step: its size, and the vocabulary."""
-    if not (run / "config.json").is_file():
-        return
-    path = credit_path(run, step)
-    config = read_json(run / "config.json")
-    model = config.get("model_config")
-    vocabulary = count_on_record(run, model, "vocab_size")
-    for name in ("token_id", "prompt_ids"):
-        largest = int(columns[name].max())
-        if vocabulary and largest >= vocabulary:
-            raise UserError(f"{path} is not of this run: its {name} has the value {largest}, and "
-                            f"the model's vocabulary has {vocabulary} tokens")
-    if not {"ranks", "questions", "answers"} <= set(config):  # a probe: it takes its own batch
-        return
-    questions = count_on_record(run, config, "questions")
-    answers = count_on_record(run, config, "answers")
-    counts = np.bincount(columns["group"])  # answers to each problem
-    if len(counts) != questions or (counts != answers).any():
-        raise UserError(f"{path} does not hold the whole step: it has {counts.sum()} answers to "
-                        f"{len(counts)} problems, and config.json says {answers} to each of "
-                        f"{questions}. Is the file of another process missing?")
-
-
-def count_on_record(run: Path, values: dict | None, name: str) -> int | None:
-    """A number of things in config.json; None if nothing is said of it."""
-    if values is not None and not isinstance(values, dict):
-        raise UserError(f"{run / 'config.json'}: the part with {name} should be a JSON object")
-    count = (values or {}).get(name)
-    if count is not None and (type(count) is not int or count < 1):
-        raise UserError(f"{run / 'config.json'}: {name} {count!r} should be a whole number above 0")
-    return count
 
 
 def read_file(path: Path) -> dict[str, np.ndarray]:

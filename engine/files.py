@@ -1,9 +1,10 @@
 """Reading and writing files: a full disk or a damaged file ends in one clear sentence, and what is
 written appears whole or not at all."""
-import glob
+import errno
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -22,14 +23,50 @@ from safetensors import SafetensorError
 from engine.errors import UserError
 
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # all other errors say nothing of that
 LARGEST_JSON = 2 ** 26  # bytes of one object: of a file, or of a line
 LARGEST_FLOAT = sys.float_info.max
 
 
 def find_folder(name: str) -> Path:
     """A folder as it was typed, or the one of that name that ships with the project."""
-    is_shipped = not os.path.exists(name) and os.path.exists(PROJECT / name)
+    is_shipped = not is_there(name) and is_there(PROJECT / name)
     return PROJECT / name if is_shipped else Path(name)
+
+
+def mode_of(path: str | Path) -> int:
+    """What there is at a path, as os.stat says it; 0 for nothing. What may not be looked at is not
+    taken for nothing: that is an error."""
+    try:
+        return os.stat(path).st_mode
+    except ValueError:  # no name has a null byte
+        return 0
+    except OSError as error:
+        if error.errno in ABSENT:
+            return 0
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def is_there(path: str | Path) -> bool:
+    return mode_of(path) != 0
+
+
+def is_file(path: str | Path) -> bool:
+    return stat.S_ISREG(mode_of(path))
+
+
+def is_folder(path: str | Path) -> bool:
+    return stat.S_ISDIR(mode_of(path))
+
+
+def paths_in(folder: str | Path) -> list[Path]:
+    """All that lies in a folder, in the order of the names; nothing if there is no folder."""
+    try:
+        return [Path(folder, name) for name in sorted(os.listdir(folder))]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {error.strerror}") from None
 
 
 def read_json(path: Path) -> dict:
@@ -108,7 +145,7 @@ def reading(path: Path):
     read becomes one sentence. A pipe or a device is refused, because it might never end."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            reason = "Is a directory" if os.path.isdir(path) else "Not a regular file"
+            reason = "Is a directory" if is_folder(path) else "Not a regular file"
             raise UserError(f"cannot read {path}: {reason}")
         with open(path, encoding="utf-8") as file:
             yield file
@@ -183,13 +220,17 @@ def unfinished_name(path: Path) -> Path:
 
 
 def refuse_full_folder(path: Path) -> None:
-    if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
+    is_free = is_folder(path) and not paths_in(path)
+    if os.path.lexists(path) and not is_free:
         raise UserError(f"{path} exists already")
 
 
 def remove_abandoned(path: Path) -> None:
     """Remove the unfinished folders of this name that no living process holds."""
-    for folder in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
+    for folder in paths_in(path.parent):
+        if not name.fullmatch(folder.name):
+            continue
         try:
             lock = lock_folder(folder)
         except OSError:

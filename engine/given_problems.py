@@ -6,7 +6,7 @@ import re
 from typing import TextIO
 
 from engine.errors import UserError
-from engine.files import find_folder
+from engine.files import find_folder, is_file, is_there
 
 MAX_NUMBER = 999_999_999  # nine digits, as many as the score of the reasoning reads
 MAX_NUMBERS = 30          # of a problem in a file
@@ -25,8 +25,8 @@ def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
 def read_given(name: str, flag: str, parse):
     """What `parse` makes of the file that a flag names."""
     path = find_folder(name)
-    if not os.path.isfile(path):
-        reason = "it is not a file" if os.path.exists(path) else "there is no such file"
+    if not is_file(path):
+        reason = "it is not a file" if is_there(path) else "there is no such file"
         raise UserError(f"cannot read {name}: {reason}")
     try:
         if os.path.getsize(path) > MAX_BYTES:

@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from engine.files import PROJECT, find_folder
+from engine.files import PROJECT, find_folder, is_file, is_folder, is_there, paths_in
 
 THEIR_NAMES = {  # of our flags, in TRL, verl and others
     "--learning_rate": "lr",
@@ -57,8 +57,8 @@ def about_unknown(argument: str) -> str:
     if argument.startswith("-"):
         return ""
     folder = find_folder(argument)
-    if os.path.isfile(folder / "config.json"):
-        is_model = any(folder.glob("*.safetensors"))
+    if is_file(folder / "config.json"):
+        is_model = any(path.suffix == ".safetensors" for path in paths_in(folder))
         return f"{argument} needs its flag: {'--model' if is_model else '--resume'} {argument}"
     return about_missing_model(argument)
 
@@ -69,7 +69,7 @@ def about_missing_model(name: str) -> str:
     if not on_hub:
         return ""
     folder = f"models/{on_hub.partition('/')[2]}"
-    if find_folder(folder).is_dir():
+    if is_folder(find_folder(folder)):
         return f"there is no model folder {name}, but there is --model {folder}"
     command = shlex.join([program("hf"), "download", on_hub, "--local-dir", folder])
     return (f"there is no model folder {name}. This makes one: {command}, "
@@ -84,7 +84,7 @@ def name_on_hub(name: str) -> str:
     owner, _, last = name.rpartition("/")
     if owner in ("", "models"):
         return f"Qwen/{last}" if re.match("Qwen[23]", last) else ""
-    return "" if os.path.isdir(owner) else name
+    return "" if is_folder(owner) else name
 
 
 def python_command(*words) -> str:
@@ -107,7 +107,7 @@ def program(name: str) -> str:
     folder = os.path.dirname(sys.executable)
     path = sys.executable if name == "python" else os.path.join(folder, name)
     shell_path = shutil.which(name)
-    if shell_path and is_same_program(shell_path, path) or not os.path.exists(path):
+    if shell_path and is_same_program(shell_path, path) or not is_there(path):
         return name
     return path
 

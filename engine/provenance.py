@@ -4,10 +4,10 @@ A run that goes on later compares: a fingerprint is a sha256, of a file or of wh
 computes with. Two files with the same name need not be the same problems.
 """
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import tokenizers
 import torch
 
 from engine.errors import UserError
-from engine.files import PROJECT, find_folder
+from engine.files import PROJECT, find_folder, is_folder, paths_in
 from engine.settings import OPTIONS, Settings, own_flags
 
 
@@ -31,6 +31,30 @@ def provenance() -> dict:
         result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
         commit = result.stdout.strip() if result.returncode == 0 else None
     return {"git_commit": commit, "versions": versions}
+
+
+def code_files() -> dict[str, str]:
+    """The beginning of a sha256 of every file of this project that the process has imported."""
+    home = Path(__file__).parent.parent
+    files = [Path(module.__file__) for module in list(sys.modules.values())
+             if getattr(module, "__file__", None)]
+    own = [file for file in files if home in file.parents and "site-packages" not in file.parts]
+    return {str(file.relative_to(home)): sha256_of(file)[:12] for file in sorted(own)}
+
+
+def code_of_steps(record: list[dict], done: int) -> tuple[list[dict], list[str]]:
+    """The entry `code` of config.json for a run that goes on after step `done`: of each step at
+    which it changed, the files that did. And the files that changed now."""
+    now, before = code_files(), {}
+    kept = [part for part in record if part["after_step"] < done]
+    for part in kept:
+        before |= part["files"]
+    if not kept:
+        return [{"after_step": 0, "files": now}], []
+    edited = {name: now[name] for name in now if before.get(name, now[name]) != now[name]}
+    if edited:
+        kept.append({"after_step": done, "files": edited})
+    return kept, list(edited)
 
 
 def fingerprints(settings: Settings) -> dict[str, str]:
@@ -48,9 +72,10 @@ def given_paths(settings: Settings) -> dict[str, Path]:
 
 def fingerprint(path: Path) -> str:
     """A sha256 of a file; of a model folder, one of its config, its tokenizer and its weights."""
-    if not os.path.isdir(path):
+    if not is_folder(path):
         return sha256_of(path)
-    names = ["config.json", "tokenizer.json", *(file.name for file in path.glob("*.safetensors"))]
+    weights = [file.name for file in paths_in(path) if file.suffix == ".safetensors"]
+    names = ["config.json", "tokenizer.json", *weights]
     parts = [f"{name} {sha256_of(path / name)}\n" for name in sorted(names)]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 

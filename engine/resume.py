@@ -1,26 +1,21 @@
 """What train.py asks before it goes on: is this the run that is meant, is it finished, is all there
 that it needs, and would anything be lost?"""
 import json
-import os
 import shlex
 from pathlib import Path
 
 import torch
 
-from engine.credit_file import step_of
+from engine.credit_file import checkpoint_folders, step_of
 from engine.errors import UserError
-from engine.files import read_json
+from engine.files import is_file, paths_in, read_json
+from engine.identity import CHANGEABLE, CHANGES_ROUNDING
 from engine.progress import say
-from engine.provenance import refuse_other_sources
+from engine.provenance import code_of_steps, refuse_other_sources
+from engine.record import missing_evaluations, refuse_gaps
 from engine.run_folder import RunFolder
 from engine.seal import check_seal
 from engine.settings import OPTIONS, Settings, own_flags
-
-CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
-                    "shard")
-CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, not which run it is
-    "steps", *CHANGES_ROUNDING, "rollouts", "rollouts_timeout", "sample_every",
-    "checkpoint_every")
 
 
 def refuse_changes(given: dict) -> None:
@@ -37,11 +32,14 @@ def changes_among(given: dict) -> dict:
     return {name: value for name, value in given.items() if name in CHANGEABLE}
 
 
-def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
-    """Write the settings that are changed from here on into config.json, and print a note if they
-    change the rounding."""
+def keep_changes(run: RunFolder, config: dict, settings: Settings, done: int) -> None:
+    """Write what is changed after step `done`, settings and code, into config.json. Print a note
+    of what may change results."""
     values = {name: getattr(settings, name) for name in CHANGEABLE}
     values["threads"] = torch.get_num_threads()
+    edited = []
+    if "code" in config:  # not in a run from before it was kept
+        values["code"], edited = code_of_steps(config["code"], done)
     changes = {name: value for name, value in values.items() if config.get(name, value) != value}
     if changes:
         run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
@@ -49,13 +47,16 @@ def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
     if flags:
         say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
             "this is not bit for bit the run it would have been")
+    if edited:
+        say(f"note: the code that made the first {done} steps was another: {', '.join(edited)} "
+            "changed since. config.json keeps what made which steps")
 
 
 def what_differs(settings: Settings) -> str:
     """How the run in the folder differs from the one that was asked for: a piece of the sentence
     of `refuse_to_overwrite`, empty if nothing differs."""
     path = settings.folder / "config.json"
-    if not os.path.isfile(path):
+    if not is_file(path):
         return " and is not a run folder:"
     # a run that is older than a setting was made with what is now its default
     defaults = {name: flag.default for name, flag in {**OPTIONS, **own_flags(settings)}.items()}
@@ -83,11 +84,11 @@ def refuse_to_overwrite(folder: Path, difference: str) -> None:
 def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> bool:
     """Whether the run has all its steps. `done` is the step of the last checkpoint, 0 without one:
     then the record decides, since the checkpoints of a finished run may have been removed."""
-    if done and config["checkpoint_every"]:
+    if done and (config["checkpoint_every"] or done >= settings.steps):
         return done >= settings.steps
-    evaluations = run.lines("evaluations.jsonl")
-    modes = [line.get("mode") for line in evaluations if line["step"] == settings.steps]
-    return run.last_step() >= settings.steps and (not settings.eval_every or len(modes) == 2)
+    wanted = {**config, "steps": settings.steps}
+    missing = missing_evaluations(wanted, run.lines("evaluations.jsonl"), settings.steps)
+    return run.last_step() >= settings.steps and not missing
 
 
 def how_far(run: RunFolder, steps: int, done: int) -> str:
@@ -123,17 +124,9 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
         refuse_other_sources(sources, settings, names)
     if checkpoint:
         check_seal(run.path, checkpoint)
-        refuse_gaps(run, done)
-    for folder in run.path.glob("checkpoints/step_*"):
-        if (step_of(folder) or 0) > done and any(folder.iterdir()):
+        refuse_gaps(run.path, config, run.lines("metrics.jsonl"), run.lines("evaluations.jsonl"),
+                    done)
+    for step, folder in checkpoint_folders(run.path).items():
+        if step > done and paths_in(folder):
             raise UserError(f"{folder} holds no trainer/state.json to go on from, and is in the "
                             "way of the checkpoint that will be written there: move it away")
-
-
-def refuse_gaps(run: RunFolder, done: int) -> None:
-    """Stop unless the record holds every step up to the checkpoint, in order."""
-    steps = [line["step"] for line in run.lines("metrics.jsonl")]
-    for step in range(1, done + 1):
-        if steps[step - 1:step] != [step]:
-            raise UserError(f"{run.path}/metrics.jsonl: step {step} is missing or out of order; "
-                            f"the last checkpoint is of step {done}")

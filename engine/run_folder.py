@@ -7,19 +7,21 @@ is sealed (seal.py): it knows the lines that were there before it.
 import json
 import os
 import shutil
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from engine import processes
-from engine.credit_file import credit_path, step_of, write_credit
+from engine.credit_file import checkpoint_folders, credit_path, step_of, write_credit
 from engine.errors import UserError
-from engine.files import (append_line, hold_folder, let_go, lock_folder, read_json, read_lines,
-                          replace_text, whole_folder, writing)
-from qwen2_model import write_tensors
+from engine.files import (append_line, hold_folder, is_file, is_folder, is_there, let_go,
+                          lock_folder, paths_in, read_json, replace_text, whole_folder, writing)
+from engine.identity import refuse_changed_config, run_id_on_record
+from engine.record import lines_of_run
 from engine.rollouts import Rollouts
 from engine.seal import LOGS, make_seal
-from qwen2_model import Qwen2
+from qwen2_model import Qwen2, write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
@@ -38,6 +40,12 @@ class RunFolder:
             replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
             shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
         return cls(path)
+
+    @cached_property
+    def origin(self) -> dict:
+        """What all that is written here says of itself."""
+        run_id = run_id_on_record(self.path)
+        return {"run_id": run_id} if run_id else {}
 
     def __enter__(self) -> "RunFolder":
         """Lock the folder for the one process that writes it. The lock goes with the process."""
@@ -74,7 +82,7 @@ class RunFolder:
 
     def append(self, name: str, line: dict) -> None:
         self.refuse_other_folder()
-        append_line(self.path / name, line)
+        append_line(self.path / name, {**line, **self.origin})
 
     def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                      **more: torch.Tensor) -> None:
@@ -82,11 +90,11 @@ class RunFolder:
         self.refuse_other_folder()
         path = self.credit(step, processes.rank())
         with writing(path):
-            write_credit(path, rollouts, weight, **more)
+            write_credit(path, rollouts, weight, {"step": step, **self.origin}, **more)
 
     def lines(self, name: str) -> list[dict]:
         """The lines of a log, each of which has to say its step."""
-        lines = read_lines(self.path / name)
+        lines = lines_of_run(self.path, name)
         for number, line in enumerate(lines, 1):
             if type(line.get("step")) is not int:
                 raise UserError(f"{self.path / name}, line {number} is of no step")
@@ -101,9 +109,8 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints that training can go on from, oldest first."""
-        states = self.path.glob("checkpoints/step_*/trainer/state.json")
-        folders = [state.parent.parent for state in states]
-        return sorted((folder for folder in folders if step_of(folder) is not None), key=step_of)
+        return [folder for folder in checkpoint_folders(self.path).values()
+                if is_file(folder / "trainer" / "state.json")]
 
     def forget_after(self, step: int) -> None:
         """Remove what a stopped run wrote past its last checkpoint: it will be written again."""
@@ -111,21 +118,19 @@ class RunFolder:
         with writing(self.path):
             for name in LOGS:
                 self.shorten(name, step)
-            for path in self.path.glob("credit/step_*"):
+            for path in paths_in(self.path / "credit"):
                 without_rank = path.with_stem(path.stem.partition("_rank")[0])
-                is_later = path.suffix == ".npz" and (step_of(without_rank) or 0) > step
-                if path.suffix == ".tmp" or is_later:
+                if path.suffix == ".npz" and (step_of(without_rank) or 0) > step:
                     path.unlink()
-            for pattern in (".*.tmp", "credit/.*.tmp"):
-                for path in self.path.glob(pattern):
-                    path.unlink()
-            for path in self.path.glob("checkpoints/.*.tmp"):
-                shutil.rmtree(path)
+            for folder in ("", "credit", "checkpoints"):
+                for path in paths_in(self.path / folder):
+                    if path.name.startswith((".", "step_")) and path.suffix == ".tmp":
+                        shutil.rmtree(path) if is_folder(path) else path.unlink()
 
     def shorten(self, name: str, step: int) -> None:
         """Keep the lines up to this step, letter for letter: a seal has a sha256 of them."""
         path = self.path / name
-        if path.exists():
+        if is_there(path):
             lines = self.lines(name)  # stops at a damaged line
             texts = path.read_text(encoding="utf-8").split("\n")
             kept = [text for text, line in zip(texts, lines) if line["step"] <= step]
@@ -140,7 +145,7 @@ class RunFolder:
         with whole_folder(checkpoint) as unfinished, writing(checkpoint):
             model.save_pretrained(unfinished, parameters)
             for name in TRAVELS_ALONG:
-                if (source / name).is_file():
+                if is_file(source / name):
                     shutil.copyfile(source / name, unfinished / name)
             (unfinished / "trainer").mkdir()
             write_tensors(unfinished / "trainer" / "state.safetensors", state)
@@ -153,7 +158,7 @@ class RunFolder:
         folder = self.path / "serve" / f"step_{step:06d}"
         self.refuse_other_folder()
         with writing(folder):
-            if folder.parent.exists():
+            if is_there(folder.parent):
                 shutil.rmtree(folder.parent)
         with whole_folder(folder) as unfinished, writing(folder):
             model.save_pretrained(unfinished, parameters)
@@ -161,17 +166,16 @@ class RunFolder:
 
     def forget_old_states(self, keep: int = 2) -> None:
         """Keep the trainer's state, larger than the model, in the newest checkpoints only."""
-        states = [path for path in self.path.glob("checkpoints/step_*/trainer")
-                  if step_of(path.parent) is not None]
+        states = [folder / "trainer" for folder in checkpoint_folders(self.path).values()
+                  if is_there(folder / "trainer")]
         with writing(self.path):
-            states.sort(key=lambda path: step_of(path.parent))
             for old_state in states[:-keep]:
                 shutil.rmtree(old_state)
 
     def remove_unless_begun(self) -> None:
         """Remove the folder if no step is on record, so that it is not in the way of the next
         attempt."""
-        if self.is_where_it_was() and not (self.path / "metrics.jsonl").exists():
+        if self.is_where_it_was() and not is_there(self.path / "metrics.jsonl"):
             shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -204,11 +208,12 @@ def open_run(folder: Path) -> RunFolder:
 
 
 def run_config(folder: Path) -> dict:
-    """Read config.json of a run folder."""
-    if not os.path.isfile(folder / "config.json"):
+    """Read config.json of a run folder, and compare it with its run_id."""
+    if not is_file(folder / "config.json"):
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = read_json(folder / "config.json")
     if "mitigation" not in config:
         raise UserError(f"{folder} is not a run folder: its config.json says nothing of a "
                         "mitigation")
+    refuse_changed_config(folder / "config.json", config)
     return config

@@ -13,7 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.files import find_folder
+from engine.files import PROJECT, find_folder
 from engine.flags import Flag, fields_as_flags, parameters_as_flags
 from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.tasks import load_task
@@ -66,15 +66,33 @@ def part(name: str, value, flag: Flag, write) -> str:
     """The part of a flag, "think_discount0.25", without characters that a folder's name cannot
     have."""
     if flag.is_path and value:
-        return legal(Path(value).name)
+        return path_part(value, usual=".")
     if name == "rollouts":  # whatever the address of the server is
         return name
     label = "" if name in NAMED_BY_VALUE else SHORT.get(name, name)
     return label + legal(write(value))
 
 
+def path_part(path: str | Path, usual: str) -> str:
+    """The name of a file or folder, with a hash of the whole path unless it lies in the `usual`
+    folder of the project: elsewhere there may be another of that name."""
+    path = Path(os.path.abspath(find_folder(path)))
+    place = path.relative_to(PROJECT) if PROJECT in path.parents else path
+    name, home = place.name, str(place.parent)
+    if name.startswith("step_"):  # a checkpoint is named by its run as well
+        name = f"{place.parent.parent.name}-{name}"
+        home, usual = str(place.parent.parent.parent), "runs"
+    return legal(name) if home == usual else f"{legal(name)}.{digest(str(place), 6)}"
+
+
 def legal(text: str) -> str:
-    return re.sub(r"[^\w.+-]", "_", text)
+    """The text if a folder's name can have it; otherwise what it can have, and a hash."""
+    kept = re.sub(r"[^\w.+-]", "_", text)
+    return kept if kept == text else f"{kept}.{digest(text, 6)}"
+
+
+def digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:length]
 
 
 def short(value) -> str:
@@ -91,14 +109,7 @@ def model_part(model: str, default: str) -> list[str]:
     folder = find_folder(model)
     if os.path.realpath(folder) == os.path.realpath(find_folder(default)):
         return []
-    return [legal(model_name(folder))]
-
-
-def model_name(folder: Path) -> str:
-    """The folder's name; a checkpoint is named by its run as well."""
-    if folder.name.startswith("step_"):
-        return f"{folder.resolve().parent.parent.name}-{folder.name}"
-    return folder.name
+    return [path_part(folder, usual="models")]
 
 
 def shortened(name: str, ending: str) -> str:
@@ -106,8 +117,8 @@ def shortened(name: str, ending: str) -> str:
     gets a hash of the whole."""
     if len((name + ending).encode()) <= LONGEST:
         return name + ending
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    room = LONGEST - len(f"-{digest}{ending}")
+    hashed = digest(name, 8)
+    room = LONGEST - len(f"-{hashed}{ending}")
     beginning = name.encode()[:room].decode(errors="ignore")
     kept = beginning.rpartition("-")[0] or beginning
-    return f"{kept}-{digest}{ending}"
+    return f"{kept}-{hashed}{ending}"

@@ -1,7 +1,8 @@
 """What a checkpoint knows of the run it belongs to: its own files, and the lines before it.
 
-A run goes on from a checkpoint only if both are still as they were when it was written. Otherwise
-steps would be counted that are not on record, or another run's state would be taken for this one's.
+A run goes on from a checkpoint only if it is one of this run (identity.py), and both are still as
+they were when it was written. Otherwise steps would be counted that are not on record, or another
+run's state would be taken for this one's.
 """
 import hashlib
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from engine.credit_file import step_of
 from engine.errors import UserError
 from engine.files import read_json, reading
+from engine.identity import check_origin, run_id_on_record
 from engine.provenance import sha256_of
 
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
@@ -16,21 +18,21 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json", "trainer/state.sa
 
 
 def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
-    """For trainer/state.json: the number of lines of every log, and a sha256 of each file."""
+    """For trainer/state.json: run and step, the number of lines of every log, and a sha256 of each
+    file."""
     logs = {}
     for name in LOGS:
         lines = whole_lines(run / name)
         logs[name] = {"lines": len(lines), "sha256": hash_of(lines)}
     files = {name: sha256_of(checkpoint / name) for name in FILES}
-    return {"step": step, "logs": logs, "files": files}
+    return {"run_id": run_id_on_record(run), "step": step, "logs": logs, "files": files}
 
 
 def check_seal(run: Path, checkpoint: Path) -> None:
     """Compare the seal with the files and logs as they are now. In a checkpoint of an older version
     it holds nothing to compare with."""
     seal = read_json(checkpoint / "trainer" / "state.json")
-    if seal.get("step") != step_of(checkpoint):
-        raise UserError(f"{checkpoint} says that it is of step {seal.get('step')}")
+    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step_of(checkpoint)})
     for name, sha256 in part(seal, "files").items():
         if sha256_of(checkpoint / name) != sha256:
             raise UserError(f"{checkpoint / name} was changed after it was written. Move "

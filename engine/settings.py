@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 from engine.earlier_settings import is_yaml, read_earlier_settings
 from engine.errors import UserError
-from engine.files import PROJECT, find_folder, read_json
+from engine.files import PROJECT, find_folder, is_file, is_there, read_json
 from engine.flags import (MOST_SEED, MOST_THREADS, Flag, check_value, fields_as_flags, option,
                           parameters_as_flags)
 from engine.hints import about_missing_model, hint_for
@@ -24,7 +24,7 @@ from engine.run_name import run_name
 from engine.tasks import about_flag_of_another, load_task
 
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
-    "versions", "git_commit", "model_config", "reward", "ranks", "made_of")
+    "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code")
 MOST_STEPS = 10 ** 9
 
 OWN_SAMPLER = "own"  # --rollouts
@@ -212,7 +212,7 @@ def refuse_name_on_hub(given: dict) -> None:
     """Stop if --model has the name of a model on the Hugging Face Hub and there is no such folder;
     the error says how to get it."""
     model = given.get("model")
-    if isinstance(model, str) and not os.path.exists(find_folder(model)):
+    if isinstance(model, str) and not is_there(find_folder(model)):
         sentence = about_missing_model(model)
         if sentence:
             raise UserError(sentence)
@@ -223,13 +223,13 @@ def read_files(given: dict) -> tuple[dict, dict]:
     config = read_values(Path(given["config"]), NOT_SETTINGS) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
-    recipe = read_values(recipe_path) if os.path.isfile(recipe_path) else {}
+    recipe = read_values(recipe_path) if is_file(recipe_path) else {}
     return recipe, config
 
 
 def read_values(path: Path, left_out: tuple = ()) -> dict:
     """The settings in a file, which may hold the entries in `left_out` as well."""
-    if os.path.exists(path) and not os.path.isfile(path):  # a device would be read without end
+    if is_there(path) and not is_file(path):  # a device would be read without end
         raise UserError(f"cannot read {path}: it is not a file")
     content = read_earlier_settings(path) if is_yaml(path) else read_json(path)
     values = {name: value for name, value in content.items() if name not in left_out}
@@ -313,7 +313,7 @@ def keep_paths(settings: Settings, given: dict) -> None:
 def lasting_path(name: str) -> str:
     """The path relative to the project's folder if it lies inside, since `find_folder` looks there;
     otherwise absolute. One that does not exist from here may ship with the project, and stays."""
-    if os.path.isabs(name) or not os.path.exists(name):
+    if os.path.isabs(name) or not is_there(name):
         return name
     path = Path(os.path.abspath(name))
     return str(path.relative_to(PROJECT) if PROJECT in path.parents else path)

@@ -5,7 +5,6 @@ It may be somebody's own, and may be wrong: what its methods return is checked (
 import dataclasses
 import importlib
 import inspect
-import os
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import UserError
-from engine.files import PROJECT
+from engine.files import PROJECT, is_file
 from engine.flags import fields_as_flags, shortened
 from engine.labels import KINDS, SECTIONS
 from engine.own_code import described, expect, own_code, place_of
@@ -69,7 +68,7 @@ def is_module(name: str) -> bool:
     parts = name.split(".")
     if not all(part.isidentifier() and not part.startswith("__") for part in parts):
         return False
-    return os.path.isfile(path_of(name))
+    return is_file(path_of(name))
 
 
 def path_of(name: str) -> Path:

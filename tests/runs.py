@@ -67,6 +67,23 @@ def assert_same_run(a: Path, b: Path):
         assert list(x) == list(y) and all(np.array_equal(x[key], y[key]) for key in x), name
 
 
+def older(folder):
+    """As a version of this program left it that knew no run_id and sealed nothing."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["run_id"], config["code"], config["made_of"]
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("metrics", "evaluations", "samples"):
+        known = [{key: value for key, value in line.items() if key != "run_id"}
+                 for line in lines(folder / f"{name}.jsonl")]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in known))
+    for path in (folder / "credit").iterdir():
+        columns = {name: value for name, value in arrays(path).items()
+                   if name not in ("run_id", "step")}
+        np.savez_compressed(path, **columns)
+    for state in folder.glob("checkpoints/*/trainer/state.json"):
+        state.write_text(json.dumps({"step": int(state.parent.parent.name[5:])}))
+
+
 def copy_project(folder: Path) -> Path:
     """The program without its tests and models, to be changed."""
     for path in ROOT.glob("*.py"):

@@ -222,6 +222,18 @@ def test_nothing_is_asserted(name):
     assert not wrong, f"{', '.join(wrong)}: raise an error instead"
 
 
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"engine.files"}))
+def test_what_may_not_be_looked_at_is_nowhere_taken_for_absent(name):
+    """These answer "no" or "nothing" where permission is denied; engine/files.py has others."""
+    silent = {"glob", "rglob", "iterdir", "listdir", "scandir", "walk", "exists", "lexists",
+              "isfile", "isdir", "is_file", "is_dir"}
+    calls = [node.func for node in ast.walk(tree_of(name)) if isinstance(node, ast.Call)]
+    wrong = [f"{where(name, call.lineno)} calls {ast.unparse(call)}" for call in calls
+             if isinstance(call, ast.Attribute) and call.attr in silent
+             and ast.unparse(call) != "ast.walk"]
+    assert not wrong, "\n".join(wrong)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_pickle_is_not_imported(name):
     wrong = [where(name, line) for what, line in imports(name)

@@ -180,7 +180,7 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path):
 def test_a_finished_run_says_so_and_more_steps_go_on(whole, learner, tmp_path):
     assert "is finished" in run("--resume", whole[0]).stdout
     folder = tmp_path / "longer"
-    run("--model", learner, "--out", folder, "--steps", 4, "--eval_every", 0)
+    run("--model", learner, "--out", folder, "--steps", 4)
     run("--resume", folder, "--steps", 6)
     assert list(map(timeless, lines(folder / "metrics.jsonl"))) == list(
         map(timeless, lines(whole[0] / "metrics.jsonl")))
@@ -324,7 +324,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(whole, learner, tmp_path):
 
 def test_names_that_people_gave_are_left_alone(learner, tmp_path):
     folder = tmp_path / "x"
-    run("--model", learner, "--out", folder, "--steps", 4, "--eval_every", 0)
+    run("--model", learner, "--out", folder, "--steps", 4)
     shutil.copytree(folder / "checkpoints/step_000004", folder / "checkpoints/step_000002_best")
     (folder / "credit/step_notes.txt").write_text("mine")
     run("--resume", folder, "--steps", 6)

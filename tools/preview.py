@@ -20,9 +20,9 @@ import torch
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.labels import KINDS, SECTIONS
 from credit.weight import token_weight
-from engine.credit_file import credit_steps, read_credit, step_of
+from engine.credit_file import checkpoint_folders, credit_steps, read_credit
 from engine.errors import UserError
-from engine.files import find_folder
+from engine.files import find_folder, is_file
 from engine.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
                           with_defaults)
 from engine.program import run_as_program, visible
@@ -54,10 +54,8 @@ class Recorded:
     def __init__(self, folder: Path, step: int | None, settings: Settings):
         self.folder = folder
         self.settings = settings
-        self.models = {0: find_folder(settings.model)}  # by the number of steps they were trained
-        for checkpoint in folder.glob("checkpoints/step_*"):
-            if step_of(checkpoint) is not None:
-                self.models[step_of(checkpoint)] = checkpoint
+        # by the number of steps they were trained
+        self.models = {0: find_folder(settings.model), **checkpoint_folders(folder)}
         self.step = self.choose_step(step)
 
     def choose_step(self, wanted: int | None) -> int:
@@ -87,7 +85,7 @@ class Recorded:
     def load_state(self, lab: Lab, path: Path) -> None:
         """The mitigation's state as the run had it, if the run used this mitigation and kept it."""
         name = self.settings.mitigation
-        if path.is_file() and run_config(self.folder)["mitigation"] == name:
+        if is_file(path) and run_config(self.folder)["mitigation"] == name:
             lab.load_trainer_tensors(path)
         elif hasattr(lab.mitigation, "state_dict") and self.step > 1:
             print(f"{name} as it is at the start of a run: this run has no state of it from before "

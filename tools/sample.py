@@ -8,7 +8,6 @@ The answers show which tokens the model was unsure of: shaded at a terminal, els
 probability behind them. The same seed gives the same answers; --seed 1 gives others. Nothing is
 written.
 """
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from engine.credit_file import step_of
+from engine.credit_file import checkpoint_folders
 from engine.errors import UserError
-from engine.files import find_folder, read_json
+from engine.files import find_folder, is_file, read_json
 from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.lab import Lab, derived_seed, make_lab
 from engine.program import run_as_program, visible
@@ -83,7 +82,7 @@ def summary(rollouts: Rollouts) -> str:
 
 def is_run(folder: Path) -> bool:
     """Whether it is the folder of a run, not that of a model."""
-    if not os.path.isfile(folder / "config.json"):  # Path.is_file fails on names that are too long
+    if not is_file(folder / "config.json"):
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
                         "config.json")
     config = read_json(folder / "config.json")
@@ -107,8 +106,7 @@ def load_labs(folder: Path, settings: Settings, step: int | None) -> dict[str, L
         if step is not None:
             raise UserError(f"--step {step} needs a run: {folder} is the folder of one model")
         return {str(folder): make_lab(settings)}
-    checkpoints = {step_of(path): path for path in folder.glob("checkpoints/step_*")}
-    checkpoints.pop(None, None)
+    checkpoints = checkpoint_folders(folder)
     step = choose_step(folder, checkpoints, step)
     labs = {"before training": make_lab(settings)}
     if step:

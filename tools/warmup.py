@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from engine.errors import UserError
-from engine.files import whole_folder, writing
+from engine.files import is_there, whole_folder, writing
 from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.program import run_as_program
 from engine.rollouts import Rollouts, sample_answers, score_answers
@@ -79,9 +79,7 @@ def main(argv: list[str]) -> None:
     flags = with_defaults(parser.read(argv), FLAGS)
     layers, width = SIZES[flags.size]
     flags.layers, flags.width = flags.layers or layers, flags.width or width
-    with writing(Path(flags.out)):
-        exists = Path(flags.out).exists()
-    if exists:
+    if is_there(flags.out):
         raise UserError(f"{flags.out} exists already: name another folder with --out")
     if flags.width % 64:
         raise UserError(f"--width {flags.width} should be a multiple of 64")

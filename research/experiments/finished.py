@@ -7,7 +7,7 @@ import numpy as np
 from analysis.runs import evaluations, read_run
 from analysis.statistics import Estimate, paired_difference
 from engine.errors import UserError
-from engine.files import read_json
+from engine.files import is_file, read_json
 from research.experiments.experiments import Experiment
 from research.experiments.plan import PlannedRun
 
@@ -60,7 +60,7 @@ def read_study(experiment: Experiment, planned: list[PlannedRun], folder: Path) 
 def probed(probe: str, time: str) -> Path | None:
     """What python -m research probes has put together, if it has."""
     folder = PROBED / f"{probe}-{time}"
-    return folder if (folder / "numbers.json").is_file() else None
+    return folder if is_file(folder / "numbers.json") else None
 
 
 def cells_of_arms(probe: str, time: str, table: str, *columns: str) -> dict[str, list]:

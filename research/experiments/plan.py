@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.command_line import read_flags
 from engine.credit_file import step_of
 from engine.errors import UserError
-from engine.files import PROJECT, read_lines
+from engine.files import PROJECT, is_file, is_there, read_lines
 from engine.provenance import refuse_other_sources
 from engine.resume import is_finished, refuse_to_overwrite, what_differs
 from engine.run_folder import RunFolder, run_config
@@ -70,7 +70,7 @@ class PlannedRun:
         return self.folder.with_name(f"{self.name}.log")
 
     def is_finished(self) -> bool:
-        if not (self.folder / "config.json").is_file():
+        if not is_file(self.folder / "config.json"):
             return False
         run = RunFolder(self.folder)
         checkpoints = run.checkpoints()
@@ -83,7 +83,7 @@ class PlannedRun:
 
     def refuse_another(self) -> None:
         """The folder may hold a run with other settings, or of a model that has changed since."""
-        if not self.folder.exists():
+        if not is_there(self.folder):
             return
         difference = what_differs(self.settings)
         if difference:

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 from analysis.tables import Table
 from engine.errors import UserError
-from engine.files import make_folder, read_json, replace_text
+from engine.files import is_file, is_there, make_folder, read_json, replace_text
 from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.hints import python_command
 from engine.progress import say
@@ -90,7 +90,7 @@ class PlannedProbe:
                 *run, *PROBES[self.probe].split(), "--out", str(self.folder)]
 
     def is_finished(self) -> bool:
-        return (self.folder / "numbers.json").is_file()
+        return is_file(self.folder / "numbers.json")
 
     def effort(self) -> Effort:
         if not self.is_finished():
@@ -143,7 +143,7 @@ def make_both(trained: list[PlannedRun], probes: list[PlannedProbe], args: Simpl
     """First the runs, then the probes that look at them. Returns what failed."""
     go_on = python_command("-m", "research", "probes", *argv)
     failed = make_runs(trained, args.processes, go_on)
-    there = [probe for probe in probes if probe.model is None or probe.model.exists()]
+    there = [probe for probe in probes if probe.model is None or is_there(probe.model)]
     return failed + make_runs(there, args.processes, go_on)
 
 

@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 
 from engine.errors import UserError
-from engine.files import PROJECT, make_folder, read_json, replace_text
+from engine.files import PROJECT, is_file, make_folder, paths_in, read_json, replace_text
 from engine.flags import Flag, Parser, add_flags, shortened, with_defaults
 from engine.progress import say
 from engine.provenance import fingerprint
@@ -47,9 +47,9 @@ def publish(folder: Path, name: str | None = None) -> Path:
     path = RESULTS / f"{name}.json"
     replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
     shown = "".join(page.read_text(encoding="utf-8") for page in pages())
-    for picture in folder.glob("*.png"):
+    for picture in paths_in(folder):
         kept = RESULTS / f"{path.stem}-{picture.name}"
-        if f"results/{kept.name}" in shown:
+        if picture.suffix == ".png" and f"results/{kept.name}" in shown:
             shutil.copy(picture, kept)
     return path
 
@@ -64,7 +64,8 @@ def refuse_other_runs(folder: Path, arms: dict[str, str], first_steps: dict[str,
 
 
 def pages() -> list[Path]:
-    return [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+    docs = [path for path in paths_in(PROJECT / "docs") if path.suffix == ".md"]
+    return [PROJECT / "README.md", *docs]
 
 
 def as_anyone_types(command: str) -> str:
@@ -130,6 +131,6 @@ def out_of_date(path: Path) -> list[str]:
 
 
 def read_result(path: Path) -> dict:
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"there is no {path}: python -m research publish FOLDER makes it")
     return read_json(path)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from engine.files import append_line, make_folder, writing
+from engine.files import append_line, is_there, make_folder, writing
 from engine.flags import MOST_THREADS, Flag
 from engine.hints import python_command
 from engine.progress import say, show_status
@@ -180,7 +180,7 @@ def takes(runs: list[PlannedRun], efforts: dict[str, Effort], processes: int) ->
 
 
 def how_far(run: PlannedRun, steps: int) -> str:
-    return f"{steps} of {run.steps} steps" if run.folder.exists() else "not begun"
+    return f"{steps} of {run.steps} steps" if is_there(run.folder) else "not begun"
 
 
 def make_runs(runs: list[PlannedRun], processes: int, go_on: str) -> list[PlannedRun]:

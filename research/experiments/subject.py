@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.runs import MODES
 from analysis.statistics import Estimate, mean_over
 from analysis.tables import Table, by_row
 from engine.credit_file import read_credit
 from engine.errors import UserError
-from engine.files import read_lines
+from engine.files import is_file, read_lines
+from engine.record import MODES
 from engine.tokens import load_tokenizer
 from research.experiments.credit_shares import DISCOUNT, credit_shares, discount_cosine
 from research.experiments.experiments import BEFORE, LEAST_FORMAT, LEAST_GAIN, MOST_CUT_OFF, MOST_SPREAD
@@ -187,7 +187,7 @@ def ways_to_success(run: dict, steps: list[int]) -> dict[str, float]:
 
 def transcript_table(run: PlannedRun) -> list[Table]:
     """What the first run printed at its beginning and at its end, if its log is there."""
-    if not run.log.is_file():
+    if not is_file(run.log):
         return []
     printed = run.log.read_text(encoding="utf-8", errors="replace")
     lines = [line for line in printed.splitlines() if line.startswith(" ")]

@@ -1,6 +1,5 @@
 """Credit files that are damaged, incomplete or of another run are refused with one sentence."""
 import io
-import json
 import random
 import struct
 import zipfile
@@ -59,7 +58,7 @@ def test_a_file_names_its_process_and_the_batch_does_not(of_three):
 
 
 @pytest.mark.parametrize("rank, said", [
-    (2, "step_000001.npz was written by process 0 of 3 (the first is 0), but this step has 2"),
+    (2, "step_000001.npz does not belong there: its process is [0, 3], not [0, 2]"),
     (1, "step_000001_rank1.npz: No such file"), (0, "step_000001.npz: No such file")])
 def test_a_missing_file_of_any_process_is_noticed(of_three, rank, said):
     credit_path(of_three, 1, rank).unlink()
@@ -69,9 +68,11 @@ def test_a_missing_file_of_any_process_is_noticed(of_three, rank, said):
 
 def test_a_file_too_many_or_of_another_process_is_noticed(of_three, monkeypatch):
     write_as_process(monkeypatch, credit_path(of_three, 1, 3), 3, 4)
-    assert "has 4 files" in refusal(of_three)
+    assert "step_000001.npz does not belong there: its process is [0, 3], not [0, 4]" in refusal(
+        of_three)
     write_as_process(monkeypatch, credit_path(of_three, 2, 1), 2, 3)
-    assert "step_000002_rank1.npz was written by process 2 of 3" in refusal(of_three, 2)
+    assert "step_000002_rank1.npz does not belong there: its process is [2, 3]" in refusal(
+        of_three, 2)
 
 
 def test_a_hole_in_the_files_of_older_runs_is_noticed(tmp_path):
@@ -143,6 +144,8 @@ NAN, INF = float("nan"), float("inf")
     ("true_credit_se", [0.1] * 7 + [-0.1], "has the value -0.1"),
     ("process", [0], "does not fit the other columns"),
     ("process", [-1, 1], "has the value -1"),
+    ("run_id", [1], "does not fit the other columns"),
+    ("run_id", [256] * 8, "has the value 256"),
     ("my_own", [0.1] * 4, "does not fit the other columns"),
     ("token_id", [5.0] * 8, "should hold whole numbers, and holds float64"),
     ("group", [False, False, True, True], "should hold whole numbers, and holds bool"),
@@ -176,43 +179,6 @@ def test_other_sizes_of_numbers_are_read_as_the_usual_ones(tmp_path):
         assert again[name].dtype == values.dtype and again[name].dtype.isnative, name
         np.testing.assert_allclose(again[name], values, rtol=1e-2)
     assert again["true_credit"].tolist() == list(range(8)) and again["my_own"].tolist() == [1] * 8
-
-
-def write_config(run, **config):
-    (run / "config.json").write_text(json.dumps(config))
-
-
-def test_token_ids_are_below_the_vocabulary(tmp_path):
-    write(tmp_path, token_id=np.array([0, 1, 2, 3, 4, 5, 6, 20]), prompt_ids=np.array([1, 2, 9, 4]))
-    write_config(tmp_path, model_config={"vocab_size": 21})
-    read_columns(tmp_path, 1)
-    write_config(tmp_path, model_config={"vocab_size": 20})
-    assert "its token_id has the value 20, and the model's vocabulary has 20" in refusal(tmp_path)
-    write(tmp_path, prompt_ids=np.array([1, 2, 20, 4]))
-    assert "its prompt_ids has the value 20" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize("questions, answers", [(3, 2), (2, 3), (1, 4), (4, 1), (6, 2)])
-def test_a_step_has_the_answers_that_config_json_says(tmp_path, questions, answers):
-    """So a file of another process that is missing is noticed in older runs, too."""
-    write(tmp_path)
-    size = {"questions": questions, "answers": answers}
-    write_config(tmp_path, **size)  # of a probe: its batch is another one
-    read_columns(tmp_path, 1)
-    write_config(tmp_path, ranks=1, questions=2, answers=2)
-    read_columns(tmp_path, 1)
-    write_config(tmp_path, ranks=3, **size)
-    assert "does not hold the whole step: it has 4 answers to 2 problems" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize("config", [
-    {"model_config": []}, {"model_config": {"vocab_size": "x"}},
-    {"model_config": {"vocab_size": 0}},
-    {"ranks": 1, "questions": 2.0, "answers": 2}, {"ranks": 1, "questions": 2, "answers": True}])
-def test_a_config_that_says_no_numbers_is_named(tmp_path, config):
-    write(tmp_path)
-    write_config(tmp_path, **config)
-    assert refusal(tmp_path).startswith(f"{tmp_path / 'config.json'}: ")
 
 
 def test_flipped_bits_and_cut_off_files_are_noticed(tmp_path):

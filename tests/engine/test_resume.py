@@ -112,7 +112,7 @@ def test_another_checkpoint_every_erases_no_record(stopped):
     """With --checkpoint_every 2 a record of three steps had a checkpoint, which was removed."""
     shutil.rmtree(stopped / "checkpoints")
     with open(stopped / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 3}) + "\n")
+        file.write(json.dumps({"step": 3, "run_id": config_of(stopped)["run_id"]}) + "\n")
     said = run("--resume", stopped, "--checkpoint_every", 100, expect=1).stderr
     assert "holds a record of 3 steps, and no checkpoint to go on from (they were removed)" in said
 

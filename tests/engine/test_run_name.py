@@ -1,5 +1,6 @@
 """The name of a run's folder: what is not at its default is in it, and nothing else."""
 import json
+import os
 import re
 import shutil
 
@@ -23,8 +24,8 @@ def name_of(*argv):
     ("--steps 30 --seed 2", "none-grpo-steps30-s2"),
     ("--task tools.descending --largest 9", "descending-none-grpo-largest9-s0"),
     ("--max_number 9 --kl 0.1", "none-grpo-kl0.1-max_number9-s0"),
-    ("--device cuda:1 --dtype bfloat16", "none-grpo-cuda_1-bfloat16-s0"),
-    ("--data its/own.jsonl --temperature 2", "none-grpo-own.jsonl-temperature2-s0"),
+    ("--device cuda:1 --dtype bfloat16", "none-grpo-cuda_1.af20fe-bfloat16-s0"),
+    ("--data own.jsonl --temperature 2", "none-grpo-own.jsonl-temperature2-s0"),
     ("--mitigation entropy_weighted --entropy_temp 0.5 --max_grad_norm 0",
      "entropy_weighted-entropy_temp0.5-grpo-max_grad_norm0-s0"),
     ("--mitigation inverse_logprob_as_published --rescale none",
@@ -35,11 +36,12 @@ def test_what_is_not_at_its_default_is_in_the_name(argv, name):
     assert name_of(*argv.split()) == name
 
 
-def test_the_default_is_that_of_the_model(tmp_path):
+def test_the_default_is_that_of_the_model(monkeypatch):
     """models/tiny learns at 0.00025 for 100 steps; without a recipe 5e-06 is the default."""
     assert name_of("--learning_rate", "0.00025", "--questions", "16") == "none-grpo-s0"
     assert name_of("--learning_rate", "5e-6") == "none-grpo-lr5e-6-s0"
-    bare = ["--model", str(tmp_path / "Bare-0.5B")]
+    monkeypatch.chdir(PROJECT)
+    bare = ["--model", "models/Bare-0.5B"]
     assert name_of(*bare, "--learning_rate", "5e-6") == "Bare-0.5B-none-grpo-s0"
     assert name_of(*bare, "--learning_rate", "0.0005") == "Bare-0.5B-none-grpo-lr5e-4-s0"
 
@@ -47,9 +49,10 @@ def test_the_default_is_that_of_the_model(tmp_path):
 def test_a_flag_of_a_recipe_is_at_its_default_however_it_is_written(tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps({"values_every": 16, "learning_rate": 1}))
     flags = ["--model", str(tmp_path), "--advantage", "vine"]
-    name = f"{tmp_path.name}-none-vine"
-    assert name_of(*flags) == name_of(*flags, "--values_every", "16") == f"{name}-s0"
-    assert name_of(*flags, "--values_every", "line") == f"{name}-values_everyline-s0"
+    name = name_of(*flags)
+    assert name == name_of(*flags, "--values_every", "16") and name.endswith("-none-vine-s0")
+    assert name_of(*flags, "--values_every", "line") == \
+        name.replace("-s0", "-values_everyline-s0")
 
 
 @pytest.mark.parametrize("flag", ["threads", "micro_batch", "sample_every", "checkpoint_every"])
@@ -76,15 +79,27 @@ def test_every_other_flag_names_another_folder(name):
 
 
 def test_a_model_is_named_by_its_folder_and_a_checkpoint_by_its_run_too(tmp_path, monkeypatch):
-    assert name_of("--model", "/nowhere/Qwen2.5-0.5B-Instruct") == \
-        "Qwen2.5-0.5B-Instruct-none-grpo-s0"
-    assert name_of("--model", str(tmp_path / "mine/checkpoints/step_000025")) == \
+    monkeypatch.chdir(PROJECT)
+    assert name_of("--model", "models/Other-0.5B") == "Other-0.5B-none-grpo-s0"
+    assert name_of("--model", "runs/mine/checkpoints/step_000025") == \
         "mine-step_000025-none-grpo-s0"
     shutil.copytree(TINY, tmp_path / "tiny")
-    assert name_of("--model", str(tmp_path / "tiny")) == "tiny-none-grpo-s0"
+    assert re.fullmatch(r"tiny\.\w{6}-none-grpo-s0", name_of("--model", str(tmp_path / "tiny")))
     monkeypatch.chdir(PROJECT / "models")
     for path in ("tiny", "../models/tiny/", TINY, "models/tiny"):
         assert name_of("--model", path) == "none-grpo-s0"
+
+
+@pytest.mark.parametrize("flags, paths", [
+    (["--data"], ["a/x.jsonl", "b/x.jsonl", "x.jsonl", "/c/x.jsonl", "models/x.jsonl"]),
+    (["--loss", "dpo", "--pairs"], ["a/x.jsonl", "b/x.jsonl", "x.jsonl"]),
+    (["--model"], ["models/x", "x", "/a/x", "/b/x"]),
+    (["--model"], [f"{runs}/mine/checkpoints/step_000025" for runs in ("runs", "/a", "a/runs")])])
+def test_paths_that_end_alike_name_different_folders(flags, paths, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    names = [name_of(*flags, path) for path in paths]
+    assert len(set(names)) == len(names)
+    assert names == [name_of(*flags, os.path.abspath(path)) for path in paths]
 
 
 def test_numbers_are_short_and_lose_no_digit():
@@ -112,6 +127,7 @@ def test_a_name_is_not_in_config_json_and_the_model_of_a_recipe_is():
 def test_the_table_of_the_page_is_right(tmp_path, monkeypatch):
     (tmp_path / "models/Qwen2.5-0.5B-Instruct").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("engine.run_name.PROJECT", tmp_path)
     readme = (ROOT / "README.md").read_text()
     assert "--task tools.descending --steps 30\n" in readme
     assert f"`runs/{name_of('--task', 'tools.descending', '--steps', '30')}`" in readme

@@ -1,0 +1,196 @@
+"""Every file of a run says which run, and which step, it is of: an exchange is noticed."""
+import json
+import os
+import shutil
+
+import pytest
+
+import train
+from analysis.runs import is_done, read_run
+from engine import files, provenance
+from engine.credit_file import read_columns
+from engine.errors import UserError
+from engine.identity import run_id_of
+from runs import lines, older, run
+from tools import sample
+
+FLAGS = ["--steps", "4", "--eval_every", "4", "--checkpoint_every", "2", "--sample_every", "1"]
+
+
+@pytest.fixture(scope="module")
+def made(learner, tmp_path_factory):
+    """Two runs of the same shape: only their seeds differ."""
+    folder = tmp_path_factory.mktemp("identity")
+    for seed in (0, 1):
+        run("--model", learner, "--out", folder / str(seed), "--seed", seed, *FLAGS)
+    return folder
+
+
+@pytest.fixture
+def pair(made, tmp_path):
+    return [shutil.copytree(made / name, tmp_path / name) for name in ("0", "1")]
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def edit_config(folder, **changed):
+    (folder / "config.json").write_text(json.dumps({**config_of(folder), **changed}))
+
+
+def exchange(name):
+    def damage(mine, other):
+        target = mine / name
+        shutil.rmtree(target) if target.is_dir() else target.unlink()
+        (shutil.copytree if (other / name).is_dir() else shutil.copy)(other / name, target)
+    return damage
+
+
+def swap_steps(mine, other):
+    first, second = (mine / f"credit/step_00000{step}.npz" for step in (2, 3))
+    first.rename(mine / "aside")
+    second.rename(first)
+    (mine / "aside").rename(second)
+
+
+def exchange_a_line(name):
+    def damage(mine, other):
+        texts, others = ((run / name).read_text().splitlines(True) for run in (mine, other))
+        (mine / name).write_text("".join([*texts[:1], others[1], *texts[2:]]))
+    return damage
+
+
+def lose_the_last_line(name):
+    def damage(mine, other):
+        (mine / name).write_text("".join((mine / name).read_text().splitlines(True)[:-1]))
+    return damage
+
+
+def edit(name, value):
+    return lambda mine, other: edit_config(mine, **{name: value})
+
+
+def look(folder):
+    seen = read_run(folder)
+    for step in seen["steps"]:
+        read_columns(folder, step)
+
+
+def go_on(folder):
+    train.main(["--resume", str(folder), "--steps", "5"])
+
+
+BOTH, LOOK, GO_ON = (look, go_on), (look,), (go_on,)
+DAMAGE = {
+    **{f"{name} edited": (edit(name, value), "config.json was changed", BOTH) for name, value in (
+        ("seed", 5), ("learning_rate", 0.5), ("advantage", "rloo"), ("temperature", 0.5),
+        ("kl", 0.1), ("epochs", 2), ("reward", "another"), ("run_id", "0" * 16), ("run_id", None),
+        ("made_of", 3))},
+    **{f"code {value}": (edit("code", value), "its code is not as", BOTH)
+       for value in (None, [3], [{"after_step": "x", "files": {}}], [{"after_step": 0}])},
+    "config.json": (exchange("config.json"), "does not belong there: its run_id", BOTH),
+    "a credit file": (exchange("credit/step_000003.npz"),
+                      "credit/step_000003.npz does not belong there: its run_id", LOOK),
+    "two steps": (swap_steps, "step_000002.npz does not belong there: its step is 3, not 2", LOOK),
+    "all metrics": (exchange("metrics.jsonl"), "metrics.jsonl.* (line 1 does not belong|not those "
+                    "that were there)", BOTH),
+    "all evaluations": (exchange("evaluations.jsonl"), "evaluations.jsonl.* (line 1 does not "
+                        "belong|not those that were there)", BOTH),
+    "a line": (exchange_a_line("metrics.jsonl"), "metrics.jsonl.* (line 2 does not belong|not those "
+               "that were there)", BOTH),
+    "a checkpoint": (exchange("checkpoints/step_000004"), "step_000004 does not belong there",
+                     GO_ON),
+    "the last evaluation": (lose_the_last_line("evaluations.jsonl"), "evaluations.jsonl", BOTH),
+    "the last step": (lose_the_last_line("metrics.jsonl"), "metrics.jsonl has 3 lines", BOTH)}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_what_is_of_another_run_or_step_is_named(pair, name):
+    damage, words, readers = DAMAGE[name]
+    mine, other = pair
+    look(mine)
+    damage(mine, other)
+    for reader in readers:
+        with pytest.raises(UserError, match=words):
+            reader(mine)
+
+
+def test_the_same_command_has_the_same_run_id_and_its_files_can_be_exchanged(
+        made, pair, learner, tmp_path):
+    run("--model", learner, "--out", tmp_path / "again", *FLAGS, "--micro_batch", 4)
+    assert config_of(tmp_path / "again")["run_id"] == config_of(made / "0")["run_id"]
+    assert config_of(made / "1")["run_id"] != config_of(made / "0")["run_id"]
+    for name in ("config.json", "metrics.jsonl", "credit/step_000003.npz"):
+        exchange(name)(pair[0], tmp_path / "again")
+    look(pair[0])
+
+
+def test_where_the_model_lies_does_not_matter_and_what_it_is_does(made):
+    config = config_of(made / "0")
+    assert run_id_of({**config, "model": "elsewhere", "steps": 9, "device": "cuda"}) \
+        == config["run_id"]
+    assert run_id_of({**config, "made_of": {"model": "0"}}) != config["run_id"]
+
+
+def test_a_run_of_an_older_version_is_read_and_goes_on_as_it_was(pair):
+    older(pair[0])
+    look(pair[0])
+    go_on(pair[0])
+    look(pair[0])
+    assert "run_id" not in config_of(pair[0])
+    assert all("run_id" not in line for line in lines(pair[0] / "metrics.jsonl"))
+
+
+def test_a_run_that_lost_its_last_evaluation_before_any_checkpoint_is_not_finished(pair):
+    assert is_done(read_run(pair[0]))
+    shutil.rmtree(pair[0] / "checkpoints")
+    lose_the_last_line("evaluations.jsonl")(*pair)
+    assert not is_done(read_run(pair[0]))
+
+
+def test_other_code_is_said_once_and_kept(pair, made, monkeypatch):
+    """Steps 1 and 2 by one code, what follows by another, and later the first steps once more."""
+    folder, sha256_of = pair[0], provenance.sha256_of
+    shutil.rmtree(folder / "checkpoints/step_000004")
+    for name in ("metrics", "evaluations", "samples"):
+        whole = lines(folder / f"{name}.jsonl")
+        kept = [json.dumps(line) + "\n" for line in whole if line["step"] <= 2]
+        (folder / f"{name}.jsonl").write_text("".join(kept))
+    monkeypatch.setattr(provenance, "sha256_of", lambda path: (
+        "f" * 64 if path.name == "countdown_task.py" else sha256_of(path)))
+    said = run("--resume", folder).stdout
+    assert "the code that made the first 2 steps was another: countdown_task.py changed" in said
+    [first, second] = config_of(folder)["code"]
+    assert first == config_of(made / "0")["code"][0] and first["after_step"] == 0
+    assert second == {"after_step": 2, "files": {"countdown_task.py": "f" * 12}}
+    assert "the code" not in run("--resume", folder, "--steps", 5).stdout
+    assert config_of(folder)["code"] == [first, second]
+
+
+def forbid(monkeypatch, place):
+    """Root may look everywhere, so what the system would say to others is said for it."""
+    def refusing(ask):
+        def asked(path, *arguments, **more):
+            if str(path) == str(place) or place in getattr(path, "parents", ()):
+                raise PermissionError(13, "Permission denied")
+            return ask(path, *arguments, **more)
+        return asked
+    for name in ("listdir", "stat"):
+        monkeypatch.setattr(files.os, name, refusing(getattr(os, name)))
+    monkeypatch.setattr("builtins.open", refusing(open))
+
+
+@pytest.mark.parametrize("name, reader", [
+    ("checkpoints", go_on), ("checkpoints", look), ("credit", look), ("config.json", look),
+    ("config.json", go_on), ("metrics.jsonl", look), ("metrics.jsonl", go_on)])
+def test_what_may_not_be_read_is_not_taken_for_lost(pair, monkeypatch, name, reader):
+    forbid(monkeypatch, pair[0] / name)
+    with pytest.raises(UserError, match=f"cannot read .*/{name}.*: Permission denied"):
+        reader(pair[0])
+
+
+def test_a_model_that_may_not_be_read_is_not_left_out_by_sample(pair, monkeypatch):
+    forbid(monkeypatch, pair[0] / "checkpoints")
+    with pytest.raises(UserError, match="cannot read .*/checkpoints: Permission denied"):
+        sample.main([str(pair[0]), "3", "5", "7", "15"])
