@@ -19,8 +19,7 @@ from engine.forward import Forward
 ALL = sorted(MITIGATIONS)
 
 
-FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},
-         "outcome_gradient": {"noise_std": 0.1}}  # little noise leaves little but rounding
+FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1}}
 
 
 def weights(lab, name, tokens, own=None, **how):
