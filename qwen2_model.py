@@ -71,14 +71,15 @@ class ModelConfig:
                 "use_sliding_window": False}
 
 
-def rotary(positions: torch.Tensor, config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary(positions: torch.Tensor, config: ModelConfig,
+           dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim).
 
     The sine's first half is negated, as `rotate` needs it.
     """
-    steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
+    steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=dtype)
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
-    angle = positions[..., None, None].float() * frequency  # (..., 1, frequencies)
+    angle = positions[..., None, None].to(dtype) * frequency  # (..., 1, frequencies)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
@@ -88,6 +89,10 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     half: into (a cos - b sin, b cos + a sin)."""
     swapped = x.roll(x.shape[-1] // 2, -1)  # the halves change places; -sin is in `sin`
     return torch.addcmul(x * cos, swapped, sin)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 class RMSNorm(nn.Module):
@@ -104,7 +109,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x):
         # the mean of squares in bfloat16 would lose the small ones
-        normed = F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps)
+        wide = at_least_float32(self.output_dtype)
+        normed = F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps)
         return normed.to(self.output_dtype)
 
 
@@ -215,8 +221,9 @@ class Decoder(nn.Module):
         position 0."""
         if positions is None:
             positions = torch.arange(ids.shape[-1], device=ids.device)
-        cos, sin = rotary(positions, self.config)
-        x = self.embed_tokens(ids).float()  # from layer to layer it stays float32
+        wide = at_least_float32(self.norm.output_dtype)  # x has this type from layer to layer
+        cos, sin = rotary(positions, self.config, wide)
+        x = self.embed_tokens(ids).to(wide)
         for layer in self.layers:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False,

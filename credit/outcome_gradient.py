@@ -8,12 +8,17 @@ distribution of the answer from p to q, and a token counts by what its embedding
 p and q are softmax of the logits' mean over the answer section. At n = 0 the divergence is at its
 minimum and has no gradient, so the importance depends on the noise that was drawn.
 
+All of it is computed in float64. p and q are nearly equal, and a norm takes no notice of how long
+an embedding is, so both q - p and e_t . gradient cancel: of float32 two digits would be left.
+
     z       log(1 + importance), from 0 for the least to 1 for the most important token of an answer
     weight  below the answer's 25% quantile z0 of z:  z / z0, at least 0.1
             from there on:                            1 + boost (z - z0) / (1 - z0)
 
 Then the weights of an answer's think section are scaled to mean 1. All other tokens weigh 1.
 """
+import copy
+
 import torch
 import torch.nn.functional as F
 
@@ -43,7 +48,7 @@ class outcome_gradient:
         weight = torch.ones_like(tokens.log_prob)
         for b in size.any(1).nonzero().flatten().tolist():
             own = thought[b]
-            weight[b, own] = reshaped(size[b, own], self.percentile / 100, self.boost)
+            weight[b, own] = reshaped(size[b, own], self.percentile / 100, self.boost).float()
         return weight
 
 
@@ -65,37 +70,48 @@ def reshaped(size: torch.Tensor, share: float, boost: float) -> torch.Tensor:
 
 def importance(lab, tokens: Rollouts, noise_std: float) -> torch.Tensor:
     """(B, T): of the think section's tokens, 0 elsewhere and in answers without both sections."""
-    size, clean = torch.zeros_like(tokens.log_prob), tokens.hidden
+    size = torch.zeros_like(tokens.log_prob, dtype=torch.float64)
     seed = int(torch.randint(2 ** 62, (1,), generator=tokens.generator))
     has_both = places_in(tokens, THINK).any(1) & places_in(tokens, ANSWER).any(1)
-    rows, model = tokens.own_rows(), whole_model(lab.model)  # embeddings are read on their own
+    rows, model = tokens.own_rows(), in_float64(lab.model)
     for part in micro_batches(tokens, rows[has_both[rows]], lab.settings.micro_batch):
-        size[part] = attribution(model, tokens, part, clean[part], noise_std, seed)
+        size[part] = attribution(model, tokens, part, noise_std, seed)
     processes.all_reduce(size)
     return size
 
 
-@torch.enable_grad()
-def attribution(model: Qwen2, tokens: Rollouts, rows: torch.Tensor, clean: torch.Tensor,
-                noise_std: float, seed: int) -> torch.Tensor:
-    """(rows, T): abs(e . gradient of KL at e + n) of the think section of these rows. `clean` are
-    their hidden states without noise."""
+def in_float64(model: Qwen2) -> Qwen2:
+    """A copy of the whole model. Every process has to call this."""
+    wide = copy.deepcopy(whole_model(model, torch.float64)).double()
+    return wide.compute_in(torch.float64).requires_grad_(False)
+
+
+def attribution(model: Qwen2, tokens: Rollouts, rows: torch.Tensor, noise_std: float,
+                seed: int) -> torch.Tensor:
+    """(rows, T): abs(e . gradient of KL at e + n) of the think section of these rows."""
     ids, shared, predicts = lay_out(tokens, rows)
-    embedding = model.model.embed_tokens(ids).detach().float()
     S = shared.answers.shape[1]  # the last token of an answer is not fed to the model
     thought, answer = places_in(tokens, THINK)[rows], places_in(tokens, ANSWER)[rows]
+    embedding = model.model.embed_tokens(ids)
     noisy = embedding.clone()
     for row, places, is_thought in zip(rows.tolist(), shared.answers, thought[:, :S]):
         own = places[is_thought]
         noisy[own] += noise_std * noise_of(seed + row, len(own), embedding)
-    noisy.requires_grad_()
-    with model.model.embed_tokens.register_forward_hook(lambda *_: noisy):
-        hidden = model.model(ids, shared.positions, shared)[predicts].float()
-    p = answer_distribution(model, clean, answer)
-    q = answer_distribution(model, hidden, answer)
-    divergence = F.kl_div(q, p, reduction="sum", log_target=True)
+
+    def answer_distribution(embedding):
+        """(rows, V) log-probs: softmax of the mean of the logits that predict the answer section.
+        The mean of logits is the logits of the mean state."""
+        with model.model.embed_tokens.register_forward_hook(lambda *_: embedding):
+            hidden = model.model(ids, shared.positions, shared)[predicts]
+        mean = (hidden * answer[..., None]).sum(1) / answer.sum(1, keepdim=True)
+        return model.logits(mean).log_softmax(-1)
+
+    p = answer_distribution(embedding)
+    with torch.enable_grad():
+        q = answer_distribution(noisy.requires_grad_())
+        divergence = F.kl_div(q, p, reduction="sum", log_target=True)
     gradient, = torch.autograd.grad(divergence, noisy)
-    size = torch.zeros(predicts.shape, device=ids.device)
+    size = torch.zeros(predicts.shape, device=ids.device, dtype=torch.float64)
     size[:, :S] = (gradient * embedding).sum(1).abs()[shared.answers]
     return size * thought
 
@@ -103,12 +119,5 @@ def attribution(model: Qwen2, tokens: Rollouts, rows: torch.Tensor, clean: torch
 def noise_of(seed: int, count: int, like: torch.Tensor) -> torch.Tensor:
     """(count, D) normal numbers, an answer's own, so that the micro-batch does not matter."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, like.shape[1], generator=generator).to(like.device)
-
-
-def answer_distribution(model: Qwen2, hidden: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
-    """(rows, V) log-probs: softmax of the mean of the logits that predict the answer section. The
-    mean of logits is the logits of the mean state."""
-    count = answer.sum(1, keepdim=True)
-    mean = (hidden * answer[..., None]).sum(1) / count
-    return model.logits(mean).log_softmax(-1)
+    noise = torch.randn(count, like.shape[1], generator=generator, dtype=torch.float64)
+    return noise.to(like.device)

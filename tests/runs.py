@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.torch import load_file
 
 import train
-from conftest import ROOT
+from conftest import ROOT, project_files
 from engine.errors import UserError
 
 SHORT = [
@@ -86,7 +86,7 @@ def older(folder):
 
 def copy_project(folder: Path) -> Path:
     """The program without its tests and models, to be changed."""
-    for path in ROOT.glob("*.py"):
+    for path in project_files("*.py"):
         shutil.copy(path, folder)
     for room in ("engine", "credit", "analysis", "tools", "research"):
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT, hand_made
+from conftest import ROOT, hand_made, project_files
 from engine.given_problems import read_problems
 from grpo import length_factor, policy_loss
 
@@ -29,7 +29,7 @@ def blocks(page: str, language: str = "python") -> list[str]:
 def project(tmp_path_factory):
     """A copy of the program to paste into."""
     folder = tmp_path_factory.mktemp("copy")
-    for path in ROOT.glob("*.py"):
+    for path in project_files("*.py"):
         shutil.copy(path, folder)
     for room in ("engine", "credit", "analysis", "tools"):
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -237,7 +237,7 @@ def test_editors_and_uv_are_told_the_same_packages():
 
 def test_every_test_that_a_page_names_exists():
     """A promise is kept by the test beside it."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *project_files("docs/*.md")]
     named = {(page, *name) for page in pages
              for name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())}
     assert len(named) > 15
@@ -247,7 +247,7 @@ def test_every_test_that_a_page_names_exists():
 
 def test_every_link_of_a_page_leads_somewhere():
     """Files that a page links to exist, and so do the headings behind a #."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks/README.md"]
+    pages = [ROOT / "README.md", *project_files("docs/*.md"), ROOT / "benchmarks/README.md"]
     for page in pages:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
             if link.startswith("http"):

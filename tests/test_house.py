@@ -3,11 +3,13 @@
 Read from the source with `ast`, imports inside functions included; nothing is run.
 """
 import ast
+import shutil
+import subprocess
 import sys
 from functools import cache
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, project_files
 
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
 ROOMS = ("engine", "credit", "analysis", "research", "tools", "benchmarks")
@@ -38,9 +40,9 @@ MAY_NOT_IMPORT = {
 
 def sources():
     """Every .py of the program, the tests aside."""
-    paths = list(ROOT.glob("*.py"))
+    paths = project_files("*.py")
     for room in ROOMS:
-        paths += (ROOT / room).rglob("*.py")
+        paths += project_files(f"{room}/**/*.py")
     return sorted(paths)
 
 
@@ -101,13 +103,25 @@ def where(name, line):
     return f"{MODULES[name].relative_to(ROOT)}:{line}"
 
 
+def test_files_of_the_user_are_not_looked_at(tmp_path):
+    """Outside a checkout nobody can tell them apart."""
+    for name in ("kept.py", "laid_beside.py"):
+        (tmp_path / name).touch()
+    assert [path.name for path in project_files("*.py", tmp_path)] == ["kept.py", "laid_beside.py"]
+    if not shutil.which("git"):
+        pytest.skip("needs git")
+    for command in (["init", "-q"], ["add", "kept.py"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    assert [path.name for path in project_files("*.py", tmp_path)] == ["kept.py"]
+
+
 def test_the_top_level_is_six_files():
-    assert {path.stem for path in ROOT.glob("*.py")} == SIX
+    assert {path.stem for path in project_files("*.py")} == SIX
 
 
 def test_every_package_is_a_known_room():
     """Rooms are packages; a new one needs its line in ROOMS and MAY_IMPORT."""
-    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(ROOMS)
+    assert {path.parent.name for path in project_files("*/__init__.py")} == set(ROOMS)
 
 
 @pytest.mark.parametrize("name", NAMES)

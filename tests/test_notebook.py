@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, project_files
 
 NOTEBOOK = ROOT / "docs/first_look.ipynb"
 FEWER = {'"30"': '"2"', '"10"': '"1"', '"500"': '"8", "--questions", "2", "--answers", "4"'}
@@ -33,7 +33,7 @@ def with_fewer_steps(cell: str) -> str:
 def project(tmp_path_factory):
     """A copy of the program for the notebook to write its runs into."""
     folder = tmp_path_factory.mktemp("copy")
-    for path in ROOT.glob("*.py"):
+    for path in project_files("*.py"):
         shutil.copy(path, folder)
     for room in ("engine", "credit", "analysis", "tools", "models/tiny"):
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))

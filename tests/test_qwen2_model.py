@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from qwen2_model import Qwen2
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.numerics
 SHAPE = dict(vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
              num_key_value_heads=2, max_position_embeddings=256)
 

@@ -112,16 +112,30 @@ def test_a_run_repeats_from_its_own_config(whole, tmp_path):
     assert_same_run(whole[0], tmp_path / "again")
 
 
-def kill_at(step, model, folder):
-    """A process of its own, killed once the credit file of this step shows."""
-    process = subprocess.Popen(
-        [sys.executable, ROOT / "train.py", "--model", model, "--out", folder],
-        stdout=subprocess.DEVNULL)
-    while not (folder / f"credit/step_{step:06d}.npz").exists():
-        assert process.poll() is None or (folder / f"credit/step_{step:06d}.npz").exists()
-        time.sleep(0.002)
-    process.kill()
-    process.wait()
+SIGNALLED = """
+import os, runpy, sys
+program, step, number, *flags = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(program))
+from engine import run_folder
+write_credit = run_folder.write_credit
+
+def write_and_signal(path, *args):
+    write_credit(path, *args)
+    if path.stem == f"step_{int(step):06d}":
+        os.kill(os.getpid(), int(number))
+
+run_folder.write_credit = write_and_signal
+sys.argv = [program, *flags]
+runpy.run_path(program, run_name="__main__")
+"""
+
+
+def signalled_at(step, number, model, folder):
+    """A process of its own that gets the signal right after the credit file of this step: whoever
+    waits for the file from outside may come too late."""
+    program = [sys.executable, "-c", SIGNALLED, ROOT / "train.py", step, number]
+    return subprocess.run(list(map(str, [*program, "--model", model, "--out", folder])),
+                          capture_output=True, text=True)
 
 
 def break_off_at(step, model, folder, monkeypatch):
@@ -143,7 +157,7 @@ def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, mon
     """Before the first checkpoint, between two, after the last but one."""
     folder = tmp_path / "killed"
     if step == 3:
-        kill_at(step, learner, folder)
+        assert signalled_at(step, int(signal.SIGKILL), learner, folder).returncode < 0
     else:
         break_off_at(step, learner, folder, monkeypatch)
     for name in ("metrics.jsonl", "samples.jsonl"):  # a line that the kill cut off
@@ -159,17 +173,11 @@ def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, mon
 
 def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path):
     folder = tmp_path / "stopped"
-    process = subprocess.Popen(
-        [sys.executable, "-u", ROOT / "train.py", "--model", learner, "--out", folder],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not (folder / "credit/step_000001.npz").exists():
-        time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
-    printed, errors = process.communicate()
+    process = signalled_at(1, int(signal.SIGINT), learner, folder)
     assert process.returncode == 130
-    assert f"python train.py --resume {folder}" in printed
-    assert "Traceback" not in errors
-    stopped = int(re.search(r"stopped at step (\d)", printed)[1])
+    assert f"python train.py --resume {folder}" in process.stdout
+    assert "Traceback" not in process.stderr
+    stopped = int(re.search(r"stopped at step (\d)", process.stdout)[1])
     assert (folder / f"checkpoints/step_{stopped:06d}/trainer/state.json").exists()
     run("--resume", folder)
     for name in ("metrics.jsonl", "evaluations.jsonl"):

@@ -1,8 +1,10 @@
 """Weights by attribution: the reshaping by hand, the gradient against finite differences."""
+import dataclasses
+
 import pytest
 import torch
 
-from conftest import make_mitigation, spoken
+from conftest import copied, make_mitigation, spoken
 from engine.labels import ANSWER, THINK
 from credit.outcome_gradient import importance, reshaped
 
@@ -19,12 +21,12 @@ def test_weights_by_hand():
     assert reshaped(torch.full((3,), 2.0), 0.25, 1.0).tolist() == [1, 1, 1]
 
 
-def divergence(lab, tokens, noise, b, t, stretched):
+def divergence(model, tokens, noise, b, t, stretched):
     """KL(p, q) of answer b by plain causal rows; q with noise, and the embedding of its token t
     longer by a share."""
     prompt, length = tokens.prompt_ids[tokens.group[b]], int(tokens.length[b])
     ids = torch.tensor([prompt + tokens.ids[b, :length].tolist()])
-    e = lab.model.model.embed_tokens(ids).detach()
+    e = model.model.embed_tokens(ids).detach()
     changed = e.clone()
     thought = len(prompt) + (tokens.section[b] == THINK).nonzero().flatten()
     changed[0, thought] += noise
@@ -32,27 +34,44 @@ def divergence(lab, tokens, noise, b, t, stretched):
     answer = len(prompt) + (tokens.section[b] == ANSWER).nonzero().flatten() - 1
     log_probs = []
     for embedding in (e, changed):
-        with torch.no_grad(), lab.model.model.embed_tokens.register_forward_hook(
+        with torch.no_grad(), model.model.embed_tokens.register_forward_hook(
                 lambda *_: embedding):
-            log_probs.append(lab.model(ids)[0, answer].double().mean(0).log_softmax(-1))
+            log_probs.append(model(ids)[0, answer].mean(0).log_softmax(-1))
     p, q = log_probs
     return (p.exp() * (p - q)).sum().item()
 
 
-def test_importance_is_the_slope_along_the_embedding(lab):
-    """Of the first answer, with noise of the size of the embeddings, at three of its tokens."""
-    tokens = spoken(lab)
+@pytest.mark.numerics
+@pytest.mark.parametrize("noise_std", [1e-3, 0.2])
+def test_importance_is_the_slope_along_the_embedding(lab, noise_std):
+    """Of the first answer, at three of its tokens, with little noise and with noise of the size of
+    the embeddings. float64 knows log-probs of up to 30 to 30 2^-53, which 2e-4 divides."""
+    tokens, model = spoken(lab), copied(lab.model).double().compute_in(torch.float64)
     thought = (tokens.section == THINK) & tokens.mask
     seed = int(torch.randint(2 ** 62, (1,), generator=torch.Generator().manual_seed(3)))
     generator = torch.Generator().manual_seed(seed)  # of row 0
-    width = lab.model.config.hidden_size
-    noise = 0.2 * torch.randn(int(thought[0].sum()), width, generator=generator)
-    size = importance(lab, tokens, noise_std=0.2)
+    noise = noise_std * torch.randn(int(thought[0].sum()), lab.model.config.hidden_size,
+                                    generator=generator, dtype=torch.float64)
+    size = importance(lab, tokens, noise_std)
     for t in (0, 4, 7):
-        slope = (divergence(lab, tokens, noise, 0, t, 0.01)
-                 - divergence(lab, tokens, noise, 0, t, -0.01)) / 0.02
-        assert size[0, t].item() == pytest.approx(abs(slope), rel=0.02, abs=1e-4)
+        slope = (divergence(model, tokens, noise, 0, t, 1e-4)
+                 - divergence(model, tokens, noise, 0, t, -1e-4)) / 2e-4
+        assert size[0, t].item() == pytest.approx(abs(slope), rel=1e-5, abs=2e-11)
     assert not size[~thought].any()
+
+
+@pytest.mark.numerics
+def test_no_digit_of_float32_depends_on_the_way_of_computing(lab):
+    """Alone, an answer is padded less, so kernels add up in another order. That moves the weights
+    by float64's rounding, some 1e-12 here, and so by one unit of float32's last place at most."""
+    tokens = spoken(lab)
+    together = make_mitigation("outcome_gradient", {}, lab)(tokens, lab)
+    for b in (0, 1, 5):
+        mask = tokens.mask & (torch.arange(6) == b)[:, None]
+        alone = dataclasses.replace(tokens, mask=mask,
+                                    generator=torch.Generator().manual_seed(3))
+        weight = make_mitigation("outcome_gradient", {}, lab)(alone, lab)
+        torch.testing.assert_close(weight[b], together[b], rtol=2 ** -23, atol=0)
 
 
 def test_only_thoughts_that_lead_to_an_answer_are_weighed(lab):

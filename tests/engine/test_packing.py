@@ -6,6 +6,8 @@ from engine import packing
 from engine.packing import SharedPrompts
 from qwen2_model import Qwen2
 
+pytestmark = pytest.mark.numerics
+
 PICTURE = """
         p p p r r r r r a a b c d d d
     p0  x . . . . . . . . . . . . . .

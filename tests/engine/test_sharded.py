@@ -139,8 +139,9 @@ def test_a_run_in_parts_leaves_the_folder_of_a_whole_one(untied, tmp_path):
     main(["--resume", str(tmp_path / "parts"), "--steps", "4", "--shard", "no"])
     for step in (1, 2, 3, 4):
         assert far_apart(tmp_path, f"step_{step:06d}/model.safetensors", "model.") < 1e-6
-    for moment in ("exp_avg.", "exp_avg_sq."):
-        assert far_apart(tmp_path, "step_000004/trainer/state.safetensors", moment) < 2e-6
+    # a gradient may be 1e-6 apart (above), four steps add that up, a square doubles it
+    for moment, bound in (("exp_avg.", 4e-6), ("exp_avg_sq.", 8e-6)):
+        assert far_apart(tmp_path, "step_000004/trainer/state.safetensors", moment) < bound
     configs = [json.loads((tmp_path / name / "checkpoints/step_000004/config.json").read_text())
                for name in ("whole", "parts")]
     assert configs[0] == configs[1]
