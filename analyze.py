@@ -44,10 +44,10 @@ from analysis.tally import Tally, describe
 from analysis.token_rows import write_token_rows
 from analysis.uncertainty import forks, sections
 from engine.errors import UserError
-from engine.files import make_folder, replace_text, writing
-from engine.flags import Flag, Parser, add_flags, with_defaults
-from engine.program import run_as_program
-from engine.progress import show_status
+from harness.files import make_folder, replace_text, writing
+from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.program import run_as_program
+from harness.progress import show_status
 
 INTERVALS = ("All intervals are about this run, its groups drawn again; another seed can lie "
              "outside them.")

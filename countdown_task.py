@@ -8,7 +8,7 @@ and parentheses.
 This file holds the problems, the prompt, the reward and its parts, and the labels of every
 generated token: the section it stands in, the kind of text it is. `Task` is all that the rest of
 the lab sees of it. A task of your own is another file with another `Task` (docs/your_own_task.md).
-Solutions are found by engine/countdown_solutions.py, so that every problem made here has one.
+Solutions are found by tools/countdown_solutions.py, so that every problem made here has one.
 
 What a model wrote is never executed: the expression reader below knows numbers, four operators, a
 minus sign and parentheses, computes in exact fractions, and gives up early on anything large.
@@ -23,12 +23,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from engine.countdown_solutions import reachable, right_expressions
+from tools.countdown_solutions import reachable, right_expressions
 from engine.errors import UserError
-from engine.flags import option
+from harness.flags import option
 from engine.labels import (ANSWER, BRACKET, END, KINDS, NUMBER, OPERATOR, OTHER,  # noqa: F401
                            SECTIONS, SPACE, TAG, THINK, WORD)
-from engine.given_problems import MAX_NUMBER, read_numbers, read_problems
+from tools.given_problems import MAX_NUMBER, read_numbers, read_problems
 from engine.tokens import END_OF_TURN
 
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")

@@ -25,7 +25,7 @@ from engine.labels import ANSWER, TAG, THINK
 from engine import processes
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.optimizer import clip_and_step
-from engine.registry import advantage
+from harness.registry import advantage
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2
 
@@ -180,7 +180,7 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
     if not credit.any():
         return skipped(why_nothing_is_left(rollouts, weight)), ratio
-    rows = rollouts.own_rows()
+    rows = rollouts.rows_of_rank()
     rows = rows[credit[rows] != 0]
     N = int(mask.sum())
     factor = length_factor(rollouts, s.loss_norm, s.max_new_tokens)

@@ -31,9 +31,9 @@ import torch
 
 from engine.labels import ANSWER, NUMBER, OPERATOR, THINK, WORD
 from engine.errors import UserError
-from engine.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
-from engine.hints import python_command
-from engine.registry import mitigation
+from harness.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
+from harness.hints import python_command
+from harness.registry import mitigation
 from engine.rollouts import Rollouts
 from engine.tokens import naive_class
 from grpo import gradient_size

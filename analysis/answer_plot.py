@@ -10,7 +10,7 @@ from analysis.answers import answer_of
 from analysis.plots import BLUE, DPI, plt, save
 from analysis.sizes import lay_flat, size_label
 from analysis.tally import Tally
-from engine.credit_file import read_columns
+from harness.credit_file import read_columns
 
 WIDTH = 900 / DPI          # inches: 900 pixels
 MONOSPACE = FontProperties(family="DejaVu Sans Mono", size=10)

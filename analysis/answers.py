@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.sizes import lay_flat
-from engine.credit_file import read_columns
+from harness.credit_file import read_columns
 from engine.errors import UserError
 from engine.tokens import token_bytes
 

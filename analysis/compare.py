@@ -16,8 +16,8 @@ from analysis.sums import PARTITIONS
 from analysis.tables import Table, by_row
 from analysis.vocabulary import Vocabulary
 from engine.labels import KINDS, SECTIONS
-from engine.credit_file import read_columns
-from engine.files import writing
+from harness.credit_file import read_columns
+from harness.files import writing
 from engine.tokens import load_tokenizer
 
 PUBLISHED_ARMS = (

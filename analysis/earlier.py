@@ -15,7 +15,7 @@ from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES, text_of
 from engine.labels import KINDS
-from engine.run_folder import run_config
+from harness.run_folder import run_config
 
 LEGEND = (
     "An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every "

@@ -14,7 +14,7 @@ from string import Template
 from analysis.answers import first_shown
 from analysis.tables import Table
 from engine.labels import KINDS, SECTIONS, TAG
-from engine.files import replace_text
+from harness.files import replace_text
 
 HERE = Path(__file__).resolve().parent
 Picture = tuple[Path, str]  # path and caption

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
 
-from engine.files import whole_file
+from harness.files import whole_file
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
            "#e69f00", "#56b4e9", "#000000", "#999999")

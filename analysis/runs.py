@@ -4,12 +4,12 @@ import sys
 from pathlib import Path
 
 from analysis.settings import check_settings, shortened
-from engine.credit_columns import LARGEST
-from engine.credit_file import checkpoint_folders, credit_steps
+from harness.credit_columns import LARGEST
+from harness.credit_file import checkpoint_folders, credit_steps
 from engine.errors import UserError
-from engine.files import is_there, paths_in
-from engine.record import MODES, lines_of_run, missing_evaluations, refuse_gaps
-from engine.run_folder import run_config
+from harness.files import is_there, paths_in
+from harness.record import MODES, lines_of_run, missing_evaluations, refuse_gaps
+from harness.run_folder import run_config
 
 
 def read_runs(folders: list[str]) -> list[dict]:

@@ -1,17 +1,17 @@
 """What analysis asks of the settings of runs: whether they can be, defaults, what had no effect.
 
-All that analysis knows of the flags of a run stands here. The lists of engine/registry.py are
+All that analysis knows of the flags of a run stands here. The lists of harness/registry.py are
 filled by whoever imports mitigations.py, as analyze.py does.
 """
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of
+from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of
 from engine.errors import UserError
-from engine.flags import Flag, check_value, fields_as_flags, parameters_as_flags
-from engine.settings import NOT_SETTINGS, OPTIONS
-from engine.tasks import load_task
+from harness.flags import Flag, check_value, fields_as_flags, parameters_as_flags
+from harness.settings import NOT_SETTINGS, OPTIONS
+from harness.tasks import load_task
 
 NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
 

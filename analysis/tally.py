@@ -19,7 +19,7 @@ from analysis.runs import steps_done
 from analysis.sizes import UNITS, lay_flat, lengths, units
 from analysis.sums import MEASURES, RESAMPLED, Sums
 from analysis.vocabulary import Vocabulary
-from engine.credit_file import credit_steps, read_columns
+from harness.credit_file import credit_steps, read_columns
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 

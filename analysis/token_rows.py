@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 from analysis.sizes import lengths
 from analysis.vocabulary import text_of
 from engine.labels import KINDS, SECTIONS
-from engine.credit_columns import column_of
-from engine.credit_file import credit_path, read_columns
+from harness.credit_columns import column_of
+from harness.credit_file import credit_path, read_columns
 from engine.errors import UserError
-from engine.files import whole_file
+from harness.files import whole_file
 from engine.tokens import load_tokenizer
 
 WORDS = {"section": SECTIONS, "kind": KINDS}  # of the codes in these columns

@@ -14,8 +14,8 @@ import torch
 from benchmarks.program import TINY
 from benchmarks.shapes import NUMBER_BYTES, SHAPES, Batch
 from engine.errors import UserError
-from engine.files import PROJECT
-from engine.flags import MOST_THREADS, Flag, check_value, shortened
+from harness.files import PROJECT
+from harness.flags import MOST_THREADS, Flag, check_value, shortened
 from engine.rollouts import Rollouts
 from grpo import grpo
 from qwen2_model import ModelConfig, Qwen2

@@ -16,11 +16,11 @@ import torch
 
 from analysis.tables import Table, by_row
 from benchmarks.program import shipped_lab
-from engine.flags import Flag, Parser, add_flags, parameters_as_flags, with_defaults
-from engine.lab import Lab
-from engine.program import run_as_program
-from engine.progress import show_status
-from engine.registry import ADVANTAGES, MITIGATIONS, make
+from harness.flags import Flag, Parser, add_flags, parameters_as_flags, with_defaults
+from engine.policy import Policy
+from harness.program import run_as_program
+from harness.progress import show_status
+from harness.registry import ADVANTAGES, MITIGATIONS, make
 from engine.rollouts import Rollouts
 
 WAYS = {
@@ -36,25 +36,25 @@ FLAGS = {
 }
 
 
-def measure(lab: Lab, batch: Rollouts, name: str) -> dict[str, float]:
+def measure(policy: Policy, batch: Rollouts, name: str) -> dict[str, float]:
     """Spread credit once; the processor's seconds, and the tokens that were sampled for it."""
     registry, flags = WAYS[name]
     known = parameters_as_flags(registry[name])
     defaults = {flag: meta.default for flag, meta in known.items()}
-    way = make(registry[name], defaults | flags, lab)
+    way = make(registry[name], defaults | flags, policy)
     fresh = replace(batch, generator=torch.Generator().manual_seed(0))
     start = time.process_time()
-    way(fresh, lab)
+    way(fresh, policy)
     seconds = time.process_time() - start
     return {"seconds": seconds, "tokens": way.metrics["extra_tokens"]}
 
 
-def take_turns(lab: Lab, batch: Rollouts, repeats: int) -> dict[str, list[dict]]:
+def take_turns(policy: Policy, batch: Rollouts, repeats: int) -> dict[str, list[dict]]:
     results = {name: [] for name in WAYS}
     for turn in range(repeats):
         for name in WAYS:
             show_status(f"turn {turn + 1} of {repeats}: {name}")
-            results[name].append(measure(lab, batch, name))
+            results[name].append(measure(policy, batch, name))
     show_status("")
     return results
 
@@ -78,10 +78,10 @@ def read_arguments(argv: list[str]) -> SimpleNamespace:
 
 def main(argv: list[str]) -> None:
     given = read_arguments(argv)
-    lab = shipped_lab(threads=1)
-    problems = lab.task.training_problems(0, 1, given.questions)
-    batch = lab.ask(problems, given.answers, seed=1)
-    results = take_turns(lab, batch, given.repeats)
+    policy = shipped_lab(threads=1)
+    problems = policy.task.training_problems(0, 1, given.questions)
+    batch = policy.ask(problems, given.answers, seed=1)
+    results = take_turns(policy, batch, given.repeats)
     print(f"{given.questions} problems x {given.answers} answers of "
           f"{batch.length.float().mean():.0f} tokens, one thread, {given.repeats} turns")
     print(table_of(results).to_text(limit=1000))

@@ -17,11 +17,11 @@ from statistics import median
 
 from benchmarks.program import parameters_beside
 from engine.errors import UserError
-from engine.files import PROJECT, read_lines
-from engine.flags import Parser, shortened
-from engine.program import run_as_program
-from engine.progress import show_status
-from engine.registry import MITIGATIONS
+from harness.files import PROJECT, read_lines
+from harness.flags import Parser, shortened
+from harness.program import run_as_program
+from harness.progress import show_status
+from harness.registry import MITIGATIONS
 
 MEBIBYTE = 2 ** 20
 ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {

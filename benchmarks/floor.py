@@ -17,9 +17,9 @@ from benchmarks.operations import Work, recomputed_work, rollout_work, update_wo
 from benchmarks.shapes import (NUMBER_BYTES, SHAPES, Batch, cached_bytes, multiplied_matrices,
                                parameters)
 from engine.errors import UserError
-from engine.files import is_folder
-from engine.flags import Flag, Parser, add_flags, shortened, some_text, with_defaults
-from engine.program import run_as_program
+from harness.files import is_folder
+from harness.flags import Flag, Parser, add_flags, shortened, some_text, with_defaults
+from harness.program import run_as_program
 from qwen2_model import ModelConfig
 
 FITS = 22e9        # bytes that a GPU of 24 GB leaves

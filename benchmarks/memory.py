@@ -24,11 +24,11 @@ from benchmarks.counting import Living, kept_by_autograd, resident
 from benchmarks.program import optimizer_of, peak_of_process, train_on
 from benchmarks.shapes import Batch, parameters
 from engine.errors import UserError
-from engine.flags import Flag, Parser, add_flags, with_defaults
-from engine.program import run_as_program
+from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.program import run_as_program
 from engine.forward import response_log_probs
-from engine.lab import pick_device
-from engine.progress import show_status
+from harness.load import pick_device
+from harness.progress import show_status
 from qwen2_model import ModelConfig
 
 MEBIBYTE = 2 ** 20

@@ -19,10 +19,10 @@ from types import SimpleNamespace
 from analysis.tables import Table, by_row
 from benchmarks.cases import Case
 from engine.errors import UserError
-from engine.files import PROJECT
-from engine.flags import Flag, Parser, add_flags, with_defaults
-from engine.program import run_as_program
-from engine.progress import show_status
+from harness.files import PROJECT
+from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.program import run_as_program
+from harness.progress import show_status
 
 FLAGS = {
     "neighbours": Flag(1, "busy processes beside the run", least=1, most=64),

@@ -3,15 +3,16 @@ from pathlib import Path
 
 import torch
 
-from engine.command_line import read_flags
-from engine.credit_file import write_credit
-from engine.files import PROJECT
-from engine.lab import Lab, make_lab
+from harness.command_line import read_flags
+from harness.credit_file import write_credit
+from harness.files import PROJECT
+from engine.policy import Policy
+from harness.load import load_policy
 from engine.optimizer import AdamW, make_optimizer
 from engine.rollouts import Rollouts
-from engine.run_folder import RunFolder
-from engine.clock import peak_memory
-from engine.settings import Settings, make_settings
+from harness.run_folder import RunFolder
+from harness.clock import peak_memory
+from harness.settings import Settings, make_settings
 from grpo import update
 from qwen2_model import Qwen2
 from train import train_step
@@ -34,20 +35,20 @@ def record(batch: Rollouts, path: Path) -> None:
     write_credit(path, batch, batch.mask.float())
 
 
-def shipped_lab(**settings) -> Lab:
+def shipped_lab(**settings) -> Policy:
     """The shipped model on its own task."""
-    return make_lab(make_settings({"model": str(TINY), "learning_rate": NO_LEARNING,
+    return load_policy(make_settings({"model": str(TINY), "learning_rate": NO_LEARNING,
                                    "sample_every": 0, **settings}))
 
 
-def step_of(lab: Lab, run: Path) -> dict:
+def step_of(policy: Policy, run: Path) -> dict:
     """The first step of a run in this folder; returns its line of metrics.jsonl."""
-    return train_step(lab, RunFolder(run), 1)
+    return train_step(policy, RunFolder(run), 1)
 
 
 def parameters_beside(flags: list[str]) -> int:
     """Parameters beside the policy's in a run with these flags."""
-    return make_lab(make_settings(read_flags(["--model", str(TINY), *flags]))).extra_parameters
+    return load_policy(make_settings(read_flags(["--model", str(TINY), *flags]))).extra_parameters
 
 
 def peak_of_process(device: torch.device) -> int:

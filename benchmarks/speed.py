@@ -29,11 +29,11 @@ from benchmarks.operations import Work
 from benchmarks.shapes import NUMBER_BYTES
 from benchmarks.work import WORK, measure
 from engine.errors import UserError
-from engine.files import is_there, writing
-from engine.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
-from engine.program import run_as_program
-from engine.lab import pick_device
-from engine.progress import show_status
+from harness.files import is_there, writing
+from harness.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from harness.program import run_as_program
+from harness.load import pick_device
+from harness.progress import show_status
 
 MEBIBYTE = 2 ** 20
 PICTURES = (".png", ".svg", ".pdf")

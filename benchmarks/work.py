@@ -18,9 +18,9 @@ from benchmarks.operations import rollout_work, update_work
 from benchmarks.program import (optimizer_of, peak_of_process, record, shipped_lab, step_of,
                                 train_on)
 from benchmarks.shapes import NUMBER_BYTES, Batch
-from engine.credit_file import credit_path, read_columns
+from harness.credit_file import credit_path, read_columns
 from engine.errors import UserError
-from engine.lab import pick_device
+from harness.load import pick_device
 from engine.sampler import generate
 
 
@@ -75,19 +75,19 @@ def step(case: Case) -> Callable:
 
 def shipped_step(case: Case) -> Callable:
     """train.py's own step of the shipped model on its own task."""
-    lab = shipped_lab(questions=case.questions, answers=case.answers, device=case.device,
+    policy = shipped_lab(questions=case.questions, answers=case.answers, device=case.device,
                       micro_batch=case.micro_batch, dtype=case.dtype, threads=case.threads)
 
     def work():
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder)
-            seconds, metrics = seconds_of(lambda: step_of(lab, run), case)
+            seconds, metrics = seconds_of(lambda: step_of(policy, run), case)
             sampled, trained = batches_on_record(case, run)
             record_bytes = credit_path(run, 1).stat().st_size
         record_share = metrics["record_seconds"] / metrics["seconds"]
         return {"tokens": metrics["tokens"], "seconds": seconds, "record": seconds * record_share,
                 "record_bytes": record_bytes,
-                "floor": step_floor(lab.model.config, sampled, trained)}
+                "floor": step_floor(policy.model.config, sampled, trained)}
     return work
 
 

@@ -1,5 +1,5 @@
 """Ways of spreading credit that need more than one function: a critic, fresh samples, a state.
 
 mitigations.py imports those that are choices of --mitigation and --advantage: that is how they join
-the lists of engine/registry.py.
+the lists of harness/registry.py.
 """

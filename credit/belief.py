@@ -28,9 +28,9 @@ from engine.labels import THINK
 from credit.monte_carlo import Prefix
 from engine import processes
 from engine.errors import UserError
-from engine.flags import Flag
+from harness.flags import Flag
 from engine.forward import frozen_log_probs
-from engine.registry import advantage
+from harness.registry import advantage
 from engine.rollouts import Rollouts
 from engine.tokens import token_bytes
 
@@ -54,20 +54,20 @@ class belief:
     is in the rest.
     """
 
-    def __init__(self, lab, *, belief_every: Every = 8):
-        if not hasattr(lab.task, "right_answers"):
+    def __init__(self, policy, *, belief_every: Every = 8):
+        if not hasattr(policy.task, "right_answers"):
             raise UserError(f"--advantage belief needs a task that lists its right answers, and "
-                            f"--task {lab.settings.task} has no method right_answers "
+                            f"--task {policy.settings.task} has no method right_answers "
                             "(docs/your_own_task.md)")
         self.every, self.metrics = belief_every, {}
 
-    def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         thoughts = thought_lengths(rollouts)
         prefixes = {}  # of each answer that is this process's, one for each cut
-        for b in rollouts.own_rows().tolist():
+        for b in rollouts.rows_of_rank().tolist():
             question, ids = int(rollouts.group[b]), rollouts.ids[b].tolist()
             prefixes[b] = [(question, tuple(ids[:n])) for n in self.cuts(thoughts[b])]
-        known = beliefs(lab, rollouts, list(dict.fromkeys(sum(prefixes.values(), []))))
+        known = beliefs(policy, rollouts, list(dict.fromkeys(sum(prefixes.values(), []))))
         Phi = torch.zeros(len(thoughts), rollouts.mask.shape[1] + 1)
         for b, cut_off in prefixes.items():
             n, at_cuts = thoughts[b], [known[prefix] for prefix in cut_off]
@@ -99,12 +99,12 @@ def thought_lengths(rollouts: Rollouts) -> list[int]:
     return torch.minimum(last, (rollouts.length - 1).clamp(min=0)).tolist()
 
 
-def beliefs(lab, rollouts: Rollouts, prefixes: list[Prefix]) -> dict[Prefix, float]:
+def beliefs(policy, rollouts: Rollouts, prefixes: list[Prefix]) -> dict[Prefix, float]:
     """The probability of a right answer after each prefix. A prefix is computed once for all the
     right answers that may follow: they are scored as a batch of answers to it."""
     forced = {}
     for question in {question for question, _ in prefixes}:
-        forced[question] = forced_texts(lab, rollouts.problems[question])
+        forced[question] = forced_texts(policy, rollouts.problems[question])
     prompts, group, right = [], [], []
     for number, (question, ids) in enumerate(prefixes):
         texts = forced[question]
@@ -114,19 +114,19 @@ def beliefs(lab, rollouts: Rollouts, prefixes: list[Prefix]) -> dict[Prefix, flo
     total = torch.zeros(len(prefixes), device=rollouts.mask.device)
     batch = batch_of(prompts, group, right, total.device)  # maybe empty, and passed all the same:
     rows = torch.arange(len(right), device=total.device)   # see engine/sharded.py
-    log_prob = frozen_log_probs(lab.model, batch, rows, lab.settings.micro_batch)
+    log_prob = frozen_log_probs(policy.model, batch, rows, policy.settings.micro_batch)
     total.index_add_(0, batch.group, log_prob.sum(1).exp())
     return dict(zip(prefixes, total.tolist()))
 
 
-def forced_texts(lab, problem) -> Forced:
-    opening, right = lab.task.right_answers(problem)
+def forced_texts(policy, problem) -> Forced:
+    opening, right = policy.task.right_answers(problem)
 
     def ids_of(text: str) -> list[int]:
-        ids = lab.tokenizer.encode(text, add_special_tokens=False).ids
-        if b"".join(token_bytes(lab.tokenizer, ids)) != text.encode():
+        ids = policy.tokenizer.encode(text, add_special_tokens=False).ids
+        if b"".join(token_bytes(policy.tokenizer, ids)) != text.encode():
             raise UserError(f"the tokenizer cannot spell {text!r}, a right answer to the problem "
-                            f"{lab.task.show(problem)}")
+                            f"{policy.task.show(problem)}")
         return ids
 
     return Forced(ids_of(opening), [ids_of(answer) for answer in right])

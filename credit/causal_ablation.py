@@ -13,9 +13,9 @@ import torch
 from engine.labels import ANSWER
 from credit.monte_carlo import continuation_rewards
 from engine import processes
-from engine.flags import Count, Flag
+from harness.flags import Count, Flag
 from engine.forward import frozen_log_probs
-from engine.registry import mitigation
+from harness.registry import mitigation
 from engine.rollouts import Rollouts
 
 Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token",
@@ -32,15 +32,15 @@ class causal_ablation:
     tokens in between get the linear interpolation.
     """
 
-    def __init__(self, lab, *, ablate_every: Count = 8, ablation: Ablation = "resample"):
+    def __init__(self, policy, *, ablate_every: Count = 8, ablation: Ablation = "resample"):
         self.every, self.metrics = ablate_every, {}
         self.changes = {"resample": self.after_resampling, "delete": after_deletion}[ablation]
 
-    def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
+    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
         lengths, places = tokens.length.tolist(), []
         for row, length in enumerate(lengths):
             places += [(row, t) for t in range(0, length, self.every)]
-        changes = self.changes(tokens, lab, places).abs().tolist()
+        changes = self.changes(tokens, policy, places).abs().tolist()
         weight, start = torch.zeros_like(tokens.log_prob), 0
         for row, length in enumerate(lengths):
             at = range(0, length, self.every)
@@ -50,17 +50,17 @@ class causal_ablation:
             start += len(at)
         return weight
 
-    def after_resampling(self, tokens: Rollouts, lab, places: Places) -> torch.Tensor:
+    def after_resampling(self, tokens: Rollouts, policy, places: Places) -> torch.Tensor:
         """(places,): how much more reward the answer had with its own token."""
         groups, ids = tokens.group.tolist(), tokens.ids.tolist()
         prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
         own_tokens = [ids[row][t] for row, t in places]
-        rewards, spent = continuation_rewards(lab, tokens, prefixes, 1, without=own_tokens)
+        rewards, spent = continuation_rewards(policy, tokens, prefixes, 1, without=own_tokens)
         self.metrics = {"extra_tokens": spent}
         return tokens.reward[[row for row, _ in places]] - rewards[:, 0]
 
 
-def after_deletion(tokens: Rollouts, lab, places: Places) -> torch.Tensor:
+def after_deletion(tokens: Rollouts, policy, places: Places) -> torch.Tensor:
     """(places,): how much surer the model was, with the token, of the answer section's tokens that
     come later; 0 where none do.
 
@@ -71,7 +71,7 @@ def after_deletion(tokens: Rollouts, lab, places: Places) -> torch.Tensor:
     asked = later.any(1).nonzero().squeeze(1)
     share = processes.shard_of(len(asked))
     own = asked[share.start:share.stop]
-    log_prob = frozen_log_probs(lab.model, shorter, own, lab.settings.micro_batch)
+    log_prob = frozen_log_probs(policy.model, shorter, own, policy.settings.micro_batch)
     processes.all_reduce(log_prob)
     return ((shorter.log_prob - log_prob) * later).sum(1)
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 from credit.trained import Trained
 from engine.errors import UserError
-from engine.flags import Flag
+from harness.flags import Flag
 from engine.forward import lay_out
-from engine.registry import advantage
+from harness.registry import advantage
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes
@@ -91,28 +91,28 @@ class gae:
     on, minus V. So every right step pays, needed or not, and an answer of many steps earns most.
     """
 
-    def __init__(self, lab, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
+    def __init__(self, policy, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
                  critic: Critic = "head", critic_lr: HeadRate = 1e-2, critic_layers: Layers = 0,
                  trunk_lr: TrunkRate = 1e-3, process_reward: Process = 0.0):
-        if process_reward and not hasattr(lab.task, "right_steps"):
-            raise UserError(f"--process_reward {process_reward}: --task {lab.settings.task} has no "
+        if process_reward and not hasattr(policy.task, "right_steps"):
+            raise UserError(f"--process_reward {process_reward}: --task {policy.settings.task} has no "
                             "method right_steps, which says where right steps end")
         self.gamma, self.gae_lambda, self.process_reward = gamma, gae_lambda, process_reward
         if critic == "trunk":
-            module, rate = Trunk(lab.model, critic_layers), trunk_lr
+            module, rate = Trunk(policy.model, critic_layers), trunk_lr
         else:
-            module, rate = Head(lab.model), critic_lr
-        self.critic = Trained(module, rate, lab.model.device)
+            module, rate = Head(policy.model), critic_lr
+        self.critic = Trained(module, rate, policy.model.device)
         self.metrics = {}
 
-    def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         """Advantages by the critic as it was; then it learns from this batch, in eight steps."""
         mask, values = rollouts.mask, self.critic.module.values
         value = torch.zeros_like(rollouts.log_prob)
         with torch.no_grad():
             for rows in torch.arange(len(mask), device=mask.device).chunk(PARTS):
                 value[rows] = value[rows].masked_scatter(mask[rows], values(rollouts, rows))
-        earned = self.process_reward * steps_ended(rollouts, lab) if self.process_reward else 0.0
+        earned = self.process_reward * steps_ended(rollouts, policy) if self.process_reward else 0.0
         advantage = generalised_advantage(value, rollouts.reward, mask, self.gamma, self.gae_lambda,
                                           earned)
         target = advantage + value
@@ -130,13 +130,13 @@ class gae:
         self.critic.load_state_dict(tensors)
 
 
-def steps_ended(rollouts: Rollouts, lab) -> torch.Tensor:
+def steps_ended(rollouts: Rollouts, policy) -> torch.Tensor:
     """(B, T): how many right steps of its reasoning end with a token."""
     ended = torch.zeros(rollouts.mask.shape)
     for row, (ids, length) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
         problem = rollouts.problems[rollouts.group[row]]
-        pieces = token_bytes(lab.tokenizer, ids[:length])
-        for t in lab.task.right_steps(problem, pieces):
+        pieces = token_bytes(policy.tokenizer, ids[:length])
+        for t in policy.task.right_steps(problem, pieces):
             ended[row, t] += 1
     return ended.to(rollouts.mask.device)
 

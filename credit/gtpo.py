@@ -9,8 +9,8 @@ d_t and h_t count the right and the wrong answers that have a token t: on averag
 """
 import torch
 
-from engine.flags import NotNegative
-from engine.registry import advantage
+from harness.flags import NotNegative
+from harness.registry import advantage
 from engine.rollouts import Rollouts
 from grpo import centred, group_z_score
 

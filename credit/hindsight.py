@@ -16,10 +16,10 @@ import typing
 import torch
 
 from engine import processes
-from engine.flags import Flag
+from harness.flags import Flag
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.optimizer import clip_and_step
-from engine.registry import advantage
+from harness.registry import advantage
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from qwen2_model import Qwen2
@@ -38,18 +38,18 @@ class hindsight:
     0 where no answer of the batch is right. Needs memory for a second model with its optimizer.
     """
 
-    def __init__(self, lab, *, hindsight_lr: Rate = 1e-3, hindsight_steps: Steps = 3):
+    def __init__(self, policy, *, hindsight_lr: Rate = 1e-3, hindsight_steps: Steps = 3):
         self.rate, self.steps = hindsight_lr, hindsight_steps
 
-    def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         right = rollouts.scores["answer"]
         if not right.any():
             return torch.zeros_like(rollouts.log_prob)
-        size = lab.settings.micro_batch
-        after_success = taught(lab.model, rollouts, right, self.rate, self.steps, size)
-        rows = rollouts.own_rows()
+        size = policy.settings.micro_batch
+        after_success = taught(policy.model, rollouts, right, self.rate, self.steps, size)
+        rows = rollouts.rows_of_rank()
         difference = (frozen_log_probs(after_success, rollouts, rows, size)
-                      - frozen_log_probs(lab.model, rollouts, rows, size))
+                      - frozen_log_probs(policy.model, rollouts, rows, size))
         processes.all_reduce(difference)
         return difference
 
@@ -61,7 +61,7 @@ def taught(model: Qwen2, rollouts: Rollouts, share: torch.Tensor, rate: float, s
     as much as its share (B,) says."""
     student = copy.deepcopy(whole_model(model, torch.float32)).float().requires_grad_()
     optimizer = torch.optim.AdamW(student.parameters(), lr=rate, weight_decay=0.0)
-    rows = rollouts.own_rows()
+    rows = rollouts.rows_of_rank()
     rows, total = rows[share[rows] > 0], (share * rollouts.length).sum()
     for _ in range(steps):
         optimizer.zero_grad()

@@ -16,8 +16,8 @@ import math
 
 import torch
 
-from engine.flags import NotNegative
-from engine.registry import advantage
+from harness.flags import NotNegative
+from harness.registry import advantage
 from engine.rollouts import Rollouts
 from grpo import centred, group_z_score, to_every_token
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn as nn
 
 from credit.trained import Trained
-from engine.flags import LearningRate, Range
-from engine.registry import mitigation
+from harness.flags import LearningRate, Range
+from harness.registry import mitigation
 from engine.rollouts import Rollouts
 from grpo import length_factor, group_z_score, policy_loss
 
@@ -22,13 +22,13 @@ class lambda_grpo:
     lambda takes a step down the same loss, through the weights, with log_prob fixed.
     """
 
-    def __init__(self, lab, *, lambda_init: Exponent = 0.0, lambda_lr: LearningRate = 0.01):
+    def __init__(self, policy, *, lambda_init: Exponent = 0.0, lambda_lr: LearningRate = 0.01):
         scalar = nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))})
-        self.scalar = Trained(scalar, lambda_lr, lab.model.device)
+        self.scalar = Trained(scalar, lambda_lr, policy.model.device)
         self.metrics = {}
 
-    def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
-        s, exponent = lab.settings, self.scalar.module["lambda"]
+    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
+        s, exponent = policy.settings, self.scalar.module["lambda"]
         factor = length_factor(tokens, s.loss_norm, s.max_new_tokens)
         with torch.enable_grad():
             weight = answer_weights(tokens, exponent)[:, None].expand_as(tokens.log_prob)

@@ -4,8 +4,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from credit.trained import Trained
-from engine.flags import CountOrNone, LearningRate
-from engine.registry import mitigation
+from harness.flags import CountOrNone, LearningRate
+from harness.registry import mitigation
 from engine.rollouts import Rollouts
 
 
@@ -35,13 +35,13 @@ class learned_importance:
     Where the true credit of the tokens is known, the net learns its size instead.
     """
 
-    def __init__(self, lab, *, importance_warmup: CountOrNone = 10,
+    def __init__(self, policy, *, importance_warmup: CountOrNone = 10,
                  importance_lr: LearningRate = 1e-3):
-        net = ImportanceNet(lab.model.config.hidden_size, lab.settings.seed)
-        self.net = Trained(net, importance_lr, lab.model.device)
+        net = ImportanceNet(policy.model.config.hidden_size, policy.settings.seed)
+        self.net = Trained(net, importance_lr, policy.model.device)
         self.warmup, self.metrics = importance_warmup, {}
 
-    def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
+    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
         with torch.no_grad():
             weight = self.net.module(tokens.hidden)
         with torch.enable_grad():

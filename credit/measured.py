@@ -17,8 +17,8 @@ import torch
 
 from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
-from engine.flags import Flag
-from engine.registry import advantage
+from harness.flags import Flag
+from harness.registry import advantage
 from engine.rollouts import Rollouts
 
 Count = typing.Annotated[int, Flag(4, "fresh answers that leave each undecided token", least=1,
@@ -38,20 +38,20 @@ class measured:
     step unless --max_grad_norm cuts it off or the gradient is near AdamW's epsilon.
     """
 
-    def __init__(self, lab, *, measured_k: Count = 4, measured_above: Above = 0.15):
-        refuse_other_temperatures(lab)
+    def __init__(self, policy, *, measured_k: Count = 4, measured_above: Above = 0.15):
+        refuse_other_temperatures(policy)
         self.k, self.above, self.metrics = measured_k, measured_above, {}
 
-    def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         places = (chance_of_others(rollouts) > self.above).nonzero().tolist()
-        credit, spent = credit_at(lab, rollouts, places, [self.k] * len(places))
+        credit, spent = credit_at(policy, rollouts, places, [self.k] * len(places))
         self.metrics = {"extra_tokens": spent}
         return credit
 
 
-def refuse_other_temperatures(lab) -> None:
-    if lab.settings.temperature != 1:
-        raise UserError(f"--temperature {lab.settings.temperature}: the chance of leaving a token "
+def refuse_other_temperatures(policy) -> None:
+    if policy.settings.temperature != 1:
+        raise UserError(f"--temperature {policy.settings.temperature}: the chance of leaving a token "
                         "is that of temperature 1")
 
 
@@ -60,11 +60,11 @@ def chance_of_others(rollouts: Rollouts) -> torch.Tensor:
     return (-torch.expm1(rollouts.log_prob.double()) * rollouts.mask).cpu()
 
 
-def credit_at(lab, rollouts: Rollouts, places: list,
+def credit_at(policy, rollouts: Rollouts, places: list,
               counts: list[int]) -> tuple[torch.Tensor, int]:
     """(B, T) credit, 0 but at these places (b, t), from so many fresh answers at each; and how many
     tokens those took."""
-    rewards, spent = deviations(lab, rollouts, places, counts)
+    rewards, spent = deviations(policy, rollouts, places, counts)
     others = torch.full(rollouts.mask.shape, float("nan"), dtype=torch.float64)
     for (b, t), reward in zip(places, rewards):
         others[b, t] = reward.mean()
@@ -72,7 +72,7 @@ def credit_at(lab, rollouts: Rollouts, places: list,
     return credit.to(rollouts.log_prob), spent
 
 
-def deviations(lab, rollouts: Rollouts, places: list, counts: list[int],
+def deviations(policy, rollouts: Rollouts, places: list, counts: list[int],
                progress=lambda share: None) -> tuple[list[torch.Tensor], int]:
     """Rewards of answers that have another token at each place (b, t) and go on from there."""
     if not counts:
@@ -82,7 +82,7 @@ def deviations(lab, rollouts: Rollouts, places: list, counts: list[int],
     for (b, t), count in zip(places, counts):
         prefixes += [(groups[b], tuple(ids[b][:t]))] * count
         own_tokens += [ids[b][t]] * count
-    rewards, spent = continuation_rewards(lab, rollouts, prefixes, 1, progress, own_tokens)
+    rewards, spent = continuation_rewards(policy, rollouts, prefixes, 1, progress, own_tokens)
     return list(rewards[:, 0].double().cpu().split(counts)), spent
 
 

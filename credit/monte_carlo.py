@@ -15,9 +15,9 @@ import torch
 from engine import processes
 from engine.errors import UserError
 from engine.finite import BrokenModel, refuse_undefined
-from engine.flags import Flag, shortened
+from harness.flags import Flag, shortened
 from engine.forward import LOGITS_AT_ONCE
-from engine.registry import advantage
+from harness.registry import advantage
 from engine.rollouts import Rollouts, stop_ids
 from engine.sampler import Generation, Start, generate
 
@@ -45,19 +45,19 @@ class vine:
     does (2505.23564): before every fifth token whose probability was below 0.9.
     """
 
-    def __init__(self, lab, *, values_k: K = 9, values_every: Every = "line"):
+    def __init__(self, policy, *, values_k: K = 9, values_every: Every = "line"):
         if values_every not in ("line", "uncertain") and not is_count(values_every):
             raise UserError(f"--values_every {shortened(values_every)} should be line, uncertain "
                             "or a number of tokens, at least 1")
         self.k, self.every, self.metrics = values_k, values_every, {}
 
-    def __call__(self, rollouts: Rollouts, lab) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         if self.every == "uncertain":
             rows = rollouts.log_prob.exp().tolist()
             cuts = [decision_starts(row[:n]) for row, n in zip(rows, rollouts.length.tolist())]
         else:
             cuts = [segment_starts(texts, self.every) for texts in rollouts.texts]
-        values, spent = prefix_values(lab, rollouts, cuts, self.k)
+        values, spent = prefix_values(policy, rollouts, cuts, self.k)
         self.metrics = {"extra_tokens": spent}
         advantage, lengths = torch.zeros_like(rollouts.log_prob), rollouts.length.tolist()
         for row, (starts, before) in enumerate(zip(cuts, values)):
@@ -86,7 +86,7 @@ def decision_starts(probability: list[float]) -> list[int]:
     return [0, *starts] if probability else []
 
 
-def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]],
+def prefix_values(policy, rollouts: Rollouts, cuts: list[list[int]],
                   k: int) -> tuple[list[list[float]], int]:
     """Values of answer b's first cuts[b][j] tokens, and how many tokens were sampled for them.
     Equal prefixes of one problem share theirs."""
@@ -97,13 +97,13 @@ def prefix_values(lab, rollouts: Rollouts, cuts: list[list[int]],
     distinct = list(dict.fromkeys(prefix for of_answer in prefixes for prefix in of_answer))
     if not distinct:
         return [[] for _ in cuts], 0
-    rewards, spent = continuation_rewards(lab, rollouts, distinct, k)
+    rewards, spent = continuation_rewards(policy, rollouts, distinct, k)
     value = dict(zip(distinct, rewards.mean(1).tolist()))
     return [[value[prefix] for prefix in of_answer] for of_answer in prefixes], spent
 
 
 @torch.no_grad()
-def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[Prefix], k: int,
+def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: int,
                          progress=lambda share: None,
                          without: list[int] | None = None) -> tuple[torch.Tensor, int]:
     """Rewards (n, k) of k fresh answers that go on from each prefix, and how many tokens they took.
@@ -113,23 +113,23 @@ def continuation_rewards(lab, rollouts: Rollouts, prefixes: list[Prefix], k: int
     A prefix that has ended, or that has reached the limit, is worth its own reward. Random numbers
     follow from the batch's generator alone.
     """
-    ends = stop_ids(lab.model, lab.tokenizer)
+    ends = stop_ids(policy.model, policy.tokenizer)
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    room = [tokens_left(ids, lab.settings.max_new_tokens, ends) for _, ids in prefixes]
+    room = [tokens_left(ids, policy.settings.max_new_tokens, ends) for _, ids in prefixes]
     rewards, spent = torch.zeros(len(prefixes) * k), 0
     cells = []  # where in `rewards` the answers stand that have to be sampled
     for i in in_order(prefixes):
         if room[i] > 0:
             cells += range(i * k, i * k + k)
-    reward_of = remembered_rewards(lab, rollouts)
-    size = rows_at_once(lab)
+    reward_of = remembered_rewards(policy, rollouts)
+    size = rows_at_once(policy)
     for start in range(0, len(cells), size):
         progress(start / len(cells))
         part = cells[start:start + size]
         begun = [prefixes[cell // k] for cell in part]
         ruled_out = [-1 if without is None else without[cell // k] for cell in part]
         share = processes.shard_of(len(part))
-        fresh = go_on(lab, rollouts, begun, ruled_out, ends, seed=seed + start, share=share)
+        fresh = go_on(policy, rollouts, begun, ruled_out, ends, seed=seed + start, share=share)
         own = part[share.start:share.stop]
         rewards[own] = rewards_of(begun, fresh, share, reward_of)
         if not fresh.log_prob.isfinite().all():
@@ -150,18 +150,18 @@ def tokens_left(ids: tuple[int, ...], limit: int, ends: tuple[int, ...]) -> int:
     return 0 if ids and ids[-1] in ends else limit - len(ids)
 
 
-def rows_at_once(lab) -> int:
+def rows_at_once(policy) -> int:
     """As many as fit, were all to reach the limit: in the cache, and as rows of logits."""
-    config, dtype = lab.model.config, lab.model.compute_dtype
+    config, dtype = policy.model.config, policy.model.compute_dtype
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    row = numbers * dtype.itemsize * lab.settings.max_new_tokens
+    row = numbers * dtype.itemsize * policy.settings.max_new_tokens
     return max(1, min(ROWS_AT_ONCE, CACHE_AT_ONCE // row, LOGITS_AT_ONCE // config.vocab_size))
 
 
-def go_on(lab, rollouts: Rollouts, begun: list[Prefix], ruled_out: list[int],
+def go_on(policy, rollouts: Rollouts, begun: list[Prefix], ruled_out: list[int],
           ends: tuple[int, ...], **sampling) -> Generation:
     """Sample an answer for each of these prefixes, and compute what they share once."""
-    s, whole = lab.settings, sequences(begun)
+    s, whole = policy.settings, sequences(begun)
     number = {prefix: i for i, prefix in enumerate(dict.fromkeys(whole.values()))}
     prompts = [[*rollouts.prompt_ids[question], *ids] for question, ids in number]
     starts, limits = [], []
@@ -170,16 +170,16 @@ def go_on(lab, rollouts: Rollouts, begun: list[Prefix], ruled_out: list[int],
         seen = len(rollouts.prompt_ids[question]) + len(ids)
         starts.append(Start(number[whole[prefix]], seen, token))
         limits.append(s.max_new_tokens - len(ids))
-    return generate(lab.model, prompts, starts=starts, max_new_tokens=limits, stop_ids=ends,
+    return generate(policy.model, prompts, starts=starts, max_new_tokens=limits, stop_ids=ends,
                     temperature=s.temperature, **sampling)
 
 
-def remembered_rewards(lab, rollouts: Rollouts):
+def remembered_rewards(policy, rollouts: Rollouts):
     """A function of a whole answer. Many fresh answers are the same, and scoring takes its time."""
     @cache
     def reward_of(answer: Prefix) -> float:
         question, ids = answer
-        return lab.reward_of(rollouts.problems[question], ids)
+        return policy.reward_of(rollouts.problems[question], ids)
     return reward_of
 
 

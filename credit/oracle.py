@@ -5,8 +5,8 @@ import typing
 import torch
 
 from credit.measured import chance_of_others, credit_at, refuse_other_temperatures
-from engine.flags import Flag
-from engine.registry import mitigation
+from harness.flags import Flag
+from harness.registry import mitigation
 from engine.rollouts import Rollouts
 
 SURE = 1e-3  # a token with 1 - p below this is taken to have no credit
@@ -25,14 +25,14 @@ class oracle:
     this is no upper bound; that is --advantage measured.
     """
 
-    def __init__(self, lab, *, oracle_k: K = 8):
-        refuse_other_temperatures(lab)
+    def __init__(self, policy, *, oracle_k: K = 8):
+        refuse_other_temperatures(policy)
         self.k, self.metrics = oracle_k, {}
 
-    def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
+    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
         other_chance = chance_of_others(tokens)
         places = (other_chance > SURE).nonzero().tolist()
         counts = [math.ceil(self.k * other_chance[b, t].item()) for b, t in places]
-        credit, spent = credit_at(lab, tokens, places, counts)
+        credit, spent = credit_at(policy, tokens, places, counts)
         self.metrics = {"extra_tokens": spent}
         return credit.abs()

@@ -24,9 +24,9 @@ import torch.nn.functional as F
 
 from engine.labels import ANSWER, THINK
 from engine import processes
-from engine.flags import NotNegative, Percent, Positive
+from harness.flags import NotNegative, Percent, Positive
 from engine.forward import lay_out, micro_batches
-from engine.registry import mitigation
+from harness.registry import mitigation
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from qwen2_model import Qwen2
@@ -39,12 +39,12 @@ class outcome_gradient:
     """How much the answer's distribution depends on a token of the think section, by one backward
     pass: little counts less than 1, much more (OAR-G, 2601.07408). Other tokens weigh 1."""
 
-    def __init__(self, lab, *, damped_percentile: Percent = 25.0, boost: NotNegative = 1.0,
+    def __init__(self, policy, *, damped_percentile: Percent = 25.0, boost: NotNegative = 1.0,
                  noise_std: Positive = 1e-3):
         self.percentile, self.boost, self.noise_std = damped_percentile, boost, noise_std
 
-    def __call__(self, tokens: Rollouts, lab) -> torch.Tensor:
-        size, thought = importance(lab, tokens, self.noise_std), places_in(tokens, THINK)
+    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
+        size, thought = importance(policy, tokens, self.noise_std), places_in(tokens, THINK)
         weight = torch.ones_like(tokens.log_prob)
         for b in size.any(1).nonzero().flatten().tolist():
             own = thought[b]
@@ -68,13 +68,13 @@ def reshaped(size: torch.Tensor, share: float, boost: float) -> torch.Tensor:
     return weight / weight.mean()
 
 
-def importance(lab, tokens: Rollouts, noise_std: float) -> torch.Tensor:
+def importance(policy, tokens: Rollouts, noise_std: float) -> torch.Tensor:
     """(B, T): of the think section's tokens, 0 elsewhere and in answers without both sections."""
     size = torch.zeros_like(tokens.log_prob, dtype=torch.float64)
     seed = int(torch.randint(2 ** 62, (1,), generator=tokens.generator))
     has_both = places_in(tokens, THINK).any(1) & places_in(tokens, ANSWER).any(1)
-    rows, model = tokens.own_rows(), in_float64(lab.model)
-    for part in micro_batches(tokens, rows[has_both[rows]], lab.settings.micro_batch):
+    rows, model = tokens.rows_of_rank(), in_float64(policy.model)
+    for part in micro_batches(tokens, rows[has_both[rows]], policy.settings.micro_batch):
         size[part] = attribution(model, tokens, part, noise_std, seed)
     processes.all_reduce(size)
     return size

@@ -1,5 +1,5 @@
 """DPO (2305.18290) on pairs from the batch, the best and the worst answer of each group, or as it
-was published, on pairs of a file that were there before training (engine/given_pairs.py).
+was published, on pairs of a file that were there before training (harness/given_pairs.py).
 
     loss = - mean over pairs of  log sigmoid( beta (margin of the better - margin of the worse) )
 
@@ -43,7 +43,7 @@ def update_preferences(model: Qwen2, optimizer, rollouts: Rollouts, s,
     implied = torch.zeros_like(rollouts.log_prob)
     if not len(pairs):
         return skipped("every group's answers had equal rewards"), implied
-    own = pairs[torch.isin(pairs[:, 0], rollouts.own_rows())]
+    own = pairs[torch.isin(pairs[:, 0], rollouts.rows_of_rank())]
     anchor = frozen_log_probs(reference, rollouts, own.flatten(), s.micro_batch)
     passes = []
     for epoch in range(s.epochs):

@@ -9,8 +9,8 @@ cat", 1 behind "the cat sat". Two ways to use the tree are here; neither samples
 """
 import torch
 
-from engine.flags import NotNegative
-from engine.registry import advantage, mitigation
+from harness.flags import NotNegative
+from harness.registry import advantage, mitigation
 from engine.rollouts import Rollouts
 from grpo import group_mean, group_z_score, to_every_token
 

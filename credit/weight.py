@@ -5,8 +5,8 @@ What a mitigation returned is checked, shuffled for a placebo, and rescaled.
 import torch
 
 from credit.placebo import shuffled_weight
-from engine.checked import call_choice, joined, metrics_of, refuse_tokens
-from engine.own_code import place_of
+from harness.checked import call_method, joined, metrics_of, refuse_tokens
+from harness.own_code import place_of
 from engine.rollouts import Rollouts
 from grpo import rescaling
 
@@ -14,7 +14,7 @@ SIGNED = " (credit with a sign is an advantage: see docs/weightings.md)"
 
 
 @torch.no_grad()
-def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "mean",
+def token_weight(chosen, name: str, tokens: Rollouts, policy=None, rescale: str = "mean",
                  placebo: str = "none") -> tuple[torch.Tensor, dict]:
     """The weights of a batch as the loss takes them: checked, without gradient, 0 beyond the mask,
     shuffled for a placebo, rescaled. Also what there is to tell about them."""
@@ -22,7 +22,7 @@ def token_weight(chosen, name: str, tokens: Rollouts, lab=None, rescale: str = "
         nothing = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
         return torch.zeros_like(tokens.log_prob), nothing
     whose, note = f"the mitigation {name}", None
-    weight = call_choice(chosen, whose, tokens, lab)
+    weight = call_method(chosen, whose, tokens, policy)
     refuse_tokens(weight < 0, tokens.mask, f"{place_of(chosen)}{whose} is negative", hint=SIGNED)
     if not weight.any():
         weight, note = tokens.mask.float(), "all weights were 0: every token gets 1"

@@ -14,7 +14,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # is read once, when torch is i
 
 
 def say_nothing_of_ctrl_c(kind: type, error: BaseException, trace) -> None:
-    """Print no traceback for Ctrl-C during the imports; afterwards engine/program.py handles it.
+    """Print no traceback for Ctrl-C during the imports; afterwards harness/program.py handles it.
     The exit status is still that of Ctrl-C."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)

@@ -18,7 +18,7 @@ class BrokenModel(NotFinite):
     """What the model computes is not finite."""
 
 
-class BrokenChoice(NotFinite):
+class BrokenMethod(NotFinite):
     """What a mitigation or an advantage computes is not finite."""
 
 
@@ -27,21 +27,3 @@ def refuse_undefined(what: str, *tensors: torch.Tensor, kind=NotFinite) -> None:
     is_defined = all(own_part(tensor).isfinite().all() for tensor in tensors)
     if not holds_for_all(is_defined, *tensors):
         raise kind(f"{what} not finite")
-
-
-def where_to_look(error: NotFinite, lab, run) -> str:
-    """The error, how far the run came, which flags to look at, and what is left."""
-    steps = run.last_step()
-    if steps == 0 and isinstance(error, BrokenModel):
-        return f"{error}, in the first step. Is {lab.folder} a sound model?"
-    values = lab.credit_strengths()
-    if steps > 0 or not isinstance(error, BrokenChoice):  # before the first update it is no cause
-        values = {"learning_rate": lab.settings.learning_rate, **values}
-    flags = ", ".join(f"--{name} {value:g}" for name, value in values.items())
-    if steps == 0:
-        return f"{error}, in the first step. Look at {flags or 'its code'}"
-    way_on = "there is no checkpoint from before"
-    checkpoints = run.checkpoints()
-    if checkpoints:
-        way_on = f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
-    return f"{error}. The last step on record is {steps}. Look at {flags}; {way_on}"

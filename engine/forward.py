@@ -6,12 +6,16 @@
     SharedPrompts    (packing.py) who sees whom: answers to a problem share its prompt
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
 from engine import processes
+from engine.finite import BrokenModel, refuse_undefined
 from engine.packing import SharedPrompts
 from engine.rollouts import Rollouts
+from engine.sampler import Distribution
 from engine.sharded import keep_parts_only
 from qwen2_model import Qwen2
 
@@ -86,6 +90,25 @@ def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[tor
     return parts + [rows[:0]] * missing
 
 
+@torch.no_grad()
+def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
+    """The batch with log-prob, entropy and collision of each token, as if it had been sampled."""
+    facts = torch.zeros(3, *rollouts.mask.shape, device=rollouts.mask.device)
+    size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    for rows in micro_batches(rollouts, rollouts.rows_of_rank(), micro_batch):
+        ids, shared, predicts = lay_out(rollouts, rows)
+        mask = rollouts.mask[rows]
+        states = model.model(ids, shared.positions, shared)[predicts[mask]]
+        parts = []
+        for h, y in zip(states.split(size), rollouts.ids[rows][mask].split(size)):
+            parts.append(torch.stack(Distribution(model.logits(h)).facts(y)))
+        for fact, values in zip(facts, torch.cat(parts, 1)):
+            fact[rows] = fact[rows].masked_scatter(mask, values)
+    processes.all_reduce(facts)
+    refuse_undefined("the model's probabilities are", facts, kind=BrokenModel)
+    return replace(rollouts, log_prob=facts[0], entropy=facts[1], collision=facts[2])
+
+
 class TokenLogProbs(torch.autograd.Function):
     """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,).
 
@@ -155,7 +178,7 @@ class Forward:
         self.results = {"hidden": torch.zeros(B, T, self.model.config.hidden_size, device=device)}
         if attention:
             self.results["attention"] = torch.zeros(B, T, T, device=device)
-        rows = rollouts.own_rows()
+        rows = rollouts.rows_of_rank()
         rows_with_tokens = rows[rollouts.length[rows] > 0]
         for part in micro_batches(rollouts, rows_with_tokens, self.micro_batch):
             self.look_at(rollouts, part, attention)

@@ -106,6 +106,13 @@ class OffloadedAdamW(AdamW):
             parameter.copy_(copy)
 
 
+def parameters_by_name(model: Qwen2, optimizer: "AdamW") -> dict[str, nn.Parameter]:
+    """The float32 parameters that the optimizer moves. With --offload_optimizer they are copies on
+    the CPU, not the model's own."""
+    names = dict(model.named_parameters())
+    return dict(zip(names, optimizer.param_groups[0]["params"], strict=True))
+
+
 def optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
     """AdamW's state under the names of the parameters; empty before its first step."""
     tensors = {}

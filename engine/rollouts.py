@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine import processes
+from engine.errors import UserError
 from engine.finite import BrokenModel, refuse_undefined
 from engine.sampler import Generation, generate
-from engine.tasks import columns_of
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
 
@@ -71,12 +71,12 @@ class Rollouts:
         return self.forward.look(self, attention=True)["attention"]
 
     def to(self, device) -> "Rollouts":
-        return replace(self, **self.of_each_tensor(lambda tensor: tensor.to(device)))
+        return replace(self, **self.map_tensors(lambda tensor: tensor.to(device)))
 
     def of_questions(self, questions: range) -> "Rollouts":
         """The part of the batch that answers these problems, which are numbered from 0 again."""
         rows = self.rows_of(questions)
-        part = self.of_each_tensor(lambda tensor: tensor[rows])
+        part = self.map_tensors(lambda tensor: tensor[rows])
         part["group"] = part["group"] - questions.start
         for name in ("responses", "texts"):
             part[name] = [getattr(self, name)[row] for row in rows.tolist()]
@@ -89,11 +89,11 @@ class Rollouts:
         inside = (self.group >= questions.start) & (self.group < questions.stop)
         return inside.nonzero().squeeze(1)
 
-    def own_rows(self) -> torch.Tensor:
+    def rows_of_rank(self) -> torch.Tensor:
         """The rows that this process works on: all, unless several processes share a run."""
         return self.rows_of(processes.shard_of(len(self.prompt_ids)))
 
-    def of_each_tensor(self, function) -> dict:
+    def map_tensors(self, function) -> dict:
         """What `function` makes of every tensor of the batch, by the name of the field."""
         results = {}
         for name, value in vars(self).items():
@@ -110,7 +110,7 @@ def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
     prompts = encode_prompts(tokenizer, task, problems)
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
                        share=processes.shard_of(len(prompts)), **sampling)
-    return put_together(problems, prompts, answers, sampled)
+    return gather(problems, prompts, answers, sampled)
 
 
 def encode_prompts(tokenizer, task, problems: list) -> list[list[int]]:
@@ -118,7 +118,7 @@ def encode_prompts(tokenizer, task, problems: list) -> list[list[int]]:
             for problem in problems]
 
 
-def put_together(problems: list, prompts: list[list[int]], answers: int,
+def gather(problems: list, prompts: list[list[int]], answers: int,
                  sampled: Generation) -> Rollouts:
     """The batch that all processes have sampled together. In each process the rows of the others
     are 0, so the sum over processes is the whole."""
@@ -155,3 +155,16 @@ def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
     return replace(rollouts, texts=texts, responses=responses,
                    scores=columns_of(scores, device), section=section.to(device),
                    kind=kind.to(device))
+
+
+def columns_of(scores: list[dict], device) -> dict[str, torch.Tensor]:
+    """(B,) of each part. A task may give more parts than the lab needs, but all of them always."""
+    columns = {}
+    for score in scores:
+        if set(score) != set(scores[0]):
+            raise UserError("the task's score should return the same parts for every answer, not "
+                            f"{', '.join(scores[0])} and {', '.join(score)}")
+    for part in scores[0]:
+        values = [score[part] for score in scores]
+        columns[part] = torch.tensor(values, dtype=torch.float32, device=device)
+    return columns

@@ -8,7 +8,6 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from engine.errors import UserError
-from engine.files import is_file, read_json
 
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 NEEDED = ("<|im_start|>", "<|im_end|>")  # of ChatML, in which every prompt is written
@@ -18,13 +17,13 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
     """The tokenizer of a folder. A model that knows `vocabulary` tokens can take no others."""
     path = Path(folder) / "tokenizer.json"
-    if not is_file(path):
+    if not path.is_file():
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{path} is not a tokenizer file: {error}") from None
-    if '"ByteLevel"' not in json.dumps(read_json(path).get("decoder")):
+    if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
         raise UserError(f"{path}: only byte-level tokenizers (as Qwen's) are implemented here")
     for token in NEEDED:
         if tokenizer.token_to_id(token) is None:

@@ -15,7 +15,7 @@ takes seconds and only shows that it works. An experiment is many training runs:
 from importlib import import_module
 
 from engine.errors import UserError
-from engine.program import run_as_program
+from harness.program import run_as_program
 from research.experiments import commands
 from research.experiments.experiments import EXPERIMENTS
 

@@ -29,14 +29,14 @@ from tokenizers import AddedToken
 from countdown_task import TAGS, Problem
 import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
-from engine.lab import make_lab
+from harness.load import load_policy
 from qwen2_model import ModelConfig, Qwen2
-from engine.flags import parameters_as_flags
+from harness.flags import parameters_as_flags
 from engine.forward import Forward
-from engine.registry import MITIGATIONS, make
+from harness.registry import MITIGATIONS, make
 from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
-from engine.settings import make_settings
+from harness.settings import make_settings
 from engine.tokens import encode_prompt
 from tools.demonstrations import make_tokenizer
 
@@ -76,20 +76,20 @@ def looking(tokens, **seen):
     return dataclasses.replace(tokens, forward=SimpleNamespace(look=lambda *_, **__: seen))
 
 
-def make_mitigation(name, flags, lab):
+def make_mitigation(name, flags, policy):
     """The mitigation with these flags, the others at their defaults."""
     function = MITIGATIONS[name]
     defaults = {flag: meta.default for flag, meta in parameters_as_flags(function).items()}
-    return make(function, defaults | flags, lab)
+    return make(function, defaults | flags, policy)
 
 
 class StateIdea:
     """An idea with a state."""
 
-    def __init__(self, lab, *, speed: float = 0.5):
+    def __init__(self, policy, *, speed: float = 0.5):
         self.mean, self.speed, self.metrics = torch.zeros(1), speed, {}
 
-    def __call__(self, tokens, lab):
+    def __call__(self, tokens, policy):
         self.mean = self.mean + self.speed * (tokens.entropy.mean() - self.mean)
         return 1 + (tokens.entropy - self.mean).abs()
 
@@ -153,29 +153,29 @@ ASKED = [Problem((3, 5, 7), 15), Problem((2, 4, 6), 2)]
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory):
+def policy(tmp_path_factory):
     """The shipped model, ready to be asked by a mitigation."""
-    return make_lab(
+    return load_policy(
         make_settings({
             "model": str(ROOT / "models/tiny"), "max_new_tokens": 60, "questions": 2, "answers": 3,
             "threads": 1
         }))
 
 
-def spoken(lab, texts=SPOKEN, problems=ASKED, micro_batch=64, **known):
+def spoken(policy, texts=SPOKEN, problems=ASKED, micro_batch=64, **known):
     """These texts as if the model had sampled them, with its own numbers at every token."""
-    ids = [lab.tokenizer.encode(text).ids for text in texts]
+    ids = [policy.tokenizer.encode(text).ids for text in texts]
     T = max(map(len, ids))
     mask = torch.tensor([[True] * len(row) + [False] * (T - len(row)) for row in ids])
     group = torch.arange(len(ids)) // (len(ids) // len(problems))
     prompts = [
-        encode_prompt(lab.tokenizer, lab.task.prompt_for(problem), "") for problem in problems
+        encode_prompt(policy.tokenizer, policy.task.prompt_for(problem), "") for problem in problems
     ]
     frames = torch.zeros(3, *mask.shape)
     for b, row in enumerate(ids):
         prompt = prompts[group[b]]
         with torch.no_grad():
-            log_probs = lab.model(torch.tensor([prompt + row]))[0,
+            log_probs = policy.model(torch.tensor([prompt + row]))[0,
                                                                 len(prompt) - 1:-1].log_softmax(-1)
         chosen = log_probs[range(len(row)), row]
         for frame, value in zip(
@@ -185,11 +185,11 @@ def spoken(lab, texts=SPOKEN, problems=ASKED, micro_batch=64, **known):
     padded = torch.tensor([row + [0] * (T - len(row)) for row in ids])
     sampled = Rollouts(problems, prompts, group, padded, mask, torch.ones(
         len(ids), dtype=torch.bool), *frames)
-    batch = score_answers(sampled, lab.tokenizer, lab.task)
+    batch = score_answers(sampled, policy.tokenizer, policy.task)
     return dataclasses.replace(
         batch, **{
             "advantage": grpo(batch), "step": 20, "generator": torch.Generator().manual_seed(3),
-            "forward": Forward(lab.model, micro_batch), **known
+            "forward": Forward(policy.model, micro_batch), **known
         })
 
 

@@ -11,9 +11,9 @@ import train
 from conftest import ROOT, put_in
 from engine.tokens import load_tokenizer
 from grpo import group_z_score
-from engine.registry import MITIGATIONS
+from harness.registry import MITIGATIONS
 from engine.errors import UserError
-from engine.credit_file import read_columns, read_credit
+from harness.credit_file import read_columns, read_credit
 from runs import SHORT, assert_same_run, copy_project, lines, program
 
 ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
@@ -168,10 +168,10 @@ def test_a_first_step_that_failed_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_path, monkeypatch):
     class Forgets:
-        def __init__(self, lab, *, speed: bool = False):
+        def __init__(self, policy, *, speed: bool = False):
             self.metrics = {"told": torch.tensor(2.5)}
 
-        def __call__(self, tokens, lab):
+        def __call__(self, tokens, policy):
             return tokens.entropy + 1
 
         def state_dict(self):

@@ -14,7 +14,7 @@ import countdown_task as task
 from countdown_task import Problem, Task, annotate, held_out, score
 from engine.labels import ANSWER, OTHER, THINK
 from engine.errors import UserError
-from engine.given_problems import parse_problems
+from tools.given_problems import parse_problems
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
@@ -318,7 +318,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     path = tmp_path / "problems.jsonl"
     with open(path, "wb") as file:
         file.truncate(2 ** 40)  # takes no room
-    monkeypatch.setattr("engine.given_problems.parse_problems", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("tools.given_problems.parse_problems", lambda *_: pytest.fail("it was read"))
     with pytest.raises(UserError, match="is larger than 1,073,741,824 bytes"):
         Task(data=str(path))
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import ROOT, hand_made, project_files
-from engine.given_problems import read_problems
+from tools.given_problems import read_problems
 from grpo import length_factor, policy_loss
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
@@ -31,7 +31,7 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("copy")
     for path in project_files("*.py"):
         shutil.copy(path, folder)
-    for room in ("engine", "credit", "analysis", "tools"):
+    for room in ("engine", "harness", "credit", "analysis", "tools"):
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
@@ -78,7 +78,7 @@ def test_an_advantage_of_ones_own_is_one_function(project):
     """Signed credit: another choice of --advantage with a flag, on record token by token."""
     [pasted] = [block for block in blocks("docs/weightings.md") if "def my_credit" in block]
     source = (project / "grpo.py").read_text()
-    (project / "grpo.py").write_text(source + "\nfrom engine.flags import Share\n\n\n" + pasted)
+    (project / "grpo.py").write_text(source + "\nfrom harness.flags import Share\n\n\n" + pasted)
     printed = train(project, "--advantage", "my_credit", "--process", "0.25", "--seed", "1")
     folder = project / re.search(r"writing to (\S+)", printed)[1]
     assert "none-my_credit-process0.25-" in folder.name

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 import train
 from conftest import ROOT
 from engine.errors import UserError
-from engine.run_folder import RunFolder, open_run
+from harness import run as start
+from harness.run_folder import RunFolder, open_folder
 from runs import assert_same_run, lines, older, run
 
 FLAGS = ["--steps", "4", "--eval_every", "2", "--checkpoint_every", "2", "--sample_every", "1"]
@@ -287,7 +288,7 @@ def test_a_folder_that_is_not_the_one_that_was_locked_is_not_written(
 
 def test_a_start_that_failed_does_not_remove_the_folder_of_another(tmp_path):
     (tmp_path / "x").mkdir()
-    with open_run(tmp_path / "x") as folder:
+    with open_folder(tmp_path / "x") as folder:
         (tmp_path / "x").rename(tmp_path / "elsewhere")
         (tmp_path / "x").mkdir()
         folder.remove_unless_begun()
@@ -296,12 +297,12 @@ def test_a_start_that_failed_does_not_remove_the_folder_of_another(tmp_path):
 
 def begin(model, folder, barrier, results):
     """What a second start meets that comes when the first has looked but not begun to write."""
-    create = train.create_run
+    create = start.create_folder
 
-    def wait_and_create(lab):
+    def wait_and_create(*given):
         barrier.wait()
-        return create(lab)
-    train.create_run = wait_and_create
+        return create(*given)
+    start.create_folder = wait_and_create
     torch.set_num_threads(1)
     try:
         train.main(["--model", str(model), "--out", str(folder), *FLAGS])
@@ -370,7 +371,7 @@ def test_a_full_disk_leaves_what_was_whole(finished, learner, tmp_path, monkeypa
     def no_room(path, *_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
     with monkeypatch.context() as patch:
-        replace_at(3, patch, lambda: patch.setattr("engine.run_folder.shutil.copyfile", no_room))
+        replace_at(3, patch, lambda: patch.setattr("harness.run_folder.shutil.copyfile", no_room))
         said = run("--model", learner, "--out", tmp_path / "x", *FLAGS, expect=1).stderr
     assert "cannot write" in said and "step_000004: No space left on device" in said
     assert [path.name for path in (tmp_path / "x/checkpoints").iterdir()] == ["step_000002"]
@@ -382,11 +383,11 @@ def test_a_full_disk_leaves_what_was_whole(finished, learner, tmp_path, monkeypa
     lambda folder: folder.append("metrics.jsonl", {"step": 1}),
     lambda folder: folder.replace("config.json", "{}"),
     lambda folder: folder.write_credit(1, None, None),
-    lambda folder: folder.forget_after(0),
+    lambda folder: folder.truncate(0),
     lambda folder: folder.save_checkpoint(1, None, {}, None, {})])
 def test_every_way_to_write_looks_first_where_the_folder_is(tmp_path, write):
     (tmp_path / "x").mkdir()
-    with open_run(tmp_path / "x") as folder:
+    with open_folder(tmp_path / "x") as folder:
         (tmp_path / "x").rename(tmp_path / "elsewhere")
         (tmp_path / "x").mkdir()
         with pytest.raises(UserError, match="was moved, replaced or removed"):

@@ -15,12 +15,12 @@ from countdown_task import Task
 from credit.placebo import shuffled_advantage
 from credit.preferences import best_and_worst, update_preferences
 from credit.weight import token_weight
-from engine.registry import ADVANTAGES, MITIGATIONS, make
+from harness.registry import ADVANTAGES, MITIGATIONS, make
 from qwen2_model import Qwen2
 from engine.finite import NotFinite
 from engine.forward import micro_batches, response_log_probs
 from engine.rollouts import sample_answers, score_answers
-from engine.credit_file import read_credit, write_credit
+from harness.credit_file import read_credit, write_credit
 from engine.sampler import Generation, generate
 
 
@@ -446,10 +446,10 @@ def test_an_update_that_leaves_numbers_that_are_not_finite_is_refused(small_mode
                settings(epochs=3))
 
 
-def test_what_was_written_can_be_read_again(lab, tmp_path):
-    batch = spoken(lab)
+def test_what_was_written_can_be_read_again(policy, tmp_path):
+    batch = spoken(policy)
     write_credit(tmp_path / "credit" / "step_000004.npz", batch, batch.mask.float())
-    again = read_credit(tmp_path, 4, lab.tokenizer, problems=batch.problems)
+    again = read_credit(tmp_path, 4, policy.tokenizer, problems=batch.problems)
     for name in ("mask", "ids", "log_prob", "entropy", "collision", "section", "kind", "advantage", "group", "finished"):
         assert torch.equal(getattr(again, name), getattr(batch, name)) and getattr(again, name).dtype == getattr(batch, name).dtype, name
     assert again.texts == batch.texts and again.responses == batch.responses and again.prompt_ids == batch.prompt_ids

@@ -7,10 +7,10 @@ import pytest
 
 import train
 from analysis.runs import is_done, read_run
-from engine import files, provenance
-from engine.credit_file import read_columns
+from harness import files, provenance
+from harness.credit_file import read_columns
 from engine.errors import UserError
-from engine.identity import run_id_of
+from harness.identity import run_id_of
 from runs import lines, older, run
 from tools import sample
 

@@ -11,7 +11,7 @@ from conftest import (ASKED, ROOT, SPOKEN, assert_same_gradient, copied, gradien
 from engine.labels import ANSWER
 from credit.weight import token_weight
 from grpo import gradient_size, update
-from engine.registry import MITIGATIONS, NEVER_RESCALED
+from harness.registry import MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
 from engine.packing import SharedPrompts
 from engine.forward import Forward
@@ -22,30 +22,30 @@ ALL = sorted(MITIGATIONS)
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1}}
 
 
-def weights(lab, name, tokens, own=None, **how):
+def weights(policy, name, tokens, own=None, **how):
     return token_weight(make_mitigation(name,
-                                        FLAGS.get(name, {}) if own is None else own, lab), name,
-                        tokens, lab, **how)[0]
+                                        FLAGS.get(name, {}) if own is None else own, policy), name,
+                        tokens, policy, **how)[0]
 
 
 @pytest.fixture(scope="module")
-def plain_weight(lab):
+def plain_weight(policy):
     """The weights of a mitigation on the usual batch, worked out once: some sample for them."""
     known = {}
 
     def plain(name):
         if name not in known:
-            known[name] = weights(lab, name, spoken(lab))
+            known[name] = weights(policy, name, spoken(policy))
         return known[name]
     return plain
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_shape_finite_not_negative_no_gradient_and_nothing_beyond_the_mask(lab, name):
-    tokens = spoken(lab)
+def test_shape_finite_not_negative_no_gradient_and_nothing_beyond_the_mask(policy, name):
+    tokens = spoken(policy)
     for value in (tokens.log_prob, tokens.entropy):
         value.requires_grad_()
-    weight = weights(lab, name, tokens)
+    weight = weights(policy, name, tokens)
     assert weight.shape == tokens.mask.shape
     assert weight.dtype == torch.float32
     assert not weight.requires_grad
@@ -56,25 +56,25 @@ def test_shape_finite_not_negative_no_gradient_and_nothing_beyond_the_mask(lab, 
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in NEVER_RESCALED])
-def test_the_mean_is_one_after_rescaling(lab, plain_weight, name):
-    assert plain_weight(name)[spoken(lab).mask].mean().item() == pytest.approx(1, abs=1e-6)
+def test_the_mean_is_one_after_rescaling(policy, plain_weight, name):
+    assert plain_weight(name)[spoken(policy).mask].mean().item() == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_padding_never_counts(lab, plain_weight, name):
-    junk = spoken(lab)
+def test_padding_never_counts(policy, plain_weight, name):
+    junk = spoken(policy)
     for tensor, value in ((junk.log_prob, -9.0), (junk.entropy, 50.0), (junk.collision, 0.7),
                           (junk.advantage, 4.0), (junk.ids, 7), (junk.section, ANSWER), (junk.kind,
                                                                                          3)):
         tensor.masked_fill_(~junk.mask, value)
-    torch.testing.assert_close(weights(lab, name, junk), plain_weight(name), atol=1e-6, rtol=0)
+    torch.testing.assert_close(weights(policy, name, junk), plain_weight(name), atol=1e-6, rtol=0)
 
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("name", ALL)
-def test_the_micro_batch_size_changes_nothing(lab, plain_weight, name):
+def test_the_micro_batch_size_changes_nothing(policy, plain_weight, name):
     for size in (1, 4):
-        weight = weights(lab, name, spoken(lab, micro_batch=size))
+        weight = weights(policy, name, spoken(policy, micro_batch=size))
         torch.testing.assert_close(weight, plain_weight(name), atol=1e-5, rtol=0)
 
 
@@ -82,32 +82,32 @@ def test_the_micro_batch_size_changes_nothing(lab, plain_weight, name):
 @pytest.mark.parametrize(
     "texts", [["<|im_end|>", "<|im_end|>"], [" hmm", " okay."], [SPOKEN[0], "<|im_end|>"],
               ["</think>\n<answer></answer>", " 3"]])
-def test_odd_batches(lab, name, texts):
+def test_odd_batches(policy, name, texts):
     """Answers of one token, without <answer>, with nothing in it; rewards all equal, or not."""
-    tokens = spoken(lab, texts, ASKED[:1])
-    weight = weights(lab, name, tokens)
+    tokens = spoken(policy, texts, ASKED[:1])
+    weight = weights(policy, name, tokens)
     assert weight.isfinite().all() and weight[tokens.mask].sum() > 0
     nothing = dataclasses.replace(tokens, mask=torch.zeros_like(tokens.mask))
-    assert not weights(lab, name, nothing).any()
+    assert not weights(policy, name, nothing).any()
 
 
 @pytest.mark.parametrize("name", [
     "lambda_grpo", "learned_importance", "attention_credit", "causal_ablation", "oracle",
     "entropy_masking", "outcome_gradient"
 ])
-def test_an_answer_that_was_dropped_has_no_part_in_it(lab, name):
+def test_an_answer_that_was_dropped_has_no_part_in_it(policy, name):
     """Its mask is empty: the others get what they would get without it."""
-    tokens = spoken(lab)
+    tokens = spoken(policy)
     tokens = dataclasses.replace(tokens, mask=tokens.mask & (torch.arange(6) != 2)[:, None])
-    weight = weights(lab, name, tokens)
+    weight = weights(policy, name, tokens)
     assert not weight[2].any()
     assert weight.isfinite().all()
     assert weight[tokens.mask].mean().item() == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_same_generator_gives_the_same_weights(lab, plain_weight, name):
-    assert torch.equal(weights(lab, name, spoken(lab)), plain_weight(name))
+def test_the_same_generator_gives_the_same_weights(policy, plain_weight, name):
+    assert torch.equal(weights(policy, name, spoken(policy)), plain_weight(name))
 
 
 def raw(name, tokens, **own):
@@ -154,11 +154,11 @@ def test_the_published_form_is_the_gradient_of_the_weight_that_was_not_detached(
         log_prob.grad)
 
 
-def test_the_published_form_is_never_rescaled(lab):
-    tokens = spoken(lab)
+def test_the_published_form_is_never_rescaled(policy):
+    tokens = spoken(policy)
     name = "inverse_logprob_as_published"
     expected = torch.where(tokens.mask, 0.1 / (tokens.log_prob.abs() + 0.1).square(), 0.0)
-    torch.testing.assert_close(weights(lab, name, tokens, {"epsilon": 0.1}, rescale="none"),
+    torch.testing.assert_close(weights(policy, name, tokens, {"epsilon": 0.1}, rescale="none"),
                                expected)
 
 
@@ -201,14 +201,14 @@ def test_attention_credit_by_hand():
     assert high.max() <= 0.5 + 3 * 0.5 and high[tokens.mask].min() >= 0.1
 
 
-def test_what_is_looked_at_is_zero_beyond_the_mask_and_for_answers_that_were_dropped(lab):
-    tokens = spoken(lab)
+def test_what_is_looked_at_is_zero_beyond_the_mask_and_for_answers_that_were_dropped(policy):
+    tokens = spoken(policy)
     seen = tokens.forward.look(tokens, attention=True)
     assert not seen["hidden"][~tokens.mask].any() and not seen["attention"][~tokens.mask].any()
     assert all(not seen["attention"][b, :, n - 1:].any()
                for b, n in enumerate(tokens.length.tolist()))  # the last token is looked at by none
     dropped = dataclasses.replace(tokens, mask=tokens.mask & (torch.arange(6) != 1)[:, None],
-                                  forward=Forward(lab.model, 64))
+                                  forward=Forward(policy.model, 64))
     again = dropped.forward.look(dropped, attention=True)
     for name in ("hidden", "attention"):
         assert not again[name][1].any()
@@ -217,29 +217,29 @@ def test_what_is_looked_at_is_zero_beyond_the_mask_and_for_answers_that_were_dro
 
 
 def test_attention_planted_on_one_position_credits_that_token_and_not_its_neighbour(
-        lab, monkeypatch):
+        policy, monkeypatch):
     """Planted where the answer's tokens look, so that an error of one in the shift would show."""
-    tokens, place = spoken(lab), 4
+    tokens, place = spoken(policy), 4
 
     def planted(self, q, k):
         received = torch.zeros(*self.answers.shape, self.answers.shape[1])
         received[:, :, place] = 1
         return received.tril()
     monkeypatch.setattr(SharedPrompts, "received", planted)
-    weight = weights(lab, "attention_credit", tokens, {"credit_scale": 2.0}, rescale="none")
+    weight = weights(policy, "attention_credit", tokens, {"credit_scale": 2.0}, rescale="none")
     assert weight[0].argmax() == place
     assert weight[0, place] == 6.5
     assert (weight[0, :place] == 0.5).all()
     assert (weight[0, place + 1:][tokens.mask[0, place + 1:]] == 0.5).all()
 
 
-def test_hidden_and_attention_are_those_of_a_plain_forward_pass(lab):
+def test_hidden_and_attention_are_those_of_a_plain_forward_pass(policy):
     """hidden[b, t] predicts token t; attention[b, i, j] is what token j received when token i was
     predicted."""
     transformers = pytest.importorskip("transformers")
     referee = transformers.AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny",
                                                                 attn_implementation="eager")
-    tokens = spoken(lab, micro_batch=4)
+    tokens = spoken(policy, micro_batch=4)
     for b, n in enumerate(tokens.length.tolist()):
         prompt = tokens.prompt_ids[tokens.group[b]]
         with torch.no_grad():
@@ -255,15 +255,15 @@ def test_hidden_and_attention_are_those_of_a_plain_forward_pass(lab):
     assert not tokens.hidden[~tokens.mask].any()
 
 
-def test_the_extra_forward_pass_is_made_only_when_somebody_looks_and_once(lab, monkeypatch):
-    passes, forward = [], lab.model.model.forward
-    monkeypatch.setattr(lab.model.model, "forward",
+def test_the_extra_forward_pass_is_made_only_when_somebody_looks_and_once(policy, monkeypatch):
+    passes, forward = [], policy.model.model.forward
+    monkeypatch.setattr(policy.model.model, "forward",
                         lambda *args: passes.append(1) or forward(*args))
     for name, expected in (("none", 0), ("equal_gradient", 0), ("entropy_weighted", 0),
                            ("attention_credit", 1), ("learned_importance", 1)):
-        tokens = spoken(lab)
+        tokens = spoken(policy)
         passes.clear()
-        weights(lab, name, tokens)
+        weights(policy, name, tokens)
         assert len(passes) == expected, name
 
 
@@ -311,7 +311,7 @@ def test_rescaling_by_hand():
     weight = torch.tensor([[2.0, 0.5], [4.0, 7.0]])
 
     def how(rescale):
-        return token_weight(lambda tokens, lab: weight, "by hand", tokens, rescale=rescale)[0]
+        return token_weight(lambda tokens, policy: weight, "by hand", tokens, rescale=rescale)[0]
     torch.testing.assert_close(how("none"), weight * tokens.mask)
     torch.testing.assert_close(how("mean"), weight * tokens.mask * 3 / 6.5)
     before, after = (tokens.advantage.abs() * s *
@@ -323,42 +323,42 @@ def test_weights_that_cannot_be_rescaled_to_the_gradient_are_left_and_it_is_said
     tokens = hand_made([[True, True], [True, True]], advantage=torch.tensor([[1.0, 1.0], [0.0,
                                                                                           0.0]]))
     for tiny in (0.0, 1e-42):
-        weight, said = token_weight(lambda tokens, lab: torch.tensor([[tiny, tiny], [2.0, 1.0]]),
+        weight, said = token_weight(lambda tokens, policy: torch.tensor([[tiny, tiny], [2.0, 1.0]]),
                                     "", tokens, rescale="gradient")
         assert weight[1].tolist() == [2, 1] and "not rescaled" in said["weight_note"]
     nothing = dataclasses.replace(tokens, advantage=torch.zeros(2, 2))
-    assert token_weight(lambda tokens, lab: torch.ones(2, 2), "", nothing,
+    assert token_weight(lambda tokens, policy: torch.ones(2, 2), "", nothing,
                         rescale="gradient")[1]["weight_note"] is None
 
 
 def test_weights_that_are_all_zero_become_one_and_it_is_said():
     tokens = hand_made([[True, True], [True, False]])
-    weight, said = token_weight(lambda tokens, lab: tokens.log_prob * 0, "nothing", tokens)
+    weight, said = token_weight(lambda tokens, policy: tokens.log_prob * 0, "nothing", tokens)
     assert torch.equal(weight, tokens.mask.float()) and "all weights were 0" in said["weight_note"]
 
 
 def test_a_negative_weight_is_refused():
     with pytest.raises(UserError, match="the mitigation my_idea is negative at 1 of 3 tokens, first"):
-        token_weight(lambda tokens, lab: torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), "my_idea",
+        token_weight(lambda tokens, policy: torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), "my_idea",
                      hand_made([[True, True], [True, False]]))
 
 
 def test_what_is_odd_beyond_the_mask_does_not_matter_and_one_number_an_answer_is_enough():
     tokens = hand_made([[True, True], [True, False]], entropy=torch.tensor([[1.0, 1.0], [1.0,
                                                                                          0.0]]))
-    assert token_weight(lambda t, lab: 1 / t.entropy, "", tokens)[0].tolist() == [[1, 1], [1, 0]]
-    assert token_weight(lambda t, lab: 1 / t.length[:, None], "", tokens,
+    assert token_weight(lambda t, policy: 1 / t.entropy, "", tokens)[0].tolist() == [[1, 1], [1, 0]]
+    assert token_weight(lambda t, policy: 1 / t.length[:, None], "", tokens,
                         rescale="none")[0].tolist() == [[0.5, 0.5], [1, 0]]
 
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("name", ALL)
-def test_weights_reach_the_gradient(lab, plain_weight, name):
+def test_weights_reach_the_gradient(policy, plain_weight, name):
     """One update with them is autograd of  - sum weight * advantage * log_prob / N  written out row
     by row."""
-    tokens = spoken(lab)
+    tokens = spoken(policy)
     weight = plain_weight(name)
-    copy, other = copied(lab.model), copied(lab.model)
+    copy, other = copied(policy.model), copied(policy.model)
     s = SimpleNamespace(micro_batch=4, max_grad_norm=0.0, epochs=1, loss_norm="token",
                         max_new_tokens=60, kl=0.0, kl_kind="k3", clip_low=0.2, clip_high=0.28)
     update(copy, torch.optim.SGD(copy.parameters(), lr=0.0), tokens, weight, s)

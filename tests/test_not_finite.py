@@ -11,7 +11,7 @@ import train
 from conftest import put_in
 from credit.trained import Trained
 from engine.optimizer import AdamW
-from engine.registry import ADVANTAGES
+from harness.registry import ADVANTAGES
 from runs import assert_same_run, lines, run, timeless
 
 
@@ -84,13 +84,13 @@ def test_weights_that_break_something_end_the_run(start, tmp_path, monkeypatch, 
     put_in(monkeypatch, lambda tokens: torch.full_like(
         tokens.log_prob, weight if tokens.step == 3 else 1.0), "mine")
     spread = torch.tensor([1.1, 0.1, 0.0, 0.0] * 4)
-    score = train.Lab.score
+    score = train.Policy.score
 
     def uneven(self, rollouts):
         rollouts = score(self, rollouts)
         rollouts.scores["reward"] = spread
         return rollouts
-    monkeypatch.setattr(train.Lab, "score", uneven)
+    monkeypatch.setattr(train.Policy, "score", uneven)
     assert re.search(words, start("--mitigation", "mine", "--rescale", "none"))
     assert saved(tmp_path / "x") == ["step_000001", "step_000002"]
     assert [line["step"] for line in lines(tmp_path / "x/metrics.jsonl")] == [1, 2]
@@ -123,10 +123,10 @@ def test_a_critic_that_broke_is_not_kept(start, tmp_path, monkeypatch):
 def test_metrics_are_plain_whatever_a_choice_keeps(learner, tmp_path, monkeypatch):
     class Tells:
         """Numbers of numpy and of torch."""
-        def __init__(self, lab):
+        def __init__(self, policy):
             self.metrics = {}
 
-        def __call__(self, tokens, lab):
+        def __call__(self, tokens, policy):
             self.metrics = {"a": np.float32(0.5), "b": np.int64(3), "c": torch.tensor(2.0),
                             "d": np.array(7), "e": None}
             return torch.ones_like(tokens.log_prob)

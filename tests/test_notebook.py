@@ -35,7 +35,7 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("copy")
     for path in project_files("*.py"):
         shutil.copy(path, folder)
-    for room in ("engine", "credit", "analysis", "tools", "models/tiny"):
+    for room in ("engine", "harness", "credit", "analysis", "tools", "models/tiny"):
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "docs").mkdir()
     return folder

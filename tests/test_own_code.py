@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from conftest import put_in
-from engine.hints import path_from_here
-from engine.registry import ADVANTAGES
+from harness.hints import path_from_here
+from harness.registry import ADVANTAGES
 from runs import SHORT, copy_project, lines, run
 from test_own_task import TASK
 
@@ -45,16 +45,16 @@ def changes_the_scores(tokens):
 
 class Even:
     """The same weight for all, and whatever metrics."""
-    def __init__(self, lab):
+    def __init__(self, policy):
         pass
 
-    def __call__(self, tokens, lab):
+    def __call__(self, tokens, policy):
         return torch.ones_like(tokens.entropy)
 
 
 class NotMade(Even):
-    def __init__(self, lab):
-        self.layers = lab.layers
+    def __init__(self, policy):
+        self.layers = policy.layers
 
 
 class Computed(Even):
@@ -155,7 +155,7 @@ def own_task(tmp_path, monkeypatch):
         return said, path
 
     (tmp_path / "countdown_task.py").touch()  # the default task, imported already
-    monkeypatch.setattr("engine.tasks.PROJECT", tmp_path)
+    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     yield train_on

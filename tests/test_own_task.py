@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import train
+from engine.errors import UserError
 from runs import SHORT, copy_project, lines, program
 
 TASK = '''
@@ -12,7 +13,7 @@ TASK = '''
 import random
 from dataclasses import dataclass
 
-from engine.flags import option
+from harness.flags import option
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,9 @@ def test_a_task_that_shares_nothing_with_countdown_trains(tmp_path):
     ("../my_task", "there is no such module"),
     ("countdown_task.py", "did you mean --task countdown_task?"),
     ("tools/descending.py", "did you mean --task tools.descending?"),
-    ("engine.files", "this module has no class Task of its own"),
+    ("harness.files", "this module has no class Task of its own"),
 ])
 def test_a_module_that_is_no_task_is_named(name, words):
-    with pytest.raises(train.UserError) as error:
+    with pytest.raises(UserError) as error:
         train.main(["--task", name])
     assert words in str(error.value)

@@ -15,17 +15,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine import run_folder
+from harness import run_folder
 import train
-from engine.command_line import read_flags
+from harness.command_line import read_flags
 from engine.errors import UserError
 from conftest import ROOT
 from engine.tokens import load_tokenizer
 from grpo import update
-from engine.lab import make_lab
+from harness.run import Run
 from qwen2_model import Qwen2
 from engine.rollouts import sample_answers
-from engine.settings import OPTIONS, make_settings
+from harness.settings import OPTIONS, make_settings
 from runs import assert_same_run, lines, run, timeless
 
 @pytest.fixture(scope="session")
@@ -116,7 +116,7 @@ SIGNALLED = """
 import os, runpy, sys
 program, step, number, *flags = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(program))
-from engine import run_folder
+from harness import run_folder
 write_credit = run_folder.write_credit
 
 def write_and_signal(path, *args):
@@ -256,36 +256,35 @@ def test_problems_from_a_file_are_the_ones_trained_on(learner, tmp_path):
     found = re.findall(r"user\n (\d+) (\d+) 3 make (\d+)<", prompts)
     assert len(found) == 4 and all(int(a) + int(b) + 3 == int(c) for a, b, c in found)
     data.write_text(data.read_text() + '{"nums": [3, 5, 700], "target": 22}\n')
-    with pytest.raises(train.UserError, match="cannot spell"):
+    with pytest.raises(UserError, match="cannot spell"):
         train.main(["--model", str(learner), "--out", str(tmp_path / "y"), "--data", str(data)])
 
 
-def test_nothing_grows_with_the_number_of_steps(learner, tmp_path):
-    lab = make_lab(make_settings({"model": str(learner), "out": str(tmp_path / "x")}))
-    folder = train.create_run(lab)
-    counts = []
-    for step in range(1, 7):
-        train.train_step(lab, folder, step)
+def test_nothing_grows_with_the_number_of_steps(learner, tmp_path, monkeypatch):
+    counts, log = [], Run.log
+
+    def count_tensors(run, line):
+        log(run, line)
         gc.collect()
         counts.append(sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects()))
-    assert counts[2] == counts[-1]
+
+    monkeypatch.setattr(Run, "log", count_tensors)
+    run("--model", learner, "--out", tmp_path / "x", "--steps", 6, "--eval_every", 0)
+    assert len(counts) == 6 and counts[2] == counts[-1]
 
 
 def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatch):
-    lab = make_lab(
-        make_settings({
-            "model": str(learner), "temperature": 0.7, "weight_decay": 0.25, "max_grad_norm": 0.125,
-            "micro_batch": 3, "learning_rate": 0.5, "out": str(tmp_path / "x")
-        }))
-    assert lab.optimizer.weight_decay == 0.25 and lab.optimizer.learning_rate == 0.5
     sampling, updating = {}, []
     monkeypatch.setattr(
-        "engine.lab.sample_answers",
+        "engine.policy.sample_answers",
         lambda *args, **given: sampling.update(given) or sample_answers(*args, **given))
     monkeypatch.setattr(train, "update", lambda *args: updating.extend(args) or update(*args))
-    train.train_step(lab, train.create_run(lab), 1)
+    train.main(["--model", str(learner), "--out", str(tmp_path / "x"), "--steps", "1",
+                "--eval_every", "0", "--temperature", "0.7", "--weight_decay", "0.25",
+                "--max_grad_norm", "0.125", "--micro_batch", "3", "--learning_rate", "0.5"])
     assert sampling["temperature"] == 0.7
     assert sampling["max_new_tokens"] == 40
+    assert updating[1].weight_decay == 0.25 and updating[1].learning_rate == 0.5
     assert (updating[4].micro_batch, updating[4].max_grad_norm) == (3, 0.125)
 
 
@@ -293,17 +292,16 @@ def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(
         learner, tmp_path, monkeypatch):
     seeds = []
     monkeypatch.setattr(
-        "engine.lab.sample_answers",
+        "engine.policy.sample_answers",
         lambda *args, **given: seeds.append(given["seed"]) or sample_answers(*args, **given))
     for seed in (0, 1):
-        lab = make_lab(
-            make_settings({"model": str(learner), "seed": seed, "out": str(tmp_path / str(seed))}))
-        run_folder = train.create_run(lab)
-        for step in (1, 2):
-            train.train_step(lab, run_folder, step)
-            train.evaluate(lab, run_folder, step, greedy=False)  # 24 problems in parts of 16
-    assert len(seeds) == 12 and len({seeds[0], seeds[3], seeds[6], seeds[9]}) == 4
-    assert seeds[1:3] == seeds[4:6] == seeds[7:9] == seeds[10:12]
+        run("--model", learner, "--seed", seed, "--steps", 2, "--eval_every", 1,
+            "--out", tmp_path / str(seed))
+    one, two = seeds[:14], seeds[14:]  # two evaluations of 24 problems in parts of 16, then a step
+    trained = [one[4], one[9], two[4], two[9]]
+    evaluated = [one[:4], one[5:9], one[10:], two[:4], two[5:9], two[10:]]
+    assert len(seeds) == 28 and len(set(trained)) == 4
+    assert all(part == evaluated[0] for part in evaluated) and evaluated[0][:2] == evaluated[0][2:]
 
 
 def test_a_run_that_is_being_written_cannot_be_resumed(learner, tmp_path):
@@ -387,7 +385,7 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
      (["stray"], "unknown argument stray"), ])
 def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
     model = [] if "--model" in argv or "--resume" in argv else ["--model", str(learner)]
-    with pytest.raises(train.UserError) as error:
+    with pytest.raises(UserError) as error:
         train.main([*model, "--out", str(tmp_path /
                                          "x"), *argv] if "--resume" not in argv else argv)
     assert said in str(error.value)
@@ -439,7 +437,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(whole, learner, tmp_path, mon
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save(file, **columns)
     monkeypatch.setattr(np, "savez_compressed", fails_at_fifth)
-    with pytest.raises(train.UserError, match="No space left"):
+    with pytest.raises(UserError, match="No space left"):
         train.main(["--model", str(learner), "--out", str(folder)])
     monkeypatch.undo()
     run("--resume", folder)
@@ -450,7 +448,7 @@ def test_a_typo_in_a_recipe_fails(learner, tmp_path):
     for path in learner.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "recipe.json").write_text('{"lerning_rate": 1}')
-    with pytest.raises(train.UserError, match="lerning_rate"):
+    with pytest.raises(UserError, match="lerning_rate"):
         train.main(["--model", str(tmp_path), "--out", str(tmp_path / "x")])
 
 

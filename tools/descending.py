@@ -18,8 +18,8 @@ import re
 from dataclasses import dataclass
 
 from countdown_task import annotate, between
-from engine.flags import option
-from engine.given_problems import read_numbers
+from harness.flags import option
+from tools.given_problems import read_numbers
 
 PROMPT = "<|im_start|>user\n{numbers} make {total}<|im_end|>\n<|im_start|>assistant\n<think>"
 FORMAT_WEIGHT = 0.1

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from credit.preferences import best_and_worst
-from engine.credit_file import credit_steps, read_credit
+from harness.credit_file import credit_steps, read_credit
 from engine.errors import UserError
-from engine.files import replace_text, writing
-from engine.flags import Flag, Parser, add_flags, some_text, with_defaults
-from engine.given_pairs import KEYS
-from engine.program import run_as_program
-from engine.run_folder import run_config
-from engine.settings import make_settings
-from engine.tasks import make_task
+from harness.files import replace_text, writing
+from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
+from harness.given_pairs import KEYS
+from harness.program import run_as_program
+from harness.run_folder import run_config
+from harness.settings import make_settings
+from harness.tasks import make_task
 from engine.tokens import load_tokenizer
 
 FLAGS = {"output": Flag(None, "the file to write; by default pairs.jsonl in the run folder")}

@@ -20,18 +20,19 @@ import torch
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.labels import KINDS, SECTIONS
 from credit.weight import token_weight
-from engine.credit_file import checkpoint_folders, credit_steps, read_credit
+from harness.credit_file import checkpoint_folders, credit_steps, read_credit
 from engine.errors import UserError
-from engine.files import find_folder, is_file
-from engine.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
+from harness.files import find_folder, is_file
+from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
                           with_defaults)
-from engine.program import run_as_program, visible
+from harness.program import run_as_program, visible
 from engine.forward import Forward
-from engine.lab import Lab, derived_seed, make_lab, pick_device
-from engine.registry import MITIGATIONS, NEVER_RESCALED, choice_flags, make
+from engine.policy import Policy, derived_seed
+from harness.load import load_policy, pick_device
+from harness.registry import MITIGATIONS, NEVER_RESCALED, choice_flags, make
 from engine.rollouts import Rollouts
-from engine.run_folder import run_config
-from engine.settings import Settings, make_settings
+from harness.run_folder import run_config
+from harness.settings import Settings, make_settings
 from engine.tokens import load_tokenizer, token_bytes
 from tools.terminal import put
 
@@ -71,29 +72,29 @@ class Recorded:
         return wanted
 
     @cached_property
-    def lab(self) -> Lab:
+    def policy(self) -> Policy:
         """The model that sampled the step, or the last one before it that was kept."""
         trained = max(steps for steps in self.models if steps < self.step)
         which = "that sampled them"
         if trained != self.step - 1:
             which = f"after step {trained} (the one that sampled them was not kept)"
         print(f"looking with the model {which}: {self.models[trained]}")
-        lab = make_lab(self.settings, self.models[trained])
-        self.load_state(lab, self.models[trained] / "trainer" / "state.safetensors")
-        return lab
+        policy = load_policy(self.settings, self.models[trained])
+        self.load_state(policy, self.models[trained] / "trainer" / "state.safetensors")
+        return policy
 
-    def load_state(self, lab: Lab, path: Path) -> None:
+    def load_state(self, policy: Policy, path: Path) -> None:
         """The mitigation's state as the run had it, if the run used this mitigation and kept it."""
         name = self.settings.mitigation
         if is_file(path) and run_config(self.folder)["mitigation"] == name:
-            lab.load_trainer_tensors(path)
-        elif hasattr(lab.mitigation, "state_dict") and self.step > 1:
+            policy.load_trainer_tensors(path)
+        elif hasattr(policy.mitigation, "state_dict") and self.step > 1:
             print(f"{name} as it is at the start of a run: this run has no state of it from before "
                   f"step {self.step}")
 
     @cached_property
     def forward(self) -> Forward:
-        return self.lab.look_with()
+        return self.policy.extra_forward()
 
     def look(self, tokens: Rollouts, attention: bool = False) -> dict:
         """What a batch calls when a mitigation looks at hidden states or attention."""
@@ -107,7 +108,7 @@ class Recorded:
     def tokens(self) -> Rollouts:
         s, problems = self.settings, []
         if self.needs_lab:
-            problems = self.lab.task.training_problems(s.seed, self.step, s.questions)
+            problems = self.policy.task.training_problems(s.seed, self.step, s.questions)
         generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, self.step))
         tokens = read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems,
                              forward=self, generator=generator)
@@ -115,16 +116,16 @@ class Recorded:
 
     def weights(self, tokens: Rollouts) -> tuple[torch.Tensor, dict]:
         """(B, T) and the metrics, as train_step would have made them of this batch."""
-        s, lab = self.settings, None
+        s, policy = self.settings, None
         if self.needs_lab:
-            lab = self.lab
-            chosen = lab.mitigation
+            policy = self.policy
+            chosen = policy.mitigation
         else:
             function = MITIGATIONS[s.mitigation]
             chosen = make(function, s.flags_for(function), None)
         if s.drop_unfinished:
             tokens = replace(tokens, mask=tokens.mask & tokens.finished[:, None])
-        return token_weight(chosen, s.mitigation, tokens, lab, s.rescale)
+        return token_weight(chosen, s.mitigation, tokens, policy, s.rescale)
 
 
 def print_summary(tokens: Rollouts, weight: np.ndarray, mask: np.ndarray) -> None:

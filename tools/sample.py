@@ -15,16 +15,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from engine.credit_file import checkpoint_folders
+from harness.credit_file import checkpoint_folders
 from engine.errors import UserError
-from engine.files import find_folder, is_file, read_json
-from engine.flags import Flag, Parser, add_flags, with_defaults
-from engine.lab import Lab, derived_seed, make_lab
-from engine.program import run_as_program, visible
-from engine.progress import show_status
+from harness.files import find_folder, is_file, read_json
+from harness.flags import Flag, Parser, add_flags, with_defaults
+from engine.policy import Policy, derived_seed
+from harness.load import load_policy
+from harness.program import run_as_program, visible
+from harness.progress import show_status
 from engine.rollouts import Rollouts
-from engine.settings import Settings, make_settings
-from engine.tasks import make_task
+from harness.settings import Settings, make_settings
+from harness.tasks import make_task
 from engine.tokens import token_bytes
 from tools.terminal import (BOLD, GREEN, RED, Screen, print_legend, print_letters, print_text, put,
                             shaded, token_texts)
@@ -45,7 +46,7 @@ WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
                     "shard": False}
 
 
-def print_answers(title: str, lab: Lab, rollouts: Rollouts, screen: Screen) -> None:
+def print_answers(title: str, policy: Policy, rollouts: Rollouts, screen: Screen) -> None:
     """What one model answered: a single answer beside the title, several below a summary."""
     count = len(rollouts.responses)
     heading = screen.styled(visible(title), BOLD)
@@ -54,7 +55,7 @@ def print_answers(title: str, lab: Lab, rollouts: Rollouts, screen: Screen) -> N
         if count > 1:
             put(f"\n  {verdict(rollouts, row, screen)}")
         length = int(rollouts.length[row])
-        texts = token_texts(token_bytes(lab.tokenizer, rollouts.ids[row, :length].tolist()))
+        texts = token_texts(token_bytes(policy.tokenizer, rollouts.ids[row, :length].tolist()))
         letters = shaded(texts, rollouts.log_prob[row, :length].exp().tolist(), screen)
         if letters[:1] == [(" ", "")]:
             del letters[0]
@@ -100,17 +101,17 @@ def read_settings(folder: Path, flags: SimpleNamespace) -> Settings:
     return make_settings({**source, **WITHOUT_TRAINING, **typed})
 
 
-def load_labs(folder: Path, settings: Settings, step: int | None) -> dict[str, Lab]:
+def load_labs(folder: Path, settings: Settings, step: int | None) -> dict[str, Policy]:
     """The models to ask, each by what stands above its answers."""
     if not is_run(folder):
         if step is not None:
             raise UserError(f"--step {step} needs a run: {folder} is the folder of one model")
-        return {str(folder): make_lab(settings)}
+        return {str(folder): load_policy(settings)}
     checkpoints = checkpoint_folders(folder)
     step = choose_step(folder, checkpoints, step)
-    labs = {"before training": make_lab(settings)}
+    labs = {"before training": load_policy(settings)}
     if step:
-        labs[f"after step {step}"] = make_lab(settings, checkpoints[step])
+        labs[f"after step {step}"] = load_policy(settings, checkpoints[step])
     return labs
 
 
@@ -146,7 +147,7 @@ def refuse_without_read(settings: Settings, task) -> None:
 @dataclass(frozen=True)
 class Interview:
     task: object           # see Task in countdown_task.py
-    labs: dict[str, Lab]   # the models, each by what stands above its answers
+    labs: dict[str, Policy]   # the models, each by what stands above its answers
     flags: SimpleNamespace
     screen: Screen
 
@@ -158,13 +159,13 @@ class Interview:
             print_text(f"note: {remark}", self.screen, indent="  ")
         seed = derived_seed("sample", self.flags.seed, number)
         widest = max(len(title) for title in self.labs)
-        for title, lab in self.labs.items():
+        for title, policy in self.labs.items():
             show_status(f"{title}: answering")
             try:
-                rollouts = lab.ask([problem], self.flags.answers, seed, self.flags.greedy)
+                rollouts = policy.ask([problem], self.flags.answers, seed, self.flags.greedy)
             finally:
                 show_status("")
-            print_answers(f"{title:{widest}}", lab, rollouts, self.screen)
+            print_answers(f"{title:{widest}}", policy, rollouts, self.screen)
 
     def converse(self) -> None:
         """A problem a line. What is wrong with a line is said, and the next one is read."""

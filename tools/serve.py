@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from engine.files import parse_json
-from engine.flags import Flag, Parser, add_flags, shortened, some_text, with_defaults
-from engine.lab import set_threads
-from engine.program import run_as_program
-from engine.progress import say
-from engine.remote_rollouts import are_whole
+from harness.files import parse_json
+from harness.flags import Flag, Parser, add_flags, shortened, some_text, with_defaults
+from harness.load import set_threads
+from harness.program import run_as_program
+from harness.progress import say
+from harness.remote_rollouts import are_whole
 from engine.sampler import Distribution, generate
 from qwen2_model import Qwen2
 

@@ -12,7 +12,7 @@ import sys
 import unicodedata
 from dataclasses import dataclass
 
-from engine.program import visible
+from harness.program import visible
 
 # A token less likely than the limit gets this style, in numbers of ANSI escape sequences: 48;5 is
 # the colour behind the text and 38;5 the one in it, of a terminal's 256. Sure tokens stay plain.
@@ -42,7 +42,7 @@ class Screen:
 
 def put(line: str) -> None:
     """Print a line whose escape sequences are ours. stdout itself spells them out
-    (engine/program.py): all that a model wrote goes through `visible` first."""
+    (harness/program.py): all that a model wrote goes through `visible` first."""
     print(line, file=getattr(sys.stdout, "stream", sys.stdout))
 
 

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from engine.errors import UserError
-from engine.files import is_there, whole_folder, writing
-from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
-from engine.program import run_as_program
+from harness.files import is_there, whole_folder, writing
+from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from harness.program import run_as_program
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from qwen2_model import ModelConfig, Qwen2
 from tools.demonstrations import HIT, TASK, batches, make_tokenizer

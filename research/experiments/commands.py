@@ -13,8 +13,8 @@ Ctrl-C stops the runs after their current step, and the same command goes on wit
 is printed and written to results/study-NAME; experiments.py says what each experiment is.
 """
 from engine.errors import UserError
-from engine.flags import Flag, Parser, add_flags, with_defaults
-from engine.hints import python_command
+from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.hints import python_command
 from research.experiments import pages, probes, published
 from research.experiments.experiments import EXPERIMENTS, Experiment
 from research.experiments.plan import PlannedRun, plan_runs

@@ -6,10 +6,10 @@ import torch
 
 from analysis.statistics import Estimate, mean_over, ratio_of_sums
 from countdown_task import ANSWER, NUMBER, OPERATOR, THINK
-from engine.credit_file import read_columns, read_credit
-from engine.files import read_json
+from harness.credit_file import read_columns, read_credit
+from harness.files import read_json
 from engine.lab import make_lab
-from engine.settings import Settings
+from harness.settings import Settings
 from engine.tokens import load_tokenizer
 from mitigations import outcome_conditional
 from research.experiments.experiments import GRADIENT_BATCHES

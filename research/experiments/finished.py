@@ -7,7 +7,7 @@ import numpy as np
 from analysis.runs import evaluations, read_run
 from analysis.statistics import Estimate, paired_difference
 from engine.errors import UserError
-from engine.files import is_file, read_json
+from harness.files import is_file, read_json
 from research.experiments.experiments import Experiment
 from research.experiments.plan import PlannedRun
 

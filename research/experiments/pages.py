@@ -21,9 +21,9 @@ import textwrap
 
 from analysis.tables import WIDTH, Table, by_row
 from engine.errors import UserError
-from engine.files import replace_text
-from engine.flags import Flag, Parser, add_flags, with_defaults
-from engine.progress import say
+from harness.files import replace_text
+from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.progress import say
 from research.experiments.published import RESULTS, pages, read_result
 
 MARKED = re.compile(r"<!-- (table|words|text|source|number) ((?:(?!-->).)+?) -->(.*?)<!-- end -->",

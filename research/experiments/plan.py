@@ -7,14 +7,14 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.command_line import read_flags
-from engine.credit_file import step_of
+from harness.command_line import read_flags
+from harness.credit_file import step_of
 from engine.errors import UserError
-from engine.files import PROJECT, is_file, is_there, read_lines
-from engine.provenance import refuse_other_sources
-from engine.resume import is_finished, refuse_to_overwrite, what_differs
-from engine.run_folder import RunFolder, run_config
-from engine.settings import Settings, make_settings
+from harness.files import PROJECT, is_file, is_there, read_lines
+from harness.provenance import refuse_other_sources
+from harness.resume import is_finished, refuse_to_overwrite, what_differs
+from harness.run_folder import RunFolder, run_config
+from harness.settings import Settings, make_settings
 from research.experiments.experiments import Experiment
 
 

@@ -21,10 +21,10 @@ from types import SimpleNamespace
 
 from analysis.tables import Table
 from engine.errors import UserError
-from engine.files import is_file, is_there, make_folder, read_json, replace_text
-from engine.flags import Flag, Parser, add_flags, with_defaults
-from engine.hints import python_command
-from engine.progress import say
+from harness.files import is_file, is_there, make_folder, read_json, replace_text
+from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.hints import python_command
+from harness.progress import say
 from research.experiments.experiments import BEFORE, LEADERBOARD, PLAIN, THIRD, Experiment
 from research.experiments.finished import PROBED
 from research.experiments.over_seeds import over_seeds

@@ -13,10 +13,10 @@ from datetime import date
 from pathlib import Path
 
 from engine.errors import UserError
-from engine.files import PROJECT, is_file, make_folder, paths_in, read_json, replace_text
-from engine.flags import Flag, Parser, add_flags, shortened, with_defaults
-from engine.progress import say
-from engine.provenance import fingerprint
+from harness.files import PROJECT, is_file, make_folder, paths_in, read_json, replace_text
+from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
+from harness.progress import say
+from harness.provenance import fingerprint
 from research.experiments.experiments import EXPERIMENTS
 from research.experiments.witness import (every_arm, made_by_other_code, sources_of, what_differs,
                            witness_of)

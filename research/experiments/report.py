@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.tables import show
-from engine.files import make_folder
+from harness.files import make_folder
 from research.experiments import control, leaderboard, regime, subject, variants
 from research.experiments.experiments import Experiment
 from research.experiments.finished import read_study

@@ -11,11 +11,11 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from engine.files import append_line, is_there, make_folder, writing
-from engine.flags import MOST_THREADS, Flag
-from engine.hints import python_command
-from engine.progress import say, show_status
-from engine.stopping import StopRequest
+from harness.files import append_line, is_there, make_folder, writing
+from harness.flags import MOST_THREADS, Flag
+from harness.hints import python_command
+from harness.progress import say, show_status
+from harness.stopping import StopRequest
 from research.experiments.plan import Effort, PlannedRun, in_words, seconds_left
 
 PROCESSES = Flag(0, "runs at a time; 0 is one for each core that this program may use", least=0,

@@ -7,10 +7,10 @@ import numpy as np
 
 from analysis.statistics import Estimate, mean_over
 from analysis.tables import Table, by_row
-from engine.credit_file import read_credit
+from harness.credit_file import read_credit
 from engine.errors import UserError
-from engine.files import is_file, read_lines
-from engine.record import MODES
+from harness.files import is_file, read_lines
+from harness.record import MODES
 from engine.tokens import load_tokenizer
 from research.experiments.credit_shares import DISCOUNT, credit_shares, discount_cosine
 from research.experiments.experiments import BEFORE, LEAST_FORMAT, LEAST_GAIN, MOST_CUT_OFF, MOST_SPREAD

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import train
 from engine.errors import UserError
-from engine.files import PROJECT, read_lines
-from engine.registry import ADVANTAGES, MITIGATIONS
+from harness.files import PROJECT, read_lines
+from harness.registry import ADVANTAGES, MITIGATIONS
 
 SHORT = ("--threads 1 --questions 4 --answers 4 --steps 2 --eval_every 0 --checkpoint_every 0 "
          "--sample_every 0 --seed 0")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from credit.weight import token_weight
-from engine.checked import call_choice
+from harness.checked import call_choice
 from engine.lab import Lab
-from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
+from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
 from engine.rollouts import Rollouts
 
 IN_OTHER_ARMS = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo

@@ -34,8 +34,8 @@ division by its length or by the batch's tokens.
 """
 import numpy as np
 
-from engine.flags import Flag
-from engine.progress import Progress
+from harness.flags import Flag
+from harness.progress import Progress
 from research.probes.baseline_noise import (
     GROUPS, against_mean, draw_others, exact_saving, gaps, measure_answers, noise_of_baselines)
 from research.probes.baseline_tables import baselines_table, claims_table, draw, questions_table, sizes_table

@@ -20,8 +20,8 @@ from credit.belief import credit_of_beliefs, thought_lengths
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
 from credit.weight import token_weight
-from engine.checked import call_choice
-from engine.registry import make
+from harness.checked import call_choice
+from harness.registry import make
 from engine.rollouts import Rollouts
 from research.probes.arms import choices, rescaling
 from research.probes.world import ONE, OPENING, PROMPT, World

@@ -22,15 +22,15 @@ import torch
 from analysis.page import report_body, write_page
 from analysis.tables import Table
 from engine.errors import UserError
-from engine.files import is_there, replace_text, whole_folder
-from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from harness.files import is_there, replace_text, whole_folder
+from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.forward import Forward, response_log_probs
 from engine.lab import Lab, derived_seed, make_lab
-from engine.progress import show_status
+from harness.progress import show_status
 from engine.rollouts import Rollouts
-from engine.provenance import provenance
-from engine.run_name import path_part
-from engine.settings import make_settings
+from harness.provenance import provenance
+from harness.run_name import path_part
+from harness.settings import make_settings
 from grpo import grpo
 from research.probes.screen import command_of, print_findings, quick_words
 

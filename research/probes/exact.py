@@ -32,7 +32,7 @@ import torch
 from analysis.plots import BLUE, panels, save
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from engine.progress import Progress
+from harness.progress import Progress
 from research.probes.batches import Batches, Listed, list_advantages, list_weights
 from research.probes.common import COMMON, Findings, Flag, Probe, run_probe
 from research.probes.estimator import Estimator, estimator, gamma_noise, placebo

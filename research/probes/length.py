@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 from engine.errors import UserError
-from engine.registry import ADVANTAGES, make
-from engine.flags import Flag, shortened
-from engine.progress import Progress
+from harness.registry import ADVANTAGES, make
+from harness.flags import Flag, shortened
+from harness.progress import Progress
 from grpo import rloo, update
 from qwen2_model import ModelConfig
 from research.probes.common import Findings, Probe, gradients, run_probe

@@ -30,9 +30,9 @@ import numpy as np
 from analysis.plots import BLUE, GREY, panels, save
 from analysis.statistics import Estimate, jackknife
 from analysis.tables import Table, by_row
-from engine.flags import Flag
+from harness.flags import Flag
 from engine.lab import Lab
-from engine.progress import Progress
+from harness.progress import Progress
 from research.probes.arms import Arms, make_arms
 from research.probes.common import Findings, Probe, gradients, run_probe, sample_batch
 from research.probes.direction import Directions

@@ -27,9 +27,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from engine.flags import Flag
+from harness.flags import Flag
 from engine.lab import Lab, derived_seed
-from engine.progress import Progress
+from harness.progress import Progress
 from engine.rollouts import Rollouts
 from research.probes.common import Findings, Probe, run_probe, sample_batch
 from research.probes.phase1_gradient import (

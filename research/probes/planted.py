@@ -25,7 +25,7 @@ from engine.forward import Forward
 from engine.lab import Lab, derived_seed
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution, Generation
-from engine.settings import Settings
+from harness.settings import Settings
 from grpo import grpo
 from qwen2_model import ModelConfig, Qwen2
 

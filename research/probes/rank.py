@@ -33,8 +33,8 @@ import numpy as np
 import torch
 
 from engine.errors import UserError
-from engine.flags import Flag
-from engine.progress import Progress
+from harness.flags import Flag
+from harness.progress import Progress
 from engine.rollouts import Rollouts
 from research.probes import sparsity
 from research.probes.common import Findings, Probe, run_probe, sample_batch

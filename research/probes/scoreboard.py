@@ -50,12 +50,12 @@ from types import SimpleNamespace
 
 from analysis.answers import answers_of
 from analysis.tables import Table
-from engine.credit_file import write_credit
+from harness.credit_file import write_credit
 from engine.lab import Lab
-from engine.progress import Progress
+from harness.progress import Progress
 from engine.rollouts import Rollouts
-from engine.provenance import provenance
-from engine.run_folder import RunFolder
+from harness.provenance import provenance
+from harness.run_folder import RunFolder
 from research.probes.agreement import agreement_table
 from research.probes.arm_scores import directions_table, draw_scores, score_arms, scores_table
 from research.probes.arms import Arms, make_arms

@@ -26,13 +26,13 @@ import train
 from analysis.plots import COLOURS, panels, save, whole_steps
 from analysis.statistics import Estimate, estimate, mean_over
 from analysis.tables import Table, by_row
-from engine.credit_file import checkpoint_folders, credit_steps, read_columns
+from harness.credit_file import checkpoint_folders, credit_steps, read_columns
 from engine.errors import UserError
-from engine.files import is_file
-from engine.flags import Flag
+from harness.files import is_file
+from harness.flags import Flag
 from engine.lab import Lab
-from engine.progress import Progress
-from engine.run_folder import run_config
+from harness.progress import Progress
+from harness.run_folder import run_config
 from research.probes.common import QUICK_TOKENS, Probe, gradients, sample_batch
 from research.probes.pictures import legend_under
 

@@ -13,7 +13,7 @@ from analysis.arms import Comparison
 from analysis.runs import read_run, read_runs
 from analysis.tally import describe
 from analysis.vocabulary import Vocabulary
-from engine.credit_file import credit_path
+from harness.credit_file import credit_path
 from engine.errors import UserError
 
 

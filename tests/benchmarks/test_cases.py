@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks import cases, cost, memory, speed, work
 from benchmarks.cases import Case
-from engine.command_line import read_flags
+from harness.command_line import read_flags
 from engine.errors import UserError
-from engine.settings import make_settings
-from engine.registry import MITIGATIONS
+from harness.settings import make_settings
+from harness.registry import MITIGATIONS
 
 SMALL = dict(questions=2, answers=2, new_tokens=4, micro_batch=3)
 

@@ -1,10 +1,10 @@
 """The table of what each arm costs."""
 import pytest
 
-from engine.command_line import read_flags
+from harness.command_line import read_flags
 from engine.errors import UserError
-from engine.registry import MITIGATIONS
-from engine.settings import make_settings
+from harness.registry import MITIGATIONS
+from harness.settings import make_settings
 
 
 def test_the_table_of_costs_by_hand(capsys):

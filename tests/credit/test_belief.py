@@ -9,39 +9,39 @@ from conftest import ASKED, hand_made, spoken
 from countdown_task import Problem, Task
 from credit import belief as module
 from credit.belief import belief, beliefs, credit_of_beliefs, thought_lengths
-from engine.countdown_solutions import right_expressions
+from tools.countdown_solutions import right_expressions
 from engine.errors import UserError
-from engine.tasks import CheckedTask
+from harness.tasks import CheckedTask
 from tools.demonstrations import TASK, candidates
 from tools.descending import Task as Descending
 
 
-def probability(lab, prompt, continuation):
+def probability(policy, prompt, continuation):
     with torch.no_grad():
-        log_probs = lab.model(torch.tensor([prompt + continuation]))[0].log_softmax(-1)
+        log_probs = policy.model(torch.tensor([prompt + continuation]))[0].log_softmax(-1)
     places = range(len(prompt) - 1, len(prompt) + len(continuation) - 1)
     return log_probs[places, continuation].sum().exp().item()
 
 
-def test_a_belief_is_the_probability_of_all_right_answers(lab):
+def test_a_belief_is_the_probability_of_all_right_answers(policy):
     """15 of 3 5 7: three numbers in a sum, 12 spellings. At the start and after 7 tokens."""
-    tokens = spoken(lab)
-    opening, right = lab.task.right_answers(ASKED[0])
+    tokens = spoken(policy)
+    opening, right = policy.task.right_answers(ASKED[0])
     assert opening == "</think>\n<answer>" and " ( 5 + 3 ) + 7</answer>" in right
     assert len(right) == 12
     ids = tuple(tokens.ids[0, :7].tolist())
-    known = beliefs(lab, tokens, [(0, ()), (0, ids), (1, ids)])
+    known = beliefs(policy, tokens, [(0, ()), (0, ids), (1, ids)])
     for question, prefix in known:
-        opening, right = lab.task.right_answers(ASKED[question])
-        forced = [*tokens.prompt_ids[question], *prefix, *lab.tokenizer.encode(opening).ids]
-        expected = sum(probability(lab, forced, lab.tokenizer.encode(text).ids) for text in right)
+        opening, right = policy.task.right_answers(ASKED[question])
+        forced = [*tokens.prompt_ids[question], *prefix, *policy.tokenizer.encode(opening).ids]
+        expected = sum(probability(policy, forced, policy.tokenizer.encode(text).ids) for text in right)
         assert known[question, prefix] == pytest.approx(expected, rel=1e-4)
     assert known[0, ()] != pytest.approx(known[0, ids], rel=0.01)
 
 
-def test_a_problem_without_a_listed_answer_is_believed_impossible(lab):
-    tokens = spoken(lab, problems=[Problem((1, 1, 1), 99), ASKED[1]])
-    assert beliefs(lab, tokens, [(0, ())]) == {(0, ()): 0.0}
+def test_a_problem_without_a_listed_answer_is_believed_impossible(policy):
+    tokens = spoken(policy, problems=[Problem((1, 1, 1), 99), ASKED[1]])
+    assert beliefs(policy, tokens, [(0, ())]) == {(0, ()): 0.0}
 
 
 def test_credit_by_hand():
@@ -64,26 +64,26 @@ def test_between_the_cuts_a_belief_is_linear(monkeypatch):
     """Asked after 0, 2 and 3 tokens: 0.2, 0.6, 0.5."""
     asked = []
 
-    def table(lab, rollouts, prefixes):
+    def table(policy, rollouts, prefixes):
         asked.extend(prefixes)
         return dict(zip(prefixes, (0.2, 0.6, 0.5)))
 
     monkeypatch.setattr(module, "beliefs", table)
     batch = hand_made([[True] * 5], ids=torch.tensor([[4, 5, 6, 7, 8]]),
                       section=torch.tensor([[1, 1, 1, 0, 2]]), scores={"reward": torch.ones(1)})
-    lab = SimpleNamespace(task=Task())
-    chosen = belief(lab, belief_every=2)
-    torch.testing.assert_close(chosen(batch, lab), torch.tensor([[0.2, 0.2, -0.1, 0.5, 0.5]]))
+    policy = SimpleNamespace(task=Task())
+    chosen = belief(policy, belief_every=2)
+    torch.testing.assert_close(chosen(batch, policy), torch.tensor([[0.2, 0.2, -0.1, 0.5, 0.5]]))
     assert asked == [(0, ()), (0, (4, 5)), (0, (4, 5, 6))]
     assert chosen.metrics["belief"] == pytest.approx(0.5)
 
 
-def test_equal_prefixes_are_asked_once(lab, monkeypatch):
+def test_equal_prefixes_are_asked_once(policy, monkeypatch):
     """The start is one prefix for all three answers of a problem."""
     asked = []
-    monkeypatch.setattr(module, "beliefs", lambda lab, rollouts, prefixes: asked.extend(prefixes)
+    monkeypatch.setattr(module, "beliefs", lambda policy, rollouts, prefixes: asked.extend(prefixes)
                         or dict.fromkeys(prefixes, 0.5))
-    belief(lab, belief_every=1000)(spoken(lab), lab)
+    belief(policy, belief_every=1000)(spoken(policy), policy)
     assert asked.count((0, ())) == 1 and len(set(asked)) == len(asked) == 7
 
 
@@ -111,14 +111,14 @@ def test_the_long_prompt_has_its_own_spelling_and_the_list_an_end():
         task.right_answers(Problem((1, 2, 3, 4, 5), 15))
 
 
-def test_a_task_without_a_list_is_refused_and_a_wrong_list_is_one_line(lab):
+def test_a_task_without_a_list_is_refused_and_a_wrong_list_is_one_line(policy):
     with pytest.raises(UserError, match="tools.descending has no method right_answers"):
         belief(SimpleNamespace(task=Descending(),
                                settings=SimpleNamespace(task="tools.descending")))
-    tokens = spoken(lab)
+    tokens = spoken(policy)
     for answers in (["a", "b"], ("a", "b"), ("a", [""]), 3):
         task = CheckedTask(SimpleNamespace(right_answers=lambda problem: answers))
-        other = SimpleNamespace(task=task, tokenizer=lab.tokenizer)
+        other = SimpleNamespace(task=task, tokenizer=policy.tokenizer)
         with pytest.raises(UserError, match=r"right_answers\(.* should return a text that ends"):
             beliefs(other, tokens, [(0, ())])
     other.task = SimpleNamespace(right_answers=lambda problem: ("</think>", [" banana"]), show=str)

@@ -7,19 +7,19 @@ from engine.labels import ANSWER
 from credit.causal_ablation import after_deletion, without
 
 
-def test_causal_ablation_by_hand(lab, monkeypatch):
+def test_causal_ablation_by_hand(policy, monkeypatch):
     """Every second of five tokens: the reward changes by 1, 0 and 0.5, linear in between."""
     asked = []
 
-    def rewards(lab, tokens, prefixes, k, without):
+    def rewards(policy, tokens, prefixes, k, without):
         asked.extend(zip(prefixes, without))
         return torch.tensor([[0.0], [1.0], [0.5]] + [[1.0]])[:len(prefixes)], 17
     monkeypatch.setattr("credit.causal_ablation.continuation_rewards", rewards)
     mask = torch.tensor([[True] * 5, [True] + [False] * 4])
     tokens = hand_made(mask, ids=torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]]), group=torch.tensor(
             [0, 1]), scores={"reward": torch.tensor([1.0, 0.25])})
-    mitigation = make_mitigation("causal_ablation", {"ablate_every": 2}, lab)
-    weight = mitigation(tokens, lab)
+    mitigation = make_mitigation("causal_ablation", {"ablate_every": 2}, policy)
+    weight = mitigation(tokens, policy)
     torch.testing.assert_close(weight, torch.tensor([[1, 0.5, 0, 0.25, 0.5], [0.75, 0, 0, 0, 0]]))
     assert asked == [((0, ()), 4), ((0, (4, 5)), 6), ((0, (4, 5, 6, 7)), 8), ((1, ()), 9)]
     assert mitigation.metrics == {"extra_tokens": 17}
@@ -40,9 +40,9 @@ def test_an_answer_without_a_token_by_hand():
     assert later.nonzero().tolist() == [[0, 1], [0, 2], [1, 2]]
 
 
-def test_deletion_against_the_model_asked_row_by_row(lab):
+def test_deletion_against_the_model_asked_row_by_row(policy):
     """log p of the answer section with the token, minus that of the text without it."""
-    tokens = spoken(lab)
+    tokens = spoken(policy)
     places = [(row, t) for row, length in enumerate(tokens.length.tolist())
               for t in range(0, length, 5)]
     expected = []
@@ -51,20 +51,20 @@ def test_deletion_against_the_model_asked_row_by_row(lab):
         ids = tokens.ids[row, :length].tolist()
         later = [i for i in range(t + 1, length) if tokens.section[row, i] == ANSWER]
         with torch.no_grad():
-            logits = lab.model(torch.tensor([prompt + ids[:t] + ids[t + 1:]]))[0]
+            logits = policy.model(torch.tensor([prompt + ids[:t] + ids[t + 1:]]))[0]
         log_probs = logits.log_softmax(-1)
         without = [log_probs[len(prompt) + i - 2, ids[i]].item() for i in later]
         expected.append(tokens.log_prob[row, later].sum().item() - sum(without))
-    changes = after_deletion(tokens, lab, places)
+    changes = after_deletion(tokens, policy, places)
     assert changes.tolist() == pytest.approx(expected, abs=2e-3)
     assert changes.abs().max() > 1 and (changes == 0).any()
 
 
-def test_deletion_samples_nothing(lab):
-    tokens = spoken(lab)
-    mitigation = make_mitigation("causal_ablation", {"ablate_every": 4, "ablation": "delete"}, lab)
-    weight = mitigation(tokens, lab)
-    changes = after_deletion(tokens, lab, [(0, 0), (0, 4)]).abs()
+def test_deletion_samples_nothing(policy):
+    tokens = spoken(policy)
+    mitigation = make_mitigation("causal_ablation", {"ablate_every": 4, "ablation": "delete"}, policy)
+    weight = mitigation(tokens, policy)
+    changes = after_deletion(tokens, policy, [(0, 0), (0, 4)]).abs()
     assert weight[0, [0, 4]].tolist() == pytest.approx(changes.tolist())
     assert weight[0, 2].item() == pytest.approx(changes.mean().item(), rel=1e-5)
     assert mitigation.metrics == {} and not weight[3].any()  # no answer section

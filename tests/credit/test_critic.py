@@ -10,8 +10,8 @@ from countdown_task import score
 from engine.tokens import token_bytes
 from credit import monte_carlo as critic
 from credit.critic import generalised_advantage
-from engine.registry import ADVANTAGES
-from engine.registry import make as make_choice
+from harness.registry import ADVANTAGES
+from harness.registry import make as make_choice
 from credit.monte_carlo import (continuation_rewards, decision_starts, prefix_values,
                                 segment_starts, sequences)
 from engine.errors import UserError
@@ -49,36 +49,36 @@ def test_rewards_on_the_way_by_hand():
     assert advantage.tolist() == [[0.5, 1.0, 1.0]]
 
 
-def test_right_steps_are_paid_where_they_end(lab):
+def test_right_steps_are_paid_where_they_end(policy):
     """" 3 + 5 = 8, 8 + 7 = 15 hit." has two: before the first ends both are to come."""
-    tokens = spoken(lab)
-    gae = make("gae", lab, process_reward=0.25)
-    paid = gae(tokens, lab)[0] - tokens.reward[0]  # V was 0
+    tokens = spoken(policy)
+    gae = make("gae", policy, process_reward=0.25)
+    paid = gae(tokens, policy)[0] - tokens.reward[0]  # V was 0
     texts = tokens.texts[0]
     first, second = texts.index(" 8"), texts.index(" 15")
     left = [0.5] * (first + 1) + [0.25] * (second - first) + [0.0] * (len(texts) - second - 1)
     assert paid[:len(texts)].tolist() == pytest.approx(left, abs=1e-6)
 
 
-def test_a_task_without_steps_has_no_process_reward(lab):
+def test_a_task_without_steps_has_no_process_reward(policy):
     with pytest.raises(UserError, match="--process_reward 0.5: --task some_task has no method"):
         make("gae", SimpleNamespace(task=None, settings=SimpleNamespace(task="some_task")),
              process_reward=0.5)
 
 
 @pytest.mark.parametrize("places", [[0, 99], [-1], 3, None, ["a"]])
-def test_right_steps_that_are_no_tokens_are_refused(lab, monkeypatch, places):
-    tokens = spoken(lab)
-    monkeypatch.setattr(type(lab.task.task), "right_steps", lambda *_: places)
+def test_right_steps_that_are_no_tokens_are_refused(policy, monkeypatch, places):
+    tokens = spoken(policy)
+    monkeypatch.setattr(type(policy.task.task), "right_steps", lambda *_: places)
     with pytest.raises(UserError, match=r"right_steps\(.* should return a list of tokens"):
-        make("gae", lab, process_reward=0.5)(tokens, lab)
+        make("gae", policy, process_reward=0.5)(tokens, policy)
 
 
 FLAGS = {"gae": {"critic_lr": 0.05}, "vine": {"values_k": 2}}
 
 
-def make(name, lab, **flags):
-    return make_choice(ADVANTAGES[name], FLAGS[name] | flags, lab)
+def make(name, policy, **flags):
+    return make_choice(ADVANTAGES[name], FLAGS[name] | flags, policy)
 
 
 def small_lab(**_):
@@ -95,37 +95,37 @@ def told_by_state():
 
 
 def test_the_critic_learns_and_its_advantages_are_from_before_its_update():
-    lab, batch = small_lab(), told_by_state()
-    gae = make("gae", lab)
-    first = gae(batch, lab)
+    policy, batch = small_lab(), told_by_state()
+    gae = make("gae", policy)
+    first = gae(batch, policy)
     torch.testing.assert_close(first, batch.reward[:, None] * MASK)  # V was 0 everywhere
     assert gae.metrics["explained_variance"] == pytest.approx(0, abs=1e-6)
     for _ in range(300):
-        last = gae(batch, lab)
+        last = gae(batch, policy)
     assert gae.metrics["explained_variance"] > 0.99 and last.abs().max() < 0.05
 
 
 def test_explained_variance_by_hand():
     """Targets 1 1 1 1 1 0 0 0.5 (lambda 1), predictions 0.5 everywhere explain nothing; those of the state explain all."""
-    lab, batch = small_lab(), told_by_state()
-    gae = make("gae", lab)
+    policy, batch = small_lab(), told_by_state()
+    gae = make("gae", policy)
     with torch.no_grad():
         gae.critic.module.weight.copy_(torch.tensor([[0.5, 0, 0]]))
-    gae(batch, lab)
+    gae(batch, policy)
     assert gae.metrics["explained_variance"] == pytest.approx(0.75)  # the error is half the target: a quarter of its variance
 
 
-def test_the_policy_gets_no_gradient_from_the_critic(lab):
-    tokens = spoken(lab)
-    lab.model.zero_grad()
-    gae = make("gae", lab)
-    assert not gae(tokens, lab).requires_grad and all(p.grad is None for p in lab.model.parameters())
+def test_the_policy_gets_no_gradient_from_the_critic(policy):
+    tokens = spoken(policy)
+    policy.model.zero_grad()
+    gae = make("gae", policy)
+    assert not gae(tokens, policy).requires_grad and all(p.grad is None for p in policy.model.parameters())
 
 
 def test_a_critic_without_spread_in_its_targets_explains_nothing_defined():
-    lab = small_lab()
-    gae = make("gae", lab)
-    gae(dataclasses.replace(told_by_state(), scores={"reward": torch.ones(3)}), lab)
+    policy = small_lab()
+    gae = make("gae", policy)
+    gae(dataclasses.replace(told_by_state(), scores={"reward": torch.ones(3)}), policy)
     assert gae.metrics["explained_variance"] is None
 
 
@@ -147,7 +147,7 @@ def test_vine_cut_where_the_policy_was_uncertain(monkeypatch):
     """Answers of four tokens and of one; only the token at 2 is a decision. V is 0.5 at the start
     and 0.25 before that token, the rewards are 1 and 0."""
     table = {0: 0.5, 2: 0.25}
-    monkeypatch.setattr(critic, "continuation_rewards", lambda lab, batch, prefixes, k:
+    monkeypatch.setattr(critic, "continuation_rewards", lambda policy, batch, prefixes, k:
                         (torch.tensor([[table[len(ids)]] * k for _, ids in prefixes]), 9))
     chance = torch.tensor([[0.95, 0.99, 0.5, 0.95], [0.95, 0.1, 0.1, 0.1]])
     batch = hand_made([[True] * 4, [True, False, False, False]], log_prob=chance.log(),
@@ -157,50 +157,50 @@ def test_vine_cut_where_the_policy_was_uncertain(monkeypatch):
     torch.testing.assert_close(vine(batch, None), expected)
 
 
-def test_vine_by_hand(lab, monkeypatch):
+def test_vine_by_hand(policy, monkeypatch):
     """V is 0.5 at the start, 0.25 after two tokens, 0.75 after four; the reward is 1."""
     table = {0: 0.5, 2: 0.25, 4: 0.75}
-    monkeypatch.setattr(critic, "continuation_rewards", lambda lab, batch, prefixes, k: (torch.tensor([[table[len(ids)]] * k for _, ids in prefixes]), 9))
+    monkeypatch.setattr(critic, "continuation_rewards", lambda policy, batch, prefixes, k: (torch.tensor([[table[len(ids)]] * k for _, ids in prefixes]), 9))
     batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, ids=torch.tensor([[4, 5, 6, 7, 8], [4, 9, 0, 0, 0], [4, 0, 0, 0, 0]]))
     vine = make("vine", small_lab(), values_every="2")
     expected = torch.tensor([[-0.25, -0.25, 0.5, 0.5, 0.25], [-0.5, -0.5, 0, 0, 0], [0.0, 0, 0, 0, 0]])
-    torch.testing.assert_close(vine(batch, lab), expected)
+    torch.testing.assert_close(vine(batch, policy), expected)
     assert vine.metrics == {"extra_tokens": 9}
 
 
-def test_equal_prefixes_of_one_question_share_their_continuations(lab, monkeypatch):
+def test_equal_prefixes_of_one_question_share_their_continuations(policy, monkeypatch):
     asked = []
-    monkeypatch.setattr(critic, "continuation_rewards", lambda lab, batch, prefixes, k: asked.extend(prefixes) or (torch.arange(len(prefixes) * 1.0)[:, None], 0))
+    monkeypatch.setattr(critic, "continuation_rewards", lambda policy, batch, prefixes, k: asked.extend(prefixes) or (torch.arange(len(prefixes) * 1.0)[:, None], 0))
     batch = hand_made(torch.ones(3, 2, dtype=torch.bool), group=torch.tensor([0, 0, 1]), ids=torch.tensor([[4, 5], [4, 6], [4, 5]]))
-    values, _ = prefix_values(lab, batch, [[0, 1], [0, 1], [0, 1]], 1)
+    values, _ = prefix_values(policy, batch, [[0, 1], [0, 1], [0, 1]], 1)
     assert asked == [(0, ()), (0, (4,)), (1, ()), (1, (4,))] and values == [[0, 1], [0, 1], [2, 3]]
 
 
-def test_continuations_are_scored_whole_and_against_their_own_question(lab, monkeypatch):
+def test_continuations_are_scored_whole_and_against_their_own_question(policy, monkeypatch):
     """The model is made to say the rest of the right answer: only the prefix of that question becomes right."""
-    batch, start = spoken(lab), " 3 + 5 = 8, 8 + 7 = 15 hit.</think>\n<answer> ("
-    rest = lab.tokenizer.encode(" 3 + 5 ) + 7</answer><|im_end|>").ids
+    batch, start = spoken(policy), " 3 + 5 = 8, 8 + 7 = 15 hit.</think>\n<answer> ("
+    rest = policy.tokenizer.encode(" 3 + 5 ) + 7</answer><|im_end|>").ids
 
     def speak(model, prompts, starts, max_new_tokens, **_):
         assert len(max_new_tokens) == len(starts) and all(p[:len(batch.prompt_ids[0])] in batch.prompt_ids for p in prompts)
         tokens = torch.tensor([rest] * len(starts))
         return Generation(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.ones(len(tokens), dtype=torch.bool), *torch.zeros(3, *tokens.shape))
     monkeypatch.setattr(critic, "generate", speak)
-    ids = tuple(lab.tokenizer.encode(start).ids)
-    rewards, spent = continuation_rewards(lab, batch, [(0, ids), (1, ids)], 2)
+    ids = tuple(policy.tokenizer.encode(start).ids)
+    rewards, spent = continuation_rewards(policy, batch, [(0, ids), (1, ids)], 2)
     assert rewards[0].tolist() == pytest.approx([1.1, 1.1]) and (rewards[1] < 0.2).all() and spent == 4 * len(rest)
 
 
-def test_a_prefix_that_has_ended_or_is_full_is_worth_its_own_reward(lab, monkeypatch):
+def test_a_prefix_that_has_ended_or_is_full_is_worth_its_own_reward(policy, monkeypatch):
     monkeypatch.setattr(critic, "generate", lambda *_, **__: pytest.fail("nothing can follow"))
-    batch = spoken(lab)
-    whole = tuple(lab.tokenizer.encode(SPOKEN[0]).ids)
-    full = (tuple(lab.tokenizer.encode(" 3").ids) * 60)[:60]
-    rewards, spent = continuation_rewards(lab, batch, [(0, whole), (1, whole), (0, full)], 3)
+    batch = spoken(policy)
+    whole = tuple(policy.tokenizer.encode(SPOKEN[0]).ids)
+    full = (tuple(policy.tokenizer.encode(" 3").ids) * 60)[:60]
+    rewards, spent = continuation_rewards(policy, batch, [(0, whole), (1, whole), (0, full)], 3)
     assert rewards.tolist() == [pytest.approx([1.1] * 3), pytest.approx([0.1] * 3), [0.0] * 3] and spent == 0
 
 
-def test_continuations_stop_at_the_limit_of_the_whole_answer(lab, monkeypatch):
+def test_continuations_stop_at_the_limit_of_the_whole_answer(policy, monkeypatch):
     seen = []
 
     def watch(*args, **given):
@@ -209,9 +209,9 @@ def test_continuations_stop_at_the_limit_of_the_whole_answer(lab, monkeypatch):
         assert len(args[1]) == 1  # the prefixes are places of one sequence
         return result
     monkeypatch.setattr(critic, "generate", watch)
-    batch = spoken(lab)
+    batch = spoken(policy)
     prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (1, 5, 9)]
-    rewards, spent = continuation_rewards(lab, batch, prefixes, 2)
+    rewards, spent = continuation_rewards(policy, batch, prefixes, 2)
     assert rewards.shape == (3, 2) and spent == sum(int(lengths.sum()) for _, lengths in seen)
     assert sum((limits for limits, _ in seen), []) == [59, 59, 55, 55, 51, 51]  # of 60
     for limits, lengths in seen:
@@ -224,32 +224,32 @@ def test_prefixes_share_the_sequence_that_they_begin():
                      (0, (1, 2, 3)): (0, (1, 2, 3)), (0, (1, 3)): (0, (1, 3))}
 
 
-def test_equal_answers_are_scored_once(lab, monkeypatch):
+def test_equal_answers_are_scored_once(policy, monkeypatch):
     """Of 120 answers that go on from three places of one answer, many are the same."""
-    batch = spoken(lab)
+    batch = spoken(policy)
     prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (3, 5, 9)]
     scored = []
-    monkeypatch.setattr(type(lab), "reward_of", lambda lab, problem, ids: scored.append(ids) or len(ids))
-    rewards, _ = continuation_rewards(lab, batch, prefixes, 40)
+    monkeypatch.setattr(type(policy), "reward_of", lambda policy, problem, ids: scored.append(ids) or len(ids))
+    rewards, _ = continuation_rewards(policy, batch, prefixes, 40)
     assert len(scored) == len(set(scored)) and rewards.shape == (3, 40) and (rewards > 0).all()
 
 
-def test_monte_carlo_values_agree_with_many_fresh_answers(lab):
+def test_monte_carlo_values_agree_with_many_fresh_answers(policy):
     """The value of the empty prefix is the mean reward of plain sampling."""
-    batch = spoken(lab)
-    rewards, _ = continuation_rewards(lab, batch, [(1, ())], 600)
-    fresh = generate(lab.model, [batch.prompt_ids[1]], answers=600, max_new_tokens=60, seed=11)
-    texts = ["".join(token_bytes(lab.tokenizer, row[:n])[i].decode() for i in range(n)) for row, n in zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())]
+    batch = spoken(policy)
+    rewards, _ = continuation_rewards(policy, batch, [(1, ())], 600)
+    fresh = generate(policy.model, [batch.prompt_ids[1]], answers=600, max_new_tokens=60, seed=11)
+    texts = ["".join(token_bytes(policy.tokenizer, row[:n])[i].decode() for i in range(n)) for row, n in zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())]
     mean = sum(score(text, ASKED[1].numbers, ASKED[1].target)["reward"] for text in texts) / 600
     assert rewards.mean().item() == pytest.approx(mean, abs=4 * (0.25 / 300) ** 0.5)
 
 
 @pytest.mark.parametrize("layers", [0, 1])
-def test_a_trunk_reads_the_models_first_layers(lab, layers):
+def test_a_trunk_reads_the_models_first_layers(policy, layers):
     """Reading one hidden unit gives that unit of the model, or of the model cut after a layer."""
-    tokens, model = spoken(lab), copied(lab.model)
+    tokens, model = spoken(policy), copied(policy.model)
     model.model.layers = model.model.layers[:layers or None]
-    trunk = make("gae", lab, critic="trunk", critic_layers=layers).critic.module
+    trunk = make("gae", policy, critic="trunk", critic_layers=layers).critic.module
     with torch.no_grad():
         trunk.read.weight[0, 5] = 1.0
         rows = torch.tensor([4, 1, 0])  # of two problems, in any order
@@ -258,31 +258,31 @@ def test_a_trunk_reads_the_models_first_layers(lab, layers):
     torch.testing.assert_close(values, expected[rows][tokens.mask[rows]], rtol=1e-4, atol=1e-5)
 
 
-def test_a_trunk_learns_and_leaves_the_policy_alone(lab):
-    tokens, before = spoken(lab), {n: p.clone() for n, p in lab.model.named_parameters()}
-    gae = make("gae", lab, critic="trunk", critic_layers=1)
-    first = gae(tokens, lab)
+def test_a_trunk_learns_and_leaves_the_policy_alone(policy):
+    tokens, before = spoken(policy), {n: p.clone() for n, p in policy.model.named_parameters()}
+    gae = make("gae", policy, critic="trunk", critic_layers=1)
+    first = gae(tokens, policy)
     torch.testing.assert_close(first, tokens.reward[:, None] * tokens.mask)  # V was 0
     for _ in range(30):
-        gae(tokens, lab)
+        gae(tokens, policy)
     assert gae.metrics["explained_variance"] > 0.8  # answers that begin alike are not told apart
-    for name, parameter in lab.model.named_parameters():
+    for name, parameter in policy.model.named_parameters():
         assert parameter.grad is None and torch.equal(parameter, before[name]), name
 
 
-def test_a_trunk_of_more_layers_than_the_model(lab):
+def test_a_trunk_of_more_layers_than_the_model(policy):
     with pytest.raises(UserError, match="--critic_layers 4: the model has 3"):
-        make("gae", lab, critic="trunk", critic_layers=4)
+        make("gae", policy, critic="trunk", critic_layers=4)
 
 
 def test_state_that_does_not_fit_is_refused():
-    lab = small_lab()
-    gae = make("gae", lab)
-    gae(told_by_state(), lab)
+    policy = small_lab()
+    gae = make("gae", policy)
+    gae(told_by_state(), policy)
     state = {name: value.clone() for name, value in gae.state_dict().items()}
-    other = make("gae", lab)
+    other = make("gae", policy)
     other.load_state_dict(state)
-    torch.testing.assert_close(other(told_by_state(), lab), gae(told_by_state(), lab))
+    torch.testing.assert_close(other(told_by_state(), policy), gae(told_by_state(), policy))
     with pytest.raises(UserError, match="lacks bias"):
         other.load_state_dict({name: value for name, value in state.items() if name != "bias"})
     with pytest.raises(UserError, match="does not fit"):

@@ -13,9 +13,9 @@ def log_probs(model, tokens):
         return response_log_probs(model, tokens, torch.arange(len(tokens.mask)))
 
 
-def test_it_is_what_a_plain_loop_gives(lab):
+def test_it_is_what_a_plain_loop_gives(policy):
     """Answers 0 and 5 are right: two steps of AdamW on the mean log-prob of their tokens."""
-    tokens, copy = spoken(lab), copied(lab.model)
+    tokens, copy = spoken(policy), copied(policy.model)
     right = torch.tensor([0, 5])
     assert tokens.scores["answer"].nonzero().flatten().tolist() == right.tolist()
     optimizer = torch.optim.AdamW(copy.parameters(), lr=1e-3, weight_decay=0.0)
@@ -24,22 +24,22 @@ def test_it_is_what_a_plain_loop_gives(lab):
         log_prob = response_log_probs(copy, tokens, right)
         (-log_prob.sum() / tokens.length[right].sum()).backward()
         optimizer.step()
-    credit = hindsight(lab, hindsight_lr=1e-3, hindsight_steps=2)(tokens, lab)
-    expected = log_probs(copy, tokens) - log_probs(lab.model, tokens)
+    credit = hindsight(policy, hindsight_lr=1e-3, hindsight_steps=2)(tokens, policy)
+    expected = log_probs(copy, tokens) - log_probs(policy.model, tokens)
     torch.testing.assert_close(credit, expected, atol=1e-4, rtol=1e-3)
     assert credit[right].sum() > 0 and not credit[~tokens.mask].any()
 
 
-def test_the_policy_stays_as_it_was(lab):
-    before = copied(lab.model)
-    lab.model.zero_grad()
-    credit = hindsight(lab)(spoken(lab), lab)
+def test_the_policy_stays_as_it_was(policy):
+    before = copied(policy.model)
+    policy.model.zero_grad()
+    credit = hindsight(policy)(spoken(policy), policy)
     assert not credit.requires_grad
-    for parameter, earlier in zip(lab.model.parameters(), before.parameters()):
+    for parameter, earlier in zip(policy.model.parameters(), before.parameters()):
         assert torch.equal(parameter, earlier) and parameter.grad is None
 
 
-def test_without_a_right_answer_there_is_no_credit(lab):
-    tokens = spoken(lab)
+def test_without_a_right_answer_there_is_no_credit(policy):
+    tokens = spoken(policy)
     scores = {**tokens.scores, "answer": torch.zeros(6)}
-    assert not hindsight(lab)(dataclasses.replace(tokens, scores=scores), lab).any()
+    assert not hindsight(policy)(dataclasses.replace(tokens, scores=scores), policy).any()

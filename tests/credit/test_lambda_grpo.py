@@ -16,16 +16,16 @@ def lambda_batch():
                      log_prob=-torch.rand(4, 4))
 
 
-def test_lambda_grpo_by_hand(lab):
+def test_lambda_grpo_by_hand(policy):
     """Lengths 1 and 3, 2 and 4: z is -1 and 1 in both groups."""
     tokens, mitigation = lambda_batch(), make_mitigation(
-        "lambda_grpo", {"lambda_init": 2.0, "lambda_lr": 0.1}, lab)
+        "lambda_grpo", {"lambda_init": 2.0, "lambda_lr": 0.1}, policy)
     low, high = math.exp((8 / 9) ** 2), math.exp((10 / 9) ** 2)
-    weight = mitigation(tokens, lab)
+    weight = mitigation(tokens, policy)
     expected = torch.tensor([low, high, low, high]) * 2 / (low + high)
     torch.testing.assert_close(weight[:, 0], expected)
     assert make_mitigation("lambda_grpo", {"lambda_init": 0.0, "lambda_lr": 0.1},
-                           lab)(tokens, lab).unique().tolist() == [1.0]
+                           policy)(tokens, policy).unique().tolist() == [1.0]
     # Adam's first step is the learning rate against the sign of the derivative of the surrogate
     def surrogate(lam):
         w = torch.tensor([math.exp((8 / 9) ** lam), math.exp((10 / 9) ** lam)])
@@ -36,18 +36,18 @@ def test_lambda_grpo_by_hand(lab):
         2.0 - 0.1 * math.copysign(1, slope), abs=1e-4)
 
 
-def test_lambda_stays_where_nothing_is_to_be_learned_and_follows_the_normalisation_of_the_loss(lab):
+def test_lambda_stays_where_nothing_is_to_be_learned_and_follows_the_normalisation_of_the_loss(policy):
     tokens, mitigation = lambda_batch(), make_mitigation(
-        "lambda_grpo", {"lambda_init": 1.0, "lambda_lr": 0.1}, lab)
-    mitigation(tokens, lab)
+        "lambda_grpo", {"lambda_init": 1.0, "lambda_lr": 0.1}, policy)
+    mitigation(tokens, policy)
     before = mitigation.scalar.module["lambda"].item()
     mitigation(dataclasses.replace(tokens, advantage=torch.zeros(4, 4)),
-               lab)  # momentum alone would move it
+               policy)  # momentum alone would move it
     assert mitigation.scalar.module["lambda"].item() == before != 1.0
     slopes = []
     for norm in ("token", "sequence"):
         other = SimpleNamespace(settings=SimpleNamespace(loss_norm=norm, max_new_tokens=4),
-                                model=lab.model)
+                                model=policy.model)
         fresh = make_mitigation("lambda_grpo", {"lambda_init": 1.0, "lambda_lr": 0.1}, other)
         fresh(tokens, other)
         slopes.append(fresh.scalar.module["lambda"].grad.item())
@@ -61,8 +61,8 @@ def test_lambda_stays_where_nothing_is_to_be_learned_and_follows_the_normalisati
     assert slopes[0] != slopes[1]
 
 
-def test_lambda_grpo_in_a_group_of_equal_lengths_is_one(lab):
+def test_lambda_grpo_in_a_group_of_equal_lengths_is_one(policy):
     tokens = dataclasses.replace(lambda_batch(), mask=torch.ones(4, 4, dtype=torch.bool))
     assert torch.equal(
-        make_mitigation("lambda_grpo", {"lambda_init": 5.0, "lambda_lr": 0.1}, lab)(tokens, lab),
+        make_mitigation("lambda_grpo", {"lambda_init": 5.0, "lambda_lr": 0.1}, policy)(tokens, policy),
         torch.ones(4, 4))

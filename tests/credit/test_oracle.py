@@ -9,13 +9,13 @@ from conftest import hand_made, make_mitigation
 from engine.errors import UserError
 
 
-def test_oracle_by_hand(lab, monkeypatch):
+def test_oracle_by_hand(policy, monkeypatch):
     """Tokens of probability 1/2, but for one that is certain; other tokens are worth the table.
     Credit from the end: 0.5 (1 - 0.25), then 0.5 (0.625 - 0.25); and 0.5 (0 - 1), 0.5 (0.5 - 0.25).
     """
     worth, asked = {(): 0.25, (4,): 0.25, (4, 5): 1.0}, []
 
-    def rewards(lab, tokens, prefixes, k, progress, without):
+    def rewards(policy, tokens, prefixes, k, progress, without):
         asked.extend(zip(prefixes, without))
         return torch.tensor([[worth[ids]] * k for _, ids in prefixes]), 5
 
@@ -26,15 +26,15 @@ def test_oracle_by_hand(lab, monkeypatch):
                        log_prob=torch.tensor([[half, half, 0], [half, -1e-4, half]]),
                        group=torch.tensor([0, 0]),
                        scores={"reward": torch.tensor([1.0, 0.0])})
-    mitigation = make_mitigation("oracle", {"oracle_k": 3}, lab)
-    torch.testing.assert_close(mitigation(tokens, lab),
+    mitigation = make_mitigation("oracle", {"oracle_k": 3}, policy)
+    torch.testing.assert_close(mitigation(tokens, policy),
                                torch.tensor([[0.1875, 0.375, 0], [0.125, 0, 0.5]]))
     assert mitigation.metrics == {"extra_tokens": 5}
     two_each = [((0, ()), 4), ((0, (4,)), 6), ((0, ()), 4), ((0, (4, 5)), 6)]  # 3 (1 - p), up
     assert asked == [place for place in two_each for _ in range(2)]
 
 
-def test_the_oracle_knows_credit_at_temperature_1_alone(lab):
+def test_the_oracle_knows_credit_at_temperature_1_alone(policy):
     hot = SimpleNamespace(settings=SimpleNamespace(temperature=1.5))
     with pytest.raises(UserError, match="--temperature 1.5"):
         make_mitigation("oracle", {}, hot)

@@ -43,16 +43,16 @@ def divergence(model, tokens, noise, b, t, stretched):
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("noise_std", [1e-3, 0.2])
-def test_importance_is_the_slope_along_the_embedding(lab, noise_std):
+def test_importance_is_the_slope_along_the_embedding(policy, noise_std):
     """Of the first answer, at three of its tokens, with little noise and with noise of the size of
     the embeddings. float64 knows log-probs of up to 30 to 30 2^-53, which 2e-4 divides."""
-    tokens, model = spoken(lab), copied(lab.model).double().compute_in(torch.float64)
+    tokens, model = spoken(policy), copied(policy.model).double().compute_in(torch.float64)
     thought = (tokens.section == THINK) & tokens.mask
     seed = int(torch.randint(2 ** 62, (1,), generator=torch.Generator().manual_seed(3)))
     generator = torch.Generator().manual_seed(seed)  # of row 0
-    noise = noise_std * torch.randn(int(thought[0].sum()), lab.model.config.hidden_size,
+    noise = noise_std * torch.randn(int(thought[0].sum()), policy.model.config.hidden_size,
                                     generator=generator, dtype=torch.float64)
-    size = importance(lab, tokens, noise_std)
+    size = importance(policy, tokens, noise_std)
     for t in (0, 4, 7):
         slope = (divergence(model, tokens, noise, 0, t, 1e-4)
                  - divergence(model, tokens, noise, 0, t, -1e-4)) / 2e-4
@@ -61,26 +61,26 @@ def test_importance_is_the_slope_along_the_embedding(lab, noise_std):
 
 
 @pytest.mark.numerics
-def test_no_digit_of_float32_depends_on_the_way_of_computing(lab):
+def test_no_digit_of_float32_depends_on_the_way_of_computing(policy):
     """Alone, an answer is padded less, so kernels add up in another order. That moves the weights
     by float64's rounding, some 1e-12 here, and so by one unit of float32's last place at most."""
-    tokens = spoken(lab)
-    together = make_mitigation("outcome_gradient", {}, lab)(tokens, lab)
+    tokens = spoken(policy)
+    together = make_mitigation("outcome_gradient", {}, policy)(tokens, policy)
     for b in (0, 1, 5):
         mask = tokens.mask & (torch.arange(6) == b)[:, None]
         alone = dataclasses.replace(tokens, mask=mask,
                                     generator=torch.Generator().manual_seed(3))
-        weight = make_mitigation("outcome_gradient", {}, lab)(alone, lab)
+        weight = make_mitigation("outcome_gradient", {}, policy)(alone, policy)
         torch.testing.assert_close(weight[b], together[b], rtol=2 ** -23, atol=0)
 
 
-def test_only_thoughts_that_lead_to_an_answer_are_weighed(lab):
+def test_only_thoughts_that_lead_to_an_answer_are_weighed(policy):
     """Answers 2, 3 and 4 have no answer section; tags and the answer itself weigh 1."""
-    tokens = spoken(lab)
-    lab.model.zero_grad()
-    weight = make_mitigation("outcome_gradient", {}, lab)(tokens, lab)
+    tokens = spoken(policy)
+    policy.model.zero_grad()
+    weight = make_mitigation("outcome_gradient", {}, policy)(tokens, policy)
     assert (weight[2:5] == 1).all() and (weight[tokens.section != THINK] == 1).all()
     for b in (0, 1, 5):
         own = weight[b, (tokens.section[b] == THINK) & tokens.mask[b]]
         assert own.mean().item() == pytest.approx(1, abs=1e-5) and own.min() < 0.2 < 1.2 < own.max()
-    assert all(parameter.grad is None for parameter in lab.model.parameters())
+    assert all(parameter.grad is None for parameter in policy.model.parameters())

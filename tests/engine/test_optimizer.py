@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 
 from conftest import copied, gradients
 from grpo import update
-from engine.lab import make_lab
+from harness.load import load_policy
 from engine.optimizer import AdamW, OffloadedAdamW, make_optimizer
-from engine.settings import make_settings
+from harness.settings import make_settings
 from train import main
 
 
@@ -75,7 +75,7 @@ def test_in_bfloat16_the_device_keeps_two_bytes_a_parameter_and_no_gradient(smal
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_the_flag_reaches_the_model(learner, asked):
-    assert make_lab(make_settings({"model": str(learner), "checkpointing": asked})).model.model.checkpointing is asked
+    assert load_policy(make_settings({"model": str(learner), "checkpointing": asked})).model.model.checkpointing is asked
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

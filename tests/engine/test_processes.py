@@ -20,13 +20,16 @@ from conftest import ROOT, spoken
 from credit.preferences import update_preferences
 from credit.weight import token_weight
 from grpo import update
-from engine.lab import derived_seed, make_lab
+from engine.policy import derived_seed
+from harness.load import load_policy
 from engine.errors import UserError
-from engine.credit_file import read_columns, write_credit
-from engine.run_folder import RunFolder
+from harness.credit_file import read_columns, write_credit
+from harness.run_folder import RunFolder
 from engine.sharded import whole
-from engine.settings import make_settings
-from train import add_advantage, main
+from harness.settings import make_settings
+from harness.load import load_reference
+from harness.registry import make_advantage, make_mitigation
+from train import main, with_advantage
 
 ARMS = {"plain": {}, "percentile": {"mitigation": "entropy_masking"}, "shuffled": {"mitigation": "entropy_weighted", "placebo": "weights"},
         "hidden": {"mitigation": "learned_importance", "importance_warmup": 0}, "attention": {"mitigation": "attention_credit"},
@@ -39,22 +42,23 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
     """The gradient of one update of each arm, what it was made of, and what is reported, with five questions."""
     found = {}
     for arm, given in arms.items():
-        lab = make_lab(make_settings({"model": model, "questions": 5, "max_new_tokens": 30, "micro_batch": 3, "max_grad_norm": 0.0, **given,
+        policy = load_policy(make_settings({"model": model, "questions": 5, "max_new_tokens": 30, "micro_batch": 3, "max_grad_norm": 0.0, **given,
                                       **more}))
-        s = lab.settings
-        optimizer = torch.optim.SGD(lab.model.parameters(), lr=0.0)
-        rollouts = lab.ask(lab.task.training_problems(s.seed, 1, s.questions), s.answers, derived_seed("train", s.seed, 1))
+        s = policy.settings
+        optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.0)
+        rollouts = policy.ask(policy.task.training_problems(s.seed, 1, s.questions), s.answers, derived_seed("train", s.seed, 1))
         rollouts.scores["reward"] = torch.arange(20).remainder(3).float() * (rollouts.group != 3)  # a question of no use: 3
         rollouts.scores["answer"] = (rollouts.reward == 2).float()
-        rollouts = kept = add_advantage(lab, rollouts, 1)
-        weight, _ = token_weight(lab.mitigation, s.mitigation, kept, lab, s.rescale, s.placebo)
+        rollouts = kept = with_advantage(rollouts, make_advantage(s, policy), policy, 1)
+        reference = load_reference(s)
+        weight, _ = token_weight(make_mitigation(s, policy), s.mitigation, kept, policy, s.rescale, s.placebo)
         if s.loss == "dpo":
-            result, implied = update_preferences(lab.model, optimizer, kept, s, lab.reference)
+            result, implied = update_preferences(policy.model, optimizer, kept, s, reference)
             rollouts = replace(rollouts, advantage=implied)
         else:
-            result, _ = update(lab.model, optimizer, kept, weight, s, lab.reference)
+            result, _ = update(policy.model, optimizer, kept, weight, s, reference)
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
-        found |= {f"{arm} gradient": torch.cat([whole(p.grad).flatten() for p in lab.model.parameters()]), f"{arm} weight": weight,
+        found |= {f"{arm} gradient": torch.cat([whole(p.grad).flatten() for p in policy.model.parameters()]), f"{arm} weight": weight,
                   f"{arm} advantage": rollouts.advantage, f"{arm} ids": rollouts.ids, f"{arm} log_prob": rollouts.log_prob,
                   f"{arm} reported": torch.tensor(numbers)}
     return {name: value.contiguous() for name, value in found.items()}
@@ -205,8 +209,10 @@ import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import train
 from engine import processes
-from engine.program import run_as_program
-from engine.run_folder import RunFolder
+from harness import load
+from harness import run as start
+from harness.program import run_as_program
+from harness.run_folder import RunFolder
 
 def late(function):
     def sleep_first(*given):
@@ -215,8 +221,8 @@ def late(function):
     return sleep_first
 
 if os.environ["RANK"] == "0":
-    train.read_flags, RunFolder.forget_after = late(train.read_flags), late(RunFolder.forget_after)
-    train.make_lab.__globals__["pick_device"] = late(train.make_lab.__globals__["pick_device"])
+    start.read_flags, RunFolder.truncate = late(start.read_flags), late(RunFolder.truncate)
+    load.pick_device = late(load.pick_device)
 run_as_program("train.py", train.main)
 """
 
@@ -307,13 +313,13 @@ def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
     for step in (1, 2, 10):
         for name in (f"step_{step:06d}.npz", f"step_{step:06d}_rank1.npz", f"step_{step:06d}_rank12.npz"):
             (tmp_path / "credit" / name).touch()
-    RunFolder(tmp_path).forget_after(2)
+    RunFolder(tmp_path).truncate(2)
     assert {path.name[:11] for path in (tmp_path / "credit").iterdir()} == {"step_000001", "step_000002"}
     assert len(list((tmp_path / "credit").iterdir())) == 6
 
 
-def test_files_of_several_ranks_are_read_as_one(lab, tmp_path, monkeypatch):
-    batch = spoken(lab)
+def test_files_of_several_ranks_are_read_as_one(policy, tmp_path, monkeypatch):
+    batch = spoken(policy)
     weight, (one, two) = torch.rand(batch.mask.shape), (RunFolder(tmp_path / name) for name in ("one", "two"))
     for run in (one, two):
         run.path.mkdir()

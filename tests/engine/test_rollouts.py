@@ -7,9 +7,9 @@ import torch
 
 from conftest import hand_made
 from engine.errors import UserError
-from engine.hints import path_from_here
+from harness.hints import path_from_here
 from engine.rollouts import score_answers
-from engine.tasks import CheckedTask
+from harness.tasks import CheckedTask
 from tools.demonstrations import make_tokenizer
 
 FINE = {"reward": 1.5, "format": 0.5, "answer": 1.0, "reasoning": 0.0}

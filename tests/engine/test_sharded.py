@@ -14,10 +14,10 @@ from engine import processes, sharded
 from engine.errors import UserError
 from engine.finite import NotFinite, refuse_undefined
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
-from engine.lab import make_lab
+from harness.load import load_optimizer, load_policy
 from qwen2_model import write_tensors
 from engine.optimizer import clip_and_step
-from engine.settings import make_settings
+from harness.settings import make_settings
 from engine.sharded import own_part, part_for
 from qwen2_model import ModelConfig, Qwen2
 from train import main
@@ -53,20 +53,21 @@ processes.stop()
 """
 
 
-def sharded_lab(model: str):
-    return make_lab(make_settings({"model": model, "shard": True, "threads": 1}))
+def sharded_policy(model: str):
+    return load_policy(make_settings({"model": model, "shard": True, "threads": 1}))
 
 
 def kept_by_this_process(model: str) -> torch.Tensor:
     """Numbers in parameters, in gradients and in either moment, and in the whole model."""
-    lab = sharded_lab(model)
+    policy = sharded_policy(model)
     ids = torch.tensor([[5, 6, 7]])
-    lab.model.model(ids).square().sum().backward()
-    clip_and_step(lab.optimizer, 1.0)
-    rollouts = lab.ask(lab.task.training_problems(0, 1, 4), 2, 0)
-    frozen_log_probs(lab.model, rollouts, rollouts.own_rows(), 2)  # leaves nothing whole
-    parameters = list(lab.model.parameters())
-    moments = [lab.optimizer.state[p] for p in parameters if p.grad is not None]
+    policy.model.model(ids).square().sum().backward()
+    optimizer = load_optimizer(policy.settings, policy)
+    clip_and_step(optimizer, 1.0)
+    rollouts = policy.ask(policy.task.training_problems(0, 1, 4), 2, 0)
+    frozen_log_probs(policy.model, rollouts, rollouts.rows_of_rank(), 2)  # leaves nothing whole
+    parameters = list(policy.model.parameters())
+    moments = [optimizer.state[p] for p in parameters if p.grad is not None]
     tensors = [parameters, [p.grad for p in parameters if p.grad is not None],
                [state["exp_avg"] for state in moments],
                [state["exp_avg_sq"] for state in moments]]
@@ -76,7 +77,7 @@ def kept_by_this_process(model: str) -> torch.Tensor:
 
 def stops_at_a_hole(model: str) -> torch.Tensor:
     """Whether this process stops where a number is not finite that the last process keeps."""
-    parameters = list(sharded_lab(model).model.parameters())
+    parameters = list(sharded_policy(model).model.parameters())
     with torch.no_grad():
         if processes.rank() == processes.count() - 1:
             own_part(parameters[0])[0, 0] = float("nan")
@@ -159,7 +160,7 @@ def far_apart(folder, name: str, prefix: str) -> float:
 
 def test_alone_there_is_nobody_to_share_with(learner):
     with pytest.raises(UserError, match="--shard shares a model between processes, and this one"):
-        sharded_lab(str(learner))
+        sharded_policy(str(learner))
 
 
 def test_it_is_not_combined_with_an_optimizer_on_the_cpu(learner):

@@ -7,8 +7,8 @@ from tokenizers import Tokenizer, models
 
 from conftest import ROOT
 from engine.errors import UserError
-from engine.lab import make_lab
-from engine.settings import make_settings
+from harness.load import load_policy
+from harness.settings import make_settings
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes
 from qwen2_model import Qwen2
 from tools.demonstrations import make_tokenizer
@@ -51,7 +51,7 @@ def test_a_tokenizer_of_another_model_is_refused(learner, tmp_path):
     tokenizer.add_tokens(["more"])
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     with pytest.raises(UserError, match=f"has a token {known}, beyond the {known} that the model"):
-        make_lab(make_settings({"model": str(tmp_path / "model")}))
+        load_policy(make_settings({"model": str(tmp_path / "model")}))
 
 
 def test_a_library_that_fails_on_a_prompt_ends_in_one_sentence():

@@ -6,10 +6,11 @@ import random
 import pytest
 
 import train
+from engine.errors import UserError
 from conftest import ROOT
-from engine import run_folder
-from engine.command_line import read_flags
-from engine.settings import make_settings
+from harness import run_folder
+from harness.command_line import read_flags
+from harness.settings import make_settings
 from engine.tokens import encode_prompt, load_tokenizer
 from runs import assert_same_run, lines
 from tools import preview
@@ -113,7 +114,7 @@ def test_the_tiny_model_can_spell_every_prompt(flags):
 
 
 def test_numbers_that_the_tiny_model_cannot_spell_are_refused(tmp_path):
-    with pytest.raises(train.UserError,
+    with pytest.raises(UserError,
                        match="cannot spell the prompt of the problem 31 31 31 31 31"):
         train.main([*SMALL, "--count", "5", "--largest", "31", "--out", str(tmp_path / "x")])
 
@@ -149,11 +150,11 @@ def test_the_run_is_on_record_and_can_be_told_from_one_of_countdown(run):
 
 
 def test_flags_of_another_task_are_refused():
-    with pytest.raises(train.UserError, match="--max_target is no flag of --task tools.descending"):
+    with pytest.raises(UserError, match="--max_target is no flag of --task tools.descending"):
         read_flags(["--task", "tools.descending", "--max_target", "9"])
-    with pytest.raises(train.UserError, match="--largest is no flag of --task countdown_task"):
+    with pytest.raises(UserError, match="--largest is no flag of --task countdown_task"):
         read_flags(["--largest", "9"])
-    with pytest.raises(train.UserError, match="--largest 4 should be at least 5"):
+    with pytest.raises(UserError, match="--largest 4 should be at least 5"):
         make_settings(read_flags(["--task", "tools.descending", "--largest", "4"]))
 
 

@@ -8,9 +8,9 @@ import torch
 from tools import preview
 import train
 from conftest import spoken
-from engine.registry import MITIGATIONS
+from harness.registry import MITIGATIONS
 from engine.errors import UserError
-from engine.settings import make_settings
+from harness.settings import make_settings
 from runs import SHORT
 
 
@@ -115,8 +115,8 @@ def test_shades_and_numbers():
     assert "48;5;18m\033[38;5;15m from 4 " in preview.legend()
 
 
-def test_the_choice_of_answers_begins_where_they_differ(lab):
-    tokens = spoken(lab)
+def test_the_choice_of_answers_begins_where_they_differ(policy):
+    tokens = spoken(policy)
     assert tokens.reward.tolist() == pytest.approx([1.1, 0.1, 0.0, 0.0, 0.0, 1.1])
     assert preview.choose_answers(tokens, 9) == [0, 2, 5, 3]
     assert preview.choose_answers(tokens, 1) == [0]

@@ -12,7 +12,7 @@ import train
 from conftest import ROOT
 from countdown_task import Problem, Task
 from engine.errors import UserError
-from engine.flags import with_defaults
+from harness.flags import with_defaults
 from runs import SHORT, copy_project, lines
 from tools import descending, sample, terminal
 from tools.terminal import Screen
@@ -70,11 +70,11 @@ def test_one_problem_before_and_after_training(run, ask):
     assert files == sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
 
 
-def test_what_is_printed_is_what_the_model_answered(run, ask, lab, monkeypatch):
+def test_what_is_printed_is_what_the_model_answered(run, ask, policy, monkeypatch):
     """The lab's model is the one the run began with; the marks aside, all of its text is there."""
     monkeypatch.setattr(terminal, "MARKED_BELOW", 0)
     printed = ask(run, "3 5 7 22", "--greedy", "--step", "0", "--max_new_tokens", "60")
-    rollouts = lab.ask([Problem((3, 5, 7), 22)], 1, seed=0, greedy=True)
+    rollouts = policy.ask([Problem((3, 5, 7), 22)], 1, seed=0, greedy=True)
     assert "".join(rollouts.responses[0].split()) in "".join(printed.split())
     verdict = "right" if rollouts.scores["answer"][0] else "wrong"
     assert (f"before training   {verdict}   reward {rollouts.reward[0]:.2f}   "

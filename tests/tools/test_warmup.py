@@ -9,7 +9,7 @@ import torch
 from conftest import ROOT
 from engine.errors import UserError
 from engine.rollouts import sample_answers, score_answers
-from engine.settings import make_settings
+from harness.settings import make_settings
 from engine.tokens import load_tokenizer
 from qwen2_model import Qwen2
 from tools import warmup

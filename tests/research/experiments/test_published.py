@@ -9,7 +9,7 @@ from conftest import ROOT
 import mitigations
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from engine.registry import MITIGATIONS
+from harness.registry import MITIGATIONS
 from research.experiments import pages, published, witness
 from research.experiments.published import as_anyone_types, out_of_date
 

@@ -10,10 +10,10 @@ from conftest import ROOT
 from runs import lines
 
 import train
-from engine.command_line import read_flags
-from engine.credit_file import step_of
+from harness.command_line import read_flags
+from harness.credit_file import step_of
 from engine.errors import UserError
-from engine.registry import ADVANTAGES, MITIGATIONS
+from harness.registry import ADVANTAGES, MITIGATIONS
 from research.experiments import commands as study
 from research.experiments.experiments import EXPERIMENTS, Experiment, regime_arms
 from research.experiments.plan import Effort, in_words, plan_runs, seconds_left

@@ -15,9 +15,9 @@ from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from engine.lab import Lab
-from engine.progress import Progress
+from harness.progress import Progress
 from engine.sampler import generate
-from engine.settings import Settings
+from harness.settings import Settings
 from research.probes.common import answer_gradients, gradients
 from research.probes.credit import chain, true_credit, variance_of_mean
 from research.probes.direction import Directions
@@ -294,7 +294,7 @@ def test_of_a_large_gradient_some_entries_are_kept(monkeypatch):
 
 def test_progress_says_what_is_left(capsys, monkeypatch):
     clock = iter([0.0, 10.0, 100.0, 130.0])
-    monkeypatch.setattr("engine.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("harness.progress.time.monotonic", lambda: next(clock))
     progress = Progress(first=1, second=3)
     progress("first", 0.4)     # 10 s: too early for another line
     progress("second", 0.0)    # a quarter done after 100 s

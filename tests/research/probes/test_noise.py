@@ -7,7 +7,7 @@ import torch
 from conftest import ROOT
 
 from analysis.statistics import Estimate
-from engine.registry import ADVANTAGES, MITIGATIONS
+from harness.registry import ADVANTAGES, MITIGATIONS
 from research.experiments.experiments import LEADERBOARD
 from research.probes import noise
 from research.probes.common import run_probe

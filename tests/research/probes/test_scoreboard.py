@@ -10,7 +10,7 @@ import analyze
 import grpo
 from conftest import StateIdea, hand_made
 from analysis.statistics import Estimate, ratio_of_sums
-from engine.credit_file import read_columns
+from harness.credit_file import read_columns
 from engine.errors import UserError
 from research import __main__ as overview
 from research.probes import scoreboard, where_decided

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from analysis.tables import Table
-from engine.flags import Flag
+from harness.flags import Flag
 from research.probes.common import Findings, run_probe, summary_of
 from research.probes.screen import clear_rows, command_of, is_clear
 

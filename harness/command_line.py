@@ -1,0 +1,135 @@
+"""The command line of train.py: the flags that were typed, and what --help says."""
+from argparse import SUPPRESS
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from engine.errors import UserError
+from harness.files import is_file, read_json
+from harness.flags import Flag, Parser, add_flag, describe, fields_as_flags, some_text
+from harness.hints import about_unknown
+from harness.registry import (ADVANTAGES, MITIGATIONS, choice_flags, describe_choices, flags_of,
+                             owners_of)
+from harness.settings import (EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, choose_task,
+                             read_files, without_other_task)
+from harness.tasks import about_flag_of_another, load_task
+
+RESERVED = (  # names that no other flag can have
+    "resume", "continue", "restart", "config", "help", "own")
+ABOUT_FILES = """\
+A model folder's recipe.json sets its own defaults (models/tiny has one). With --model MODEL beside
+it, --help shows those of that model. Flags override them, and config.json in the run folder shows
+what was used. Hyphens work as well as underscores."""
+
+
+def read_flags(argv: list[str]) -> dict:
+    """The flags that were typed, by name."""
+    return make_parser(asked_task(argv), defaults_of_files(argv)).read(argv)
+
+
+def look_ahead(argv: list[str]) -> dict:
+    """The values of those flags that have to be known first: they bring other flags or defaults."""
+    parser = Parser(usage="", add_help=False)
+    for name in ("task", "model"):
+        parser.add_argument(f"--{name}")
+    for name in ("config", "resume"):
+        parser.add_argument(f"--{name}", type=some_text)
+    return vars(parser.parse_known_args(argv)[0])
+
+
+def asked_task(argv: list[str]) -> str:
+    """The task of a command line. A run that is resumed keeps its own."""
+    given = look_ahead(argv)
+    if "resume" in given:
+        return task_of_run(Path(given["resume"]))
+    return choose_task(given, *read_files(given))
+
+
+def task_of_run(folder: Path) -> str:
+    path = folder / "config.json"
+    values = read_json(path) if is_file(path) else {}
+    return values.get("task", Settings.task)
+
+
+def defaults_of_files(argv: list[str]) -> dict[str, str]:
+    """For --help: the default of each flag that a recipe or --config sets, by the flag's name and
+    in words: "0.0005, from models/tiny/recipe.json; else 5e-06"."""
+    given = look_ahead(argv)
+    if "resume" in given:
+        return {}
+    recipe, config = read_files(given)
+    task = choose_task(given, recipe, config)
+    flags = {**OPTIONS, **choice_flags(), **fields_as_flags(load_task(task))}
+    recipe_path = Path(given.get("model", config.get("model", Settings.model))) / "recipe.json"
+    defaults = {}
+    for values, path in ((recipe, recipe_path), (config, given.get("config"))):
+        for name, value in without_other_task(values, task).items():
+            if name in flags and value != flags[name].default:
+                defaults[name] = f"{value}, from {path}; else {flags[name].default}"
+    return defaults
+
+
+def make_parser(task: str, file_defaults: dict[str, str]) -> Parser:
+    """The parser; `file_defaults` are from `defaults_of_files`."""
+    refuse_taken_names(task)
+    parser = Parser("python train.py [flags]",
+                    "Train with GRPO and write down what every token was given.",
+                    about_unknown=partial(about_unknown_of, task),
+                    epilog=f"{describe_choices(file_defaults)}\n\n{ABOUT_FILES}")
+    topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
+    for name, flag in OPTIONS.items():
+        help = describe_option(name, flag, file_defaults.get(name, ""))
+        add_flag(topics[flag.topic], name, flag, help)
+    for name, flag in fields_as_flags(load_task(task)).items():
+        add_flag(topics[PROBLEMS], name, flag, describe(flag, file_defaults.get(name, "")))
+    for name, flag in choice_flags().items():
+        add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
+    add_resuming(parser.add_argument_group("going on"))
+    return parser
+
+
+def about_unknown_of(task: str, argument: str) -> str:
+    """A sentence about an argument that is no flag of train.py with this task, or an empty text."""
+    name = argument.partition("=")[0].removeprefix("--")
+    return about_flag_of_another(name, task) or about_unknown(argument)
+
+
+def describe_option(name: str, flag: Flag, file_default: str) -> str:
+    """The help of a setting, with the condition under which it has an effect."""
+    if name in ("mitigation", "advantage"):  # their choices are listed below
+        flag = replace(flag, choices=())
+    needs = ""
+    if flag.only and flag.only not in (POLICY, EVALUATED):
+        needs = f"; needs {flag.only[1].split(' (')[0]}"
+    return describe(flag, file_default) + needs
+
+
+def add_resuming(group) -> None:
+    group.add_argument("--resume", metavar="RUN", type=some_text,
+                       help="continue this run folder; with it only --steps may be given, and "
+                       "flags that say how it is made, such as --threads")
+    group.add_argument("--continue", action="store_true",
+                       help="if the run folder exists and has these settings, resume it (a "
+                       "finished run is passed over): for loops that can be stopped and started "
+                       "again")
+    group.add_argument("--restart", action="store_true",
+                       help="with one of these two: erase the record of a run that has no "
+                       "checkpoint to go on from, and start again at step 1")
+    group.add_argument("--config", metavar="FILE", type=some_text,
+                       help="take the settings of a run's config.json, or of a YAML file of "
+                       "GRPO-Zero; flags override them")
+
+
+def refuse_taken_names(task: str) -> None:
+    """Every flag has one meaning, whoever brings it."""
+    task_flags = fields_as_flags(load_task(task))
+    for name in task_flags:
+        if name in OPTIONS or name in RESERVED:
+            raise UserError(f"the field {name} of the Task in {task} needs another name: --{name} "
+                            "is taken")
+    mitigation_flags, advantage_flags = flags_of(MITIGATIONS), flags_of(ADVANTAGES)
+    for name in choice_flags():
+        on_both_axes = name in mitigation_flags and name in advantage_flags
+        if on_both_axes or name in OPTIONS or name in RESERVED or name in task_flags:
+            raise UserError(f"the parameter {name} of {owners_of(name)[0]} needs another name: "
+                            f"--{name} is taken")

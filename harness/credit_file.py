@@ -1,0 +1,225 @@
+"""One file a step: what every token was given. docs/credit_files.md lists the columns.
+
+`write_credit` writes a file, `read_columns` reads and checks it, `read_credit` makes a batch of it.
+Each process of a run writes a file of its own problems; they are read as one.
+
+Values stand end to end: one for each token, answer after answer, then one for each answer, then one
+for each problem. `episode_start` says where in the tokens an answer begins.
+"""
+import io
+import os
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine import processes
+from harness.credit_columns import MOST, ORIGIN, checked
+from engine.errors import UserError
+from harness.files import paths_in, whole_file
+from harness.identity import check_origin, run_id_on_record
+from engine.rollouts import Rollouts
+from engine.tokens import token_bytes
+
+SCORES = {"reward": "reward", "reward_format": "format", "reward_answer": "answer",
+          "reward_reasoning": "reasoning"}  # column: part of the score
+COUNTED_FROM_0 = {  # a column that counts from 0 in each file: the column whose entries it counts
+    "episode_start": "token_id", "group": "prompt_start", "prompt_start": "prompt_ids"}
+MOST_UNPACKED = 2 ** 28  # bytes that any file may unpack to
+MOST_TIMES = 100         # a file may also unpack to this many times its size; 3 times is usual
+
+
+def credit_path(run: Path, step: int, rank: int = 0) -> Path:
+    """The file of a step. In a run of several processes each writes one, of its own problems."""
+    suffix = f"_rank{rank}" if rank else ""
+    return Path(run) / "credit" / f"step_{step:06d}{suffix}.npz"
+
+
+def credit_steps(run: Path) -> list[int]:
+    """The steps that have credit files. Rank 0 writes last: while the last step has no file of
+    rank 0 it is still being written, and is left out."""
+    ranks = {}
+    for step, rank in credit_files(run):
+        ranks.setdefault(step, set()).add(rank)
+    being_written = max(ranks, default=0)
+    for step in sorted(ranks):
+        if 0 not in ranks[step] and step != being_written:
+            raise UserError(f"{credit_path(run, step)} is missing, while files of other processes "
+                            f"of step {step} are there")
+    return sorted(step for step in ranks if 0 in ranks[step])
+
+
+def credit_files(run: Path) -> list[tuple[int, int]]:
+    """Step and rank of every credit file. Names that people gave, of a backup say, do not count."""
+    files = []
+    for found in paths_in(Path(run) / "credit"):
+        match = re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", found.name)
+        if match:
+            step = int(match[1])
+            rank = int(match[3] or 0)
+            path = credit_path(run, step, rank)
+            if found.name != path.name or not 1 <= step <= MOST:
+                raise UserError(f"{found} is no name of a credit file: step {step} is {path.name}, "
+                                f"and steps go from 1 to {MOST}")
+            files.append((step, rank))
+    return files
+
+
+def checkpoint_folders(run: Path) -> dict[int, Path]:
+    """The folders of a run's checkpoints by their step, oldest first."""
+    folders = {step_of(path): path for path in paths_in(Path(run) / "checkpoints")}
+    folders.pop(None, None)
+    return dict(sorted(folders.items()))
+
+
+def step_of(path: Path) -> int | None:
+    """100 of step_000100 or step_000100.npz; None for a name that people gave, a backup say."""
+    match = re.fullmatch("step_([0-9]+)([.]npz)?", path.name)
+    return int(match[1]) if match else None
+
+
+def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, origin: dict = {},
+                 **more: torch.Tensor) -> None:
+    """Write a batch's record. `origin` has the run_id and the step, if it is of a run; `more` are
+    further (B, T) by name, the true credit of a probe say."""
+    per_token = {"log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
+                 "collision": rollouts.collision, "weight": weight,
+                 "advantage": rollouts.advantage, **more}
+    labels = {"section": rollouts.section, "kind": rollouts.kind}
+    columns = {"token_id": flat(rollouts.ids, rollouts, np.int32)}
+    columns |= {name: flat(values, rollouts, np.float32) for name, values in per_token.items()}
+    columns |= {name: flat(values, rollouts, np.uint8) for name, values in labels.items()}
+    columns["episode_start"] = starts(rollouts.length.tolist())
+    columns["group"] = rollouts.group.cpu().numpy().astype(np.int32)
+    columns["finished"] = rollouts.finished.cpu().numpy()
+    columns |= {name: rollouts.scores[part].cpu().numpy() for name, part in SCORES.items()}
+    columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids).astype(np.int32)
+    columns["prompt_start"] = starts([len(prompt) for prompt in rollouts.prompt_ids])
+    columns["process"] = np.array([processes.rank(), processes.count()], np.int32)
+    if "run_id" in origin:
+        columns["step"] = np.array([origin["step"]], np.int32)
+        columns["run_id"] = np.frombuffer(bytes.fromhex(origin["run_id"]), np.uint8)
+    path.parent.mkdir(exist_ok=True)
+    with whole_file(path) as unfinished, open(unfinished, "wb") as file:
+        np.savez_compressed(file, **columns)
+
+
+def flat(values: torch.Tensor, rollouts: Rollouts, dtype) -> np.ndarray:
+    """(B, T) -> the values of all tokens, answer after answer."""
+    return values[rollouts.mask].cpu().numpy().astype(dtype)
+
+
+def starts(sizes: list[int]) -> np.ndarray:
+    """Where each part begins when parts of these sizes stand end to end."""
+    return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
+
+
+def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollouts:
+    """The batch of a step as Rollouts, with the fields that its file holds. `known` are further
+    fields."""
+    columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
+    answer_starts = columns["episode_start"]
+    tokens = answer_starts.new_tensor([len(columns["token_id"])])
+    lengths = torch.diff(answer_starts, append=tokens)
+    mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+
+    def frame(values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
+
+    names = ["log_prob", "entropy", "collision", "section", "kind", "advantage"]
+    if "true_credit" in columns:
+        names.append("true_credit")
+    frames = {name: frame(columns[name]) for name in names}
+    answers = columns["token_id"].split(lengths.tolist())
+    pieces = [token_bytes(tokenizer, ids.tolist()) for ids in answers]
+    prompts = columns["prompt_ids"].tensor_split(columns["prompt_start"][1:].long())
+    return Rollouts(
+        problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
+        group=columns["group"].long(), ids=frame(columns["token_id"].long()), mask=mask,
+        finished=columns["finished"], step=step,
+        responses=[b"".join(row).decode(errors="replace") for row in pieces],
+        texts=[decoded(row) for row in pieces],
+        scores={part: columns[name] for name, part in SCORES.items()}, **frames, **known)
+
+
+def decoded(pieces: list[bytes]) -> list[str]:
+    return [piece.decode(errors="replace") for piece in pieces]
+
+
+def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
+    """A step's record as it is: one file, or those of several processes as if they were one."""
+    ranks = [rank for of_step, rank in credit_files(run) if of_step == step]
+    paths = [credit_path(run, step, rank) for rank in range(max(1, len(ranks)))]
+    parts = [read_file(path) for path in paths]
+    run_id = run_id_on_record(run)
+    for rank, (path, part) in enumerate(zip(paths, parts)):
+        found = taken_out(part)
+        wanted = {"run_id": run_id, "step": step, "process": [rank, len(parts)]}
+        if run_id is None:  # an older version may have left out any of them
+            wanted = {name: wanted[name] for name in ("run_id", *found)}
+        check_origin(path, found, wanted)
+        if set(part) != set(parts[0]):
+            different = min(set(part) ^ set(parts[0]))
+            raise UserError(f"{path} and {paths[0].name} are not of one run: only one of them has "
+                            f"the column {different}")
+    return joined(parts)
+
+
+def taken_out(part: dict[str, np.ndarray]) -> dict:
+    """Take out of the columns what the file says of its origin, and return that."""
+    found = {name: part.pop(name).tolist() for name in ORIGIN if name in part}
+    if "run_id" in found:
+        found["run_id"] = bytes(found["run_id"]).hex()
+    if "step" in found:
+        [found["step"]] = found["step"]
+    return found
+
+
+def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Put the columns of several files end to end. What each file counts from 0 goes on where the
+    file before it ended."""
+    for name, counted in COUNTED_FROM_0.items():
+        sizes = [len(part[counted]) for part in parts]
+        for part, offset in zip(parts, np.cumsum([0, *sizes])):
+            part[name] = (part[name] + offset).astype(part[name].dtype)
+    columns = {}
+    for name in parts[0]:
+        columns[name] = np.concatenate([part[name] for part in parts])
+    return columns
+
+
+def read_file(path: Path) -> dict[str, np.ndarray]:
+    """Read and check one credit file; an error names a broken one, or one of another program."""
+    try:
+        columns = unpacked(path)
+    except Exception as error:  # zipfile, zlib and numpy have a dozen kinds of it for damage
+        if isinstance(error, OSError) and error.strerror:
+            raise UserError(f"cannot read {path}: {error.strerror}") from None
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if "allow_pickle" in reason:  # which numpy recommends
+            reason = "it holds other things than numbers"
+        raise UserError(f"{path} is not a credit file of this program: {reason}") from None
+    return checked(path, columns)
+
+
+def unpacked(path: Path) -> dict[str, np.ndarray]:
+    """The arrays in an .npz file."""
+    with zipfile.ZipFile(path) as file:
+        names = file.namelist()
+        size = sum(member.file_size for member in file.infolist())
+        if size > max(MOST_UNPACKED, MOST_TIMES * os.path.getsize(path)):
+            raise ValueError(f"it would unpack to {size:,} bytes")
+        if len(set(names)) < len(names):
+            raise ValueError("it has a column twice")
+        return {name.removesuffix(".npy"): array_of(file.read(name)) for name in names}
+
+
+def array_of(content: bytes) -> np.ndarray:
+    """The array of an .npy file, which is read to its end: only then is its checksum compared."""
+    stream = io.BytesIO(content)
+    values = np.lib.format.read_array(stream, allow_pickle=False)
+    if stream.read(1):
+        raise ValueError("a column is longer than its heading says")
+    return values

@@ -1,0 +1,296 @@
+"""Reading and writing files: a full disk or a damaged file ends in one clear sentence, and what is
+written appears whole or not at all."""
+import errno
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes on one folder are not told apart there
+    fcntl = None
+
+from safetensors import SafetensorError
+
+from engine.errors import UserError
+
+PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # all other errors say nothing of that
+LARGEST_JSON = 2 ** 26  # bytes of one object: of a file, or of a line
+MAX_BYTES = 2 ** 30     # of a file that a person brings
+LARGEST_FLOAT = sys.float_info.max
+
+
+def find_folder(name: str) -> Path:
+    """A folder as it was typed, or the one of that name that ships with the project."""
+    is_shipped = not is_there(name) and is_there(PROJECT / name)
+    return PROJECT / name if is_shipped else Path(name)
+
+
+def mode_of(path: str | Path) -> int:
+    """What there is at a path, as os.stat says it; 0 for nothing. What may not be looked at is not
+    taken for nothing: that is an error."""
+    try:
+        return os.stat(path).st_mode
+    except ValueError:  # no name has a null byte
+        return 0
+    except OSError as error:
+        if error.errno in ABSENT:
+            return 0
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def is_there(path: str | Path) -> bool:
+    return mode_of(path) != 0
+
+
+def is_file(path: str | Path) -> bool:
+    return stat.S_ISREG(mode_of(path))
+
+
+def is_folder(path: str | Path) -> bool:
+    return stat.S_ISDIR(mode_of(path))
+
+
+def paths_in(folder: str | Path) -> list[Path]:
+    """All that lies in a folder, in the order of the names; nothing if there is no folder."""
+    try:
+        return [Path(folder, name) for name in sorted(os.listdir(folder))]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {error.strerror}") from None
+
+
+def read_json(path: Path) -> dict:
+    """Read a JSON object; an error names the file and what is wrong with it."""
+    try:
+        with reading(path) as file:
+            text = file.read(LARGEST_JSON + 1)
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} should hold a JSON object")
+    return content
+
+
+def read_lines(path: Path) -> list[dict]:
+    """Read a JSONL file of objects; no file is no lines. The last line may be cut off by a kill,
+    and is left out then. Any other broken line is an error."""
+    objects = []
+    for number, line in enumerate(lines_in(path), 1):
+        content = parse_line(line, f"{path}, line {number}")
+        if content is None:
+            break
+        objects.append(content)
+    return objects
+
+
+def lines_in(path: Path) -> Iterator[str]:
+    """The lines of a text file, none if there is no file. One that is too long comes in pieces."""
+    try:
+        with reading(path) as file:
+            while line := file.readline(LARGEST_JSON + 1):
+                yield line
+    except FileNotFoundError:
+        return
+
+
+def parse_line(line: str, where: str) -> dict | None:
+    """The object of a line; None of a line that is cut off."""
+    try:
+        content = parse_json(line)
+    except ValueError:
+        is_cut_off = not line.endswith("\n") and len(line) <= LARGEST_JSON
+        if is_cut_off:
+            return None
+        raise UserError(f"{where} is not JSON") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{where} should hold a JSON object")
+    return content
+
+
+def parse_json(text: str):
+    """What a JSON text holds. Whatever is wrong with it is a ValueError, also a number that JSON
+    does not have (NaN) or floats cannot hold (1e999)."""
+    if len(text) > LARGEST_JSON:
+        raise ValueError(f"longer than {LARGEST_JSON // 2 ** 20} MiB")
+    try:
+        return json.loads(text, parse_constant=finite, parse_float=finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+@contextmanager
+def reading(path: Path):
+    """Open a text file. FileNotFoundError is left to the caller, any other reason why it cannot be
+    read becomes one sentence. A pipe or a device is refused, because it might never end."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            reason = "Is a directory" if is_folder(path) else "Not a regular file"
+            raise UserError(f"cannot read {path}: {reason}")
+        with open(path, encoding="utf-8") as file:
+            yield file
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not text") from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_given(name: str, flag: str, parse):
+    """What `parse` makes of the file that a flag names."""
+    path = find_folder(name)
+    if not is_file(path):
+        reason = "it is not a file" if is_there(path) else "there is no such file"
+        raise UserError(f"cannot read {name}: {reason}")
+    try:
+        if os.path.getsize(path) > MAX_BYTES:
+            raise UserError(f"{flag} {name} is larger than {MAX_BYTES:,} bytes")
+        with open(path, encoding="utf-8-sig") as file:
+            return parse(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {name}: {error}") from None
+
+
+def append_line(path: Path, line: dict) -> None:
+    """Append one JSON line. JSON has no NaN: an undefined number becomes null, and so does one
+    that floats cannot hold."""
+    defined = {key: null_if_undefined(value) for key, value in line.items()}
+    text = json.dumps(defined, allow_nan=False) + "\n"
+    with writing(path), open(path, "a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def null_if_undefined(value):
+    is_number = isinstance(value, (int, float))
+    return None if is_number and not abs(value) <= LARGEST_FLOAT else value
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    with whole_file(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def whole_file(path: Path):
+    """Make a file whole or not at all: `with` gives the name of one to write, and renames it to
+    `path` at the end. If something goes wrong, it is removed."""
+    unfinished = unfinished_name(path)
+    with writing(path):
+        try:
+            yield unfinished
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path):
+    """Make a folder whole or not at all: `with` gives one to fill, and renames it to `path` at the
+    end. If something goes wrong, it is removed. So is one for the same `path` that a killed process
+    left unfinished, but not one that another process is filling at this moment."""
+    unfinished = unfinished_name(path)
+    with writing(path):
+        refuse_full_folder(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(path)
+        unfinished.mkdir()
+        lock = lock_folder(unfinished)
+    try:
+        yield unfinished
+        with writing(path):
+            refuse_full_folder(path)
+            unfinished.rename(path)  # an empty folder in its place is replaced
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    finally:
+        let_go(lock)
+
+
+def unfinished_name(path: Path) -> Path:
+    """A hidden name beside the path that no other process uses."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def refuse_full_folder(path: Path) -> None:
+    is_free = is_folder(path) and not paths_in(path)
+    if os.path.lexists(path) and not is_free:
+        raise UserError(f"{path} exists already")
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove the unfinished folders of this name that no living process holds."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
+    for folder in paths_in(path.parent):
+        if not name.fullmatch(folder.name):
+            continue
+        try:
+            lock = lock_folder(folder)
+        except OSError:
+            continue
+        if lock is not None:  # Windows knows no such lock: there it stays
+            shutil.rmtree(folder, ignore_errors=True)
+        let_go(lock)
+
+
+def lock_folder(path: Path) -> int | None:
+    """Lock a folder for this process, or fail with BlockingIOError. The lock goes with the process,
+    and stays with the folder when that is renamed."""
+    descriptor = hold_folder(path)
+    if descriptor is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
+def hold_folder(path: Path) -> int | None:
+    """Open a folder, so that another one that takes its place later can be noticed."""
+    return os.open(path, os.O_RDONLY) if fcntl else None
+
+
+def let_go(descriptor: int | None) -> None:
+    """Close a folder that was held or locked."""
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder and those above it, where they are not there yet."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def writing(path: Path):
+    """Turn a full disk or a folder that cannot be written into one sentence that names it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot write {path}: {reason}") from None

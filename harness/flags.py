@@ -1,0 +1,279 @@
+"""One mechanism for the flags of all programs: default, range, help, how they are read and checked.
+
+A flag stands in one of three places, and is a `Flag` in all of them:
+
+    probes, benchmarks   FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
+    settings, tasks      answers: int = option(8, "answers in a group", least=2)
+    weightings           def my_idea(tokens, *, strength: Positive = 1.0)
+"""
+import argparse
+import dataclasses
+import difflib
+import inspect
+import math
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+
+from engine.errors import UserError
+
+KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}  # of a flag
+LIMIT = 2 ** 63           # torch takes no whole number from here on
+SMALLEST = 2.0 ** -126    # float32 has no smaller number with all its digits
+LONGEST_TEXT = 10_000     # characters
+NEAR = 0.75               # how alike two names are where one may be meant for the other
+MOST_SEED = 2 ** 32 - 1
+MOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class Flag:
+    default: object
+    text: str = ""
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    choices: Iterable[str] = ()
+    kind: type | None = None     # where it is not the type of the default
+    quick: object = None         # its value with --quick, where that differs
+    topic: str = ""              # of the settings: under which heading of --help it stands
+    only: tuple | None = None    # of the settings: (test, words); no effect unless the test holds
+    is_path: bool = False        # of the settings: a relative one holds from any directory
+    changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
+
+    @property
+    def type(self) -> type:
+        return self.kind or (str if self.default is None else type(self.default))
+
+    def limits(self) -> str:
+        """", at least 0, at most 1" for the help text."""
+        named = (("at least", self.least), ("above", self.above), ("at most", self.most))
+        return "".join(f", {words} {limit:g}" for words, limit in named if limit is not None)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The range of a parameter that is a flag, in its type: `Annotated[float, Range(least=0)]`."""
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+
+
+NotNegative = typing.Annotated[float, Range(least=0, most=1e6)]
+Positive = typing.Annotated[float, Range(above=0, most=1e6)]
+Share = typing.Annotated[float, Range(least=0, most=1)]
+Percent = typing.Annotated[float, Range(least=0, most=100)]
+Count = typing.Annotated[int, Range(least=1, most=1_000_000)]
+CountOrNone = typing.Annotated[int, Range(least=0, most=1_000_000)]
+LearningRate = typing.Annotated[float, Range(above=0, most=10)]
+
+
+def option(default, text: str, **more):
+    """A dataclass field that is a flag."""
+    return dataclasses.field(default=default, metadata={"flag": Flag(default, text, **more)})
+
+
+@cache  # a comparison of runs asks a hundred thousand times
+def fields_as_flags(cls) -> dict[str, Flag]:
+    """The flags of a dataclass: its fields that are options."""
+    hints = typing.get_type_hints(cls)
+    flags = {}
+    for field in dataclasses.fields(cls):
+        if "flag" in field.metadata:
+            kind = plain_type(hints[field.name])
+            refuse_kind(kind, f"the field {field.name} of {cls.__name__}")
+            flags[field.name] = dataclasses.replace(field.metadata["flag"], kind=kind)
+    return flags
+
+
+def plain_type(hint) -> type:
+    """The type without None: str of `str | None`."""
+    kinds = [kind for kind in typing.get_args(hint) if kind in KINDS]
+    return kinds[0] if kinds else hint
+
+
+def refuse_kind(kind, whose: str) -> None:
+    if kind not in KINDS:
+        raise UserError(f"{whose} needs a type that is int, float, bool or str: it becomes a flag")
+
+
+@cache
+def parameters_as_flags(function) -> dict[str, Flag]:
+    """The flags of a weighting or an advantage: the keyword-only parameters of the function, or of
+    the __init__ of a class."""
+    is_class = inspect.isclass(function)
+    called = function.__init__ if is_class else function
+    positional = 2 if is_class else 1  # (self, policy) or (tokens)
+    hints = typing.get_type_hints(called, include_extras=True)
+    flags = {}
+    for place, (name, parameter) in enumerate(inspect.signature(called).parameters.items()):
+        whose = f"the parameter {name} of {function.__name__}"
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and place >= positional:
+            raise UserError(f"{whose} comes after tokens (a class: after policy): write a * before it "
+                            "to make it a flag")
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            hint = hints.get(name, type(parameter.default))
+            flags[name] = parameter_as_flag(parameter, hint, whose)
+    return flags
+
+
+def parameter_as_flag(parameter: inspect.Parameter, hint, whose: str) -> Flag:
+    if parameter.default is parameter.empty:
+        raise UserError(f"{whose} needs a default: it becomes a flag")
+    kind = getattr(hint, "__origin__", hint)  # float of Annotated[float, Range(least=0)]
+    refuse_kind(kind, whose)
+    for extra in getattr(hint, "__metadata__", ()):
+        if isinstance(extra, Flag):
+            return dataclasses.replace(extra, default=parameter.default, kind=kind)
+        if isinstance(extra, Range):
+            return Flag(parameter.default, kind=kind, **dataclasses.asdict(extra))
+    return Flag(parameter.default, kind=kind)
+
+
+class Parser(argparse.ArgumentParser):
+    """Say what is wrong in one line, and never guess what a shortened flag means.
+
+    `about_unknown` takes an argument that is no flag and returns a sentence about it, or an empty
+    text.
+    """
+
+    def __init__(self, usage: str, description: str | None = None,
+                 about_unknown: Callable[[str], str] = lambda argument: "", **more):
+        more = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False,
+                "argument_default": argparse.SUPPRESS, **more}
+        super().__init__(usage=usage, description=description, **more)
+        self.about_unknown = about_unknown
+
+    def error(self, message):
+        raise UserError(f"{shortened(message, 300)} (--help lists the flags)")
+
+    def read(self, argv: list[str], known: Iterable[str] = ()) -> dict:
+        """The flags that were typed. --max-new-tokens is --max_new_tokens."""
+        typed = [underscores(argument) for argument in argv]
+        given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
+        if unknown:
+            names = [*self._option_string_actions, *known]
+            raise UserError(self.about_unknown(unknown[0]) or suggestion(unknown[0], names))
+        return vars(given)
+
+
+def suggestion(argument: str, names: list[str]) -> str:
+    """What to say of an unknown argument: is there a flag with nearly this name?"""
+    near = difflib.get_close_matches(argument.partition("=")[0], names, 1, cutoff=NEAR)
+    question = f", did you mean {near[0]}?" if near else ""
+    return f"unknown argument {shortened(' '.join(argument.split()))}{question}"
+
+
+def underscores(argument: str) -> str:
+    """--max_new_tokens=8 of --max-new-tokens=8; what is no flag stays as it is."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
+    """Add it to a parser or a group of one. A yes-or-no flag alone means yes."""
+    options_of_type = {
+        int: dict(type=int, metavar="N"),
+        float: dict(type=float, metavar="X"),
+        str: dict(type=str, metavar="TEXT"),
+        bool: dict(type=yes_or_no, nargs="?", const=True, metavar="yes|no")}
+    help = describe(flag) if help is None else help
+    parser.add_argument(f"--{name}", help=help, **options_of_type[flag.type])
+
+
+def describe(flag: Flag, file_default: str = "") -> str:
+    """A flag's line in --help. `file_default` is a default that a file sets, in words."""
+    choices = ": " + " | ".join(flag.choices) if flag.choices else ""
+    quick = "" if flag.quick is None else f", quick {flag.quick}"
+    default = f" (default {file_default or flag.default}{quick})"
+    if not file_default and (flag.default is None or flag.default is False):
+        default = ""
+    return (flag.text + choices + default).replace("%", "%%")  # argparse fills in %(default)s
+
+
+def some_text(text: str) -> str:
+    """Read the name of a file or a folder. For arguments that no `Flag` describes, as --resume."""
+    if flaw_of(text):
+        raise argparse.ArgumentTypeError(f"{shortened(repr(text))} {flaw_of(text)}")
+    return text
+
+
+def yes_or_no(text: str) -> bool:
+    """Read what was typed: yes, no, true or false."""
+    if text.lower() not in ("yes", "no", "true", "false"):
+        raise argparse.ArgumentTypeError(f"{shortened(repr(text))} is neither yes nor no")
+    return text.lower() in ("yes", "true")
+
+
+def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:
+    """Add them all, and return the parser."""
+    for name, flag in flags.items():
+        add_flag(parser, name, flag)
+    return parser
+
+
+def with_defaults(given: dict, flags: dict[str, Flag], quick: bool = False) -> SimpleNamespace:
+    """The value of each flag, checked: what was typed, else the default, or with `quick` the quick
+    value."""
+    values = {name: flag.default for name, flag in flags.items()}
+    if quick:
+        values |= {name: flag.quick for name, flag in flags.items() if flag.quick is not None}
+    values |= given
+    for name, flag in flags.items():
+        check_value(name, values[name], flag)
+    return SimpleNamespace(**values)
+
+
+def check_value(name: str, value, flag: Flag) -> None:
+    """Refuse a value of another type, one out of range, and one that is no choice."""
+    if type(value) is int and abs(value) >= LIMIT:
+        raise UserError(f"--{name} is too large a number")
+    if not has_type(value, flag):
+        raise UserError(f"--{name} {shortened(repr(value))} should be {KINDS[flag.type]}")
+    if value is None:
+        return
+    if isinstance(value, str) and value and flaw_of(value):
+        raise UserError(f"--{name} {shortened(repr(value))} {flaw_of(value)}")
+    if flag.choices and value not in flag.choices:
+        nearest_first = sorted(flag.choices, key=lambda choice: -likeness(choice, value))
+        raise UserError(f"--{name} {shortened(value)} is not one of: {', '.join(nearest_first)}")
+    if flag.least is not None and value < flag.least:
+        raise UserError(f"--{name} {value} should be at least {flag.least}")
+    if flag.above is not None and value <= flag.above:
+        raise UserError(f"--{name} {value} should be above {flag.above}")
+    if flag.most is not None and value > flag.most:
+        raise UserError(f"--{name} {value} should be at most {flag.most}")
+    if type(value) is float and 0 < abs(value) < SMALLEST:
+        raise UserError(f"--{name} {value} is too small a number")
+
+
+def flaw_of(text: str) -> str:
+    """What is wrong with a text as the value of a flag; empty if nothing is."""
+    if not text.strip():
+        return "is empty"
+    if "\0" in text:
+        return "holds a zero byte"
+    return "is too long" if len(text) > LONGEST_TEXT else ""
+
+
+def shortened(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def likeness(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def has_type(value, flag: Flag) -> bool:
+    """Whether the value is of the flag's type; a whole number will do for a float."""
+    if value is None:
+        return flag.default is None
+    if flag.type in (int, float):
+        return type(value) in (int, flag.type) and math.isfinite(value)
+    if flag.type is bool:
+        return type(value) is bool
+    return isinstance(value, str) and (value.strip() != "" or flag.default == "")

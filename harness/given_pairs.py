@@ -1,0 +1,112 @@
+"""Preference pairs that people bring: a file of answers to problems, the better and the worse one.
+
+    {"problem": "3 5 7 make 22", "chosen": " 3 * 5 = 15, ...", "rejected": " 3 + 5 = 8, ..."}
+
+The problem is written as the task shows it, an answer as a model would go on from the prompt, its
+<|im_end|> included. A step takes some of the pairs instead of sampling, in the frame that a sampled
+batch has; nothing but --loss dpo can be trained with it.
+"""
+import json
+import random
+from dataclasses import dataclass
+from typing import TextIO
+
+import torch
+
+from engine.errors import UserError
+from engine.forward import with_facts
+from engine.rollouts import Rollouts, stop_ids
+from engine.tokens import encode, encode_prompt
+from harness.files import read_given
+
+MAX_LINE = 1_000_000  # characters
+KEYS = ("problem", "chosen", "rejected")
+EXPECTED = "expected {" + ", ".join(f'"{key}": "..."' for key in KEYS) + "}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    problem: object
+    prompt: list[int]
+    chosen: list[int]
+    rejected: list[int]
+
+
+class GivenPairs:
+    """The pairs of a file, all of them read and checked before the first step."""
+
+    def __init__(self, name: str, policy, run=None):
+        self.policy, self.run = policy, run
+        if not hasattr(policy.task, "read"):
+            raise UserError(f"--pairs: --task {policy.settings.task} has no method read, which makes "
+                            "a problem of a text")
+        self.pairs = read_given(name, "--pairs", lambda file: parse_pairs(file, name, policy))
+        if not self.pairs:
+            raise UserError(f"{name} holds no pairs")
+
+    def sample(self, *_) -> Rollouts:
+        """Those of the run's step, whatever its problems."""
+        return self.of_step(self.policy, self.run.step)
+
+    def of_step(self, policy, step: int) -> Rollouts:
+        """--questions of the pairs, which follow from seed and step alone: two answers to each
+        problem, the better one first."""
+        s = policy.settings
+        device = policy.model.device
+        rng = random.Random(f"pairs {s.seed} {step}")
+        pairs = [rng.choice(self.pairs) for _ in range(s.questions)]
+        answers = []
+        for pair in pairs:
+            answers += [pair.chosen, pair.rejected]
+        length = torch.tensor([len(ids) for ids in answers], device=device)
+        mask = torch.arange(int(length.max()), device=device) < length[:, None]
+        ids = torch.zeros(mask.shape, dtype=torch.long, device=device)
+        ids[mask] = torch.tensor(sum(answers, []), device=device)
+        ends = stop_ids(policy.model, policy.tokenizer)
+        finished = torch.tensor([answer[-1] in ends for answer in answers], device=device)
+        group = torch.arange(len(pairs), device=device).repeat_interleave(2)
+        unknown = torch.zeros(mask.shape, device=device)  # `with_facts` computes what is missing
+        rollouts = Rollouts([pair.problem for pair in pairs], [pair.prompt for pair in pairs],
+                            group, ids, mask, finished, log_prob=unknown, entropy=unknown,
+                            collision=unknown)
+        return with_facts(policy.model, rollouts, s.micro_batch)
+
+
+def parse_pairs(file: TextIO, name: str, policy) -> list[Pair]:
+    pairs, number = [], 0
+    while line := file.readline(MAX_LINE):  # a line without an end is not read to its end
+        number += 1
+        if line.strip():
+            pairs.append(parse_pair(line, f"{name}, line {number}", policy))
+    return pairs
+
+
+def parse_pair(line: str, where: str, policy) -> Pair:
+    texts = texts_of(line)
+    if texts is None:
+        raise UserError(f"{where}: {EXPECTED}, got {line.strip()[:80]!r}")
+    problem_text, chosen, rejected = texts
+    if chosen == rejected:
+        raise UserError(f"{where}: both answers are the same")
+    try:
+        problem = policy.task.read(problem_text.split())
+        prompt = encode_prompt(policy.tokenizer, policy.task.prompt_for(problem), problem_text)
+        answers = [encode(policy.tokenizer, text, "an answer") for text in (chosen, rejected)]
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    longest = len(prompt) + max(map(len, answers))
+    limit = policy.model.config.max_position_embeddings
+    if longest > limit:
+        raise UserError(f"{where}: prompt and answer are {longest} tokens, the model takes {limit}")
+    return Pair(problem, prompt, *answers)
+
+
+def texts_of(line: str) -> list[str] | None:
+    """The three texts of a line, none of them empty; None if it holds anything else."""
+    try:
+        raw = json.loads(line)
+        texts = [raw[key] for key in KEYS]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    are_texts = all(isinstance(text, str) and text.strip() for text in texts)
+    return texts if are_texts else None

@@ -1,0 +1,120 @@
+"""What to type instead: commands to paste, and what settings of other libraries are called here."""
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from harness.files import PROJECT, find_folder, is_file, is_folder, is_there, paths_in
+
+THEIR_NAMES = {  # of our flags, in TRL, verl and others
+    "--learning_rate": "lr",
+    "--answers": "num_generations rollout.n n_samples_per_prompt group_size",
+    "--questions": "train_batch_size rollout_batch_size batch_size",
+    "--micro_batch": "per_device_train_batch_size ppo_mini_batch_size gradient_accumulation_steps "
+                     "ppo_micro_batch_size_per_gpu",
+    "--kl (with --loss dpo: --dpo_beta)": "beta kl_coef kl_loss_coef init_kl_coef",
+    "--kl_kind": "kl_loss_type",
+    "--max_new_tokens": "max_completion_length max_response_length generate_max_len max_tokens "
+                        "max_length",
+    "--epochs": "num_iterations ppo_epochs",
+    "--steps": "num_train_epochs total_epochs max_steps total_training_steps",
+    "--clip_low and --clip_high": "epsilon clip_ratio clip_ratio_low cliprange clip_eps",
+    "--clip_high": "epsilon_high clip_ratio_high",
+    "--loss_norm": "loss_type loss_agg_mode",
+    "--advantage": "scale_rewards norm_adv_by_std_in_grpo adv_estimator",
+    "--drop_unfinished": "mask_truncated_completions",
+    "--eval_every": "eval_steps eval_strategy test_freq",
+    "--checkpoint_every": "save_steps save_freq save_strategy",
+    "--sample_every": "logging_steps log_completions",
+    "--out": "output_dir default_local_dir run_name experiment_name",
+    "--resume": "resume_from_checkpoint resume_mode",
+    "--model": "model_name_or_path model_name model_path model.path pretrain",
+    "--task (for Countdown: --data)": "dataset dataset_name train_files reward_funcs reward_fn",
+    "--dtype": "bf16 fp16 torch_dtype",
+    "--checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
+    "--max_grad_norm": "grad_clip clip_grad gradient_clipping",
+    "--rollouts": "use_vllm vllm_mode vllm_server_base_url rollout.name",
+}
+HINTS = {name: flag for flag, names in THEIR_NAMES.items() for name in names.split()}
+
+
+def hint_for(argument: str) -> str:
+    """What a setting of another library is called here; empty if it is not in HINTS. Of a name
+    with points, as verl's actor_rollout_ref.rollout.n=8, the longest known ending counts."""
+    name = argument.partition("=")[0].lstrip("-+")
+    while name and name not in HINTS:
+        name = name.partition(".")[2]
+    return HINTS.get(name, "")
+
+
+def about_unknown(argument: str) -> str:
+    """A sentence about something typed that is no flag here; empty if there is nothing to say."""
+    hint = hint_for(argument)
+    if hint:
+        return f"{argument.partition('=')[0]} is called {hint} here (--help lists the flags)"
+    if argument.startswith("-"):
+        return ""
+    folder = find_folder(argument)
+    if is_file(folder / "config.json"):
+        is_model = any(path.suffix == ".safetensors" for path in paths_in(folder))
+        return f"{argument} needs its flag: {'--model' if is_model else '--resume'} {argument}"
+    return about_missing_model(argument)
+
+
+def about_missing_model(name: str) -> str:
+    """How to get a model that is named as on the Hugging Face Hub; empty if it is not."""
+    on_hub = name_on_hub(name)
+    if not on_hub:
+        return ""
+    folder = f"models/{on_hub.partition('/')[2]}"
+    if is_folder(find_folder(folder)):
+        return f"there is no model folder {name}, but there is --model {folder}"
+    command = shlex.join([program("hf"), "download", on_hub, "--local-dir", folder])
+    return (f"there is no model folder {name}. This makes one: {command}, "
+            f"and then --model {folder} takes it")
+
+
+def name_on_hub(name: str) -> str:
+    """OWNER/NAME of a model on the Hugging Face Hub, empty if it cannot be one. Qwen2.5-0.5B and
+    models/Qwen2.5-0.5B are Qwen/Qwen2.5-0.5B."""
+    if not re.fullmatch(r"([\w-][\w.-]*/)?[\w-][\w.-]*", name, re.ASCII):
+        return ""
+    owner, _, last = name.rpartition("/")
+    if owner in ("", "models"):
+        return f"Qwen/{last}" if re.match("Qwen[23]", last) else ""
+    return "" if is_folder(owner) else name
+
+
+def python_command(*words) -> str:
+    """A command to paste that works as it stands, in an environment that is active or not, and
+    from this directory: python_command("train.py", "--resume", folder)."""
+    script, *flags = map(str, words)
+    if script.endswith(".py"):
+        script = path_from_here(PROJECT / script)
+    return shlex.join([program("python"), script, *flags])
+
+
+def path_from_here(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if here in path.parents else path)
+
+
+def program(name: str) -> str:
+    """How to call `python` or `hf` of this environment: by name if that is what the shell would
+    start, else by its path."""
+    folder = os.path.dirname(sys.executable)
+    path = sys.executable if name == "python" else os.path.join(folder, name)
+    shell_path = shutil.which(name)
+    if shell_path and is_same_program(shell_path, path) or not is_there(path):
+        return name
+    return path
+
+
+def is_same_program(one: str, other: str) -> bool:
+    """Whether both are one file, and in one environment: the `python` of a venv is a link to that
+    of the system, which does not have the venv's packages."""
+    if os.path.realpath(os.path.dirname(one)) != os.path.realpath(os.path.dirname(other)):
+        return False
+    return os.path.realpath(one) == os.path.realpath(other)

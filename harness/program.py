@@ -1,0 +1,108 @@
+"""How every program begins and ends.
+
+What it prints cannot steer the terminal, whatever a model wrote; and what ends it is one line,
+unless it is a mistake in this code.
+"""
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import torch
+
+from engine import processes
+from engine.errors import UserError
+from harness.progress import go_on_for_nobody, though_nobody_reads
+
+SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
+           "does a smaller model")
+
+
+def run_as_program(name: str, main, interrupted: str = "") -> None:
+    """Run main(argv). An error that the user can put right is one line, and so is one of the
+    system; `interrupted` is what to say after Ctrl-C."""
+    open_closed_streams()
+    sys.stdout = Visible(sys.stdout)
+    try:
+        main(sys.argv[1:])
+        sys.stdout.flush()
+    except UserError as error:
+        if not isinstance(error, processes.LostProcess) and processes.rank_0_says_so():
+            sys.exit(1)
+        end_with(f"{name}: {visible(str(error))}")
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends at once, without a traceback
+        sys.exit(f"{name}: {interrupted}" if interrupted else 130)
+    except BrokenPipeError:  # whoever read the output went away, which is no error
+        go_on_for_nobody(sys.stdout)
+    except (OSError, MemoryError, RuntimeError) as error:
+        sentence = of_the_system(error)
+        if sentence is None:
+            raise
+        end_with(f"{name}: {visible(sentence)}")
+    finally:
+        with though_nobody_reads(sys.stdout):
+            sys.stdout.flush()
+        processes.stop()
+
+
+def end_with(sentence: str) -> NoReturn:
+    """End with an error."""
+    if processes.count() == 1:
+        sys.exit(sentence)
+    with though_nobody_reads(sys.stdout):
+        sys.stdout.flush()
+    processes.leave_at_once(sentence)
+
+
+def of_the_system(error: Exception) -> str | None:
+    """A sentence about an error of the machine, the operating system or another process; None for
+    a mistake in this code."""
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    if processes.is_loss(error):  # within a layer that is shared out: engine/sharded.py
+        return processes.about_loss(error)
+    refused = (MemoryError, torch.OutOfMemoryError)
+    if isinstance(error, refused) or "can't allocate memory" in str(error):
+        return f"there is not enough memory: {SMALLER}"
+    return None
+
+
+def visible(text: str) -> str:
+    """The text with control characters written out, as \\x1b; new lines and tabs stay."""
+    return "".join(map(visible_character, text))
+
+
+def visible_character(character: str) -> str:
+    if character.isprintable() or character in "\n\t":
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+class Visible:
+    """A text stream for people. Our own escape sequences, which shade text in a terminal, go to
+    `.stream` itself."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        if hasattr(stream, "reconfigure"):  # there are characters that no terminal can show
+            stream.reconfigure(errors="replace")
+
+    def write(self, text: str) -> int:
+        return self.stream.write(visible(text))
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+
+def open_closed_streams() -> None:
+    """A program can be started without output (`>&-`). The next file that it opened would get the
+    number of the stream that is missing, and what is printed would be written into that file."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))

@@ -1,0 +1,101 @@
+"""What a run was made of: versions, commit, and a fingerprint of every file it was given.
+
+A run that goes on later compares: a fingerprint is a sha256, of a file or of what a model folder
+computes with. Two files with the same name need not be the same problems.
+"""
+import hashlib
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import tokenizers
+import torch
+
+from engine.errors import UserError
+from harness.files import PROJECT, find_folder, is_folder, paths_in
+from harness.settings import OPTIONS, Settings, own_flags
+
+
+def provenance() -> dict:
+    """The versions a run was made with, and the commit of this code (null outside a checkout)."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__,
+                "numpy": np.__version__, "safetensors": safetensors.__version__,
+                "tokenizers": tokenizers.__version__}
+    commit = None
+    if shutil.which("git"):
+        command = ["git", "rev-parse", "HEAD"]
+        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+        commit = result.stdout.strip() if result.returncode == 0 else None
+    return {"git_commit": commit, "versions": versions}
+
+
+def code_files() -> dict[str, str]:
+    """The beginning of a sha256 of every file of this project that the process has imported."""
+    home = Path(__file__).parent.parent
+    files = [Path(module.__file__) for module in list(sys.modules.values())
+             if getattr(module, "__file__", None)]
+    own = [file for file in files if home in file.parents and "site-packages" not in file.parts]
+    return {str(file.relative_to(home)): sha256_of(file)[:12] for file in sorted(own)}
+
+
+def code_of_steps(record: list[dict], done: int) -> tuple[list[dict], list[str]]:
+    """The entry `code` of config.json for a run that goes on after step `done`: of each step at
+    which it changed, the files that did. And the files that changed now."""
+    now, before = code_files(), {}
+    kept = [part for part in record if part["after_step"] < done]
+    for part in kept:
+        before |= part["files"]
+    if not kept:
+        return [{"after_step": 0, "files": now}], []
+    edited = {name: now[name] for name in now if before.get(name, now[name]) != now[name]}
+    if edited:
+        kept.append({"after_step": done, "files": edited})
+    return kept, list(edited)
+
+
+def fingerprints(settings: Settings) -> dict[str, str]:
+    """The fingerprint of every file or folder that a flag names, by the flag."""
+    return {name: fingerprint(path) for name, path in given_paths(settings).items()}
+
+
+def given_paths(settings: Settings) -> dict[str, Path]:
+    """The files and folders that flags name, by the flag."""
+    values = {**vars(settings), **settings.own}
+    flags = {**OPTIONS, **own_flags(settings)}
+    return {name: find_folder(values[name]) for name, flag in flags.items()
+            if flag.is_path and values[name] is not None}
+
+
+def fingerprint(path: Path) -> str:
+    """A sha256 of a file; of a model folder, one of its config, its tokenizer and its weights."""
+    if not is_folder(path):
+        return sha256_of(path)
+    weights = [file.name for file in paths_in(path) if file.suffix == ".safetensors"]
+    names = ["config.json", "tokenizer.json", *weights]
+    parts = [f"{name} {sha256_of(path / name)}\n" for name in sorted(names)]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while part := file.read(2 ** 24):
+                digest.update(part)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return digest.hexdigest()
+
+
+def refuse_other_sources(before: dict[str, str], settings: Settings, names: set[str]) -> None:
+    """Stop if what one of these flags names was changed since the run began."""
+    paths = given_paths(settings)
+    for name in sorted(names & set(before) & set(paths)):
+        if fingerprint(paths[name]) != before[name]:
+            raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
+                            "sha256 is another). Put the old one back, or begin a run of its own "
+                            "with --out")

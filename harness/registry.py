@@ -1,0 +1,115 @@
+"""The two lists of choices that people add to: --mitigation and --advantage.
+
+A function with a decorator becomes a choice, its keyword-only parameters become flags, and its
+docstring the help. Both lists take two forms: a function of the batch, or a class, made once a run,
+for a choice that keeps a state or samples more:
+
+    def my_idea(tokens, *, strength: Positive = 1.0) -> (B, T)
+
+    class my_idea:
+        def __init__(self, policy, *, strength: Positive = 1.0)
+        def __call__(self, tokens, policy) -> (B, T)
+
+        def state_dict(self) -> tensors by name     # these two if it has a state
+        def load_state_dict(self, tensors)
+        metrics: dict                               # if it has numbers for metrics.jsonl
+"""
+import inspect
+import textwrap
+from functools import wraps
+
+from engine.errors import UserError
+from harness.flags import Flag, parameters_as_flags
+from harness.own_code import own_code
+
+MITIGATIONS, ADVANTAGES = {}, {}
+NEVER_RESCALED = set()   # mitigations whose scale is part of what they are
+WHOLE_ANSWERS = set()    # advantages that give every token of an answer the same number
+
+
+def mitigation(function=None, *, rescaled: bool = True):
+    """Make it a choice of --mitigation: weights (B, T), not negative."""
+    if function is None:
+        return lambda function: mitigation(function, rescaled=rescaled)
+    MITIGATIONS[function.__name__] = function
+    if not rescaled:
+        NEVER_RESCALED.add(function.__name__)
+    return function
+
+
+def advantage(function=None, *, whole_answers: bool = False):
+    """Make it a choice of --advantage: credit (B, T), with a sign."""
+    if function is None:
+        return lambda function: advantage(function, whole_answers=whole_answers)
+    ADVANTAGES[function.__name__] = function
+    if whole_answers:
+        WHOLE_ANSWERS.add(function.__name__)
+    return function
+
+
+def make(function, values: dict, policy):
+    """Bring a choice with the values of its flags into the one form (tokens, policy) -> (B, T)."""
+    if not inspect.isclass(function):
+        return wraps(function)(lambda tokens, policy: function(tokens, **values))
+    if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
+        raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
+                        "resumed run would forget its state")
+    with own_code(function.__name__, function):
+        return function(policy, **values)
+
+
+def make_advantage(s, policy):
+    """The advantage that the settings choose: (rollouts, policy) -> (B, T)."""
+    return make(ADVANTAGES[s.advantage], s.flags_for(ADVANTAGES[s.advantage]), policy)
+
+
+def make_mitigation(s, policy):
+    """The weighting that the settings choose: (rollouts, policy) -> (B, T)."""
+    return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
+
+
+def flags_of(registry: dict) -> dict[str, list[str]]:
+    """The flags of a list's choices, and to which choices each belongs."""
+    owners = {}
+    for name, function in registry.items():
+        for flag in parameters_as_flags(function):
+            owners.setdefault(flag, []).append(name)
+    return owners
+
+
+def owners_of(flag: str) -> list[str]:
+    """The mitigations and advantages that have this flag."""
+    return [*flags_of(MITIGATIONS).get(flag, []), *flags_of(ADVANTAGES).get(flag, [])]
+
+
+def choice_flags() -> dict[str, Flag]:
+    """The flags of all mitigations and advantages. Two that declare the same one share it."""
+    flags = {}
+    for function in (*MITIGATIONS.values(), *ADVANTAGES.values()):
+        for name, flag in parameters_as_flags(function).items():
+            if flags.setdefault(name, flag).type is not flag.type:
+                raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} should "
+                                "have the same type: it is one flag")
+    return flags
+
+
+def describe_choices(file_defaults: dict[str, str]) -> str:
+    """The choices of both lists with their flags, for --help. `file_defaults` are the defaults that
+    files set, in words."""
+    mitigations = [describe_choice(*choice, file_defaults) for choice in MITIGATIONS.items()]
+    advantages = [describe_choice(*choice, file_defaults) for choice in ADVANTAGES.items()]
+    return "\n".join(["choices of --mitigation, each with its own flags:", *mitigations, "",
+                      "choices of --advantage:", *advantages])
+
+
+def describe_choice(name: str, function, file_defaults: dict[str, str]) -> str:
+    """The first paragraph of its docstring, and a line for each of its flags."""
+    paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
+    first, *more = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
+    rows = [f"  {name:29s} {first}"]
+    rows += [f"  {'':29s} {line}" for line in more]
+    for flag_name, flag in parameters_as_flags(function).items():
+        text = f" {flag.text}" if flag.text else ""
+        default = file_defaults.get(flag_name, flag.default)
+        rows.append(f"  {'':29s}   --{flag_name}{text} (default {default}{flag.limits()})")
+    return "\n".join(rows)

@@ -1,0 +1,336 @@
+"""Answers from a server that people already run: --rollouts http://HOST:PORT, vLLM or SGLang.
+
+    hand_over   writes the model folder RUN/serve/step_000012 and tells the server to load it
+    fill        POST /v1/completions for each problem: token ids go out, ids and log-probs come
+                back. Whatever a server can get wrong is looked for before anything is trained on it
+    look        one forward pass of our own: entropy and collision, which servers do not return,
+                and the gap between the server's log-probs and ours
+    refuse_other_weights
+                a server that says it has loaded weights may have kept some, and somebody else may
+                have it load theirs: before and behind `fill` it has to score tokens as we do
+
+The loss computes log-probs of its own, as it always does. The server's go into the column log_prob
+of the credit file, and sampler_gap in metrics.jsonl compares the two. Evaluations, and whatever
+goes on from the middle of an answer (vine, oracle, measured ...), use our own sampler.
+
+Left out: keys and passwords, answers asked for while training goes on, weights that travel without
+a disk, and a correction for the gap (truncated importance sampling).
+"""
+import os
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from engine import processes
+from engine.errors import UserError
+from harness.files import read_lines
+from engine.forward import with_facts
+from harness.http_client import LARGEST_ANSWER, Client, Refused, one_line, read_address
+from harness.progress import say
+from engine.rollouts import Rollouts, encode_prompts, gather, sample_answers, stop_ids
+from harness.run_folder import run_config
+from engine.sampler import Generation
+from engine.optimizer import parameters_by_name
+
+FLAG = "--rollouts"
+AS_SAMPLED = {  # a server would take other values from the model's generation_config.json
+    "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+LOWEST = -1e5    # of a log-prob; vLLM writes -9999 for -inf
+ROUNDING = 1e-4  # a log-prob may be above 0 by that much
+BYTES_A_TOKEN = 512  # of an answer as JSON, with all that vLLM writes about a token
+SCORED = 64      # tokens of each known answer
+# Mean differences in log-prob; docs/rollouts_by_a_server.md has some that were measured
+LARGE_AT_FIRST = 0.1  # another model, or other weights of this one
+TIMES = 3             # the most that a difference may be of that at first
+
+
+def connect(policy, optimizer, run) -> "RolloutServer":
+    """The server of --rollouts, with the weights that training begins with. A server that is not
+    there, or takes no weights, ends the run here."""
+    s = policy.settings
+    if s.temperature != 1:
+        raise UserError(f"{FLAG}: --temperature {s.temperature} has to be 1, because servers "
+                        "differ in which temperature their log-probs are of")
+    server = RolloutServer(policy, optimizer, run)
+    if processes.rank() == 0:
+        server.introduce()
+    server.latest = server.beginnings_of_our_own()
+    server.know()
+    if processes.rank() == 0:
+        server.usual = usual_before(s)
+        server.load(policy.folder)
+    processes.barrier()
+    return server
+
+
+def usual_before(settings) -> float | None:
+    """How far log-probs were apart in the last steps of a run that goes on as it was; None of a new
+    run, or where another server or another type makes other differences."""
+    folder = settings.folder
+    if not os.path.exists(folder / "config.json"):
+        return None
+    config = run_config(folder)
+    if any(config.get(name) != getattr(settings, name) for name in ("rollouts", "dtype")):
+        return None
+    last = read_lines(folder / "metrics.jsonl")[-settings.rollouts_every:]
+    gaps = [line["sampler_gap"] for line in last if line.get("sampler_gap") is not None]
+    return min(gaps, default=None)
+
+
+class RolloutServer:
+    def __init__(self, policy, optimizer, run):
+        s = policy.settings
+        self.policy, self.optimizer, self.run = policy, optimizer, run
+        self.client = Client(FLAG, read_address(s.rollouts, FLAG), s.rollouts_timeout)
+        self.model = ""         # as the server calls it
+        self.is_vllm = False
+        self.salt = ""          # see `load`
+        self.weights_of = None  # the step before which it got its weights
+        self.latest = None      # beginnings of the answers of the step before
+        self.known = None       # the same with log-probs by the weights that it got
+        self.usual = None       # difference from its log-probs of them, after the first load
+        self.has_warned = False
+
+    def introduce(self) -> None:
+        """Ask which model it serves. This is the first request: whether there is a server at all
+        comes out here."""
+        models = self.client.get("/v1/models").get("data")
+        first = models[0] if isinstance(models, list) and models else None
+        if not isinstance(first, dict) or not isinstance(first.get("id"), str):
+            raise self.client.error("its /v1/models names no model")
+        self.model = first["id"]
+        self.is_vllm = first.get("owned_by") == "vllm"
+        say(f"answers to train on come from {self.model} at {self.client.address}, evaluations "
+            "from the sampler of this program")
+
+    def load(self, folder: Path) -> None:
+        """Have the server load a model folder, wait until it has, and see that it has. Its cache of
+        prompts belongs to the weights before; requests with a new salt do not use it."""
+        path = os.path.abspath(folder)
+        try:
+            if self.is_vllm:
+                call = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+                self.client.post("/collective_rpc", call)
+            else:
+                answer = self.client.post("/update_weights_from_disk", {"model_path": path})
+                if answer.get("success") is not True:
+                    reason = one_line(answer.get("message"))
+                    raise self.client.error(f"it did not load {path}: {reason}")
+        except Refused as error:
+            raise UserError(f"{error} ({self.reason_to_refuse(error.status, path)})") from None
+        self.salt = secrets.token_hex(16)
+        self.refuse_other_weights()
+
+    def reason_to_refuse(self, status: int, path: str) -> str:
+        if status == 404:
+            return ("vLLM opens this address with VLLM_SERVER_DEV_MODE=1 only" if self.is_vllm else
+                    "is it an SGLang server?")
+        return (f"does the server see {path}, and was it started on this model? A vLLM that failed "
+                "to load is of no more use, whatever its /health says: start it again")
+
+    def hand_over(self, step: int) -> None:
+        """Give the server the weights as they are after step - 1, matrices in the type of the
+        products."""
+        policy = self.policy
+        parameters = {}
+        for name, value in parameters_by_name(policy.model, self.optimizer).items():
+            is_matrix = value.dim() == 2
+            parameters[name] = value.detach().to(policy.model.compute_dtype) if is_matrix else value
+        folder = self.run.folder.write_weights(step - 1, policy.model, parameters)
+        self.know()
+        if processes.rank() == 0:
+            self.load(folder)
+        processes.barrier()
+        self.weights_of = step
+
+    def beginnings_of_our_own(self) -> Rollouts:
+        """Beginnings of answers by our own sampler, one to each problem of a step."""
+        policy = self.policy
+        s = policy.settings
+        problems = policy.task.training_problems(s.seed, 1, s.questions)
+        length = max(1, min(SCORED, s.max_new_tokens - 1))  # see `score`
+        return sample_answers(policy.model, policy.tokenizer, policy.task, problems, 1, seed=s.seed,
+                              max_new_tokens=length)
+
+    def know(self) -> None:
+        """Our log-probs of the tokens that `refuse_other_weights` asks for."""
+        self.known = with_facts(self.policy.model, self.latest, self.policy.settings.micro_batch)
+
+    def refuse_other_weights(self) -> None:
+        """Known tokens have to be as probable to the server as to our model. What rounding does to
+        them is seen after the first load, when nothing is trained yet."""
+        known = self.known
+        apart = ((self.score(known) - known.log_prob).abs().sum() / known.mask.sum()).item()
+        largest = LARGE_AT_FIRST if self.usual is None else TIMES * self.usual + ROUNDING
+        if apart > largest:
+            raise self.client.error(
+                f"its log-probs of known tokens are {apart:.2g} from ours on average, and rounding "
+                f"explains {largest:.2g}: it does not have the weights that it was told to load, "
+                "or not all of them, or it takes those of another training as well")
+        if self.usual is None:
+            self.usual = apart
+
+    def score(self, known: Rollouts) -> torch.Tensor:
+        """(B, T): the server's log-probs of these tokens. It gets them as the end of a prompt:
+        with `echo`, vLLM and SGLang tell those of the prompt, and then of one token behind it."""
+        limits = Limits(1, 1, self.policy.model.config.vocab_size, ())
+        lengths = known.length.tolist()
+        requests, starts = [], []
+        for group, ids, length in zip(known.group.tolist(), known.ids.tolist(), lengths):
+            prompt = known.prompt_ids[group]
+            content = self.request(prompt + ids[:length], limits, 0)
+            requests.append(("POST", "/v1/completions", {**content, "echo": True, "logprobs": 1}))
+            starts.append(len(prompt))
+        scores = torch.zeros_like(known.log_prob)
+        for row, response in enumerate(self.client.all(requests)):
+            choices = response.get("choices")
+            values = log_probs_of(choices[0] if isinstance(choices, list) and choices else None)
+            values = (values or [])[starts[row]:][:lengths[row]]
+            flaw = flaw_of_log_probs(values, lengths[row])
+            if flaw:
+                raise self.client.error(f"a prompt that it should score {flaw}")
+            scores[row, :lengths[row]] = torch.tensor(values, device=scores.device)
+        return scores
+
+    def sample(self, problems: list, answers: int, seed: int) -> Rollouts:
+        """So many answers to each problem, in the frame that our own sampler writes in."""
+        policy, step = self.policy, self.run.step
+        s = policy.settings
+        if self.weights_of is None:
+            self.weights_of = step  # `connect` has handed them over
+        elif step - self.weights_of >= s.rollouts_every:
+            self.hand_over(step)
+        prompts = encode_prompts(policy.tokenizer, policy.task, problems)
+        sampled = Generation.empty(len(prompts) * s.answers, s.max_new_tokens, policy.model.device)
+        if processes.rank() == 0:  # an error of another process would not be printed
+            self.fill(sampled, prompts, seed)
+            self.refuse_other_weights()
+        rollouts = self.look(gather(problems, prompts, s.answers, sampled), step)
+        self.latest = beginnings(rollouts, s.answers)
+        return rollouts
+
+    def fill(self, sampled: Generation, prompts: list[list[int]], seed: int) -> None:
+        """Ask for the answers to all prompts at once, check them, and write them down."""
+        policy = self.policy
+        s = policy.settings
+        limits = Limits(s.answers, s.max_new_tokens, policy.model.config.vocab_size,
+                        stop_ids(policy.model, policy.tokenizer))
+        requests = []
+        for number, prompt in enumerate(prompts):  # vLLM draws answer i of a request by seed + i
+            content = self.request(prompt, limits, seed + number * s.answers)
+            requests.append(("POST", "/v1/completions", content))
+        tokens = max(map(len, prompts)) + s.answers * s.max_new_tokens
+        responses = self.client.all(requests, LARGEST_ANSWER + tokens * BYTES_A_TOKEN)
+        for number, response in enumerate(responses):
+            choices = response.get("choices")
+            flaw = flaw_of_answers(choices, prompts[number], limits)
+            if flaw:
+                raise self.client.error(f"its answers to problem {number + 1} of this step: {flaw}")
+            for choice in choices:
+                write(sampled, number * s.answers + choice["index"], choice, limits.ends)
+
+    def request(self, prompt: list[int], limits: "Limits", seed: int) -> dict:
+        return {"model": self.model, "prompt": prompt, "n": limits.answers, "seed": seed,
+                "max_tokens": limits.tokens, "stop_token_ids": list(limits.ends), "logprobs": 0,
+                "return_token_ids": True, "cache_salt": self.salt, **AS_SAMPLED}
+
+    def look(self, rollouts: Rollouts, step: int) -> Rollouts:
+        """The batch with entropy and collision by our own model. A gap that is large beside the
+        usual difference is said once."""
+        ours = with_facts(self.policy.model, rollouts, self.policy.settings.micro_batch)
+        gap = ((ours.log_prob - rollouts.log_prob).abs().sum() / rollouts.mask.sum()).item()
+        may_warn = processes.rank() == 0 and self.weights_of == step and not self.has_warned
+        if may_warn and gap > TIMES * self.usual + ROUNDING:
+            self.has_warned = True
+            say(f"  note: the server's log-probs are {gap:.2g} from ours on average, and were "
+                f"{self.usual:.2g} at first (sampler_gap in metrics.jsonl tells of each step)")
+        return replace(ours, log_prob=rollouts.log_prob)
+
+
+def beginnings(rollouts: Rollouts, answers: int) -> Rollouts:
+    """The first answer to each problem, cut off after a few tokens."""
+    length = max(1, min(SCORED, rollouts.mask.shape[1] - 1))  # see `score`
+
+    def cut(values):
+        return values[::answers] if values.dim() == 1 else values[::answers, :length]
+
+    return replace(rollouts, **rollouts.map_tensors(cut))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the answers to a prompt have to keep to."""
+    answers: int
+    tokens: int        # the most that one may have
+    vocabulary: int
+    ends: tuple        # the tokens that end an answer
+
+
+def flaw_of_answers(choices, prompt: list[int], limits: Limits) -> str:
+    """What is wrong with the answers to a prompt; empty if nothing is."""
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        return "there is no list of choices"
+    numbers = [choice.get("index") for choice in choices]
+    if not are_whole(numbers, limits.answers) or len(set(numbers)) != limits.answers:
+        return f"there should be {limits.answers}, each with its own index"
+    for choice in choices:
+        flaw = (flaw_of_tokens(choice, prompt, limits)
+                or flaw_of_log_probs(log_probs_of(choice), len(choice["token_ids"])))
+        if flaw:
+            return f"number {choice['index']} {flaw}"
+    return ""
+
+
+def flaw_of_tokens(choice: dict, prompt: list[int], limits: Limits) -> str:
+    ids = choice.get("token_ids")
+    if not isinstance(ids, list) or not ids:
+        return "has no token_ids: the server is too old for return_token_ids"
+    if not are_whole(ids, limits.vocabulary):
+        return f"has token_ids outside the model's vocabulary of {limits.vocabulary}"
+    if choice.get("prompt_token_ids") != prompt:
+        return "does not answer the prompt that was sent"
+    if ids[:len(prompt)] == prompt:
+        return "begins with the prompt, which should not be echoed"
+    if len(ids) > limits.tokens:
+        return f"has {len(ids)} tokens, no more than {limits.tokens} were asked for"
+    is_end = [token in limits.ends for token in ids]
+    if any(is_end[:-1]):
+        return "goes on behind a token that ends it"
+    if not is_end[-1] and len(ids) < limits.tokens:
+        return (f"breaks off after {len(ids)} tokens with none that ends it: does the server allow "
+                f"{limits.tokens}?")
+    return ""
+
+
+def log_probs_of(choice) -> list | None:
+    holder = choice.get("logprobs") if isinstance(choice, dict) else None
+    values = holder.get("token_logprobs") if isinstance(holder, dict) else None
+    return values if isinstance(values, list) else None
+
+
+def flaw_of_log_probs(values: list | None, count: int) -> str:
+    if values is None or len(values) != count:
+        return "does not have a log-prob for each token"
+    for value in values:
+        if type(value) not in (int, float) or not LOWEST < value < ROUNDING:
+            return f"has a log-prob of {one_line(value)}"
+    return ""
+
+
+def are_whole(values: list, below: int) -> bool:
+    """Whether all are whole numbers from 0 to `below` - 1."""
+    return all(type(value) is int and 0 <= value < below for value in values)
+
+
+def write(sampled: Generation, row: int, choice: dict, ends: tuple) -> None:
+    """Put an answer into its row."""
+    ids = choice["token_ids"]
+    log_probs = choice["logprobs"]["token_logprobs"]
+    length = len(ids)
+    device = sampled.tokens.device
+    sampled.tokens[row, :length] = torch.tensor(ids, device=device)
+    sampled.log_prob[row, :length] = torch.tensor(log_probs, device=device).clamp(max=0.0)
+    sampled.mask[row, :length] = True
+    sampled.finished[row] = ids[-1] in ends

@@ -1,0 +1,132 @@
+"""What train.py asks before it goes on: is this the run that is meant, is it finished, is all there
+that it needs, and would anything be lost?"""
+import json
+import shlex
+from pathlib import Path
+
+import torch
+
+from harness.credit_file import checkpoint_folders, step_of
+from engine.errors import UserError
+from harness.files import is_file, paths_in, read_json
+from harness.identity import CHANGEABLE, CHANGES_ROUNDING
+from harness.progress import say
+from harness.provenance import code_of_steps, refuse_other_sources
+from harness.record import missing_evaluations, refuse_gaps
+from harness.run_folder import RunFolder
+from harness.seal import check_seal
+from harness.settings import OPTIONS, Settings, own_flags
+
+
+def refuse_changes(given: dict) -> None:
+    """Stop if a flag was typed that cannot be changed in a resumed run."""
+    fixed = sorted(set(given) - set(CHANGEABLE))
+    if fixed:
+        *flags, last_flag = [f"--{name}" for name in CHANGEABLE]
+        raise UserError(f"--{fixed[0]} cannot be changed in a resumed run, only "
+                        f"{', '.join(flags)} and {last_flag} can")
+
+
+def changes_among(given: dict) -> dict:
+    """For --continue: those of the flags that may be changed in a run that goes on."""
+    return {name: value for name, value in given.items() if name in CHANGEABLE}
+
+
+def keep_changes(run: RunFolder, config: dict, settings: Settings, done: int) -> None:
+    """Write what is changed after step `done`, settings and code, into config.json. Print a note
+    of what may change results."""
+    values = {name: getattr(settings, name) for name in CHANGEABLE}
+    values["threads"] = torch.get_num_threads()
+    edited = []
+    if "code" in config:  # not in a run from before it was kept
+        values["code"], edited = code_of_steps(config["code"], done)
+    changes = {name: value for name, value in values.items() if config.get(name, value) != value}
+    if changes:
+        run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
+    flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]
+    if flags:
+        say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
+            "this is not bit for bit the run it would have been")
+    if edited:
+        say(f"note: the code that made the first {done} steps was another: {', '.join(edited)} "
+            "changed since. config.json keeps what made which steps")
+
+
+def what_differs(settings: Settings) -> str:
+    """How the run in the folder differs from the one that was asked for: a piece of the sentence
+    of `refuse_to_overwrite`, empty if nothing differs."""
+    path = settings.folder / "config.json"
+    if not is_file(path):
+        return " and is not a run folder:"
+    # a run that is older than a setting was made with what is now its default
+    defaults = {name: flag.default for name, flag in {**OPTIONS, **own_flags(settings)}.items()}
+    config = defaults | read_json(path)
+    wanted = settings.to_json()
+    may_differ = {"out", *CHANGEABLE} - {"steps"}
+    different = [name for name in wanted
+                 if config[name] != wanted[name] and name not in may_differ]
+    if not different:
+        return ""
+    name = different[0]
+    difference = f", with {name} {config[name]} instead of {wanted[name]}:"
+    if different == ["steps"]:
+        folder = shlex.quote(str(settings.folder))
+        difference += f" go on with --resume {folder} --steps {wanted['steps']}, or"
+    return difference
+
+
+def refuse_to_overwrite(folder: Path, difference: str) -> None:
+    """Stop because the run folder is there already; `difference` is from `what_differs`."""
+    way_out = difference or f": go on with --resume {shlex.quote(str(folder))}, or"
+    raise UserError(f"{folder} exists already{way_out} name another with --out")
+
+
+def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> bool:
+    """Whether the run has all its steps. `done` is the step of the last checkpoint, 0 without one:
+    then the record decides, since the checkpoints of a finished run may have been removed."""
+    if done and (config["checkpoint_every"] or done >= settings.steps):
+        return done >= settings.steps
+    wanted = {**config, "steps": settings.steps}
+    missing = missing_evaluations(wanted, run.lines("evaluations.jsonl"), settings.steps)
+    return run.last_step() >= settings.steps and not missing
+
+
+def how_far(run: RunFolder, steps: int, done: int) -> str:
+    """What to say of a run with nothing to do. It is to have `steps` steps, and its last checkpoint
+    is of step `done`. It may be unfinished, if --steps asks for no more than is done."""
+    done = max(done, run.last_step())
+    if done < steps:
+        return (f"{run.path} has {done} of its {steps} steps, and no more were asked for (without "
+                f"--steps it goes on to {steps})")
+    return f"{run.path} is finished after {done} steps (--steps N goes on to N)"
+
+
+def refuse_to_erase(run: RunFolder, config: dict) -> None:
+    """Without a checkpoint a run can only start again. Up to the step at which the first checkpoint
+    is due nothing is lost by that: the same steps are made again. A longer record is not erased."""
+    steps = run.last_step()
+    first_due = config["checkpoint_every"]  # of the run so far, whatever is typed now
+    if steps > first_due:
+        why = "--checkpoint_every is 0" if not first_due else "they were removed"
+        raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "
+                        f"from ({why}). The record stays as it is: add --restart to erase it and "
+                        "start again at step 1, or name another folder with --out")
+
+
+def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
+                        checkpoint: Path | None) -> None:
+    """Stop unless all is as it was when the checkpoint was written, or when the run began."""
+    done = step_of(checkpoint) if checkpoint else 0
+    needs_model = not checkpoint or settings.kl or settings.loss == "dpo"
+    sources = config.get("made_of")
+    if isinstance(sources, dict):  # a run from before this was kept has nothing to compare with
+        names = set(sources) if needs_model else set(sources) - {"model"}
+        refuse_other_sources(sources, settings, names)
+    if checkpoint:
+        check_seal(run.path, checkpoint)
+        refuse_gaps(run.path, config, run.lines("metrics.jsonl"), run.lines("evaluations.jsonl"),
+                    done)
+    for step, folder in checkpoint_folders(run.path).items():
+        if step > done and paths_in(folder):
+            raise UserError(f"{folder} holds no trainer/state.json to go on from, and is in the "
+                            "way of the checkpoint that will be written there: move it away")

@@ -1,0 +1,260 @@
+"""A run from its command line to its last step: begun, resumed, recorded, stopped.
+
+    with open_run(argv) as run:      refuses what would be lost or mixed up, locks the folder
+        run.begin(...)               the folder appears, or the trainer's state is read back
+        for step in run.steps():     from the first step, or the one after the checkpoint
+            run.record(...)          credit file and sample answers
+            run.log(...)             a line of metrics.jsonl, and one for people
+            run.save_if_due(step)    a checkpoint; after Ctrl-C also the end
+        run.end()
+"""
+import shlex
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+
+from engine import processes
+from engine.errors import UserError
+from engine.finite import BrokenMethod, BrokenModel, NotFinite
+from engine.policy import Policy
+from engine.rollouts import Rollouts
+from harness.clock import Pace
+from harness.command_line import read_flags
+from harness.credit_file import step_of
+from harness.files import is_there
+from harness.hints import python_command
+from harness.identity import run_id_of
+from harness.progress import print_step, say
+from harness.provenance import code_files, fingerprints, provenance
+from harness.registry import ADVANTAGES, MITIGATIONS
+from harness.resume import (changes_among, check_what_is_there, how_far, is_finished, keep_changes,
+                            refuse_changes, refuse_to_erase, refuse_to_overwrite, what_differs)
+from harness.run_folder import RunFolder, open_folder, run_config
+from harness.settings import Settings, make_settings, refuse_unprintable
+from harness.stopping import StopRequest
+from harness.trainer_state import TrainerState
+
+
+class Run:
+    """`done` steps are on record, up to `checkpoint`; a new run has neither folder nor checkpoint
+    before it begins."""
+
+    def __init__(self, settings: Settings, folder: RunFolder | None = None,
+                 config: dict | None = None, checkpoint: Path | None = None):
+        self.settings, self.folder, self.config = settings, folder, config
+        self.checkpoint = checkpoint
+        self.done = step_of(checkpoint) if checkpoint else 0
+        self.step = self.done
+        self.is_finished = False
+        self.pace = Pace()
+        self.cleanup = ExitStack()
+
+    def begin(self, policy: Policy, state: TrainerState, reference) -> None:
+        """Make the folder, or read back the trainer's state; from here on Ctrl-C waits for the end
+        of a step."""
+        self.policy, self.state = policy, state
+        if self.folder is None:
+            introduce(self.settings, state, reference)
+            self.folder = self.cleanup.enter_context(create_folder(self.settings, policy))
+        else:
+            if self.checkpoint:
+                state.load(self.checkpoint)
+            processes.barrier()  # until all have read what is changed now
+            keep_changes(self.folder, self.config, self.settings, self.done)
+            # -1: the evaluation at step 0 is made again, too
+            self.folder.truncate(self.done if self.done else -1)
+            processes.barrier()  # until there is nothing left of what is made again
+        self.stop = self.cleanup.enter_context(StopRequest())
+        self.try_problems()
+
+    def try_problems(self) -> None:
+        """Ask the task, which is checked (tasks.py), for all that the next step and evaluation
+        need. From here on training may not meet what is evaluated."""
+        s, task = self.settings, self.policy.task
+        if s.eval_every:
+            task.held_out_problems(s.eval_tasks)
+        if not s.pairs:
+            task.training_problems(s.seed, self.done + 1, s.questions)
+
+    def steps(self) -> Iterator[int]:
+        for self.step in range(self.done + 1, self.settings.steps + 1):
+            yield self.step
+
+    def is_due(self, every: int, step: int) -> bool:
+        """Something happens every so many steps, and at the end; 0 is never."""
+        return bool(every) and (step == self.settings.steps or step % every == 0)
+
+    def append(self, name: str, line: dict) -> None:
+        self.folder.append(name, line)
+
+    def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
+               columns: dict[str, torch.Tensor]) -> None:
+        """Write what every token was given, each process for its own problems. Rank 0 waits for
+        the others before it writes: where its file is, all are."""
+        is_first = processes.rank() == 0
+        if is_first:
+            processes.barrier()
+        questions = processes.shard_of(len(rollouts.prompt_ids))
+        rows = rollouts.rows_of(questions)
+        rows_of_rank = {name: values[rows] for name, values in columns.items()}
+        self.folder.write_credit(step, rollouts.of_questions(questions), weight[rows], **rows_of_rank)
+        if not is_first:
+            processes.barrier()
+        every = self.settings.sample_every
+        if every and step % every == 0:
+            self.keep_samples(step, rollouts)
+
+    def keep_samples(self, step: int, rollouts: Rollouts) -> None:
+        """The first answer of the batch, and the best."""
+        for row in sorted({0, int(rollouts.reward.argmax())}):
+            problem = self.policy.task.show(rollouts.problems[rollouts.group[row]])
+            self.append("samples.jsonl", {
+                "step": step, "problem": problem, "episode": row,
+                "reward": rollouts.reward[row].item(),
+                "answer": rollouts.scores["answer"][row].item(), "text": rollouts.responses[row]})
+
+    def log(self, line: dict) -> None:
+        """A line of metrics.jsonl, and one for people."""
+        steps, step = self.settings.steps, line["step"]
+        self.append("metrics.jsonl", line)
+        comment = self.pace.add(line["seconds"])
+        with_header = step % 20 == 1 or step == self.done + 1
+        print_step(line, steps, self.pace.left(steps - step), with_header, comment)
+
+    def save_if_due(self, step: int) -> None:
+        """A checkpoint, when it is due or somebody asked to stop. Then the run ends here."""
+        stopped = processes.any_of(self.stop.asked)
+        if stopped or self.is_due(self.settings.checkpoint_every, step):
+            self.policy.refuse_broken_model()
+            self.folder.save_checkpoint(step, self.policy.model, self.state.parameters,
+                                        self.policy.folder, self.state.tensors())
+        if stopped and step < self.settings.steps:
+            command = python_command("train.py", "--resume", self.folder.path)
+            say(f"stopped at step {step}. Go on with: {command}")
+            processes.barrier()  # torchrun stops all as soon as one has ended
+            raise SystemExit(130)
+
+    def end(self) -> None:
+        self.policy.refuse_broken_model()
+        say(f"done. Everything is in {self.folder.path}")
+
+
+@contextmanager
+def open_run(argv: list[str]) -> Iterator[Run]:
+    """The run that a command line asks for. What ends it is one sentence where the user can do
+    something about it; a first step that failed leaves nothing in the way of the next attempt."""
+    given = read_flags(argv)
+    may_continue, restart = given.pop("continue", False), given.pop("restart", False)
+    if "resume" in given:
+        run = resumed(Path(given.pop("resume")), given, restart)
+    else:
+        run = new_or_continued(given, may_continue, restart)
+    is_new = run.folder is None
+    with run.cleanup:
+        try:
+            yield run
+        except Exception as error:
+            if isinstance(error, NotFinite) and run.folder:
+                error = UserError(where_to_look(error, run))
+            if is_new and run.folder:
+                run.folder.remove_unless_begun()
+            raise error
+
+
+def new_or_continued(given: dict, may_continue: bool, restart: bool) -> Run:
+    if restart and not may_continue:
+        raise UserError("--restart needs --resume RUN or --continue")
+    settings = make_settings(given)
+    if not is_there(settings.folder):
+        refuse_unprintable(settings)
+        return Run(settings)
+    difference = what_differs(settings)
+    if may_continue and not difference:
+        return resumed(settings.folder, changes_among(given), restart)
+    refuse_to_overwrite(settings.folder, difference)
+
+
+def resumed(path: Path, given: dict, restart: bool) -> Run:
+    """The run of a folder. `given` are the flags typed now; few may be changed."""
+    refuse_changes(given)
+    config = run_config(path)
+    for name in ("steps", "checkpoint_every"):
+        config.setdefault(name, getattr(Settings, name))
+    settings = make_settings({"config": path / "config.json", **given})
+    processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
+    with ExitStack() as opened:
+        folder = opened.enter_context(open_folder(path))
+        run = checked_run(folder, config, settings, restart)
+        run.cleanup = opened.pop_all()
+    return run
+
+
+def checked_run(folder: RunFolder, config: dict, settings: Settings, restart: bool) -> Run:
+    """From the last checkpoint, or from the start with `restart` or where nothing can be lost."""
+    folder.remove_old_states()  # a kill may have come before the run did this
+    checkpoints = folder.checkpoints()
+    run = Run(settings, folder, config, checkpoints[-1] if checkpoints else None)
+    if restart and run.checkpoint:
+        raise UserError(f"{folder.path} can go on after step {run.done}: --restart is for runs "
+                        "without a checkpoint")
+    if not restart and is_finished(folder, config, settings, run.done):
+        say(how_far(folder, config["steps"], run.done))
+        run.is_finished = True
+        return run
+    if not run.checkpoint and not restart:
+        refuse_to_erase(folder, config)
+    check_what_is_there(folder, settings, config, run.checkpoint)
+    say(f"going on after step {run.done}" if run.done else
+        "no checkpoint yet: starting again at step 1")
+    return run
+
+
+def create_folder(s: Settings, policy: Policy) -> RunFolder:
+    """Make the run's folder with its config.json, and open it, in every process."""
+    config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
+              **provenance(), "reward": policy.task.reward,
+              "model_config": policy.model.config.to_json()}
+    if processes.rank() == 0:
+        config["made_of"] = fingerprints(s)
+        config["run_id"] = run_id_of(config)
+        config["code"] = [{"after_step": 0, "files": code_files()}]
+        RunFolder.create(s.folder, config, policy.folder / "tokenizer.json")
+    processes.barrier()
+    return open_folder(s.folder)
+
+
+def introduce(s: Settings, state: TrainerState, reference) -> None:
+    """Print what is about to be trained, and where."""
+    beside = state.extra_parameters
+    if reference is not None:
+        beside += sum(p.numel() for p in reference.parameters())
+    extra = f" and {beside:,} beside them" if beside else ""
+    millions = sum(p.numel() for p in state.model.parameters()) / 1e6
+    say(f"{s.model}: {millions:.2f} million parameters{extra} on {s.device}, "
+        f"{torch.get_num_threads()} threads; {s.questions} problems x {s.answers} answers a step; "
+        f"writing to {s.folder}")
+    if s.temperature != 1:
+        say(f"  note: answers are sampled at temperature {s.temperature}. The loss, and log_prob, "
+            "entropy and collision on record, are those of temperature 1: another distribution.")
+
+
+def where_to_look(error: NotFinite, run: Run) -> str:
+    """The error, how far the run came, which flags to look at, and what is left."""
+    s, steps = run.settings, run.folder.last_step()
+    if steps == 0 and isinstance(error, BrokenModel):
+        return f"{error}, in the first step. Is {run.policy.folder} a sound model?"
+    # a strength or a learning rate can be too large; before the first update the latter is no cause
+    own = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
+    values = {name: value for name, value in own.items() if isinstance(value, float)}
+    if steps > 0 or not isinstance(error, BrokenMethod):
+        values = {"learning_rate": s.learning_rate, **values}
+    flags = ", ".join(f"--{name} {value:g}" for name, value in values.items())
+    if steps == 0:
+        return f"{error}, in the first step. Look at {flags or 'its code'}"
+    way_on = "there is no checkpoint from before"
+    checkpoints = run.folder.checkpoints()
+    if checkpoints:
+        way_on = f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
+    return f"{error}. The last step on record is {steps}. Look at {flags}; {way_on}"

@@ -1,0 +1,219 @@
+"""The folder a run leaves behind, written so that a kill at any moment costs nothing but time.
+
+Files and checkpoints appear whole or not at all: they are written under another name, then renamed.
+Lines are appended; the last one may be cut off, and is forgotten when the run goes on. A checkpoint
+is sealed (seal.py): it knows the lines that were there before it.
+"""
+import json
+import os
+import shutil
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from engine import processes
+from harness.credit_file import checkpoint_folders, credit_path, step_of, write_credit
+from engine.errors import UserError
+from harness.files import (append_line, hold_folder, is_file, is_folder, is_there, let_go,
+                          lock_folder, paths_in, read_json, replace_text, whole_folder, writing)
+from harness.identity import refuse_changed_config, run_id_on_record
+from harness.record import lines_of_run
+from engine.rollouts import Rollouts
+from harness.seal import LOGS, make_seal
+from qwen2_model import Qwen2, write_tensors
+
+TRAVELS_ALONG = (  # from the model's folder to every checkpoint
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
+
+
+class RunFolder:
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.descriptor = None  # of the folder, once it is locked
+
+    @classmethod
+    def create(cls, path: Path, config: dict, tokenizer: Path) -> "RunFolder":
+        """Make the folder with its config.json and a copy of the tokenizer."""
+        with whole_folder(path) as unfinished, writing(path):
+            replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
+            shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
+        return cls(path)
+
+    @cached_property
+    def origin(self) -> dict:
+        """What all that is written here says of itself."""
+        run_id = run_id_on_record(self.path)
+        return {"run_id": run_id} if run_id else {}
+
+    def __enter__(self) -> "RunFolder":
+        """Lock the folder for the one process that writes it. The lock goes with the process."""
+        with writing(self.path):
+            try:
+                self.descriptor = lock_folder(self.path)
+            except BlockingIOError:
+                raise UserError(f"{self.path} is being written by another process") from None
+        return self
+
+    def __exit__(self, *_) -> None:
+        let_go(self.descriptor)
+        self.descriptor = None
+
+    def is_where_it_was(self) -> bool:
+        """Whether the path still leads to the folder that was locked."""
+        if self.descriptor is None:
+            return True
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(self.path))
+        except OSError:
+            return False
+
+    def refuse_other_folder(self) -> None:
+        """Stop before a write if the folder was moved, or another one put in its place."""
+        if not self.is_where_it_was():
+            raise UserError(f"{self.path} was moved, replaced or removed while this run was "
+                            "writing it, so the run ends here. Where it is now, it is whole: "
+                            "--resume goes on there")
+
+    def replace(self, name: str, text: str) -> None:
+        self.refuse_other_folder()
+        replace_text(self.path / name, text)
+
+    def append(self, name: str, line: dict) -> None:
+        self.refuse_other_folder()
+        append_line(self.path / name, {**line, **self.origin})
+
+    def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
+                     **more: torch.Tensor) -> None:
+        """Write what every token was given, of the answers to this process's problems."""
+        self.refuse_other_folder()
+        path = self.credit(step, processes.rank())
+        with writing(path):
+            write_credit(path, rollouts, weight, {"step": step, **self.origin}, **more)
+
+    def lines(self, name: str) -> list[dict]:
+        """The lines of a log, each of which has to say its step."""
+        lines = lines_of_run(self.path, name)
+        for number, line in enumerate(lines, 1):
+            if type(line.get("step")) is not int:
+                raise UserError(f"{self.path / name}, line {number} is of no step")
+        return lines
+
+    def last_step(self) -> int:
+        """The last step on record; 0 before the first."""
+        return max((line["step"] for line in self.lines("metrics.jsonl")), default=0)
+
+    def credit(self, step: int, rank: int = 0) -> Path:
+        return credit_path(self.path, step, rank)
+
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints that training can go on from, oldest first."""
+        return [folder for folder in checkpoint_folders(self.path).values()
+                if is_file(folder / "trainer" / "state.json")]
+
+    def truncate(self, step: int) -> None:
+        """Remove what a stopped run wrote past its last checkpoint: it will be written again."""
+        self.refuse_other_folder()
+        with writing(self.path):
+            for name in LOGS:
+                self.shorten(name, step)
+            for path in paths_in(self.path / "credit"):
+                without_rank = path.with_stem(path.stem.partition("_rank")[0])
+                if path.suffix == ".npz" and (step_of(without_rank) or 0) > step:
+                    path.unlink()
+            for folder in ("", "credit", "checkpoints"):
+                for path in paths_in(self.path / folder):
+                    if path.name.startswith((".", "step_")) and path.suffix == ".tmp":
+                        shutil.rmtree(path) if is_folder(path) else path.unlink()
+
+    def shorten(self, name: str, step: int) -> None:
+        """Keep the lines up to this step, letter for letter: a seal has a sha256 of them."""
+        path = self.path / name
+        if is_there(path):
+            lines = self.lines(name)  # stops at a damaged line
+            texts = path.read_text(encoding="utf-8").split("\n")
+            kept = [text for text, line in zip(texts, lines) if line["step"] <= step]
+            self.replace(name, "".join(f"{text}\n" for text in kept))
+
+    def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
+                        source: Path, state: dict[str, torch.Tensor]) -> None:
+        """Write a model folder with the trainer's state in trainer/. `source` is the folder from
+        which the model was loaded: its tokenizer and the like are copied."""
+        self.refuse_other_folder()
+        checkpoint = self.path / "checkpoints" / f"step_{step:06d}"
+        with whole_folder(checkpoint) as unfinished, writing(checkpoint):
+            model.save_pretrained(unfinished, parameters)
+            for name in TRAVELS_ALONG:
+                if is_file(source / name):
+                    shutil.copyfile(source / name, unfinished / name)
+            (unfinished / "trainer").mkdir()
+            write_tensors(unfinished / "trainer" / "state.safetensors", state)
+            seal = make_seal(self.path, unfinished, step)
+            replace_text(unfinished / "trainer" / "state.json", json.dumps(seal, indent=2) + "\n")
+        self.remove_old_states()
+
+    def write_weights(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor]) -> Path:
+        """Write serve/step_N, for the server of --rollouts, in place of the one before."""
+        folder = self.path / "serve" / f"step_{step:06d}"
+        self.refuse_other_folder()
+        with writing(folder):
+            if is_there(folder.parent):
+                shutil.rmtree(folder.parent)
+        with whole_folder(folder) as unfinished, writing(folder):
+            model.save_pretrained(unfinished, parameters)
+        return folder
+
+    def remove_old_states(self, keep: int = 2) -> None:
+        """Keep the trainer's state, larger than the model, in the newest checkpoints only."""
+        states = [folder / "trainer" for folder in checkpoint_folders(self.path).values()
+                  if is_there(folder / "trainer")]
+        with writing(self.path):
+            for old_state in states[:-keep]:
+                shutil.rmtree(old_state)
+
+    def remove_unless_begun(self) -> None:
+        """Remove the folder if no step is on record, so that it is not in the way of the next
+        attempt."""
+        if self.is_where_it_was() and not is_there(self.path / "metrics.jsonl"):
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+class OtherRank(RunFolder):
+    """The folder for a process that writes only its own credit, and leaves the rest to rank 0."""
+
+    def __enter__(self) -> "Bystander":
+        with writing(self.path):
+            self.descriptor = hold_folder(self.path)
+        return self
+
+    def replace(self, *_) -> None:
+        pass
+
+    append = truncate = remove_old_states = remove_unless_begun = replace
+
+    def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
+                        source: Path, state: dict[str, torch.Tensor]) -> None:
+        """Give rank 0 the parts of the tensors that it writes, in the same order."""
+        for tensors in (parameters, state):
+            write_tensors(None, tensors)
+
+    def write_weights(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor]) -> None:
+        write_tensors(None, parameters)
+
+
+def open_folder(folder: Path) -> RunFolder:
+    """The folder of a run: one to write for rank 0, a Bystander's for the others."""
+    return RunFolder(folder) if processes.rank() == 0 else OtherRank(folder)
+
+
+def run_config(folder: Path) -> dict:
+    """Read config.json of a run folder, and compare it with its run_id."""
+    if not is_file(folder / "config.json"):
+        raise UserError(f"{folder} is not a run folder: it has no config.json")
+    config = read_json(folder / "config.json")
+    if "mitigation" not in config:
+        raise UserError(f"{folder} is not a run folder: its config.json says nothing of a "
+                        "mitigation")
+    refuse_changed_config(folder / "config.json", config)
+    return config

@@ -1,0 +1,378 @@
+"""Every setting of a run: its default, its range, its help, and where its value comes from.
+
+Defaults < the model folder's recipe.json < --config < what was typed. A flag that has no effect
+with the other settings is an error if it was typed; from a file, it is set back to its default.
+
+Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
+and --advantage (harness/registry.py). Those flags are not listed here; their values are in `own`.
+How a command line is read is in harness/command_line.py.
+"""
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+from harness.earlier_settings import is_yaml, read_earlier_settings
+from engine.errors import UserError
+from harness.files import PROJECT, find_folder, is_file, is_there, read_json
+from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_value, fields_as_flags, option,
+                          parameters_as_flags)
+from harness.hints import about_missing_model, hint_for
+from harness.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of,
+                             owners_of)
+from harness.run_name import run_name
+from harness.tasks import about_flag_of_another, load_task
+
+NOT_SETTINGS = (  # entries of a run's config.json that are no settings
+    "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code")
+MOST_STEPS = 10 ** 9
+
+OWN_SAMPLER = "own"  # --rollouts
+
+# the topics of --help
+MACHINE = "model and machine"
+PROBLEMS = "problems"
+WEIGHT = "spreading credit over tokens"
+BASELINE = "from reward to advantage"
+LOSS = "loss"
+TRAINING = "training"
+RECORD = "record"
+
+# values of `only`: when a setting has an effect, and how --help says it
+EVALUATED = (lambda s: s.eval_every > 0, "--eval_every above 0")
+ON_THE_DEVICE = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
+POLICY = (lambda s: s.loss == "policy", "--loss policy")
+DPO = (lambda s: s.loss == "dpo", "--loss dpo")
+ANCHORED = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
+REUSED = (lambda s: s.loss == "policy" and s.epochs > 1,
+          "--epochs above 1 (in the first pass the ratio is exactly 1) and --loss policy")
+SAMPLED = (lambda s: s.pairs is None, "sampled answers: --pairs brings its own")
+SERVED = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
+
+
+@dataclass
+class Settings:
+    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model", is_path=True,
+                        topic=MACHINE)
+    device: str = option("cpu", "cpu, cuda or cuda:N", topic=MACHINE)
+    dtype: str = option("float32", "numbers to compute with; parameters stay float32",
+                        choices=("float32", "bfloat16"), topic=MACHINE)
+    checkpointing: bool = option(
+        False, "keep one state a layer for the backward pass and compute the rest again: less "
+        "memory, a third more time in the update", topic=MACHINE)
+    offload_optimizer: bool = option(
+        False, "float32 parameters, gradients and AdamW's state on the CPU: the device keeps 2 "
+        "bytes a parameter in bfloat16 instead of 16", topic=MACHINE)
+    shard: bool = option(
+        False, "under torchrun: every process keeps a part of the parameters, gradients and "
+        "moments, instead of all", only=ON_THE_DEVICE, topic=MACHINE)
+    threads: int = option(
+        0, "CPU threads; 0 is one for every 64 hidden units of the model, at most what PyTorch "
+        "finds", least=0, most=MOST_THREADS, topic=MACHINE, changes_result=False)
+
+    task: str = option(
+        "countdown_task", "module with the class Task: countdown_task, tools.descending, or "
+        "my_task for a file my_task.py of yours in the project's folder", topic=PROBLEMS)
+
+    mitigation: str = option(
+        "none", "how an answer's advantage is spread over its tokens, listed below",
+        choices=MITIGATIONS, topic=WEIGHT)
+    rescale: str = option(
+        "mean", "weights are scaled to mean 1 over the batch's tokens, to the same sum of gradient "
+        "sizes, or not", choices=("mean", "gradient", "none"), only=POLICY, topic=WEIGHT)
+    placebo: str = option(
+        "none", "shuffle the weights over the batch's tokens, or the advantages within each group: "
+        "what the arm owes to anything but its choice of tokens",
+        choices=("none", "weights", "advantages"), only=POLICY, topic=WEIGHT)
+
+    advantage: str = option(
+        "grpo", "what an answer, or a token, is compared with, listed below",
+        choices=ADVANTAGES, topic=BASELINE)
+
+    loss: str = option(
+        "policy", "weight * advantage * log_prob, or preference pairs: the best and the worst "
+        "answer of a group", choices=("policy", "dpo"), topic=LOSS)
+    loss_norm: str = option(
+        "token", "divide by the batch's tokens (DAPO), average per answer first, or divide by "
+        "answers times max_new_tokens (Dr. GRPO)",
+        choices=("token", "sequence", "constant"), only=POLICY, topic=LOSS)
+    epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
+                         least=1, most=1000, topic=LOSS)
+    clip_low: float = option(0.2, "the ratio new/old counts down to 1 minus this",
+                             least=0, most=1, only=REUSED, topic=LOSS)
+    clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, only=REUSED,
+                             topic=LOSS)
+    kl: float = option(
+        0.0, "coefficient of the divergence from the initial model, of which a copy is kept",
+        least=0, most=1000, only=POLICY, topic=LOSS)
+    kl_kind: str = option(
+        "k3", "its gradient is that of KL(initial || policy) for k3, of KL(policy || initial) for "
+        "k2", choices=("k3", "k2"), only=ANCHORED, topic=LOSS)
+    drop_unfinished: bool = option(False, "answers cut off by the limit are not trained on",
+                                   only=POLICY, topic=LOSS)
+    dpo_beta: float = option(
+        0.1, "how far preferences may lead from the initial model (smaller: further)",
+        above=0, most=1000, only=DPO, topic=LOSS)
+
+    pairs: str | None = option(
+        None, 'JSON lines {"problem": ..., "chosen": ..., "rejected": ...}: answers to train on, '
+        "instead of sampled ones", is_path=True, only=DPO, topic=LOSS)
+
+    steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS,
+                        topic=TRAINING)
+    questions: int = option(8, "problems a step", least=1, most=10_000, topic=TRAINING)
+    answers: int = option(8, "answers to each problem", least=2, most=1000, topic=TRAINING)
+    max_new_tokens: int = option(512, "an answer is cut off here", least=1, most=1_000_000,
+                                 topic=TRAINING)
+    temperature: float = option(
+        1.0, "of the sampling; training and the columns on record are at temperature 1 whatever "
+        "this is", least=0.01, most=100, topic=TRAINING)
+    rollouts: str = option(
+        OWN_SAMPLER, "who answers the problems of a step: this program, or with http://HOST:PORT a "
+        "server by vLLM or SGLang (docs/rollouts_by_a_server.md); evaluations, and continuations "
+        "as of vine and oracle, are always sampled here", only=SAMPLED, topic=TRAINING)
+    rollouts_every: int = option(
+        1, "steps between hand-overs of the weights to that server", least=1, most=MOST_STEPS,
+        only=SERVED, topic=TRAINING)
+    rollouts_timeout: float = option(
+        600.0, "seconds that its answers to a step may take, or its loading of weights", above=0,
+        most=1500, only=SERVED, topic=TRAINING, changes_result=False)
+    learning_rate: float = option(5e-6, "of AdamW", above=0, most=10, topic=TRAINING)
+    weight_decay: float = option(0.0, "of AdamW", least=0, most=100, topic=TRAINING)
+    micro_batch: int = option(8, "answers in memory at once during the update; changes no result",
+                              least=1, most=1_000_000, topic=TRAINING, changes_result=False)
+    max_grad_norm: float = option(1.0, "the gradient is clipped to this norm, 0 for never",
+                                  least=0, most=1e9, topic=TRAINING)
+    seed: int = option(0, "of problems and sampling", least=0, most=MOST_SEED, topic=TRAINING)
+
+    eval_every: int = option(25, "steps between evaluations (also at the start and end), 0 for "
+                             "never", least=0, most=MOST_STEPS, topic=RECORD)
+    eval_tasks: int = option(500, "held-out problems of an evaluation",
+                             least=1, most=100_000, only=EVALUATED, topic=RECORD)
+    sample_every: int = option(10, "steps between sample answers kept in samples.jsonl, 0 for "
+                               "never", least=0, most=MOST_STEPS, topic=RECORD,
+                               changes_result=False)
+    checkpoint_every: int = option(25, "steps between checkpoints (also at the end), 0 for never",
+                                   least=0, most=MOST_STEPS, topic=RECORD,
+                                   changes_result=False)
+    out: str | None = option(
+        None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the other flags "
+        "that are not at their defaults in between", topic=RECORD, changes_result=False)
+
+    own: dict = field(default_factory=dict)  # flags of the chosen task, mitigation and advantage
+    defaults: dict = field(default_factory=dict, compare=False)  # those of the model's recipe.json
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out or f"runs/{run_name(self, OPTIONS)}")
+
+    def flags_for(self, function) -> dict:
+        """The values of the flags that a mitigation or an advantage brings."""
+        return {name: self.own[name] for name in parameters_as_flags(function)}
+
+    def to_json(self) -> dict:
+        return {name: getattr(self, name) for name in OPTIONS} | self.own
+
+
+OPTIONS = fields_as_flags(Settings)
+
+
+def make_settings(given: dict) -> Settings:
+    """Defaults, then the model's recipe, then --config, then `given`."""
+    if not (MITIGATIONS and ADVANTAGES):
+        raise RuntimeError("import mitigations first: it fills the lists of choices")
+    given = with_names_of_today(given)
+    refuse_name_on_hub(given)
+    recipe, config = read_files(given)
+    given = {name: value for name, value in given.items() if name != "config"}
+    task = choose_task(given, recipe, config)
+    recipe = without_other_task(recipe, task)
+    config = without_other_choices(without_other_task(config, task), given)
+    values = {**recipe, **config, **given, "task": task}
+    settings = Settings(**{name: value for name, value in values.items() if name in OPTIONS},
+                        defaults=recipe)
+    for name, flag in OPTIONS.items():
+        check_value(name, getattr(settings, name), flag)
+    refuse_flags_of_others(settings, given)
+    for name, flag in own_flags(settings).items():
+        settings.own[name] = own_value(name, flag, values)
+    keep_paths(settings, given)
+    refuse_pairs_with_weights(settings)
+    drop_what_has_no_effect(settings, given)
+    return settings
+
+
+def with_names_of_today(given: dict) -> dict:
+    """The earlier experiment called its plain GRPO "standard"; here it is --mitigation none."""
+    is_old = given.get("mitigation") == "standard" and "standard" not in MITIGATIONS
+    return {**given, "mitigation": "none"} if is_old else given
+
+
+def refuse_name_on_hub(given: dict) -> None:
+    """Stop if --model has the name of a model on the Hugging Face Hub and there is no such folder;
+    the error says how to get it."""
+    model = given.get("model")
+    if isinstance(model, str) and not is_there(find_folder(model)):
+        sentence = about_missing_model(model)
+        if sentence:
+            raise UserError(sentence)
+
+
+def read_files(given: dict) -> tuple[dict, dict]:
+    """The values of the model folder's recipe.json and of --config, empty where there is none."""
+    config = read_values(Path(given["config"]), NOT_SETTINGS) if "config" in given else {}
+    model = str(given.get("model", config.get("model", Settings.model)))
+    recipe_path = find_folder(model) / "recipe.json"
+    recipe = read_values(recipe_path) if is_file(recipe_path) else {}
+    return recipe, config
+
+
+def read_values(path: Path, left_out: tuple = ()) -> dict:
+    """The settings in a file, which may hold the entries in `left_out` as well."""
+    if is_there(path) and not is_file(path):  # a device would be read without end
+        raise UserError(f"cannot read {path}: it is not a file")
+    content = read_earlier_settings(path) if is_yaml(path) else read_json(path)
+    values = {name: value for name, value in content.items() if name not in left_out}
+    task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
+    known = {*OPTIONS, *task_flags, *choice_flags()}
+    for name in values:
+        if name not in known:
+            raise UserError(f"{path} has the unknown setting {name}")
+    return values
+
+
+def choose_task(given: dict, recipe: dict, config: dict) -> str:
+    """The task that was typed, else that of --config, of the recipe, or the default."""
+    return {"task": Settings.task, **recipe, **config, **given}["task"]
+
+
+def without_other_task(values: dict, task: str) -> dict:
+    """The values of a file. If it was written for another task, the flags of that task are left
+    out."""
+    task_of_file = values.get("task", Settings.task)
+    if task_of_file == task:
+        return values
+    flags = fields_as_flags(load_task(task_of_file))
+    return {name: value for name, value in values.items() if name not in flags}
+
+
+def without_other_choices(config: dict, given: dict) -> dict:
+    """The values of --config. If another mitigation is typed than it has, the flags of mitigations
+    are left out, and so for advantages."""
+    left_out = set()
+    for axis, registry in (("mitigation", MITIGATIONS), ("advantage", ADVANTAGES)):
+        if axis in config and given.get(axis, config[axis]) != config[axis]:
+            left_out |= set(flags_of(registry))
+            if axis == "mitigation" and config[axis] in tuple(NEVER_RESCALED):
+                left_out.add("rescale")
+    return {name: value for name, value in config.items() if name not in left_out}
+
+
+def own_flags(settings: Settings) -> dict[str, Flag]:
+    """The flags that the chosen task, mitigation and advantage bring."""
+    return {**fields_as_flags(load_task(settings.task)),
+            **parameters_as_flags(MITIGATIONS[settings.mitigation]),
+            **parameters_as_flags(ADVANTAGES[settings.advantage])}
+
+
+def refuse_flags_of_others(settings: Settings, given: dict) -> None:
+    """Stop if a flag was typed that belongs to another task, mitigation or advantage."""
+    known = {*OPTIONS, *own_flags(settings)}
+    for name in given:
+        if name in known:
+            continue
+        if not owners_of(name):
+            raise UserError(about_flag_of_another(name, settings.task)
+                            or f"--{name} is no flag of --task {settings.task}")
+        axis = "mitigation" if name in flags_of(MITIGATIONS) else "advantage"
+        hint = f"; the one of other libraries is {hint_for(name)} here" if hint_for(name) else ""
+        raise UserError(f"--{name} belongs to {' and '.join(owners_of(name))}, --{axis} is "
+                        f"{getattr(settings, axis)}{hint}")
+
+
+def own_value(name: str, flag: Flag, values: dict):
+    """The value of a flag that a task, a mitigation or an advantage brings, checked."""
+    value = values.get(name, flag.default)
+    if flag.type is str and type(value) is int:  # "values_every": 16 in a file
+        value = str(value)
+    check_value(name, value, flag)
+    return float(value) if type(value) is int and flag.type is float else value
+
+
+def keep_paths(settings: Settings, given: dict) -> None:
+    """Write the paths that were typed so that they hold from any directory. In a file they already
+    do."""
+    for name, flag in OPTIONS.items():
+        if flag.is_path and name in given:
+            setattr(settings, name, lasting_path(getattr(settings, name)))
+    for name, flag in own_flags(settings).items():
+        if flag.is_path and name in given:
+            settings.own[name] = lasting_path(settings.own[name])
+
+
+def lasting_path(name: str) -> str:
+    """The path relative to the project's folder if it lies inside, since `find_folder` looks there;
+    otherwise absolute. One that does not exist from here may ship with the project, and stays."""
+    if os.path.isabs(name) or not is_there(name):
+        return name
+    path = Path(os.path.abspath(name))
+    return str(path.relative_to(PROJECT) if PROJECT in path.parents else path)
+
+
+def refuse_unprintable(settings: Settings) -> None:
+    """The texts of a run are shown by its analysis, which would refuse the finished run."""
+    for name, value in settings.to_json().items():
+        if isinstance(value, str) and not value.isprintable():
+            raise UserError(f"--{name} {value[:80]!r} has characters that cannot be shown")
+
+
+def refuse_pairs_with_weights(settings: Settings) -> None:
+    for axis in ("mitigation", "advantage"):
+        chosen = getattr(settings, axis)
+        if settings.loss == "dpo" and chosen != OPTIONS[axis].default:
+            raise UserError("--loss dpo has no tokens to weight and no advantage: it cannot be "
+                            f"combined with --{axis} {chosen}")
+
+
+def drop_what_has_no_effect(settings: Settings, given: dict) -> None:
+    """Set flags without effect back to their defaults; one that was typed is an error."""
+    for name, flag in OPTIONS.items():
+        if flag.only and not flag.only[0](settings):
+            refuse_if_typed(name, flag, given)
+            setattr(settings, name, flag.default)
+    for name, flag in own_flags(settings).items():
+        if flag.only and not flag.only[0](SimpleNamespace(**settings.own)):
+            refuse_if_typed(name, flag, given)
+            settings.own[name] = flag.default
+    drop_rescaling(settings, given)
+    if settings.pairs:
+        take_two_answers(settings, given)
+
+
+def take_two_answers(settings: Settings, given: dict) -> None:
+    """The chosen and the rejected one of a pair."""
+    if given.get("answers", 2) != 2:
+        raise UserError(f"--answers {given['answers']} has no effect on --pairs: it has two "
+                        "answers to each problem")
+    settings.answers = 2
+
+
+def refuse_if_typed(name: str, flag: Flag, given: dict) -> None:
+    if name in given:
+        raise UserError(f"--{name} has no effect without {flag.only[1]}")
+
+
+def drop_rescaling(settings: Settings, given: dict) -> None:
+    """Some weights are never rescaled, and weights that are all 1 cannot be."""
+    if settings.mitigation in NEVER_RESCALED:
+        if given.get("rescale", "none") != "none":
+            raise UserError(f"--rescale {given['rescale']}: {settings.mitigation} is never "
+                            "rescaled, its scale is part of the mistake")
+        settings.rescale = "none"
+    if settings.mitigation == "none":
+        for name, value in (("placebo", "weights"), ("rescale", "gradient"), ("rescale", "none")):
+            if given.get(name) == value:
+                raise UserError(f"--{name} {value} has no effect on --mitigation none: all its "
+                                "weights are 1")
+        settings.rescale = "mean"
+        settings.placebo = "none" if settings.placebo == "weights" else settings.placebo

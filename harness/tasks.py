@@ -1,0 +1,163 @@
+"""The task that --task names: the class Task of a module in the project's folder.
+
+It may be somebody's own, and may be wrong: what its methods return is checked (EXPECTED).
+"""
+import dataclasses
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from functools import partial
+from numbers import Real
+from pathlib import Path
+
+import torch
+
+from engine.errors import UserError
+from harness.files import PROJECT, is_file
+from harness.flags import fields_as_flags, shortened
+from engine.labels import KINDS, SECTIONS
+from harness.own_code import described, expect, own_code, place_of
+
+SHIPPED_TASKS = ("countdown_task", "tools.descending")
+SHIPPED = f"{' and '.join(SHIPPED_TASKS)} ship with it"
+PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
+
+
+def load_task(name: str) -> type:
+    """The class Task of a module of the project's folder. Its fields are flags."""
+    if not isinstance(name, str):
+        raise UserError(f"--task {name!r} should be a text")
+    if not is_module(name):
+        dotted = name.removesuffix(".py").replace("/", ".")
+        meant = f"did you mean --task {dotted}?" if is_module(dotted) else SHIPPED
+        raise UserError(f"--task {shortened(name)}: there is no such module in the project's "
+                        f"folder (the file tools/my_task.py is the module tools.my_task); {meant}")
+    with own_code(f"--task {name}", path_of(name)):
+        module = importlib.import_module(name)
+    task = getattr(module, "Task", None)
+    if not inspect.isclass(task) or task.__module__ != name:  # a Task that it imports is another's
+        raise UserError(f"--task {name}: this module has no class Task of its own; {SHIPPED}")
+    if not dataclasses.is_dataclass(task):
+        raise UserError(f"--task {name}: its class Task should be a dataclass of flags")
+    return task
+
+
+def about_flag_of_another(name: str, task: str) -> str:
+    """A sentence about a flag that this task lacks, and a task that ships with it has; else an
+    empty one."""
+    for other in SHIPPED_TASKS:
+        if other != task and is_module(other) and name in fields_as_flags(load_task(other)):
+            return f"--{name} is no flag of --task {task}, it belongs to --task {other}"
+    return ""
+
+
+def make_task(settings) -> "CheckedTask":
+    task = load_task(settings.task)
+    with own_code(f"the Task of {settings.task}", task):
+        made = task(**{name: settings.own[name] for name in fields_as_flags(task)})
+        for name in NEEDED:
+            getattr(made, name)
+    reward = made.reward
+    expect(lambda: isinstance(reward, str) and reward.isprintable(), "reward", task,
+           "a line of text", reward)
+    return CheckedTask(made)
+
+
+def is_module(name: str) -> bool:
+    parts = name.split(".")
+    if not all(part.isidentifier() and not part.startswith("__") for part in parts):
+        return False
+    return is_file(path_of(name))
+
+
+def path_of(name: str) -> Path:
+    return PROJECT.joinpath(*name.split(".")).with_suffix(".py")
+
+
+class CheckedTask:
+    """Somebody's Task. What its methods raise or return is checked, and training may not meet the
+    problems that were handed out as held out. Everything else is as they wrote it."""
+
+    def __init__(self, task):
+        self.task = task
+        self.held_out = {}  # by how many were asked for
+        self.held_out_prompts = set()
+
+    def __getattr__(self, name: str):
+        value = getattr(self.task, name)
+        return partial(self.ask, name) if name in EXPECTED else value
+
+    def ask(self, name: str, *arguments):
+        """What a method of the task returns, if it is what it should be."""
+        method = getattr(self.task, name)
+        expected, test = EXPECTED[name]
+        what = f"{name}({', '.join(map(described, arguments))})"
+        with own_code(what, method):
+            value = method(*arguments)
+        expect(lambda: test(value, *arguments), what, method, expected, value)
+        return value
+
+    def held_out_problems(self, count: int) -> list:
+        if count not in self.held_out:
+            self.held_out[count] = self.ask("held_out_problems", count)
+            self.held_out_prompts |= set(map(self.prompt_for, self.held_out[count]))
+        return self.held_out[count]
+
+    def training_problems(self, seed: int, step: int, count: int) -> list:
+        problems = self.ask("training_problems", seed, step, count)
+        for problem in problems:
+            if self.prompt_for(problem) in self.held_out_prompts:
+                raise UserError(f"{place_of(self.task.training_problems)}training_problems gives "
+                                f"{self.show(problem)} in step {step}, which is among the "
+                                "held_out_problems, too: what is evaluated may not be trained on")
+        return problems
+
+
+def are_problems(problems, most: int = sys.maxsize) -> bool:
+    return isinstance(problems, (list, tuple)) and 0 < len(problems) <= most
+
+
+def are_below(limit: int, codes) -> bool:
+    return isinstance(codes, (list, tuple)) and all(code in range(limit) for code in codes)
+
+
+def are_labels(labels, pieces: list[bytes]) -> bool:
+    fits = [len(codes) for codes in labels] == [len(pieces)] * 2
+    return fits and all(map(are_below, (len(SECTIONS), len(KINDS)), labels))
+
+
+def is_score(score, problem, response: str) -> bool:
+    is_whole = isinstance(score, Mapping) and set(PARTS) <= set(score)
+    return is_whole and all(map(is_finite_number, score.values())) and score["answer"] in (0, 1)
+
+
+def is_finite_number(value) -> bool:
+    """Whether float32 can hold it; yes and no are numbers."""
+    return isinstance(value, Real) and abs(value) <= torch.finfo(torch.float32).max
+
+
+def are_texts(texts) -> bool:
+    return isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+
+
+EXPECTED = {  # of a method: in words, and a test of what it returned, with what it was asked
+    "training_problems": ("a list of as many problems as it is asked for", lambda given, *asked:
+                          are_problems(given) and len(given) == asked[-1]),
+    "held_out_problems": ("a list of problems, at least one and not more than it is asked for",
+                          are_problems),
+    "extreme_problems": ("a list of problems", are_problems),
+    "prompt_for": ("a text", lambda text, problem: isinstance(text, str)),
+    "show": ("a text", lambda text, problem: isinstance(text, str)),
+    "score": (f"finite numbers by name, {', '.join(PARTS)} among them; answer counts as success: "
+              "1 or 0", is_score),
+    "label": (f"two lists with a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
+              f"kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)", are_labels),
+    "right_steps": ("a list of tokens, counted from 0", lambda places, problem, pieces:
+                    are_below(len(pieces), places)),
+    "right_answers": ("a text that ends the thinking and a list of right answers to follow it",
+                      lambda answers, problem: len(answers) == 2 and isinstance(answers[0], str)
+                      and are_texts(answers[1])),
+}
+NEEDED = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
+          "score", "label", "reward")

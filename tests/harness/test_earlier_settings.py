@@ -1,0 +1,148 @@
+"""Settings in YAML, as the earlier experiment and GRPO-Zero have them."""
+import json
+
+import pytest
+
+from conftest import ROOT
+from harness.command_line import read_flags
+from harness.earlier_settings import CHANGE_NOTHING, NAMES, read_earlier_settings
+from engine.errors import UserError
+from harness.settings import OPTIONS, make_settings
+
+PUBLISHED = """\
+model:
+  # a comment
+  pretrained_model_path: "Qwen3-0.6B"
+  device: "cuda"
+  dtype: bfloat16
+data:
+  path: "Countdown-Tasks-3to4"
+  test_size: 128
+
+training:
+  random_seed: 1337
+  max_prompt_len: 256
+  max_gen_len: 512  # Shorter
+  batch_size: 64
+  num_questions_per_batch: 8
+  micro_batch_size: 4
+  max_grad_norm: 1.0
+  learning_rate: 5.0e-6  # Lower
+  weight_decay: 0.0
+  betas: [0.9, 0.999]
+  ckpt_dir: "ckpt_instrumented"
+  log_dir: "logs_instrumented"
+  skip_unfinished_episodes: true
+  ckpt_save_interval: 50
+  eval_interval: 10
+  memory_efficient_adamw: true
+  credit_log_dir: "credit_logs"
+  credit_save_interval: 10
+  max_steps: 100
+"""
+
+
+@pytest.fixture
+def yaml(tmp_path):
+    """Writes a file of settings."""
+    def write(text):
+        (tmp_path / "config.yaml").write_text(text)
+        return tmp_path / "config.yaml"
+    return write
+
+
+def settings_of(*argv):
+    return make_settings(read_flags(list(map(str, argv))))
+
+
+def test_a_published_file_is_read_as_it_stands(yaml):
+    settings = settings_of("--config", yaml(PUBLISHED))
+    expected = {
+        "model": "Qwen3-0.6B", "device": "cuda", "dtype": "bfloat16", "eval_tasks": 128,
+        "seed": 1337, "max_new_tokens": 512, "questions": 8, "answers": 8, "micro_batch": 4,
+        "max_grad_norm": 1.0, "learning_rate": 5e-6, "weight_decay": 0.0, "drop_unfinished": True,
+        "checkpoint_every": 50, "eval_every": 10, "offload_optimizer": True, "steps": 100}
+    assert {name: getattr(settings, name) for name in expected} == expected
+    assert settings.own["prompt"] == "original"
+    assert settings.own["data"] == "Countdown-Tasks-3to4.jsonl"
+
+
+def test_what_is_typed_wins_over_the_file(yaml):
+    file = yaml(PUBLISHED)
+    settings = settings_of("--config", file, "--prompt", "full", "--data", "mine.jsonl",
+                           "--device", "cpu", "--mitigation", "standard")
+    assert (settings.own["prompt"], settings.own["data"]) == ("full", "mine.jsonl")
+    assert (settings.device, settings.seed) == ("cpu", 1337)
+
+
+def test_standard_is_none_in_the_name_of_the_run_and_on_record(tmp_path):
+    settings = settings_of("--mitigation", "standard")
+    assert settings.folder.name == "none-grpo-s0" and settings.to_json()["mitigation"] == "none"
+    with pytest.raises(UserError, match="standart is not one of"):
+        settings_of("--mitigation", "standart")
+
+
+def test_every_name_is_one_of_a_setting():
+    assert set(NAMES.values()) <= {*OPTIONS, "data"}
+    assert len(set(NAMES.values())) == len(NAMES) and not set(NAMES) & set(CHANGE_NOTHING)
+
+
+def test_settings_that_are_unknown_here_are_listed(yaml):
+    file = yaml("model:\n  device: cpu\n  colour: blue\ntraining:\n  warmup: 3\n")
+    with pytest.raises(UserError, match=r"unknown here: model\.colour, training\.warmup$"):
+        read_earlier_settings(file)
+
+
+@pytest.mark.parametrize("text, said", [
+    ("betas: [0.9, 0.95]", r"training\.betas should be \[0\.9, 0\.999\]"),
+    ("batch_size: 64", "64 should be a multiple of num_questions_per_batch None"),
+    ("batch_size: 20\n  num_questions_per_batch: 8", "20 should be a multiple of"),
+    ("batch_size: 20\n  num_questions_per_batch: 0", "20 should be a multiple of")])
+def test_values_that_cannot_be_taken_over(yaml, text, said):
+    with pytest.raises(UserError, match=said):
+        read_earlier_settings(yaml(f"training:\n  {text}\n"))
+
+
+@pytest.mark.parametrize("text, line", [
+    ("device: cpu", 1), ("a:\n  b:\n    c: 1", 2), ("a:\n  - 1", 2), ("a:\n  b: &x 1", 2),
+    ("a:\n  b: {c: 1}", 2), ('a:\n  b: {"c": 1}', 2), ("a:\n  b: !!python/name:os.system", 2), ("a:\n  b: |\n  text", 2),
+    ("a:\n\tb: 1", 2), ("a:\n  b: 1\n  b: 2", 3), ("---\na:", 1), ("a:\n  b: 010", 2),
+    ("a:\n  b: .nan\n  c: NaN [", 3), ("a:\n  b: null", 2), ("a:\n  b: two words", 2),
+    ("a:\n  b: 'x'", 2), ("a:\n  b: *x", 2), ("  b: 1", 1), ("a:\n  b:1", 2),
+    ("a:\n  b: " + "9" * 5000, 2)])
+def test_what_is_no_part_of_it_is_refused_with_its_line(yaml, text, line):
+    with pytest.raises(UserError, match=rf"config\.yaml, line {line}: expected") as error:
+        read_earlier_settings(yaml(text))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_a_value_of_another_type_is_refused_as_a_flag_is(yaml):
+    with pytest.raises(UserError, match="--max_new_tokens 'many' should be a whole number"):
+        settings_of("--config", yaml("training:\n  max_gen_len: many\n"))
+
+
+def test_a_file_that_is_not_there_or_too_long(tmp_path, yaml):
+    with pytest.raises(UserError, match="nowhere.yaml does not exist"):
+        settings_of("--config", tmp_path / "nowhere.yaml")
+    with pytest.raises(UserError, match="longer than 100000 characters"):
+        read_earlier_settings(yaml("# " + "x" * 100_000))
+
+
+def test_json_stays_json(tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps({"seed": 3}))
+    assert settings_of("--config", tmp_path / "c.json").seed == 3
+
+
+@pytest.mark.parametrize("name, differs", [
+    ("qwen2.5-0.5b", {"data": None, "model": "models/Qwen2.5-0.5B-Instruct",
+                      "drop_unfinished": False, "offload_optimizer": False}),
+    ("qwen2.5-3b", {"data": None, "model": "models/Qwen2.5-3B-Instruct", "questions": 32,
+                    "max_new_tokens": 1024, "learning_rate": 1e-5, "micro_batch": 2, "steps": 300,
+                    "checkpoint_every": 100, "checkpointing": True, "drop_unfinished": False})])
+def test_the_settings_that_ship_are_those_of_the_published_runs(yaml, name, differs):
+    """Beside the file above, what is said here and nothing else; a model can still be named."""
+    published = settings_of("--config", yaml(PUBLISHED)).to_json()
+    shipped = settings_of("--config", ROOT / f"models/{name}.json").to_json()
+    assert {key: value for key, value in shipped.items() if value != published[key]} == differs
+    other = settings_of("--config", ROOT / f"models/{name}.json", "--model", ROOT / "models/tiny")
+    assert (other.model, other.seed) == (str(ROOT / "models/tiny"), 1337)

@@ -1,0 +1,173 @@
+"""Flags: how they are declared, read, checked and described."""
+import dataclasses
+import typing
+
+import pytest
+
+from engine.errors import UserError
+from harness.flags import (Count, Flag, Parser, Positive, Range, add_flags, check_value, describe,
+                          fields_as_flags, option, parameters_as_flags, with_defaults)
+
+
+@pytest.mark.parametrize("flag, kind", [
+    (Flag(8), int), (Flag(0.5), float), (Flag(False), bool), (Flag("line"), str), (Flag(None), str),
+    (Flag(None, kind=float), float)])
+def test_the_type_of_a_flag_is_that_of_its_default_unless_it_is_said(flag, kind):
+    assert flag.type is kind
+
+
+@pytest.mark.parametrize("flag, value, words", [
+    (Flag(8), 1.5, "--n 1.5 should be a whole number"),
+    (Flag(8), True, "--n True should be a whole number"),
+    (Flag(8), 2 ** 63, "--n is too large a number"),
+    (Flag(0.5, least=0), -2 ** 63, "--n is too large a number"),
+    (Flag(0.5), float("nan"), "--n nan should be a number"),
+    (Flag(0.5, above=0), 1e-320, "--n 1e-320 is too small a number"),
+    (Flag(0.5, least=0.25), 1e-320, "--n 1e-320 should be at least 0.25"),
+    (Flag("line"), "   ", "--n '   ' should be a text"),
+    (Flag("line"), "a\0b", "--n 'a\\x00b' holds a zero byte"),
+    (Flag("line"), "a" * 10_001, f"--n '{'a' * 79}... is too long"),
+    (Flag("line", choices=("a",)), "b" * 9999, f"--n {'b' * 80}... is not one of: a"),
+    (Flag(8), "7" * 9999, f"--n '{'7' * 79}... should be a whole number"),
+    (Flag(0.5), None, "--n None should be a number"),
+    (Flag(False), 1, "--n 1 should be yes or no"),
+    (Flag("line"), "", "--n '' should be a text"),
+    (Flag(8, least=2), 1, "--n 1 should be at least 2"),
+    (Flag(0.5, above=0), 0, "--n 0 should be above 0"),
+    (Flag(0.5, most=1), 1.25, "--n 1.25 should be at most 1"),
+    (Flag("a", choices=("mean", "gradient", "none")), "non",
+     "--n non is not one of: none, mean, gradient")])
+def test_a_value_that_does_not_fit_is_refused(flag, value, words):
+    with pytest.raises(UserError) as error:
+        check_value("n", value, flag)
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize("flag, value", [
+    (Flag(8, least=2), 2), (Flag(0.5, most=1), 1), (Flag(0.5, above=0), 1e-9), (Flag(None), None),
+    (Flag(""), ""), (Flag(8), 2 ** 63 - 1), (Flag("mean", choices=("mean", "none")), "none")])
+def test_the_limits_themselves_are_allowed(flag, value):
+    check_value("n", value, flag)
+
+
+def test_a_flag_describes_itself():
+    assert describe(Flag(8, "answers", quick=2)) == "answers (default 8, quick 2)"
+    scale = Flag("mean", "scale", choices=("mean", "none"))
+    assert describe(scale) == "scale: mean | none (default mean)"
+    assert describe(Flag(False, "50% less memory")) == "50%% less memory"
+    assert Flag(1.0, least=0, most=1).limits() == ", at least 0, at most 1"
+
+
+def test_what_was_typed_wins_over_the_quick_value_and_that_over_the_default():
+    flags = {"answers": Flag(8, quick=2, least=1), "steps": Flag(5), "seed": Flag(0, quick=1)}
+    assert vars(with_defaults({}, flags)) == {"answers": 8, "steps": 5, "seed": 0}
+    quick = with_defaults({"seed": 7}, flags, quick=True)
+    assert vars(quick) == {"answers": 2, "steps": 5, "seed": 7}
+    with pytest.raises(UserError, match="--answers 0 should be at least 1"):
+        with_defaults({"answers": 0}, flags, quick=True)
+
+
+def make_parser() -> Parser:
+    return add_flags(Parser("it"), {"new_tokens": Flag(8), "fast": Flag(False), "out": Flag(None)})
+
+
+def test_hyphens_and_underscores_are_the_same_in_names_only():
+    assert make_parser().read(["--new-tokens=3", "--out", "a-b"]) == {"new_tokens": 3, "out": "a-b"}
+    assert make_parser().read(["--out=--a-b"]) == {"out": "--a-b"}
+    assert make_parser().read([]) == {}
+
+
+@pytest.mark.parametrize("argv", [
+    ["--" + "x" * 99_999], ["--new_tokens", "9" * 99_999], ["--new_tokens", "x" * 99_999],
+    ["--fast", "x" * 99_999]])
+def test_what_is_wrong_is_not_repeated_at_length(argv):
+    with pytest.raises(UserError) as error:
+        make_parser().read(argv)
+    assert len(str(error.value)) < 400
+
+
+def test_a_yes_or_no_flag_alone_means_yes():
+    for argv in (["--fast"], ["--fast", "TRUE"], ["--fast", "yes"]):
+        assert make_parser().read(argv) == {"fast": True}
+    assert make_parser().read(["--fast", "no"]) == {"fast": False}
+    with pytest.raises(UserError, match="'perhaps' is neither yes nor no"):
+        make_parser().read(["--fast", "perhaps"])
+
+
+def test_an_unknown_flag_is_refused_and_the_nearest_is_named():
+    with pytest.raises(UserError, match="^unknown argument --new_token=3, did you mean --new_tok"):
+        make_parser().read(["--new-token=3"])  # not taken as short for --new_tokens
+    for far in ("--zzz", "--fuss"):  # half of the letters of --fast are not near
+        with pytest.raises(UserError, match=f"^unknown argument {far}$"):
+            make_parser().read([far])
+
+
+@dataclasses.dataclass
+class Fields:
+    count: int = option(3, "how many", least=2)
+    data: str | None = option(None, "a file")
+    rate: float = option(1, "an int by its default, a float by its type")
+    hidden: int = 5
+
+
+def test_the_fields_of_a_dataclass_that_are_options_are_flags():
+    flags = fields_as_flags(Fields)
+    types = {name: flag.type for name, flag in flags.items()}
+    assert types == {"count": int, "data": str, "rate": float}
+    assert (flags["count"].least, flags["count"].text) == (2, "how many")
+    assert Fields().count == 3
+
+
+def test_a_field_of_another_type_cannot_be_a_flag():
+    made = dataclasses.make_dataclass("Task", [("sizes", list, option(3, ""))])
+    with pytest.raises(UserError, match="the field sizes of Task needs a type that is int"):
+        fields_as_flags(made)
+
+
+Whole = typing.Annotated[float, Flag(9.0, "with a text", most=1)]
+
+
+def one(tokens, *, strength: Positive = 2, part: Whole = 0.5, plain=3,
+        low: typing.Annotated[int, Range(least=1)] = 4):
+    pass
+
+
+class Two:
+    def __init__(self, policy, *, every: Count = 8):
+        pass
+
+
+def test_keyword_only_parameters_are_flags():
+    flags = parameters_as_flags(one)
+    assert list(flags) == ["strength", "part", "plain", "low"]
+    assert flags["strength"] == Flag(2, kind=float, above=0, most=1e6)
+    assert flags["part"] == Flag(0.5, "with a text", kind=float, most=1)  # its own default counts
+    assert flags["plain"] == Flag(3, kind=int) and flags["low"] == Flag(4, kind=int, least=1)
+    assert parameters_as_flags(Two) == {"every": Flag(8, kind=int, least=1, most=1_000_000)}
+
+
+def positional(tokens, power=2):
+    pass
+
+
+class PositionalClass:
+    def __init__(self, policy, power=2):
+        pass
+
+
+def without_default(tokens, *, power: int):
+    pass
+
+
+def of_a_list(tokens, *, power: list = 3):
+    pass
+
+
+@pytest.mark.parametrize("function, words", [
+    (positional, "the parameter power of positional comes after tokens .* write a \\* before it"),
+    (PositionalClass, "the parameter power of PositionalClass comes after tokens"),
+    (without_default, "the parameter power of without_default needs a default"),
+    (of_a_list, "the parameter power of of_a_list needs a type that is int, float, bool or str")])
+def test_a_parameter_that_cannot_be_a_flag_is_refused(function, words):
+    with pytest.raises(UserError, match=words):
+        parameters_as_flags(function)

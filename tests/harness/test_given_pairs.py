@@ -1,0 +1,138 @@
+"""Preference pairs of a file: read, checked, laid out as a batch, trained on, made from a run."""
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import train
+from conftest import SPOKEN, spoken
+from countdown_task import Problem
+from harness.credit_file import read_credit
+from engine.errors import UserError
+from engine.forward import with_facts
+from harness.given_pairs import GivenPairs
+from engine.tokens import load_tokenizer
+from runs import SHORT, assert_same_run, lines
+from tools import pairs as tool
+
+GOOD, BAD, *_ = SPOKEN
+UNFINISHED = " hmm. first 3 * 5 = 15"
+PAIR = {"problem": "3 5 7 make 15", "chosen": GOOD, "rejected": BAD}
+OTHER = {"problem": "2 4 6 2", "chosen": UNFINISHED, "rejected": GOOD}  # against our reward
+
+
+def written(path, *pairs):
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return str(path)
+
+
+def test_numbers_of_tokens_that_were_not_sampled(policy):
+    """As the model gives them when it is asked for each answer alone."""
+    tokens = spoken(policy)
+    nothing = torch.zeros_like(tokens.log_prob)
+    blank = replace(tokens, log_prob=nothing, entropy=nothing, collision=nothing)
+    found = with_facts(policy.model, blank, 4)
+    for name in ("log_prob", "entropy", "collision"):
+        torch.testing.assert_close(getattr(found, name), getattr(tokens, name), rtol=1e-3,
+                                   atol=1e-4)
+
+
+def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
+    """Two answers to each problem, the better one first; the next step takes others."""
+    pairs = GivenPairs(written(tmp_path / "pairs.jsonl", PAIR, OTHER), policy)
+    policy = replace(policy, settings=replace(policy.settings, questions=8))
+    batch = policy.score(pairs.of_step(policy, 1))
+    texts = {Problem((3, 5, 7), 15): [GOOD, BAD], Problem((2, 4, 6), 2): [UNFINISHED, GOOD]}
+    assert set(batch.problems) == set(texts) and batch.group.tolist() == [i // 2 for i in range(16)]
+    for row in range(16):
+        problem = batch.problems[batch.group[row]]
+        assert batch.responses[row] == texts[problem][row % 2]
+        assert bool(batch.finished[row]) == (batch.responses[row] != UNFINISHED)
+        assert batch.prompt_ids[row // 2] == policy.tokenizer.encode(policy.task.prompt_for(problem)).ids
+    orders = [pairs.of_step(policy, step).problems for step in (1, 1, 2)]
+    assert orders[0] == orders[1] == batch.problems and orders[0] != orders[2]
+
+
+@pytest.mark.parametrize("line, said", [
+    ("no json", 'line 2: expected {"problem": "...", "chosen": "...", "rejected": "..."}, got'),
+    ("[1, 2]", "line 2: expected"), ("[" * 9000, "line 2: expected"), ("{}", "line 2: expected"),
+    (json.dumps({**PAIR, "chosen": 3}), "line 2: expected"),
+    (json.dumps({**PAIR, "rejected": " "}), "line 2: expected"),
+    (json.dumps({**PAIR, "rejected": GOOD}), "line 2: both answers are the same"),
+    (json.dumps({**PAIR, "problem": "3 x 7"}), "line 2: 'x' is not a whole positive number"),
+    (json.dumps({**PAIR, "problem": "3 5 70000 15"}), "line 2: the tokenizer cannot spell the"),
+    (json.dumps({**PAIR, "chosen": "Zebra"}), "line 2: the tokenizer cannot spell an answer"),
+    (json.dumps({**PAIR, "chosen": GOOD * 40}), "tokens, the model takes 1024")])
+def test_a_bad_line_is_named(policy, tmp_path, line, said):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps(PAIR) + "\n" + line + "\n")
+    with pytest.raises(UserError) as error:
+        GivenPairs(str(path), policy)
+    assert said in str(error.value) and len(str(error.value)) < 400
+
+
+def test_files_that_hold_no_pairs(policy, tmp_path):
+    for name, said in ((written(tmp_path / "empty.jsonl"), "holds no pairs"),
+                       ("nowhere.jsonl", "cannot read nowhere.jsonl: there is no such file")):
+        with pytest.raises(UserError, match=said):
+            GivenPairs(name, policy)
+    of_another = SimpleNamespace(task=None, settings=SimpleNamespace(task="some_task"))
+    with pytest.raises(UserError, match="--task some_task has no method read"):
+        GivenPairs("nowhere.jsonl", of_another)
+
+
+@pytest.mark.parametrize("argv, said", [
+    ([], "--pairs has no effect without --loss dpo"),
+    (["--loss", "dpo", "--answers", "4"], "--answers 4 has no effect on --pairs: it has two")])
+def test_flags_beside_pairs(tmp_path, argv, said):
+    path = written(tmp_path / "pairs.jsonl", PAIR)
+    with pytest.raises(UserError, match=said):
+        train.main(["--pairs", path, *argv, "--out", str(tmp_path / "x")])
+
+
+def test_training_on_pairs_goes_on_as_if_never_stopped(tmp_path):
+    """The better answer gains on the worse one, whatever the rewards; what pulls is on record."""
+    flags = [flag for flag in SHORT if flag not in ("--answers", "4")]
+    path = written(tmp_path / "pairs.jsonl", PAIR, OTHER)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train.main([*flags, "--loss", "dpo", "--pairs", path, "--learning_rate", "1e-3",
+                "--out", str(whole)])
+    shutil.copytree(whole, stopped)
+    shutil.rmtree(stopped / "checkpoints/step_000003")
+    train.main(["--resume", str(stopped)])
+    assert_same_run(whole, stopped)
+    metrics = lines(whole / "metrics.jsonl")
+    assert metrics[-1]["loss"] < metrics[0]["loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert metrics[-1]["pairs"] == 2 and metrics[-1]["pairs_in_order"] == 1
+    credit = read_credit(whole, 1, load_tokenizer(whole))
+    assert credit.advantage[:, 0].sign().tolist() == [1, -1, 1, -1]
+
+
+def test_pairs_of_a_run_can_be_trained_on(policy, tmp_path, capsys):
+    """The best and the worst answer to problems of the run, in the form that --pairs reads."""
+    train.main([*SHORT, "--steps", "2", "--questions", "4", "--out", str(tmp_path / "x")])
+    tool.main([str(tmp_path / "x")])
+    path = tmp_path / "x/pairs.jsonl"
+    pairs, trained = lines(path), []
+    assert f"{len(pairs)} pairs: {path}" in capsys.readouterr().out and len(pairs) > 1
+    for step in (1, 2):
+        trained += map(policy.task.show, policy.task.training_problems(0, step, 4))
+    for pair in pairs:
+        problem = policy.task.read(pair["problem"].split())
+        better, worse = (policy.task.score(problem, pair[key])["reward"] for key in tool.KEYS[1:])
+        assert pair["problem"] in trained and better > worse
+    assert len(GivenPairs(str(path), policy).pairs) == len(pairs)
+
+
+def test_a_run_without_pairs_has_none_to_give(tmp_path):
+    path = written(tmp_path / "pairs.jsonl", PAIR)
+    flags = [flag for flag in SHORT if flag not in ("--answers", "4")]
+    train.main([*flags, "--loss", "dpo", "--pairs", path, "--steps", "1",
+                "--out", str(tmp_path / "x")])
+    with pytest.raises(UserError, match="was trained on the pairs of .*, and sampled none"):
+        tool.main([str(tmp_path / "x")])
+    with pytest.raises(UserError, match="is not a run folder"):
+        tool.main([str(tmp_path)])

@@ -1,0 +1,133 @@
+"""How a program ends: one line for what the machine refused, nothing that steers a terminal."""
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from conftest import ROOT
+from engine.errors import UserError
+from harness.program import Visible, of_the_system, run_as_program, visible
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from harness.program import run_as_program
+def main(argv):
+    {body}
+run_as_program("name", main)
+"""
+
+
+def ends(body, shell=""):
+    """How a program ends that does this: exit status and what it printed."""
+    command = [sys.executable, "-c", PROGRAM.format(root=str(ROOT), body=body)]
+    if shell:
+        command = ["sh", "-c", f'"$0" "$@" {shell}', *command]
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.returncode, result.stdout, result.stderr
+
+
+def test_what_a_model_wrote_cannot_steer_the_terminal():
+    stream = io.StringIO()
+    print("\x1b[31mred\x07\x9b2J\u202eleft\ttab\nline", file=Visible(stream))
+    assert stream.getvalue() == "\\x1b[31mred\\x07\\x9b2J\\u202eleft\ttab\nline\n"
+    assert visible("a\rb\x00é漢") == "a\\rb\\x00é漢"
+
+
+@pytest.mark.parametrize("error, words", [
+    (PermissionError(13, "Permission denied", "x/y"), "x/y: Permission denied"),
+    (OSError(28, "No space left on device"), "No space left on device"),
+    (MemoryError(), "there is not enough memory"),
+    (torch.OutOfMemoryError("CUDA out of memory"), "there is not enough memory"),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+     "there is not enough memory"), (RuntimeError("a mistake of ours"), None)])
+def test_what_the_machine_refused_is_one_line(error, words):
+    said = of_the_system(error)
+    assert said is None if words is None else said.startswith(words)
+
+
+def raising(error):
+    def main(argv):
+        raise error
+    return main
+
+
+@pytest.mark.parametrize("error, words", [
+    (FileNotFoundError(2, "No such file or directory", "/none/x"),
+     "name: /none/x: No such file or directory"),
+    (UserError("bad \x1b[2J name"), "name: bad \\x1b[2J name"),
+    (KeyboardInterrupt(), "name: stopped")])
+def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with pytest.raises(SystemExit, match=re.escape(words)) as ended:
+        run_as_program("name", raising(error), interrupted="stopped")
+    assert ended.value.code == words
+
+
+@pytest.mark.parametrize("error, status, words", [
+    ("KeyboardInterrupt", -signal.SIGINT, ""), ("ValueError('mine')", 1, "ValueError: mine\n")])
+def test_ctrl_c_before_a_program_begins_is_no_traceback(error, status, words):
+    """While torch is imported, say: all programs import `engine` first."""
+    command = [sys.executable, "-c", f"import engine\nraise {error}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == status
+    assert result.stderr.endswith(words) and bool(result.stderr) == bool(words)
+
+
+SLOW = """
+import sys
+import research.__main__
+import train
+train.main(sys.argv[1:])
+print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
+"""
+
+
+def test_no_run_waits_for_imports_that_it_does_not_need(learner, tmp_path):
+    """The compiler of torch, and what draws pictures: two seconds and 100 MB a start."""
+    flags = ["--model", str(learner), "--steps", "1", "--eval_every", "0", "--advantage", "gae",
+             "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-c", SLOW, *flags]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.endswith("\n[]\n"), result.stdout + result.stderr
+
+
+def test_ctrl_c_while_a_program_ends_is_no_traceback():
+    body = """
+    import os, signal
+    sys.stdout.stream = SimpleNamespace(flush=lambda: os.kill(os.getpid(), signal.SIGINT))
+    raise KeyboardInterrupt"""
+    status, _, errors = ends(f"from types import SimpleNamespace{body}")
+    assert status == -signal.SIGINT and errors == ""
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with pytest.raises(RuntimeError, match="mine"):
+        run_as_program("name", raising(RuntimeError("mine")))
+
+
+def test_a_closed_output_is_no_error_and_no_file_takes_its_place(tmp_path):
+    body = (f"open({str(tmp_path / 'file')!r}, 'w').write('mine'); print('lost'); "
+            "print('lost', file=sys.stderr)")
+    assert ends(body, ">&- 2>&-")[0] == 0
+    assert (tmp_path / "file").read_text() == "mine"
+    assert ends("print('x' * 10 ** 6)", "| head -c 5")[1:] == ("xxxxx", "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")
+def test_a_report_on_a_full_disk_is_an_error():
+    """What train.py says beside its files may be lost; what a report prints is its product."""
+    assert ends("print('lost')", "> /dev/full") == (1, "", "name: No space left on device\n")
+
+
+def test_an_error_in_somebodys_code_is_printed_by_every_process():
+    """One process may meet it alone, and rank 0 would only know that another has ended."""
+    rank_1 = "import os; os.environ.update(WORLD_SIZE='2', RANK='1'); from engine import errors; "
+    assert ends(f"{rank_1}raise errors.OwnCodeError('mine')") == (1, "", "name: mine\n")
+    assert ends(f"{rank_1}raise errors.UserError('mine')") == (1, "", "")

@@ -1,0 +1,407 @@
+"""Answers by a server: tests/strange_server.py in another process, well behaved and not."""
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conftest import ROOT
+from harness import http_client
+from engine.errors import UserError
+from harness.http_client import Client, Reply, read_address
+from harness.load import load_optimizer, load_policy
+from harness.remote_rollouts import (Limits, RolloutServer, connect, flaw_of_answers, write)
+from engine.rollouts import encode_prompts
+from harness.run_folder import RunFolder
+from engine.sampler import Generation, generate
+from harness.settings import make_settings
+from runs import arrays, assert_same_run, lines, run
+
+sys.path.insert(0, str(ROOT / "tests"))
+from strange_server import SPOILT
+
+FLAGS = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "1", "--answers",
+         "8", "--max_new_tokens", "60", "--steps", "3", "--eval_every", "0", "--checkpoint_every",
+         "1", "--sample_every", "0"]
+
+
+@pytest.fixture(scope="module")
+def address(learner):
+    """Where the server is."""
+    command = [sys.executable, ROOT / "tests/strange_server.py", learner]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    yield re.search(r"http://\S+\d", process.stdout.readline())[0]
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def behave(address):
+    """Tells the server how to behave; afterwards it is well behaved again."""
+    def tell(how: str) -> None:
+        Client("--rollouts", address, 60.0).post("/behave", {"as": how})
+
+    yield tell
+    tell("")
+
+
+@pytest.fixture(scope="module")
+def policy(address, learner):
+    """With the server that answers it, and two problems a step."""
+    policy = load_policy(make_settings({"model": str(learner), "rollouts": address, "questions": 2,
+                                  "max_new_tokens": 24}))
+    policy.optimizer = load_optimizer(policy.settings, policy)
+    policy.server = connect(policy, policy.optimizer, SimpleNamespace(step=1))
+    return policy
+
+
+def ask(policy, seconds=60.0):
+    """The answers to a step's problems."""
+    server = policy.server
+    server.client = replace(server.client, seconds=60.0)
+    server.load(policy.folder)  # other tests have it load other weights
+    server.client = replace(server.client, seconds=seconds)
+    server.weights_of = None
+    return server.sample(policy.task.training_problems(0, 1, 2), 4, 77)
+
+
+def said_by(function, *arguments) -> str:
+    with pytest.raises(UserError) as error:
+        function(*arguments)
+    return str(error.value)
+
+
+def test_training_is_as_by_our_own_sampler(address, tmp_path, monkeypatch):
+    """The server samples as we do, and the first problem of a step has the step's own seed. What
+    the environment says of proxies is not asked."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    run(*FLAGS, "--out", tmp_path / "own")
+    printed = run(*FLAGS, "--out", tmp_path / "served", "--rollouts", address).stdout
+    assert f"at {address}, evaluations from the sampler of this program" in printed
+    assert "note:" not in printed
+    own, served = lines(tmp_path / "own/metrics.jsonl"), lines(tmp_path / "served/metrics.jsonl")
+    for ours, theirs in zip(own, served, strict=True):
+        assert theirs["sampler_gap"] < 1e-5
+        for name in ("reward", "tokens", "loss", "gradient_norm", "entropy", "collision"):
+            assert theirs[name] == pytest.approx(ours[name], abs=1e-5), name
+    for name in ("credit/step_000003.npz", "checkpoints/step_000003/model.safetensors"):
+        ours, theirs = arrays(tmp_path / "own" / name), arrays(tmp_path / "served" / name)
+        for key in ours:
+            assert abs(ours[key].astype(float) - theirs[key].astype(float)).max() < 1e-4, key
+
+
+def test_the_server_has_the_weights_of_the_step(address, tmp_path):
+    """Handed over after each step, or as often as was asked; one folder is kept."""
+    argv = [*FLAGS, "--rollouts", address]
+    run(*argv, "--out", tmp_path / "each")
+    [folder] = (tmp_path / "each/serve").iterdir()
+    assert folder.name == "step_000002"
+    given = arrays(folder / "model.safetensors")
+    kept = arrays(tmp_path / "each/checkpoints/step_000002/model.safetensors")
+    assert all((given[name] == kept[name]).all() for name in kept)
+    argv += ["--out", tmp_path / "seldom", "--rollouts_every", "2", "--learning_rate", "0.003"]
+    assert "note:" not in run(*argv).stdout
+    gaps = [line["sampler_gap"] for line in lines(tmp_path / "seldom/metrics.jsonl")]
+    assert gaps[0] < 1e-5 and gaps[1] > 0.05 and gaps[2] < 1e-5
+
+
+def test_a_batch_is_in_the_frame_of_our_own(policy):
+    """Each problem has seeds of its own, which no two answers share."""
+    rollouts = ask(policy)
+    problems = policy.task.training_problems(0, 1, 2)
+    prompts = encode_prompts(policy.tokenizer, policy.task, problems)
+    assert rollouts.prompt_ids == prompts and rollouts.group.tolist() == [0] * 4 + [1] * 4
+    for number, prompt in enumerate(prompts):
+        rows = slice(4 * number, 4 * number + 4)
+        ours = generate(policy.model, [prompt], answers=4, max_new_tokens=24, seed=77 + 4 * number)
+        assert torch.equal(rollouts.ids[rows], ours.tokens)
+        assert torch.equal(rollouts.mask[rows], ours.mask)
+        assert torch.equal(rollouts.finished[rows], ours.finished)
+        for name in ("log_prob", "entropy", "collision"):
+            torch.testing.assert_close(getattr(rollouts, name)[rows], getattr(ours, name),
+                                       atol=1e-5, rtol=0)
+
+
+def test_all_that_shapes_the_sampling_is_said(policy):
+    """What is left out a server takes from the model's generation_config.json."""
+    request = policy.server.request([5, 6], Limits(4, 24, 100, (2, 7)), 77)
+    assert len(request.pop("cache_salt")) == 32 and request.pop("model")
+    assert request == {
+        "prompt": [5, 6], "n": 4, "seed": 77, "max_tokens": 24, "stop_token_ids": [2, 7],
+        "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
+        "logprobs": 0, "return_token_ids": True}
+
+
+def test_what_was_remembered_of_prompts_is_not_found_again(policy):
+    before = policy.server.salt
+    policy.server.load(policy.folder)
+    assert policy.server.salt != before
+
+
+WORDS = {
+    "no choices": "there is no list of choices", "fewer": "there should be 4, each with its own",
+    "twice the same": "there should be 4", "a choice of text": "no list of choices",
+    "other prompt": "does not answer the prompt", "no tokens": "has no token_ids",
+    "outside": "outside the model's vocabulary", "negative": "outside the model's vocabulary",
+    "true": "outside the model's vocabulary", "too long": "has 1000 tokens, no more than 24",
+    "echoed": "begins with the prompt", "breaks off": "breaks off after 2 tokens",
+    "goes on": "goes on behind a token that ends it", "no log-probs": "a log-prob for each token",
+    "too few log-probs": "a log-prob for each token", "null": "has a log-prob of None",
+    "positive": "has a log-prob of 0.5", "nan": "is not JSON: NaN is not a finite number",
+    "far below": "has a log-prob of -1e+300",
+    "halved": "closed in the middle", "gone": "no answer to /v1/completions (Remote end closed",
+    "html": "is not JSON", "list": "is not a JSON object", "bytes": "is not JSON",
+    "nested": "is not JSON: nested too deeply", "huge": "is longer than 1.1 MiB",
+    "lists": "is longer than 1.1 MiB", "backwards": "(a chunk of -5 bytes)",
+    "endless": "(a chunk of -1 bytes)",
+    "broken": "with 500: CUDA out of", "elsewhere": "a redirect, which is not followed",
+    "silent": "no whole answer within 1 s", "slow": "no whole answer within 1 s"}
+
+
+@pytest.mark.parametrize("how", WORDS)
+def test_a_strange_answer_is_one_line(policy, behave, how):
+    behave(how)
+    said = said_by(ask, policy, 1.0 if "1 s" in WORDS[how] else 60.0)
+    assert said.startswith(f"--rollouts {policy.server.client.address}: ") and WORDS[how] in said
+    assert "\n" not in said and len(said) < 400
+
+
+def test_every_way_of_spoiling_an_answer_is_tried():
+    assert set(SPOILT) <= set(WORDS)
+
+
+def test_a_log_prob_that_rounding_put_above_0_is_0():
+    choice = {"index": 0, "prompt_token_ids": [1], "token_ids": [5, 2],
+              "logprobs": {"token_logprobs": [5e-5, -1]}}
+    assert flaw_of_answers([choice], [1], Limits(1, 3, 10, (2,))) == ""
+    sampled = Generation.empty(1, 3, "cpu")
+    write(sampled, 0, choice, (2,))
+    assert sampled.log_prob.tolist() == [[0.0, -1.0, 0.0]] and sampled.finished.tolist() == [True]
+    assert sampled.mask.tolist() == [[True, True, False]]
+
+
+def all_by(exchange, count, monkeypatch):
+    """What a client makes of so many requests, each answered by exchange(its number)."""
+    def replying(client, method, path, number, largest):
+        return Reply(200, json.dumps(exchange(number)).encode(), True)
+
+    monkeypatch.setattr(Client, "exchange", replying)
+    requests = [("POST", "/", number) for number in range(count)]
+    return Client("--rollouts", "http://nowhere", 60.0).all(requests)
+
+
+def test_answers_stand_in_the_order_of_their_requests(monkeypatch):
+    second_is_done = threading.Event()
+
+    def the_first_is_last(number):
+        if number == 0:
+            second_is_done.wait(60)
+        else:
+            second_is_done.set()
+        return {"number": number}
+
+    assert all_by(the_first_is_last, 2, monkeypatch) == [{"number": 0}, {"number": 1}]
+    monkeypatch.setattr(http_client, "AT_ONCE", 2)
+    many = all_by(lambda number: {"number": number}, 9, monkeypatch)
+    assert many == [{"number": number} for number in range(9)]
+
+
+def test_the_first_that_fails_is_told_while_others_are_still_awaited(monkeypatch):
+    is_told = threading.Event()
+
+    def fails_at_once(number):
+        if number == 1:
+            raise UserError("it is broken")
+        is_told.wait(60)
+        return {}
+
+    assert said_by(all_by, fails_at_once, 3, monkeypatch) == "it is broken"
+    is_told.set()
+
+
+def test_a_mistake_in_the_client_ends_the_waiting_too(monkeypatch):
+    with pytest.raises(ZeroDivisionError):
+        all_by(lambda number: 1 / number, 2, monkeypatch)
+
+
+def test_a_server_that_was_stopped_is_not_waited_for(monkeypatch):
+    """As vLLM does it: the port is closed, the open connection stays open and silent."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = Client("--rollouts", f"http://127.0.0.1:{listener.getsockname()[1]}", 60.0)
+    monkeypatch.setattr(http_client, "LOOK_EVERY", 0.1)
+    open_ones = []
+
+    def take_one_and_stop():
+        open_ones.append(listener.accept()[0])
+        listener.close()
+
+    thread = threading.Thread(target=take_one_and_stop)
+    thread.start()
+    assert "nobody takes connections there any more" in said_by(client.get, "/v1/models")
+    thread.join()
+    open_ones[0].close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def everything(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_server_that_is_not_there_is_told_before_anything_is_written(tmp_path, address):
+    nobody = f"http://127.0.0.1:{free_port()}"
+    argv = [*FLAGS, "--out", tmp_path / "x"]
+    said = run(*argv, "--rollouts", nobody, expect=1).stderr
+    assert f"--rollouts {nobody}: no answer to /v1/models (Connection refused)" in said
+    encrypted = address.replace("http", "https")
+    assert "no answer to /v1/models (" in run(*argv, "--rollouts", encrypted, expect=1).stderr
+    assert not (tmp_path / "x").exists()
+    run(*argv, "--rollouts", address, "--steps", "1")
+    before = everything(tmp_path / "x")
+    run("--resume", tmp_path / "x", "--steps", "2", "--rollouts", nobody, expect=1)
+    assert everything(tmp_path / "x") == before
+
+
+def test_a_server_that_takes_no_weights_is_told_before_anything_is_written(tmp_path, address,
+                                                                           behave):
+    argv = [*FLAGS, "--out", tmp_path / "x", "--rollouts", address]
+    for how, words in (("unable", "models/tiny: not a model"),
+                       ("vllm without", "(vLLM opens this address with VLLM_SERVER_DEV_MODE=1"),
+                       ("vllm that failed", "models/tiny, and was it started on this model?"),
+                       ("unscored", "should score does not have a log-prob for each token")):
+        behave(how)
+        assert words in run(*argv, expect=1).stderr
+        assert not (tmp_path / "x").exists()
+
+
+def test_vllm_is_told_in_its_own_words(policy, behave, tmp_path):
+    behave("vllm")
+    run_of_one_step = SimpleNamespace(step=1, folder=RunFolder(tmp_path / "run"))
+    server = RolloutServer(policy, policy.optimizer, run_of_one_step)
+    server.introduce()
+    server.weights_of, server.salt, server.latest = 0, "other weights", policy.server.latest
+    (tmp_path / "run").mkdir()
+    server.sample(policy.task.training_problems(0, 1, 1), 4, 77)
+    assert server.is_vllm and (tmp_path / "run/serve/step_000000/model.safetensors").is_file()
+    assert server.salt != "other weights" and server.weights_of == 1
+
+
+def test_a_run_whose_server_failed_goes_on_as_if_it_had_not(tmp_path, address, behave,
+                                                             monkeypatch):
+    argv = [*FLAGS, "--rollouts", address]
+    run(*argv, "--out", tmp_path / "whole")
+    sample = RolloutServer.sample
+
+    def fails_at_three(server, problems, answers, seed):
+        behave("halved" if server.run.step == 3 else "")
+        return sample(server, problems, answers, seed)
+
+    monkeypatch.setattr(RolloutServer, "sample", fails_at_three)
+    argv += ["--out", tmp_path / "broken"]
+    assert "closed in the middle" in run(*argv, expect=1).stderr
+    assert len(lines(tmp_path / "broken/metrics.jsonl")) == 2
+    monkeypatch.setattr(RolloutServer, "sample", sample)
+    behave("")
+    assert "going on after step 2" in run(*argv, "--continue").stdout
+    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+OTHER_WEIGHTS = "it does not have the weights that it was told to load"
+
+
+@pytest.mark.parametrize("how", ["deaf", "vllm in part"])
+def test_a_server_that_keeps_old_weights_is_told_before_their_answers_are_trained_on(
+        tmp_path, address, behave, how):
+    argv = [*FLAGS, "--rollouts", address, "--out", tmp_path / "x"]
+    run(*argv, "--steps", "1")  # it loads --model
+    behave(how)
+    argv = ["--resume", tmp_path / "x", "--steps", "3"]
+    said = run(*argv, expect=1).stderr
+    assert OTHER_WEIGHTS in said and len(lines(tmp_path / "x/metrics.jsonl")) == 1
+    behave("")
+    assert "done." in run(*argv).stdout
+
+
+def test_a_server_with_another_model_is_told_before_anything_is_written(tmp_path, policy, address,
+                                                                        behave):
+    policy.server.load(policy.folder)  # another model than that of FLAGS
+    behave("deaf")
+    argv = [*FLAGS, "--rollouts", address, "--out", tmp_path / "x"]
+    assert OTHER_WEIGHTS in run(*argv, expect=1).stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_two_trainings_do_not_train_on_each_others_answers(tmp_path, address, monkeypatch):
+    """The other one has the server load its weights while it samples."""
+    argv = [*FLAGS, "--rollouts", address, "--learning_rate", "0.003"]
+    run(*argv, "--out", tmp_path / "other", "--seed", "1")
+    fill = RolloutServer.fill
+
+    def exchanged(server, sampled, prompts, seed):
+        if server.weights_of == 2:
+            weights = tmp_path / "other/serve/step_000002"
+            server.client.post("/update_weights_from_disk", {"model_path": str(weights)})
+        fill(server, sampled, prompts, seed)
+
+    monkeypatch.setattr(RolloutServer, "fill", exchanged)
+    assert OTHER_WEIGHTS in run(*argv, "--out", tmp_path / "x", expect=1).stderr
+    assert len(lines(tmp_path / "x/metrics.jsonl")) == 1
+
+
+def test_a_gap_far_above_that_of_the_first_step_is_told_once(policy, capsys):
+    server = RolloutServer(policy, policy.optimizer, SimpleNamespace(step=1))
+    server.usual = 0.001
+    rollouts = ask(policy)
+    capsys.readouterr()
+    for step, apart in enumerate([0.001, 0.002, 0.02, 0.02], 1):
+        server.weights_of = step
+        server.look(replace(rollouts, log_prob=rollouts.log_prob - apart * rollouts.mask), step)
+        assert ("note: the server's log-probs are 0.02" in capsys.readouterr().out) == (step == 3)
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["--rollouts", "http://me:secret@127.0.0.1:8000"], "cannot hold a user or a password"),
+    (["--rollouts", "localhost:8000"], "localhost:8000 should be http://HOST:PORT"),
+    (["--rollouts", "file:///etc/passwd"], "should be http://HOST:PORT"),
+    (["--rollouts", "http://127.0.0.1:8000/v1"], "with nothing behind it"),
+    (["--rollouts", "http://127.0.0.1:65536"], "should be http://HOST:PORT"),
+    (["--rollouts", "http://127.0.0.1:8000", "--temperature", "0.5"], "--temperature 0.5 has to"),
+    (["--rollouts", "http://127.0.0.1:8000", "--loss", "dpo", "--pairs", "x"], "no effect without"),
+    (["--rollouts_every", "2"], "--rollouts_every has no effect without --rollouts http")])
+def test_what_cannot_work_is_refused(tmp_path, argv, words):
+    said = run(*FLAGS, "--out", tmp_path / "x", *argv, expect=1).stderr
+    assert words in said and "secret" not in said and not (tmp_path / "x").exists()
+
+
+def test_addresses_that_can_be():
+    for text in ("http://localhost", "https://gpu-1.example.org:8443", "http://[::1]:8000"):
+        assert read_address(text, "--rollouts") == text
+    assert read_address("http://localhost:8000/", "--rollouts") == "http://localhost:8000"
+
+
+def test_two_processes_ask_once_and_train_on_the_same_answers(tmp_path, address):
+    argv = [*FLAGS, "--questions", "2", "--steps", "2", "--rollouts", address]
+    run(*argv, "--out", tmp_path / "alone")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+               "--master_port", str(free_port()), ROOT / "train.py"]
+    process = subprocess.run([*command, *map(str, argv), "--out", tmp_path / "two"],
+                             capture_output=True, text=True, cwd=ROOT,
+                             env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert process.returncode == 0, process.stdout + process.stderr
+    alone, two = lines(tmp_path / "alone/metrics.jsonl"), lines(tmp_path / "two/metrics.jsonl")
+    for mine, ours in zip(alone, two, strict=True):
+        assert ours["sampler_gap"] < 1e-5
+        for name in ("reward", "tokens", "entropy", "gradient_norm"):
+            assert ours[name] == pytest.approx(mine[name], abs=1e-5), name

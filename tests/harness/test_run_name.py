@@ -1,0 +1,138 @@
+"""The name of a run's folder: what is not at its default is in it, and nothing else."""
+import json
+import os
+import re
+import shutil
+
+import pytest
+
+from conftest import ROOT
+from harness.command_line import read_flags
+from harness.files import PROJECT
+from harness.run_name import short, shortened
+from harness.settings import OPTIONS, make_settings
+
+TINY = str(ROOT / "models/tiny")
+
+
+def name_of(*argv):
+    return make_settings(read_flags(list(argv))).folder.name
+
+
+@pytest.mark.parametrize("argv, name", [
+    ("--learning_rate 0.001", "none-grpo-lr1e-3-s0"),
+    ("--steps 30 --seed 2", "none-grpo-steps30-s2"),
+    ("--task tools.descending --largest 9", "descending-none-grpo-largest9-s0"),
+    ("--max_number 9 --kl 0.1", "none-grpo-kl0.1-max_number9-s0"),
+    ("--device cuda:1 --dtype bfloat16", "none-grpo-cuda_1.af20fe-bfloat16-s0"),
+    ("--data own.jsonl --temperature 2", "none-grpo-own.jsonl-temperature2-s0"),
+    ("--mitigation entropy_weighted --entropy_temp 0.5 --max_grad_norm 0",
+     "entropy_weighted-entropy_temp0.5-grpo-max_grad_norm0-s0"),
+    ("--mitigation inverse_logprob_as_published --rescale none",
+     "inverse_logprob_as_published-grpo-s0"),
+    ("--rollouts http://gpu1:8000 --rollouts_every 4", "none-grpo-rollouts-rollouts_every4-s0"),
+    ("--loss dpo --answers 4", "none-grpo-lossdpo-answers4-s0")])
+def test_what_is_not_at_its_default_is_in_the_name(argv, name):
+    assert name_of(*argv.split()) == name
+
+
+def test_the_default_is_that_of_the_model(monkeypatch):
+    """models/tiny learns at 0.00025 for 100 steps; without a recipe 5e-06 is the default."""
+    assert name_of("--learning_rate", "0.00025", "--questions", "16") == "none-grpo-s0"
+    assert name_of("--learning_rate", "5e-6") == "none-grpo-lr5e-6-s0"
+    monkeypatch.chdir(PROJECT)
+    bare = ["--model", "models/Bare-0.5B"]
+    assert name_of(*bare, "--learning_rate", "5e-6") == "Bare-0.5B-none-grpo-s0"
+    assert name_of(*bare, "--learning_rate", "0.0005") == "Bare-0.5B-none-grpo-lr5e-4-s0"
+
+
+def test_a_flag_of_a_recipe_is_at_its_default_however_it_is_written(tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps({"values_every": 16, "learning_rate": 1}))
+    flags = ["--model", str(tmp_path), "--advantage", "vine"]
+    name = name_of(*flags)
+    assert name == name_of(*flags, "--values_every", "16") and name.endswith("-none-vine-s0")
+    assert name_of(*flags, "--values_every", "line") == \
+        name.replace("-s0", "-values_everyline-s0")
+
+
+@pytest.mark.parametrize("flag", ["threads", "micro_batch", "sample_every", "checkpoint_every"])
+def test_what_changes_no_result_is_not_in_the_name(flag):
+    assert name_of(f"--{flag}", "3") == "none-grpo-s0"
+
+
+@pytest.mark.parametrize("name", [name for name, flag in OPTIONS.items() if flag.changes_result])
+def test_every_other_flag_names_another_folder(name):
+    """Whatever it is: two runs that differ in it do not meet."""
+    flag = OPTIONS[name]
+    beside = {"clip_low": ["--epochs", "2"], "clip_high": ["--epochs", "2"],
+              "kl_kind": ["--kl", "0.1"], "dpo_beta": ["--loss", "dpo"],
+              "pairs": ["--loss", "dpo"],
+              "rescale": ["--mitigation", "random"],
+              "rollouts_every": ["--rollouts", "http://127.0.0.1:8000"]}.get(name, [])
+    values = {bool: "yes", int: "3", float: "0.625", str: "anything"}
+    value = {"task": "tools.descending", "device": "cuda"}.get(name, values[flag.type])
+    if flag.choices:
+        value = [choice for choice in flag.choices if choice != flag.default][-1]
+    if name == "placebo":
+        value = "advantages"
+    assert name_of(*beside, f"--{name}", value) != name_of(*beside)
+
+
+def test_a_model_is_named_by_its_folder_and_a_checkpoint_by_its_run_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    assert name_of("--model", "models/Other-0.5B") == "Other-0.5B-none-grpo-s0"
+    assert name_of("--model", "runs/mine/checkpoints/step_000025") == \
+        "mine-step_000025-none-grpo-s0"
+    shutil.copytree(TINY, tmp_path / "tiny")
+    assert re.fullmatch(r"tiny\.\w{6}-none-grpo-s0", name_of("--model", str(tmp_path / "tiny")))
+    monkeypatch.chdir(PROJECT / "models")
+    for path in ("tiny", "../models/tiny/", TINY, "models/tiny"):
+        assert name_of("--model", path) == "none-grpo-s0"
+
+
+@pytest.mark.parametrize("flags, paths", [
+    (["--data"], ["a/x.jsonl", "b/x.jsonl", "x.jsonl", "/c/x.jsonl", "models/x.jsonl"]),
+    (["--loss", "dpo", "--pairs"], ["a/x.jsonl", "b/x.jsonl", "x.jsonl"]),
+    (["--model"], ["models/x", "x", "/a/x", "/b/x"]),
+    (["--model"], [f"{runs}/mine/checkpoints/step_000025" for runs in ("runs", "/a", "a/runs")])])
+def test_paths_that_end_alike_name_different_folders(flags, paths, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    names = [name_of(*flags, path) for path in paths]
+    assert len(set(names)) == len(names)
+    assert names == [name_of(*flags, os.path.abspath(path)) for path in paths]
+
+
+def test_numbers_are_short_and_lose_no_digit():
+    values = [0.001, 5e-6, 0.5, 2.0, 0.01, 0.00015, 1e9, 0.0, 7, "line"]
+    assert list(map(short, values)) == ["1e-3", "5e-6", "0.5", "2", "0.01", "1.5e-4", "1e9", "0",
+                                        "7", "line"]
+    assert float(short(0.1 + 0.2)) == 0.1 + 0.2
+
+
+def test_a_long_name_ends_in_a_hash_of_it_all():
+    first, second = (shortened("-".join(["none-grpo", "x" * 70, "y" * 9, value]), "-s12")
+                     for value in ("steps1", "steps2"))
+    assert first.startswith("none-grpo-" + "x" * 70 + "-") and first.endswith("-s12")
+    assert first != second and len(first) <= 100 and "y" not in first
+    assert len(shortened("模" * 90, "-s0").encode()) <= 100
+    assert shortened("x" * 97, "-s0") == "x" * 97 + "-s0"
+
+
+def test_a_name_is_not_in_config_json_and_the_model_of_a_recipe_is():
+    settings = make_settings({"steps": 3})
+    assert "defaults" not in settings.to_json() and "own" not in settings.to_json()
+    assert list(settings.to_json())[:len(OPTIONS)] == list(OPTIONS)
+
+
+def test_the_table_of_the_page_is_right(tmp_path, monkeypatch):
+    (tmp_path / "models/Qwen2.5-0.5B-Instruct").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("harness.run_name.PROJECT", tmp_path)
+    readme = (ROOT / "README.md").read_text()
+    assert "--task tools.descending --steps 30\n" in readme
+    assert f"`runs/{name_of('--task', 'tools.descending', '--steps', '30')}`" in readme
+    page = (ROOT / "docs/credit_files.md").read_text()
+    rows = re.findall(r"^\| `python train.py ?([^`]*)` \| `runs/([^`]*)` \|$", page, flags=re.M)
+    assert len(rows) == 5
+    for command, name in rows:
+        assert name_of(*command.split()) == name
