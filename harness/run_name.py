@@ -109,7 +109,11 @@ def model_part(model: str, default: str) -> list[str]:
     folder = find_folder(model)
     if os.path.realpath(folder) == os.path.realpath(find_folder(default)):
         return []
-    return [path_part(folder, usual="models")]
+    return [model_name(folder)]
+
+
+def model_name(folder: Path) -> str:
+    return path_part(folder, usual="models")
 
 
 def shortened(name: str, ending: str) -> str:

@@ -14,7 +14,7 @@ from harness.identity import run_id_of
 from runs import lines, older, run
 from tools import sample
 
-FLAGS = ["--steps", "4", "--eval_every", "4", "--checkpoint_every", "2", "--sample_every", "1"]
+FLAGS = ["--steps", "4", "--eval_every", "3", "--checkpoint_every", "2", "--sample_every", "1"]
 
 
 @pytest.fixture(scope="module")

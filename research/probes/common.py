@@ -22,15 +22,16 @@ import torch
 from analysis.page import report_body, write_page
 from analysis.tables import Table
 from engine.errors import UserError
-from harness.files import is_there, replace_text, whole_folder
-from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from engine.files import replace_text, whole_folder
+from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from engine.program import run_as_program
 from engine.forward import Forward, response_log_probs
 from engine.lab import Lab, derived_seed, make_lab
 from harness.progress import show_status
 from engine.rollouts import Rollouts
-from harness.provenance import provenance
-from harness.run_name import path_part
-from harness.settings import make_settings
+from engine.provenance import provenance
+from engine.run_name import model_name
+from engine.settings import make_settings
 from grpo import grpo
 from research.probes.screen import command_of, print_findings, quick_words
 
@@ -112,11 +113,11 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
     """The one asked for, or one named by probe, model and seed. It must not exist yet."""
     parts = [name, f"s{args.seed}"]
     if hasattr(args, "model"):
-        parts.insert(1, path_part(args.model, usual="models"))
+        parts.insert(1, model_name(Path(args.model)))
     if args.quick:
         parts.append("quick")
     folder = Path(args.out or f"results/{'-'.join(parts)}")
-    if is_there(folder):
+    if folder.exists():
         raise UserError(f"{folder} exists already: name another with --out, or remove it")
     return folder
 

@@ -26,13 +26,13 @@ import train
 from analysis.plots import COLOURS, panels, save, whole_steps
 from analysis.statistics import Estimate, estimate, mean_over
 from analysis.tables import Table, by_row
-from harness.credit_file import checkpoint_folders, credit_steps, read_columns
+from engine.credit_file import credit_steps
+from engine.credit_file import read_columns
 from engine.errors import UserError
-from harness.files import is_file
-from harness.flags import Flag
+from engine.flags import Flag
 from engine.lab import Lab
-from harness.progress import Progress
-from harness.run_folder import run_config
+from engine.progress import Progress
+from engine.run_folder import run_config, step_of
 from research.probes.common import QUICK_TOKENS, Probe, gradients, sample_batch
 from research.probes.pictures import legend_under
 
@@ -152,9 +152,11 @@ def verdict(change: Estimate, sign: int = 1) -> str:
 def checkpoints(run: Path) -> dict[int, Path]:
     """By step the first, the middle and the last; the model the run began with is step 0."""
     start, paths = Path(run_config(run)["model"]), {}
-    if is_file(start / "config.json"):
+    if (start / "config.json").is_file():
         paths[0] = start
-    paths |= checkpoint_folders(run)
+    for path in run.glob("checkpoints/step_*"):
+        if step_of(path) is not None:
+            paths[step_of(path)] = path
     steps = sorted(paths)
     if not steps:
         return {}
