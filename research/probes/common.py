@@ -11,6 +11,7 @@ A probe is a module with four things; python -m research NAME calls its `main`:
         run_probe("my_probe", __doc__, FLAGS, measure, argv)
 """
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,19 +21,18 @@ from types import SimpleNamespace
 import torch
 
 from analysis.page import report_body, write_page
-from analysis.tables import Table
+from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from engine.files import replace_text, whole_folder
 from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.forward import Forward, response_log_probs
 from engine.lab import Lab, derived_seed, make_lab
 from engine.progress import show_status
-from engine.rollouts import Rollouts
 from engine.provenance import provenance
+from engine.rollouts import Rollouts
 from engine.run_name import model_name
 from engine.settings import make_settings
 from grpo import grpo
-from research.probes.screen import command_of, print_findings, quick_words
 
 COMMON = {
     "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
@@ -78,34 +78,33 @@ class Probe:
 
 def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Probe], Findings],
               argv: list[str], common: dict[str, Flag] = COMMON) -> None:
-    """Read the flags, measure, and write the findings into a folder."""
-    known = {**common, **flags, **folder_flags(name, common)}
+    """Read the flags, measure, and write the findings into a folder, which appears whole or not at
+    all."""
+    usual = f"results/{name}-<model>-s<seed>" if "model" in common else f"results/{name}-s<seed>"
+    known = {**common, **flags,
+             "out": Flag(None, f"a new folder, by default {usual}"),
+             "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
+             "all": Flag(False, "print every table, not only findings")}
     typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
     args = with_defaults(typed, known, quick=typed.get("quick", False))
-    measure_into_folder(name, args, measure, command_of(name, typed))
-
-
-def folder_flags(name: str, common: dict[str, Flag]) -> dict[str, Flag]:
-    usual = f"results/{name}-<model>-s<seed>" if "model" in common else f"results/{name}-s<seed>"
-    return {"out": Flag(None, f"a new folder, by default {usual}"),
-            "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
-            "all": Flag(False, "print every table, not only findings")}
-
-
-def measure_into_folder(name: str, args: SimpleNamespace, measure: Callable[[Probe], Findings],
-                        command: str) -> None:
-    """The folder appears whole, or not at all. `command` is the one that measures in earnest."""
-    folder, start = choose_folder(name, args), time.monotonic()
+    command, start = command_of(name, typed), time.monotonic()
+    folder = choose_folder(name, args)
     with whole_folder(folder) as unfinished:
         findings = measure(Probe(args, unfinished))
         show_status("")
         seconds = time.monotonic() - start
         write_findings(unfinished, name, args, findings, seconds, command)
-    print_findings(findings, summary_of(findings), args, command)
-    print(f"\n{seconds:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}; "
-          f"pictures beside them: {len(findings.pictures)}")
+    print_findings(findings, args, command)
+    print(f"\n{seconds:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}")
     if not args.all:
         print("--all prints every table")
+
+
+def command_of(name: str, typed: dict) -> str:
+    """The command that was typed, without --quick and what belongs to it alone."""
+    flags = [f" --{flag} {shlex.quote(str(value))}" for flag, value in typed.items()
+             if flag not in ("quick", "all", "out")]
+    return f"python -m research {name}{''.join(flags)}"
 
 
 def choose_folder(name: str, args: SimpleNamespace) -> Path:
@@ -123,11 +122,11 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
 
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
-    """Write the page and numbers.json."""
+    """Write the page and numbers.json. `command` is the one that measures in earnest."""
     title, intro, summary = findings.title, list(findings.intro), summary_of(findings)
     if args.quick:
         title = f"{title} (a quick look)"
-        intro.insert(0, quick_words(findings.takes, command))
+        intro.insert(0, quick_words(findings, command))
     body = report_body(intro, summary, findings.tables, findings.pictures, findings.places,
                        bool(findings.episodes))
     write_page(folder / "report.html", title, body, findings.episodes)
@@ -138,13 +137,34 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
 
+def print_findings(findings: Findings, args: SimpleNamespace, command: str) -> None:
+    """The findings and the first table that belongs to them, as much as a screen holds. A quick
+    look measures too little for findings: it prints what shows that the probe works."""
+    quick = [quick_words(findings, command)] if args.quick else []
+    if args.all:
+        show([findings.title, *quick, *findings.intro], findings.tables, summary_of(findings))
+        return
+    print(f"{findings.title}\n")
+    if args.quick:
+        checks = [table.finding.splitlines()[0] for table in findings.tables
+                  if table.name in findings.checks]
+        show_in_short([f"Measured: {findings.intro[0]}", *checks, *quick], [])
+    else:
+        first = [table for table in findings.tables if table.name in findings.short[:1]]
+        show_in_short([*findings.intro[:1], *summary_of(findings)], first)
+
+
+def quick_words(findings: Findings, command: str) -> str:
+    """What a quick look is worth, and how to get more."""
+    return ("A quick look: its numbers show that the probe works, and nothing else. A real answer "
+            f"takes {findings.takes}: {command}")
+
+
 def summary_of(findings: Findings) -> list[str]:
     """One idea a line, in the order of the tables."""
-    summary = []
-    for table in findings.tables:
-        if table.name in findings.short:
-            summary += table.finding.splitlines()
-    return list(dict.fromkeys(summary))
+    lines = [line for table in findings.tables if table.name in findings.short
+             for line in table.finding.splitlines()]
+    return list(dict.fromkeys(lines))
 
 
 def sample_batch(lab: Lab, step: int, questions: int, answers: int) -> Rollouts:
