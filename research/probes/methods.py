@@ -1,4 +1,4 @@
-"""The arms that are compared: every --mitigation and every --advantage, as a run has it."""
+"""The methods that are compared: every --mitigation and every --advantage, as a run has it."""
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from engine.lab import Lab
 from engine.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
 from engine.rollouts import Rollouts
 
-IN_OTHER_ARMS = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo
+ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo
 
 
 def choices() -> tuple[dict, dict]:
@@ -20,11 +20,8 @@ def choices() -> tuple[dict, dict]:
 
 
 def in_order(functions: dict) -> dict:
-    """Functions as they stand, then classes by name.
-
-    Arms that draw random numbers draw one after another, so the order must not depend on which
-    module was imported first.
-    """
+    """Functions as they stand, then classes by name: methods draw random numbers one after
+    another, so the order must not depend on which module was imported first."""
     classes = sorted(name for name, function in functions.items() if inspect.isclass(function))
     names = [*(name for name in functions if name not in classes), *classes]
     return {name: functions[name] for name in names}
@@ -36,40 +33,34 @@ def rescaling(name: str) -> str:
 
 
 @dataclass
-class Arms:
+class Methods:
     """Weightings are paired with plain GRPO's advantage, advantages with weights of 1."""
     mitigations: dict[str, Callable]
     advantages: dict[str, Callable]
 
     def weights(self, lab: Lab, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each weighting, as the loss would take it."""
-        weights = {}
-        for name, mitigation in self.mitigations.items():
-            if name not in without:
-                weights[name] = token_weight(mitigation, name, rollouts, lab, rescaling(name))[0]
-        return weights
+        return {name: token_weight(mitigation, name, rollouts, lab, rescaling(name))[0]
+                for name, mitigation in self.mitigations.items() if name not in without}
 
-    def credits(self, lab: Lab, rollouts: Rollouts) -> dict[str, torch.Tensor]:
+    def credits(self, lab: Lab, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each advantage."""
         return {name: call_choice(advantage, f"the advantage {name}", rollouts, lab)
-                for name, advantage in self.advantages.items()}
+                for name, advantage in self.advantages.items() if name not in without}
 
     def coefficients(self, lab: Lab, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """What multiplies each token's gradient: weight * advantage, over the number of answers."""
         products = {name: weight * rollouts.advantage
                     for name, weight in self.weights(lab, rollouts, without).items()}
-        products |= self.credits(lab, rollouts)
+        products |= self.credits(lab, rollouts, without)
         return {name: product / len(rollouts.mask) for name, product in products.items()}
 
 
-def make_arms(lab: Lab, oracle_k: int) -> Arms:
+def make_methods(lab: Lab, oracle_k: int = 1) -> Methods:
     """All flags at their defaults, but for the oracle's number of continuations."""
     mitigations, advantages = choices()
     flags = {"oracle": {"oracle_k": oracle_k}}
-    arms = Arms({}, {})
-    for name, function in mitigations.items():
-        arms.mitigations[name] = make(function, flags.get(name, {}), lab)
-    for name, function in advantages.items():
-        if name not in IN_OTHER_ARMS:
-            arms.advantages[name] = make(function, {}, lab)
-    return arms
+    return Methods({name: make(chosen, flags.get(name, {}), lab)
+                    for name, chosen in mitigations.items()},
+                   {name: make(chosen, {}, lab) for name, chosen in advantages.items()
+                    if name not in ALIKE})
