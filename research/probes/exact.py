@@ -32,7 +32,7 @@ from engine.errors import UserError
 from engine.progress import Progress
 from grpo import gradient_size
 from research.probes.batches import (
-    Batches, Estimator, Listed, estimator, gamma_noise, list_advantages, list_weights, placebo)
+    Batches, Estimator, Listed, estimator, list_advantages, list_weights)
 from research.probes.common import COMMON, Findings, Flag, Probe, run_probe
 from research.probes.pictures import more_ticks, name_points
 from research.probes.world import World, make_world
@@ -72,13 +72,13 @@ def measure(probe: Probe) -> Findings:
     weights = list_weights(world, batches, advantages.values["grpo"],
                            lambda share: progress("weights", share))
     progress("sums")
-    weighted = placebo_table(world, batches, advantages.values["rloo"], weights)
+    weighted = weighting_table(world, batches, advantages.values["rloo"], weights)
     tables = [identities(world, batches, advantages.values),
               advantage_table(world, batches, advantages), weighted]
     return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND], tables,
-                    ("identities", "advantages", "placebos"), ("identities", "advantages"),
+                    ("identities", "advantages", "weightings"), ("identities", "advantages"),
                     "about a minute", [draw(weighted, probe.folder)],
-                    {"placebos": ("cosine_and_noise",)})
+                    {"weightings": ("cosine_and_noise",)})
 
 
 def in_numbers(world: World, batches: Batches) -> str:
@@ -89,7 +89,7 @@ def in_numbers(world: World, batches: Batches) -> str:
 
 
 def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table:
-    """Advantages with weights of 1; the last rows are rloo, divided or mixed up in other ways."""
+    """Advantages with weights of 1; the last rows are rloo, divided in other ways."""
     def numbers(factor: torch.Tensor) -> list[float]:
         return measures(world, estimator(world, batches, factor / batches.which.shape[1]))
 
@@ -100,48 +100,34 @@ def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table
     rloo, length = advantages.values["rloo"], world.rollouts.length.double()[batches.which]
     by_token = world.mean_length / length.mean(1)[:, None, None]
     by_sequence = world.mean_length / length[..., None]
-    shuffled = rloo[..., :1].mean(1, keepdim=True).expand_as(rloo)  # on average, the group's mean
     rows += [["rloo, --loss_norm token", *numbers(by_token * rloo)],
-             ["rloo, --loss_norm sequence", *numbers(by_sequence * rloo)],
-             ["rloo, shuffled in the group", numbers(shuffled)[0], None, None]]
-    notes = [
-        "critics know V exactly, wrong ones a random number for each index; vine has segments of "
-        "two tokens and exact values; --loss_norm token and sequence are scaled by the mean "
-        "length; shuffled: advantages that change places leave a mean estimate of nothing",
-        *why_not(advantages)]
+             ["rloo, --loss_norm sequence", *numbers(by_sequence * rloo)]]
     return Table("advantages", "Advantages, all weights 1",
                  by_row({"advantage": "", **MEASURES}, rows),
                  f"Without bias: {', '.join(row[0] for row in unbiased)}.\n"
-                 f"Among these {quietest[0]} has the least noise: {quietest[3]:.2f}.", notes)
+                 f"Among these {quietest[0]} has the least noise: {quietest[3]:.2f}.",
+                 ["critics know V exactly, wrong ones a random number for each index; vine has "
+                  "segments of two tokens and exact values; --loss_norm token and sequence are "
+                  "scaled by the mean length", *why_not(advantages)])
 
 
-def placebo_table(world: World, batches: Batches, rloo: torch.Tensor, weights: Listed) -> Table:
-    """Each weighting with the advantage rloo, beside its own weights in random order."""
-    rows, G = [], batches.which.shape[1]
-    for name, weight in weights.values.items():
-        own = measures(world, estimator(world, batches, weight * rloo / G))
-        shuffled = placebo(world, batches, rloo, weight).against(world.gradient)["noise"]
-        rows.append([name, *own, shuffled, own[2] / shuffled])
-    reasons = dict(weights.reasons)
-    if reasons.pop("random", None):  # drawn, and still exact: its moments are known
-        rows.append(["random", *measures(world, gamma_noise(world, batches, rloo)), None, None])
-    [[_, _, _, plain, *_]] = [row for row in rows if row[0] == "none"]
+def weighting_table(world: World, batches: Batches, rloo: torch.Tensor, weights: Listed) -> Table:
+    """Each weighting with the advantage rloo."""
+    G = batches.which.shape[1]
+    rows = [[name, *measures(world, estimator(world, batches, weight * rloo / G))]
+            for name, weight in weights.values.items()]
+    plain = next(row[3] for row in rows if row[0] == "none")
     keep = [row[0] for row in rows if 1 - row[2] < HOLDS]
-    quieter = [row[0] for row in rows if row[0] != "none" and row[3] < plain]
-    than_placebo = [row[0] for row in rows if row[5] is not None and row[5] < 1 - HOLDS]
-    rows += [[name, "n/a", "n/a", "n/a", "n/a", "n/a"] for name in reasons]
-    formats = {"mitigation": "", **MEASURES, "of its placebo": ".2f", "ratio": ".2f"}
+    quieter = [row[0] for row in rows if row[3] < plain * (1 - HOLDS)]
+    rows += [[name, "n/a", "n/a", "n/a"] for name in weights.reasons]
     return Table(
-        "placebos", "Weightings, with the advantage rloo", by_row(formats, rows),
+        "weightings", "Weightings, with the advantage rloo",
+        by_row({"mitigation": "", **MEASURES}, rows),
         f"Weightings that keep the true direction: {', '.join(keep)}.\n"
-        f"Less noise than no weighting ({plain:.2f}): {', '.join(quieter) or 'none'}.\n"
-        f"Less noise than its placebo: {', '.join(than_placebo) or 'none'}.",
-        ["placebo: its own weights in random order over the batch's tokens; weights are rescaled "
-         "to mean 1 over a batch, which here is one group (as published: never); lambda_grpo at "
-         "lambda = 1; oracle knows the true credit; a weighting that looks at the advantage sees "
-         "that of grpo", *why_not(Listed({}, reasons))],
-        {"mitigation": "weighting", "of its placebo": "noise of its placebo",
-         "ratio": "noise over its placebo's"})
+        f"Less noise than no weighting ({plain:.2f}): {', '.join(quieter) or 'none'}.",
+        ["weights are rescaled to mean 1 over a batch, which here is one group (as published: "
+         "never); lambda_grpo at lambda = 1; oracle knows the true credit; a weighting that looks "
+         "at the advantage sees that of grpo", *why_not(weights)], {"mitigation": "weighting"})
 
 
 def measures(world: World, of: Estimator) -> list[float]:

@@ -54,10 +54,10 @@ def planted_lab(seed: int, length: int, keys: int = 3, config: ModelConfig = SMA
     s = Settings(**{**usual, **settings, "model": "planted", "seed": seed})
     model, cues = fresh_model(config, seed, keys)
     draw = random.Random(f"planted {seed}")
+    vocabulary = {symbol: i for i, symbol in enumerate(SYMBOLS)}
     lab = PlantedLab(
         settings=s, folder=None, model=model, task=None,
-        tokenizer=Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(SYMBOLS)},
-                                             unk_token=SYMBOLS[0])),
+        tokenizer=Tokenizer(models.WordLevel(vocabulary, unk_token=SYMBOLS[0])),
         optimizer=torch.optim.AdamW(model.parameters(), lr=s.learning_rate, weight_decay=0.0),
         length=length,
         keys=[(2 * j + 1) * length // (2 * keys) for j in range(keys)],
@@ -82,12 +82,9 @@ def add_cues(model: Qwen2, cues: torch.Tensor, keys: list[int], length: int) -> 
 
     Token t stands at position 1 + t, after the prompt, and is predicted at position t.
     """
-    cue = cues[-1].repeat(length + 1, 1)
-    visible = torch.zeros(length + 1, 1)
-    visible[0] = 1
-    for j, t in enumerate(keys):
-        cue[t] = cues[j]
-        visible[1 + t] = 1
+    cue, visible = cues[-1].repeat(length + 1, 1), torch.zeros(length + 1, 1)
+    cue[keys] = cues[:-1]
+    visible[[0, *(1 + t for t in keys)]] = 1
     latest = {}  # the positions of the forward pass that is under way
 
     def note_positions(decoder, inputs):
@@ -113,23 +110,21 @@ def draw_answers(lab: PlantedLab, count: int, seed: int) -> Generation:
     drawn = Generation.empty(count, lab.length, "cpu")
     rows, live = torch.arange(count), torch.ones(count, dtype=torch.bool)
     no_stop = torch.empty(0, dtype=torch.long)
-    prompt, start = torch.tensor(PROMPT).expand(count, 1), 0
-    for end in (*(t + 1 for t in lab.keys), lab.length):
+    prompt, ends = torch.tensor(PROMPT).expand(count, 1), [*(t + 1 for t in lab.keys), lab.length]
+    for start, end in zip([0, *ends], ends):
         ids = torch.cat([prompt, drawn.tokens[:, :-1]], 1)
         logits = lab.model(ids[:, :end])  # (B, end, V)
         for t in range(start, end):
             distribution = Distribution(logits[:, t])
             token = distribution.pick(uniform[:, t])
             drawn.record(rows, live, t, token, distribution, stop=no_stop)
-        start = end
     return drawn
 
 
-def sample_planted(lab: PlantedLab, step: int, questions: int | None = None,
-                   answers: int | None = None) -> Rollouts:
-    """A batch with plain GRPO's advantages and the true credit; its problems are all the same."""
+def sample_planted(lab: PlantedLab, step: int, Q: int, G: int) -> Rollouts:
+    """G answers to each of Q problems, which are all the same, with plain GRPO's advantages and the
+    true credit."""
     s = lab.settings
-    Q, G = questions or s.questions, answers or s.answers
     drawn = draw_answers(lab, Q * G, derived_seed("planted", s.seed, step))
     rows = drawn.tokens.tolist()
     texts = [[SYMBOLS[i] for i in row] for row in rows]
@@ -158,13 +153,12 @@ def true_rewards(lab: PlantedLab, rollouts: Rollouts) -> torch.Tensor:
 @torch.no_grad()
 def worths(lab: PlantedLab) -> dict[tuple[int, ...], float]:
     """What an answer is worth whose first keys are these: V of every prefix, by its keys alone."""
-    symbols, last = range(len(SYMBOLS)), len(lab.keys) - 1
-    paths = list(itertools.product(symbols, repeat=last))  # all keys but the last
+    symbols, K = range(len(SYMBOLS)), len(lab.keys)
+    paths = list(itertools.product(symbols, repeat=K - 1))  # all keys but the last
     probability = key_probabilities(lab, paths)
-    worth = {}
-    for path in itertools.product(symbols, repeat=last + 1):
-        worth[path] = sum(a == b for a, b in zip(path, lab.right)) / len(lab.keys)
-    for j in range(last, -1, -1):
+    worth = {path: sum(a == b for a, b in zip(path, lab.right)) / K
+             for path in itertools.product(symbols, repeat=K)}
+    for j in reversed(range(K)):
         for i, path in enumerate(paths):
             if not any(path[j:]):  # one path of those that begin alike
                 prefix, chances = path[:j], probability[i][j]
