@@ -155,7 +155,8 @@ def test_advantages_with_exact_values_by_definition(world, pairs, advantages):
     mask, V = world.rollouts.mask[pairs.which], world.worth[pairs.which]
     reward = world.rollouts.reward.double()[pairs.which][..., None]
     whole = torch.stack([V[..., 2] - V[..., 0]] * 2, -1)
-    expected = {"critic": reward - V[..., :-1], "one-step": V[..., 1:] - V[..., :-1], "vine": whole}
+    expected = {"critic": reward - V[..., :-1], "one-step": V[..., 1:] - V[..., :-1], "vine": whole,
+                "hindsight": ((V[..., 1:] + 0.01) / (V[..., :-1] + 0.01)).log()}
     for name, credit in expected.items():
         torch.testing.assert_close(advantages[name], credit * mask, rtol=0, atol=1e-6)
 

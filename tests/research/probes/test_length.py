@@ -56,6 +56,7 @@ def test_every_method_spends_the_same_tokens(method):
     budget = 3 * 2 * 4 * 8
     assert curve[-2][0] < budget <= curve[-1][0]
     assert curve[0] == of_grpo[0]
+    assert (curve[1][1] == of_grpo[1][1]) == (method == "grpo")  # the step is its own
     if method == "monte carlo":  # its continuations count
         assert curve[1][0] > 2 * 4 * 8
     else:

@@ -16,7 +16,8 @@ from research.probes.common import run_probe
 from research.probes.credit import MeasuredTokens, mean_product
 from research.probes.direction import Directions
 from research.probes.methods import Methods, choices, make_methods
-from research.probes.scoreboard import AGAIN, checks_table, decided_table, score, scores_table
+from research.probes.scoreboard import (
+    AGAIN, checks_table, decided_table, score, scores_in_words, scores_table)
 
 
 def by_hand(copies=1):
@@ -104,6 +105,15 @@ def test_methods_that_are_constant_in_an_answer_say_so():
     assert table.finding.startswith("No weight differs within answers")
 
 
+def test_the_words_name_the_best_that_does_not_measure_the_credit():
+    indices = {name: Estimate(value, value - 0.1, value + 0.1, 0.5) for name, value in {
+        "oracle": 0.9, "a": 0.5, "b": -0.2, "c": float("nan"), AGAIN: 0.8}.items()}
+    assert scores_in_words(indices, indices[AGAIN]).splitlines() == [
+        "Apart from the oracle, a has the highest index: +0.50 (+0.40 to +0.60).",
+        "b has the lowest index: -0.20 (-0.30 to -0.10).",
+        f"The index that can be reached is +0.80, of {AGAIN}."]
+
+
 def test_weights_that_know_nothing_score_as_chance_whatever_the_noise():
     """No token has credit that depends on the weight; what is measured is noise that grows with it.
 
@@ -158,6 +168,7 @@ def test_every_method_is_scored(board):
     assert sum(row["tokens"] for row in kinds) == sum(row["tokens"] for row in classes)
     found = {row["check"]: row["found"] for row in tables["checks"]["rows"]}
     assert found["correlation of measured and exact credit at the keys"] > 0.8
+    assert found["keys whose credit exceeds two errors, found among the three largest"] > 0.8
 
 
 def test_the_batch_is_a_run_that_analysis_opens(board, capsys):
