@@ -173,8 +173,8 @@ def noise_of_baselines(answers: Answers,
     noise[NOTHING, max(others)] = second_moment(reward, square, 0.0)
     best = weighted_mean(reward, square)[:, None]
     noise[OWN, max(others)] = second_moment(reward, square, best)
-    return {row: noise[row] for row in sorted(noise, key=lambda row: (-row[1],
-                                                                      NAMES.index(row[0])))}
+    rows = sorted(noise, key=lambda row: (-row[1], NAMES.index(row[0])))
+    return {row: noise[row] for row in rows}
 
 
 def over_questions(amount: np.ndarray, whole: np.ndarray) -> Estimate:

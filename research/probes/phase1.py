@@ -14,11 +14,11 @@ Measurement. The same gradient for a batch of answers, beside the second attempt
 and beside the gradient that GRPO applies at the logits, abs(A) s; then again where there is no
 credit to find: rewards shuffled, random text, an untrained model, the mere number of loss terms.
 
-Reading it. Five flaws show: phase 1 is the wrong gradient (shuffled rewards do not change it); its
-pattern over positions and classes is there in the controls, too; t is no strength (a size, which
-is never negative, has a large t wherever answers are many); it comes after the fact (much of it
-goes to answers of which training learns nothing); its classes are crude (a regex calls tags and
-spaces filler). If phase 1 measured credit, none of this would be so.
+Reading it. If phase 1 measured credit, shuffled rewards would change it and its pattern over
+positions and classes would vanish in the controls. Five flaws are looked for: the wrong gradient
+(no reward enters it), position (more loss terms reach early tokens), t (a size, which is never
+negative, has a large one wherever answers are many), a look after the fact (training learns nothing
+of answers whose group has equal rewards), crude classes (a regex calls tags and spaces filler).
 
 It is not on record which number of a token went into t: the size norm(g), or a number with a sign,
 the mean of g over the embedding's dimensions. Both are shown. The last token of an answer, whose g

@@ -60,19 +60,31 @@ CRITIC, TRUE, EXACT = "critic", "true reward per token", "exact credit"
 
 
 def measure(probe: Probe) -> Findings:
-    args = probe.args
-    progress = Progress(critic=3 * args.critic_batches,
-                        problems=2 * args.questions, planted=args.questions)
-    measured, explained = measure_countdown(probe, progress)
-    planted = measure_planted(probe, progress)
+    args, planted = probe.args, planted_lab(probe.args.seed, probe.args.length)
+    lab, explained = probe.lab(advantage="gae", gae_lambda=0.95), []  # the advantage of a critic
+    on_countdown, on_planted = Measurements(args.answers), Measurements(args.answers)
+    progress = Progress(critic=args.critic_batches, problems=2 * args.questions)
+    for i in range(args.critic_batches):
+        progress("critic", i / args.critic_batches)
+        lab.advantage(sample_batch(lab, 1001 + i, args.questions, args.answers), lab)
+    for q in range(args.questions):
+        progress("problems", q / args.questions)
+        rollouts = sample_batch(lab, 1 + q, 1, args.answers)
+        by_token = {CRITIC: lab.advantage(rollouts, lab), NOISE: noise_like(rollouts)}
+        explained.append(lab.advantage.metrics["explained_variance"])
+        measure_question(lab, rollouts, q, by_token, on_countdown)
+        rollouts = sample_planted(planted, 1 + q, 1, args.answers)
+        by_token = {TRUE: true_rewards(planted, rollouts), EXACT: rollouts.true_credit,
+                    NOISE: noise_like(rollouts)}
+        measure_question(planted, rollouts, q, by_token, on_planted)
     intro = [f"{args.model}: {args.questions} problems x {args.answers} answers. Intervals are "
              "over problems.",
-             f"The critic (lambda 0.95) explains {explained:.1%} of the variance of its targets; "
-             f"batches that it learned from: {args.critic_batches}."]
+             f"The critic (lambda 0.95) explains {mean_over(explained).value:.1%} of the variance "
+             f"of its targets; batches that it learned from: {args.critic_batches}."]
     return Findings("Is the gradient of rank 2?", intro,
-                    [sizes_table(measured), arms_table(measured, planted)],
+                    [sizes_table(on_countdown), arms_table(on_countdown, on_planted)],
                     short=("z-score by definition", "against the z-score"), takes="some minutes",
-                    pictures=[draw(measured, probe.folder)],
+                    pictures=[draw(on_countdown, probe.folder)],
                     places={"z-score by definition": ("rank",)})
 
 
@@ -120,34 +132,6 @@ class Measurements:
         """One (matrix, arm, R) minus another, over the problems that both have."""
         first, second = self.values[one], self.values[other]
         return mean_over([first[q][rank] - second[q][rank] for q in first if q in second])
-
-
-def measure_countdown(probe: Probe, progress: Progress) -> tuple[Measurements, float]:
-    """And how much of its targets' variance the critic explains."""
-    args, lab = probe.args, probe.lab(advantage="gae", gae_lambda=0.95)  # the critic
-    measured, explained = Measurements(args.answers), []
-    for i in range(args.critic_batches):
-        progress("critic", i / args.critic_batches)
-        lab.advantage(sample_batch(lab, 1001 + i, args.questions, args.answers), lab)
-    for q in range(args.questions):
-        progress("problems", q / args.questions)
-        rollouts = sample_batch(lab, 1 + q, 1, args.answers)
-        by_token = {CRITIC: lab.advantage(rollouts, lab), NOISE: noise_like(rollouts)}
-        explained.append(lab.advantage.metrics["explained_variance"])
-        measure_question(lab, rollouts, q, by_token, measured)
-    return measured, np.mean([value for value in explained if value is not None] or [np.nan])
-
-
-def measure_planted(probe: Probe, progress: Progress) -> Measurements:
-    args = probe.args
-    lab, measured = planted_lab(args.seed, args.length), Measurements(args.answers)
-    for q in range(args.questions):
-        progress("planted", q / args.questions)
-        rollouts = sample_planted(lab, 1 + q, 1, args.answers)
-        by_token = {TRUE: true_rewards(lab, rollouts), EXACT: rollouts.true_credit,
-                    NOISE: noise_like(rollouts)}
-        measure_question(lab, rollouts, q, by_token, measured)
-    return measured
 
 
 def noise_like(rollouts: Rollouts) -> torch.Tensor:
