@@ -166,7 +166,7 @@ def draw(steps: list[int], series: dict[str, np.ndarray], hoyers: dict[int, np.n
     for j, (name, colour) in enumerate(zip((HOYER, PLAIN), COLOURS[len(series):])):
         axis.plot(list(hoyers), [values[:, j].mean() for values in hoyers.values()], color=colour,
                   marker="o", ms=4, lw=0.8, ls=":", label=name)
-    axis.set(xlabel="step", ylabel=f"mean of {window} steps", ylim=(0, 1),
+    axis.set(xlabel="step", ylabel=f"running mean of {window}", ylim=(0, 1),
              title="What carries no gradient, and how few parameters carry it")
     whole_steps(axis)
     legend_under(axis, ncols=3)
