@@ -122,6 +122,7 @@ def test_means_and_paired_changes_by_hand():
     assert mean.value == 2 and mean.high - 2 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-4)
     change = measured.change(("A", "other", 4), ("A", Z, 4))  # of 1 and 3, standard error 1
     assert change.value == 2 and change.high - 2 == pytest.approx(12.7062 * 1.0, rel=1e-3)
+    assert measured.change(("A", Z, 4), ("A", "other", 4)).value == -2
     assert measured.mean("A", "absent", 4).value == NAN
 
 
