@@ -4,7 +4,8 @@
     python -m research exact         every weighting and advantage in a world that can be listed
     python -m research noise         does the gradient of a single batch point the right way?
     python -m research phase1        a gradient that never saw a reward, and controls for it
-    python -m research rank          is the gradient of rank 2, and does it become sparse?
+    python -m research rank          is the gradient of rank 2?
+    python -m research sparsity      does the gradient become sparse while a model learns?
     python -m research baseline      the best number to subtract, and what the group's mean costs
     python -m research length        does credit by token pay more as answers get longer?
 
@@ -19,7 +20,7 @@ from engine.program import run_as_program
 from research.experiments import commands
 from research.experiments.experiments import EXPERIMENTS
 
-PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "baseline", "length")
+PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "sparsity", "baseline", "length")
 
 
 def main(argv: list[str]) -> None:

@@ -44,7 +44,7 @@ WHOLE = replace(LEADERBOARD, arms={"none": PLAIN}, twice=())  # the runs that th
 # of some less than one probe measures by itself, as the seeds together measure it better; how noisy
 # the arms are is asked by a probe of its own
 PROBES = {"scoreboard": "--batches 20", "noise": "", "phase1": "", "rank": "--questions 8",
-          "baseline": ""}
+          "sparsity": "", "baseline": ""}
 
 FLAGS = {
     "processes": PROCESSES,
@@ -62,7 +62,7 @@ class PlannedProbe:
     time: str
     seed: int
     model: Path | None  # None is the shipped one
-    run: Path           # over which the probe rank asks how sparse the gradient becomes
+    run: Path           # over which the probe sparsity asks how sparse the gradient becomes
     steps: int = 1      # it is measured, or it is not
     answers_a_step: int = 1
 
@@ -85,8 +85,8 @@ class PlannedProbe:
     @property
     def command(self) -> list[str]:
         model = ["--model", str(self.model)] if self.model else []
-        run = ["--run", str(self.run)] if self.probe == "rank" else []
-        return ["-m", f"research.probes.{self.probe}", "--threads", "1", "--seed", str(self.seed), *model,
+        run = ["--run", str(self.run)] if self.probe == "sparsity" else []
+        return ["-m", "research", self.probe, "--threads", "1", "--seed", str(self.seed), *model,
                 *run, *PROBES[self.probe].split(), "--out", str(self.folder)]
 
     def is_finished(self) -> bool:
@@ -134,7 +134,8 @@ def plan_probes(names: list[str], looked_at: list[PlannedRun],
         checkpoint = early.folder / f"checkpoints/step_{early.steps:06d}"
         for name in names:
             probes.append(PlannedProbe(name, BEFORE, run.seed, None, run.folder))
-            probes.append(PlannedProbe(name, THIRD, run.seed, checkpoint, run.folder))
+            if name != "sparsity":  # it looks at a whole run
+                probes.append(PlannedProbe(name, THIRD, run.seed, checkpoint, run.folder))
     return probes
 
 

@@ -132,14 +132,14 @@ def test_seeds_that_other_code_measured_are_not_mixed(measured, monkeypatch):
 def test_each_probe_looks_at_the_model_before_and_after_a_third(tmp_path):
     looked_at, whole = (plan_runs(experiment, str(tmp_path), 2)
                         for experiment in (probes.LOOKED_AT, probes.WHOLE))
-    planned = plan_probes(["rank", "phase1"], looked_at, whole)
-    assert [probe.name for probe in planned[:5]] == [
-        "rank-before-s0", "rank-third-s0", "phase1-before-s0", "phase1-third-s0", "rank-before-s1"]
+    planned = plan_probes(["rank", "sparsity"], looked_at, whole)
+    assert [probe.name for probe in planned[:4]] == [
+        "rank-before-s0", "rank-third-s0", "sparsity-before-s0", "rank-before-s1"]
     assert planned[0].model is None
     assert planned[1].model == tmp_path / "third/none-s0/checkpoints/step_000020"
     assert whole[0].folder == tmp_path / "8x8/none-s0" and planned[1].run == whole[0].folder
-    assert f"--run {whole[0].folder}" in " ".join(planned[1].command)
-    assert "--run" not in planned[3].command and planned[3].command[1] == "research.probes.phase1"
+    assert f"--run {whole[0].folder}" in " ".join(planned[2].command)
+    assert "--run" not in planned[1].command and planned[1].command[1:3] == ["research", "rank"]
     assert looked_at[0].steps * 3 == whole[0].steps
     assert whole[0].flags == plan_runs(LEADERBOARD, str(tmp_path), 1)[0].flags
 
@@ -167,7 +167,7 @@ def test_a_dry_run_lists_runs_and_probes(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "runs/study/third/none-s1  (not begun)" in printed
     assert "results/probes/phase1-third-s1  (not begun)" in printed
-    assert "research.probes.rank" not in printed and "0 of 4 runs are finished" in printed
+    assert "results/probes/rank" not in printed and "0 of 4 runs are finished" in printed
     assert not list(tmp_path.iterdir())
 
 
