@@ -26,17 +26,6 @@ ATTENTION_CREDIT = "--mitigation attention_credit"
 DISCOUNTED = "--mitigation outcome_conditional --think_discount"
 ONE_BATCH = "--questions 8 --answers 8 --steps 60 --eval_every 30"
 
-# when the probes look at the model
-BEFORE, THIRD = "before", "third"
-WHEN = {BEFORE: "before training", THIRD: "after a third of it"}
-
-# what the subject has promised
-MOST_SPREAD = 2.5        # points: standard deviation of the final success over seeds
-MOST_CUT_OFF = 1.0       # percent of the answers at the end
-LEAST_FORMAT = 0.98      # at the end, of the worst seed
-LEAST_GAIN = 25.0        # points of held-out success
-GRADIENT_BATCHES = 4     # behind the cosine of two gradients of the untrained model
-
 # the same number of trained answers in every cell of the regime
 TRAINED_ANSWERS = 3840
 BATCHES = ((4, 8), (8, 8), (8, 16))              # questions x answers
@@ -44,8 +33,7 @@ LEARNING_RATES = ("1e-4", "2.5e-4", "6e-4")
 
 # the success in training that the arms of the leaderboard race to, as the mean of the last steps:
 # half of what plain GRPO gains in the control
-RACE_TO = 0.3
-RACE_STEPS = 10
+RACE_TO, RACE_STEPS = 0.3, 10
 
 
 @dataclass(frozen=True)
@@ -57,6 +45,7 @@ class Experiment:
     seeds: int             # 0, 1, ... of each arm
     twice: tuple[str, ...] = ()  # arms with twice as many, as all others are compared with them
     shared: str = ""       # the folder of runs that it shares with others; else it has its own
+    is_board: bool = False  # all its arms are tested as one family (leaderboard.py)
 
     @property
     def place(self) -> str:
@@ -65,10 +54,12 @@ class Experiment:
     def seeds_of(self, arm: str, seeds: int) -> int:
         return 2 * seeds if arm in self.twice else seeds
 
-
-def cell(arm: str, questions: int, answers: int, learning_rate: str) -> str:
-    """The name of an arm in one cell of the regime: measured-4x8-1e-4."""
-    return f"{arm}-{questions}x{answers}-{learning_rate}"
+    def plain_of(self, arm: str) -> str:
+        """The arm that this one is compared with: none-4x8-1e-4 for measured-4x8-1e-4, where there
+        is one, else the first."""
+        _, dash, place = arm.partition("-")
+        plain = f"none{dash}{place}"
+        return plain if plain in self.arms else next(iter(self.arms))
 
 
 def regime_arms() -> dict[str, str]:
@@ -78,8 +69,8 @@ def regime_arms() -> dict[str, str]:
         for learning_rate in LEARNING_RATES:
             flags = (f"--questions {questions} --answers {answers} --steps {steps} "
                      f"--eval_every {steps} --learning_rate {learning_rate}")
-            arms[cell("none", questions, answers, learning_rate)] = f"{flags} {PLAIN}"
-            arms[cell("measured", questions, answers, learning_rate)] = f"{flags} {MEASURED}"
+            cell = f"{questions}x{answers}-{learning_rate}"
+            arms |= {f"none-{cell}": flags, f"measured-{cell}": f"{flags} {MEASURED}"}
     return arms
 
 
@@ -153,7 +144,8 @@ LEADERBOARD = Experiment(
         "span-placebo": "--advantage span --placebo advantages"},
     seeds=5,
     twice=("none",),
-    shared="8x8")
+    shared="8x8",
+    is_board=True)
 
 # the three that an earlier experiment proposed
 
