@@ -12,7 +12,7 @@ from engine.errors import UserError
 from engine.flags import Flag, Parser, add_flags, with_defaults
 from engine.hints import python_command
 from research.experiments.experiments import EXPERIMENTS
-from research.experiments.plan import PlannedRun, plan_runs
+from research.experiments.plan import plan_runs
 from research.experiments.runner import PROCESSES, end_with, list_runs, make_runs, usable_cores
 
 FLAGS = {
@@ -28,31 +28,22 @@ FLAGS = {
 def run_experiment(name: str, argv: list[str]) -> None:
     typed = add_flags(Parser(f"python -m research {name} [flags]", __doc__), FLAGS).read(argv)
     args, experiment = with_defaults(typed, FLAGS), EXPERIMENTS[name]
-    refuse_two_wishes(typed)
+    wishes = [f"--{name}" for name in ("number", "dry_run", "report_only") if name in typed]
+    if len(wishes) > 1:
+        raise UserError(f"{' and '.join(wishes)} exclude each other: leave one out")
     processes = args.processes or usable_cores()
     runs = plan_runs(experiment, args.out, args.seeds or experiment.seeds)
     if args.dry_run:
         return list_runs(runs, processes)
     command = python_command("-m", "research", name, *argv)
     if args.number is not None:
-        return end_with(make_runs([numbered(runs, args.number)], processes, command))
+        if args.number >= len(runs):
+            raise UserError(f"--number {args.number}: there are {len(runs)} runs, counted from 0")
+        return end_with(make_runs([runs[args.number]], processes, command))
     failed = {} if args.report_only else make_runs(runs, processes, command)
     # matplotlib takes half a second to import
     from research.experiments.report import write_report
     end_with(write_report(experiment, runs, command) | failed)
-
-
-def refuse_two_wishes(typed: dict) -> None:
-    """Each of these says what to do instead of the usual."""
-    wishes = [f"--{name}" for name in ("number", "dry_run", "report_only") if name in typed]
-    if len(wishes) > 1:
-        raise UserError(f"{' and '.join(wishes)} exclude each other: leave one out")
-
-
-def numbered(runs: list[PlannedRun], number: int) -> PlannedRun:
-    if number >= len(runs):
-        raise UserError(f"--number {number}: there are {len(runs)} runs, counted from 0")
-    return runs[number]
 
 
 def list_experiments() -> None:

@@ -29,17 +29,13 @@ class Study:
         """The finished runs of an arm by seed."""
         return self.runs.get(arm, {})
 
-    def plain_of(self, arm: str) -> str:
-        return self.experiment.plain_of(arm)
-
     def intro(self) -> list[str]:
         finished = sum(map(len, self.runs.values()))
         lines = [self.experiment.question, f"{finished} of {len(self.planned)} runs are finished."]
-        if self.unfinished:
-            named, more = self.unfinished[:MOST_NAMED], len(self.unfinished) - MOST_NAMED
-            if more > 0:
-                named = [*named, f"and {more} more"]
-            lines.append(f"Not yet: {', '.join(named)}.")
+        named, more = self.unfinished[:MOST_NAMED], self.unfinished[MOST_NAMED:]
+        if named:
+            rest = [f"and {len(more)} more"] if more else []
+            lines.append(f"Not yet: {', '.join([*named, *rest])}.")
         return lines + [f"Failed: {name}: {reason}" for name, reason in self.failed.items()]
 
 
@@ -59,9 +55,7 @@ def read_study(experiment: Experiment, planned: list[PlannedRun]) -> Study:
         else:
             study.unfinished.append(f"{run.name} ({state.steps} of {run.steps} steps)")
     if not study.runs:
-        reasons = [f"{name}: {reason}" for name, reason in study.failed.items()]
-        raise UserError(f"no run of {experiment.name} is finished yet: "
-                        f"{[*study.unfinished, *reasons][0]}")
+        raise UserError(f"no run of {experiment.name} is finished. {study.intro()[-1]}")
     return study
 
 
@@ -97,12 +91,11 @@ def verdict_on(seeds: int, difference: float, p: float) -> str:
     return "ahead" if difference > 0 else "behind"
 
 
-def told_apart(verdicts: dict[str, str], plain: str = "plain GRPO") -> list[str]:
+def told_apart(verdicts: dict[str, str]) -> list[str]:
     """`verdicts` by arm, as two sentences."""
-    ahead_of, behind = ([arm for arm, verdict in verdicts.items() if verdict == wanted]
-                        for wanted in ("ahead", "behind"))
-    return [f"Ahead of {plain}: {', '.join(ahead_of) or 'none'}.",
-            f"Behind it: {', '.join(behind) or 'none'}."]
+    named = {word: ", ".join(arm for arm, verdict in verdicts.items() if verdict == word) or "none"
+             for word in ("ahead", "behind")}
+    return [f"Ahead of plain GRPO: {named['ahead']}.", f"Behind it: {named['behind']}."]
 
 
 def numbers(runs: dict[int, dict], key: str) -> list[list[float]]:

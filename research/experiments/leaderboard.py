@@ -3,20 +3,18 @@
 How it is decided, whatever comes out:
 
     measure     success on the held-out problems, one sampled answer each, at the end
-    compared    with plain GRPO's. A seed stands for the problems it trains on, so success is taken
-                to be a part of the arm, a part of the seed and chance, by least squares over all
-                finished runs. Plain GRPO has twice as many seeds; those that it has alone show its
-                spread, and add nothing to the comparison
-    error       by the chance that is left, of all arms together: with few seeds that of one arm
-                alone is hardly known
+    compared    with plain GRPO's. Success is a part of the arm, a part of the seed (the problems it
+                trains on) and chance, by least squares over all finished runs. Plain GRPO has twice
+                as many seeds; those that it has alone add nothing to the comparison
+    error       by the chance that is left, of all arms together
     verdict     ahead or behind if p, by Holm's correction over all arms, is below 0.05; otherwise
                 open, and the finding says which difference would have been seen. Of an arm with
                 one seed nothing is said
     controls    are no candidates: each is compared with plain GRPO as in the experiment control, by
                 seed and by problem, without a correction
     forecast    the rank correlation over all arms of the cosine of one batch's gradient with the
-                true gradient (probe noise, five seeds) with the success at the end, before training
-                and after a third of it. A forecast holds where the interval is above 0
+                true one (probe noise, five seeds) with the success at the end. It holds where the
+                interval is above 0
 
 An arm is also compared with its own placebo, the same weights at other tokens: what both have in
 common is not due to the arm's choice of tokens. The arm `measured` is a control that must be ahead,
@@ -34,16 +32,15 @@ from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.files import read_json
 from research.experiments.experiments import RACE_STEPS, RACE_TO
-from research.experiments.probes import BEFORE, PROBED, THIRD
 from research.experiments.finished import (END, Study, ahead, moving_mean, numbers,
                                            success_by_seed, told_apart, verdict_on)
+from research.experiments.probes import BEFORE, PROBED, THIRD
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}
-
 WHEN = {BEFORE: "before training", THIRD: "after a third of it"}
 SAME_DIRECTION = {"dr_grpo": "rloo"}  # a multiple of it
-# of an arm: the probe, its table, the column, the interval's column, the format
+# of an arm: probe, table, column, the interval's column, format
 KNOWN = {"index": ("scoreboard", "scores", "index", "95%", "+.2f"),
          "direction": ("noise", "noise", "cosine", "cosine 95%", ".2f"),
          "one batch": ("noise", "noise", "one batch", "95%", ".3f")}
@@ -84,6 +81,7 @@ class Entry:
 
 
 def report(study: Study, folder: Path) -> tuple[list[Table], tuple]:
+    """The tables, and the picture."""
     entries = make_entries(study)
     tables = [board_table(entries), race_table(entries), correlation_table(entries)]
     return tables, draw(entries, folder)
@@ -172,7 +170,7 @@ def board_table(entries: list[Entry]) -> Table:
 def in_words(entries: list[Entry]) -> str:
     """Who is told apart from plain GRPO, what could have been seen, and whether to believe it."""
     verdicts = {entry.arm: entry.verdict for entry in entries}
-    texts = told_apart(verdicts, "none")
+    texts = told_apart(verdicts)
     visible = [entry.ahead.visible for entry in entries
                if entry.ahead and np.isfinite(entry.ahead.visible)]
     if visible:
@@ -184,27 +182,19 @@ def in_words(entries: list[Entry]) -> str:
     return "\n".join(texts)
 
 
-def cells_of_arms(probe: str, time: str, table: str, *columns: str) -> dict[str, list]:
-    """These cells of each arm's row; nothing if the probe was not asked."""
-    path = PROBED / f"{probe}-{time}" / "numbers.json"
-    if not path.is_file():
-        return {}
-    try:
-        tables = {found["name"]: found for found in read_json(path)["tables"]}
-        cells = {row["arm"]: [row[column] for column in columns] for row in tables[table]["rows"]}
-    except (KeyError, TypeError):
-        raise UserError(f"{path} has no table of {table}: python -m research probes "
-                        f"--only {probe} --report_only writes it again") from None
-    return {arm: [tuple(cell) if isinstance(cell, list) else cell for cell in row]
-            for arm, row in cells.items()}
-
-
 def known_of(entries: list[Entry], what: str, time: str) -> tuple[list, list]:
-    """What a probe measured of each arm, and the interval."""
-    probe, table, *columns = KNOWN[what][:4]
-    cells = cells_of_arms(probe, time, table, *columns)
-    rows = [cells.get(SAME_DIRECTION.get(entry.arm, entry.arm), [None, None]) for entry in entries]
-    return [row[0] for row in rows], [row[1] for row in rows]
+    """What a probe measured of each arm, and the interval; None of what it was not asked."""
+    probe, name, value, interval, _ = KNOWN[what]
+    path, rows = PROBED / f"{probe}-{time}/numbers.json", {}
+    if path.is_file():
+        tables = {table["name"]: table for table in read_json(path).get("tables", [])}
+        if name not in tables:
+            raise UserError(f"{path} has no table of {name}: python -m research probes --only "
+                            f"{probe} --report_only writes it again")
+        rows = {row["arm"]: row for row in tables[name]["rows"]}
+    of_arms = [rows.get(SAME_DIRECTION.get(entry.arm, entry.arm), {}) for entry in entries]
+    intervals = [row.get(interval) for row in of_arms]
+    return [row.get(value) for row in of_arms], [ends and tuple(ends) for ends in intervals]
 
 
 def race_table(entries: list[Entry]) -> Table:
@@ -239,12 +229,10 @@ def correlation_table(entries: list[Entry]) -> Table:
         success = spearman(one_batch, [entry.success for _, entry in known])
         rows.append([when, len(known), answers.value, answers.interval, success.value,
                      success.interval])
-        findings.append(f"What one batch knows {when} and success at the end have a rank "
-                        f"correlation of {success.value:+.2f} ({success.low:+.2f} to "
-                        f"{success.high:+.2f}) over {len(known)} arms."
-                        if np.isfinite(success.value) else
-                        f"One batch {when}: known of too few arms ({len(known)}) to compare the "
-                        "orders.")
+        if np.isfinite(success.value):
+            findings.append(f"What one batch knows {when} and success at the end have a rank "
+                            f"correlation of {success.value:+.2f} ({success.low:+.2f} to "
+                            f"{success.high:+.2f}) over {len(known)} arms.")
     formats = {"when": "", "arms": "d", "answers": "+.2f", "95%": "+.2f", "success": "+.2f",
                "its 95%": "+.2f"}
     return Table("correlation", "Rank correlation of what one batch knows, over arms",
@@ -262,10 +250,9 @@ def spearman(first: list[float], second: list[float]) -> Estimate:
     if count < FEWEST_ARMS:
         return Estimate(unknown, unknown, unknown, unknown)
     x, y = np.array(first), np.array(second)
-    rng, draws = np.random.default_rng(0), []
-    for _ in range(DRAWS):
-        drawn = rng.integers(0, count, count)
-        draws.append(rank_correlation(x[drawn], y[drawn]))
+    rng = np.random.default_rng(0)
+    drawn = [rng.integers(0, count, count) for _ in range(DRAWS)]
+    draws = [rank_correlation(x[arms], y[arms]) for arms in drawn]
     low, high = np.nanquantile(draws, [0.025, 0.975]).tolist()
     return Estimate(rank_correlation(x, y), low, high, unknown)
 

@@ -81,8 +81,7 @@ class PlannedRun:
     def progress(self) -> tuple[int, float]:
         """Steps on record, and their seconds."""
         lines = read_lines(self.folder / "metrics.jsonl")
-        seconds = [line.get("seconds") for line in lines]
-        return len(lines), sum(filter(is_number, seconds), 0.0)
+        return len(lines), sum(filter(is_number, (line.get("seconds") for line in lines)), 0.0)
 
     def refuse_another(self) -> None:
         """The folder may hold a run with other settings, or of a model that has changed since."""

@@ -14,7 +14,6 @@ import json
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 from analysis.tables import Table
 from engine.errors import UserError
@@ -36,12 +35,11 @@ LOOKED_AT = Experiment(
     name="third",
     question="What is the model like after a third of its training?",
     common="--questions 8 --answers 8 --steps 20 --checkpoint_every 20 --eval_every 0",
-    arms={"none": PLAIN},
+    arms=PLAIN,
     seeds=5)
-WHOLE = replace(LEADERBOARD, arms={"none": PLAIN}, twice=())  # the runs that the board has as well
+WHOLE = replace(LEADERBOARD, arms=PLAIN, twice=())  # the runs that the board has as well
 
-# of some less than one probe measures by itself, as the seeds together measure it better; how noisy
-# the arms are is asked by a probe of its own
+# of some less than one probe measures by itself, as the seeds together measure it better
 PROBES = {"scoreboard": "--batches 20", "noise": "", "phase1": "", "rank": "--questions 8",
           "baseline": ""}
 
@@ -93,11 +91,11 @@ class PlannedProbe:
 
     def state(self) -> State:
         """In trouble if the folder holds what was measured with other flags."""
-        if not (self.folder / "numbers.json").is_file():
+        path, (*meant, _, _) = self.folder / "numbers.json", self.command  # without --out
+        if not path.is_file():
             return State()
-        *meant, _, _ = self.command  # without --out
         try:
-            numbers = read_json(self.folder / "numbers.json")
+            numbers = read_json(path)
         except UserError as error:
             return State(trouble=str(error))
         typed = numbers.get("command", "another command")
@@ -118,7 +116,11 @@ def main(argv: list[str]) -> None:
     if args.dry_run:
         list_runs(trained, args.processes)
         return list_runs(probes, args.processes)
-    failed = {} if args.report_only else make_both(trained, probes, args, argv)
+    go_on, failed = python_command("-m", "research", "probes", *argv), {}
+    if not args.report_only:
+        failed = make_runs(trained, args.processes, go_on)
+        there = [probe for probe in probes if probe.model is None or probe.model.exists()]
+        failed |= make_runs(there, args.processes, go_on)
     put_together(probes)
     end_with(failed)
 
@@ -133,15 +135,6 @@ def plan_probes(names: list[str], looked_at: list[PlannedRun],
             probes.append(PlannedProbe(name, BEFORE, run.seed, None, run.folder))
             probes.append(PlannedProbe(name, THIRD, run.seed, checkpoint, run.folder))
     return probes
-
-
-def make_both(trained: list[PlannedRun], probes: list[PlannedProbe], args: SimpleNamespace,
-              argv: list[str]) -> dict[str, str]:
-    """First the runs, then the probes that look at them. Returns what failed."""
-    go_on = python_command("-m", "research", "probes", *argv)
-    failed = make_runs(trained, args.processes, go_on)
-    there = [probe for probe in probes if probe.model is None or probe.model.exists()]
-    return failed | make_runs(there, args.processes, go_on)
 
 
 def put_together(probes: list[PlannedProbe]) -> None:

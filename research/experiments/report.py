@@ -82,7 +82,7 @@ def interval_over_seeds(shares: list[float]) -> tuple | None:
 def differences_table(study: Study) -> Table:
     rows, at_end = [], {}
     for arm, runs in study.runs.items():
-        plain = study.plain_of(arm)
+        plain = study.experiment.plain_of(arm)
         if arm == plain or not study.of(plain):
             continue
         for when, place in (("middle", middle(next(iter(runs.values())))), ("end", END)):

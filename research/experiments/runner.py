@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from contextlib import suppress
 
 from engine.errors import UserError
 from engine.files import let_go, lock_folder, make_folder, writing
@@ -26,13 +26,6 @@ PAUSE = 0.2            # seconds between two looks at the processes
 BETWEEN_STATUS = 2.0   # seconds
 
 
-@dataclass
-class Attempt:
-    """A run that is being made."""
-    run: PlannedRun
-    process: subprocess.Popen
-
-
 class Runner:
     """`make_all` makes what is not finished. After it `failed` has the runs that went wrong with
     the reason, and `elsewhere` those that another process is still making."""
@@ -40,10 +33,10 @@ class Runner:
     def __init__(self, runs: list[PlannedRun], processes: int):
         self.runs, self.processes = runs, processes
         self.states = {run.name: run.state() for run in runs}
-        self.failed = troubles(runs, self.states)
+        self.failed = {name: state.trouble for name, state in self.states.items() if state.trouble}
         self.waiting = deque(run for run in runs if run.name not in self.failed
                              and not self.states[run.name].finished)
-        self.running: list[Attempt] = []
+        self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
         self.elsewhere: list[PlannedRun] = []
         self.status_shown = 0.0
 
@@ -92,7 +85,7 @@ class Runner:
                     start_new_session=True, pass_fds=() if lock is None else (lock,))
             finally:
                 let_go(lock)
-        self.running.append(Attempt(run, process))
+        self.running.append((run, process))
 
     def leave(self, run: PlannedRun) -> None:
         if run not in self.elsewhere:
@@ -113,21 +106,22 @@ class Runner:
     def tell_to_stop(self) -> None:
         """A run that is told once finishes its step and keeps a checkpoint; told twice it ends at
         once. SIGTERM, as it works before Python is awake, and where SIGINT is ignored."""
-        for attempt in self.running:
-            attempt.process.terminate()
+        for _, process in self.running:
+            process.terminate()
 
     def end_the_rest(self) -> None:
         """There are none left unless something went wrong, or somebody is in a hurry."""
         self.tell_to_stop()
-        for attempt in self.running:
-            attempt.process.wait()
+        for _, process in self.running:
+            process.wait()
         show_status("")
 
     def collect(self, was_stopped: bool) -> None:
         """Take note of the processes that have ended."""
-        for attempt in [one for one in self.running if one.process.poll() is not None]:
-            self.running.remove(attempt)
-            run = attempt.run
+        for run, process in list(self.running):
+            if process.poll() is None:
+                continue
+            self.running.remove((run, process))
             state = self.states[run.name] = run.state()
             if state.finished:
                 self.announce_finished(run)
@@ -135,7 +129,7 @@ class Runner:
                 self.leave(run)
             elif not was_stopped:
                 self.failed[run.name] = f"{last_line(run)} (log: {run.log})"
-                self.announce(f"failed: {run.name}: {last_line(run)}")
+                self.announce(f"failed: {run.name}: {self.failed[run.name]}")
 
     def announce_finished(self, run: PlannedRun) -> None:
         self.announce(f"finished: {run.name} ({self.finished} of {len(self.runs)})")
@@ -150,11 +144,9 @@ class Runner:
         if now - self.status_shown < BETWEEN_STATUS:
             return
         self.status_shown = now
-        for attempt in self.running:
-            try:
-                self.states[attempt.run.name] = State(*attempt.run.progress())
-            except UserError:
-                pass  # its end will say so
+        for run, _ in self.running:
+            with suppress(UserError):  # its end will say so
+                self.states[run.name] = State(*run.progress())
         show_status(self.status())
 
     def status(self) -> str:
@@ -164,16 +156,12 @@ class Runner:
         if self.running or self.waiting:
             left = seconds_left(self.not_failed(), self.states, self.processes)
             parts.append("time left unknown" if left is None else f"{in_words(left)} left")
-        for run in (attempt.run for attempt in self.running):
+        for run, _ in self.running:
             parts.append(f"{run.name} {self.states[run.name].steps}/{run.steps}")
         return ", ".join(parts)
 
     def not_failed(self) -> list[PlannedRun]:
         return [run for run in self.runs if run.name not in self.failed]
-
-
-def troubles(runs: list[PlannedRun], states: dict[str, State]) -> dict[str, str]:
-    return {run.name: states[run.name].trouble for run in runs if states[run.name].trouble}
 
 
 def is_written(run: PlannedRun) -> bool:
@@ -191,10 +179,7 @@ def is_locked(path) -> bool:
 
 def last_line(run: PlannedRun) -> str:
     """Of a run's log: the sentence that it ended with."""
-    try:
-        lines = run.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return f"{run.log} cannot be read"
+    lines = run.log.read_text(encoding="utf-8", errors="replace").splitlines()
     written = [line.strip() for line in lines if line.strip()]
     return written[-1] if written else "it printed nothing"
 
