@@ -125,8 +125,6 @@ class Runner:
             state = self.states[run.name] = run.state()
             if state.finished:
                 self.announce_finished(run)
-            elif is_written(run):  # it was started by hand at this moment
-                self.leave(run)
             elif not was_stopped:
                 self.failed[run.name] = f"{last_line(run)} (log: {run.log})"
                 self.announce(f"failed: {run.name}: {self.failed[run.name]}")
