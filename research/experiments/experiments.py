@@ -92,7 +92,8 @@ def leaderboard_arms() -> dict[str, str]:
 
 
 LEADERBOARD = Experiment(
-    "leaderboard", "Which way of spreading credit is ahead of plain GRPO, and who could have known?",
+    "leaderboard",
+    "Which way of spreading credit is ahead of plain GRPO, and who could have known?",
     arms=leaderboard_arms(), twice=("none",), is_board=True, **ONE_BATCH)
 
 ALL = (

@@ -45,8 +45,8 @@ def publish(folder: Path, name: str | None = None) -> Path:
     numbers = read_json(folder / "numbers.json")
     missing = [key for key in (*KEPT, "settings", "quick_look") if key not in numbers]
     if missing:
-        raise UserError(f"{folder}/numbers.json has no {missing[0]}: publish what an experiment or a "
-                        "probe of python -m research wrote")
+        raise UserError(f"{folder}/numbers.json has no {missing[0]}: publish what an experiment or "
+                        "a probe of python -m research wrote")
     if numbers["quick_look"]:
         raise UserError(f"{folder} is a quick look: its numbers say nothing")
     made = numbers["settings"].get("made_by", [])
