@@ -294,7 +294,7 @@ def test_a_report_is_written_again_and_names_what_is_missing(tmp_path, learner, 
     common = f"--model {learner} --questions 2 --answers 2 --steps 2 --eval_every 0"
     experiment = Experiment("small", "Is it so?", common, {"none": "", "rloo": ""}, 2)
     planned = plan_runs(experiment, "runs", 2)
-    with pytest.raises(UserError, match="no run of small is finished. Not yet: none-s0 .0 of 2 steps"):
+    with pytest.raises(UserError, match="small is finished. Not yet: none-s0 .0 of 2 steps"):
         read_study(experiment, planned)
     for run in (planned[0], planned[3]):
         config = {**run.settings.to_json(), "checkpoint_every": 0, "git_commit": "a" * 40}
