@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError
+from engine.errors import UserError, is_file, is_folder
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,8 @@ class Qwen2(nn.Module):
         """Load the model of a folder. For --shard (engine/sharded.py): `shard_fn` is called on the
         model before it takes memory, `copy` fills a parameter with its part of a tensor."""
         folder = Path(folder)
-        refuse_no_folder(folder)
+        if not is_folder(folder):
+            raise UserError(f"there is no model folder {folder}")
         config = ModelConfig.from_folder(folder)
         files = tensors_of(folder)
         with torch.device("meta"):  # no memory until the files are known to fit
@@ -332,15 +333,6 @@ FLOATS = ("F64", "F32", "F16", "BF16")  # of safetensors
 NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
                 torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
                 torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
-
-
-def refuse_no_folder(folder: Path) -> None:
-    try:
-        os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"there is no model folder {folder}") from None
-    except OSError as error:
-        raise UserError(f"cannot read the model folder {folder}: {error.strerror}") from None
 
 
 def read_object(path: Path) -> dict:
@@ -417,7 +409,7 @@ def token_numbers(raw: dict, vocabulary: int, folder: Path) -> dict:
     """bos, pad and the tokens that end an answer. Of these the generation config of an instruct
     model lists more than config.json."""
     generation = folder / "generation_config.json"
-    ends = read_object(generation).get("eos_token_id") if generation.is_file() else None
+    ends = read_object(generation).get("eos_token_id") if is_file(generation) else None
     ends = raw.get("eos_token_id") if ends is None else ends
     numbers = {"bos_token_id": raw.get("bos_token_id"), "pad_token_id": raw.get("pad_token_id"),
                "eos_token_id": ends if isinstance(ends, list) else [] if ends is None else [ends]}
@@ -432,9 +424,9 @@ def token_numbers(raw: dict, vocabulary: int, folder: Path) -> dict:
 def weight_files(folder: Path) -> list[Path]:
     """The files of weights: a single one, or those that an index names."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
+    if is_file(single):
         return [single]
-    if not index.is_file():
+    if not is_file(index):
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
                         "files are not read)")
     file_of = read_object(index).get("weight_map")
@@ -443,7 +435,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise UserError(f"{index} has no weight_map of tensors to files")
     paths = [folder / name for name in sorted(names)]
     for path in paths:
-        if path.parent != folder or not os.path.isfile(path):  # a name may be too long
+        if path.parent != folder or not is_file(path):
             raise UserError(f"{index} names {shortened(path.name)}, and no such file is beside it")
     return paths
 

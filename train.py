@@ -46,8 +46,8 @@ def train(run: Run) -> None:
     advantage = make_advantage(s, policy)           # rollouts -> (B, T), of --advantage
     mitigation = make_mitigation(s, policy)         # rollouts -> (B, T), of --mitigation
     source = answers_from(run, policy, optimizer)   # the policy itself, a server, or a file
-    state = TrainerState(policy.model, optimizer, {"advantage": advantage, "mitigation": mitigation})
-    run.begin(policy, state, reference)             # its folder appears, or its state is read back
+    methods = {"advantage": advantage, "mitigation": mitigation}
+    run.begin(policy, TrainerState(policy.model, optimizer, methods), reference)
 
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)

@@ -7,8 +7,8 @@ Others make pi(. given success) by writing a right answer or feedback into the p
 2601.20802; OPPO, 2605.21851, known here from summaries). Here it is a copy of the policy that is
 taught the right answers of the batch and thrown away afterwards. It is judged by answers that it
 was taught, so the tokens of right answers look better than they should, all of them.
-How near a copy comes to Bayes' rule, where the rule can be computed, is shown by
-research/probes/given_success.py.
+After enough steps a copy follows Bayes' rule, where the rule can be computed
+(tests/credit/test_hindsight.py).
 """
 import copy
 import typing

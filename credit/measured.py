@@ -51,8 +51,8 @@ class measured:
 
 def refuse_other_temperatures(policy) -> None:
     if policy.settings.temperature != 1:
-        raise UserError(f"--temperature {policy.settings.temperature}: the chance of leaving a token "
-                        "is that of temperature 1")
+        raise UserError(f"--temperature {policy.settings.temperature}: the chance of leaving a "
+                        "token is that of temperature 1")
 
 
 def chance_of_others(rollouts: Rollouts) -> torch.Tensor:

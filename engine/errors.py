@@ -1,4 +1,12 @@
-"""The one error that people see as a sentence instead of a traceback."""
+"""The one error that people see as a sentence instead of a traceback, and looking at files: what
+may not be looked at is such an error, not "no"."""
+import errno
+import os
+import stat
+from pathlib import Path
+
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # all other errors say nothing of that
+
 
 
 class UserError(ValueError):
@@ -7,3 +15,28 @@ class UserError(ValueError):
 
 class OwnCodeError(UserError):
     """In code that somebody wrote for the lab. One process of several may meet it alone."""
+
+
+def mode_of(path: str | Path) -> int:
+    """What there is at a path, as os.stat says it; 0 for nothing. What may not be looked at is not
+    taken for nothing: that is an error."""
+    try:
+        return os.stat(path).st_mode
+    except ValueError:  # no name has a null byte
+        return 0
+    except OSError as error:
+        if error.errno in ABSENT:
+            return 0
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def is_there(path: str | Path) -> bool:
+    return mode_of(path) != 0
+
+
+def is_file(path: str | Path) -> bool:
+    return stat.S_ISREG(mode_of(path))
+
+
+def is_folder(path: str | Path) -> bool:
+    return stat.S_ISDIR(mode_of(path))

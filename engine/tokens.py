@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from engine.errors import UserError
+from engine.errors import UserError, is_file
 
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 NEEDED = ("<|im_start|>", "<|im_end|>")  # of ChatML, in which every prompt is written
@@ -17,7 +17,7 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
     """The tokenizer of a folder. A model that knows `vocabulary` tokens can take no others."""
     path = Path(folder) / "tokenizer.json"
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
     try:
         tokenizer = Tokenizer.from_file(str(path))

@@ -1,6 +1,5 @@
 """Reading and writing files: a full disk or a damaged file ends in one clear sentence, and what is
 written appears whole or not at all."""
-import errno
 import json
 import math
 import os
@@ -20,10 +19,9 @@ except ImportError:  # Windows: two processes on one folder are not told apart t
 
 from safetensors import SafetensorError
 
-from engine.errors import UserError
+from engine.errors import UserError, is_file, is_folder, is_there  # noqa: F401  for all rooms
 
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
-ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # all other errors say nothing of that
 LARGEST_JSON = 2 ** 26  # bytes of one object: of a file, or of a line
 MAX_BYTES = 2 ** 30     # of a file that a person brings
 LARGEST_FLOAT = sys.float_info.max
@@ -33,31 +31,6 @@ def find_folder(name: str) -> Path:
     """A folder as it was typed, or the one of that name that ships with the project."""
     is_shipped = not is_there(name) and is_there(PROJECT / name)
     return PROJECT / name if is_shipped else Path(name)
-
-
-def mode_of(path: str | Path) -> int:
-    """What there is at a path, as os.stat says it; 0 for nothing. What may not be looked at is not
-    taken for nothing: that is an error."""
-    try:
-        return os.stat(path).st_mode
-    except ValueError:  # no name has a null byte
-        return 0
-    except OSError as error:
-        if error.errno in ABSENT:
-            return 0
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-
-
-def is_there(path: str | Path) -> bool:
-    return mode_of(path) != 0
-
-
-def is_file(path: str | Path) -> bool:
-    return stat.S_ISREG(mode_of(path))
-
-
-def is_folder(path: str | Path) -> bool:
-    return stat.S_ISDIR(mode_of(path))
 
 
 def paths_in(folder: str | Path) -> list[Path]:

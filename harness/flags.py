@@ -111,8 +111,8 @@ def parameters_as_flags(function) -> dict[str, Flag]:
     for place, (name, parameter) in enumerate(inspect.signature(called).parameters.items()):
         whose = f"the parameter {name} of {function.__name__}"
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and place >= positional:
-            raise UserError(f"{whose} comes after tokens (a class: after policy): write a * before it "
-                            "to make it a flag")
+            raise UserError(f"{whose} comes after tokens (a class: after policy): write a * before "
+                            "it to make it a flag")
         if parameter.kind is parameter.KEYWORD_ONLY:
             hint = hints.get(name, type(parameter.default))
             flags[name] = parameter_as_flag(parameter, hint, whose)

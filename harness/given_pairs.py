@@ -38,8 +38,8 @@ class GivenPairs:
     def __init__(self, name: str, policy, run=None):
         self.policy, self.run = policy, run
         if not hasattr(policy.task, "read"):
-            raise UserError(f"--pairs: --task {policy.settings.task} has no method read, which makes "
-                            "a problem of a text")
+            raise UserError(f"--pairs: --task {policy.settings.task} has no method read, which "
+                            "makes a problem of a text")
         self.pairs = read_given(name, "--pairs", lambda file: parse_pairs(file, name, policy))
         if not self.pairs:
             raise UserError(f"{name} holds no pairs")

@@ -25,7 +25,7 @@ import torch
 
 from engine import processes
 from engine.errors import UserError
-from harness.files import read_lines
+from harness.files import is_there, read_lines
 from engine.forward import with_facts
 from harness.http_client import LARGEST_ANSWER, Client, Refused, one_line, read_address
 from harness.progress import say
@@ -69,7 +69,7 @@ def usual_before(settings) -> float | None:
     """How far log-probs were apart in the last steps of a run that goes on as it was; None of a new
     run, or where another server or another type makes other differences."""
     folder = settings.folder
-    if not os.path.exists(folder / "config.json"):
+    if not is_there(folder / "config.json"):
         return None
     config = run_config(folder)
     if any(config.get(name) != getattr(settings, name) for name in ("rollouts", "dtype")):

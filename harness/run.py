@@ -8,7 +8,6 @@
             run.save_if_due(step)    a checkpoint; after Ctrl-C also the end
         run.end()
 """
-import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -98,8 +97,8 @@ class Run:
             processes.barrier()
         questions = processes.shard_of(len(rollouts.prompt_ids))
         rows = rollouts.rows_of(questions)
-        rows_of_rank = {name: values[rows] for name, values in columns.items()}
-        self.folder.write_credit(step, rollouts.of_questions(questions), weight[rows], **rows_of_rank)
+        own = {name: values[rows] for name, values in columns.items()}
+        self.folder.write_credit(step, rollouts.of_questions(questions), weight[rows], **own)
         if not is_first:
             processes.barrier()
         every = self.settings.sample_every

@@ -182,7 +182,7 @@ class RunFolder:
 class OtherRank(RunFolder):
     """The folder for a process that writes only its own credit, and leaves the rest to rank 0."""
 
-    def __enter__(self) -> "Bystander":
+    def __enter__(self) -> "OtherRank":
         with writing(self.path):
             self.descriptor = hold_folder(self.path)
         return self
@@ -203,7 +203,7 @@ class OtherRank(RunFolder):
 
 
 def open_folder(folder: Path) -> RunFolder:
-    """The folder of a run: one to write for rank 0, a Bystander's for the others."""
+    """The folder of a run: one to write for rank 0, an OtherRank for the others."""
     return RunFolder(folder) if processes.rank() == 0 else OtherRank(folder)
 
 

@@ -4,35 +4,48 @@
     python -m research exact         every weighting and advantage in a world that can be listed
     python -m research noise         does the gradient of a single batch point the right way?
     python -m research phase1        a gradient that never saw a reward, and controls for it
-    python -m research rank          is the gradient of rank 2, and does it become sparse?
+    python -m research rank          is the gradient of rank 2?
+    python -m research sparsity      does the gradient become sparse while a model learns?
     python -m research baseline      the best number to subtract, and what the group's mean costs
     python -m research length        does credit by token pay more as answers get longer?
 
 These are probes: each asks one question of one model, prints its findings and writes a folder with
 a page, its pictures and numbers.json. On a CPU with the tiny model a probe takes minutes; --quick
-takes seconds and only shows that it works. An experiment is many training runs:
+takes seconds and only shows that it works. NAME --help lists the flags of one.
+
+    python -m research probes            the probes with several seeds
+    python -m research publish FOLDER    keep what was measured, beside the pages
+    python -m research pages             write its numbers into them
+    python -m research check             what has changed in the code since each result
+
+An experiment is many training runs; NAME makes them, NAME --dry_run lists them:
 """
 from importlib import import_module
 
 from engine.errors import UserError
 from harness.program import run_as_program
-from research.experiments import commands
+from research.experiments import commands, pages, probes, published
 from research.experiments.experiments import EXPERIMENTS
 
-PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "baseline", "length")
+PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "sparsity", "baseline", "length")
+OTHERS = {"probes": probes.main, "publish": published.main, "pages": pages.main,
+          "check": published.check}
 
 
 def main(argv: list[str]) -> None:
-    name = argv[0] if argv else "--help"
+    name, *flags = argv or ["--help"]
     if name in ("-h", "--help"):
         print(__doc__.strip() + "\n")
-        return commands.list_experiments()
-    if name in PROBES:
-        return import_module(f"research.probes.{name}").main(argv[1:])
-    if name not in (*EXPERIMENTS, *commands.OTHERS):
+        commands.list_experiments()
+    elif name in PROBES:
+        import_module(f"research.probes.{name}").main(flags)
+    elif name in OTHERS:
+        OTHERS[name](flags)
+    elif name in EXPERIMENTS:
+        commands.run_experiment(name, flags)
+    else:
         raise UserError(f"there is no probe or experiment {name}, only "
-                        f"{', '.join([*PROBES, *EXPERIMENTS, *commands.OTHERS])}")
-    commands.main(argv)
+                        f"{', '.join([*PROBES, *EXPERIMENTS, *OTHERS])}")
 
 
 if __name__ == "__main__":

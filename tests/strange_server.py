@@ -2,7 +2,6 @@
 
     python tests/strange_server.py MODEL      POST /behave {"as": "silent"} changes what it does
 """
-import json
 import sys
 import time
 from pathlib import Path

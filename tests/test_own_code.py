@@ -79,7 +79,7 @@ def giving(values):
     (undefined, "the mitigation mine is not finite at .* in the first step. Look at its code$"),
     (changes_the_batch, "the mitigation mine changed a tensor of the batch"),
     (changes_the_scores, "the mitigation mine changed a tensor of the batch"),
-    (NotMade, '"self.layers = lab.layers": mine raises AttributeError'),
+    (NotMade, '"self.layers = policy.layers": mine raises AttributeError'),
     (Computed, '"return {"ratio": 1 / 0}": the mitigation mine raises ZeroDivisionError'),
     *[(giving(values), "the mitigation mine should return a tensor .B, T. = .8, 48. of real")
       for values in (lambda x: None, lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T,

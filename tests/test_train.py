@@ -22,6 +22,7 @@ from engine.errors import UserError
 from conftest import ROOT
 from engine.tokens import load_tokenizer
 from grpo import update
+from harness import run as start
 from harness.run import Run
 from qwen2_model import Qwen2
 from engine.rollouts import sample_answers
@@ -205,9 +206,9 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
     ]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit), monkeypatch.context() as patch:
-        patch.setattr(train.StopRequest, "__enter__",
+        patch.setattr(start.StopRequest, "__enter__",
                       lambda self: setattr(self, "asked", True) or self)  # Ctrl-C in the first step
-        patch.setattr(train.StopRequest, "__exit__", lambda self, *_: None)
+        patch.setattr(start.StopRequest, "__exit__", lambda self, *_: None)
         train.main(flags)
     assert len(lines(tmp_path / "run/metrics.jsonl")) == 1
     train.main(flags)
@@ -235,7 +236,7 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
 def test_more_steps_are_remembered_by_a_run_that_is_stopped_again(learner, tmp_path, monkeypatch):
     folder = tmp_path / "longer"
     run("--model", learner, "--out", folder, "--steps", 2, "--eval_every", 0)
-    monkeypatch.setattr(train, "train", lambda *args: None)  # killed before it got anywhere
+    monkeypatch.setattr(Run, "steps", lambda run: [])  # killed before it got anywhere
     train.main(["--resume", str(folder), "--steps", "6"])
     assert json.loads((folder / "config.json").read_text())["steps"] == 6
     monkeypatch.undo()

@@ -28,8 +28,10 @@ from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_
 from harness.program import run_as_program, visible
 from engine.forward import Forward
 from engine.policy import Policy, derived_seed
-from harness.load import load_policy, pick_device
-from harness.registry import MITIGATIONS, NEVER_RESCALED, choice_flags, make
+from harness.load import load_optimizer, load_policy, pick_device
+from harness.registry import (MITIGATIONS, NEVER_RESCALED, choice_flags, make_advantage,
+                              make_mitigation)
+from harness.trainer_state import TrainerState
 from engine.rollouts import Rollouts
 from harness.run_folder import run_config
 from harness.settings import Settings, make_settings
@@ -79,18 +81,21 @@ class Recorded:
         if trained != self.step - 1:
             which = f"after step {trained} (the one that sampled them was not kept)"
         print(f"looking with the model {which}: {self.models[trained]}")
-        policy = load_policy(self.settings, self.models[trained])
-        self.load_state(policy, self.models[trained] / "trainer" / "state.safetensors")
-        return policy
+        self.checkpoint = self.models[trained]
+        return load_policy(self.settings, self.checkpoint)
 
-    def load_state(self, policy: Policy, path: Path) -> None:
-        """The mitigation's state as the run had it, if the run used this mitigation and kept it."""
-        name = self.settings.mitigation
-        if is_file(path) and run_config(self.folder)["mitigation"] == name:
-            policy.load_trainer_tensors(path)
-        elif hasattr(policy.mitigation, "state_dict") and self.step > 1:
-            print(f"{name} as it is at the start of a run: this run has no state of it from before "
-                  f"step {self.step}")
+    def mitigation(self):
+        """With its state as the run had it, if the run used this mitigation and kept it."""
+        s, policy = self.settings, self.policy
+        mitigation = make_mitigation(s, policy)
+        has_state = is_file(self.checkpoint / "trainer" / "state.safetensors")
+        if has_state and run_config(self.folder)["mitigation"] == s.mitigation:
+            methods = {"advantage": make_advantage(s, policy), "mitigation": mitigation}
+            TrainerState(policy.model, load_optimizer(s, policy), methods).load(self.checkpoint)
+        elif hasattr(mitigation, "state_dict") and self.step > 1:
+            print(f"{s.mitigation} as it is at the start of a run: this run has no state of it "
+                  f"from before step {self.step}")
+        return mitigation
 
     @cached_property
     def forward(self) -> Forward:
@@ -101,13 +106,13 @@ class Recorded:
         return self.forward.look(tokens, attention)
 
     @property
-    def needs_lab(self) -> bool:
+    def needs_policy(self) -> bool:
         """A mitigation that is a class may keep a state, or sample answers and have them scored."""
         return inspect.isclass(MITIGATIONS[self.settings.mitigation])
 
     def tokens(self) -> Rollouts:
         s, problems = self.settings, []
-        if self.needs_lab:
+        if self.needs_policy:
             problems = self.policy.task.training_problems(s.seed, self.step, s.questions)
         generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, self.step))
         tokens = read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems,
@@ -115,14 +120,12 @@ class Recorded:
         return tokens.to(s.device)
 
     def weights(self, tokens: Rollouts) -> tuple[torch.Tensor, dict]:
-        """(B, T) and the metrics, as train_step would have made them of this batch."""
+        """(B, T) and the metrics, as training would have made them of this batch."""
         s, policy = self.settings, None
-        if self.needs_lab:
-            policy = self.policy
-            chosen = policy.mitigation
+        if self.needs_policy:
+            policy, chosen = self.policy, self.mitigation()
         else:
-            function = MITIGATIONS[s.mitigation]
-            chosen = make(function, s.flags_for(function), None)
+            chosen = make_mitigation(s, None)
         if s.drop_unfinished:
             tokens = replace(tokens, mask=tokens.mask & tokens.finished[:, None])
         return token_weight(chosen, s.mitigation, tokens, policy, s.rescale)

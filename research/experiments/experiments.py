@@ -14,38 +14,23 @@ two of them has one name and one folder, and is trained once.
 from dataclasses import dataclass
 
 # the arms that occur in several experiments
-PLAIN = ""
+PLAIN = {"none": ""}
 MEASURED = "--advantage measured --measured_k 2"  # credit of every undecided token, at every step
-SHUFFLED = f"{MEASURED} --placebo advantages"    # the same numbers at other tokens of the group
-
-INVERSE_LOGPROB = "--mitigation inverse_logprob"
-AS_PUBLISHED = "--mitigation inverse_logprob_as_published"
-MASKING = "--mitigation entropy_masking"
+CONTROLS = {"measured": MEASURED,
+            "shuffled": f"{MEASURED} --placebo advantages"}  # at other tokens of the group
 ENTROPY = "--mitigation entropy_weighted"
-ATTENTION_CREDIT = "--mitigation attention_credit"
+MASKING = "--mitigation entropy_masking"
+ATTENTION = "--mitigation attention_credit"
 DISCOUNTED = "--mitigation outcome_conditional --think_discount"
-ONE_BATCH = "--questions 8 --answers 8 --steps 60 --eval_every 30"
+INVERSE = {name: f"--mitigation {name}"
+           for name in ("inverse_logprob", "inverse_logprob_as_published")}
 
-# when the probes look at the model
-BEFORE, THIRD = "before", "third"
-WHEN = {BEFORE: "before training", THIRD: "after a third of it"}
-
-# what the subject has promised
-MOST_SPREAD = 2.5        # points: standard deviation of the final success over seeds
-MOST_CUT_OFF = 1.0       # percent of the answers at the end
-LEAST_FORMAT = 0.98      # at the end, of the worst seed
-LEAST_GAIN = 25.0        # points of held-out success
-GRADIENT_BATCHES = 4     # behind the cosine of two gradients of the untrained model
-
-# the same number of trained answers in every cell of the regime
-TRAINED_ANSWERS = 3840
-BATCHES = ((4, 8), (8, 8), (8, 16))              # questions x answers
-LEARNING_RATES = ("1e-4", "2.5e-4", "6e-4")
+ONE_BATCH = {"common": "--questions 8 --answers 8 --steps 60 --eval_every 30", "seeds": 5,
+             "shared": "8x8"}
 
 # the success in training that the arms of the leaderboard race to, as the mean of the last steps:
 # half of what plain GRPO gains in the control
-RACE_TO = 0.3
-RACE_STEPS = 10
+RACE_TO, RACE_STEPS = 0.3, 10
 
 
 @dataclass(frozen=True)
@@ -57,6 +42,7 @@ class Experiment:
     seeds: int             # 0, 1, ... of each arm
     twice: tuple[str, ...] = ()  # arms with twice as many, as all others are compared with them
     shared: str = ""       # the folder of runs that it shares with others; else it has its own
+    is_board: bool = False  # all its arms are tested as one family (leaderboard.py)
 
     @property
     def place(self) -> str:
@@ -65,165 +51,95 @@ class Experiment:
     def seeds_of(self, arm: str, seeds: int) -> int:
         return 2 * seeds if arm in self.twice else seeds
 
-
-def cell(arm: str, questions: int, answers: int, learning_rate: str) -> str:
-    """The name of an arm in one cell of the regime: measured-4x8-1e-4."""
-    return f"{arm}-{questions}x{answers}-{learning_rate}"
+    def plain_of(self, arm: str) -> str:
+        """The arm that this one is compared with: none-4x8-1e-4 for measured-4x8-1e-4, where there
+        is one, else the first."""
+        _, dash, place = arm.partition("-")
+        plain = f"none{dash}{place}"
+        return plain if plain in self.arms else next(iter(self.arms))
 
 
 def regime_arms() -> dict[str, str]:
+    """Batches by learning rates, each with the same number of trained answers."""
     arms = {}
-    for questions, answers in BATCHES:
-        steps = TRAINED_ANSWERS // (questions * answers)
-        for learning_rate in LEARNING_RATES:
+    for questions, answers in ((4, 8), (8, 8), (8, 16)):
+        steps = 3840 // (questions * answers)
+        for learning_rate in ("1e-4", "2.5e-4", "6e-4"):
             flags = (f"--questions {questions} --answers {answers} --steps {steps} "
                      f"--eval_every {steps} --learning_rate {learning_rate}")
-            arms[cell("none", questions, answers, learning_rate)] = f"{flags} {PLAIN}"
-            arms[cell("measured", questions, answers, learning_rate)] = f"{flags} {MEASURED}"
+            cell = f"{questions}x{answers}-{learning_rate}"
+            arms |= {f"none-{cell}": flags, f"measured-{cell}": f"{flags} {MEASURED}"}
     return arms
 
 
-SUBJECT = Experiment(
-    name="subject",
-    question="Does the default run keep what a subject of experiments has to promise?",
-    common="",
-    arms={"none": PLAIN},
-    seeds=10)
+def leaderboard_arms() -> dict[str, str]:
+    """All choices that take less than five times a plain step, so without oracle, causal_ablation
+    and vine."""
+    weights = {name: f"--mitigation {name}" for name in (
+        "entropy_weighted", "entropy_masking", "entropy_ratio", "inverse_logprob",
+        "inverse_logprob_as_published", "equal_gradient", "attention_credit", "lambda_grpo",
+        "learned_importance", "random", "by_kind", "low_probability", "taco", "planning",
+        "covariance", "shared_prefix", "future_attention", "outcome_gradient")}
+    advantages = {name: f"--advantage {name}" for name in (
+        "dr_grpo", "rloo", "span", "gae", "prefix_tree", "ktae", "gtpo", "belief", "hindsight")}
+    placebos = {f"{name}-placebo": f"{weights[name]} --placebo weights" for name in (
+        "entropy_weighted", "inverse_logprob", "entropy_masking", "attention_credit",
+        "inverse_logprob_as_published", "by_kind")}
+    placebos |= {f"{name}-placebo": f"{advantages[name]} --placebo advantages"
+                 for name in ("hindsight", "span")}
+    return {**PLAIN, **CONTROLS, **weights, "outcome_conditional": f"{DISCOUNTED} 0.5",
+            **advantages, "gae-trunk": "--advantage gae --critic trunk", **placebos}
 
-CONTROL = Experiment(
-    name="control",
-    question="Is credit by token worth anything here, when it is measured at every step?",
-    common=ONE_BATCH,
-    arms={"none": PLAIN, "measured": MEASURED, "shuffled": SHUFFLED},
-    seeds=5,
-    shared="8x8")
 
-REGIME = Experiment(
-    name="regime",
-    question="At which batch sizes and learning rates is measured credit worth something?",
-    common="",
-    arms=regime_arms(),
-    seeds=2)
-
-# all choices that take less than five times a plain step, so without oracle, causal_ablation, vine
 LEADERBOARD = Experiment(
-    name="leaderboard",
-    question="Which way of spreading credit is ahead of plain GRPO, and who could have known?",
-    common=ONE_BATCH,
-    arms={
-        "none": PLAIN,
-        "measured": MEASURED,
-        "shuffled": SHUFFLED,
-        "entropy_weighted": ENTROPY,
-        "entropy_weighted-placebo": f"{ENTROPY} --placebo weights",
-        "entropy_masking": MASKING,
-        "entropy_ratio": "--mitigation entropy_ratio",
-        "inverse_logprob": INVERSE_LOGPROB,
-        "inverse_logprob_as_published": AS_PUBLISHED,
-        "equal_gradient": "--mitigation equal_gradient",
-        "attention_credit": ATTENTION_CREDIT,
-        "outcome_conditional": f"{DISCOUNTED} 0.5",
-        "lambda_grpo": "--mitigation lambda_grpo",
-        "learned_importance": "--mitigation learned_importance",
-        "random": "--mitigation random",
-        "dr_grpo": "--advantage dr_grpo",
-        "rloo": "--advantage rloo",
-        "span": "--advantage span",
-        "gae": "--advantage gae",
-        "gae-trunk": "--advantage gae --critic trunk",
-        "by_kind": "--mitigation by_kind",
-        "low_probability": "--mitigation low_probability",
-        "taco": "--mitigation taco",
-        "planning": "--mitigation planning",
-        "covariance": "--mitigation covariance",
-        "shared_prefix": "--mitigation shared_prefix",
-        "future_attention": "--mitigation future_attention",
-        "outcome_gradient": "--mitigation outcome_gradient",
-        "prefix_tree": "--advantage prefix_tree",
-        "ktae": "--advantage ktae",
-        "gtpo": "--advantage gtpo",
-        "belief": "--advantage belief",
-        "hindsight": "--advantage hindsight",
-        "inverse_logprob-placebo": f"{INVERSE_LOGPROB} --placebo weights",
-        "entropy_masking-placebo": f"{MASKING} --placebo weights",
-        "attention_credit-placebo": f"{ATTENTION_CREDIT} --placebo weights",
-        "inverse_logprob_as_published-placebo": f"{AS_PUBLISHED} --placebo weights",
-        "by_kind-placebo": "--mitigation by_kind --placebo weights",
-        "hindsight-placebo": "--advantage hindsight --placebo advantages",
-        "span-placebo": "--advantage span --placebo advantages"},
-    seeds=5,
-    twice=("none",),
-    shared="8x8")
+    "leaderboard",
+    "Which way of spreading credit is ahead of plain GRPO, and who could have known?",
+    arms=leaderboard_arms(), twice=("none",), is_board=True, **ONE_BATCH)
 
-# the three that an earlier experiment proposed
+ALL = (
+    Experiment(
+        "subject", "Does the default run learn, and how much do its seeds differ?",
+        common="", arms=PLAIN, seeds=10),
+    Experiment(
+        "control", "Is credit by token worth anything here, when it is measured at every step?",
+        arms={**PLAIN, **CONTROLS}, **ONE_BATCH),
+    Experiment(
+        "regime", "At which batch sizes and learning rates is measured credit worth something?",
+        common="", arms=regime_arms(), seeds=2),
+    LEADERBOARD,
 
-DISCOUNT = Experiment(
-    name="discount",
-    question="Experiment 1: does it hurt to discount the tokens before the answer?",
-    common=ONE_BATCH,
-    arms={
-        "none": PLAIN,  # a discount of 1
-        "discount0.25": f"{DISCOUNTED} 0.25",
-        "outcome_conditional": f"{DISCOUNTED} 0.5",
-        "discount0.75": f"{DISCOUNTED} 0.75"},
-    seeds=5,
-    shared="8x8")
+    # the three that an earlier experiment proposed
+    Experiment(
+        "discount", "Experiment 1: does it hurt to discount the tokens before the answer?",
+        arms={**PLAIN, "discount0.25": f"{DISCOUNTED} 0.25",
+              "outcome_conditional": f"{DISCOUNTED} 0.5", "discount0.75": f"{DISCOUNTED} 0.75"},
+        **ONE_BATCH),
+    Experiment(
+        "inverse", "Experiment 2: do inverse log-probs break training, detached or as published?",
+        arms={**PLAIN, "epsilon0.01": f"{INVERSE['inverse_logprob']} --epsilon 0.01",
+              "epsilon0.5": f"{INVERSE['inverse_logprob']} --epsilon 0.5", **INVERSE},
+        **ONE_BATCH),
+    Experiment(
+        "attention", "Experiment 3: do attention and entropy know which tokens to train on?",
+        arms={**PLAIN, "attention_credit": ATTENTION,
+              "attention_credit-placebo": f"{ATTENTION} --placebo weights",
+              "entropy_weighted": ENTROPY, "masking70": f"{MASKING} --mask_percentile 70",
+              "entropy_masking": MASKING,  # of 80 in 100
+              "masking90": f"{MASKING} --mask_percentile 90",
+              "masking-unscaled": f"{MASKING} --rescale none"},
+        **ONE_BATCH),
 
-INVERSE = Experiment(
-    name="inverse",
-    question="Experiment 2: do inverse log-probs break training, detached or as published?",
-    common=ONE_BATCH,
-    arms={
-        "none": PLAIN,
-        "epsilon0.01": f"{INVERSE_LOGPROB} --epsilon 0.01",
-        "inverse_logprob": INVERSE_LOGPROB,  # epsilon 0.1
-        "epsilon0.5": f"{INVERSE_LOGPROB} --epsilon 0.5",
-        "inverse_logprob_as_published": AS_PUBLISHED},
-    seeds=5,
-    shared="8x8")
+    Experiment(
+        "short_steps", "Is it the length of the step that breaks training by inverse log-probs?",
+        common=f"{ONE_BATCH['common']} --learning_rate 5e-5",
+        arms={**PLAIN, **INVERSE, "equal_gradient": "--mitigation equal_gradient"}, seeds=5),
+    Experiment(
+        "updates", "What do the loss, its norm, several updates of a batch and the divergence do?",
+        arms={**PLAIN, "sequence": "--loss_norm sequence", "constant": "--loss_norm constant",
+              "epochs2": "--epochs 2",
+              "epochs2-unclipped": "--epochs 2 --clip_low 1 --clip_high 1000",
+              "kl0.02": "--kl 0.02", "dpo": "--loss dpo",
+              "gradient-rescaled": f"{ENTROPY} --rescale gradient"},
+        **ONE_BATCH))
 
-ATTENTION = Experiment(
-    name="attention",
-    question="Experiment 3: do attention and entropy know which tokens to train on?",
-    common=ONE_BATCH,
-    arms={
-        "none": PLAIN,
-        "attention_credit": ATTENTION_CREDIT,
-        "attention_credit-placebo": f"{ATTENTION_CREDIT} --placebo weights",
-        "entropy_weighted": ENTROPY,
-        "masking70": f"{MASKING} --mask_percentile 70",
-        "entropy_masking": MASKING,  # of 80 in 100
-        "masking90": f"{MASKING} --mask_percentile 90",
-        "masking-unscaled": f"{MASKING} --rescale none"},
-    seeds=5,
-    shared="8x8")
-
-SHORT_STEPS = Experiment(
-    name="short_steps",
-    question="Is it the length of the step that breaks training by inverse log-probs?",
-    common=f"{ONE_BATCH} --learning_rate 5e-5",
-    arms={
-        "none": PLAIN,
-        "inverse_logprob": INVERSE_LOGPROB,
-        "inverse_logprob_as_published": AS_PUBLISHED,
-        "equal_gradient": "--mitigation equal_gradient"},
-    seeds=5)
-
-UPDATES = Experiment(
-    name="updates",
-    question="What do the loss, its norm, several updates of a batch and the divergence do?",
-    common=ONE_BATCH,
-    arms={
-        "none": PLAIN,
-        "sequence": "--loss_norm sequence",
-        "constant": "--loss_norm constant",
-        "epochs2": "--epochs 2",
-        "epochs2-unclipped": "--epochs 2 --clip_low 1 --clip_high 1000",
-        "kl0.02": "--kl 0.02",
-        "dpo": "--loss dpo",
-        "gradient-rescaled": f"{ENTROPY} --rescale gradient"},
-    seeds=5,
-    shared="8x8")
-
-EXPERIMENTS = {experiment.name: experiment for experiment in (
-    SUBJECT, CONTROL, REGIME, LEADERBOARD, DISCOUNT, INVERSE, ATTENTION, SHORT_STEPS, UPDATES)}
+EXPERIMENTS = {experiment.name: experiment for experiment in ALL}

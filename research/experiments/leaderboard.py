@@ -1,88 +1,104 @@
-"""The leaderboard: what each way of spreading credit knows, does to the gradient, does to training.
+"""The leaderboard: what each way of spreading credit knows, and what it does to training.
 
 How it is decided, whatever comes out:
 
     measure     success on the held-out problems, one sampled answer each, at the end
-    compared    with plain GRPO's. A seed stands for the problems it trains on, so success is taken
-                to be a part of the arm, a part of the seed and chance, by least squares over all
-                finished runs. Plain GRPO has twice as many seeds; those that it has alone show its
-                spread, and add nothing to the comparison
-    error       by the chance that is left, of all arms together: with few seeds that of one arm
-                alone is hardly known
+    compared    with plain GRPO's. Success is a part of the arm, a part of the seed (the problems it
+                trains on) and chance, by least squares over all finished runs. Plain GRPO has twice
+                as many seeds; those that it has alone add nothing to the comparison
+    error       by the chance that is left, of all arms together
     verdict     ahead or behind if p, by Holm's correction over all arms, is below 0.05; otherwise
                 open, and the finding says which difference would have been seen. Of an arm with
                 one seed nothing is said
     controls    are no candidates: each is compared with plain GRPO as in the experiment control, by
                 seed and by problem, without a correction
+    forecast    the rank correlation over all arms of the cosine of one batch's gradient with the
+                true one (probe noise, five seeds) with the success at the end. It holds where the
+                interval is above 0
 
-An arm that is ahead or behind is also compared with its own placebo, the same weights at other
-tokens: what both have in common is not due to the arm's choice of tokens. The arm `measured` is a
-control that must be ahead, `shuffled` one that must be behind.
+An arm is also compared with its own placebo, the same weights at other tokens: what both have in
+common is not due to the arm's choice of tokens. The arm `measured` is a control that must be ahead,
+`shuffled` one that must be behind.
 """
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from analysis.plots import BLUE, GREY, ORANGE, panels, save
-from analysis.statistics import Estimate, estimate, holm
+from analysis.runs import is_number
+from analysis.statistics import Estimate, estimate, holm, rank_correlation
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from research.experiments import forecast
-from research.experiments.control import tokens_beside
-from research.experiments.critics import critics_table
+from harness.files import is_file, read_json
 from research.experiments.experiments import RACE_STEPS, RACE_TO
-from research.experiments.finished import END, Study, ahead, evaluated
-from research.experiments.forecast import Racer, as_text
-from research.probes.common import Findings
+from research.experiments.finished import (END, Study, ahead, moving_mean, numbers,
+                                           success_by_seed, told_apart, verdict_on)
+from research.experiments.probes import BEFORE, PROBED, THIRD
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
-CONTROLS = ("measured", "shuffled")
-SEEN = 0.05
-FEWEST_SEEDS = 2  # before anything is said: a single run may collapse, in any arm
+CONTROLS = {"measured": "ahead", "shuffled": "behind"}
+WHEN = {BEFORE: "before training", THIRD: "after a third of it"}
+SAME_DIRECTION = {"dr_grpo": "rloo"}  # a multiple of it
+# of an arm: probe, table, column, the interval's column, format
+KNOWN = {"index": ("scoreboard", "scores", "index", "95%", "+.2f"),
+         "direction": ("noise", "noise", "cosine", "cosine 95%", ".2f"),
+         "one batch": ("noise", "noise", "one batch", "95%", ".3f")}
+DRAWS = 4000
+FEWEST_ARMS = 4
 
 
 @dataclass
 class Entry:
     """An arm on the board."""
-    racer: Racer
+    arm: str
+    runs: dict[int, dict]
     ahead: Estimate | None = None       # of plain GRPO
     p: float = float("nan")             # of that, corrected
     of_placebo: Estimate | None = None  # ahead of its own placebo
-    beside: float = 0.0                 # tokens sampled for credit, by trained token
+
+    @property
+    def ends(self) -> list[float]:
+        return success_by_seed(self.runs, END)
+
+    @property
+    def success(self) -> float:
+        return float(np.mean(self.ends))
 
     @property
     def verdict(self) -> str:
-        if self.racer.seeds < FEWEST_SEEDS or not np.isfinite(self.p):
-            return "too few seeds"
-        if self.p >= SEEN:
-            return "open"
-        return "ahead" if self.ahead.value > 0 else "behind"
+        return verdict_on(len(self.runs), self.ahead.value, self.p) if self.ahead else ""
+
+    @property
+    def answers(self) -> float:
+        """Trained on until the mean curve is where the race goes to; infinite if it never is."""
+        config = next(iter(self.runs.values()))["config"]
+        curve = moving_mean(np.mean(numbers(self.runs, "success"), axis=0), RACE_STEPS)
+        there = np.flatnonzero(curve >= RACE_TO - 1e-9)
+        if not len(there):
+            return float("inf")
+        return float((there[0] + RACE_STEPS) * config["questions"] * config["answers"])
 
 
-def report(study: Study) -> Findings:
-    plain = next(iter(study.experiment.arms))
-    race = forecast.report(study)
-    entries = make_entries(study, plain)
-    board = board_table(entries, plain)
-    picture, critics = draw(study, entries, plain), critics_table(study)
-    tables = [board, *race.tables, *([critics] if critics else [])]
-    return Findings("The leaderboard", study.intro(), tables,
-                    ("board", "correlation"), pictures=[picture, *race.pictures],
-                    places={"board": ("board",), **race.places})
+def report(study: Study, folder: Path) -> tuple[list[Table], tuple]:
+    """The tables, and the picture."""
+    entries = make_entries(study)
+    tables = [board_table(entries), race_table(entries), correlation_table(entries)]
+    return tables, draw(entries, folder)
 
 
-def make_entries(study: Study, plain: str) -> list[Entry]:
+def make_entries(study: Study) -> list[Entry]:
     """Those of which a run is finished, the best first."""
+    plain = next(iter(study.experiment.arms))
     if plain not in study.runs:
         raise UserError(f"no run of {plain} is finished yet, with which all are compared")
-    entries = {arm: Entry(racer, beside=tokens_beside(study.of(arm)))
-               for arm, racer in forecast.racers_of(study).items()}
+    entries = {arm: Entry(arm, runs) for arm, runs in study.runs.items()}
     compare_all(entries, parts_of_success(study), plain)
     for arm in CONTROLS:
         _, difference = ahead(study, arm, plain, END)
         if difference:  # they have a seed in common
             entries[arm].ahead, entries[arm].p = difference, difference.p
-    return sorted(entries.values(), key=lambda entry: -entry.racer.success)
+    return sorted(entries.values(), key=lambda entry: -entry.success)
 
 
 @dataclass
@@ -106,11 +122,11 @@ def parts_of_success(study: Study) -> Parts:
     seeds = sorted({seed for runs in study.runs.values() for seed in runs})
     rows, success = [], []
     for arm, runs in study.runs.items():
-        for seed, run in runs.items():
+        for seed, end in zip(runs, success_by_seed(runs, END)):
             row = np.zeros(len(arms) + len(seeds))
             row[arms.index(arm)] = row[len(arms) + seeds.index(seed)] = 1
             rows.append(row)
-            success.append(evaluated(run, END)["success"])
+            success.append(end)
     design, success = np.array(rows), np.array(success)
     values, _, rank, _ = np.linalg.lstsq(design, success, rcond=None)
     freedom = len(success) - int(rank)
@@ -131,83 +147,129 @@ def compare_all(entries: dict[str, Entry], parts: Parts, plain: str) -> None:
         entry.p = p
 
 
-def board_table(entries: list[Entry], plain: str) -> Table:
-    rows = [row_of(entry) for entry in entries]
+def board_table(entries: list[Entry]) -> Table:
+    rows = []
+    for entry in entries:
+        one, other = entry.ahead, entry.of_placebo
+        rows.append([entry.arm, len(entry.runs), entry.success, (min(entry.ends), max(entry.ends)),
+                     *([one.value, one.interval, entry.p] if one else [None] * 3),
+                     *([other.value, other.interval] if other else [None] * 2), entry.verdict])
     formats = {"arm": "", "seeds": "d", "end": ".1%", "ends": ".1%", "ahead": "points",
                "95%": "points", "p": "p", "placebo": "points", "placebo 95%": "points",
-               "answers": "", "beside": ".1f", "verdict": ""}
-    headings = {"end": "success at the end", "ends": "of the seeds",
-                "ahead": f"minus {plain}", "95%": "95% interval", "p": "Holm's p",
-                "placebo": "minus its placebo", "placebo 95%": "95% interval",
-                "answers": "answers needed", "beside": "tokens beside"}
+               "verdict": ""}
+    headings = {"end": "success at the end", "ends": "of the seeds", "ahead": "minus none",
+                "95%": "95% interval", "p": "Holm's p", "placebo": "minus its placebo",
+                "placebo 95%": "95% interval"}
     return Table("board", "Ways of spreading credit, by what became of training",
-                 by_row(formats, rows), in_words(entries, plain), notes(plain), headings)
+                 by_row(formats, rows), in_words(entries),
+                 ["differences are in points of held-out success; open: not told apart from plain "
+                  f"GRPO. The controls {' and '.join(CONTROLS)} are compared by seed and by "
+                  "problem, and their p is not corrected"], headings)
 
 
-def row_of(entry: Entry) -> list:
-    racer = entry.racer
-    ahead = [entry.ahead.value, entry.ahead.interval, entry.p] if entry.ahead else [None] * 3
-    placebo = [None, None]
-    if entry.of_placebo:
-        placebo = [entry.of_placebo.value, entry.of_placebo.interval]
-    verdict = entry.verdict if entry.ahead else ""
-    return [racer.arm, racer.seeds, racer.success, racer.ends, *ahead, *placebo,
-            as_text(racer.answers), entry.beside, verdict]
-
-
-def in_words(entries: list[Entry], plain: str) -> str:
-    """Who is told apart from plain GRPO, and what could have been seen."""
-    compared = [entry for entry in entries if entry.ahead]
-    return "\n".join([*told_apart(entries, plain), *could_be_seen(entries),
-                      controls_in_words(compared)])
-
-
-def told_apart(entries: list[Entry], plain: str) -> list[str]:
-    compared = [entry for entry in entries if entry.ahead]
-    ahead, behind = ([entry.racer.arm for entry in compared if entry.verdict == verdict]
-                     for verdict in ("ahead", "behind"))
-    return [f"Ahead of {plain}: {', '.join(ahead) or 'none'}.",
-            f"Behind it: {', '.join(behind) or 'none'}."]
-
-
-def could_be_seen(entries: list[Entry]) -> list[str]:
+def in_words(entries: list[Entry]) -> str:
+    """Who is told apart from plain GRPO, what could have been seen, and whether to believe it."""
+    verdicts = {entry.arm: entry.verdict for entry in entries}
+    texts = told_apart(verdicts)
     visible = [entry.ahead.visible for entry in entries
                if entry.ahead and np.isfinite(entry.ahead.visible)]
-    if not visible:
-        return []
-    return [f"A difference of {100 * np.median(visible):.1f} points would have been seen in 80 of "
-            "100 such experiments."]
+    if visible:
+        texts.append(f"A difference of {100 * np.median(visible):.1f} points would have been seen "
+                     "in 80 of 100 such experiments.")
+    wrong = [arm for arm, should in CONTROLS.items() if verdicts.get(arm) != should]
+    texts.append(f"The board is not to be trusted yet: {' and '.join(wrong)} should be told apart."
+                 if wrong else "Both controls are where they should be.")
+    return "\n".join(texts)
 
 
-def controls_in_words(compared: list[Entry]) -> str:
-    verdicts = {entry.racer.arm: entry.verdict for entry in compared}
-    should = dict(zip(CONTROLS, ("ahead", "behind")))
-    wrong = [arm for arm in CONTROLS if verdicts.get(arm) != should[arm]]
-    if wrong:
-        return f"The board is not to be trusted yet: {' and '.join(wrong)} should be told apart."
-    return "Both controls are where they should be."
+def known_of(entries: list[Entry], what: str, time: str) -> tuple[list, list]:
+    """What a probe measured of each arm, and the interval; None of what it was not asked."""
+    probe, name, value, interval, _ = KNOWN[what]
+    path, rows = PROBED / f"{probe}-{time}/numbers.json", {}
+    if is_file(path):
+        tables = {table["name"]: table for table in read_json(path).get("tables", [])}
+        if name not in tables:
+            raise UserError(f"{path} has no table of {name}: python -m research probes --only "
+                            f"{probe} --report_only writes it again")
+        rows = {row["arm"]: row for row in tables[name]["rows"]}
+    of_arms = [rows.get(SAME_DIRECTION.get(entry.arm, entry.arm), {}) for entry in entries]
+    intervals = [row.get(interval) for row in of_arms]
+    return [row.get(value) for row in of_arms], [ends and tuple(ends) for ends in intervals]
 
 
-def notes(plain: str) -> list[str]:
-    return ["differences are in points of held-out success; answers needed: trained on until the "
-            f"mean success of the last {RACE_STEPS} training steps reaches {RACE_TO:.0%}; beside: "
-            "tokens sampled for the credit, by trained token; open: not told apart from "
-            f"{plain}. The controls {' and '.join(CONTROLS)} are compared by seed and by problem, "
-            "and their p is not corrected"]
+def race_table(entries: list[Entry]) -> Table:
+    """What the probes know of each arm beside what became of it."""
+    columns, headings = {"arm": ("", [entry.arm for entry in entries])}, {}
+    for what, (*_, spec) in KNOWN.items():
+        for time, when in WHEN.items():
+            values, intervals = known_of(entries, what, time)
+            key = what if time == BEFORE else f"later {what}"
+            columns |= {key: (spec, values), f"{key} 95%": (spec, intervals)}
+            headings |= {key: f"{what} {when}", f"{key} 95%": "lowest to highest"}
+    answers = [f"{entry.answers:,.0f}" if np.isfinite(entry.answers) else "never"
+               for entry in entries]
+    columns |= {"answers": ("", answers), "end": (".1%", [entry.success for entry in entries])}
+    headings |= {"answers": "answers needed", "end": "success at the end"}
+    return Table("race", "What the probes know, and what became of it", columns, "",
+                 ["index: what the weights know of where the reward is decided, from -1 to 1, 0 by "
+                  "chance; direction: cosine of the mean gradient with the true one; one batch: "
+                  "that of a single batch's gradient; answers needed: trained on until the mean "
+                  f"success of the last {RACE_STEPS} training steps reaches {RACE_TO:.0%}"],
+                 headings)
 
 
-def draw(study: Study, entries: list[Entry], plain: str):
+def correlation_table(entries: list[Entry]) -> Table:
+    """Arms that never got there are last, and equal."""
+    rows, findings = [], []
+    for time, when in WHEN.items():
+        values, _ = known_of(entries, "one batch", time)
+        known = [(value, entry) for value, entry in zip(values, entries) if is_number(value)]
+        one_batch = [value for value, _ in known]
+        answers = spearman(one_batch, [entry.answers for _, entry in known])
+        success = spearman(one_batch, [entry.success for _, entry in known])
+        rows.append([when, len(known), answers.value, answers.interval, success.value,
+                     success.interval])
+        if np.isfinite(success.value):
+            findings.append(f"What one batch knows {when} and success at the end have a rank "
+                            f"correlation of {success.value:+.2f} ({success.low:+.2f} to "
+                            f"{success.high:+.2f}) over {len(known)} arms.")
+    formats = {"when": "", "arms": "d", "answers": "+.2f", "95%": "+.2f", "success": "+.2f",
+               "its 95%": "+.2f"}
+    return Table("correlation", "Rank correlation of what one batch knows, over arms",
+                 by_row(formats, rows), "\n".join(findings),
+                 ["a forecast that holds has -1 with answers needed, +1 with success; intervals "
+                  "are a bootstrap over arms"],
+                 {"when": "one batch measured", "answers": "with answers needed",
+                  "95%": "95% interval", "success": "with success at the end",
+                  "its 95%": "95% interval"})
+
+
+def spearman(first: list[float], second: list[float]) -> Estimate:
+    """With an interval by a bootstrap over arms."""
+    unknown, count = float("nan"), len(first)
+    if count < FEWEST_ARMS:
+        return Estimate(unknown, unknown, unknown, unknown)
+    x, y = np.array(first), np.array(second)
+    rng = np.random.default_rng(0)
+    drawn = [rng.integers(0, count, count) for _ in range(DRAWS)]
+    draws = [rank_correlation(x[arms], y[arms]) for arms in drawn]
+    low, high = np.nanquantile(draws, [0.025, 0.975]).tolist()
+    return Estimate(rank_correlation(x, y), low, high, unknown)
+
+
+def draw(entries: list[Entry], folder: Path):
     compared = [entry for entry in entries if entry.ahead][::-1]
     figure, axis = panels(1, figsize=(8.0, 1.2 + 0.27 * len(compared)))
     colours = {"ahead": BLUE, "behind": ORANGE}
     for height, entry in enumerate(compared):
-        colour, ahead = colours.get(entry.verdict, GREY), entry.ahead
-        if np.isfinite(ahead.low):
-            axis.plot([100 * ahead.low, 100 * ahead.high], [height, height], color=colour, lw=2)
-        axis.plot(100 * ahead.value, height, "o", color=colour, ms=5)
+        colour, difference = colours.get(entry.verdict, GREY), entry.ahead
+        if np.isfinite(difference.low):
+            axis.plot([100 * difference.low, 100 * difference.high], [height, height],
+                      color=colour, lw=2)
+        axis.plot(100 * difference.value, height, "o", color=colour, ms=5)
     axis.axvline(0, color="black", lw=0.8)
-    axis.set(yticks=range(len(compared)), yticklabels=[entry.racer.arm for entry in compared],
-             xlabel=f"points of held-out success, minus {plain}",
+    axis.set(yticks=range(len(compared)), yticklabels=[entry.arm for entry in compared],
+             xlabel="points of held-out success, minus plain GRPO",
              title="Who is ahead of plain GRPO? Blue: ahead, orange: behind, grey: open")
-    return save(figure, study.folder, "board",
-                f"Held-out success at the end, each arm minus {plain}, with 95% intervals")
+    return save(figure, folder, "board",
+                "Held-out success at the end, each arm minus plain GRPO, with 95% intervals")

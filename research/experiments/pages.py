@@ -26,6 +26,8 @@ from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import say
 from research.experiments.published import RESULTS, pages, read_result
 
+# how a command was typed when it measured -> how it is typed today
+RENAMED = {"python -m study ": "python -m research ", "python -m truth.": "python -m research "}
 MARKED = re.compile(r"<!-- (table|words|text|source|number) ((?:(?!-->).)+?) -->(.*?)<!-- end -->",
                     re.S)
 FLAGS = {"check": Flag(False, "change nothing; exit status 1 if a page is out of date")}
@@ -85,7 +87,10 @@ def make_text(words: str) -> str:
 def make_source(words: str) -> str:
     result = read_result(RESULTS / f"{words}.json")
     commit, torch = (result["git_commit"] or "unknown")[:7], result["versions"]["torch"]
-    return f"\n`{result['command']}`, {result['day']}, torch {torch}, commit {commit}\n"
+    command = result["command"]
+    for before, today in RENAMED.items():
+        command = command.replace(before, today)
+    return f"\n`{command}`, {result['day']}, torch {torch}, commit {commit}\n"
 
 
 def make_number(words: str) -> str:

@@ -7,10 +7,11 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.runs import is_number, read_run
 from harness.command_line import read_flags
 from harness.credit_file import step_of
 from engine.errors import UserError
-from harness.files import PROJECT, is_file, is_there, read_lines
+from harness.files import PROJECT, is_there, read_lines
 from harness.provenance import refuse_other_sources
 from harness.resume import is_finished, refuse_to_overwrite, what_differs
 from harness.run_folder import RunFolder, run_config
@@ -19,25 +20,13 @@ from research.experiments.experiments import Experiment
 
 
 @dataclass
-class Effort:
-    """What a run has behind it: its steps, and the seconds that they took."""
-    steps: int
-    seconds: float
-
-
-@dataclass
-class Pace:
-    """How many were done in how many seconds."""
-    count: int = 0
+class State:
+    """How far a run is: steps on record, the seconds they took, and whether it is whole. A run in
+    trouble can be neither made nor counted."""
+    steps: int = 0
     seconds: float = 0.0
-
-    def add(self, count: int, seconds: float) -> None:
-        self.count += count
-        self.seconds += seconds
-
-    @property
-    def each(self) -> float:
-        return self.seconds / self.count
+    finished: bool = False
+    trouble: str = ""
 
 
 @dataclass
@@ -69,22 +58,33 @@ class PlannedRun:
         """What train.py prints."""
         return self.folder.with_name(f"{self.name}.log")
 
+    def state(self) -> State:
+        """As it is on disk; a folder that is damaged, or is of another run, is in trouble."""
+        if not is_there(self.folder):
+            return State()
+        try:
+            self.refuse_another()
+            finished = self.is_finished()
+            if finished:
+                read_run(self.folder)  # raises where a line is not of this program
+            return State(*self.progress(), finished)
+        except UserError as error:
+            return State(trouble=str(error))
+
     def is_finished(self) -> bool:
-        if not is_file(self.folder / "config.json"):
-            return False
         run = RunFolder(self.folder)
         checkpoints = run.checkpoints()
         done = step_of(checkpoints[-1]) if checkpoints else 0
-        return is_finished(run, run_config(self.folder), self.settings, done)
+        config = self.settings.to_json() | run_config(self.folder)
+        return is_finished(run, config, self.settings, done)
 
-    def effort(self) -> Effort:
+    def progress(self) -> tuple[int, float]:
+        """Steps on record, and their seconds."""
         lines = read_lines(self.folder / "metrics.jsonl")
-        return Effort(len(lines), sum(line.get("seconds") or 0.0 for line in lines))
+        return len(lines), sum(filter(is_number, (line.get("seconds") for line in lines)), 0.0)
 
     def refuse_another(self) -> None:
         """The folder may hold a run with other settings, or of a model that has changed since."""
-        if not is_there(self.folder):
-            return
         difference = what_differs(self.settings)
         if difference:
             refuse_to_overwrite(self.folder, difference)
@@ -97,13 +97,9 @@ class PlannedRun:
 
 def plan_runs(experiment: Experiment, out: str, seeds: int) -> list[PlannedRun]:
     """All arms with seed 0, then all with seed 1, and so on: whatever is finished is paired."""
-    runs = []
     most = max(experiment.seeds_of(arm, seeds) for arm in experiment.arms)
-    for seed in range(most):
-        for arm in experiment.arms:
-            if seed < experiment.seeds_of(arm, seeds):
-                runs.append(plan_run(experiment, arm, seed, out))
-    return runs
+    return [plan_run(experiment, arm, seed, out) for seed in range(most)
+            for arm in experiment.arms if seed < experiment.seeds_of(arm, seeds)]
 
 
 def plan_run(experiment: Experiment, arm: str, seed: int, out: str) -> PlannedRun:
@@ -118,27 +114,21 @@ def plan_run(experiment: Experiment, arm: str, seed: int, out: str) -> PlannedRu
     return PlannedRun(arm, seed, folder, flags, make_settings(given))
 
 
-def seconds_left(runs: list[PlannedRun], efforts: dict[str, Effort],
+def seconds_left(runs: list[PlannedRun], states: dict[str, State],
                  processes: int) -> float | None:
-    """Until all of these runs are finished, from the steps on record; None if there are none yet.
+    """Until all of these runs are finished; None if no step is on record yet. An answer takes what
+    it took so far in its arm, or else in all arms. `states` are by the name of the run."""
+    def pace(known: list[PlannedRun]) -> float | None:
+        answers = sum(states[run.name].steps * run.answers_a_step for run in known)
+        return sum(states[run.name].seconds for run in known) / answers if answers else None
 
-    A step takes what one of its arm took so far. Of an arm without any step the answers take what
-    an answer took in the other arms. `efforts` are by the name of the run.
-    """
-    pace, of_all = {}, Pace()
-    for run in runs:
-        steps, seconds = efforts[run.name].steps, efforts[run.name].seconds
-        pace.setdefault(run.arm, Pace()).add(steps, seconds)
-        of_all.add(steps * run.answers_a_step, seconds)
-    if not of_all.count:
-        return None
     left = []
     for run in runs:
-        one_step = of_all.each * run.answers_a_step
-        if pace[run.arm].count:
-            one_step = pace[run.arm].each
-        left.append(one_step * max(0, run.steps - efforts[run.name].steps))
-    return max(sum(left) / processes, max(left))
+        each = pace([other for other in runs if other.arm == run.arm]) or pace(runs)
+        if each is None:
+            return None
+        left.append(each * run.answers_a_step * max(0, run.steps - states[run.name].steps))
+    return max(sum(left) / processes, max(left, default=0.0))
 
 
 def in_words(seconds: float | None) -> str:

@@ -1,23 +1,19 @@
 """The probes with several seeds, before training and after a third of it.
 
     python -m research probes --dry_run         # every command, and what is measured already
-    python -m research probes                   # measure what is missing, then put the seeds together
+    python -m research probes                   # measure what is missing, put seeds together
     python -m research probes --only baseline
 
 The interval that a probe prints is about the problems it drew. What the next model would show only
 other seeds can say: seed n draws other problems and answers, and after a third of training it looks
 at the run with seed n. Put together, a number is the median over the seeds, and its interval goes
 from the lowest to the highest. Of five seeds that holds the median of all that could be drawn in 94
-of 100 cases, whatever their distribution.
-
-The tables of all seeds lie in results/study-probes, in a folder for each probe and time, to be
-published by python -m research publish.
+of 100 cases. The tables of all seeds lie in results/study-probes, a folder for each probe and time.
 """
 import json
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 from analysis.tables import Table
 from engine.errors import UserError
@@ -25,26 +21,27 @@ from harness.files import is_file, is_there, make_folder, read_json, replace_tex
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.hints import python_command
 from harness.progress import say
-from research.experiments.experiments import BEFORE, LEADERBOARD, PLAIN, THIRD, Experiment
-from research.experiments.finished import PROBED
+from research.experiments.experiments import LEADERBOARD, PLAIN, Experiment
 from research.experiments.over_seeds import over_seeds
 from research.experiments.pages import table_of
-from research.experiments.plan import Effort, PlannedRun, plan_runs
+from research.experiments.plan import PlannedRun, State, plan_runs
+from research.experiments.published import changed_files, own_source
 from research.experiments.runner import PROCESSES, end_with, list_runs, make_runs, usable_cores
-from research.experiments.witness import sources_of
+
+PROBED = Path("results/study-probes")  # where the seeds are put together
+BEFORE, THIRD = "before", "third"      # training; of its steps
 
 LOOKED_AT = Experiment(
     name="third",
     question="What is the model like after a third of its training?",
     common="--questions 8 --answers 8 --steps 20 --checkpoint_every 20 --eval_every 0",
-    arms={"none": PLAIN},
+    arms=PLAIN,
     seeds=5)
-WHOLE = replace(LEADERBOARD, arms={"none": PLAIN}, twice=())  # the runs that the board has as well
+WHOLE = replace(LEADERBOARD, arms=PLAIN, twice=())  # the runs that the board has as well
 
-# of some less than one probe measures by itself, as the seeds together measure it better; how noisy
-# the arms are is asked by a probe of its own
+# of some less than one probe measures by itself, as the seeds together measure it better
 PROBES = {"scoreboard": "--batches 20", "noise": "", "phase1": "", "rank": "--questions 8",
-          "baseline": ""}
+          "sparsity": "", "baseline": ""}
 
 FLAGS = {
     "processes": PROCESSES,
@@ -62,7 +59,7 @@ class PlannedProbe:
     time: str
     seed: int
     model: Path | None  # None is the shipped one
-    run: Path           # over which the probe rank asks how sparse the gradient becomes
+    run: Path           # over which the probe sparsity asks how sparse the gradient becomes
     steps: int = 1      # it is measured, or it is not
     answers_a_step: int = 1
 
@@ -85,27 +82,27 @@ class PlannedProbe:
     @property
     def command(self) -> list[str]:
         model = ["--model", str(self.model)] if self.model else []
-        run = ["--run", str(self.run)] if self.probe == "rank" else []
-        return ["-m", f"research.probes.{self.probe}", "--threads", "1", "--seed", str(self.seed), *model,
+        run = ["--run", str(self.run)] if self.probe == "sparsity" else []
+        return ["-m", "research", self.probe, "--threads", "1", "--seed", str(self.seed), *model,
                 *run, *PROBES[self.probe].split(), "--out", str(self.folder)]
 
-    def is_finished(self) -> bool:
-        return is_file(self.folder / "numbers.json")
+    def progress(self) -> tuple[int, float]:
+        return 0, 0.0
 
-    def effort(self) -> Effort:
-        if not self.is_finished():
-            return Effort(0, 0.0)
-        return Effort(1, read_json(self.folder / "numbers.json")["seconds"])
-
-    def refuse_another(self) -> None:
-        """The folder may hold what was measured with other flags."""
-        if not self.is_finished():
-            return
-        *meant, _, _ = self.command  # without --out
-        typed = read_json(self.folder / "numbers.json").get("command", "another command")
-        if not typed.endswith(f" {shlex.join(meant)}"):
-            raise UserError(f"{self.folder} was measured by `{typed}`, not by "
-                            f"`{python_command(*meant)}`: remove it, and it is measured again")
+    def state(self) -> State:
+        """In trouble if the folder holds what was measured with other flags."""
+        path, (*meant, _, _) = self.folder / "numbers.json", self.command  # without --out
+        if not is_file(path):
+            return State()
+        try:
+            numbers = read_json(path)
+        except UserError as error:
+            return State(trouble=str(error))
+        typed = numbers.get("command", "another command")
+        if typed.endswith(f" {shlex.join(meant)}"):
+            return State(1, numbers["seconds"], True)
+        return State(trouble=f"{self.folder} was measured by `{typed}`, not by "
+                             f"`{python_command(*meant)}`: remove it, and it is measured again")
 
 
 def main(argv: list[str]) -> None:
@@ -116,13 +113,15 @@ def main(argv: list[str]) -> None:
     whole = plan_runs(WHOLE, args.out, args.seeds)
     trained = looked_at + (whole if args.only in (None, "rank") else [])
     probes = plan_probes([args.only] if args.only else list(PROBES), looked_at, whole)
-    for planned in (*trained, *probes):
-        planned.refuse_another()
     if args.dry_run:
         list_runs(trained, args.processes)
         return list_runs(probes, args.processes)
-    failed = [] if args.report_only else make_both(trained, probes, args, argv)
-    put_together(probes)
+    go_on, failed = python_command("-m", "research", "probes", *argv), {}
+    if not args.report_only:
+        failed = make_runs(trained, args.processes, go_on)
+        there = [probe for probe in probes if probe.model is None or is_there(probe.model)]
+        failed |= make_runs(there, args.processes, go_on)
+    gather(probes)
     end_with(failed)
 
 
@@ -134,24 +133,16 @@ def plan_probes(names: list[str], looked_at: list[PlannedRun],
         checkpoint = early.folder / f"checkpoints/step_{early.steps:06d}"
         for name in names:
             probes.append(PlannedProbe(name, BEFORE, run.seed, None, run.folder))
-            probes.append(PlannedProbe(name, THIRD, run.seed, checkpoint, run.folder))
+            if name != "sparsity":  # it looks at a whole run
+                probes.append(PlannedProbe(name, THIRD, run.seed, checkpoint, run.folder))
     return probes
 
 
-def make_both(trained: list[PlannedRun], probes: list[PlannedProbe], args: SimpleNamespace,
-              argv: list[str]) -> list:
-    """First the runs, then the probes that look at them. Returns what failed."""
-    go_on = python_command("-m", "research", "probes", *argv)
-    failed = make_runs(trained, args.processes, go_on)
-    there = [probe for probe in probes if probe.model is None or is_there(probe.model)]
-    return failed + make_runs(there, args.processes, go_on)
-
-
-def put_together(probes: list[PlannedProbe]) -> None:
+def gather(probes: list[PlannedProbe]) -> None:
     """A folder for each probe and time that at least two seeds have measured."""
     by_arm = {}
     for probe in probes:
-        if probe.is_finished():
+        if probe.state().finished:
             by_arm.setdefault(probe.arm, []).append(probe)
     for arm, measured in by_arm.items():
         if len(measured) < 2:
@@ -178,21 +169,18 @@ def write_together(measured: list[PlannedProbe]) -> Path:
                 "tables": [table.to_json() for table in tables]}
     replace_text(folder / "numbers.json", json.dumps(together, indent=1, allow_nan=False) + "\n")
     if first.probe == "scoreboard":
-        from research.probes.where_decided import draw_decided  # with matplotlib, half a second to import
+        from research.probes.scoreboard import draw_decided  # with matplotlib, half a second
         draw_decided(next(table for table in tables if table.name == "kind"), folder)
     return folder
 
 
 def refuse_other_code(measured: list[PlannedProbe], numbers: list[dict]) -> None:
-    """What computes the probe has to be the same in the commits of all seeds."""
-    module = f"research.probes.{measured[0].probe}"
-    commits = {each["git_commit"]: probe for probe, each in zip(measured, numbers)}
-    if len(commits) == 1:
-        return
-    sources = [sources_of(module, commit) for commit in commits]
-    for source, probe in zip(sources, commits.values()):
-        if source != sources[0]:
-            raise UserError(f"{probe.folder} was measured by other code than {measured[0].folder}: "
+    """The probe's own file has to be the same in the commits of all seeds."""
+    first, commit = measured[0], numbers[0]["git_commit"]
+    for probe, each in zip(measured, numbers):
+        if each["git_commit"] != commit and changed_files(
+                [own_source(probe.probe)], commit, each["git_commit"]) != []:
+            raise UserError(f"{probe.folder} was measured by other code than {first.folder}: "
                             "remove the older one of the two")
 
 

@@ -1,112 +1,31 @@
 """What was measured and stands on a page: docs/results/NAME.json, made once, never by hand.
 
-    python -m research publish results/study-control      # what a report or a probe has written
-    python -m research pages                              # write its numbers into the pages
+    python -m research publish results/study-control   # what a report or a probe has written
+    python -m research pages                           # write its numbers into the pages
+    python -m research check                           # what has changed in the code since then
 
-A result holds its tables, the command that made them, the commit, the versions and the day. It also
-holds what the lab did that day in a few numbers (witness.py).
+A result holds its tables, the command that made them, the commit, the versions and the day.
 """
 import json
 import shlex
 import shutil
+import subprocess
+from collections import Counter
 from datetime import date
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import PROJECT, is_file, make_folder, paths_in, read_json, replace_text
+from harness.files import (PROJECT, is_file, make_folder, paths_in, read_json,
+                           replace_text)
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
 from harness.progress import say
-from harness.provenance import fingerprint
-from research.experiments.experiments import EXPERIMENTS
-from research.experiments.witness import (every_arm, made_by_other_code, sources_of, what_differs,
-                           witness_of)
 
 RESULTS = PROJECT / "docs/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables")
-
-
-def publish(folder: Path, name: str | None = None) -> Path:
-    """Take the numbers of a report or a probe, and its pictures that pages show, in the place of
-    those before."""
-    numbers = read_json(folder / "numbers.json")
-    missing = [key for key in (*KEPT, "settings", "quick_look") if key not in numbers]
-    if missing:
-        raise UserError(f"{folder}/numbers.json has no {missing[0]}: publish what python -m research "
-                        "NAME or a probe of python -m research wrote")
-    if numbers["quick_look"]:
-        raise UserError(f"{folder} is a quick look: its numbers say nothing")
-    result = {key: numbers[key] for key in KEPT}
-    result["command"] = as_anyone_types(result["command"])
-    arms = arms_of(result["measured"])
-    refuse_other_runs(folder, arms, numbers["settings"].get("first_steps") or {})
-    commit = numbers["git_commit"]  # the probe may have changed since
-    result |= {"day": date.today().isoformat(),
-               "made_by": made_by(result["measured"], arms, commit)}
-    make_folder(RESULTS)
-    name = name or numbers.get("name") or short_name(result["measured"])
-    path = RESULTS / f"{name}.json"
-    replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
-    shown = "".join(page.read_text(encoding="utf-8") for page in pages())
-    for picture in paths_in(folder):
-        kept = RESULTS / f"{path.stem}-{picture.name}"
-        if picture.suffix == ".png" and f"results/{kept.name}" in shown:
-            shutil.copy(picture, kept)
-    return path
-
-
-def refuse_other_runs(folder: Path, arms: dict[str, str], first_steps: dict[str, list]) -> None:
-    """A run that is finished is passed over, also when the formula of its arm has changed since."""
-    others = made_by_other_code(arms, first_steps)
-    if others:
-        raise UserError(f"{folder}: the runs of {', '.join(others)} were made by other code than "
-                        "today's, as their first step is another. Remove them, and the experiment "
-                        "makes them again")
-
-
-def pages() -> list[Path]:
-    docs = [path for path in paths_in(PROJECT / "docs") if path.suffix == ".md"]
-    return [PROJECT / "README.md", *docs]
-
-
-def as_anyone_types(command: str) -> str:
-    """Without the path of an interpreter, and without what changes no number."""
-    words = shlex.split(command)[1:]
-    while "--out" in words:
-        place = words.index("--out")
-        del words[place:place + 2]
-    return shlex.join(["python", *(word for word in words if word != "--report_only")])
-
-
-def short_name(measured: str) -> str:
-    return measured.removeprefix("study-")
-
-
-def made_by(measured: str, arms: dict[str, str], commit: str | None = None) -> dict:
-    """What the numbers depend on: model, recipe, the arms' doings, the source of a probe, today or
-    in a commit."""
-    return {"model": fingerprint(PROJECT / "models/tiny"),
-            "recipe": read_json(PROJECT / "models/tiny/recipe.json"),
-            "arms": witness_of(arms), "source": sources_of(module_of(measured), commit)}
-
-
-def arms_of(measured: str) -> dict[str, str]:
-    """Name -> flags of train.py, of every arm whose doings the numbers depend on."""
-    if not measured.startswith("study-"):
-        return every_arm()
-    name = short_name(measured)
-    if name not in EXPERIMENTS:
-        raise UserError(f"there is no experiment {name} any more, whose arms this measured: put it "
-                        "back into research/experiments/experiments.py")
-    experiment = EXPERIMENTS[name]
-    return {arm: f"{experiment.common} {flags}" for arm, flags in experiment.arms.items()}
-
-
-def module_of(measured: str) -> str | None:
-    """The probe. A report has none: it only counts what the runs did."""
-    return None if measured.startswith("study-") else f"research.probes.{measured}"
-
-
 FLAGS = {"name": Flag(None, "of the result, by default that of the experiment or the probe")}
+# what every number comes from, beside the file of its probe or experiment
+SOURCES = ("countdown_task.py", "qwen2_model.py", "grpo.py", "mitigations.py", "train.py",
+           "analyze.py", "engine", "credit", "models/tiny")
 
 
 def main(argv: list[str]) -> None:
@@ -121,16 +40,118 @@ def main(argv: list[str]) -> None:
         "pages")
 
 
-def out_of_date(path: Path) -> list[str]:
-    """Why the result is not what would be measured today; empty if nothing speaks against it. Arms
-    that came later change nothing in it."""
-    result = read_result(path)
-    before, arms = result["made_by"], arms_of(result["measured"])
-    still_there = {arm: arms[arm] for arm in before["arms"] if arm in arms}
-    return what_differs(before, made_by(result["measured"], still_there))
+def publish(folder: Path, name: str | None = None) -> Path:
+    """Take the numbers of a report or a probe, and its pictures that pages show, in the place of
+    those before."""
+    numbers = read_json(folder / "numbers.json")
+    missing = [key for key in (*KEPT, "settings", "quick_look") if key not in numbers]
+    if missing:
+        raise UserError(f"{folder}/numbers.json has no {missing[0]}: publish what an experiment or "
+                        "a probe of python -m research wrote")
+    if numbers["quick_look"]:
+        raise UserError(f"{folder} is a quick look: its numbers say nothing")
+    made = numbers["settings"].get("made_by", [])
+    for line in about_code(made):
+        say(line)
+    result = {**{key: numbers[key] for key in KEPT}, "day": date.today().isoformat(),
+              "command": as_anyone_types(numbers["command"]), "made_by": made}
+    make_folder(RESULTS)
+    name = name or numbers.get("name") or result["measured"].removeprefix("study-")
+    path = RESULTS / f"{name}.json"
+    replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    shown = "".join(page.read_text(encoding="utf-8") for page in pages())
+    for picture in with_suffix(folder, ".png"):
+        kept = RESULTS / f"{path.stem}-{picture.name}"
+        if f"results/{kept.name}" in shown:
+            shutil.copy(picture, kept)
+    return path
+
+
+def code_of(config: dict) -> dict:
+    """What a run's config.json has on record of the code that made it."""
+    return {name: config.get(name) for name in ("git_commit", "versions")}
+
+
+def made_by(configs: dict[str, dict]) -> list[dict]:
+    """The codes that made these runs, each with the names of its runs."""
+    made = []
+    for name, config in configs.items():
+        code = code_of(config)
+        same = next((part for part in made if code_of(part) == code), None)
+        if same is None:
+            made.append(same := {**code, "runs": []})
+        same["runs"].append(name)
+    return made
+
+
+def about_code(made: list[dict]) -> list[str]:
+    """A finished run is passed over, also when the formula of its arm has changed since. So whoever
+    publishes runs of several codes is told which are whose."""
+    if len(made) < 2:
+        return []
+    lines = ["The runs were made by several codes or versions: is what they compute the same?"]
+    for part in made:
+        commit, torch = (part["git_commit"] or "unknown")[:7], (part["versions"] or {}).get("torch")
+        lines.append(f"  commit {commit}, torch {torch}: {', '.join(part['runs'])}")
+    return lines
+
+
+def pages() -> list[Path]:
+    return [PROJECT / "README.md", *with_suffix(PROJECT / "docs", ".md")]
+
+
+def as_anyone_types(command: str) -> str:
+    """Without the path of an interpreter, and without what changes no number."""
+    words = shlex.split(command)[1:]
+    while "--out" in words:
+        place = words.index("--out")
+        del words[place:place + 2]
+    return shlex.join(["python", *(word for word in words if word != "--report_only")])
+
+
+def with_suffix(folder: Path, suffix: str) -> list[Path]:
+    return [path for path in paths_in(folder) if path.suffix == suffix]
 
 
 def read_result(path: Path) -> dict:
     if not is_file(path):
         raise UserError(f"there is no {path}: python -m research publish FOLDER makes it")
     return read_json(path)
+
+
+def check(argv: list[str]) -> None:
+    """Of every result its command, and what has changed since in what its numbers come from."""
+    Parser("python -m research check", check.__doc__).read(argv)
+    for path in with_suffix(RESULTS, ".json"):
+        result = read_result(path)
+        commit = result["git_commit"]
+        print(f"{path.stem}: {result['command']} ({result['day']}, commit {(commit or '-')[:7]})")
+        print(f"    {changes_in_words(commit, (*SOURCES, own_source(result['measured'])))}")
+
+
+def own_source(measured: str) -> str:
+    if measured.startswith("study-"):
+        return "research/experiments/experiments.py"
+    return f"research/probes/{measured}.py"
+
+
+def changes_in_words(commit: str | None, sources: tuple[str, ...]) -> str:
+    """Files of a folder are counted, the others named."""
+    changed = changed_files(sources, commit)
+    if changed is None:
+        return "what has changed since is unknown: git does not know that commit here"
+    parts = Counter(next(source for source in sources if path == source
+                         or path.startswith(f"{source}/")) for path in changed)
+    named = [source if source in changed else f"{source} ({count} files)"
+             for source, count in parts.items()]
+    return f"changed since: {', '.join(named)}" if named else "nothing has changed since"
+
+
+def changed_files(sources, *commits: str | None) -> list[str] | None:
+    """Between two commits, or one and today's files; None without git, or where it does not know a
+    commit."""
+    if not all(commits) or not shutil.which("git"):
+        return None
+    found = subprocess.run(["git", "diff", "--name-only", *commits, "--", *sources], cwd=PROJECT,
+                           capture_output=True, text=True)
+    return None if found.returncode else found.stdout.splitlines()

@@ -2,48 +2,47 @@
 
 Every run is `python train.py --continue`, which starts it, resumes it or passes over it. So the
 experiment can be stopped at any moment, and the same command goes on. One that fails does not stop
-the others.
+the others. Two runners of one experiment share its runs: while a run's process lives it holds a
+lock on the run's log, and another runner goes past it.
 """
 import os
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from contextlib import suppress
 
-from harness.files import append_line, is_there, make_folder, writing
+from engine.errors import UserError
+from harness.files import is_folder, is_there, let_go, lock_folder, make_folder, writing
 from harness.flags import MOST_THREADS, Flag
 from harness.hints import python_command
 from harness.progress import say, show_status
 from harness.stopping import StopRequest
-from research.experiments.plan import Effort, PlannedRun, in_words, seconds_left
+from research.experiments.plan import PlannedRun, State, in_words, seconds_left
 
 PROCESSES = Flag(0, "runs at a time; 0 is one for each core that this program may use", least=0,
                  most=MOST_THREADS)
 PAUSE = 0.2            # seconds between two looks at the processes
 BETWEEN_STATUS = 2.0   # seconds
-SECONDS = "seconds.jsonl"  # beside the runs: how long each took, also what was computed in vain
-
-
-@dataclass
-class Attempt:
-    """A run that is being made."""
-    run: PlannedRun
-    process: subprocess.Popen
-    start: float
 
 
 class Runner:
-    """`make_all` makes what is not finished; `failed` are the runs that went wrong after that."""
+    """`make_all` makes what is not finished. After it `failed` has the runs that went wrong with
+    the reason, and `elsewhere` those that another process is still making."""
 
     def __init__(self, runs: list[PlannedRun], processes: int):
         self.runs, self.processes = runs, processes
-        self.waiting = deque(run for run in runs if not run.is_finished())
-        self.running: list[Attempt] = []
-        self.failed: list[PlannedRun] = []
-        self.finished = len(runs) - len(self.waiting)
-        self.efforts = {run.name: run.effort() for run in runs}
+        self.states = {run.name: run.state() for run in runs}
+        self.failed = {name: state.trouble for name, state in self.states.items() if state.trouble}
+        self.waiting = deque(run for run in runs if run.name not in self.failed
+                             and not self.states[run.name].finished)
+        self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
+        self.elsewhere: list[PlannedRun] = []
         self.status_shown = 0.0
+
+    @property
+    def finished(self) -> int:
+        return sum(state.finished for state in self.states.values())
 
     def make_all(self) -> bool:
         """Returns whether it came to its end; not if somebody stopped it."""
@@ -59,6 +58,8 @@ class Runner:
                     time.sleep(PAUSE)
                     self.collect(stop.asked)
                     self.show()
+                    if not self.running and not self.waiting:
+                        self.look_elsewhere()
             finally:
                 self.end_the_rest()
         return not stop.asked
@@ -67,46 +68,69 @@ class Runner:
         """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
         its runs, so that they are told once."""
         make_folder(run.log.parent)
-        command = [sys.executable, *run.command]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with writing(run.log), open(run.log, "ab") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=environment, start_new_session=True)
-        self.running.append(Attempt(run, process, time.monotonic()))
+            try:
+                lock = lock_folder(run.log)  # the process inherits it, and holds it to its end
+            except BlockingIOError:
+                return self.leave(run)
+            try:
+                if is_written(run):
+                    return self.leave(run)
+                state = self.states[run.name] = run.state()
+                if state.finished:  # by another process, since this one began
+                    return self.announce_finished(run)
+                process = subprocess.Popen(
+                    [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
+                    stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    start_new_session=True, pass_fds=() if lock is None else (lock,))
+            finally:
+                let_go(lock)
+        self.running.append((run, process))
+
+    def leave(self, run: PlannedRun) -> None:
+        if run not in self.elsewhere:
+            self.elsewhere.append(run)
+            self.announce(f"skipped: {run.name}: another process is making it")
+
+    def look_elsewhere(self) -> None:
+        """Count what another process has finished in the meantime, and take over what it left."""
+        for run in list(self.elsewhere):
+            state = self.states[run.name] = run.state()
+            if state.finished:
+                self.elsewhere.remove(run)
+                self.announce_finished(run)
+            elif not is_written(run) and not is_locked(run.log):
+                self.elsewhere.remove(run)
+                self.waiting.append(run)
 
     def tell_to_stop(self) -> None:
         """A run that is told once finishes its step and keeps a checkpoint; told twice it ends at
         once. SIGTERM, as it works before Python is awake, and where SIGINT is ignored."""
-        for attempt in self.running:
-            attempt.process.terminate()
+        for _, process in self.running:
+            process.terminate()
 
     def end_the_rest(self) -> None:
         """There are none left unless something went wrong, or somebody is in a hurry."""
         self.tell_to_stop()
-        for attempt in self.running:
-            attempt.process.wait()
+        for _, process in self.running:
+            process.wait()
         show_status("")
 
     def collect(self, was_stopped: bool) -> None:
         """Take note of the processes that have ended."""
-        ended = [attempt for attempt in self.running if attempt.process.poll() is not None]
-        for attempt in ended:
-            self.running.remove(attempt)
-            self.note_end(attempt, was_stopped)
+        for run, process in list(self.running):
+            if process.poll() is None:
+                continue
+            self.running.remove((run, process))
+            state = self.states[run.name] = run.state()
+            if state.finished:
+                self.announce_finished(run)
+            elif not was_stopped:
+                self.failed[run.name] = f"{last_line(run)} (log: {run.log})"
+                self.announce(f"failed: {run.name}: {self.failed[run.name]}")
 
-    def note_end(self, attempt: Attempt, was_stopped: bool) -> None:
-        run, status = attempt.run, attempt.process.returncode
-        seconds = round(time.monotonic() - attempt.start, 1)
-        append_line(run.folder.with_name(SECONDS), {"run": run.name, "seconds": seconds,
-                                                    "status": status})
-        self.efforts[run.name] = run.effort()
-        if status == 0 and run.is_finished():
-            self.finished += 1
-            self.announce(f"finished: {run.name} ({self.finished} of {len(self.runs)})")
-        elif not was_stopped:
-            self.failed.append(run)
-            self.announce(f"failed: {run.name}: {last_line(run)}")
+    def announce_finished(self, run: PlannedRun) -> None:
+        self.announce(f"finished: {run.name} ({self.finished} of {len(self.runs)})")
 
     def announce(self, text: str) -> None:
         show_status("")
@@ -118,39 +142,50 @@ class Runner:
         if now - self.status_shown < BETWEEN_STATUS:
             return
         self.status_shown = now
-        for attempt in self.running:
-            self.efforts[attempt.run.name] = attempt.run.effort()
+        for run, _ in self.running:
+            with suppress(UserError):  # its end will say so
+                self.states[run.name] = State(*run.progress())
         show_status(self.status())
 
     def status(self) -> str:
         parts = [f"{self.finished} of {len(self.runs)} finished"]
         if self.failed:
             parts.append(f"{len(self.failed)} failed")
-        to_do = [*self.waiting, *(attempt.run for attempt in self.running)]
-        if to_do:
-            done = [run for run in self.runs if run not in to_do and run not in self.failed]
-            left = seconds_left([*done, *to_do], self.efforts, self.processes)
+        if self.running or self.waiting:
+            left = seconds_left(self.not_failed(), self.states, self.processes)
             parts.append("time left unknown" if left is None else f"{in_words(left)} left")
-        for attempt in self.running:
-            run = attempt.run
-            parts.append(f"{run.name} {self.efforts[run.name].steps}/{run.steps}")
+        for run, _ in self.running:
+            parts.append(f"{run.name} {self.states[run.name].steps}/{run.steps}")
         return ", ".join(parts)
+
+    def not_failed(self) -> list[PlannedRun]:
+        return [run for run in self.runs if run.name not in self.failed]
+
+
+def is_written(run: PlannedRun) -> bool:
+    """Whether some process writes the run's folder at this moment."""
+    return is_folder(run.folder) and is_locked(run.folder)
+
+
+def is_locked(path) -> bool:
+    try:
+        let_go(lock_folder(path))
+    except BlockingIOError:
+        return True
+    return False
 
 
 def last_line(run: PlannedRun) -> str:
     """Of a run's log: the sentence that it ended with."""
-    try:
-        lines = run.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return f"{run.log} cannot be read"
+    lines = run.log.read_text(encoding="utf-8", errors="replace").splitlines()
     written = [line.strip() for line in lines if line.strip()]
     return written[-1] if written else "it printed nothing"
 
 
-def end_with(failed: list[PlannedRun]) -> None:
+def end_with(failed: dict[str, str]) -> None:
     """Name what went wrong; the exit status says so, too."""
-    for run in failed:
-        say(f"failed: {run.name}: {last_line(run)} (log: {run.log})")
+    for name, reason in failed.items():
+        say(f"failed: {name}: {reason}")
     if failed:
         raise SystemExit(1)
 
@@ -163,36 +198,42 @@ def usable_cores() -> int:
 
 def list_runs(runs: list[PlannedRun], processes: int) -> None:
     """Folder and command of every run, what is finished, and how long the rest takes."""
-    efforts = {run.name: run.effort() for run in runs}
-    finished = [run for run in runs if run.is_finished()]
+    states = {run.name: run.state() for run in runs}
     for number, run in enumerate(runs):
-        state = "finished" if run in finished else how_far(run, efforts[run.name].steps)
-        print(f"{number:3d}  {run.folder}  ({state})\n    {python_command(*run.command)}")
-    print(f"\n{len(finished)} of {len(runs)} runs are finished")
-    if len(finished) < len(runs):
-        print(f"the rest, {processes} at a time: {takes(runs, efforts, processes)}")
+        print(f"{number:3d}  {run.folder}  ({how_far(run, states[run.name])})\n"
+              f"    {python_command(*run.command)}")
+    finished = sum(state.finished for state in states.values())
+    print(f"\n{finished} of {len(runs)} runs are finished")
+    to_make = [run for run in runs if not states[run.name].trouble]
+    if finished < len(to_make):
+        print(f"the rest, {processes} at a time: {takes(to_make, states, processes)}")
 
 
-def takes(runs: list[PlannedRun], efforts: dict[str, Effort], processes: int) -> str:
+def how_far(run: PlannedRun, state: State) -> str:
+    if state.trouble:
+        return f"failed: {state.trouble}"
+    if state.finished:
+        return "finished"
+    return f"{state.steps} of {run.steps} steps" if is_there(run.folder) else "not begun"
+
+
+def takes(runs: list[PlannedRun], states: dict[str, State], processes: int) -> str:
     """How long what is left of these runs takes."""
-    left = seconds_left(runs, efforts, processes)
+    left = seconds_left(runs, states, processes)
     return in_words(left) if left is None else f"{in_words(left)}, evaluations not counted"
 
 
-def how_far(run: PlannedRun, steps: int) -> str:
-    return f"{steps} of {run.steps} steps" if is_there(run.folder) else "not begun"
-
-
-def make_runs(runs: list[PlannedRun], processes: int, go_on: str) -> list[PlannedRun]:
-    """Returns those that failed. `go_on` is the command that was typed."""
+def make_runs(runs: list[PlannedRun], processes: int, go_on: str) -> dict[str, str]:
+    """Returns those that failed, with the reason. `go_on` is the command that was typed."""
     runner = Runner(runs, processes)
+    for name, reason in runner.failed.items():
+        say(f"failed: {name}: {reason}")
     if runner.waiting:
         say(f"{len(runner.waiting)} of {len(runs)} runs are to be made, {processes} at a time: "
-            f"{takes(runs, runner.efforts, processes)}")
-    elif len(runs) == 1:
+            f"{takes(runner.not_failed(), runner.states, processes)}")
+    elif len(runs) == 1 and not runner.failed:
         say(f"finished already: {runs[0].name}")
-    came_to_its_end = runner.make_all()
-    if not came_to_its_end:
+    if not runner.make_all():
         say(f"stopped, {runner.finished} of {len(runs)} runs are finished. Go on with: {go_on}")
         raise SystemExit(130)
     return runner.failed

@@ -7,8 +7,9 @@ is least at one b* (Greensmith et al. 2004, JMLR 5):
     E|(R - b) g|^2 = E|(R - b*) g|^2 + (b - b*)^2 E|g|^2
     b* = E[|g|^2 R] / E|g|^2,    b* - E[R] = Cov(|g|^2, R) / E|g|^2
 
-So the mean is the best baseline exactly where that covariance is 0. How far off is it, and is
-anything that one could use instead better?
+So the mean is the best baseline exactly where that covariance is 0. That advantages sum to zero
+only says that the mean was subtracted, not that it is the best. How far off is it, and is anything
+that one could use instead better?
 
 Measurement. Many answers to each problem, the gradient of each answer alone, and the noise of six
 baselines. Two of them are cheap stand-ins for |g|^2: the answer's length (OPO, 2505.23585), and the
@@ -19,61 +20,266 @@ sizes at the logits (verl, 2602.07078), which give every place t a number of its
                 over the answers that reach t
 
 Every baseline is made from other answers than the one it is scored on: from all the others, or from
-7 or 15 of them, as in a training group of 8 or 16. There the mean of the others is RLOO and, times
-(G-1)/G, the group mean of Dr. GRPO. The terms of a group share baselines; with the mean that adds
-|E[R g]|^2 / (G-1) to the G-fold variance of the group's gradient, nearly nothing.
+7 or 15 of them, as in a training group of 8 or 16, where the mean of the others is RLOO and, times
+(G-1)/G, the group mean of Dr. GRPO. "Own answers" are the exception: they show how much too good a
+baseline looks on the answers it was made from.
 
-Reading it. If the mean is good enough, b* and the mean agree in most problems and the exact b*
-would save little of the noise. If not, b* lies to one side of the mean and a baseline weighted by
-|g|^2, or by a stand-in, has less noise. Which answers have large gradients changes as a model
-learns, so ask again of a checkpoint: --model runs/x/checkpoints/step_000100.
+Reading it. If the mean is good enough, b* and the mean agree in most problems and b* has hardly
+less noise. If not, b* lies to one side of the mean and a baseline weighted by |g|^2, or by a
+stand-in, has less noise. Which answers have large gradients changes as a model learns, so ask again
+of a checkpoint: --model runs/x/checkpoints/step_000100.
 
 Left out: the z-score. It divides by a number that differs from group to group, which weights
-problems anew and is no baseline. The gradient is that of the whole answer's log-prob, without a
-division by its length or by the batch's tokens.
+problems anew and is no baseline.
 """
-import numpy as np
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+import torch
+
+from analysis.plots import BLUE, GREY, ORANGE, panels, save
+from analysis.statistics import FEWEST, Estimate, estimate, verdicts
+from analysis.tables import Table
 from harness.flags import Flag
+from engine.policy import Policy
 from harness.progress import Progress
-from research.probes.baseline_noise import (
-    GROUPS, against_mean, draw_others, exact_saving, gaps, measure_answers, noise_of_baselines)
-from research.probes.baseline_tables import baselines_table, claims_table, draw, questions_table, sizes_table
-from research.probes.common import Findings, Probe, run_probe, sample_batch
+from engine.rollouts import Rollouts
+from grpo import gradient_size
+from research.probes.common import Findings, Probe, answer_gradients, run_probe, sample_batch
 
 FLAGS = {"questions": Flag(16, "problems", least=2, most=10_000, quick=6),
          "answers": Flag(64, "answers to each of them", least=8, most=1000, quick=9)}
-DRAWS = 50  # how often others are drawn, where these are not all there are
+GROUPS = (8, 16)  # sizes of a training group
+DRAWS = 50        # how often others are drawn, where these are not all there are
+NOTHING, MEAN, BEST = "nothing", "mean", "b*"
+LENGTH, TOKEN, OWN = "by length (OPO)", "by token (s^2)", "b*, own answers"
+NAMES = (NOTHING, MEAN, BEST, LENGTH, TOKEN, OWN)
+
+
+@dataclass
+class Answers:
+    """(Q, n), a row for each problem, in float64."""
+    reward: np.ndarray
+    square: np.ndarray                # |g|^2
+    length: np.ndarray
+    by_token: dict[int, np.ndarray]   # |sum_t (R - b_t) grad log p_t|^2, b_t from so many others
+    squared_mean: np.ndarray          # (Q,) |E[R g]|^2
 
 
 def measure(probe: Probe) -> Findings:
     Q, n = probe.args.questions, probe.args.answers
-    rng = np.random.default_rng(probe.args.seed)
-    progress = Progress(sampling=1, gradients=6)
+    rng, progress = np.random.default_rng(probe.args.seed), Progress(sampling=1, gradients=6)
     progress("sampling")
-    lab = probe.lab()
-    rollouts = sample_batch(lab, 0, Q, n)
-    in_groups = {size - 1 for size in GROUPS if size <= n}
+    policy = probe.policy()
+    rollouts = sample_batch(policy, 0, Q, n)
+    sizes = {n - 1} | {size - 1 for size in GROUPS if size <= n}
     others = {k: draw_others(n, k, DRAWS if k < n - 1 else 1, rng)
-              for k in sorted({n - 1} | in_groups, reverse=True)}
-    answers = measure_answers(lab, rollouts, others, lambda share: progress("gradients", share))
-
+              for k in sorted(sizes, reverse=True)}
+    answers = measure_answers(policy, rollouts, others, lambda share: progress("gradients", share))
     noise = noise_of_baselines(answers, others)
-    of_questions, beside = gaps(answers), against_mean(noise)
-    saving = exact_saving(answers, noise)
-    tables = [claims_table(answers, of_questions, beside, saving),
-              baselines_table(answers, noise, beside),
-              questions_table(answers, of_questions), sizes_table(answers)]
-    intro = [f"{lab.folder}: {Q} problems x {n} answers, at temperature 1.",
-             "Noise is E|(R - b) g|^2, g the gradient of an answer's log-prob, summed over the "
-             "problems. Intervals are 95%, by Student's t over problems unless said otherwise. A "
-             "difference is named where it is clear after Holm's correction over the rows of its "
-             "table."]
+    tables = [baselines_table(answers, noise), questions_table(answers)]
+    intro = [f"{policy.folder}: {Q} problems x {n} answers, at temperature 1.",
+             "Intervals are 95%, by Student's t over problems unless said otherwise. A difference "
+             "is named where it is clear after Holm's correction over the rows of its table."]
     return Findings(
         "The best number to subtract from the reward, and what the group's mean costs", intro,
-        tables, short=tuple(table.name for table in tables), takes="some minutes",
-        pictures=[draw(answers, of_questions, beside, probe.folder)],
-        places={"baselines": ("baseline",)})
+        tables, short=("baselines", "questions"), takes="some minutes",
+        pictures=[draw(tables[0], probe.folder)], places={"baselines": ("baseline",)})
+
+
+def draw_others(n: int, k: int, draws: int, rng: np.random.Generator) -> np.ndarray:
+    """(draws, n, k): for each of n answers k of the others, those that follow it in a shuffled
+    circle."""
+    following = np.arange(n)[:, None] + np.arange(1, k + 1)
+    others = np.empty((draws, n, k), int)
+    for draw in others:
+        order = rng.permutation(n)
+        draw[order] = order[following % n]
+    return others
+
+
+def measure_answers(policy: Policy, rollouts: Rollouts, others: dict[int, np.ndarray],
+                    progress: Callable[[float], None]) -> Answers:
+    """Gradients answer by answer, of which only the squares and one sum a problem are kept."""
+    Q = len(rollouts.prompt_ids)
+    n = len(rollouts.mask) // Q
+    reward = rollouts.reward.double().cpu().numpy().reshape(Q, n)
+    advantage = (reward - reward.mean(1, keepdims=True)) * n / (n - 1)
+    by_token = [token_advantage(rollouts, drawn[0]) for drawn in others.values()]
+    coefficients = [rollouts.mask.float(), *by_token]
+
+    squares, squared_mean, total = np.zeros((len(coefficients), Q, n)), np.zeros(Q), 0
+    for b, gradients in enumerate(answer_gradients(policy, rollouts, coefficients)):
+        q, i = divmod(b, n)
+        squares[:, q, i] = [float(gradient @ gradient) for gradient in gradients]
+        total = total + advantage[q, i] * gradients[0]
+        if i == n - 1:  # the last answer to this problem
+            of_terms = advantage[q] ** 2 * squares[0, q]
+            squared_mean[q] = square_of_expectation(float(total @ total), of_terms)
+            total = 0
+        progress((b + 1) / (Q * n))
+    length = rollouts.length.cpu().numpy().reshape(Q, n).astype(float)
+    return Answers(reward, squares[0], length, dict(zip(others, squares[1:])), squared_mean)
+
+
+def square_of_expectation(total_square: float, squares: np.ndarray) -> float:
+    """|E x|^2 from n terms x_i = (R_i - mean of the others) g_i: their squares, that of their sum.
+
+    What is left of the latter are the products of different answers. Each of the two is in the
+    other's mean, which adds a (n-1)^2-th part.
+    """
+    n = len(squares)
+    return (total_square - squares.sum()) / (n * (n - 1)) / (1 + 1 / (n - 1) ** 2)
+
+
+def token_advantage(rollouts: Rollouts, others: np.ndarray) -> torch.Tensor:
+    """(B, T): R - b_t, from the others (n, k) of the same problem; b_t is 0 where none gets so
+    far."""
+    s = gradient_size(rollouts.log_prob, rollouts.collision).double()
+    weight = (s.square() * rollouts.mask).cumsum(1) * rollouts.mask
+    n, reward = len(others), rollouts.reward.double()
+    advantage = torch.zeros_like(rollouts.log_prob)
+    for b in range(len(advantage)):
+        rows = b // n * n + torch.as_tensor(others[b % n], device=reward.device)
+        total = weight[rows].sum(0)
+        baseline = torch.where(total > 0, reward[rows] @ weight[rows] / total, 0.0)
+        advantage[b] = reward[b] - baseline
+    return advantage * rollouts.mask
+
+
+def weighted_mean(reward: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Over the last axis. With |g|^2 as the weight it is b*."""
+    return (weight * reward).sum(-1) / weight.sum(-1)
+
+
+def second_moment(reward: np.ndarray, square: np.ndarray, baseline) -> np.ndarray:
+    """(Q, ..., n) -> (Q,): the mean of |(R - b) g|^2."""
+    moment = (reward - baseline) ** 2 * square
+    return moment.reshape(len(moment), -1).mean(1)
+
+
+def noise_of_baselines(answers: Answers,
+                       others: dict[int, np.ndarray]) -> dict[tuple[str, int], np.ndarray]:
+    """(Q,) for each baseline and number of others it is made from."""
+    reward, square, noise = answers.reward, answers.square, {}
+    weights = {MEAN: np.ones_like(reward), BEST: square, LENGTH: answers.length}
+    for k, drawn in others.items():  # (draws, n, k)
+        for name, weight in weights.items():
+            baseline = weighted_mean(reward[:, drawn], weight[:, drawn])  # (Q, draws, n)
+            noise[name, k] = second_moment(reward[:, None], square[:, None], baseline)
+        noise[TOKEN, k] = answers.by_token[k].mean(1)
+    noise[NOTHING, max(others)] = second_moment(reward, square, 0.0)
+    best = weighted_mean(reward, square)[:, None]
+    noise[OWN, max(others)] = second_moment(reward, square, best)
+    rows = sorted(noise, key=lambda row: (-row[1], NAMES.index(row[0])))
+    return {row: noise[row] for row in rows}
+
+
+def over_questions(amount: np.ndarray, whole: np.ndarray) -> Estimate:
+    """(Q,), (Q,): sum over sum; its error from how much problems differ."""
+    n, error = len(amount), np.nan
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value = amount.sum() / whole.sum()
+        if n >= FEWEST:
+            error = (amount - value * whole).std(ddof=1) * np.sqrt(n) / whole.sum()
+    return estimate(float(value), float(error), n - 1)
+
+
+def beside_the_mean(noise: dict[tuple, np.ndarray]) -> dict[tuple, tuple[Estimate, str]]:
+    """What each baseline adds to the noise of the mean of as many others, as a share of it."""
+    beside = {(name, k): over_questions(moment - noise[MEAN, k], noise[MEAN, k])
+              for (name, k), moment in noise.items() if name not in (MEAN, OWN)}
+    words = verdicts(list(beside.values()), ("more noise", "less noise"), 0.0)
+    return {row: (e, word) for (row, e), word in zip(beside.items(), words)}
+
+
+def baselines_table(answers: Answers, noise: dict[tuple, np.ndarray]) -> Table:
+    most, fewest = max(k for _, k in noise), min(k for _, k in noise)
+    mean, beside = noise[MEAN, most], beside_the_mean(noise)
+    variance = {row: over_questions(moment - mean, mean - answers.squared_mean)
+                for row, moment in noise.items()}
+    columns = {
+        "baseline": ("", [name for name, _ in noise]),
+        "others": ("d", [None if name in (NOTHING, OWN) else k for name, k in noise]),
+        "variance": ("+.1%", [e.value for e in variance.values()]),
+        "95%": ("+.1%", [e.interval for e in variance.values()]),
+        "against a mean": ("", [beside[row][1] if row in beside else "-" for row in noise])}
+    changes = [f"{name} {variance[name, most].value:+.1%}"
+               for name in (NOTHING, BEST, LENGTH, TOKEN)]
+    finding = (f"Noise beside that of the mean of all {most} others: {', '.join(changes)}.\n"
+               f"In a group of {fewest + 1} the mean of the others costs "
+               f"{variance[MEAN, fewest].value:+.1%}, b* {variance[BEST, fewest].value:+.1%}.")
+    notes = ["Variance: what a baseline adds to E|(R - b) g|^2 it adds to the variance, as all "
+             "have the same expectation. A mean of k others has Var(R) E|g|^2 / k more than the "
+             "exact one. The last column compares with a mean of as many others."]
+    headings = {"others": "made from so many others", "variance": "variance, change",
+                "95%": "95% interval of it", "against a mean": "beside a mean of as many"}
+    return Table("baselines", f"Noise of each baseline, over that of the mean of all {most} others",
+                 columns, finding, notes, headings)
+
+
+def gap(reward: np.ndarray, square: np.ndarray) -> Estimate:
+    """b* - mean of one problem; its error is the spread of each answer's influence on it."""
+    best, n, error = weighted_mean(reward, square), len(reward), np.nan
+    if has_both_sides(reward):
+        influence = square * (reward - best) / square.mean() - (reward - reward.mean())
+        error = influence.std(ddof=1) / np.sqrt(n)
+    return estimate(float(best - reward.mean()), float(error), n - 1)
+
+
+def has_both_sides(reward: np.ndarray) -> bool:
+    """Enough answers on either side of the problem's mean to say something."""
+    above = int((reward > reward.mean()).sum())
+    return min(above, len(reward) - above) >= FEWEST
+
+
+def worse_over_better(reward: np.ndarray, square: np.ndarray) -> float:
+    """Mean |g|^2 of the answers below the problem's mean over that of those above."""
+    above = reward > reward.mean()
+    return square[~above].mean() / square[above].mean() if has_both_sides(reward) else np.nan
+
+
+def questions_table(answers: Answers) -> Table:
+    of_questions = list(zip(answers.reward, answers.square))
+    gaps = [gap(*of) for of in of_questions]
+    times = np.array([worse_over_better(*of) for of in of_questions])
+    sides = verdicts(gaps, ("higher", "lower"), 0.0)
+    columns = {
+        "question": ("d", list(range(1, len(gaps) + 1))),
+        "mean": (".3f", answers.reward.mean(1).tolist()),
+        "b*": (".3f", weighted_mean(answers.reward, answers.square).tolist()),
+        "b* - mean": ("+.3f", [e.value for e in gaps]),
+        "95%": ("+.3f", [e.interval for e in gaps]),
+        "worse/better": (".2f", times.tolist()),
+        "b* is": ("", sides)}
+    finding = (f"b* is clearly higher than the mean in {sides.count('higher')} problems and "
+               f"clearly lower in {sides.count('lower')}, of {len(sides)}.")
+    if np.isfinite(times).any():
+        finding += ("\nAnswers below their problem's mean reward have "
+                    f"{np.exp(np.nanmean(np.log(times))):.2f} times the |g|^2 of those above.")
+    notes = [f"Intervals by Student's t over answers. Too few: fewer than {FEWEST} answers on one "
+             "side of the mean."]
+    headings = {"question": "problem", "mean": "mean reward", "95%": "95% interval",
+                "worse/better": "|g|^2, worse over better answers"}
+    return Table("questions", "b* and the mean, problem by problem", columns, finding, notes,
+                 headings)
+
+
+def draw(baselines: Table, folder: Path) -> tuple[Path, str]:
+    figure, axis = panels(1)
+    colours = {"less noise": BLUE, "more noise": ORANGE}
+    rows = baselines.rows[::-1]
+    for y, (_, _, value, (low, high), verdict) in enumerate(rows):
+        axis.barh(y, 100 * value, 0.7, color=colours.get(verdict, GREY),
+                  xerr=[[100 * (value - low)], [100 * (high - value)]],
+                  error_kw=dict(lw=0.9, capsize=2))
+    axis.axvline(0, color="#000000", lw=0.8)
+    axis.set(yticks=range(len(rows)), xlabel="% more noise", title=baselines.title,
+             yticklabels=[f"{name}, {k} others" if k else name for name, k, *_ in rows])
+    return save(figure, folder, "baseline", "Noise of each baseline, intervals over problems. Blue "
+                "and orange: clearly less or more than a mean of as many others")
 
 
 def main(argv: list[str]) -> None:

@@ -11,6 +11,7 @@ A probe is a module with four things; python -m research NAME calls its `main`:
         run_probe("my_probe", __doc__, FLAGS, measure, argv)
 """
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,20 +21,19 @@ from types import SimpleNamespace
 import torch
 
 from analysis.page import report_body, write_page
-from analysis.tables import Table
+from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
-from engine.files import replace_text, whole_folder
-from engine.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
-from engine.program import run_as_program
+from harness.files import is_there, replace_text, whole_folder
+from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from engine.forward import Forward, response_log_probs
-from engine.lab import Lab, derived_seed, make_lab
+from engine.policy import Policy, derived_seed
+from harness.load import load_policy
 from harness.progress import show_status
+from harness.provenance import provenance
 from engine.rollouts import Rollouts
-from engine.provenance import provenance
-from engine.run_name import model_name
-from engine.settings import make_settings
+from harness.run_name import model_name
+from harness.settings import make_settings
 from grpo import grpo
-from research.probes.screen import command_of, print_findings, quick_words
 
 COMMON = {
     "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
@@ -67,46 +67,45 @@ class Probe:
     args: SimpleNamespace
     folder: Path
 
-    def lab(self, **settings) -> Lab:
+    def policy(self, **settings) -> Policy:
         """The model with its problems. Probes ask about the policy itself, so at temperature 1."""
         args = self.args
         chosen = {"model": args.model, "device": args.device, "threads": args.threads,
                   "seed": args.seed, "temperature": 1.0}
         if args.quick:
             chosen["max_new_tokens"] = QUICK_TOKENS
-        return make_lab(make_settings({**chosen, **settings}))
+        return load_policy(make_settings({**chosen, **settings}))
 
 
 def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Probe], Findings],
               argv: list[str], common: dict[str, Flag] = COMMON) -> None:
-    """Read the flags, measure, and write the findings into a folder."""
-    known = {**common, **flags, **folder_flags(name, common)}
+    """Read the flags, measure, and write the findings into a folder, which appears whole or not at
+    all."""
+    usual = f"results/{name}-<model>-s<seed>" if "model" in common else f"results/{name}-s<seed>"
+    known = {**common, **flags,
+             "out": Flag(None, f"a new folder, by default {usual}"),
+             "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
+             "all": Flag(False, "print every table, not only findings")}
     typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
     args = with_defaults(typed, known, quick=typed.get("quick", False))
-    measure_into_folder(name, args, measure, command_of(name, typed))
-
-
-def folder_flags(name: str, common: dict[str, Flag]) -> dict[str, Flag]:
-    usual = f"results/{name}-<model>-s<seed>" if "model" in common else f"results/{name}-s<seed>"
-    return {"out": Flag(None, f"a new folder, by default {usual}"),
-            "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
-            "all": Flag(False, "print every table, not only findings")}
-
-
-def measure_into_folder(name: str, args: SimpleNamespace, measure: Callable[[Probe], Findings],
-                        command: str) -> None:
-    """The folder appears whole, or not at all. `command` is the one that measures in earnest."""
-    folder, start = choose_folder(name, args), time.monotonic()
+    command, start = command_of(name, typed), time.monotonic()
+    folder = choose_folder(name, args)
     with whole_folder(folder) as unfinished:
         findings = measure(Probe(args, unfinished))
         show_status("")
         seconds = time.monotonic() - start
         write_findings(unfinished, name, args, findings, seconds, command)
-    print_findings(findings, summary_of(findings), args, command)
-    print(f"\n{seconds:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}; "
-          f"pictures beside them: {len(findings.pictures)}")
+    print_findings(findings, args, command)
+    print(f"\n{seconds:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}")
     if not args.all:
         print("--all prints every table")
+
+
+def command_of(name: str, typed: dict) -> str:
+    """The command that was typed, without --quick and what belongs to it alone."""
+    flags = [f" --{flag} {shlex.quote(str(value))}" for flag, value in typed.items()
+             if flag not in ("quick", "all", "out")]
+    return f"python -m research {name}{''.join(flags)}"
 
 
 def choose_folder(name: str, args: SimpleNamespace) -> Path:
@@ -117,18 +116,18 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
     if args.quick:
         parts.append("quick")
     folder = Path(args.out or f"results/{'-'.join(parts)}")
-    if folder.exists():
+    if is_there(folder):
         raise UserError(f"{folder} exists already: name another with --out, or remove it")
     return folder
 
 
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
-    """Write the page and numbers.json."""
+    """Write the page and numbers.json. `command` is the one that measures in earnest."""
     title, intro, summary = findings.title, list(findings.intro), summary_of(findings)
     if args.quick:
         title = f"{title} (a quick look)"
-        intro.insert(0, quick_words(findings.takes, command))
+        intro.insert(0, quick_words(findings, command))
     body = report_body(intro, summary, findings.tables, findings.pictures, findings.places,
                        bool(findings.episodes))
     write_page(folder / "report.html", title, body, findings.episodes)
@@ -139,53 +138,75 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
 
+def print_findings(findings: Findings, args: SimpleNamespace, command: str) -> None:
+    """The findings and the first table that belongs to them, as much as a screen holds. A quick
+    look measures too little for findings: it prints what shows that the probe works."""
+    quick = [quick_words(findings, command)] if args.quick else []
+    if args.all:
+        show([findings.title, *quick, *findings.intro], findings.tables, summary_of(findings))
+        return
+    print(f"{findings.title}\n")
+    if args.quick:
+        checks = [table.finding.splitlines()[0] for table in findings.tables
+                  if table.name in findings.checks]
+        show_in_short([f"Measured: {findings.intro[0]}", *checks, *quick], [])
+    else:
+        first = [table for table in findings.tables if table.name in findings.short[:1]]
+        show_in_short([*findings.intro[:1], *summary_of(findings)], first)
+
+
+def quick_words(findings: Findings, command: str) -> str:
+    """What a quick look is worth, and how to get more."""
+    return ("A quick look: its numbers show that the probe works, and nothing else. A real answer "
+            f"takes {findings.takes}: {command}")
+
+
 def summary_of(findings: Findings) -> list[str]:
     """One idea a line, in the order of the tables."""
-    summary = []
-    for table in findings.tables:
-        if table.name in findings.short:
-            summary += table.finding.splitlines()
-    return list(dict.fromkeys(summary))
+    lines = [line for table in findings.tables if table.name in findings.short
+             for line in table.finding.splitlines()]
+    return list(dict.fromkeys(lines))
 
 
-def sample_batch(lab: Lab, step: int, questions: int, answers: int) -> Rollouts:
+def sample_batch(policy: Policy, step: int, questions: int, answers: int) -> Rollouts:
     """Sample as training does, with plain GRPO's advantages; `step` numbers a probe's batches."""
-    s = lab.settings
-    problems = lab.task.training_problems(s.seed, step, questions)
-    rollouts = lab.ask(problems, answers, derived_seed("probe", s.seed, step))
+    s = policy.settings
+    problems = policy.task.training_problems(s.seed, step, questions)
+    rollouts = policy.ask(problems, answers, derived_seed("probe", s.seed, step))
     generator = torch.Generator().manual_seed(derived_seed("probe credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator,
-                       forward=Forward(lab.model, s.micro_batch))
+                       forward=Forward(policy.model, s.micro_batch))
     return replace(rollouts, advantage=grpo(rollouts))
 
 
-def gradients(lab: Lab, rollouts: Rollouts,
+def gradients(policy: Policy, rollouts: Rollouts,
               coefficients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The gradient of  sum_bt c_bt log pi(y_bt | ...)  for each c (B, T), as a flat vector.
 
     One forward pass serves them all.
     """
     total = {}
-    for rows in rollouts.length.nonzero().squeeze(1).split(lab.settings.micro_batch):
-        log_prob = response_log_probs(lab.model, rollouts, rows)
+    for rows in rollouts.length.nonzero().squeeze(1).split(policy.settings.micro_batch):
+        log_prob = response_log_probs(policy.model, rollouts, rows)
         for name, coefficient in coefficients.items():
-            gradient = gradient_of(lab, (coefficient[rows] * log_prob).sum())
+            gradient = gradient_of(policy, (coefficient[rows] * log_prob).sum())
             total[name] = total[name] + gradient if name in total else gradient
     return total
 
 
-def answer_gradients(lab: Lab, rollouts: Rollouts,
+def answer_gradients(policy: Policy, rollouts: Rollouts,
                      coefficients: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """The same gradients, answer by answer."""
     for b in range(len(rollouts.mask)):
         row = torch.tensor([b], device=rollouts.mask.device)
-        log_prob = response_log_probs(lab.model, rollouts, row)[0]
-        yield [gradient_of(lab, (coefficient[b] * log_prob).sum()) for coefficient in coefficients]
+        log_prob = response_log_probs(policy.model, rollouts, row)[0]
+        yield [gradient_of(policy, (coefficient[b] * log_prob).sum())
+               for coefficient in coefficients]
 
 
-def gradient_of(lab: Lab, number: torch.Tensor) -> torch.Tensor:
+def gradient_of(policy: Policy, number: torch.Tensor) -> torch.Tensor:
     """(P,): at all parameters of the model; the graph stays, for the next number."""
-    parameters = list(lab.model.parameters())
+    parameters = list(policy.model.parameters())
     return flat(torch.autograd.grad(number, parameters, retain_graph=True, materialize_grads=True))
 
 

@@ -8,13 +8,18 @@ that is not nearly certain, by more answers the less certain it is, and each cre
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from analysis.statistics import average_ranks
+from analysis.vocabulary import Vocabulary
 from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
-from engine.lab import Lab
+from engine.policy import Policy
 from engine.rollouts import Rollouts
+from grpo import gradient_size
 
 CERTAIN = 1e-4  # where 1 - p is less, credit counts as 0: it is at most (1 - p) * range of rewards
+NARROW = 0.1    # an interval narrower than this, with 0 inside, means: no credit to speak of
 
 
 @dataclass
@@ -27,13 +32,13 @@ class Credit:
 
 
 @torch.no_grad()
-def true_credit(lab: Lab, rollouts: Rollouts, k: int, progress=lambda share: None) -> Credit:
+def true_credit(policy: Policy, rollouts: Rollouts, k: int, progress=lambda share: None) -> Credit:
     """Measure each token by about k (1 - p) answers that leave it for another one, at least 4."""
-    refuse_other_temperatures(lab)
+    refuse_other_temperatures(policy)
     other_chance = chance_of_others(rollouts)
     places = (other_chance > CERTAIN).nonzero().tolist()
     counts = [4 * math.ceil(k * other_chance[b, t].item() / 4) for b, t in places]
-    rewards, spent = deviations(lab, rollouts, places, counts, progress)
+    rewards, spent = deviations(policy, rollouts, places, counts, progress)
     others, variance = mean_rewards(rollouts, places, rewards)
     chains = [chain(rollouts, other_chance, quarter, variance) for quarter in others]
     device = rollouts.mask.device
@@ -62,3 +67,67 @@ def variance_of_mean(reward: torch.Tensor, lowest: float, highest: float) -> flo
     share = torch.tensor([*[1.0] * len(reward), 0.5, 0.5], dtype=torch.float64) / (len(reward) + 1)
     mean = (values * share).sum()
     return ((values - mean).square() * share).sum().item() / len(reward)
+
+
+@dataclass
+class MeasuredTokens:
+    """All tokens of a batch end to end, (n,) each, with the credit that was measured of each."""
+    questions: int
+    question: np.ndarray
+    answer: np.ndarray        # rising
+    advantage: np.ndarray     # plain GRPO's
+    size: np.ndarray          # of its log-prob's gradient at the logits
+    credit: np.ndarray
+    decided: np.ndarray       # its square, a product of independent estimates: may be below 0
+    halves: np.ndarray        # (2, n) credit by each half of the continuations
+    decided_by_half: np.ndarray   # by the second half
+    before: np.ndarray        # V before the token
+    idle: np.ndarray          # bool, known to have no credit to speak of
+    codes: dict[str, np.ndarray]  # which kind, section and class it belongs to
+
+    def by_question(self, values: np.ndarray) -> np.ndarray:
+        """Sums over the tokens of each problem."""
+        return np.bincount(self.question, values, self.questions)
+
+    def place(self, size: np.ndarray) -> np.ndarray:
+        """Each token's place in its answer by size, -1 (least) to 1; equal ones share theirs."""
+        below_next_answer = 0.5 * average_ranks(size) / max(len(size), 1)
+        rank = average_ranks(self.answer + below_next_answer)
+        count = np.bincount(self.answer)
+        first = np.searchsorted(self.answer, np.arange(self.answer[-1] + 1))
+        steps = np.maximum(count - 1, 1)
+        middle = np.where(count > 1, 1, 0)
+        return 2 * (rank - first[self.answer]) / steps[self.answer] - middle[self.answer]
+
+
+def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> MeasuredTokens:
+    mask = rollouts.mask
+    row = mask.nonzero(as_tuple=True)[0]
+    value, error = flat_tokens(credit.value, mask), flat_tokens(credit.error, mask)
+    quarters = np.stack([flat_tokens(quarter, mask) for quarter in credit.quarters])
+    first_half = quarters[:2].mean(0)
+    return MeasuredTokens(
+        questions=len(rollouts.prompt_ids),
+        question=rollouts.group[row].cpu().numpy(),
+        answer=row.cpu().numpy(),
+        advantage=flat_tokens(rollouts.advantage, mask),
+        size=flat_tokens(gradient_size(rollouts.log_prob, rollouts.collision), mask),
+        credit=value,
+        decided=mean_product(quarters),
+        halves=np.stack([first_half, 2 * value - first_half]),
+        decided_by_half=quarters[2] * quarters[3],
+        before=flat_tokens(credit.before, mask),
+        idle=(np.abs(value) <= 1.96 * error) & (2 * 1.96 * error < NARROW),
+        codes={"kind": flat_tokens(rollouts.kind, mask).astype(int),
+               "section": flat_tokens(rollouts.section, mask).astype(int),
+               "class": Vocabulary(policy.tokenizer).classes(rollouts.ids[mask].cpu().numpy())})
+
+
+def flat_tokens(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+    """(B, T) -> (n,)"""
+    return frame[mask].detach().double().cpu().numpy()
+
+
+def mean_product(quarters):
+    """The mean of the products of two different quarters, of which there are 12."""
+    return (quarters.sum(0) ** 2 - (quarters ** 2).sum(0)) / 12

@@ -4,21 +4,18 @@
     python -m research exact --seed 1         # another policy
 
 The world (world.py) is a Qwen2 of a few hundred parameters with answers of at most four
-tokens out of three. True is the gradient of J, the probability to be right. Each pair of
---advantage and --mitigation makes from a batch the estimate
+tokens out of three. True is the gradient of J, the probability to be right. An --advantage and a
+--mitigation make from a batch the estimate
 
     sum over the group's answers and their tokens of  weight * advantage * grad log pi / G
 
 (--loss_norm constant up to a factor), by the same functions that train. All batches that can be
-drawn are listed with their probability, and the tables show:
+drawn are listed with their probability (batches.py), and the tables show:
 
     bias     size of (mean estimate - true), over that of the true gradient
     cosine   between mean estimate and true gradient: 1 is the right direction, whatever the length
     noise    trace of the covariance over the squared part of the mean along the true gradient:
              after so many batches noise and signal are alike
-
-Two tables are about what success says of a token: how much credit its entropy allows, and how near
-a copy of the policy that is taught right answers (--advantage hindsight) comes to Bayes' rule.
 
 An idea that is a function of the batch is listed beside the others. One that is a class keeps a
 state or samples more, and is shown as n/a, unless it has a static method listed(tokens) that
@@ -33,11 +30,10 @@ from analysis.plots import BLUE, panels, save
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.progress import Progress
-from research.probes.batches import Batches, Listed, list_advantages, list_weights
+from grpo import gradient_size
+from research.probes.batches import (
+    Batches, Estimator, Listed, estimator, list_advantages, list_weights)
 from research.probes.common import COMMON, Findings, Flag, Probe, run_probe
-from research.probes.estimator import Estimator, estimator, gamma_noise, placebo
-from research.probes.given_success import bounds_table, copies_table, forks_of
-from research.probes.identities import HOLDS, identities, mix
 from research.probes.pictures import more_ticks, name_points
 from research.probes.world import World, make_world
 
@@ -48,18 +44,12 @@ FLAGS = {
     "threads": COMMON["threads"],
 }
 MOST_GROUPS = 100_000  # half an hour
-CROSSED = ("grpo", "rloo", "critic", "one-step", "vine", "span")
-MOMENTS_KNOWN = {"random": gamma_noise}  # drawn at random, and still exact: its moments are known
-HEADINGS = {"mitigation": "weighting"}
+HOLDS = 1e-5  # an identity holds when its sides differ by less, relative to the right one
+MEASURES = {"bias": ".3f", "cosine": ".4f", "noise": ".2f"}
 LEGEND = (
     "bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: "
     "between the two; noise: trace of the covariance over the squared part of the mean that lies "
-    "along the true gradient, the number of batches until noise and signal are alike. Critics "
-    "know V exactly (wrong ones a random number for each index); vine has segments of two tokens "
-    "and exact values; weights are rescaled to mean 1 over a batch, which here is one group (as "
-    "published: never).")
-
-Crossed = dict[tuple[str, str], Estimator]  # by advantage and mitigation, where there is one
+    "along the true gradient, the number of batches until noise and signal are alike.")
 
 
 def refuse_groups(length: int, answers: int) -> None:
@@ -82,13 +72,13 @@ def measure(probe: Probe) -> Findings:
     weights = list_weights(world, batches, advantages.values["grpo"],
                            lambda share: progress("weights", share))
     progress("sums")
-    crossed = cross_all(world, batches, advantages, weights)
-    picture = draw(world, crossed, weights.names, probe.folder)
-    return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND],
-                    make_tables(world, batches, advantages, weights, crossed),
-                    ("cosine", "identities", "advantages", "placebos", "bounds", "hindsight"),
-                    ("identities", "advantages", "bounds"), "about a minute",
-                    [picture], {"noise": ("cosine_and_noise",)})
+    weighted = weighting_table(world, batches, advantages.values["rloo"], weights)
+    tables = [identities(world, batches, advantages.values),
+              advantage_table(world, batches, advantages), weighted]
+    return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND], tables,
+                    ("identities", "advantages", "weightings"), ("identities", "advantages"),
+                    "about a minute", [draw(weighted, probe.folder)],
+                    {"weightings": ("cosine_and_noise",)})
 
 
 def in_numbers(world: World, batches: Batches) -> str:
@@ -98,157 +88,149 @@ def in_numbers(world: World, batches: Batches) -> str:
             f"different groups of {G} answers, with their probabilities.")
 
 
-def make_tables(world: World, batches: Batches, advantages: Listed, weights: Listed,
-                crossed: Crossed) -> list[Table]:
-    names, rloo = weights.names, advantages.values["rloo"]
-    unweighted = {advantage: crossed[advantage, "none"] for advantage in CROSSED}
-    note = (f"{weights.note(without=MOMENTS_KNOWN)}; lambda_grpo at lambda = 1; oracle knows the "
-            "true credit; a weighting that looks at the advantage sees that of grpo")
-    return [identities(world, batches, advantages.values, unweighted),
-            advantage_table(world, batches, advantages),
-            cosine_table(world, crossed, names, note),
-            bias_table(world, crossed, names, note),
-            noise_table(world, crossed, names, note),
-            placebo_table(world, batches, rloo, weights, crossed),
-            norm_table(world, batches, rloo),
-            bounds_table(forks_of(world)),
-            copies_table(world),
-            mix()]
-
-
-def cross_all(world: World, batches: Batches, advantages: Listed, weights: Listed) -> Crossed:
-    G, crossed = batches.which.shape[1], {}
-    for name in CROSSED:
-        advantage = advantages.values[name]
-        for mitigation in weights.names:
-            if mitigation in MOMENTS_KNOWN:
-                moments = MOMENTS_KNOWN[mitigation]
-                crossed[name, mitigation] = moments(world, batches, advantage)
-            elif mitigation in weights.values:
-                factor = weights.values[mitigation] * advantage / G
-                crossed[name, mitigation] = estimator(world, batches, factor)
-    return crossed
-
-
 def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table:
-    G, rows = batches.which.shape[1], []
-    for name, credit in advantages.values.items():
-        numbers = estimator(world, batches, credit / G).against(world.gradient)
-        rows.append([name, numbers["bias"], numbers["cosine"], numbers["noise"]])
+    """Advantages with weights of 1; the last rows are rloo, divided in other ways."""
+    def numbers(factor: torch.Tensor) -> list[float]:
+        return measures(world, estimator(world, batches, factor / batches.which.shape[1]))
+
+    rows = [[name, *numbers(credit)] for name, credit in advantages.values.items()]
     unbiased = [row for row in rows if row[1] < HOLDS]
     quietest = min(unbiased, key=lambda row: row[3])
     rows += [[name, "n/a", "n/a", "n/a"] for name in advantages.reasons]
-    rloo = advantages.values["rloo"]
-    shuffled = rloo[..., :1].mean(1, keepdim=True).expand_as(rloo)  # on average, the group's mean
-    bias = estimator(world, batches, shuffled / G).against(world.gradient)["bias"]
-    rows.append(["rloo, shuffled in the group", bias, None, None])
-    notes = ["shuffled: advantages that change places within the group leave a mean estimate of "
-             "nothing, a bias of 1"]
-    if advantages.reasons:
-        notes.append(advantages.note())
-    formats = {"advantage": "", "bias": ".3f", "cosine": ".4f", "noise": ".2f"}
-    return Table("advantages", "Advantages, all weights 1", by_row(formats, rows),
+    rloo, length = advantages.values["rloo"], world.rollouts.length.double()[batches.which]
+    by_token = world.mean_length / length.mean(1)[:, None, None]
+    by_sequence = world.mean_length / length[..., None]
+    rows += [["rloo, --loss_norm token", *numbers(by_token * rloo)],
+             ["rloo, --loss_norm sequence", *numbers(by_sequence * rloo)]]
+    return Table("advantages", "Advantages, all weights 1",
+                 by_row({"advantage": "", **MEASURES}, rows),
                  f"Without bias: {', '.join(row[0] for row in unbiased)}.\n"
-                 f"Among these {quietest[0]} has the least noise: {quietest[3]:.2f}.", notes)
+                 f"Among these {quietest[0]} has the least noise: {quietest[3]:.2f}.",
+                 ["critics know V exactly, wrong ones a random number for each index; vine has "
+                  "segments of two tokens and exact values; --loss_norm token and sequence are "
+                  "scaled by the mean length", *why_not(advantages)])
 
 
-def cosine_table(world: World, crossed: Crossed, names: list[str], note: str) -> Table:
-    with_rloo = numbers_with_rloo(world, crossed, "cosine")
-    exact = [name for name, cosine in with_rloo.items() if 1 - cosine < HOLDS]
-    worst = min(with_rloo, key=with_rloo.get)
-    return Table("cosine", "Direction: cosine of the mean estimate with the true gradient",
-                 crossed_columns(world, crossed, names, "cosine", ".4f"),
-                 f"Weightings that keep the true direction (with rloo): {', '.join(exact)}.\n"
-                 f"Farthest from it is {worst}, with a cosine of {with_rloo[worst]:.4f}.", [note],
-                 HEADINGS)
+def weighting_table(world: World, batches: Batches, rloo: torch.Tensor, weights: Listed) -> Table:
+    """Each weighting with the advantage rloo."""
+    G = batches.which.shape[1]
+    rows = [[name, *measures(world, estimator(world, batches, weight * rloo / G))]
+            for name, weight in weights.values.items()]
+    plain = next(row[3] for row in rows if row[0] == "none")
+    keep = [row[0] for row in rows if 1 - row[2] < HOLDS]
+    quieter = [row[0] for row in rows if row[3] < plain * (1 - HOLDS)]
+    rows += [[name, "n/a", "n/a", "n/a"] for name in weights.reasons]
+    return Table(
+        "weightings", "Weightings, with the advantage rloo",
+        by_row({"mitigation": "", **MEASURES}, rows),
+        f"Weightings that keep the true direction: {', '.join(keep)}.\n"
+        f"Less noise than no weighting ({plain:.2f}): {', '.join(quieter) or 'none'}.",
+        ["weights are rescaled to mean 1 over a batch, which here is one group (as published: "
+         "never); lambda_grpo at lambda = 1; oracle knows the true credit; a weighting that looks "
+         "at the advantage sees that of grpo", *why_not(weights)], {"mitigation": "weighting"})
 
 
-def bias_table(world: World, crossed: Crossed, names: list[str], note: str) -> Table:
-    return Table("bias", "Bias, relative to the true gradient",
-                 crossed_columns(world, crossed, names, "bias", ".3f"), notes=[note],
-                 headings=HEADINGS)
+def measures(world: World, of: Estimator) -> list[float]:
+    return list(of.against(world.gradient).values())
 
 
-def noise_table(world: World, crossed: Crossed, names: list[str], note: str) -> Table:
-    return Table("noise", "Noise: batches until noise and signal along the true gradient are alike",
-                 crossed_columns(world, crossed, names, "noise", ",.4g"), notes=[note],
-                 headings=HEADINGS)
+def why_not(listed: Listed) -> list[str]:
+    reasons = [f"{name} ({reason})" for name, reason in listed.reasons.items()]
+    return [f"n/a: {'; '.join(reasons)}"] if reasons else []
 
 
-def numbers_with_rloo(world: World, crossed: Crossed, number: str) -> dict[str, float]:
-    return {name: estimate.against(world.gradient)[number]
-            for (advantage, name), estimate in crossed.items() if advantage == "rloo"}
+def identities(world: World, batches: Batches, advantage: dict[str, torch.Tensor]) -> Table:
+    """What theory says of the small world, each identity with both of its sides."""
+    rows = [*rows_of_credit(world), *rows_of_groups(world, batches, advantage),
+            *rows_of_weights(world, batches, advantage["rloo"])]
+    wrong, largest = sum(row[3] >= HOLDS for row in rows), max(row[3] for row in rows)
+    holds = f"All {len(rows)} identities hold"
+    if wrong:
+        holds = f"{wrong} of {len(rows)} identities do not hold"
+    formats = {"identity": "", "left": ".6f", "right": ".6f", "difference": ".1e"}
+    return Table("identities", "What theory says", by_row(formats, rows),
+                 f"{holds}: the largest relative difference is {largest:.0e}.",
+                 ["left and right: sizes, where both are vectors; difference: size of the "
+                  "difference over that of the right side"],
+                 {"left": "left side", "right": "right side", "difference": "relative difference"})
 
 
-def crossed_columns(world: World, crossed: Crossed, names: list[str], number: str,
-                    spec: str) -> dict[str, tuple]:
-    columns = {"mitigation": ("", names)}
-    for advantage in CROSSED:
-        values = ["n/a"] * len(names)
-        for i, name in enumerate(names):
-            if (advantage, name) in crossed:
-                values[i] = crossed[advantage, name].against(world.gradient)[number]
-        columns[advantage] = (spec, values)
-    return columns
+def rows_of_credit(world: World) -> list[list]:
+    p, J, rollouts = world.probability, world.J, world.rollouts
+    collision = rollouts.collision.double()
+    size = gradient_size(rollouts.log_prob.double(), collision)
+    return [
+        row("gradient of J by autograd = E[sum A_t grad log pi], A_t = V(after) - V(before)",
+            world.gradient, gradient_with(world, world.credit)),
+        row("sum_t E[A_t^2] = Var(R) = p (1 - p)",
+            p @ world.credit.square().sum(1), torch.tensor(J * (1 - J))),
+        row("E[s^2] of a token = 1 - sum p^2: the unsure ones get the larger gradients",
+            p @ (size.square() * rollouts.mask).sum(1),
+            p @ ((1 - collision) * rollouts.mask).sum(1))]
 
 
-def placebo_table(world: World, batches: Batches, rloo: torch.Tensor, weights: Listed,
-                  crossed: Crossed) -> Table:
-    """Each weighting beside its own weights in random order."""
-    rows = []
-    for name, weight in weights.values.items():
-        if name != "none":
-            own = crossed["rloo", name].against(world.gradient)
-            other = placebo(world, batches, rloo, weight).against(world.gradient)
-            rows.append([name, own["cosine"], other["cosine"], own["noise"], other["noise"],
-                         own["noise"] / other["noise"]])
-    unweighted = crossed["rloo", "none"].against(world.gradient)["noise"]
-    than_placebo = [row[0] for row in rows if row[5] < 1]
-    than_none = [row[0] for row in rows if row[3] < unweighted]
-    formats = {"mitigation": "", "cosine": ".4f", "of placebo": ".4f", "noise": ".2f",
-               "of its placebo": ".2f", "ratio": ".2f"}
-    title = "Each weighting beside its own weights shuffled over the batch's tokens (rloo)"
-    return Table("placebos", title, by_row(formats, rows),
-                 f"Less noise than its placebo: {', '.join(than_placebo) or 'none'}.\n"
-                 f"Less noise than no weighting ({unweighted:.2f}): "
-                 f"{', '.join(than_none) or 'none'}.",
-                 ["rescaled weights are 1 on average at every token once they are shuffled, so the "
-                  "direction stays and noise is added; those as published are not rescaled"],
-                 {**HEADINGS, "of placebo": "cosine of its placebo",
-                  "of its placebo": "noise of its placebo", "ratio": "noise over its placebo's"})
+def rows_of_groups(world: World, batches: Batches, advantage: dict[str, torch.Tensor]) -> list:
+    true, J, G = world.gradient, world.J, batches.which.shape[1]
+    c = z_score_factor(J, G)
+    return [row("dr_grpo = (G - 1) / G of the true gradient",
+                estimator(world, batches, advantage["dr_grpo"] / G).mean, true * (G - 1) / G),
+            row(f"z-score: c(p, G) times the true gradient, c({J:.2f}, {G}) = {c:.3f}",
+                estimator(world, batches, advantage["grpo"] / G).mean, c * true)]
 
 
-def norm_table(world: World, batches: Batches, rloo: torch.Tensor) -> Table:
-    """What the loss is divided by, everything else being without bias."""
-    length, G = world.rollouts.length.double()[batches.which], batches.which.shape[1]
-    shares = {"constant": torch.ones_like(length),
-              "token": world.mean_length * G / length.sum(1, keepdim=True),
-              "sequence": world.mean_length / length}
-    rows = []
-    for name, share in shares.items():
-        numbers = estimator(world, batches, share[..., None] * rloo / G).against(world.gradient)
-        rows.append([name, numbers["bias"], numbers["cosine"], numbers["noise"]])
-    formats = {"loss_norm": "", "bias": ".3f", "cosine": ".4f", "noise": ".2f"}
-    title = "What the loss is divided by (rloo, no weights)"
-    return Table("norms", title, by_row(formats, rows), notes=[
-        "token and sequence are scaled by the mean length, so that only what their being random "
-        "does is left"], headings={"loss_norm": "--loss_norm"})
+def rows_of_weights(world: World, batches: Batches, rloo: torch.Tensor) -> list[list]:
+    """What a weight does to the mean depends on whether it looks at the token that was drawn."""
+    G, which, rollouts = batches.which.shape[1], batches.which, world.rollouts
+    by_prefix = 1 + rollouts.entropy.double()
+    by_token = 1 / (rollouts.log_prob.double().abs() + 0.1)
+    before = world.worth[:, :-1]
+    return [
+        row("weight by the prefix alone (1 + entropy): E[sum w A_t grad log pi]",
+            estimator(world, batches, by_prefix[which] * rloo / G).mean,
+            gradient_with(world, by_prefix * world.credit)),
+        row("weight by the token (1 / (abs(log p) + 0.1)): that + E[sum w (V - b) grad log pi]",
+            estimator(world, batches, by_token[which] * rloo / G).mean,
+            gradient_with(world, by_token * (world.credit + before - world.J)))]
 
 
-def draw(world: World, crossed: Crossed, names: list[str], folder: Path) -> tuple[Path, str]:
-    figure, axes = panels(2)
-    for axis, advantage in zip(axes, ("rloo", "one-step")):
-        points = []
-        for name in names:
-            if (advantage, name) in crossed:
-                numbers = crossed[advantage, name].against(world.gradient)
-                points.append((name, numbers["cosine"], numbers["noise"]))
-        for _, x, y in points:
-            axis.plot(x, y, "o", color=BLUE, ms=5)
-        axis.set(xlabel="cosine with the true gradient", ylabel="noise over signal",
-                 title=f"advantage {advantage}", yscale="log")
-        more_ticks(axis)
-        name_points(axis, points)
+def gradient_with(world: World, values: torch.Tensor) -> torch.Tensor:
+    """E[sum_t value_t grad log pi(y_t)] over single answers; `values` are (n, T)."""
+    terms = (world.probability[:, None] * values * world.rollouts.mask).flatten()
+    of_choices = torch.zeros(len(world.score), dtype=torch.float64)
+    return of_choices.index_add(0, world.node.flatten(), terms) @ world.score
+
+
+def row(identity: str, left: torch.Tensor, right: torch.Tensor) -> list:
+    left, right = torch.atleast_1d(left).double(), torch.atleast_1d(right).double()
+    difference = ((left - right).norm() / right.norm()).item()
+    return [identity, left.norm().item(), right.norm().item(), difference]
+
+
+def z_score_factor(p: float, G: int, epsilon: float = 1e-4) -> float:
+    """By how much the z-score stretches the gradient of a problem of success p, rewards 0 and 1.
+
+    The mean advantage of a right answer minus that of a wrong one. Without epsilon
+    E sqrt((G-1-K)/(K+1)) + E sqrt(K/(G-K)),  K ~ Bin(G-1, p).
+    """
+    total = 0.0
+    for K in range(G):  # right ones among the other answers
+        chance = math.comb(G - 1, K) * p ** K * (1 - p) ** (G - 1 - K)
+        if_right, if_wrong = (K + 1) / G, K / G  # share of right answers in the group
+        up = (1 - if_right) / (math.sqrt(if_right * (1 - if_right)) + epsilon)
+        down = if_wrong / (math.sqrt(if_wrong * (1 - if_wrong)) + epsilon)
+        total += chance * (up + down)
+    return total
+
+
+def draw(table: Table, folder: Path) -> tuple[Path, str]:
+    points = [(name, cosine, noise) for name, _, cosine, noise, *_ in table.rows if noise != "n/a"]
+    figure, axis = panels(1)
+    for _, cosine, noise in points:
+        axis.plot(cosine, noise, "o", color=BLUE, ms=5)
+    axis.set(xlabel="cosine with the true gradient", ylabel="noise over signal", yscale="log",
+             title="Weightings, with the advantage rloo")
+    more_ticks(axis)
+    name_points(axis, points)
     return save(figure, folder, "cosine_and_noise",
                 "Direction and noise of each weighting, by enumeration: lower right is better")
 

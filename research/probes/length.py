@@ -5,7 +5,7 @@ of its tokens have nothing to do with the reward, so one would expect credit by 
 
 Measurement. On a planted task (planted.py) three positions of an answer decide its reward and all
 others are noise. Its length doubles, and everything else stays: the policy, the keys, the number of
-answers in a step. At every length each arm is trained with the same number of tokens, those it
+answers in a step. At every length each method is trained with the same number of tokens, those it
 samples to learn values included:
 
     grpo            one number for an answer: the z-score in its group
@@ -14,13 +14,14 @@ samples to learn values included:
     monte carlo     segments of the answer, values from fresh continuations (vine)
     exact           the true credit V(after) - V(before), which nobody has outside such a task
 
-Success is the expected reward of the policy, computed, not sampled.
+Success is the expected reward of the policy, computed, not sampled; the lead of a method is its
+mean over the tokens spent, minus that of plain GRPO.
 
-Reading it. If credit by token pays more in longer answers, an arm's lead over plain GRPO grows with
-every doubling. If the true credit's lead grows and that of the others does not, the credit is worth
+Reading it. If credit by token pays more in longer answers, a method's lead grows with every
+doubling. If the true credit's lead grows and that of the others does not, the credit is worth
 having, but these ways to estimate it are not good enough. If no lead grows, length does not matter.
 
-Only one learning rate was tried, the same for all arms.
+Only one learning rate was tried, the same for all methods.
 """
 from dataclasses import replace
 from pathlib import Path
@@ -29,16 +30,17 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from analysis.plots import COLOURS, legend_below, panels, save
+from analysis.statistics import mean_over, mean_reach, verdicts
+from analysis.tables import Table, by_row
 from engine.errors import UserError
-from harness.registry import ADVANTAGES, make
 from harness.flags import Flag, shortened
 from harness.progress import Progress
-from grpo import rloo, update
+from harness.registry import ADVANTAGES, make
+from grpo import update
 from qwen2_model import ModelConfig
-from research.probes.common import Findings, Probe, gradients, run_probe
-from research.probes.length_tables import (
-    areas_table, draw_curves, draw_scaling, noise_table, tokens_table, trend_table)
-from research.probes.planted import SMALL, PlantedLab, planted_lab, sample_planted, worths
+from research.probes.common import Findings, Probe, run_probe
+from research.probes.planted import SMALL, PlantedPolicy, planted_policy, sample_planted, worths
 
 FLAGS = {
     "model": Flag("small", "a model folder whose shape (not its weights) the policy takes; small "
@@ -46,46 +48,39 @@ FLAGS = {
     "lengths": Flag("16,32,64,128", "tokens of an answer", quick="8,16"),
     "steps": Flag(60, "steps of plain GRPO; the others get as many tokens", least=1, most=1_000_000,
                   quick=2),
-    "seeds": Flag(4, "policies and tasks, the same for every arm and length", least=2, most=1000,
+    "seeds": Flag(4, "policies and tasks, the same for every method and length", least=2, most=1000,
                   quick=2),
     "questions": Flag(8, "groups in a step", least=1, most=10_000, quick=2),
     "answers": Flag(8, "answers in a group", least=2, most=1000, quick=4),
-    "learning_rate": Flag(3e-3, "of AdamW, for all arms", least=0, most=10),
+    "learning_rate": Flag(3e-3, "of AdamW, for all methods", least=0, most=10),
     "segments": Flag(6, "of an answer, for monte carlo", least=1, most=1000, quick=2),
-    "continuations": Flag(4, "behind each value, for monte carlo", least=1, most=1000, quick=1),
-    "batches": Flag(16, "of the fresh policy, to measure the noise of the gradient", least=2,
-                    most=100_000, quick=2)}
+    "continuations": Flag(4, "behind each value, for monte carlo", least=1, most=1000, quick=1)}
 MOST_LENGTH = 100_000
-ARMS = {"grpo": None, "critic": ("gae", {}), "critic 0.95": ("gae", {"gae_lambda": 0.95}),
-        "monte carlo": ("vine", {}), "exact": None}  # --advantage and its flags
+METHODS = {"grpo": None, "critic": ("gae", {}), "critic 0.95": ("gae", {"gae_lambda": 0.95}),
+           "monte carlo": ("vine", {}), "exact": None}  # --advantage and its flags
+
+Curve = list[tuple[int, float]]           # tokens spent, success
+Curves = dict[tuple[str, int], list[Curve]]  # by method and length, one a seed
 
 
 def measure(probe: Probe) -> Findings:
     args = probe.args
-    lengths, config = read_lengths(args.lengths), read_shape(args.model)
+    lengths = read_lengths(args.lengths)
+    config = SMALL if args.model == "small" else ModelConfig.from_folder(Path(args.model))
     if args.device != "cpu":
         raise UserError(f"--device {args.device}: the planted task is made for the CPU")
     torch.set_num_threads(args.threads or torch.get_num_threads())
-    progress = Progress(noise=0.1, training=1)
-    noise = measure_noise(args, config, lengths, progress)
-    curves = train_arms(args, config, lengths, progress)
-    tables = [areas_table(curves, lengths), trend_table(curves, lengths),
-              tokens_table(curves, lengths, args.steps * args.questions * args.answers),
-              noise_table(noise, lengths)]
-    policy = f"of the shape of {args.model}"
-    if args.model == "small":
-        policy = "a Qwen2 of one layer and width 32"
-    lengths_in_words = ", ".join(map(str, lengths))
-    intro = [f"Answers of {lengths_in_words} tokens; {args.seeds} seeds; {args.steps} steps of "
-             f"{args.questions} x {args.answers} answers for plain GRPO, and as many tokens for "
-             f"the other arms; the policy is {policy}.",
+    curves = train_methods(args, config, lengths, Progress(training=1))
+    leads = {method: lead_over_grpo(curves, method, lengths) for method in METHODS}
+    intro = [f"Answers of {', '.join(map(str, lengths))} tokens; {args.seeds} seeds; {args.steps} "
+             f"steps of {args.questions} x {args.answers} answers for plain GRPO, and as many "
+             f"tokens for the others; the policy has the shape {args.model}.",
              "critic: gae at lambda 1, critic 0.95: at 0.95; monte carlo: values from "
              "continuations, which count as tokens spent; exact: the true credit."]
-    return Findings("Credit by token and the length of the answer", intro, tables,
-                    short=("trend", "area", "tokens", "noise"), takes="about 5 minutes",
-                    pictures=[draw_curves(curves, lengths, probe.folder),
-                              draw_scaling(curves, noise, lengths, probe.folder)],
-                    places={"area": ("curves",), "noise": ("scaling",)})
+    return Findings("Credit by token and the length of the answer", intro,
+                    [trend_table(leads, lengths), areas_table(curves, leads, lengths)],
+                    short=("trend", "area"), takes="about 5 minutes",
+                    pictures=[draw(curves, lengths, probe.folder)], places={"area": ("curves",)})
 
 
 def read_lengths(text: str) -> list[int]:
@@ -101,94 +96,145 @@ def is_length(text: str) -> bool:
     return text.isdecimal() and len(text) < 10 and 6 <= int(text) <= MOST_LENGTH
 
 
-def read_shape(model: str) -> ModelConfig:
-    return SMALL if model == "small" else ModelConfig.from_folder(Path(model))
-
-
-def measure_noise(args: SimpleNamespace, config: ModelConfig, lengths: list[int],
-                  progress: Progress) -> dict[int, list[dict[str, float]]]:
-    """By length, one measurement a seed."""
-    noise = {}
-    for i, length in enumerate(lengths):
-        noise[length] = [gradient_noise(args, config, args.seed + seed, length)
-                         for seed in range(args.seeds)]
-        progress("noise", (i + 1) / len(lengths))
-    return noise
-
-
-def gradient_noise(args: SimpleNamespace, config: ModelConfig, seed: int,
-                   length: int) -> dict[str, float]:
-    """Of a batch's gradient at the fresh policy: its variance over the squared size of its mean.
-
-    Plain and exact advantages give the same mean. It is estimated from pairs of different batches
-    of the quieter, exact one. With few batches it may come out as nothing: then noise is undefined.
-    """
-    lab = make_lab(args, config, seed, length)
-    mean_square, total, sum_of_squares = {"grpo": 0.0, "exact": 0.0}, 0, 0.0
-    for batch in range(1, args.batches + 1):
-        rollouts = sample_planted(lab, -batch, args.questions, args.answers)
-        advantages = {"grpo": rloo(rollouts), "exact": rollouts.true_credit}
-        of_batch = gradients(lab, rollouts, advantages)
-        for name, gradient in of_batch.items():
-            mean_square[name] += gradient.square().sum().item() / args.batches
-        total = total + of_batch["exact"]
-        sum_of_squares += of_batch["exact"].square().sum().item()
-    pairs = args.batches * (args.batches - 1)
-    signal = (total.square().sum().item() - sum_of_squares) / pairs
-    return {name: square / signal - 1 if square > signal > 0 else np.nan
-            for name, square in mean_square.items()}
-
-
-def make_lab(args: SimpleNamespace, config: ModelConfig, seed: int, length: int) -> PlantedLab:
-    """`questions` and `answers` are for sampling values, which wants many rows at once."""
-    return planted_lab(seed, length, config=config, learning_rate=args.learning_rate,
-                       questions=64, answers=64)
-
-
-def make_advantage(args: SimpleNamespace, lab: PlantedLab, arm: str, length: int):
-    """The arm's --advantage; None where the rewards or the exact credit are enough."""
-    if ARMS[arm] is None:
-        return None
-    name, flags = ARMS[arm]
-    if name == "vine":
-        segment = max(1, -(-length // args.segments))
-        flags = {"values_k": args.continuations, "values_every": str(segment)}
-    return make(ADVANTAGES[name], flags, lab)
-
-
-def train_arms(args: SimpleNamespace, config: ModelConfig, lengths: list[int],
-               progress: Progress) -> dict[tuple[str, int], list]:
-    """By arm and length, one curve a seed."""
-    done, whole = 0, sum(lengths) * len(ARMS) * args.seeds
-    curves = {(arm, length): [] for length in lengths for arm in ARMS}
-    for (arm, length), of_seeds in curves.items():
+def train_methods(args: SimpleNamespace, config: ModelConfig, lengths: list[int],
+                  progress: Progress) -> Curves:
+    done, whole = 0, sum(lengths) * len(METHODS) * args.seeds
+    curves = {(method, length): [] for length in lengths for method in METHODS}
+    for (method, length), of_seeds in curves.items():
         for seed in range(args.seed, args.seed + args.seeds):
-            progress("training", done / whole, f"length {length}, {arm}, seed {seed}")
-            of_seeds.append(train_arm(args, config, arm, seed, length))
+            progress("training", done / whole, f"length {length}, {method}, seed {seed}")
+            of_seeds.append(train(args, config, method, seed, length))
             done += length
     return curves
 
 
-def train_arm(args: SimpleNamespace, config: ModelConfig, arm: str, seed: int,
-              length: int) -> list[tuple[int, float]]:
-    """(tokens spent, expected reward of the policy), from the start until the tokens are spent."""
-    lab = make_lab(args, config, seed, length)
+def train(args: SimpleNamespace, config: ModelConfig, method: str, seed: int,
+          length: int) -> Curve:
+    """From the start until the tokens are spent."""
+    policy = planted_policy(seed, length, config=config, learning_rate=args.learning_rate,
+                      questions=64, answers=64)  # for generate, which wants many rows at once
     budget = args.steps * args.questions * args.answers * length
-    advantage = make_advantage(args, lab, arm, length)
-    spent, step, curve = 0, 0, [(0, worths(lab)[()])]
+    advantage = make_advantage(args, policy, method, length)
+    spent, step, curve = 0, 0, [(0, worths(policy)[()])]
     while spent < budget:
         step += 1
-        rollouts = sample_planted(lab, step, args.questions, args.answers)
+        rollouts = sample_planted(policy, step, args.questions, args.answers)
         spent += int(rollouts.mask.sum())
         if advantage:
-            rollouts = replace(rollouts, advantage=advantage(rollouts, lab))
+            rollouts = replace(rollouts, advantage=advantage(rollouts, policy))
             spent += advantage.metrics.get("extra_tokens", 0)
-        elif arm == "exact":
+        elif method == "exact":
             rollouts = replace(rollouts, advantage=rollouts.true_credit)
         weight = torch.ones_like(rollouts.log_prob)
-        update(lab.model, lab.optimizer, rollouts, weight, lab.settings)
-        curve.append((spent, worths(lab)[()]))
+        update(policy.model, policy.optimizer, rollouts, weight, policy.settings)
+        curve.append((spent, worths(policy)[()]))
     return curve
+
+
+def make_advantage(args: SimpleNamespace, policy: PlantedPolicy, method: str, length: int):
+    """Its --advantage; None where the rewards or the exact credit are enough."""
+    if METHODS[method] is None:
+        return None
+    name, flags = METHODS[method]
+    if name == "vine":
+        segment = max(1, -(-length // args.segments))
+        flags = {"values_k": args.continuations, "values_every": str(segment)}
+    return make(ADVANTAGES[name], flags, policy)
+
+
+def budget_of(curves: Curves, length: int) -> int:
+    """What plain GRPO spends."""
+    tokens, _ = curves["grpo", length][0][-1]
+    return tokens
+
+
+def success_at(curve: Curve, tokens) -> np.ndarray:
+    """Methods differ in the size of their steps."""
+    spent, success = np.array(curve).T
+    return np.interp(tokens, spent, success)
+
+
+def area(curve: Curve, budget: int) -> float:
+    """Mean success over the tokens up to `budget`."""
+    return float(success_at(curve, np.linspace(0, budget, 1001)).mean())
+
+
+def lead_over_grpo(curves: Curves, method: str, lengths: list[int]) -> np.ndarray:
+    """(seeds, lengths): at equal tokens, of the same seed."""
+    leads = []
+    for length in lengths:
+        budget = budget_of(curves, length)
+        pairs = zip(curves[method, length], curves["grpo", length], strict=True)
+        leads.append([area(curve, budget) - area(of_grpo, budget) for curve, of_grpo in pairs])
+    return np.array(leads).T
+
+
+def trend_table(leads: dict[str, np.ndarray], lengths: list[int]) -> Table:
+    """What the probe asks, one number a method: the change of its lead when length doubles."""
+    slopes = {}
+    for method, lead in leads.items():
+        if method != "grpo":
+            slope, _ = np.polyfit(np.log2(lengths), lead.T, 1)
+            slopes[method] = mean_over(slope)
+    words = verdicts(list(slopes.values()), ("grows", "shrinks"), null=0.0)
+    rows = [(method, of.value, of.interval, word)
+            for (method, of), word in zip(slopes.items(), words)]
+    finding = "\n".join(f"Lead of {method} over plain GRPO, by doubling: {100 * of.value:+.1f} "
+                        f"points ({100 * of.low:+.1f} to {100 * of.high:+.1f}), {word}."
+                        for (method, of), word in zip(slopes.items(), words))
+    formats = {"arm": "", "a doubling": "+.1%", "95% interval": "+.1%", "the lead": ""}
+    return Table("trend", "Change of the lead over plain GRPO when answers get twice as long, "
+                 "points of mean success", by_row(formats, rows), finding,
+                 ["Slope of a straight line over the logarithm of the length, one for each seed; "
+                  "Student's t over seeds, Holm over the methods."],
+                 {"arm": "method", "a doubling": "what a doubling brings"})
+
+
+def areas_table(curves: Curves, leads: dict[str, np.ndarray], lengths: list[int]) -> Table:
+    """Each method against plain GRPO at the same length, paired by seed, at equal tokens."""
+    differences = {(method, length): mean_over(lead[:, i]) for method, lead in leads.items()
+                   for i, length in enumerate(lengths) if method != "grpo"}
+    words = dict(zip(differences, verdicts(list(differences.values()), ("ahead", "behind"),
+                                           null=0.0)))
+    rows = []
+    for (method, length), of_seeds in curves.items():
+        budget = budget_of(curves, length)
+        row = [str(length) if method == "grpo" else "", method,
+               np.mean([area(curve, budget) for curve in of_seeds]),
+               np.mean([success_at(curve, budget) for curve in of_seeds]), None, None, ""]
+        if method != "grpo":
+            lead = differences[method, length]
+            row[4:] = lead.value, lead.interval, words[method, length]
+        rows.append(row)
+    places = [f"{method} at {length} {word}" for (method, length), word in words.items()
+              if word in ("ahead", "behind")]
+    formats = {"length": "", "arm": "", "mean success": ".1%", "at the end": ".1%",
+               "minus grpo": "+.1%", "95% interval": "+.1%", "verdict": ""}
+    return Table("area", "Success at equal tokens: mean over the budget, and at its end",
+                 by_row(formats, rows),
+                 f"Clearly ahead of or behind plain GRPO: {', '.join(places) or 'none'}.",
+                 ["The interval is over seeds, paired. Ahead and behind only where that survives "
+                  "Holm's correction over all rows, which it seldom does with few seeds."],
+                 {"length": "tokens of an answer", "arm": "method",
+                  "at the end": "success at the end", "minus grpo": "lead over grpo"})
+
+
+def draw(curves: Curves, lengths: list[int], folder: Path) -> tuple[Path, str]:
+    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    figure, axes = panels(len(chosen), sharey=True, squeeze=False)
+    for axis, length in zip(axes[0], chosen):
+        grid = np.linspace(0, budget_of(curves, length), 101)
+        for method, colour in zip(METHODS, COLOURS):
+            success = np.stack([success_at(curve, grid) for curve in curves[method, length]])
+            mean, reach = success.mean(0), mean_reach(success)
+            axis.plot(grid / length, mean, color=colour, lw=1.5, label=method)
+            axis.fill_between(grid / length, mean - reach, mean + reach, color=colour, alpha=0.12,
+                              lw=0)
+        axis.set(xlabel="tokens spent / length", title=f"Answers of {length} tokens", ylim=(0, 1))
+    axes[0][0].set_ylabel("expected reward of the policy")
+    legend_below(figure, axes[0][0], ncols=5)
+    return save(figure, folder, "curves",
+                "Expected reward against tokens spent, means over seeds with 95% intervals")
 
 
 def main(argv: list[str]) -> None:

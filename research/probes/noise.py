@@ -1,4 +1,4 @@
-"""Does a single batch's gradient point the right way, and which arm's does so most?
+"""Does a single batch's gradient point the right way, and which method's does so most?
 
     python -m research noise
     python -m research noise --model runs/x/checkpoints/step_000100 --batches 100
@@ -6,21 +6,21 @@
 Question. On average most ways of spreading credit point where the reward rises; in a single batch
 chance points elsewhere. The less of that, the sooner a way should learn. How much is it?
 
-Measurement. The gradient of every arm in many batches of the size that the leaderboard trains on,
-against the true gradient (the mean of leave-one-out gradients):
+Measurement. The gradient of every method in many batches of the size that the leaderboard trains
+on, against the true gradient (the mean of leave-one-out gradients):
 
     one batch   cosine of a single batch's gradient with it: what is left of the signal beside the
                 noise. 0.2 says that 0.2^2 = 4% of the squared length is signal
-    cosine      of the mean gradient with it: what an arm does to the direction
+    cosine      of the mean gradient with it: what a method does to the direction
     noise       variance of a batch over the squared part of the mean along the true gradient
 
 They belong together: 1 / one batch^2 = noise + 1 / cosine^2. An estimate of the noise divides by
 a signal that may be too small to be seen. The first number does not, so that is the one to compare
-arms by. All come from pairs of different batches (direction.py), so that noise does not count
-as signal. the probe scoreboard prints the same three beside its scores, of fewer and smaller batches.
+methods by. All come from pairs of different batches (direction.py), so that noise does not count
+as signal.
 
-Reading it. Which arms are loud changes as a model learns: ask again of a checkpoint. Arms that take
-more than five times a plain step (oracle, causal_ablation, vine) are left out, as on the
+Reading it. Which methods are loud changes as a model learns: ask again of a checkpoint. Those that
+take more than five times a plain step (oracle, causal_ablation, vine) are left out, as on the
 leaderboard.
 """
 from pathlib import Path
@@ -28,101 +28,62 @@ from pathlib import Path
 import numpy as np
 
 from analysis.plots import BLUE, GREY, panels, save
-from analysis.statistics import Estimate, jackknife
+from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
 from harness.flags import Flag
-from engine.lab import Lab
 from harness.progress import Progress
-from research.probes.arms import Arms, make_arms
-from research.probes.common import Findings, Probe, gradients, run_probe, sample_batch
-from research.probes.direction import Directions
+from research.probes.common import Findings, Probe, run_probe
+from research.probes.direction import measure_directions
+from research.probes.methods import make_methods
 
-FLAGS = {"batches": Flag(40, "batches, each with the gradient of every arm", least=4,
+FLAGS = {"batches": Flag(40, "batches, each with the gradient of every method", least=4,
                          most=1_000_000, quick=4),
          "questions": Flag(8, "problems in each of them", least=1, most=10_000, quick=1),
          "answers": Flag(8, "answers to each of those", least=2, most=1000, quick=2)}
 COSTLY = ("oracle", "causal_ablation", "vine")
 PLAIN = "none"
+NOTE = ("one batch: cosine of a single batch's gradient with the true one. Estimates of the cosine "
+        "of the mean gradient can exceed 1, and a dash stands where its length is not seen beside "
+        "the noise. All with --loss_norm constant. Methods with a state learn on the way: "
+        "learned_importance weighs 1 in its first ten batches, gae starts from a critic of 0")
 
 
 def measure(probe: Probe) -> Findings:
-    args, lab, progress = probe.args, probe.lab(), Progress(gradients=1)
-    directions = Directions("rloo", min(10, args.batches // 2))
-    arms = cheap_arms(lab)
-    for n in range(args.batches):
-        progress("gradients", n / args.batches)
-        batch = sample_batch(lab, n + 1, args.questions, args.answers)
-        block = n * directions.blocks // args.batches
-        directions.add(block, gradients(lab, batch, arms.coefficients(lab, batch)))
-    of_arms = {arm: {**directions.estimates(arm), "one batch": one_batch(directions, arm)}
-               for arm in directions.sums}
-    table = noise_table(of_arms)
-    intro = [f"{lab.folder}: {args.batches} batches of {args.questions} x {args.answers} answers, "
-             "at temperature 1. Intervals are 95%, over blocks of batches."]
+    args, policy, progress = probe.args, probe.policy(), Progress(gradients=1)
+    directions = measure_directions(
+        policy, make_methods(policy), args.batches, args.questions, args.answers,
+        lambda share: progress("gradients", share), without=COSTLY)
+    table = noise_table({name: directions.estimates(name) for name in directions.sums})
+    intro = [f"{policy.folder}: {args.batches} batches of {args.questions} x {args.answers} answers"
+             ", at temperature 1. Intervals are 95%, over blocks of batches."]
     return Findings("What a single batch knows of the true gradient", intro, [table], ("noise",),
                     takes="about ten minutes", pictures=[draw(table, probe.folder)],
                     places={"noise": ("noise",)})
 
 
-def cheap_arms(lab: Lab) -> Arms:
-    arms = make_arms(lab, oracle_k=1)
-    for name in COSTLY:
-        arms.mitigations.pop(name, None)
-        arms.advantages.pop(name, None)
-    return arms
-
-
-def one_batch(directions: Directions, arm: str) -> Estimate:
-    """The cosine of one batch's gradient with the true one. It does not ask for the length of the
-    arm's mean gradient, so it is known of arms whose mean drowns in noise."""
-    true = directions.reference
-    with_true, lengths = directions.products(arm, true), directions.products(true, true)
-    every = np.arange(directions.blocks)
-
-    def cosine(blocks: np.ndarray) -> float:
-        count = directions.count[blocks].sum()
-        product = of_pairs(with_true, directions.with_reference[arm], blocks, count)
-        length = of_pairs(lengths, directions.squares[true], blocks, count)
-        square = directions.squares[arm][blocks].sum() / count
-        return product / np.sqrt(length * square) if length > 0 else np.nan
-
-    with np.errstate(invalid="ignore"):  # an arm may have no gradient at all
-        return jackknife(cosine(every), np.array([cosine(np.delete(every, k)) for k in every]))
-
-
-def of_pairs(products: np.ndarray, of_same: np.ndarray, blocks: np.ndarray, count: float) -> float:
-    """The mean product of two different batches, from the products of the blocks' sums."""
-    total = products[np.ix_(blocks, blocks)].sum() - of_same[blocks].sum()
-    return total / (count * (count - 1))
-
-
-def noise_table(of_arms: dict[str, dict[str, Estimate]]) -> Table:
-    """The arm that leaves the least to chance first."""
-    def signal(arm: str) -> float:
-        return np.nan_to_num(of_arms[arm]["one batch"].value, nan=-1.0)
+def noise_table(of_methods: dict[str, dict[str, Estimate]]) -> Table:
+    """The method that leaves the least to chance first."""
+    def signal(name: str) -> float:
+        return np.nan_to_num(of_methods[name]["one batch"].value, nan=-1.0)
 
     rows = []
-    for arm in sorted(of_arms, key=signal, reverse=True):
-        one, cosine, noise = (of_arms[arm][name] for name in ("one batch", "cosine", "noise"))
-        rows.append([arm, one.value, one.interval, cosine.value, cosine.interval, noise.value])
+    for name in sorted(of_methods, key=signal, reverse=True):
+        one, cosine, noise = (of_methods[name][of] for of in ("one batch", "cosine", "noise"))
+        rows.append([name, one.value, one.interval, cosine.value, cosine.interval, noise.value])
     formats = {"arm": "", "one batch": ".3f", "95%": ".3f", "cosine": ".2f", "cosine 95%": ".2f",
                "noise": ".1f"}
     return Table("noise", "What a single batch knows of the true gradient", by_row(formats, rows),
-                 in_words(of_arms), [
-        "one batch: cosine of a single batch's gradient with the true one. Estimates of the cosine "
-        "of the mean gradient can exceed 1, and a dash stands where its length is not seen beside "
-        "the noise. All with --loss_norm constant. Arms with a state learn on the way: "
-        "learned_importance weighs 1 in its first ten batches, gae starts from a critic of 0"], {
-        "95%": "95% interval", "cosine": "cosine of the mean gradient",
-        "cosine 95%": "95% interval of it", "noise": "noise over signal"})
+                 in_words(of_methods), [NOTE],
+                 {"arm": "method", "95%": "95% interval", "cosine": "cosine of the mean gradient",
+                  "cosine 95%": "95% interval of it", "noise": "noise over signal"})
 
 
-def in_words(of_arms: dict[str, dict[str, Estimate]]) -> str:
-    known = {arm: of["one batch"] for arm, of in of_arms.items()
+def in_words(of_methods: dict[str, dict[str, Estimate]]) -> str:
+    known = {name: of["one batch"] for name, of in of_methods.items()
              if np.isfinite(of["one batch"].value)}
     if PLAIN not in known:
         return "Too few batches to tell directions apart from noise."
-    plain, best = known[PLAIN], max(known, key=lambda arm: known[arm].value)
+    plain, best = known[PLAIN], max(known, key=lambda name: known[name].value)
     return (f"A single batch of plain GRPO has a cosine of {plain.value:.2f} ({plain.low:.2f} to "
             f"{plain.high:.2f}) with the true gradient.\n"
             f"The highest has {best}: {known[best].value:.2f}.")

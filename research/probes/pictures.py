@@ -28,9 +28,3 @@ def write_across(axis, text: str) -> None:
     """Say why a panel is empty, in its middle and without ticks that mean nothing."""
     axis.set(yticks=[])
     axis.text(0.5, 0.5, text, ha="center", transform=axis.transAxes)
-
-
-def at_most(axis: str, axes, low: float, high: float) -> None:
-    """Cut an axis, "x" or "y", where an interval from very little would stretch it."""
-    now = getattr(axes, f"get_{axis}lim")()
-    axes.set(**{f"{axis}lim": (max(now[0], low), min(now[1], high))})

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from tokenizers import Tokenizer, models
 
-from countdown_task import OTHER, THINK, WORD
+from engine.labels import OTHER, THINK, WORD
 from engine.forward import Forward
-from engine.lab import Lab, derived_seed
+from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution, Generation
 from harness.settings import Settings
@@ -35,8 +35,9 @@ SMALL = ModelConfig(vocab_size=len(SYMBOLS), hidden_size=32, intermediate_size=6
 
 
 @dataclass
-class PlantedLab(Lab):
-    """What a run works with, for this task."""
+class PlantedPolicy(Policy):
+    """A policy with its task, and what trains it."""
+    optimizer: object = None
     length: int = 0                                   # of every answer
     keys: list[int] = field(default_factory=list)     # positions that decide
     right: list[int] = field(default_factory=list)    # the right symbol at each key
@@ -46,24 +47,24 @@ class PlantedLab(Lab):
         return sum(hits) / len(self.keys)
 
 
-def planted_lab(seed: int, length: int, keys: int = 3, config: ModelConfig = SMALL,
-                **settings) -> PlantedLab:
+def planted_policy(seed: int, length: int, keys: int = 3, config: ModelConfig = SMALL,
+                **settings) -> PlantedPolicy:
     """A fresh policy and its task; the same seed gives the same of both at any length."""
     usual = dict(max_new_tokens=length, learning_rate=3e-3, questions=8, answers=8, micro_batch=64,
                  max_grad_norm=0.0)
     s = Settings(**{**usual, **settings, "model": "planted", "seed": seed})
     model, cues = fresh_model(config, seed, keys)
     draw = random.Random(f"planted {seed}")
-    lab = PlantedLab(
+    vocabulary = {symbol: i for i, symbol in enumerate(SYMBOLS)}
+    policy = PlantedPolicy(
         settings=s, folder=None, model=model, task=None,
-        tokenizer=Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(SYMBOLS)},
-                                             unk_token=SYMBOLS[0])),
+        tokenizer=Tokenizer(models.WordLevel(vocabulary, unk_token=SYMBOLS[0])),
         optimizer=torch.optim.AdamW(model.parameters(), lr=s.learning_rate, weight_decay=0.0),
         length=length,
         keys=[(2 * j + 1) * length // (2 * keys) for j in range(keys)],
         right=[draw.randrange(len(SYMBOLS)) for _ in range(keys)])
-    add_cues(model, cues, lab.keys, length)
-    return lab
+    add_cues(model, cues, policy.keys, length)
+    return policy
 
 
 def fresh_model(config: ModelConfig, seed: int, keys: int) -> tuple[Qwen2, torch.Tensor]:
@@ -82,12 +83,9 @@ def add_cues(model: Qwen2, cues: torch.Tensor, keys: list[int], length: int) -> 
 
     Token t stands at position 1 + t, after the prompt, and is predicted at position t.
     """
-    cue = cues[-1].repeat(length + 1, 1)
-    visible = torch.zeros(length + 1, 1)
-    visible[0] = 1
-    for j, t in enumerate(keys):
-        cue[t] = cues[j]
-        visible[1 + t] = 1
+    cue, visible = cues[-1].repeat(length + 1, 1), torch.zeros(length + 1, 1)
+    cue[keys] = cues[:-1]
+    visible[[0, *(1 + t for t in keys)]] = 1
     latest = {}  # the positions of the forward pass that is under way
 
     def note_positions(decoder, inputs):
@@ -106,36 +104,35 @@ def add_cues(model: Qwen2, cues: torch.Tensor, keys: list[int], length: int) -> 
 
 
 @torch.no_grad()
-def draw_answers(lab: PlantedLab, count: int, seed: int) -> Generation:
+def draw_answers(policy: PlantedPolicy, count: int, seed: int) -> Generation:
     """The same distribution as generate(), one pass for each stretch up to a key."""
     generator = torch.Generator().manual_seed(seed)
-    uniform = torch.rand(count, lab.length, generator=generator)
-    drawn = Generation.empty(count, lab.length, "cpu")
+    uniform = torch.rand(count, policy.length, generator=generator)
+    drawn = Generation.empty(count, policy.length, "cpu")
     rows, live = torch.arange(count), torch.ones(count, dtype=torch.bool)
     no_stop = torch.empty(0, dtype=torch.long)
-    prompt, start = torch.tensor(PROMPT).expand(count, 1), 0
-    for end in (*(t + 1 for t in lab.keys), lab.length):
+    prompt = torch.tensor(PROMPT).expand(count, 1)
+    ends = [*(t + 1 for t in policy.keys), policy.length]
+    for start, end in zip([0, *ends], ends):
         ids = torch.cat([prompt, drawn.tokens[:, :-1]], 1)
-        logits = lab.model(ids[:, :end])  # (B, end, V)
+        logits = policy.model(ids[:, :end])  # (B, end, V)
         for t in range(start, end):
             distribution = Distribution(logits[:, t])
             token = distribution.pick(uniform[:, t])
             drawn.record(rows, live, t, token, distribution, stop=no_stop)
-        start = end
     return drawn
 
 
-def sample_planted(lab: PlantedLab, step: int, questions: int | None = None,
-                   answers: int | None = None) -> Rollouts:
-    """A batch with plain GRPO's advantages and the true credit; its problems are all the same."""
-    s = lab.settings
-    Q, G = questions or s.questions, answers or s.answers
-    drawn = draw_answers(lab, Q * G, derived_seed("planted", s.seed, step))
+def sample_planted(policy: PlantedPolicy, step: int, Q: int, G: int) -> Rollouts:
+    """G answers to each of Q problems, which are all the same, with plain GRPO's advantages and the
+    true credit."""
+    s = policy.settings
+    drawn = draw_answers(policy, Q * G, derived_seed("planted", s.seed, step))
     rows = drawn.tokens.tolist()
     texts = [[SYMBOLS[i] for i in row] for row in rows]
     section = torch.full(drawn.mask.shape, OTHER, dtype=torch.uint8)
-    section[:, lab.keys] = THINK
-    reward = torch.tensor([lab.reward_of(None, row) for row in rows])
+    section[:, policy.keys] = THINK
+    reward = torch.tensor([policy.reward_of(None, row) for row in rows])
     rollouts = Rollouts(
         problems=[None] * Q, prompt_ids=[PROMPT] * Q, group=torch.arange(Q * G) // G, step=step,
         ids=drawn.tokens, mask=drawn.mask, finished=torch.ones(Q * G, dtype=torch.bool),
@@ -144,27 +141,26 @@ def sample_planted(lab: PlantedLab, step: int, questions: int | None = None,
         kind=torch.full(drawn.mask.shape, WORD, dtype=torch.uint8),
         scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward),
         generator=torch.Generator().manual_seed(derived_seed("planted credit", s.seed, step)),
-        forward=Forward(lab.model, s.micro_batch))
-    return replace(rollouts, advantage=grpo(rollouts), true_credit=exact_credit(lab, rollouts))
+        forward=Forward(policy.model, s.micro_batch))
+    return replace(rollouts, advantage=grpo(rollouts), true_credit=exact_credit(policy, rollouts))
 
 
-def true_rewards(lab: PlantedLab, rollouts: Rollouts) -> torch.Tensor:
+def true_rewards(policy: PlantedPolicy, rollouts: Rollouts) -> torch.Tensor:
     """(B, T): what each token adds to the reward."""
-    hit = rollouts.ids[:, lab.keys] == torch.tensor(lab.right)
+    hit = rollouts.ids[:, policy.keys] == torch.tensor(policy.right)
     nothing = torch.zeros_like(rollouts.log_prob)
-    return nothing.index_add(1, torch.tensor(lab.keys), hit / len(lab.keys))
+    return nothing.index_add(1, torch.tensor(policy.keys), hit / len(policy.keys))
 
 
 @torch.no_grad()
-def worths(lab: PlantedLab) -> dict[tuple[int, ...], float]:
+def worths(policy: PlantedPolicy) -> dict[tuple[int, ...], float]:
     """What an answer is worth whose first keys are these: V of every prefix, by its keys alone."""
-    symbols, last = range(len(SYMBOLS)), len(lab.keys) - 1
-    paths = list(itertools.product(symbols, repeat=last))  # all keys but the last
-    probability = key_probabilities(lab, paths)
-    worth = {}
-    for path in itertools.product(symbols, repeat=last + 1):
-        worth[path] = sum(a == b for a, b in zip(path, lab.right)) / len(lab.keys)
-    for j in range(last, -1, -1):
+    symbols, K = range(len(SYMBOLS)), len(policy.keys)
+    paths = list(itertools.product(symbols, repeat=K - 1))  # all keys but the last
+    probability = key_probabilities(policy, paths)
+    worth = {path: sum(a == b for a, b in zip(path, policy.right)) / K
+             for path in itertools.product(symbols, repeat=K)}
+    for j in reversed(range(K)):
         for i, path in enumerate(paths):
             if not any(path[j:]):  # one path of those that begin alike
                 prefix, chances = path[:j], probability[i][j]
@@ -172,19 +168,19 @@ def worths(lab: PlantedLab) -> dict[tuple[int, ...], float]:
     return worth
 
 
-def key_probabilities(lab: PlantedLab, paths: list[tuple[int, ...]]) -> list:
+def key_probabilities(policy: PlantedPolicy, paths: list[tuple[int, ...]]) -> list:
     """(paths, keys, V): the probability of each symbol at each key, behind the keys of the path."""
-    ids = torch.zeros(len(paths), lab.keys[-1] + 1, dtype=torch.long)
+    ids = torch.zeros(len(paths), policy.keys[-1] + 1, dtype=torch.long)
     ids[:, 0] = PROMPT[0]
-    ids[:, [1 + t for t in lab.keys[:-1]]] = torch.tensor(paths).view(len(paths), -1)
-    hidden = lab.model.model(ids)[:, lab.keys]
-    return lab.model.logits(hidden).double().softmax(-1).tolist()
+    ids[:, [1 + t for t in policy.keys[:-1]]] = torch.tensor(paths).view(len(paths), -1)
+    hidden = policy.model.model(ids)[:, policy.keys]
+    return policy.model.logits(hidden).double().softmax(-1).tolist()
 
 
-def exact_credit(lab: PlantedLab, rollouts: Rollouts) -> torch.Tensor:
+def exact_credit(policy: PlantedPolicy, rollouts: Rollouts) -> torch.Tensor:
     """(B, T): V after the token minus V before, which is 0 between the keys."""
-    worth, credit = worths(lab), torch.zeros_like(rollouts.log_prob)
-    for b, row in enumerate(rollouts.ids[:, lab.keys].tolist()):
-        for j, t in enumerate(lab.keys):
+    worth, credit = worths(policy), torch.zeros_like(rollouts.log_prob)
+    for b, row in enumerate(rollouts.ids[:, policy.keys].tolist()):
+        for j, t in enumerate(policy.keys):
             credit[b, t] = worth[tuple(row[:j + 1])] - worth[tuple(row[:j])]
     return credit

@@ -6,14 +6,16 @@ sum, and so is the gradient of J, the probability to be right. batches.py lists 
 answers that training could draw here.
 """
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from countdown_task import annotate
 from engine.forward import Forward
 from engine.rollouts import Rollouts
 from qwen2_model import ModelConfig, Qwen2
+from research.probes.common import flat
 
 TEXTS = ("1", "<answer>", "<|im_end|>")
 ONE, OPENING, END = range(3)
@@ -27,9 +29,9 @@ Answer = tuple[int, ...]
 class World:
     """A choice is a prefix and a token that may follow. The model is float32, sums are float64."""
     model: Qwen2
-    rollouts: Rollouts          # every answer once
+    rollouts: Rollouts          # every answer once, with its true credit
     probability: torch.Tensor   # (n,) of each answer
-    node: torch.Tensor          # (n, T) which choice each token is; beyond the mask 0
+    node: torch.Tensor          # (n, T) which choice each token is
     score: torch.Tensor         # (choices, P): gradient of the log-prob of each choice
     worth: torch.Tensor         # (n, T + 1): V of the answer's first t tokens, then its reward
     gradient: torch.Tensor      # (P,): of J
@@ -45,29 +47,27 @@ class World:
     @property
     def credit(self) -> torch.Tensor:
         """(n, T): V after each token minus V before it."""
-        return self.worth[:, 1:] - self.worth[:, :-1]
+        return self.worth.diff()
 
 
 def make_world(seed: int, length: int) -> World:
     model, answers = make_model(seed), all_answers(length)
-    choices = all_choices(answers)
-    log_prob = {choice: log_prob_of(model, choice) for choice in choices}
-    score = torch.stack([gradient_at(model, log_prob[choice]) for choice in choices])
+    T = max(map(len, answers))
+    begun = [[answer[:t + 1] for t in range(T)] for answer in answers]  # beyond its end: all of it
+    number = {choice: i for i, choice in enumerate(dict.fromkeys(sum(begun, [])))}
+    log_prob = {choice: log_prob_of(model, choice) for choice in number}
+    score = torch.stack([gradient_at(model, of_choice) for of_choice in log_prob.values()])
+    total = torch.stack([sum(log_prob[answer[:t + 1]] for t in range(len(answer)))
+                         for answer in answers])
     rollouts = describe(model, answers)
-    of_answers = [sum(log_prob[prefix] for prefix in prefixes(answer)) for answer in answers]
-    total = torch.stack(of_answers)
-    gradient = gradient_at(model, (total.exp() * rollouts.reward).sum())
-    probability = {choice: value.exp().item() for choice, value in log_prob.items()}
-    V = prefix_values(answers, rollouts.reward.tolist(), probability)
-    T = rollouts.mask.shape[1]
-    number = {choice: i for i, choice in enumerate(choices)}
-    node, worth = [], []
-    for answer in answers:
-        beyond = T - len(answer)
-        node.append([number[prefix] for prefix in prefixes(answer)] + [0] * beyond)
-        worth.append([V[answer[:t]] for t in range(len(answer))] + [V[answer]] * (beyond + 1))
-    return World(model, rollouts, total.detach().exp(), torch.tensor(node), score.double(),
-                 torch.tensor(worth).double(), gradient.double())
+    V = prefix_values(answers, rollouts.reward.tolist(), log_prob)
+    worth = torch.tensor([[V[answer[:t]] for t in range(T + 1)] for answer in answers]).double()
+    return World(
+        model=model, rollouts=replace(rollouts, true_credit=worth.diff().float()),
+        probability=total.detach().exp(),
+        node=torch.tensor([[number[choice] for choice in row] for row in begun]),
+        score=score.double(), worth=worth,
+        gradient=gradient_at(model, (total.exp() * rollouts.reward).sum()).double())
 
 
 def make_model(seed: int) -> Qwen2:
@@ -91,18 +91,6 @@ def all_answers(length: int) -> list[Answer]:
     return ended + list(itertools.product((ONE, OPENING), repeat=length))
 
 
-def prefixes(answer: Answer) -> list[Answer]:
-    """Its first token, its first two, ..., all of it."""
-    return [answer[:t + 1] for t in range(len(answer))]
-
-
-def all_choices(answers: list[Answer]) -> list[Answer]:
-    choices = {}
-    for answer in answers:
-        choices |= dict.fromkeys(prefixes(answer))
-    return list(choices)
-
-
 def log_prob_of(model: Qwen2, choice: Answer) -> torch.Tensor:
     """Of its last token, with its graph."""
     ids = torch.tensor([PROMPT + list(choice[:-1])])
@@ -111,79 +99,69 @@ def log_prob_of(model: Qwen2, choice: Answer) -> torch.Tensor:
 
 def gradient_at(model: Qwen2, number: torch.Tensor) -> torch.Tensor:
     """(P,); the graph stays, as choices share it."""
-    gradients = torch.autograd.grad(number, list(model.parameters()), retain_graph=True)
-    return torch.cat([gradient.flatten() for gradient in gradients])
+    return flat(torch.autograd.grad(number, list(model.parameters()), retain_graph=True))
 
 
-def prefix_values(answers: list[Answer], rewards: list[float], probability: dict) -> dict:
+def prefix_values(answers: list[Answer], rewards: list[float],
+                  log_prob: dict[Answer, torch.Tensor]) -> dict[Answer, float]:
     """V from the end: an answer's own reward, or the mean over what may follow."""
     V = dict(zip(answers, rewards))
     begun = {answer[:t] for answer in answers for t in range(len(answer))}
     for prefix in sorted(begun, key=len, reverse=True):
         longer = [(*prefix, v) for v in range(len(TEXTS))]
-        V[prefix] = sum(probability[choice] * V[choice] for choice in longer)
+        V[prefix] = sum(log_prob[choice].exp().item() * V[choice] for choice in longer)
     return V
 
 
 def describe(model: Qwen2, answers: list[Answer]) -> Rollouts:
     """Every answer once, with the sampler's numbers and the labels that the task would give it."""
-    lengths = [len(answer) for answer in answers]
-    T = max(lengths)
-    ids = torch.tensor([[*answer, *[0] * (T - len(answer))] for answer in answers])
-    mask = torch.arange(T)[None] < torch.tensor(lengths)[:, None]
+    texts = [[TEXTS[i] for i in answer] for answer in answers]
+    labels = [annotate([text.encode() for text in row]) for row in texts]
+    section, kind = (padded(codes).to(torch.uint8) for codes in zip(*labels))
+    ids, mask = padded(answers), padded([[1] * len(answer) for answer in answers]).bool()
     with torch.no_grad():
         inputs = torch.cat([torch.tensor(PROMPT).expand(len(ids), 1), ids[:, :-1]], 1)
         log_probs = model(inputs).log_softmax(-1)  # (n, T, V)
     entropy = -(log_probs.exp() * log_probs).sum(-1) * mask
-    texts = [[TEXTS[i] for i in answer] for answer in answers]
-    section, kind = labels(texts, T)
     return Rollouts(
         problems=[None], prompt_ids=[PROMPT], group=torch.zeros(len(ids), dtype=torch.long),
         ids=ids, mask=mask, finished=torch.tensor([answer[-1] == END for answer in answers]),
         log_prob=log_probs.gather(2, ids[..., None]).squeeze(-1) * mask,
         entropy=without_rounding(entropy), collision=log_probs.exp().square().sum(-1) * mask,
         texts=texts, responses=["".join(row) for row in texts], section=section, kind=kind,
-        scores=scores_of(texts), forward=Forward(model, 64))
+        scores=scores_of(answers), forward=Forward(model, 64))
+
+
+def padded(rows: list) -> torch.Tensor:
+    """(n, T), 0 beyond the end of a row."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
 
 
 def without_rounding(values: torch.Tensor) -> torch.Tensor:
     """Make values equal that differ by rounding alone.
 
-    The prompt is "1", and behind "1", "1 1" and "1 1 1" the model looks at nothing but equal keys:
-    it has the same distribution after each of them. entropy_masking puts its threshold between
-    tokens of such prefixes. Without this the last bit of their entropies, which differs from one
-    kind of CPU to the next, would decide which of them are kept.
+    The prompt is "1", so the model has the same distribution behind "1", "1 1" and "1 1 1", and
+    entropy_masking puts its threshold between their tokens. Without this the last bit, which
+    differs from one kind of CPU to the next, would decide which of them are kept.
     """
-    order = values.flatten().argsort()
-    result = values.flatten()[order]
+    result, order = values.flatten().sort()
     for i in range(1, len(result)):
         if result[i] - result[i - 1] < ROUNDING:
             result[i] = result[i - 1]
     return torch.zeros_like(result).scatter(0, order, result).view_as(values)
 
 
-def labels(texts: list[list[str]], T: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(n, T) section and kind of each token."""
-    section = torch.zeros(len(texts), T, dtype=torch.uint8)
-    kind = torch.zeros_like(section)
-    for b, row in enumerate(texts):
-        sections, kinds = annotate([text.encode() for text in row])
-        section[b, :len(row)] = torch.tensor(sections, dtype=torch.uint8)
-        kind[b, :len(row)] = torch.tensor(kinds, dtype=torch.uint8)
-    return section, kind
-
-
-def scores_of(texts: list[list[str]]) -> dict[str, torch.Tensor]:
+def scores_of(answers: list[Answer]) -> dict[str, torch.Tensor]:
     """(n,): right is a "1" behind the first tag; the format wants a tag and the end."""
-    right = [is_right(row) for row in texts]
-    closed = [TEXTS[OPENING] in row and row[-1] == TEXTS[END] for row in texts]
-    begun = [row[0] == TEXTS[ONE] for row in texts]
-    parts = {"reward": right, "answer": right, "format": closed, "reasoning": begun}
+    right = [is_right(answer) for answer in answers]
+    parts = {"reward": right, "answer": right,
+             "format": [OPENING in answer and answer[-1] == END for answer in answers],
+             "reasoning": [answer[0] == ONE for answer in answers]}
     return {name: torch.tensor(part).float() for name, part in parts.items()}
 
 
-def is_right(row: list[str]) -> bool:
-    if TEXTS[OPENING] not in row:
+def is_right(answer: Answer) -> bool:
+    if OPENING not in answer:
         return False
-    behind = row.index(TEXTS[OPENING]) + 1
-    return row[behind:behind + 1] == [TEXTS[ONE]]
+    behind = answer.index(OPENING) + 1
+    return answer[behind:behind + 1] == (ONE,)

@@ -17,7 +17,7 @@ from harness.registry import choice_flags
 from harness.settings import OPTIONS, make_settings
 from tools import descending, preview, warmup
 
-PROBES = ("exact", "length", "rank", "baseline", "phase1", "scoreboard", "noise")
+PROBES = ("exact", "length", "rank", "sparsity", "baseline", "phase1", "scoreboard", "noise")
 UNBOUNDED = {"step"}  # of the preview: a step that the run has
 
 

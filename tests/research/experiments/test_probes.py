@@ -6,12 +6,12 @@ import pytest
 
 from analysis.tables import Table
 from engine.errors import UserError
-from research.experiments import commands as study
+from research.__main__ import main
 from research.experiments import probes, published
 from research.experiments.experiments import LEADERBOARD
-from research.experiments.plan import Effort, plan_runs
 from research.experiments.over_seeds import over_seeds
-from research.experiments.probes import PlannedProbe, plan_probes, put_together
+from research.experiments.plan import State, plan_runs
+from research.experiments.probes import PlannedProbe, plan_probes, gather
 
 
 def table(rows, name="kind"):
@@ -101,9 +101,9 @@ def measured(tmp_path, monkeypatch):
 
 
 def test_the_seeds_of_a_probe_are_one_result(measured, capsys):
-    put_together(measured)
-    assert "baseline-third: 3 seeds; python -m research publish results/study-probes/baseline-third" \
-        in capsys.readouterr().out
+    gather(measured)
+    command = "python -m research publish results/study-probes/baseline-third"
+    assert f"baseline-third: 3 seeds; {command}" in capsys.readouterr().out
     numbers = json.loads(Path("results/study-probes/baseline-third/numbers.json").read_text())
     assert numbers["name"] == "baseline_third" and numbers["measured"] == "baseline"
     assert numbers["command"] == "python -m research probes --only baseline"
@@ -112,74 +112,68 @@ def test_the_seeds_of_a_probe_are_one_result(measured, capsys):
 
 
 def test_one_seed_has_no_interval(measured, capsys):
-    put_together(measured[:1])
+    gather(measured[:1])
     assert "only seed 0 is measured" in capsys.readouterr().out
     assert not Path("results/study-probes").exists()
 
 
-def test_seeds_that_other_code_measured_are_not_mixed(measured, monkeypatch):
+@pytest.mark.parametrize("changed, refused", [([], False), (["research/probes/baseline.py"], True),
+                                              (None, True)])  # without git nobody knows
+def test_seeds_that_other_code_measured_are_not_mixed(measured, monkeypatch, changed, refused):
     """Another commit alone is no reason."""
     path = measured[2].folder / "numbers.json"
     path.write_text(path.read_text().replace("a" * 40, "b" * 40))
-    sources = {"a" * 40: "as it was", "b" * 40: "as it was"}
-    monkeypatch.setattr(probes, "sources_of", lambda module, commit: sources[commit])
-    put_together(measured)
-    sources["b" * 40] = "other formulas"
+    monkeypatch.setattr(probes, "changed_files", lambda sources, *commits: changed)
+    if not refused:
+        return gather(measured)
     with pytest.raises(UserError, match="baseline-third-s2 was measured by other code"):
-        put_together(measured)
+        gather(measured)
 
 
 def test_each_probe_looks_at_the_model_before_and_after_a_third(tmp_path):
     looked_at, whole = (plan_runs(experiment, str(tmp_path), 2)
                         for experiment in (probes.LOOKED_AT, probes.WHOLE))
-    planned = plan_probes(["rank", "phase1"], looked_at, whole)
-    assert [probe.name for probe in planned[:5]] == [
-        "rank-before-s0", "rank-third-s0", "phase1-before-s0", "phase1-third-s0", "rank-before-s1"]
+    planned = plan_probes(["rank", "sparsity"], looked_at, whole)
+    assert [probe.name for probe in planned[:4]] == [
+        "rank-before-s0", "rank-third-s0", "sparsity-before-s0", "rank-before-s1"]
     assert planned[0].model is None
     assert planned[1].model == tmp_path / "third/none-s0/checkpoints/step_000020"
     assert whole[0].folder == tmp_path / "8x8/none-s0" and planned[1].run == whole[0].folder
-    assert f"--run {whole[0].folder}" in " ".join(planned[1].command)
-    assert "--run" not in planned[3].command and planned[3].command[1] == "research.probes.phase1"
+    assert f"--run {whole[0].folder}" in " ".join(planned[2].command)
+    assert "--run" not in planned[1].command and planned[1].command[1:3] == ["research", "rank"]
     assert looked_at[0].steps * 3 == whole[0].steps
     assert whole[0].flags == plan_runs(LEADERBOARD, str(tmp_path), 1)[0].flags
 
 
-def test_a_measured_probe_is_passed_over(measured):
-    assert measured[0].is_finished() and measured[0].effort() == Effort(1, 10.0)
+def test_what_is_measured_and_what_was_measured_with_other_flags(measured):
+    assert measured[0].state() == State(1, 10.0, True)
     later = PlannedProbe("baseline", "third", 7, Path("model"), Path("run"))
-    assert not later.is_finished() and later.effort() == Effort(0, 0.0)
-
-
-def test_what_was_measured_with_other_flags_is_refused(measured):
-    for probe in measured:
-        probe.refuse_another()
+    assert later.state() == State()
     path = measured[1].folder / "numbers.json"
     path.write_text(path.read_text().replace("--seed 1", "--seed 1 --questions 3"))
-    with pytest.raises(UserError, match="baseline-third-s1 was measured by .*--questions 3"):
-        measured[1].refuse_another()
-    measured[0].folder.joinpath("numbers.json").unlink()
-    measured[0].refuse_another()  # what is not measured yet cannot be another
+    state = measured[1].state()
+    assert not state.finished and "-third-s1 was measured by" in state.trouble
+    assert "--questions 3" in state.trouble
 
 
 def test_a_dry_run_lists_runs_and_probes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    study.main(["probes", "--dry_run", "--seeds", "2", "--only", "phase1"])
+    main(["probes", "--dry_run", "--seeds", "2", "--only", "phase1"])
     printed = capsys.readouterr().out
     assert "runs/study/third/none-s1  (not begun)" in printed
     assert "results/probes/phase1-third-s1  (not begun)" in printed
-    assert "research.probes.rank" not in printed and "0 of 4 runs are finished" in printed
+    assert "results/probes/rank" not in printed and "0 of 4 runs are finished" in printed
     assert not list(tmp_path.iterdir())
 
 
 def test_without_anything_measured_nothing_is_put_together(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no probe is measured yet"):
-        study.main(["probes", "--report_only"])
+        main(["probes", "--report_only"])
 
 
 def test_a_result_over_seeds_is_published_under_its_own_name(measured, tmp_path, monkeypatch):
-    put_together(measured)
+    gather(measured)
     monkeypatch.setattr(published, "RESULTS", tmp_path / "kept")
-    monkeypatch.setattr(published, "made_by", lambda *what: {})
     path = published.publish(Path("results/study-probes/baseline-third"))
     assert path == tmp_path / "kept/baseline_third.json"

@@ -1,17 +1,15 @@
-"""Results beside the pages: published once, written into the pages, out of date when the lab does
-something else."""
+"""Results beside the pages: published once, written into the pages, and what has changed since."""
 import json
+import shutil
 import subprocess
 
 import pytest
-from conftest import ROOT
 
-import mitigations
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from harness.registry import MITIGATIONS
-from research.experiments import pages, published, witness
-from research.experiments.published import as_anyone_types, out_of_date
+from research.__main__ import main
+from research.experiments import pages, published
+from research.experiments.published import as_anyone_types, made_by
 
 TABLE = Table("success", "Success", by_row(
     {"arm": "", "when": "", "end": ".1%", "95%": "points"},
@@ -41,7 +39,8 @@ def results(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "RESULTS", folder)
     folder.mkdir()
     result = {"command": "python -m research small", "day": "2026-11-21", "git_commit": "a" * 40,
-              "versions": {"torch": "2.13.0"}, "tables": [TABLE.to_json(), SIZES.to_json(), LOG.to_json()]}
+              "versions": {"torch": "2.13.0"},
+              "tables": [table.to_json() for table in (TABLE, SIZES, LOG)]}
     (folder / "small.json").write_text(json.dumps(result))
     return folder
 
@@ -92,23 +91,22 @@ def test_check_changes_nothing_and_fails(results, tmp_path, monkeypatch, capsys)
     assert "all pages are as the results have them" in capsys.readouterr().out
 
 
-# publishing, and what makes a result out of date
+# publishing, and what has changed since
 
 def report(tmp_path, **changes):
-    """The folder of a report of the experiment subject, which has one arm."""
+    """The folder of a report of the experiment subject."""
     numbers = {"measured": "study-subject", "quick_look": False, "settings": {},
-               "command": "/usr/bin/python3 -m study subject --report_only", "git_commit": None,
+               "command": "/usr/bin/python3 -m research subject --report_only", "git_commit": None,
                "versions": {}, "seconds": 1.0, "in_short": [], "tables": [], **changes}
     folder = tmp_path / "report"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "numbers.json").write_text(json.dumps(numbers))
     for name in ("curve", "other"):
         (folder / f"{name}.png").write_bytes(b"a picture")
     return folder
 
 
-def test_a_published_result_is_up_to_date_until_an_arm_does_something_else(
-        results, tmp_path, monkeypatch):
+def test_a_result_is_published_with_the_pictures_that_pages_show(results, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text("![A curve](results/subject-curve.png)")
     monkeypatch.setattr(published, "pages", lambda: [page])
@@ -116,103 +114,67 @@ def test_a_published_result_is_up_to_date_until_an_arm_does_something_else(
     assert path == results / "subject.json" and not (results / "subject-other.png").exists()
     assert (results / "subject-curve.png").read_bytes() == b"a picture"
     assert json.loads(path.read_text())["command"] == "python -m research subject"
-    assert out_of_date(path) == []
-    plain = mitigations.none
-
-    def none(tokens):
-        """Twice as much at the first token."""
-        weight = plain(tokens)
-        weight[:, 0] *= 2
-        return weight
-
-    monkeypatch.setitem(MITIGATIONS, "none", none)
-    witness.what_it_does.cache_clear()
-    assert out_of_date(path) == ["none does something else"]
-    witness.what_it_does.cache_clear()
 
 
-def test_arms_that_differ_in_what_is_short_anyway_are_made_once():
-    longer = "--questions 8 --answers 8 --steps 60 --advantage measured --measured_k 2"
-    assert witness.without_short(longer) == "--advantage measured --measured_k 2"
-    assert witness.without_short("--mitigation random") == "--mitigation random"
+def test_runs_of_several_codes_are_named_when_they_are_published(results, tmp_path, capsys):
+    old = {"git_commit": "a" * 40, "versions": {"torch": "2.12.0"}}
+    new = {"git_commit": "b" * 40, "versions": {"torch": "2.13.0"}}
+    one = made_by({"none-s0": old, "none-s1": old})
+    main(["publish", str(report(tmp_path, settings={"made_by": one}))])
+    assert "several codes" not in capsys.readouterr().out
+    several = made_by({"none-s0": old, "rloo-s0": new, "none-s1": old})
+    main(["publish", str(report(tmp_path, settings={"made_by": several}))])
+    said = capsys.readouterr().out
+    assert "commit aaaaaaa, torch 2.12.0: none-s0, none-s1\n" in said
+    assert "commit bbbbbbb, torch 2.13.0: rloo-s0\n" in said
+    kept = json.loads((results / "subject.json").read_text())["made_by"]
+    assert kept == [{**old, "runs": ["none-s0", "none-s1"]}, {**new, "runs": ["rloo-s0"]}]
 
 
-def test_an_experiment_that_is_gone_is_named():
-    with pytest.raises(UserError, match="there is no experiment gone any more"):
-        published.arms_of("study-gone")
+def git(folder, *words):
+    identity = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
-def test_flags_of_the_evaluation_do_not_keep_an_arm_from_being_published():
-    """The short steps have no evaluation, and train.py refuses a flag that does nothing."""
-    did = witness.what_it_does(witness.without_short("--eval_every 1 --eval_tasks 20"))
-    assert len(did) == 2
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_check_names_what_has_changed_since_a_result(results, tmp_path, monkeypatch, capsys):
+    """In a checkout with one commit: grpo.py and two files of engine/ are changed, a page as well.
+    A commit that is not known, or none, is said to be so."""
+    project = tmp_path / "project"
+    for name in ("grpo.py", "train.py", "engine/a.py", "engine/b.py", "README.md"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("before\n")
+    git(project, "init", "-q")
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "all")
+    commit = git(project, "rev-parse", "HEAD")
+    monkeypatch.setattr(published, "PROJECT", project)
+    result = json.loads((results / "small.json").read_text()) | {"measured": "exact"}
 
+    def checked(commit):
+        (results / "small.json").write_text(json.dumps(result | {"git_commit": commit}))
+        main(["check"])
+        return capsys.readouterr().out
 
-def test_runs_of_other_code_are_not_published(results, tmp_path, monkeypatch):
-    """The first step of a run of the experiment, and the same with another loss."""
-    monkeypatch.setattr(published, "arms_of", lambda measured: {"none": "--questions 2 --steps 60"})
-    monkeypatch.setattr(published, "made_by", lambda *what: {})
-    flags = witness.without_short("--questions 2 --steps 60", witness.ONE_STEP)
-    [first] = witness.what_it_does(flags, witness.ONE_STEP)
-    published.publish(report(tmp_path, settings={"first_steps": {"none": first}}))
-    reward, tokens, loss, norm = first
-    other = {"first_steps": {"none": [reward, tokens, 1.01 * loss, norm]}}
-    (tmp_path / "again").mkdir()
-    with pytest.raises(UserError, match="the runs of none were made by other code than today's"):
-        published.publish(report(tmp_path / "again", settings=other))
-
-
-def test_another_model_another_recipe_and_another_source_are_named():
-    before = {"model": "a", "recipe": {"steps": 3}, "arms": {}, "source": {"research.probes.exact": "b"}}
-    now = {"model": "c", "recipe": {"steps": 4}, "arms": {}, "source": {"research.probes.exact": "d"}}
-    assert witness.what_differs(before, before) == []
-    assert witness.what_differs(before, now) == [
-        "the model is another one", "the recipe is another one",
-        "research.probes.exact computes something else"]
-
-
-def test_an_arm_that_is_gone_or_has_other_flags_is_not_the_same():
-    arm = {"flags": "--answers 4", "did": [[0.1, 20, 0.0, None], [0.5, 21, -0.1, 0.3]]}
-    near = {"flags": "--answers 4", "did": [[0.1, 20, 0.0, None], [0.5, 21, -0.1, 0.3001]]}
-    far = {"flags": "--answers 4", "did": [[0.1, 20, 0.0, 0.0], [0.5, 21, -0.1, 0.3]]}
-    assert witness.does_the_same(arm, near)
-    assert not witness.does_the_same(arm, far)
-    assert not witness.does_the_same(arm, None)
-    assert not witness.does_the_same(arm, {**arm, "flags": "--answers 8"})
-
-
-def test_comments_and_docstrings_do_not_count_as_source(tmp_path, monkeypatch):
-    monkeypatch.setattr(witness, "PROJECT", tmp_path)
-    (tmp_path / "truth").mkdir()
-    probe, helper = tmp_path / "research/probes/probe.py", tmp_path / "research/probes/helper.py"
-    helper.write_text("A = 1\n")
-    probe.write_text('"""One."""\nfrom truth.helper import A\n\ndef f():\n    """Two."""\n'
-                     "    return A\n")
-    before = witness.sources_of("research.probes.probe")
-    assert list(before) == ["research.probes.helper", "research.probes.probe"]
-    probe.write_text('"""Other."""\nimport math\nfrom truth.helper import A  # why\n\ndef f():\n    """Too."""\n'
-                     "    return A\n")
-    assert witness.sources_of("research.probes.probe") == before
-    helper.write_text("A = 2\n")
-    after = witness.sources_of("research.probes.probe")
-    assert [name for name in after if after[name] != before[name]] == ["research.probes.helper"]
-
-
-def test_the_source_is_that_of_the_commit_that_measured():
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    if head.returncode:
-        pytest.skip("needs a checkout")
-    of_commit = witness.sources_of("research.probes.exact", head.stdout.strip())
-    assert {"research.probes.exact", "research.probes.world", "research.probes.batches"} <= set(of_commit)
-    with pytest.raises(UserError, match="research/probes/exact.py of commit 0000000, which measured this"):
-        witness.sources_of("research.probes.exact", "0" * 40)
+    assert "nothing has changed since" in checked(commit)
+    for name in ("grpo.py", "engine/a.py", "engine/b.py", "README.md"):
+        (project / name).write_text("after\n")
+    said = checked(commit)
+    assert f"small: python -m research small (2026-11-21, commit {commit[:7]})\n" in said
+    assert said.endswith("changed since: engine (2 files), grpo.py\n")
+    for unknown in ("0" * 40, None):
+        assert "unknown: git does not know that commit here" in checked(unknown)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "unknown" in checked(commit)
 
 
 def test_what_says_nothing_is_not_published(results, tmp_path):
     with pytest.raises(UserError, match="is a quick look"):
         published.publish(report(tmp_path, quick_look=True))
     (tmp_path / "numbers.json").write_text('{"tables": []}')
-    with pytest.raises(UserError, match="has no measured: publish what python -m research NAME or"):
+    with pytest.raises(UserError, match="has no measured: publish what an experiment"):
         published.publish(tmp_path)
 
 

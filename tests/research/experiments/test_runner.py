@@ -1,4 +1,5 @@
 """Runs of an experiment: planned, made side by side, stopped and started again, refused."""
+import json
 import os
 import shutil
 import signal
@@ -14,10 +15,13 @@ from harness.command_line import read_flags
 from harness.credit_file import step_of
 from engine.errors import UserError
 from harness.registry import ADVANTAGES, MITIGATIONS
-from research.experiments import commands as study
+from harness.files import let_go, lock_folder
+from harness.run_folder import RunFolder
+from research.__main__ import OTHERS, PROBES, main
+from research.experiments import commands
 from research.experiments.experiments import EXPERIMENTS, Experiment, regime_arms
-from research.experiments.plan import Effort, in_words, plan_runs, seconds_left
-from research.experiments.runner import Attempt, Runner
+from research.experiments.plan import State, in_words, plan_runs, seconds_left
+from research.experiments.runner import Runner, is_locked
 
 TINY = "--questions 2 --answers 2"
 
@@ -81,20 +85,18 @@ def test_experiments_that_share_runs_mean_the_same_by_a_name():
     assert all(len(arms) == 1 for arms in by_command.values())  # nothing is trained twice
 
 
-def test_one_run_by_its_number(experiment, capfd):
+def test_one_run_by_its_number(experiment, monkeypatch, tmp_path):
     """As an array of jobs makes them: no report is written until somebody asks for it."""
-    experiment({"none": "", "rloo": "--advantage rloo"}, more="--eval_every 0")
+    experiment({"none": "", "rloo": "--advantage rloo"})
     with pytest.raises(UserError, match="--number 2: there are 2 runs, counted from 0"):
-        study.main(["small", "--number", "2"])
+        main(["small", "--number", "2"])
     for other in ("--report_only", "--dry_run"):
         with pytest.raises(UserError, match=f"--number and {other} exclude each other"):
-            study.main(["small", "--number", "1", other])
-    study.main(["small", "--number", "1"])
-    assert "finished: rloo-s0 (1 of 1)" in capfd.readouterr().out
-    first, second = plan_runs(EXPERIMENTS["small"], "runs/study", 1)
-    assert second.is_finished() and not first.folder.exists()
-    study.main(["small", "--number", "1"])
-    assert capfd.readouterr().out == "finished already: rloo-s0\n"
+            main(["small", "--number", "1", other])
+    made = []
+    monkeypatch.setattr(commands, "make_runs", lambda runs, *_: made.extend(runs) or {})
+    main(["small", "--number", "1"])
+    assert [run.name for run in made] == ["rloo-s0"] and not (tmp_path / "results").exists()
 
 
 def test_plain_grpo_comes_first_and_is_what_all_are_compared_with():
@@ -117,18 +119,18 @@ def test_time_left_follows_from_the_steps_of_the_same_arm(experiment):
     and as many answers a step as the others: their mean of 40 s / 14 steps a step."""
     made = experiment({"none": "", "rloo": "--advantage rloo", "gae": "--advantage gae"}, steps=10)
     runs = plan_runs(made, "runs", 1) + plan_runs(made, "runs", 2)[3:4]
-    efforts = {"none-s0": Effort(10, 20.0), "none-s1": Effort(0, 0.0), "rloo-s0": Effort(4, 20.0),
-               "gae-s0": Effort(0, 0.0)}
+    states = {"none-s0": State(10, 20.0), "none-s1": State(0, 0.0), "rloo-s0": State(4, 20.0),
+               "gae-s0": State(0, 0.0)}
     left = [10 * 2, 6 * 5, 10 * 40 / 14]
-    assert seconds_left(runs, efforts, 1) == pytest.approx(sum(left))
-    assert seconds_left(runs, efforts, 8) == pytest.approx(30)  # the longest run of all
-    assert seconds_left(runs, {run.name: Effort(0, 0.0) for run in runs}, 1) is None
+    assert seconds_left(runs, states, 1) == pytest.approx(sum(left))
+    assert seconds_left(runs, states, 8) == pytest.approx(30)  # the longest run of all
+    assert seconds_left(runs, {run.name: State(0, 0.0) for run in runs}, 1) is None
     assert in_words(4800) == "about 1 h 20 min" and in_words(100) == "about 2 min"
 
 
 def test_a_dry_run_lists_every_run_and_starts_none(experiment, capsys, tmp_path):
     experiment({"none": "", "rloo": "--advantage rloo"}, seeds=2)
-    study.main(["small", "--dry_run", "--seeds", "1"])
+    main(["small", "--dry_run", "--seeds", "1"])
     printed = capsys.readouterr().out
     assert "  1  runs/study/small/rloo-s0  (not begun)" in printed and "--advantage rloo" in printed
     assert "0 of 2 runs are finished" in printed and printed.endswith(
@@ -138,8 +140,8 @@ def test_a_dry_run_lists_every_run_and_starts_none(experiment, capsys, tmp_path)
 
 def test_no_folder_is_left_where_there_is_nothing_to_report(experiment, tmp_path):
     experiment({"none": ""})
-    with pytest.raises(UserError, match="no run of small is finished yet"):
-        study.main(["small", "--report_only"])
+    with pytest.raises(UserError, match="no run of small is finished"):
+        main(["small", "--report_only"])
     assert not (tmp_path / "results").exists()
 
 
@@ -149,41 +151,39 @@ def test_the_status_line_says_what_is_done_and_what_is_left(experiment):
     runner = Runner(plan_runs(made, "runs", 1), 2)
     first, second, third = runner.runs
     runner.waiting.clear()
-    runner.finished, runner.running, runner.failed = 1, [Attempt(second, None, 0.0)], [third]
-    runner.efforts = {first.name: Effort(2, 8.0), second.name: Effort(1, 60.0),
-                      third.name: Effort(0, 0.0)}
+    runner.running, runner.failed = [(second, None)], {third.name: "why"}
+    runner.states = {first.name: State(2, 8.0, True), second.name: State(1, 60.0),
+                      third.name: State(0, 0.0)}
     assert runner.status() == "1 of 3 finished, 1 failed, about 1 min left, rloo-s0 1/2"
 
 
-def test_without_a_name_the_experiments_are_listed(capsys):
-    study.main([])
+def test_without_a_name_probes_and_experiments_are_listed(capsys):
+    main([])
     printed = capsys.readouterr().out
     assert f"subject       10 runs  {EXPERIMENTS['subject'].question}" in printed
-    assert all(name in printed for name in EXPERIMENTS)
+    assert all(name in printed for name in (*EXPERIMENTS, *PROBES, *OTHERS))
 
 
 def test_what_is_no_experiment_is_refused():
-    with pytest.raises(UserError, match="there is no experiment nothing, only subject"):
-        study.main(["nothing"])
-    with pytest.raises(UserError, match="name an experiment: subject"):
-        study.main(["--dry_run"])
+    with pytest.raises(UserError, match="there is no probe or experiment nothing, only scoreboard"):
+        main(["nothing"])
 
 
-def test_a_run_of_other_settings_or_another_model_is_refused(experiment, learner, tmp_path):
+def test_a_run_of_other_settings_or_another_model_is_in_trouble(experiment, learner, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(learner, model)
-    arms, common = {"none": f"--model {model}"}, "--eval_every 0"
-    [run] = plan_runs(experiment(arms, more=common), "runs/study", 1)
+
+    def planned(more):
+        arms = {"none": f"--model {model}"}
+        return plan_runs(experiment(arms, more=f"--eval_every 0 {more}"), "runs/study", 1)[0]
+
+    run = planned("")
     train.main(run.flags)
-    run.refuse_another()
-    assert run.is_finished()
-    experiment(arms, more=f"{common} --learning_rate 0.5")
-    with pytest.raises(UserError, match="small/none-s0 exists already, with learning_rate"):
-        study.main(["small", "--report_only"])
-    experiment(arms, more=common)
+    assert run.state().finished and not run.state().trouble
+    trouble = planned("--learning_rate 0.5").state().trouble
+    assert "small/none-s0 exists already, with learning_rate" in trouble
     (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text() + " ")
-    with pytest.raises(UserError, match="small/none-s0: --model: .* is not what it was"):
-        study.main(["small", "--report_only"])
+    assert "is not what it was" in planned("").state().trouble
 
 
 def stop_when(condition, signals=1):
@@ -205,11 +205,11 @@ def test_stopped_and_started_again(experiment, capfd):
     first, second = plan_runs(EXPERIMENTS["small"], "runs/study", 1)
     stop_when(lambda: len(lines(first.folder / "metrics.jsonl")) > 0)
     with pytest.raises(SystemExit) as ended:
-        study.main(["small", "--processes", "1"])
+        main(["small", "--processes", "1"])
     printed = capfd.readouterr().out
     assert ended.value.code == 130
     assert "stopped, 0 of 2 runs are finished. Go on with: " in printed
-    assert printed.strip().endswith("-m study small --processes 1") and "failed" not in printed
+    assert printed.strip().endswith("-m research small --processes 1") and "failed" not in printed
     done = step_of(max((first.folder / "checkpoints").iterdir()))
     assert 0 < done < 40 and not first.is_finished() and not second.folder.exists()
 
@@ -217,22 +217,78 @@ def test_stopped_and_started_again(experiment, capfd):
     assert runner.make_all() and not runner.failed
     assert first.is_finished() and second.is_finished()
     assert f"going on after step {done}" in first.log.read_text()
-    seconds = lines(first.folder.with_name("seconds.jsonl"))
-    assert seconds[0]["run"] == "none-s0"
-    assert [line["status"] for line in seconds] == [130, 0, 0]
     assert not Runner([first, second], 2).waiting
 
 
-def test_a_failed_run_does_not_stop_the_others(experiment, learner, tmp_path, capfd):
+def test_failed_and_damaged_runs_do_not_stop_the_others(experiment, learner, tmp_path, capfd):
+    """`bad` has no model to train; of `cut` a line in the middle of a file is no JSON."""
     broken = tmp_path / "broken"
     shutil.copytree(learner, broken)
     (broken / "model.safetensors").write_bytes(b"no model")
-    experiment({"bad": f"--model {broken}", "none": ""})
+    made = experiment({"bad": f"--model {broken}", "cut": "", "none": ""},
+                      more="--eval_every 2 --eval_tasks 4")
+    cut = plan_runs(made, "runs/study", 1)[1]
+    train.main(cut.flags)
+    path = cut.folder / "evaluations.jsonl"
+    path.write_text("no JSON\n" + path.read_text())
+    capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
-        study.main(["small", "--processes", "1"])
+        main(["small", "--processes", "1"])
     printed = capfd.readouterr().out
     assert ended.value.code == 1
-    assert "finished: none-s0 (1 of 2)" in printed
-    last = printed.strip().splitlines()[-1]
-    assert last.startswith("failed: bad-s0: train.py: ") and "model.safetensors" in last
-    assert last.endswith("(log: runs/study/small/bad-s0.log)")
+    assert "finished: none-s0 (1 of 3)" in printed and "1 of 3 runs are finished." in printed
+    damaged, failed = sorted(printed.strip().splitlines()[-2:], reverse=True)
+    assert damaged.startswith("failed: cut-s0: ") and "evaluations.jsonl, line 1" in damaged
+    assert failed.startswith("failed: bad-s0: train.py: ") and "model.safetensors" in failed
+    assert failed.endswith("(log: runs/study/small/bad-s0.log)")
+
+
+# two runners of one experiment
+
+def test_a_run_of_another_runner_is_skipped_and_taken_over_when_its_process_ends(experiment, capfd):
+    """The process of a run holds its log."""
+    [run] = plan_runs(experiment({"none": ""}), "runs/study", 1)
+    run.log.parent.mkdir(parents=True)
+    run.log.touch()
+    lock, runner = lock_folder(run.log), Runner([run], 1)
+    assert runner.make_all() and not runner.failed and not runner.finished
+    assert capfd.readouterr().out == "skipped: none-s0: another process is making it\n"
+    runner.look_elsewhere()
+    assert runner.elsewhere == [run] and not runner.waiting
+    let_go(lock)
+    runner.look_elsewhere()
+    assert not runner.elsewhere and list(runner.waiting) == [run]
+
+
+def test_what_another_process_finishes_is_counted(experiment, capfd):
+    """One run was finished after this runner began; the folder of the other is being written by a
+    run that was started by hand."""
+    made = experiment({"none": "", "rloo": "--advantage rloo"}, more="--eval_every 0")
+    first, second = plan_runs(made, "runs/study", 1)
+    second.folder.mkdir(parents=True)
+    (second.folder / "config.json").write_text(json.dumps(second.settings.to_json()))
+    runner = Runner([first, second], 1)
+    train.main(first.flags)
+    capfd.readouterr()
+    with RunFolder(second.folder):
+        assert runner.make_all() and not runner.failed
+    assert runner.elsewhere == [second] and runner.finished == 1
+    assert capfd.readouterr().out.splitlines() == [
+        "finished: none-s0 (1 of 2)", "skipped: rloo-s0: another process is making it"]
+    train.main(second.flags)
+    runner.look_elsewhere()
+    assert not runner.elsewhere and runner.finished == 2
+
+
+def test_the_lock_on_a_log_lives_as_long_as_the_process(experiment):
+    """Also when the runner that began it is gone."""
+    made = experiment({"none": "--steps 400"}, more="--eval_every 0")
+    [run] = plan_runs(made, "runs/study", 1)
+    runner = Runner([run], 1)
+    runner.start(runner.waiting.popleft())
+    [(_, process)] = runner.running
+    try:
+        assert is_locked(run.log)
+    finally:
+        runner.end_the_rest()
+    assert process.poll() is not None and not is_locked(run.log)

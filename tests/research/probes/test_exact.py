@@ -11,16 +11,16 @@ import torch
 import grpo
 from conftest import StateIdea, gradients
 from credit.weight import token_weight
-from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
 from research.probes import exact
-from research.probes.arms import choices
-from research.probes.batches import Batches, Listed, list_advantages, list_weights, rows_of
+from research.probes.batches import (
+    Batches, Estimator, estimator, list_advantages, list_weights, rows_of)
 from research.probes.common import run_probe
-from research.probes.estimator import Estimator, estimator, gamma_noise, placebo
-from research.probes.identities import identities, z_score_factor
-from research.probes.world import (END, ONE, OPENING, PROMPT, all_answers, make_world, without_rounding)
+from research.probes.exact import identities, z_score_factor
+from research.probes.methods import choices
+from research.probes.world import (
+    END, ONE, OPENING, PROMPT, all_answers, make_world, without_rounding)
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +41,6 @@ def advantages(world, pairs):
 @pytest.fixture(scope="module")
 def weights(world, pairs, advantages):
     return list_weights(world, pairs, advantages["grpo"]).values
-
-
-@pytest.fixture
-def unweighted(world, pairs, advantages):
-    return {name: estimator(world, pairs, advantages[name] / 2) for name in exact.CROSSED}
-
-
-def run(*argv):
-    run_probe("exact", exact.__doc__, exact.FLAGS, exact.measure, list(argv), common={})
-
-
-def read(folder):
-    numbers = json.loads((folder / "numbers.json").read_text())
-    return numbers, {table["name"]: table for table in numbers["tables"]}
 
 
 def test_answers_are_all_that_can_be_written():
@@ -93,9 +79,9 @@ def brute(world, name: str | None, advantage: str, G: int = 2):
     first, second, n = 0.0, 0.0, len(world.probability)
     weigh, spread = choices()[0][name or "none"], choices()[1][advantage]
     for group in itertools.product(range(n), repeat=G):
-        rows = rows_of(world.rollouts, torch.tensor(group), torch.zeros(G, dtype=torch.long))
+        rows = rows_of(world.rollouts, torch.tensor(group))
         chance = world.probability[list(group)].prod()
-        weight = token_weight(lambda tokens, lab: weigh(tokens), name, rows)[0]
+        weight = token_weight(lambda tokens, policy: weigh(tokens), name, rows)[0]
         world.model.zero_grad()
         log_prob = response_log_probs(world.model, rows, torch.arange(G))
         policy_loss(log_prob, spread(rows), weight, rows.mask, -float(G)).backward()
@@ -142,38 +128,6 @@ def test_the_true_gradient_is_that_of_j(world):
             assert world.gradient[start + i].item() == pytest.approx(slope, abs=2e-4)
 
 
-def test_shuffled_weights_are_every_permutation(world, pairs, advantages, weights):
-    """The placebo's moments against all orders of each batch's weights."""
-    weight, advantage = weights["inverse_logprob"], advantages["rloo"]
-    first, second = 0.0, 0.0
-    for m, chance in enumerate(pairs.probability):
-        mask = world.rollouts.mask[pairs.which[m]]
-        scores = world.score[world.node[pairs.which[m]][mask]]
-        vectors = (advantage[m] / 2)[mask][:, None] * scores
-        orders = torch.tensor(list(itertools.permutations(weight[m][mask].tolist())))
-        estimates = orders.double() @ vectors
-        first = first + chance * estimates.mean(0)
-        second = second + chance * estimates.square().sum(1).mean()
-    shuffled = placebo(world, pairs, advantage, weight)
-    torch.testing.assert_close(shuffled.mean, first, rtol=1e-6, atol=1e-9)
-    variance = (second - first.square().sum()).item()
-    assert shuffled.variance == pytest.approx(variance, rel=1e-6)
-
-
-def test_noise_weights_have_the_moments_of_gamma_draws(world, pairs, advantages):
-    advantage, rng = advantages["rloo"], np.random.default_rng(0)
-    m = int((pairs.probability * advantage.abs().amax((1, 2))).argmax())
-    mask = world.rollouts.mask[pairs.which[m]]
-    scores = world.score[world.node[pairs.which[m]][mask]]
-    vectors = ((advantage[m] / 2)[mask][:, None] * scores).numpy()
-    draws = rng.gamma(1.0, 1.0, (30_000, int(mask.sum())))
-    estimates = draws / draws.mean(1, keepdims=True) @ vectors
-    alone = Batches(pairs.which[m:m + 1], torch.ones(1, dtype=torch.float64))
-    noisy = gamma_noise(world, alone, advantage[m:m + 1])
-    assert noisy.variance == pytest.approx(estimates.var(0).sum(), rel=0.04)
-    torch.testing.assert_close(noisy.mean, torch.tensor(estimates.mean(0)), rtol=0.04, atol=3e-3)
-
-
 @pytest.mark.parametrize("p, G", [(0.02, 8), (0.5, 8), (0.3, 4)])
 def test_z_score_factor_is_that_of_all_reward_patterns(p, G):
     """E[A | right] - E[A | wrong] of the first answer."""
@@ -188,20 +142,12 @@ def test_z_score_factor_is_that_of_all_reward_patterns(p, G):
     assert z_score_factor(p, G) == pytest.approx(expected, rel=1e-9)
 
 
-def test_known_values_of_the_z_score_factor():
-    assert z_score_factor(0.02, 8) == pytest.approx(2.57, abs=5e-3)
-    assert z_score_factor(0.5, 8) == pytest.approx(1.86, abs=5e-3)
-
-
-def test_all_identities_hold_in_another_world(world, pairs, advantages, unweighted):
-    table = identities(world, pairs, advantages, unweighted)
+def test_identities_hold_in_another_world_and_a_wrong_one_is_told(world, pairs, advantages):
+    table = identities(world, pairs, advantages)
     assert max(row[3] for row in table.rows) < 1e-5
     assert table.finding.startswith(f"All {len(table.rows)} identities hold")
-
-
-def test_a_wrong_identity_is_told(world, pairs, advantages, unweighted):
-    unweighted["rloo"].mean *= 1.01
-    assert "1 of" in identities(world, pairs, advantages, unweighted).finding
+    wrong = {**advantages, "grpo": 1.01 * advantages["grpo"]}
+    assert "1 of" in identities(world, pairs, wrong).finding
 
 
 def test_advantages_with_exact_values_by_definition(world, pairs, advantages):
@@ -209,7 +155,8 @@ def test_advantages_with_exact_values_by_definition(world, pairs, advantages):
     mask, V = world.rollouts.mask[pairs.which], world.worth[pairs.which]
     reward = world.rollouts.reward.double()[pairs.which][..., None]
     whole = torch.stack([V[..., 2] - V[..., 0]] * 2, -1)
-    expected = {"critic": reward - V[..., :-1], "one-step": V[..., 1:] - V[..., :-1], "vine": whole}
+    expected = {"critic": reward - V[..., :-1], "one-step": V[..., 1:] - V[..., :-1], "vine": whole,
+                "hindsight": ((V[..., 1:] + 0.01) / (V[..., :-1] + 0.01)).log()}
     for name, credit in expected.items():
         torch.testing.assert_close(advantages[name], credit * mask, rtol=0, atol=1e-6)
 
@@ -222,29 +169,21 @@ def test_bias_cosine_and_noise_by_hand():
     assert Estimator(torch.tensor([-3.0, 4.0]), 18.0).against(true)["noise"] == math.inf
 
 
-def test_equal_entropies_are_equal_whatever_the_last_bit():
-    """Three prefixes share a distribution; computed with other rounding, the mask is the same."""
-    entropy = torch.tensor([[0.7180526, 0.7180526, 0.7180526, 0.75], [0.7180526, 0.73, 0.0, 0.0]])
-    bit = torch.tensor([[1, -1, 0, 1], [-1, 0, 0, 0]]) * 6e-8
-    assert (entropy + bit).unique().numel() == 6
-    levelled = without_rounding(entropy + bit)
-    assert levelled.unique().numel() == 4
-    torch.testing.assert_close(levelled, entropy, rtol=0, atol=2e-7)
-    assert torch.equal(without_rounding(entropy), entropy)
-
-
-def test_the_last_bit_does_not_decide_what_is_kept():
-    """Masks of all pairs where every entropy is computed with another last bit."""
+def test_the_last_bit_of_an_entropy_does_not_decide_what_is_kept():
+    """Prefixes share a distribution: computed with other rounding, entropy_masking is the same."""
     world = make_world(0, 3)
-    pairs, generator = Batches.all(world, 2), torch.Generator().manual_seed(0)
-    advantage = torch.zeros(*pairs.which.shape, 3)
-    expected = list_weights(world, pairs, advantage).values["entropy_masking"]
-    bit = 6e-8 * torch.randint(-1, 2, (len(world.node), 3), generator=generator)
-    entropy = world.rollouts.entropy + bit * world.rollouts.mask
-    for mend, is_same in ((without_rounding, True), (torch.clone, False)):
-        other = replace(world, rollouts=replace(world.rollouts, entropy=mend(entropy)))
-        mask = list_weights(other, pairs, advantage).values["entropy_masking"]
-        assert torch.equal(mask, expected) is is_same
+    bit = torch.randint(-1, 2, world.node.shape, generator=torch.Generator().manual_seed(0))
+    entropy = world.rollouts.entropy + 6e-8 * bit * world.rollouts.mask
+    assert entropy.unique().numel() > world.rollouts.entropy.unique().numel()
+    levelled = without_rounding(entropy)
+    torch.testing.assert_close(levelled, world.rollouts.entropy, rtol=0, atol=2e-7)
+    assert levelled.unique().numel() == world.rollouts.entropy.unique().numel()
+    assert torch.equal(without_rounding(levelled), levelled)
+    weigh = choices()[0]["entropy_masking"]
+    for group in itertools.combinations(range(len(entropy)), 2):
+        rows = rows_of(world.rollouts, torch.tensor(group))
+        kept = weigh(replace(rows, entropy=levelled[list(group)]))
+        assert torch.equal(kept, weigh(rows))
 
 
 class ListedIdea(StateIdea):
@@ -253,15 +192,8 @@ class ListedIdea(StateIdea):
         return torch.full_like(tokens.log_prob, 3.0)
 
 
-class StateAdvantage:
-    def __init__(self, lab):
-        self.metrics = {}
-
-    def __call__(self, rollouts, lab):
-        return 2 * grpo.rloo(rollouts)
-
-
 IDEAS = {
+    "none": choices()[0]["none"],
     "state_idea": StateIdea,
     "listed_idea": ListedIdea,
     "sign_idea": lambda tokens: torch.where(tokens.advantage > 0, 2.0, 1.0),
@@ -269,69 +201,37 @@ IDEAS = {
     "problem_idea": lambda tokens: torch.tensor([len(tokens.problems[0].numbers)]),
 }
 ADVANTAGE_IDEAS = {
-    "state_advantage": StateAdvantage,
+    **{name: choices()[1][name] for name in ("grpo", "dr_grpo", "rloo")},
+    "state_advantage": StateIdea,
     "half_advantage": lambda rollouts: grpo.rloo(rollouts) / 2,
     "undefined_advantage": lambda rollouts: torch.full_like(rollouts.log_prob, math.nan),
 }
 
 
-@pytest.fixture
-def ideas(monkeypatch):
-    mitigations, advantages = choices()
-    both = ({**mitigations, **IDEAS}, {**advantages, **ADVANTAGE_IDEAS})
-    monkeypatch.setattr("research.probes.arms.choices", lambda: both)
-    monkeypatch.setattr("research.probes.batches.choices", lambda: both)
-
-
-def test_any_idea_is_listed_or_named(ideas, tmp_path, capsys):
-    run("--quick", "--length", "2", "--threads", "1", "--out", str(tmp_path / "x"))
-    _, tables = read(tmp_path / "x")
-    rloo = {row["mitigation"]: row["rloo"] for row in tables["cosine"]["rows"]}
-    note, = tables["cosine"]["notes"]
-    for name, reason in (("state_idea", "made once a run"), ("noise_idea", "draws random numbers"),
+def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("research.probes.batches.choices", lambda: (IDEAS, ADVANTAGE_IDEAS))
+    run_probe("exact", exact.__doc__, exact.FLAGS, exact.measure, common={}, argv=[
+        "--quick", "--length", "2", "--threads", "1", "--out", str(tmp_path / "x")])
+    numbers = json.loads((tmp_path / "x/numbers.json").read_text())
+    tables = {table["name"]: table for table in numbers["tables"]}
+    cosine = {row["mitigation"]: row["cosine"] for row in tables["weightings"]["rows"]}
+    assert cosine.keys() == IDEAS.keys() | {"oracle"}
+    note = tables["weightings"]["notes"][1]
+    for name, reason in (("state_idea", "a class"), ("noise_idea", "draws random numbers"),
                          ("problem_idea", "AttributeError")):
-        assert rloo[name] == "n/a" and name in note and reason in note
-    assert rloo["listed_idea"] == pytest.approx(1, abs=1e-6)  # the same weight for all
-    assert 0 < rloo["sign_idea"] <= 1
+        assert cosine[name] == "n/a" and f"{name} ({reason}" in note.replace(
+            "stops in this world: ", "")
+    for name in ("none", "listed_idea"):  # the same weight for all
+        assert cosine[name] == pytest.approx(1, abs=1e-6)
+    assert 0 < cosine["sign_idea"] <= 1
     bias = {row["advantage"]: row["bias"] for row in tables["advantages"]["rows"]}
     assert bias["half_advantage"] == pytest.approx(0.5, abs=1e-5)
     assert bias["state_advantage"] == bias["undefined_advantage"] == "n/a"
     assert "undefined_advantage is not finite" in tables["advantages"]["notes"][1]
-    capsys.readouterr()
-
-
-def test_of_our_own_arms_few_are_not_listed(world, pairs, advantages):
-    listed = list_weights(world, pairs, advantages["grpo"])
-    assert set(listed.reasons) == {"random", "learned_importance", "causal_ablation",
-                                   "outcome_gradient"}
-    assert set(exact.MOMENTS_KNOWN) == {"random"}
-    assert set(list_advantages(world, pairs, 0).reasons) == {"measured"}
-
-
-def test_the_note_names_arms_by_reason():
-    listed = Listed(["a", "b", "c"], {}, {"a": "(one)", "b": "(two)", "c": "(one)"})
-    assert listed.note(without=("b",)) == "n/a: a, c (one)"
-
-
-def test_the_program_writes_what_it_prints(tmp_path, capsys):
-    run("--all", "--quick", "--length", "2", "--threads", "1", "--out", str(tmp_path / "x"))
-    out, (numbers, tables) = capsys.readouterr().out, read(tmp_path / "x")
-    assert list(tables) == ["identities", "advantages", "cosine", "bias", "noise", "placebos",
-                            "norms", "bounds", "hindsight", "mix"]
-    by_name = {row["mitigation"]: row for row in tables["cosine"]["rows"]}
-    assert set(by_name) == set(choices()[0]) and by_name["causal_ablation"]["rloo"] == "n/a"
-    for name in ("none", "random"):
-        assert by_name[name]["rloo"] == pytest.approx(1, abs=1e-6)
-    printed = " ".join(out.split())
-    assert all(sentence in printed for sentence in numbers["in_short"])
-    assert (tmp_path / "x/report.html").is_file()
     assert (tmp_path / "x/cosine_and_noise.png").is_file()
 
 
-@pytest.mark.parametrize("argv, message", [
-    (["--length", "1"], "--length 1 should be at least 2"),
-    (["--answer", "3"], "unknown argument --answer, did you mean --answers"),
-    (["--model", "x"], "unknown argument --model"), (["--answers", "x"], "invalid int value")])
-def test_wrong_flags_are_one_line(argv, message):
-    with pytest.raises(UserError, match=message):
-        run(*argv)
+def test_of_our_own_methods_few_are_not_listed(world, pairs, advantages):
+    assert set(list_weights(world, pairs, advantages["grpo"]).reasons) == {
+        "random", "learned_importance", "causal_ablation", "outcome_gradient"}
+    assert set(list_advantages(world, pairs, 0).reasons) == {"measured"}

@@ -1,19 +1,14 @@
-"""Success, leads and noise of the probe length by hand, and what every arm spends."""
+"""Success and leads of the probe length by hand, and what every method spends."""
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 
-from analysis.statistics import Estimate
 from engine.errors import UserError
-from grpo import rloo
 from research.probes import length
-from research.probes.common import gradients, run_probe
-from research.probes.length_tables import (
-    area, power, tokens_table, tokens_until_enough, trend_table, where_ahead)
-from research.probes.planted import SMALL, planted_lab, sample_planted
+from research.probes.common import run_probe
+from research.probes.length import METHODS, area, areas_table, lead_over_grpo, trend_table
+from research.probes.planted import SMALL
 
 LENGTHS = [8, 16, 32]
 
@@ -27,108 +22,56 @@ def run(folder, *more):
 
 def test_success_at_equal_tokens():
     """A step from 0.2 to 0.6 over 100 tokens, flat after: mean over 200 is (0.4 + 0.6) / 2."""
-    curve = [(0, 0.2), (100, 0.6), (400, 0.6)]
-    assert area(curve, 200) == pytest.approx(0.5, abs=1e-3)
-    assert tokens_until_enough(curve) == np.inf
-    assert tokens_until_enough([(0, 0.2), (50, 0.79), (90, 0.8), (120, 0.7)]) == 90
+    assert area([(0, 0.2), (100, 0.6), (400, 0.6)], 200) == pytest.approx(0.5, abs=1e-3)
 
 
-def constant_curves(success_of_arm):
-    """Two seeds an arm and length, the same success from start to end: {arm: one a length}."""
-    return {(arm, size): [[(0, success), (100, success)]] * 2
-            for arm, of_lengths in success_of_arm.items()
-            for size, success in zip(LENGTHS, of_lengths)}
-
-
-def test_the_trend_is_points_for_a_doubling():
-    """A lead of 0.1, 0.2, 0.3 at 8, 16, 32 tokens in both seeds, and of 0.3, 0.2, 0.1."""
-    curves = constant_curves({"grpo": (0.5, 0.5, 0.5), "critic": (0.8, 0.7, 0.6),
-                              "exact": (0.6, 0.7, 0.8)})
-    rows = {row[0]: row for row in trend_table(curves, LENGTHS).rows}
-    assert set(rows) == {"critic", "exact"}
-    assert rows["exact"][1] == pytest.approx(0.1)
-    assert rows["critic"][1] == pytest.approx(-0.1)
-
-
-def test_where_an_arm_is_ahead_in_words():
-    values, words = (0.031, 0.2, -0.2), ("none seen", "ahead", "behind")
-    differences, of_lengths = {}, {}
-    for size, value, word in zip(LENGTHS, values, words):
-        differences["exact", size] = Estimate(value, value, value, 0.5)
-        of_lengths["exact", size] = word
-    text = where_ahead("exact", LENGTHS, differences, of_lengths)
-    assert text == "exact: ahead at 16 and behind at 32 (+3, +20, -20 points of success)."
-    text = where_ahead("exact", [8], differences, of_lengths)
-    assert text == "exact: no clear difference from grpo at any length (+3 points of success)."
-
-
-def test_tokens_until_enough_are_counted_in_answers():
-    """Exact credit needs 40 tokens in one seed and 80 in the other, plain GRPO twice that at length
-    8 and more than it has at 16."""
-    enough = {"exact": (40, 80), ("grpo", 8): (80, 160), ("grpo", 16): (np.inf, np.inf)}
+def test_leads_and_their_trend_by_hand():
+    """A lead of 0.1, 0.2, 0.3 at 8, 16, 32 tokens and of 0.3, 0.2, 0.1, a little more in the
+    second seed. Plain GRPO has spent 100 tokens, the others more, which does not count."""
+    success = {"grpo": (0.5, 0.5, 0.5), "critic": (0.8, 0.7, 0.6), "exact": (0.6, 0.7, 0.8)}
     curves = {}
-    for size in (8, 16):
-        for arm in ("grpo", "exact"):
-            of_seeds = enough.get(arm) or enough[arm, size]
-            curves[arm, size] = [[(0, 0.2), (200, 0.2)] if tokens == np.inf else
-                                 [(0, 0.2), (tokens, 0.9), (200, 0.9)] for tokens in of_seeds]
-    table = tokens_table(curves, [8, 16], 25)
-    assert table.rows == [("8", 15, 7.5, 2), ("16", "more", 3.75, None)]
-    assert table.finding.splitlines() == [
-        "Answers of 8 tokens: grpo needs the tokens of 15 answers, exact the tokens of 8 answers.",
-        "Answers of 16 tokens: grpo needs more than the budget, exact the tokens of 4 answers."]
+    for i, size in enumerate(LENGTHS):
+        curves["grpo", size] = [[(0, 0.5), (100, 0.5)]] * 2
+        for method in ("critic", "exact"):
+            curves[method, size] = [[(0, s), (100, s), (200, 9.0)]
+                                    for s in (success[method][i], success[method][i] + 0.001)]
+    leads = {method: lead_over_grpo(curves, method, LENGTHS) for method in success}
+    assert leads["exact"][0] == pytest.approx([0.1, 0.2, 0.3])
+    rows = {row[0]: row for row in trend_table(leads, LENGTHS).rows}
+    assert set(rows) == {"critic", "exact"} and rows["exact"][3] == "grows"
+    assert rows["exact"][1] == pytest.approx(0.1) and rows["critic"][1] == pytest.approx(-0.1)
+    table = areas_table(curves, leads, LENGTHS)
+    assert [row[:2] for row in table.rows[:3]] == [("8", "grpo"), ("", "critic"), ("", "exact")]
+    _, _, mean, end, lead, interval, word = table.rows[1]
+    assert (mean, end, lead) == pytest.approx((0.8005, 0.8005, 0.3005)) and word == "ahead"
+    assert interval[0] < 0.3005 < interval[1]
+    assert "critic at 8 ahead" in table.finding
 
 
-def test_the_power_of_a_law_and_of_what_is_undefined():
-    assert power(LENGTHS, [3 * size ** 1.5 for size in LENGTHS]) == pytest.approx(1.5)
-    assert np.isnan(power(LENGTHS, [1.0, np.nan, 2.0]))
-
-
-def some_args(**more):
-    return SimpleNamespace(learning_rate=1e-3, continuations=1, segments=2, answers=4, **more)
-
-
-def test_noise_is_variance_over_squared_mean():
-    """Of the outcome's advantage against exact credit, by many batches, each estimated the plain
-    way."""
-    noise = length.gradient_noise(some_args(batches=60, questions=4), SMALL, 0, 8)
-    lab = planted_lab(0, 8)
-    of_batches = []
-    for n in range(60):
-        batch = sample_planted(lab, 1000 + n, 4, 4)
-        coefficients = {"grpo": rloo(batch), "exact": batch.true_credit}
-        of_batches.append(gradients(lab, batch, coefficients))
-    grpo, exact = (torch.stack([g[name] for g in of_batches]) for name in ("grpo", "exact"))
-    of_grpo, of_exact = grpo.var(0).sum().item(), exact.var(0).sum().item()
-    mean_square = exact.mean(0).square().sum().item() - of_exact / 60
-    assert noise["grpo"] / noise["exact"] == pytest.approx(of_grpo / of_exact, rel=0.25)
-    assert noise["exact"] == pytest.approx(of_exact / mean_square, rel=0.4)
-
-
-@pytest.mark.parametrize("arm", length.ARMS)
-def test_every_arm_spends_the_same_tokens(arm):
-    args = some_args(steps=3, questions=2)
-    curve, of_grpo = (length.train_arm(args, SMALL, name, 0, 8) for name in (arm, "grpo"))
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_spends_the_same_tokens(method):
+    args = SimpleNamespace(learning_rate=1e-3, continuations=1, segments=2, answers=4, steps=3,
+                           questions=2)
+    curve, of_grpo = (length.train(args, SMALL, name, 0, 8) for name in (method, "grpo"))
     budget = 3 * 2 * 4 * 8
     assert curve[-2][0] < budget <= curve[-1][0]
     assert curve[0] == of_grpo[0]
-    if arm == "monte carlo":  # its continuations count
+    assert (curve[1][1] == of_grpo[1][1]) == (method == "grpo")  # the step is its own
+    if method == "monte carlo":  # its continuations count
         assert curve[1][0] > 2 * 4 * 8
     else:
         assert curve[1][0] == 2 * 4 * 8 and curve[-1][0] == budget
 
 
-def test_a_quick_run_has_every_arm_at_every_length(tmp_path, capsys):
+def test_a_quick_run_has_every_method_at_every_length(tmp_path, capsys):
     tables = run(tmp_path / "x")
-    rows = tables["area"]["rows"]
-    assert [row["arm"] for row in rows] == [*length.ARMS] * 2
-    assert list(tables) == ["area", "trend", "tokens", "noise"]
-    assert {path.name for path in (tmp_path / "x").glob("*.png")} == {"curves.png", "scaling.png"}
+    assert list(tables) == ["trend", "area"]
+    assert [row["arm"] for row in tables["area"]["rows"]] == [*METHODS] * 2
+    assert [path.name for path in (tmp_path / "x").glob("*.png")] == ["curves.png"]
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--lengths", "4"], "two different numbers"), (["--lengths", "8,x"], "two different numbers"),
-    (["--device", "cuda"], "made for the CPU")])
+    (["--lengths", "8,x"], "two different numbers"), (["--device", "cuda"], "made for the CPU")])
 def test_wrong_flags_are_one_line(flags, message, tmp_path):
     with pytest.raises(UserError, match=message):
         run(tmp_path / "x", *flags)

@@ -1,0 +1,67 @@
+"""The methods that are compared: every --mitigation and every --advantage, as a run has it."""
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from credit.weight import token_weight
+from harness.checked import call_method
+from engine.policy import Policy
+from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
+from engine.rollouts import Rollouts
+
+ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo
+
+
+def choices() -> tuple[dict, dict]:
+    """All choices of --mitigation, and all of --advantage: functions or classes, by name."""
+    return in_order(MITIGATIONS), in_order(ADVANTAGES)
+
+
+def in_order(functions: dict) -> dict:
+    """Functions as they stand, then classes by name: methods draw random numbers one after
+    another, so the order must not depend on which module was imported first."""
+    classes = sorted(name for name, function in functions.items() if inspect.isclass(function))
+    names = [*(name for name in functions if name not in classes), *classes]
+    return {name: functions[name] for name in names}
+
+
+def rescaling(name: str) -> str:
+    """The --rescale that a run with this weighting has by default."""
+    return "none" if name in NEVER_RESCALED else "mean"
+
+
+@dataclass
+class Methods:
+    """Weightings are paired with plain GRPO's advantage, advantages with weights of 1."""
+    mitigations: dict[str, Callable]
+    advantages: dict[str, Callable]
+
+    def weights(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
+        """(B, T) of each weighting, as the loss would take it."""
+        return {name: token_weight(mitigation, name, rollouts, policy, rescaling(name))[0]
+                for name, mitigation in self.mitigations.items() if name not in without}
+
+    def credits(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
+        """(B, T) of each advantage."""
+        return {name: call_method(advantage, f"the advantage {name}", rollouts, policy)
+                for name, advantage in self.advantages.items() if name not in without}
+
+    def coefficients(self, policy: Policy, rollouts: Rollouts,
+                     without=()) -> dict[str, torch.Tensor]:
+        """What multiplies each token's gradient: weight * advantage, over the number of answers."""
+        products = {name: weight * rollouts.advantage
+                    for name, weight in self.weights(policy, rollouts, without).items()}
+        products |= self.credits(policy, rollouts, without)
+        return {name: product / len(rollouts.mask) for name, product in products.items()}
+
+
+def make_methods(policy: Policy, oracle_k: int = 1) -> Methods:
+    """All flags at their defaults, but for the oracle's number of continuations."""
+    mitigations, advantages = choices()
+    flags = {"oracle": {"oracle_k": oracle_k}}
+    return Methods({name: make(chosen, flags.get(name, {}), policy)
+                    for name, chosen in mitigations.items()},
+                   {name: make(chosen, {}, policy) for name, chosen in advantages.items()
+                    if name not in ALIKE})

@@ -1,0 +1,128 @@
+"""What the probes share: a folder with page and numbers, a screen of findings, gradients."""
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from analysis.tables import Table
+from engine.errors import UserError
+from harness.flags import Flag
+from engine.forward import response_log_probs
+from harness.progress import Progress
+from research import __main__ as overview
+from research.probes.common import (
+    Findings, answer_gradients, command_of, gradients, run_probe, summary_of)
+
+KNOWN = {"answers": Flag(8, "answers", least=2, quick=2), "note": Flag(None, "a text")}
+
+
+def measured(probe):
+    columns = {"arm": ("", [f"arm {n}" for n in range(60)]),
+               "95%": ("+.1f", [(0.5, 1.5)] * 60)}
+    gains = Table("gains", "The gains", columns, "One idea.\nAnother idea.",
+                  headings={"95%": "95% interval"})
+    checks = Table("checks", "Checks", {"left": ("d", [1])}, "The sides agree.\nTo 2e-7.")
+    return Findings("Who gains?", ["model x: 2 problems.", "How to read it."], [gains, checks],
+                    ("gains",), ("checks",), "about 8 minutes")
+
+
+def run(folder, *flags, measure=measured):
+    run_probe("gains", "A probe.", KNOWN, measure, ["--out", str(folder), *flags])
+
+
+def test_a_probe_prints_one_screen(tmp_path, capsys):
+    run(tmp_path / "x")
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 40 and all(len(line) <= 100 for line in out.splitlines()[:-3])
+    for text in ("Who gains?", "- model x: 2 problems.", "- One idea.", "- Another idea.",
+                 "95% interval", "more lines with --all", "--all prints every table"):
+        assert text in out
+    assert "How to read it." not in out and "quick" not in out
+    run(tmp_path / "y", "--all")
+    out = capsys.readouterr().out
+    assert "arm 59" in out and "## Checks" in out and "How to read it." in out
+
+
+def test_a_quick_look_prints_checks_and_what_to_type_and_keeps_everything(tmp_path, capsys):
+    run(tmp_path / "quick", "--quick", "--note", "a b", "--seed", "3")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "- Measured: model x: 2 problems." in out and "- The sides agree." in out
+    assert "To 2e-7." not in out and "One idea." not in out and "arm 0" not in out
+    assert "takes about 8 minutes: python -m research gains --note 'a b' --seed 3 " in out
+    numbers = json.loads((tmp_path / "quick/numbers.json").read_text())
+    assert numbers["quick_look"] and len(numbers["tables"][0]["rows"]) == 60
+    assert "(a quick look)" in (tmp_path / "quick/report.html").read_text()
+
+
+def test_a_summary_says_nothing_twice():
+    table = Table("gains", "", {}, "One idea.\nAnother idea.")
+    findings = SimpleNamespace(tables=[table, table], short=("gains",))
+    assert summary_of(findings) == ["One idea.", "Another idea."]
+
+
+def test_the_command_leaves_out_what_belongs_to_a_quick_look():
+    typed = {"quick": True, "all": True, "out": "x", "model": "runs/it's"}
+    assert command_of("rank", typed) == "python -m research rank --model 'runs/it'\"'\"'s'"
+
+
+def test_a_folder_is_not_overwritten_and_appears_whole_or_not_at_all(tmp_path):
+    def fail(probe):
+        raise UserError("stopped half-way")
+
+    with pytest.raises(UserError, match="stopped half-way"):
+        run(tmp_path / "x", measure=fail)
+    assert not list(tmp_path.iterdir())
+    run(tmp_path / "x")
+    with pytest.raises(UserError, match="exists already: name another with --out"):
+        run(tmp_path / "x")
+
+
+@pytest.mark.parametrize("argv, message", [
+    (["--answers", "1"], "--answers 1 should be at least 2"),
+    (["--answer", "3"], "unknown argument --answer, did you mean --answers"),
+    (["--answers", "x"], "invalid int value"),
+    (["--seed", "-1"], "--seed -1 should be at least 0")])
+def test_wrong_flags_are_one_line(argv, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run(tmp_path / "x", *argv)
+
+
+def test_the_overview_names_every_probe_and_help_shows_what_it_asks(capsys):
+    overview.main([])
+    out = capsys.readouterr().out
+    for name in overview.PROBES:
+        assert f"python -m research {name} " in out
+        with pytest.raises(SystemExit) as stopped:
+            overview.main([name, "--help"])
+        assert stopped.value.code == 0
+        assert f"python -m research {name} [flags]" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(UserError, match="there is no probe or experiment scorebord"):
+        overview.main(["scorebord"])
+
+
+def test_gradients_of_single_log_probs(small_model, rollouts):
+    """Several from one forward pass are each their own backward pass; answers add up."""
+    policy = SimpleNamespace(model=small_model, settings=SimpleNamespace(micro_batch=4))
+    places = rollouts.mask.float() * torch.arange(rollouts.mask.shape[1])
+    coefficients = {"one": rollouts.advantage, "two": places}
+    at_once = gradients(policy, rollouts, coefficients)
+    for name, coefficient in coefficients.items():
+        small_model.zero_grad()
+        log_prob = response_log_probs(small_model, rollouts, torch.arange(6))
+        (coefficient * log_prob).sum().backward()
+        expected = torch.cat([p.grad.flatten() for p in small_model.parameters()])
+        rounding = dict(rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+        torch.testing.assert_close(at_once[name], expected, **rounding)
+        by_answer = sum(parts[0] for parts in answer_gradients(policy, rollouts, [coefficient]))
+        torch.testing.assert_close(by_answer, expected, **rounding)
+    small_model.zero_grad(set_to_none=True)
+
+
+def test_progress_says_what_is_left(capsys, monkeypatch):
+    clock = iter([0.0, 10.0, 100.0, 130.0])
+    monkeypatch.setattr("harness.progress.time.monotonic", lambda: next(clock))
+    progress = Progress(first=1, second=3)
+    progress("first", 0.4)     # 10 s: too early for another line
+    progress("second", 0.0)    # a quarter done after 100 s
+    assert capsys.readouterr().err == "   25%  second, about 5 min 00 s left\n"
