@@ -23,8 +23,8 @@ import mitigations  # noqa: F401  fills the lists of choices, so that flags of a
 from analysis import compare, earlier, report
 from analysis.answers import answers_of, steps_to_show
 from analysis.opening import opening
-from analysis.page import write_page
-from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, Picture, legend_below, panels, save,
+from analysis.page import Picture, write_page
+from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
                             whole_steps)
 from analysis.ratios import (OVER_REST, REST_WORDS, different_cells, early_over_late, mean_sizes,
                              over_the_rest, rest_columns, shares)
@@ -214,24 +214,21 @@ def mean_of(lines: list[dict], key: str) -> float | None:
 
 
 def over_training(run: dict, tally: Tally, folder: Path) -> Picture:
-    figure, (left, right) = panels(2)
-    steps = [block.mean() for block in tally.blocks]
+    """The share of each kind; the mean size is drawn by earlier.draw_contributions."""
+    figure, axis = panels(1)
     sizes = tally.by_block("kind", f"abs {tally.final}")
-    left.plot(steps, sizes.sum(1) / tally.by_block("all", "tokens")[:, 0], color=BLUE, lw=1.4)
-    left.set(xlabel=step_label(run), ylim=(0, None), ylabel=f"mean {size_label(tally.final)}",
-             title="The gradient of a token over training")
-    of_kinds = sizes / sizes.sum(1, keepdims=True).clip(1e-300)
-    for k in np.argsort(-of_kinds.mean(0)):
-        if of_kinds[:, k].max() >= 0.01:
-            right.plot(steps, of_kinds[:, k], color=COLOURS[k], lw=1.4, label=KINDS[k])
-    most = KINDS[int(of_kinds.mean(0).argmax())]
-    right.set(xlabel=step_label(run), ylabel="share of the gradient", ylim=(0, None),
-              title=f"Most of the gradient went to {most} tokens")
-    whole_steps(left, right)
-    legend_below(figure, right, ncols=len(KINDS))
+    shares_of = sizes / sizes.sum(1, keepdims=True).clip(1e-300)
+    for k in np.argsort(-shares_of.mean(0)):
+        if shares_of[:, k].max() >= 0.01:
+            axis.plot([block.mean() for block in tally.blocks], shares_of[:, k], color=COLOURS[k],
+                      lw=1.4, label=KINDS[k])
+    axis.set(xlabel=step_label(run), ylabel="share of the gradient", ylim=(0, None),
+             title=f"Most of it goes to {KINDS[shares_of.mean(0).argmax()]} tokens")
+    whole_steps(axis)
+    legend_below(figure, axis, ncols=len(KINDS))
     return save(figure, folder, "over_training",
-                "Mean size of the gradient over training, and the share of each kind of token "
-                "(kinds below 1% left out)")
+                "Share of the gradient that each kind of token got over training (kinds below 1% "
+                "left out)")
 
 
 def class_gradients(tally: Tally, partition: str) -> Table:

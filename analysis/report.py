@@ -4,9 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from analysis import compare
-from analysis.page import (bullets, figure_of, folded, illustrated, named, paragraphs,
+from analysis.page import (Picture, bullets, figure_of, folded, illustrated, named, paragraphs,
                            side_by_side, viewer)
-from analysis.plots import Picture
 from analysis.tables import NOTHING, Table, show, show_in_short
 from engine.errors import UserError
 from engine.files import replace_text
