@@ -5,127 +5,81 @@
 
 1. Read the run: settings, metrics, evaluations (analysis/runs.py).
 2. Go through its credit files once and sum up what tokens were given (analysis/tally.py).
-3. Make the tables, chapter by chapter: gains and where the gradient went stand in this file.
-4. Draw the pictures and write the page (analysis/run_plots.py, analysis/page.py).
+3. Make the tables and pictures: the core ones stand below, in the order in which the page tells
+   them; what explains them is in analysis/why.py.
+4. Write the page (analysis/report.py).
 
 A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size of the
 gradient of its log-prob at the logits. The size of a token's gradient is abs(A) w s. An earlier
-experiment took A log p for it; its tables (analysis/earlier.py) are the last chapter, by their own
-definitions and beside what should have been measured. More tables are in analysis/growth.py,
-analysis/position_tables.py, analysis/regression.py and analysis/uncertainty.py, those of several
-runs in analysis/compare.py.
+experiment took A log p for it; its tables (analysis/earlier.py) are the last chapter. Several runs
+are compared in analysis/compare.py.
 """
-import json
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
 import mitigations  # noqa: F401  fills the lists of choices, so that flags of a run are known
-from analysis import compare, earlier, run_plots
+from analysis import compare, earlier, report
 from analysis.answers import answers_of, steps_to_show
-from analysis.growth import growth, growth_in_old_unit, growth_of_shares
 from analysis.opening import opening
-from analysis.page import (bullets, figure_of, folded, illustrated, named, paragraphs,
-                           side_by_side, viewer, write_page)
-from analysis.position_tables import (first_and_last_fifth, kinds_at_like_position,
-                                      position_gradients)
-from analysis.ratio_and_size import ratio_tables
-from analysis.ratios import (OVER_REST, REST_WORDS, different_cells, mean_sizes, over_the_rest,
-                             rest_columns, shares)
-from analysis.regression import regression_tables
-from analysis.runs import evaluations, read_runs
+from analysis.page import Picture, write_page
+from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
+                            whole_steps)
+from analysis.ratios import (OVER_REST, REST_WORDS, different_cells, early_over_late, mean_sizes,
+                             over_the_rest, rest_columns, shares)
+from analysis.runs import evaluations, is_done, read_runs, steps_done
 from analysis.sizes import size_label
 from analysis.statistics import verdicts
 from analysis.sums import PARTITIONS
-from analysis.tables import NOTHING, Table, by_row, show, show_in_short
+from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import Tally, describe
 from analysis.token_rows import write_token_rows
-from analysis.uncertainty import forks, sections
-from engine.errors import UserError
-from harness.files import make_folder, replace_text, writing
-from harness.flags import Flag, Parser, add_flags, with_defaults
+from analysis.why import why_tables
+from harness.files import make_folder, writing
+from engine.labels import KINDS
 from harness.program import run_as_program
 from harness.progress import show_status
 
-INTERVALS = ("All intervals are about this run, its groups drawn again; another seed can lie "
-             "outside them.")
-UNIT_LEGEND = (
-    "A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size "
-    "of the gradient of log p at the logits. The gradient of a token has the size abs(A) w s; "
-    "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
-    "clipping and later epochs do to the loss is not in it.")
-CHANGE, GRADIENT, UNSURE, EARLIER = (  # the chapters of a run's tables
-    "What training changed", "Where the gradient went", "Where the model was unsure",
-    "The tables of an earlier experiment, by its own definitions")
-LEGENDS = {GRADIENT: [UNIT_LEGEND, INTERVALS], EARLIER: [earlier.LEGEND]}
-FINDINGS = ("gradient by kind", "gradient by section", "first and last fifth")  # said in a sentence
-FLAGS = {
-    "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
-                       "run, or comparison/ beside the runs"),
-    "page_tokens": Flag(60_000, "tokens of the answers on the page of one run, at most", least=1),
-    "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
-                     "runs (default: plain GRPO)")}
-SWITCHES = {  # take no value: a RUN may come after one
-    "all": "print every table, not only findings",
-    "earlier": "print the tables of an earlier experiment, by its own definitions",
-    "json": "write every number of every table to analysis.json there, too",
-    "csv": "write a row for every token to tokens.csv there, too"}
-# flags that are refused with several runs, and what the error says they do
-OF_ONE_RUN = {"steps": "chooses answers", "earlier": "prints tables", "csv": "writes the tokens"}
+CHANGE, GRADIENT = "What training changed", "Where the gradient went"  # chapters of the page
+LEGENDS = {GRADIENT: report.GRADIENT_LEGEND, earlier.TITLE: [earlier.LEGEND]}
+PLACES = {  # the table of the page that a picture stands below; two others stand at the top
+    "growth": ("over_training",), "gradient by position": ("position",),
+    "contribution": ("contributions", "log_prob_and_gradient")}
+MODES = (("greedy", ORANGE), ("sampled", BLUE))  # of evaluations, with their colours
 
 
 def main(argv: list[str]) -> None:
-    flags = read_flags(argv)
+    flags = report.read_flags(argv, __doc__)
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
     if len(runs) == 1:
-        if flags.baseline:
-            raise UserError("--baseline needs several runs to compare")
         analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags)
-        return
-    for name, what in OF_ONE_RUN.items():
-        if getattr(flags, name):
-            raise UserError(f"--{name} {what} of one run: give one run only")
-    compare_runs(runs, Path(flags.output_dir or first_folder.parent / "comparison"), flags)
-
-
-def read_flags(argv: list[str]) -> SimpleNamespace:
-    parser = add_flags(Parser("python analyze.py RUN [RUN ...] [flags]", __doc__), FLAGS)
-    parser.add_argument("runs", nargs="+", metavar="RUN",
-                        help="run folders; with more than one they are compared")
-    for name, help_text in SWITCHES.items():
-        parser.add_argument(f"--{name}", action="store_true", help=help_text)
-    parser.add_argument("--steps", type=int, nargs="+", metavar="N",
-                        help="steps whose answers the page shows (default: eight, evenly spaced)")
-    switched_off = dict.fromkeys(SWITCHES, False)
-    return with_defaults({"steps": [], **switched_off, **parser.read(argv)}, FLAGS)
+    else:
+        compare_runs(runs, Path(flags.output_dir or first_folder.parent / "comparison"), flags)
 
 
 def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
-    steps = steps_to_show(run, flags.steps)
+    steps, answers = steps_to_show(run, flags.steps), []
     make_folder(folder)
     tally = tally_of(run) if run["steps"] else None
     chapters = run_chapters(run, tally)
-    tables = list(chain.from_iterable(chapters.values()))
     if flags.json:
-        write_numbers(folder, tables)
+        report.write_numbers(folder, sum(chapters.values(), []))
     if flags.csv:
         write_token_rows(run, folder / "tokens.csv", show_status)
     show_status("pictures and page")
     with writing(folder):
-        pictures = run_plots.draw_run(run, tally, folder)
-    answers = []
+        pictures = draw_run(run, tally, folder)
     if tally:
         answers = answers_of(run["folder"], tally.tokenizer, steps, flags.page_tokens)
-    sentences, findings = [describe(run, tally), *opening(run)], findings_of(tables)
-    page = run_page(sentences, findings, chapters, pictures, bool(answers))
+    sentences, findings = [describe(run, tally), *opening(run)], report.findings_of(chapters)
+    page = report.run_page(sentences, findings, chapters, LEGENDS, pictures, PLACES, bool(answers))
     write_page(folder / "report.html", run["folder"].name, page, answers)
     show_status("")
-    print_run([*sentences, *findings], chapters, tables, flags)
-    print(f"\n{written(folder, len(pictures), flags)}")
+    report.print_run([*sentences, *findings], chapters, LEGENDS, flags)
+    report.print_written(folder, len(pictures), flags)
 
 
 def tally_of(run: dict) -> Tally:
@@ -138,67 +92,28 @@ def tally_of(run: dict) -> Tally:
 def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
     """The tables by what they are about; those of the earlier experiment come last."""
     change = []
-    if any(len(evaluations(run, mode)) > 1 for mode in ("sampled", "greedy")):
+    if any(len(evaluations(run, mode)) > 1 for mode, _ in MODES):
         change.append(gains(run))
     if tally is None:
         return {CHANGE: change}
-    old_regression, *new_regressions = regression_tables(tally)
-    return {
-        CHANGE: [*change, growth(run, tally)],
-        GRADIENT: [
-            class_gradients(tally, "kind"), class_gradients(tally, "section"),
-            growth_of_shares(tally), position_gradients(tally), first_and_last_fifth(tally),
-            kinds_at_like_position(tally), *new_regressions, *ratio_tables(tally)],
-        UNSURE: [forks(tally), sections(tally)],
-        EARLIER: [
-            earlier.published_success(), earlier.contributions(tally), earlier.positions(tally),
-            earlier.ends(tally), earlier.signs(tally), earlier.classes(tally),
-            class_gradients(tally, "class"), earlier.what_filler_is(tally),
-            earlier.classes_by_fifth(tally), earlier.filler_at_like_position(tally),
-            old_regression, earlier.t_table(tally), earlier.top_tokens(tally),
-            growth_in_old_unit(tally)]}
+    return {CHANGE: [*change, growth(run, tally)],
+            GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
+                       position_gradients(tally), first_and_last_fifth(tally),
+                       *why_tables(tally)],
+            earlier.TITLE: earlier.earlier_tables(tally)}
 
 
-def findings_of(tables: list[Table]) -> list[str]:
-    """The sentences of the tables in FINDINGS that found something."""
-    findings = [table.finding for table in tables if table.name in FINDINGS]
-    return [finding for finding in findings if finding != NOTHING]
-
-
-def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list[Table]],
-             pictures: list, has_answers: bool) -> list[str]:
-    """What the run did; its answers; where the credit went. Then all tables, folded."""
-    figures = dict.fromkeys(run_plots.ON_TOP, "")
-    for path, caption in named(pictures, run_plots.ON_TOP):
-        figures[path.stem] = figure_of(path, caption)
-    description, *opening_sentences = sentences
-    words = paragraphs(opening_sentences, "lead") + paragraphs([description], "note")
-    body = [side_by_side(words, figures["learning_curve"])]
-    if has_answers:
-        body.append(viewer())
-    if figures["credit_by_kind"]:
-        body.append("<h2>Where the credit went</h2>")
-        body.append(side_by_side(figures["credit_by_kind"], bullets(findings)))
-    for title, tables in chapters.items():
-        here = pictures_of(tables, pictures, run_plots.PLACES)
-        legend = paragraphs(LEGENDS.get(title, []), "note")
-        body.append(folded(title, [legend, *illustrated(tables, here, run_plots.PLACES)]))
-    return body
-
-
-def print_run(texts: list[str], chapters: dict[str, list[Table]], tables: list[Table],
-              flags: SimpleNamespace) -> None:
-    """Findings and a table or two, or what --all and --earlier ask for."""
-    by_name = {table.name: table for table in tables}
-    small = [by_name[name] for name in ("gradient by kind", "gains") if name in by_name]
-    old_tables = chapters.get(EARLIER, [])
-    if flags.all:
-        legend = LEGENDS[GRADIENT] if old_tables else []
-        show([*texts, *legend], [table for table in tables if table not in old_tables])
-    elif not (flags.earlier and old_tables):
-        show_in_short(texts, small)
-    if old_tables and (flags.earlier or flags.all):
-        show(LEGENDS[EARLIER], old_tables)
+def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
+    """The pictures that have something to show."""
+    pictures = []
+    if run["metrics"] or run["evaluations"]:
+        pictures.append(learning_curve(run, folder))
+    if tally and tally.total("all", f"abs {tally.final}")[0] > 0:
+        pictures += [credit_by_kind(tally, folder), over_training(run, tally, folder),
+                     position_bars(tally, folder), earlier.draw_contributions(tally, folder)]
+    if tally:
+        pictures.append(earlier.draw_log_prob(tally, folder))
+    return pictures
 
 
 def gains(run: dict) -> Table:
@@ -213,11 +128,7 @@ def gains(run: dict) -> Table:
         more = [end.get(f"{name}_mean") for name in ("format", "finished", "length")]
         rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value,
                      gain.interval, *more])
-        change = "did not clearly change"
-        if gain.low > 0:
-            change = "rose"
-        elif gain.high < 0:
-            change = "fell"
+        change = "rose" if gain.low > 0 else "fell" if gain.high < 0 else "did not clearly change"
         findings.append(f"Held-out success ({mode}) {change}: {start['success']:.1%} at step "
                         f"{start['step']}, {end['success']:.1%} at {end['step']}.")
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
@@ -229,90 +140,208 @@ def gains(run: dict) -> Table:
                  {"95% interval": "95% interval of the gain", "length": "tokens an answer"})
 
 
+def learning_curve(run: dict, folder: Path) -> Picture:
+    figure, axis = panels(1, figsize=(5.6, 3.8))
+    title = "Success while training"
+    for key, colour, label in (("finished", GREEN, "not cut off, in training"),
+                               ("success", GREY, "solved, in training")):
+        lines = [line for line in run["metrics"] if line.get(key) is not None]
+        if lines:
+            axis.plot([line["step"] for line in lines], [line[key] for line in lines],
+                      color=colour, lw=1.0, label=label)
+    for mode, colour in MODES:
+        lines = evaluations(run, mode)
+        if lines:
+            held_out_curve(axis, lines, colour, f"solved, held-out, {mode}")
+            title = f"Held-out success, {mode}: {lines[0]['success']:.1%}"
+            title += f" to {lines[-1]['success']:.1%}" if len(lines) > 1 else ""
+    axis.set(xlabel=step_label(run), ylabel="share of the answers", ylim=(0, 1.03), title=title)
+    whole_steps(axis)
+    legend_below(figure, axis, ncols=2)
+    return save(figure, folder, "learning_curve",
+                "Share of answers that solve their problem, in training and on held-out problems "
+                "(with 95% intervals), and of answers that end before the limit")
+
+
+def held_out_curve(axis, lines: list[dict], colour: str, label: str) -> None:
+    success = np.array([line["success"] for line in lines])
+    bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
+    axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
+                  color=colour, marker="o", ms=3, lw=1.4, capsize=2, label=label)
+
+
+def step_label(run: dict) -> str:
+    if is_done(run):
+        return "step"
+    return f"step ({steps_done(run)} of {run['config']['steps']} so far)"
+
+
+def growth(run: dict, tally: Tally) -> Table:
+    """In at most ten parts of training."""
+    by_step = {line["step"]: line for line in run["metrics"]}
+    rows = []
+    for blocks in np.array_split(np.arange(len(tally.blocks)), min(10, len(tally.blocks))):
+        steps = np.concatenate([tally.blocks[block] for block in blocks])
+        lines = [by_step[step] for step in steps if step in by_step]
+        success, finished, norm = (mean_of(lines, key)
+                                   for key in ("success", "finished", "gradient_norm"))
+        answers = tally.answers[blocks].sum()
+        early, _, late = tally.mean("ends", f"abs {tally.final}", blocks)
+        rows.append([f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}",
+                     success, finished, tally.total("all", "tokens", blocks)[0] / answers,
+                     tally.mean("all", "entropy", blocks)[0], norm,
+                     tally.flat_answers[blocks].sum() / answers,
+                     tally.mean("all", f"abs {tally.final}", blocks)[0],
+                     early / late if late else None])
+    formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
+               "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f", "e/l": ".2f"}
+    columns = by_row(formats, rows)
+    size, flat = columns["new"][1], columns["flat"][1]
+    return Table("growth", "Over training", columns,
+                 f"From the first to the last part of training the mean gradient size went from "
+                 f"{size[0]:.3f} to {size[-1]:.3f}, answers in groups without spread from "
+                 f"{flat[0]:.0%} to {flat[-1]:.0%}.",
+                 ["a group without spread: all its rewards are equal, so its advantages are 0"],
+                 {"success": "success in training batches", "length": "tokens an answer",
+                  "norm": "gradient norm", "flat": "answers in groups without spread",
+                  "new": f"mean gradient size {size_label(tally.final)}",
+                  "e/l": "first fifth of an answer over last fifth"})
+
+
+def mean_of(lines: list[dict], key: str) -> float | None:
+    known = [line[key] for line in lines if line.get(key) is not None]
+    return np.mean(known) if known else None
+
+
+def over_training(run: dict, tally: Tally, folder: Path) -> Picture:
+    """The share of each kind; the mean size is drawn by earlier.draw_contributions."""
+    figure, axis = panels(1)
+    sizes = tally.by_block("kind", f"abs {tally.final}")
+    shares_of = sizes / sizes.sum(1, keepdims=True).clip(1e-300)
+    for k in np.argsort(-shares_of.mean(0)):
+        if shares_of[:, k].max() >= 0.01:
+            axis.plot([block.mean() for block in tally.blocks], shares_of[:, k], color=COLOURS[k],
+                      lw=1.4, label=KINDS[k])
+    axis.set(xlabel=step_label(run), ylabel="share of the gradient", ylim=(0, None),
+             title=f"Most of it goes to {KINDS[shares_of.mean(0).argmax()]} tokens")
+    whole_steps(axis)
+    legend_below(figure, axis, ncols=len(KINDS))
+    return save(figure, folder, "over_training",
+                "Share of the gradient that each kind of token got over training (kinds below 1% "
+                "left out)")
+
+
 def class_gradients(tally: Tally, partition: str) -> Table:
-    """Where the gradient went: by kind of token, by section, or by the earlier regex classes. The
-    last columns compare a token of each with the mean of all other tokens."""
-    names, tokens = PARTITIONS[partition], tally.count(partition)
-    share = shares(tally, partition)
+    """Where the gradient went: by kind of token or by section. The last columns compare a token of
+    each with the mean of all other tokens."""
+    tokens, share = tally.count(partition), shares(tally, partition)
     used = np.flatnonzero(tokens)  # those that occur in this run
-    used_names = [names[i] for i in used]
-    ratios = over_the_rest(tally, partition, tally.final)
-    ratios = [ratios[i] for i in used]
-    verdict = verdicts(ratios)
-    columns = {partition: ("", used_names),
+    names = [PARTITIONS[partition][i] for i in used]
+    every_ratio = over_the_rest(tally, partition, tally.final)
+    ratios = [every_ratio[i] for i in used]
+    columns = {partition: ("", names),
                "tokens": (".1%", tokens[used] / tally.tokens),
                "gradient": (".1%", share[used]),
                **mean_sizes(tally, partition, "gradient", used),
-               **rest_columns(ratios, verdict)}
-    titles = {"kind": "Where the gradient went, by kind of token",
-              "section": "Where the gradient went, by section",
-              "class": "The gradient by the earlier regex classes"}
-    most = int(share.argmax())
-    finding = NOTHING
+               **rest_columns(ratios)}
+    most, finding = int(share.argmax()), NOTHING
     if share[most]:
-        wording = {"kind": "{} tokens", "section": "the {} section", "class": "{} (by the regex)"}
-        finding = (f"Most of the gradient went to {wording[partition].format(names[most])}: "
-                   f"{share[most]:.1%} of the summed sizes, for {tokens[most] / tally.tokens:.1%} "
-                   "of the tokens.")
-        finding += different_cells(used_names, ratios, verdict)
-    return Table(f"gradient by {partition}", titles[partition], columns, finding,
-                 [OVER_REST.format(size_label(tally.final))],
+        name = PARTITIONS[partition][most]
+        where = f"{name} tokens" if partition == "kind" else f"the {name} section"
+        finding = (f"Most of the gradient went to {where}: {share[most]:.1%} of the summed sizes, "
+                   f"for {tokens[most] / tally.tokens:.1%} of the tokens."
+                   f"{different_cells(names, ratios)}")
+    title = "kind of token" if partition == "kind" else partition
+    return Table(f"gradient by {partition}", f"Where the gradient went, by {title}", columns,
+                 finding, [OVER_REST.format(size_label(tally.final))],
                  {**REST_WORDS, "tokens": "share of the tokens", "gradient": "of the gradient"})
+
+
+def credit_by_kind(tally: Tally, folder: Path) -> Picture:
+    """Share of the tokens beside share of the gradient."""
+    tokens, gradient = tally.count("kind") / tally.tokens, shares(tally, "kind")
+    used = np.flatnonzero(tokens)
+    figure, axis = panels(1, figsize=(5.6, 3.8))
+    for offset, values, colour, label in ((-0.21, tokens, GREY, "share of the tokens"),
+                                          (0.21, gradient, BLUE, "share of the gradient")):
+        bars = axis.bar(np.arange(len(used)) + offset, values[used], 0.4, color=colour,
+                        label=label)
+        axis.bar_label(bars, [f"{value:.0%}" for value in values[used]], fontsize=8.5, padding=1)
+    most = int(gradient.argmax())
+    axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used],
+             ylabel="share of all tokens or gradient",
+             title=f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
+                   f"{gradient[most]:.0%} of the gradient")
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axis.margins(y=0.12)
+    axis.grid(axis="x", visible=False)
+    legend_below(figure, axis, ncols=2)
+    return save(figure, folder, "credit_by_kind",
+                "Each kind of token: its share of all tokens, and of the summed sizes of the "
+                f"gradient {size_label(tally.final)}")
+
+
+def position_gradients(tally: Tally) -> Table:
+    rest = over_the_rest(tally, "position", tally.final)
+    parts = [f"{10 * i}-{10 * i + 10}%" for i in range(10)]
+    columns = {"bin": ("", parts),
+               "entropy": (".3f", tally.mean("position", "entropy")),
+               "s": (".3f", tally.mean("position", "s")),
+               **mean_sizes(tally, "position", "gradient"), **rest_columns(rest)}
+    value = np.nan_to_num([e.value for e in rest], nan=0, posinf=0)
+    finding = NOTHING
+    if value.any():
+        finding = (f"The largest gradient is that of the part {parts[value.argmax()]} of an "
+                   f"answer: {value.max():.2f} times that of all other tokens.")
+    return Table("gradient by position", "The gradient by position in the answer", columns,
+                 finding, [OVER_REST.format(size_label(tally.final))],
+                 {**REST_WORDS, "bin": "part of the answer"})
+
+
+def position_bars(tally: Tally, folder: Path) -> Picture:
+    figure, axes = panels(2)
+    units = ((tally.final, BLUE, "The gradient"),
+             ("contribution", ORANGE, "The old unit of an earlier experiment"))
+    for axis, (unit, colour, what) in zip(axes, units):
+        sizes, tokens = tally.drawn("position", unit)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            reach = 1.96 * (sizes / tokens).std(0)
+        mean = tally.mean("position", f"abs {unit}")
+        axis.bar(range(1, 11), mean, 0.85, yerr=reach, color=colour,
+                 error_kw={"lw": 0.8, "capsize": 2})
+        axis.set(xlabel="tenth of the answer", ylabel=f"mean {size_label(unit)}",
+                 xticks=range(1, 11), title=f"{what} is largest in tenth {np.nanargmax(mean) + 1}")
+    return save(figure, folder, "position",
+                "Mean size in ten bins of relative position, 95% intervals over groups; lp is the "
+                "log-prob")
+
+
+def first_and_last_fifth(tally: Tally) -> Table:
+    """How much more gradient the beginning of an answer gets than its end."""
+    units = [unit for unit in tally.units if "gradient" in unit]
+    estimates = [early_over_late(tally, "ends", unit) for unit in units]
+    columns = {"size": ("", [size_label(unit) for unit in units]),
+               "early over late": (".2f", [e.value for e in estimates]),
+               "95%": (".2f", [e.interval for e in estimates]),
+               "difference": ("", verdicts(estimates, ("early more", "late more")))}
+    final = estimates[-1]
+    return Table("first and last fifth",
+                 "The first fifth of the answers over the last fifth", columns,
+                 f"The first fifth of an answer gets {final.value:.2f} times the gradient of the "
+                 f"last fifth (95%: {shown(final.interval, '.2f')}).",
+                 ["a token counts where its middle stands, (t + 1/2) / length"],
+                 {**REST_WORDS, "early over late": "first fifth over last fifth"})
 
 
 def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:
     make_folder(folder)
-    report = compare.report_on(runs, flags.baseline, folder, show_status)
+    found = compare.report_on(runs, flags.baseline, folder, show_status)
     if flags.json:
-        write_numbers(folder, report.tables)
-    write_page(folder / "report.html", "Runs compared", comparison_page(report))
+        report.write_numbers(folder, found.tables)
+    write_page(folder / "report.html", "Runs compared", report.comparison_page(found))
     show_status("")
-    if flags.all:
-        show(report.intro, report.tables, report.short)
-    else:
-        first = [table for table in report.tables if table.name in report.first]
-        show_in_short([*report.intro, *report.short], first)
-    print(f"\n{written(folder, len(report.pictures), flags)}")
-
-
-def comparison_page(report: compare.Report) -> list[str]:
-    """Which arm is better, with the curves; then the other tables, folded."""
-    body = [paragraphs(report.intro, "note")]
-    first = [table for table in report.tables if table.name in report.first]
-    here = pictures_of(first, report.pictures, report.places)
-    body += illustrated(first, here, report.places)
-    for title, names in compare.CHAPTERS.items():
-        tables = [table for table in report.tables if table.name.startswith(names)]
-        if tables:
-            here = pictures_of(tables, report.pictures, report.places)
-            body.append(folded(title, illustrated(tables, here, report.places)))
-    return body
-
-
-def pictures_of(tables: list[Table], pictures: list, places: dict[str, tuple]) -> list:
-    """The pictures that stand below these tables; `places` are their names, by table."""
-    names = []
-    for table in tables:
-        names += places.get(table.name, ())
-    return named(pictures, names)
-
-
-def write_numbers(folder: Path, tables: list[Table]) -> None:
-    text = json.dumps([table.to_json() for table in tables], indent=1, allow_nan=False)
-    replace_text(folder / "analysis.json", text + "\n")
-
-
-def written(folder: Path, pictures: int, flags: SimpleNamespace) -> str:
-    """What was written, and which flags say more."""
-    lines = [f"page: {folder / 'report.html'}; {pictures} pictures beside it"]
-    if flags.json:
-        lines.append(f"numbers: {folder / 'analysis.json'}")
-    if flags.csv:
-        lines.append(f"a row for every token: {folder / 'tokens.csv'}")
-    if not flags.all:
-        of_one_run = "" if len(flags.runs) > 1 else "--earlier those of an earlier experiment, "
-        lines.append(f"--all prints every table, {of_one_run}--json writes every number")
-    return "\n".join(lines)
+    report.print_comparison(found, flags)
+    report.print_written(folder, len(found.pictures), flags)
 
 
 if __name__ == "__main__":

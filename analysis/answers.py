@@ -28,14 +28,13 @@ def steps_to_show(run: dict, wanted: list[int]) -> list[int]:
 
 
 def answers_of(run: Path, tokenizer, steps: list[int], most_tokens: int = PER_PAGE) -> list[dict]:
-    """What the viewer shows: of each step whole groups, as many as fit. First come problems of the
-    first step that the last one has, too; then groups with different rewards."""
-    shared = shared_prompts(run, steps)
+    """What the viewer shows: of each step whole groups, as many as fit, those with different
+    rewards first."""
     answers = []
     for step in steps:
         tokens = lay_flat(read_columns(run, step))
         room = most_tokens // len(steps)
-        for number, members in enumerate(groups_in_order(tokens, shared)):
+        for number, members in enumerate(groups_in_order(tokens)):
             size = int(tokens["length"][members].sum())
             if size > room and number:  # the first group is shown, however long
                 break
@@ -44,46 +43,18 @@ def answers_of(run: Path, tokenizer, steps: list[int], most_tokens: int = PER_PA
     return answers
 
 
-def shared_prompts(run: Path, steps: list[int]) -> set[tuple]:
-    """The prompts, as tokens, that groups with different rewards have in the first step and in the
-    last."""
-    prompts = []
-    for step in (steps[0], steps[-1]):
-        tokens = lay_flat(read_columns(run, step))
-        spread = [members for members in groups_of(tokens) if has_spread(tokens, members)]
-        prompts.append({tuple(prompt_of(tokens, members[0]).tolist()) for members in spread})
-    return prompts[0] & prompts[1] if steps[0] != steps[-1] else set()
-
-
-def groups_of(tokens: dict) -> list[np.ndarray]:
+def groups_in_order(tokens: dict) -> list[np.ndarray]:
     """The answers of each group."""
-    return [np.flatnonzero(tokens["group"] == g) for g in np.unique(tokens["group"])]
-
-
-def has_spread(tokens: dict, members: np.ndarray) -> bool:
-    return bool(np.ptp(tokens["reward"][members]) > 0)
-
-
-def groups_in_order(tokens: dict, shared: set[tuple]) -> list[np.ndarray]:
-    def rank(members: np.ndarray) -> tuple[bool, bool]:
-        spread = has_spread(tokens, members)
-        is_shared = spread and tuple(prompt_of(tokens, members[0]).tolist()) in shared
-        return not is_shared, not spread
-
-    return sorted(groups_of(tokens), key=rank)
-
-
-def prompt_of(tokens: dict, b: int) -> np.ndarray:
-    """The prompt's tokens of an answer."""
-    prompts = np.split(tokens["prompt_ids"], tokens["prompt_start"][1:])
-    return prompts[int(tokens["group"][b])]
+    groups = [np.flatnonzero(tokens["group"] == g) for g in np.unique(tokens["group"])]
+    return sorted(groups, key=lambda members: np.ptp(tokens["reward"][members]) == 0)
 
 
 def answer_of(tokens: dict, tokenizer, step: int, b: int) -> dict:
     """One answer: its texts, labels and numbers token by token."""
     start = int(tokens["episode_start"][b])
     of_answer = slice(start, start + int(tokens["length"][b]))
-    prompt = token_bytes(tokenizer, prompt_of(tokens, b).tolist())
+    prompts = np.split(tokens["prompt_ids"], tokens["prompt_start"][1:])
+    prompt = token_bytes(tokenizer, prompts[int(tokens["group"][b])].tolist())
     pieces = token_bytes(tokenizer, tokens["token_id"][of_answer].tolist())
     return {"step": step, "episode": b, "group": int(tokens["group"][b]),
             "reward": rounded(tokens["reward"][b]), "answer": rounded(tokens["reward_answer"][b]),
@@ -98,16 +69,14 @@ def answer_of(tokens: dict, tokenizer, step: int, b: int) -> dict:
 def shown_values(tokens: dict, of_answer: slice) -> dict[str, list[float | None]]:
     """What a token can be shaded by, the first at first. The true credit is there where it was
     measured."""
-    def column(name: str) -> np.ndarray:
-        return tokens[name][of_answer]
-
-    advantage, weight, log_prob = column("advantage"), column("weight"), column("log_prob")
-    values = {"gradient size": np.abs(advantage) * weight * column("s"),
-              "advantage": advantage, "weight": weight, "entropy": column("entropy"),
-              "log-prob": log_prob, "contribution": advantage * weight * log_prob}
+    names = ("advantage", "weight", "log_prob", "s", "entropy")
+    advantage, weight, log_prob, s, entropy = (tokens[name][of_answer] for name in names)
+    values = {"gradient size": np.abs(advantage) * weight * s, "advantage": advantage,
+              "weight": weight, "entropy": entropy, "log-prob": log_prob,
+              "contribution": advantage * weight * log_prob}
     for name in ("true_credit", "true_credit_se"):
         if name in tokens:
-            values[name.replace("_", " ")] = column(name).astype(float)
+            values[name.replace("_", " ")] = tokens[name][of_answer].astype(float)
     return {name: list(map(rounded, numbers.tolist())) for name, numbers in values.items()}
 
 
@@ -117,34 +86,17 @@ def rounded(value) -> float | None:
 
 
 def first_shown(answers: list[dict]) -> list[int]:
-    """Which answers the viewer starts with: one of the first step and one of the last, chosen
-    alike, and to the same problem where both steps have one."""
-    if not answers:
-        return []
+    """Which answers the viewer starts with: one of the first step and one of the last."""
     steps = [answer["step"] for answer in answers]
-    ends = list(dict.fromkeys([min(steps), max(steps)]))
-    prompts = [{answer["prompt"] for answer in answers if answer["step"] == end} for end in ends]
-    shared = set.intersection(*prompts) if len(ends) > 1 else set()
-    prompt = min(shared, default=None)
-    chosen = []
-    for end in ends:
-        places = [i for i, answer in enumerate(answers) if answer["step"] == end
-                  and prompt in (None, answer["prompt"])]
-        chosen.append(typical(answers, places))
-    return chosen
+    ends = dict.fromkeys([min(steps), max(steps)] if steps else [])
+    return [typical(answers, [i for i, step in enumerate(steps) if step == end]) for end in ends]
 
 
 def typical(answers: list[dict], places: list[int]) -> int:
     """Of the answers at these places a solved one with a gradient, if there is one; of several the
     one of median length, of equally long ones the first."""
-    def is_solved(i: int) -> bool:
-        return (answers[i]["answer"] or 0) > 0
-
-    def has_gradient(i: int) -> bool:
-        return any(answers[i]["values"]["gradient size"])
-
-    solved = [i for i in places if is_solved(i) and has_gradient(i)]
-    with_gradient = [i for i in places if has_gradient(i)]
+    with_gradient = [i for i in places if any(answers[i]["values"]["gradient size"])]
+    solved = [i for i in with_gradient if (answers[i]["answer"] or 0) > 0]
     candidates = solved or with_gradient or places
     in_order = sorted(candidates, key=lambda i: len(answers[i]["texts"]))
     return in_order[(len(in_order) - 1) // 2]

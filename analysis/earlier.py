@@ -1,11 +1,15 @@
-"""The tables of an earlier experiment by its own definitions, and beside each the right figure.
+"""The tables and pictures of an earlier experiment by its own definitions, the right figure beside.
 
 The experiment trained Qwen2.5-0.5B with GRPO, logged `advantage * log_prob` of every token and
 took it for the gradient (github.com/Ja-Crispy/GRPO-Zero). Its published figures stand here for
 orientation: they are another model's.
 """
+from pathlib import Path
+
 import numpy as np
 
+from analysis.histograms import ADVANTAGE_EDGES, LOG_PROB_EDGES, S_EDGES, VALUE_EDGES
+from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save, shade, whole_steps
 from analysis.positions import t_statistics
 from analysis.ratios import early_over_late, mean_sizes, pair
 from analysis.sizes import LABELS, size_label
@@ -13,20 +17,20 @@ from analysis.statistics import permutation_p, verdicts
 from analysis.sums import NORMALISED, PARTITIONS, SIGNS
 from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import Tally
-from analysis.vocabulary import CLASSES, text_of
+from analysis.vocabulary import CLASSES
 from engine.labels import KINDS
 from harness.run_folder import run_config
 
+TITLE = "The tables of an earlier experiment, by its own definitions"
 LEGEND = (
     "An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every "
     "token and called it the gradient: the old unit below. Its classes came from a regex: "
     "reasoning is digits and operators, structure whole tags, filler the rest. pub.* and "
     "published* are its figures, phase 1 and 2 its two attempts. They are those of another model "
     "(Qwen2.5-0.5B-Instruct, its own problems, 303,042 tokens): for orientation, not for "
-    "comparison. A group is the answers to one problem.")
-ELSEWHERE = "* published figures of another model, for orientation"
+    "comparison.")
 WORDS = {  # full headings of the columns of these tables
-    "A lp": "mean A log p", "A w lp": "mean A w log p", "lp": "log p", "log p": "mean log p",
+    "A lp": "mean A log p", "log p": "mean log p",
     "abs(A lp)": "mean abs(A log p), old unit", "abs(A w lp)": "mean abs(A w log p)",
     "abs(A) s": "mean abs(A) s, gradient", "abs(A) w s": "mean abs(A) w s, weighted gradient",
     "pub.*": "published*", "log p*": "published* log p",
@@ -45,7 +49,7 @@ PUBLISHED = {
         "reasoning": (97_632, 0.322, -0.489, 0.0793, 0.254)},
     "filler by fifth": (0.3579, 0.3656, 0.3176, 0.3890, 0.2356),
     "reasoning by fifth": (0.3458, 0.2084, 0.2977, 0.2362, 0.2568),
-    "filler over reasoning": 1.31, "filler over reasoning, standardised": 1.24,
+    "filler over reasoning": 1.31,
     "phase 1": (0.83, 0.019, None),  # share of abs(t) > 3, of abs(t) < 1.5, mean abs(t)
     "phase 2": (0.20, 0.39, 1.92),
     "top": {"filler": r"' '  '>'  'answer'  ','  ' </'  ' to'  '>\n'",
@@ -55,7 +59,7 @@ PUBLISHED_DISCOUNTED = {  # what it published of its run with a discount of 0.75
                 "reasoning": (None, None, None, None, 0.247)},
     "filler by fifth": (0.386, 0.380, 0.345, 0.378, 0.235),
     "reasoning by fifth": (0.244, 0.190, 0.357, 0.242, 0.237),
-    "filler over reasoning": 1.41, "filler over reasoning, standardised": None}
+    "filler over reasoning": 1.41}
 
 
 def published_of(tally: Tally) -> dict:
@@ -66,50 +70,34 @@ def published_of(tally: Tally) -> dict:
     return PUBLISHED
 
 
-def published_success() -> Table:
-    """What the earlier experiment reached on its own held-out problems."""
-    formats = {"mode": "", "problems": "d", "start": ".1%", "end": ".1%", "gain": "+.1%",
-               "length": "d"}
-    rows = [["sampled", 128, 0.0, 0.15, 0.15, 42]]
-    return Table("published success", "Held-out success as it was published",
-                 by_row(formats, rows), "It went from 0% to 15% of 128 problems.", [ELSEWHERE],
-                 {"length": "tokens an answer"})
+def earlier_tables(tally: Tally) -> list[Table]:
+    return [contributions(tally), positions(tally), signs(tally), classes(tally),
+            classes_by_fifth(tally), filler_at_like_position(tally), t_table(tally),
+            top_tokens(tally)]
 
 
 def contributions(tally: Tally) -> Table:
     """Beside the old unit what the earlier log could not show: the gradient and the weights."""
     names = ("mean", "spread", "mean size", "smallest", "largest")
     columns = {"": ("", names)}
-    for unit in tally.units:
-        columns[LABELS[unit]] = (".4f", contribution_column(tally, unit))
-    columns["weight"] = (".4f", contribution_column(tally, "weight"))
+    for measure in (*tally.units, "weight"):
+        values = [tally.mean("all", measure)[0], tally.spread("all", measure)[0],
+                  tally.mean("all", f"abs {measure}")[0], *tally.sums.extremes[measure]]
+        columns[LABELS.get(measure, measure)] = (".4f", values)
     columns["pub.* A lp"] = (".3f", [PUBLISHED[name] for name in names])
-    notes = ["spread: the sample's standard deviation; mean size: the mean of the absolute values"]
-    if tally.weights_are_one:
-        notes.append("all weights are 1: weighted and unweighted are the same")
+    sizes = [max(map(abs, tally.sums.extremes[unit])) for unit in ("contribution", tally.final)]
+    means = [tally.mean("all", f"abs {unit}")[0] for unit in ("contribution", tally.final)]
+    finding = NOTHING
+    if all(means):
+        finding = (f"The largest size is {sizes[0] / means[0]:.0f} times the mean size in the old "
+                   f"unit and {sizes[1] / means[1]:.0f} times as gradient: A log p has no limit "
+                   "as p goes to 0.")
     return Table("contribution", "What a token was given: the old unit and the gradient, signed",
-                 columns, largest_in_words(tally), [*notes, ELSEWHERE],
+                 columns, finding,
+                 ["spread: the sample's standard deviation; mean size: the mean of the absolute "
+                  "values"],
                  {"A lp": "A log p, old unit", "A w lp": "A w log p", "A s": "A s, gradient",
                   "A w s": "A w s, weighted gradient", "pub.* A lp": "published* A log p"})
-
-
-def contribution_column(tally: Tally, measure: str) -> tuple:
-    mean, spread = tally.mean("all", measure)[0], tally.spread("all", measure)[0]
-    size = mean if measure == "weight" else tally.mean("all", f"abs {measure}")[0]
-    return mean, spread, size, *tally.sums.extremes[measure]
-
-
-def largest_in_words(tally: Tally) -> str:
-    times = {}
-    for unit in ("contribution", tally.final):
-        mean = tally.mean("all", f"abs {unit}")[0]
-        if not mean:
-            return NOTHING
-        times[unit] = max(map(abs, tally.sums.extremes[unit])) / mean
-    w, included = ("", "") if tally.weights_are_one else (" w", ", weights included")
-    return (f"The largest size is {times['contribution']:.0f} times the mean size in the old unit "
-            f"and {times[tally.final]:.0f} times as gradient{included}: A log p has no limit as p "
-            f"goes to 0, the gradient is at most sqrt(2) abs(A){w}.")
 
 
 def positions(tally: Tally) -> Table:
@@ -122,34 +110,12 @@ def positions(tally: Tally) -> Table:
                "pub.*": (".3f", PUBLISHED["position"]),
                "log p*": (".2f", PUBLISHED["position log p"])}
     peak = int(np.nanargmax(tally.mean("position", "abs contribution")))
+    early = early_over_late(tally, "ends", "contribution")
     return Table("position", "Ten bins of relative position, in the old unit", columns,
-                 f"In the old unit the largest mean size is that of bin {peak} (published: bin 1).",
-                 [ELSEWHERE], {**WORDS, "pub.*": "published* mean size"})
-
-
-def ends(tally: Tally) -> Table:
-    """The earlier experiment mixed two definitions; here is one for all, and its own beside it."""
-    estimates = {unit: early_over_late(tally, "ends", unit) for unit in tally.units}
-    in_order = list(estimates.values())
-    far = [early_over_late(tally, "far ends", unit).value for unit in estimates]
-    published = {"contribution": PUBLISHED["early over late"]}
-    columns = {"size": ("", [size_label(unit) for unit in estimates]),
-               "early over late": (".2f", [e.value for e in in_order]),
-               "95%": (".2f", [e.interval for e in in_order]),
-               "difference": ("", verdicts(in_order, ("early more", "late more"))),
-               "by absolute position": (".2f", far),
-               "pub.*": (".1f", [published.get(unit) for unit in estimates])}
-    final, finding = estimates[tally.final], NOTHING
-    if np.isfinite(final.value):
-        finding = (f"The first fifth of an answer gets {final.value:.2f} times the gradient of the "
-                   f"last fifth (95%: {shown(final.interval, '.2f')}); in the old unit "
-                   f"{estimates['contribution'].value:.2f}.")
-    return Table("ends", "Early over late: the first fifth of the answers over the last fifth",
-                 columns, finding,
-                 ["a token counts where its middle stands, (t + 1/2) / length; by absolute "
-                  "position: tokens below the 20% quantile of absolute position over those above "
-                  "the 80% quantile (in long answers only), as the earlier code computed it; its "
-                  "text divided bin 0 by bin 9", ELSEWHERE], WORDS)
+                 f"In the old unit the largest mean size is that of bin {peak} (published: bin 1); "
+                 f"the first fifth over the last is {early.value:.2f} (published: "
+                 f"{PUBLISHED['early over late']}).", [],
+                 {**WORDS, "pub.*": "published* mean size"})
 
 
 def signs(tally: Tally) -> Table:
@@ -171,79 +137,74 @@ def signs(tally: Tally) -> Table:
     return Table("signs", "By the sign of the advantage", columns,
                  "The signs are a tautology: log p is never positive, so A log p always has the "
                  f"sign of -A. {none:.0%} of the tokens had no advantage at all; the earlier table "
-                 "counted those as negative.",
-                 ["z: the reward normalised in its group", ELSEWHERE],
+                 "counted those as negative.", ["z: the reward normalised in its group"],
                  {**WORDS, "with": "advantage A or reward z"})
 
 
 def classes(tally: Tally) -> Table:
-    units = [unit for unit in tally.units if "contribution" in unit]
-    rows = class_rows(tally, "class", "regex", units)
+    rows = class_rows(tally, "class", "regex")
     for name, figures in published_of(tally)["classes"].items():
-        rows.append([f"{name} (pub.*)", *figures, *[None] * (len(units) - 1)])
-    rows += class_rows(tally, "kind", "span", units)
-    rows += class_rows(tally, "section", "section", units)
+        rows.append([f"{name} (pub.*)", *figures, None])
+    rows += class_rows(tally, "kind", "span")
     formats = {"class": "", "tokens": ",d", "of all": ".1%", "log p": ".3f", "A lp": "+.4f",
-               **{size_label(unit): ".4f" for unit in units}}
+               "abs(A lp)": ".4f", size_label(tally.final): ".4f"}
     mean, spread = tally.mean("class", "contribution"), tally.spread("class", "contribution")
     finding = (f"Signed means of filler and reasoning: {shown(mean[0], '+.4f')} and "
                f"{shown(mean[1], '+.4f')}, beside spreads of {shown(spread[0], '.2f')} and "
                f"{shown(spread[1], '.2f')}. Their sign says how advantages and log-probs go "
                "together over answers; it is no credit to a class.")
     title = "Classes of tokens in the old unit: by the earlier regex, and by spans of the text"
-    return Table("classes", title, by_row(formats, rows), finding, [ELSEWHERE], WORDS)
+    return Table("classes", title, by_row(formats, rows), finding, [], WORDS)
 
 
-def class_rows(tally: Tally, partition: str, made_by: str, units: list[str]) -> list[list]:
+def class_rows(tally: Tally, partition: str, made_by: str) -> list[list]:
     tokens = tally.count(partition)
-    measures = ("log_prob", "contribution", *(f"abs {unit}" for unit in units))
-    means = [tally.mean(partition, measure) for measure in measures]
-    rows = []
-    for i, name in enumerate(PARTITIONS[partition]):
-        if tokens[i] or partition == "class":
-            share = tokens[i] / tally.tokens
-            rows.append([f"{name} ({made_by})", tokens[i], share, *(mean[i] for mean in means)])
-    return rows
-
-
-def what_filler_is(tally: Tally) -> Table:
-    counts = tally.count("class by kind").reshape(len(CLASSES), len(KINDS))
-    shares = counts / counts.sum(1, keepdims=True).clip(1)
-    columns = {"by regex": ("", CLASSES), "tokens": (",d", counts.sum(1)),
-               **{kind: (".1%", shares[:, k]) for k, kind in enumerate(KINDS)}}
-    parts = [f"{shares[0, k]:.0%} {KINDS[k]}" for k in np.argsort(-shares[0])
-             if shares[0, k] >= 0.005]
-    return Table("regex", "What the regex classes are made of", columns,
-                 f"Filler, by the regex, is {', '.join(parts) or 'empty'}.")
+    measures = ("log_prob", "contribution", "abs contribution", f"abs {tally.final}")
+    means = np.stack([tally.mean(partition, measure) for measure in measures], axis=1)
+    return [[f"{name} ({made_by})", tokens[i], tokens[i] / tally.tokens, *means[i]]
+            for i, name in enumerate(PARTITIONS[partition]) if tokens[i] or partition == "class"]
 
 
 def classes_by_fifth(tally: Tally) -> Table:
     """Fifth by fifth, and in each the classes that occur there."""
-    tokens = tally.count("class by fifth")
-    cells = [(fifth, c) for fifth in range(5) for c in range(len(CLASSES)) if tokens[5 * c + fifth]]
-    order = [5 * c + fifth for fifth, c in cells]
-    parts, before = [], None
-    for fifth, _ in cells:
-        parts.append(f"{20 * fifth}-{20 * fifth + 20}%" if fifth != before else "")
-        before = fifth
-    known = published_of(tally)
-    filler, reasoning = known["filler by fifth"], known["reasoning by fifth"]
-    by_class = [filler, reasoning, [None] * 5]
-    published = [by_class[c][fifth] for fifth, c in cells]
-    published_ahead = sum(np.greater(filler, reasoning))
-    columns = {"part": ("", parts),
-               "class": ("", [CLASSES[c] for _, c in cells]),
-               "tokens": (",d", tokens[order]),
-               "log p": (".3f", tally.mean("class by fifth", "log_prob")[order]),
-               **mean_sizes(tally, "class by fifth", cells=order, spec=".3f"),
-               "pub.*": (".3f", published)}
+    tokens, known = tally.count("class by fifth"), published_of(tally)
+    published = [known["filler by fifth"], known["reasoning by fifth"], [None] * 5]
+    rows = [(fifth, c) for fifth in range(5) for c in range(len(CLASSES)) if tokens[5 * c + fifth]]
+    cells = [5 * c + fifth for fifth, c in rows]
+    columns = {"part": ("", [f"{20 * fifth}-{20 * fifth + 20}%" for fifth, _ in rows]),
+               "class": ("", [CLASSES[c] for _, c in rows]),
+               "tokens": (",d", tokens[cells]),
+               "log p": (".3f", tally.mean("class by fifth", "log_prob")[cells]),
+               **mean_sizes(tally, "class by fifth", cells=cells, spec=".3f"),
+               "pub.*": (".3f", [published[c][fifth] for fifth, c in rows])}
     ahead = []
     for unit in tally.units:
         sizes = tally.mean("class by fifth", f"abs {unit}")
         ahead.append(f"in {int((sizes[:5] > sizes[5:10]).sum())} of 5 bins by {size_label(unit)}")
     return Table("class by position", "Classes (regex) in five bins of relative position", columns,
-                 f"Filler is ahead of reasoning {', '.join(ahead)} (published: {published_ahead} "
-                 "of 5 in the old unit).", [ELSEWHERE], {**WORDS, "pub.*": "published* abs(A lp)"})
+                 f"Filler is ahead of reasoning {', '.join(ahead)} (published: "
+                 f"{sum(np.greater(*published[:2]))} of 5 in the old unit).", [],
+                 {**WORDS, "pub.*": "published* abs(A lp)"})
+
+
+def filler_at_like_position(tally: Tally) -> Table:
+    """Is filler ahead because of where it stands?"""
+    estimates = [pair(tally, "class", unit, 0, 1) for unit in tally.units]
+    verdict = verdicts([like for _, like in estimates])
+    rows = [["published*", published_of(tally)["filler over reasoning"], *[None] * 3, ""]]
+    for unit, (crude, like), word in zip(tally.units, estimates, verdict):
+        rows.append([f"filler/reasoning ({LABELS[unit]})", crude.value, crude.interval,
+                     like.value, like.interval, word])
+    formats = {"ratio": "", "crude": ".2f", "95%": ".2f", "20ths": ".2f", "95% of it": ".2f",
+               "difference": ""}
+    (_, old), *_, (_, new) = estimates
+    return Table("like position", "Filler over reasoning, crude and at like position",
+                 by_row(formats, rows),
+                 f"Filler over reasoning at like position: {old.value:.2f} in the old unit, "
+                 f"{new.value:.2f} as gradient (95%: {shown(new.interval, '.2f')}).",
+                 ["at like position: as if both stood in the same places (twenty bins)"],
+                 {"ratio": "filler over reasoning", "crude": "as it is", "95%": "95% interval",
+                  "20ths": "at like position", "95% of it": "95% interval of that"})
 
 
 def t_table(tally: Tally) -> Table:
@@ -252,19 +213,21 @@ def t_table(tally: Tally) -> Table:
         over, under, mean = PUBLISHED[phase]
         rows.append([f"{phase}*", over, None, None, under, None, mean, ""])
     rows.append(["no effect", 0.0027, None, None, 0.866, None, 0.80, ""])
-    many, finding = int((tally.positions.counts.sum(0) > 1).sum()), "No position occurs twice."
+    many, finding = int((tally.positions.counts > 1).sum()), "No position occurs twice."
     if many:
         rows += [t_row(tally, unit) for unit in tally.units]
-        finding = t_in_words(rows[-1])  # the last unit is the one that counts
+        _, over, shuffled, interval, *_, verdict = rows[-1]  # the last unit is the one that counts
+        finding = (f"{over:.0%} of the positions have abs(t) > 3 as gradient, {shuffled:.0%} "
+                   f"({shown(interval, '.0%')}) with the answers of a group shuffled: {verdict}.")
     formats = {"unit": "", "over 3": ".1%", "shuffled": ".1%", "95%": ".1%", "under 1.5": ".1%",
                "shuffled, too": ".1%", "mean": ".2f", "over 3?": ""}
     return Table("t", f"abs(t), one t per absolute position over all answers ({many} positions)",
                  by_row(formats, rows), finding,
                  ["tokens of one answer share one advantage, so these t are not independent and no "
                   "test; the shuffled columns show what they look like when credit has nothing to "
-                  "do with the answer. More than shuffled means that advantage and what stands at "
-                  "a position go together over answers, length included; no effect: independent "
-                  "normal draws", ELSEWHERE],
+                  "do with the answer. More than shuffled: advantage and what stands at a position "
+                  "go together over answers, for which answer length alone is enough. No effect: "
+                  "independent normal draws"],
                  {"over 3": "abs(t) over 3", "shuffled": "the same, shuffled",
                   "95%": "95% interval, shuffled", "under 1.5": "abs(t) under 1.5",
                   "shuffled, too": "the same, shuffled", "mean": "mean abs(t)",
@@ -272,9 +235,9 @@ def t_table(tally: Tally) -> Table:
 
 
 def t_row(tally: Tally, unit: str) -> list:
-    counts = tally.positions.counts.sum(0)
-    t = np.abs(t_statistics(counts, *tally.positions.sums[unit].sum(1)))
-    null = np.abs(t_statistics(counts, *tally.positions.shuffled[unit]))
+    positions = tally.positions
+    t = np.abs(t_statistics(positions.counts, *positions.sums[unit]))
+    null = np.abs(t_statistics(positions.counts, *positions.shuffled[unit]))
     over, shuffled = (t > 3).mean(), (null > 3).mean(1)
     low, high = np.quantile(shuffled, (0.025, 0.975))
     verdict = "as shuffled"
@@ -284,63 +247,61 @@ def t_row(tally: Tally, unit: str) -> list:
             t.mean(), verdict]
 
 
-def t_in_words(row: list) -> str:
-    meaning = {"as shuffled": "nothing to see.", "fewer": "fewer than by chance.",
-               "more": "advantage goes with what stands there. Answer length alone can explain "
-                       "this, so it is no evidence of credit."}
-    _, over, shuffled, (low, high), *_, verdict = row
-    return (f"{over:.0%} of the positions have abs(t) > 3 as gradient, {shuffled:.0%} ({low:.0%} "
-            f"to {high:.0%}) with the answers of a group shuffled: {meaning[verdict]}")
-
-
 def top_tokens(tally: Tally) -> Table:
-    vocabulary, by_kind = tally.vocabulary, tally.vocabulary.kinds
-
-    def most(counts: np.ndarray) -> str:
-        order = np.argsort(-counts, kind="stable")[:7]
-        return "  ".join(repr(text_of(tally.tokenizer, i)) for i in order if counts[i])
-
-    rows = []
-    for c, name in enumerate(CLASSES):
-        rows.append([f"{name} (regex)", most(vocabulary.count * (vocabulary.class_of == c))])
+    words = tally.vocabulary
+    count, kinds, most = words.sums["count"], words.kinds, words.most_frequent
+    rows = [[f"{name} (regex)", most(count * (words.class_of == c))]
+            for c, name in enumerate(CLASSES)]
     rows += [[f"{name} (pub.*)", texts] for name, texts in PUBLISHED["top"].items()]
-    for k, name in enumerate(KINDS):
-        if by_kind[:, k].any():
-            rows.append([f"{name} (span)", most(by_kind[:, k])])
-    tags = by_kind[:, KINDS.index("tag")] > vocabulary.count / 2
-    filler = vocabulary.class_of == CLASSES.index("filler")
-    pieces = most(vocabulary.count * (tags & filler)) or "none"
+    rows += [[f"{name} (span)", most(kinds[:, k])]
+             for k, name in enumerate(KINDS) if kinds[:, k].any()]
+    pieces = (kinds[:, KINDS.index("tag")] > count / 2) & (words.class_of == 0)
     return Table("top tokens", "The most frequent tokens of each class",
                  by_row({"class": "", "tokens": ""}, rows),
-                 f"Pieces of tags among the regex's filler: {pieces}.", [ELSEWHERE])
+                 f"Pieces of tags among the regex's filler: {most(count * pieces) or 'none'}.")
 
 
-def filler_at_like_position(tally: Tally) -> Table:
-    """Is filler ahead because of where it stands?"""
-    estimates = [pair(tally, "class", unit, 0, 1) for unit in tally.units]
-    verdict = verdicts([like for _, like in estimates])
-    known = published_of(tally)
-    rows = [["published*", known["filler over reasoning"], None,
-             known["filler over reasoning, standardised"], None, None, ""]]
-    for unit, (crude, like), word in zip(tally.units, estimates, verdict):
-        fifths = pair(tally, "class", unit, 0, 1, bins=5)[1].value
-        rows.append([f"filler/reasoning ({LABELS[unit]})", crude.value, crude.interval, fifths,
-                     like.value, like.interval, word])
-    formats = {"ratio": "", "crude": ".2f", "95%": ".2f", "fifths": ".2f", "20ths": ".2f",
-               "95% of it": ".2f", "difference": ""}
-    finding = filler_in_words(estimates[0][1], estimates[-1][1], verdict[-1])
-    return Table("like position", "Filler over reasoning, crude and at like position",
-                 by_row(formats, rows), finding,
-                 ["within five wide bins position still plays a part, so the interval and Holm's "
-                  "correction over the rows are for twenty; the published tables give 1.24 with "
-                  "fifths", ELSEWHERE],
-                 {"ratio": "filler over reasoning", "crude": "as it is",
-                  "95%": "95% interval", "fifths": "at like position, five bins",
-                  "20ths": "at like position, twenty bins", "95% of it": "95% interval of that"})
+def draw_contributions(tally: Tally, folder: Path) -> tuple[Path, str]:
+    """How often each value occurs, and the means over training; the gradient beside."""
+    figure, (left, right) = panels(2)
+    steps, tokens = [block.mean() for block in tally.blocks], tally.by_block("all", "tokens")
+    for unit, colour in (("contribution", ORANGE), (tally.final, BLUE)):
+        label = LABELS[unit]
+        left.stairs(tally.histograms.values[unit], VALUE_EDGES, color=colour, lw=1.4)
+        for name, text, line in ((f"abs {unit}", size_label(unit), "-"), (unit, label, "--")):
+            right.plot(steps, tally.by_block("all", name) / tokens, color=colour, lw=1.2, ls=line,
+                       label=f"mean {text}")
+    left.axvline(0, color=GREY, lw=0.9, ls="--")
+    smallest, largest = tally.sums.extremes["contribution"]
+    reach = min(1.1 * max(-smallest, largest, 1), 40)
+    left.set(xlabel="contribution A log p, and gradient with the sign of A", ylabel="tokens",
+             yscale="log", xlim=(-reach, reach),
+             title=f"A log p goes from {smallest:.3g} to {largest:.3g}")
+    right.axhline(0, color=GREY, lw=0.9, ls="--")
+    right.set(xlabel="step", ylabel="mean over the tokens",
+              title="Sizes over training, and means with their sign")
+    whole_steps(right)
+    legend_below(figure, right, ncols=4)
+    return save(figure, folder, "contributions",
+                "Contributions as the earlier experiment drew them, the gradient beside: how often "
+                "each value occurs (beyond 40 counted at 40), and the means over training")
 
 
-def filler_in_words(old, new, verdict: str) -> str:
-    meaning = {"more": "filler gets more", "less": "reasoning gets more"}
-    return (f"Filler over reasoning at like position: {old.value:.2f} in the old unit, "
-            f"{new.value:.2f} as gradient (95%: {shown(new.interval, '.2f')}); "
-            f"{meaning.get(verdict, 'no difference seen')}.")
+def draw_log_prob(tally: Tally, folder: Path) -> tuple[Path, str]:
+    figure, (left, right) = panels(2)
+    shade(figure, left, LOG_PROB_EDGES, ADVANTAGE_EDGES, tally.histograms.log_prob_and_advantage)
+    left.set(xlabel="log p of the token", ylabel="advantage A",
+             title="Log-prob and advantage, the earlier picture")
+    shade(figure, right, LOG_PROB_EDGES, S_EDGES, tally.histograms.log_prob_and_s)
+    log_p = np.linspace(-14, -1e-3, 400)
+    rest = -np.expm1(log_p)
+    right.plot(log_p, rest, color=ORANGE, lw=1.2,
+               label="1 - p and sqrt(2) (1 - p): the limits of s")
+    right.plot(log_p, rest * np.sqrt(2), color=ORANGE, lw=1.2)
+    right.plot(log_p, -log_p, color="#000000", lw=1.2, ls="--", label="abs(log p): the old unit")
+    right.set(xlabel="log p of the token", ylabel="size at A = 1", ylim=(0, 3),
+              title="Rare tokens: the old unit has no limit")
+    legend_below(figure, right, ncols=2)
+    return save(figure, folder, "log_prob_and_gradient",
+                "Why the old unit misleads: log-prob against advantage, and against the size of "
+                "the gradient")

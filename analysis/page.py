@@ -73,13 +73,17 @@ def folded(title: str, body: list[str]) -> str:
 
 def report_body(intro: list[str], short: list[str], tables: list[Table], pictures: list[Picture],
                 places: dict[str, tuple], has_answers: bool) -> list[str]:
-    """What was found in short, answers, links, and all tables with their pictures."""
+    """What was found in short, answers, links, and all tables with their pictures; pictures that
+    have no place come at the end."""
     body = [paragraphs(intro)]
     if short:
         body.append(f"<h2>In short</h2>{bullets(short)}")
     if has_answers:
         body.append(viewer())
-    return [*body, links(tables), *illustrated(tables, pictures, places)]
+    placed = {name for table in tables for name in places.get(table.name, ())}
+    left = [picture for picture in pictures if picture[0].stem not in placed]
+    return [*body, links(tables), *illustrated(tables, pictures, places),
+            *(figure_of(*picture) for picture in left)]
 
 
 def links(tables: list[Table]) -> str:
@@ -89,14 +93,9 @@ def links(tables: list[Table]) -> str:
 
 def illustrated(tables: list[Table], pictures: list[Picture],
                 places: dict[str, tuple]) -> list[str]:
-    """Tables with their pictures. `places` says which pictures, by name, stand below which table;
-    the others come at the end."""
-    body, left = [], list(pictures)
-    for table in tables:
-        below = named(left, places.get(table.name, ()))
-        left = [picture for picture in left if picture not in below]
-        body.append(section_of(table, below))
-    return [*body, *(figure_of(*picture) for picture in left)]
+    """Tables with their pictures. `places` says which pictures, by name, stand below which
+    table."""
+    return [section_of(table, named(pictures, places.get(table.name, ()))) for table in tables]
 
 
 def named(pictures: list[Picture], names: tuple) -> list[Picture]:

@@ -6,7 +6,7 @@ done to the sums with the groups drawn again.
 import numpy as np
 
 from analysis.sizes import size_label
-from analysis.statistics import Estimate, ratio
+from analysis.statistics import Estimate, ratio, verdicts
 from analysis.tally import Tally
 
 OVER_REST = ("mean {} over that of all other tokens; interval by drawing the groups again, Holm's "
@@ -22,9 +22,9 @@ def mean_sizes(tally: Tally, partition: str, which: str = "", cells=slice(None),
             for unit in tally.units if which in unit}
 
 
-def shares(tally: Tally, partition: str, blocks=slice(None)) -> np.ndarray:
+def shares(tally: Tally, partition: str) -> np.ndarray:
     """Of each cell, its share of the gradient."""
-    sizes = tally.total(partition, f"abs {tally.final}", blocks)
+    sizes = tally.total(partition, f"abs {tally.final}")
     return sizes / max(sizes.sum(), 1e-300)
 
 
@@ -37,9 +37,8 @@ def mean_ratio(above, below) -> np.ndarray:
 def over_the_rest(tally: Tally, partition: str, unit: str) -> list[Estimate]:
     """Mean size in a cell over mean size in all other tokens, for each cell."""
     def value(sizes, tokens):
-        other_sizes = sizes.sum(-1, keepdims=True) - sizes
-        other_tokens = tokens.sum(-1, keepdims=True) - tokens
-        return mean_ratio((sizes, tokens), (other_sizes, other_tokens))
+        others = [sums.sum(-1, keepdims=True) - sums for sums in (sizes, tokens)]
+        return mean_ratio((sizes, tokens), others)
 
     values = value(*tally.summed(partition, unit))
     draws = value(*tally.drawn(partition, unit))
@@ -47,16 +46,16 @@ def over_the_rest(tally: Tally, partition: str, unit: str) -> list[Estimate]:
     return [ratio(float(values[i]), draws[:, i], int(live[i])) for i in range(len(live))]
 
 
-def rest_columns(estimates: list[Estimate], verdict: list[str]) -> dict[str, tuple]:
+def rest_columns(estimates: list[Estimate]) -> dict[str, tuple]:
     """Columns of a table: each cell over all other tokens."""
     return {"over rest": (".2f", [e.value for e in estimates]),
             "95%": (".2f", [e.interval for e in estimates]),
-            "difference": ("", verdict)}
+            "difference": ("", verdicts(estimates))}
 
 
-def different_cells(names: list[str], rest: list, verdict: list[str]) -> str:
+def different_cells(names: list[str], rest: list[Estimate]) -> str:
     cells = []
-    for name, estimate, word in zip(names, rest, verdict):
+    for name, estimate, word in zip(names, rest, verdicts(rest)):
         if word in ("more", "less"):
             or_less = " or less" if estimate.value < 0.01 else ""
             cells.append(f"{name} {max(estimate.value, 0.01):.2f}{or_less}")
@@ -64,7 +63,7 @@ def different_cells(names: list[str], rest: list, verdict: list[str]) -> str:
 
 
 def early_over_late(tally: Tally, partition: str, unit: str) -> Estimate:
-    """Mean size in the first cell of `ends` or `far ends` over that in the last."""
+    """Mean size in the first cell of `ends` over that in the last."""
     def value(sizes, tokens):
         return mean_ratio((sizes[..., 0], tokens[..., 0]), (sizes[..., 2], tokens[..., 2]))
 
@@ -73,33 +72,30 @@ def early_over_late(tally: Tally, partition: str, unit: str) -> Estimate:
     return ratio(float(observed), value(*tally.drawn(partition, unit)), live)
 
 
-def pair(tally: Tally, partition: str, unit: str, one: int, other: int | None,
-         bins: int = 20) -> tuple[Estimate, Estimate]:
+def pair(tally: Tally, partition: str, unit: str, one: int,
+         other: int | None) -> tuple[Estimate, Estimate]:
     """Class `one` over class `other` (None: over all others): crude, and at like position.
 
-    Bins of position count in which each of the two has at least 1% of what an even spread would
-    give it.
+    Twentieths of relative position count in which each of the two has at least 1% of what an even
+    spread would give it.
     """
-    name = f"{partition} by {'fifth' if bins == 5 else 'twentieth'}"
-    above, below = two_sides(*tally.summed(name, unit), one, other, bins)
-    drawn_above, drawn_below = two_sides(*tally.drawn(name, unit), one, other, bins)
-    both = np.flatnonzero(well_filled(above[1]) & well_filled(below[1]))
+    name = f"{partition} by twentieth"
+    sides = two_sides(*tally.summed(name, unit), one, other)
+    drawn = two_sides(*tally.drawn(name, unit), one, other)
+    both = np.flatnonzero(well_filled(sides[0][1]) & well_filled(sides[1][1]))
     live = tally.sums.live[partition]
     groups = int(min(live[one], live.max() if other is None else live[other]))
-    crude = float(crude_ratio(above, below))
-    like = float(standardised(above, below, both))
-    return (ratio(crude, crude_ratio(drawn_above, drawn_below), groups),
-            ratio(like, standardised(drawn_above, drawn_below, both), groups))
+    return (ratio(float(crude_ratio(*sides)), crude_ratio(*drawn), groups),
+            ratio(float(standardised(*sides, both)), standardised(*drawn, both), groups))
 
 
-def two_sides(sizes, tokens, one: int, other: int | None, bins: int) -> tuple[tuple, tuple]:
+def two_sides(sizes, tokens, one: int, other: int | None, bins: int = 20) -> tuple[tuple, tuple]:
     """(..., classes x bins) sums -> (sizes, tokens) of either class, each (..., bins)."""
-    sizes = sizes.reshape(*sizes.shape[:-1], -1, bins)
-    tokens = tokens.reshape(*tokens.shape[:-1], -1, bins)
-    above = sizes[..., one, :], tokens[..., one, :]
+    both = [sums.reshape(*sums.shape[:-1], -1, bins) for sums in (sizes, tokens)]
+    above = tuple(sums[..., one, :] for sums in both)
     if other is None:
-        return above, (sizes.sum(-2) - above[0], tokens.sum(-2) - above[1])
-    return above, (sizes[..., other, :], tokens[..., other, :])
+        return above, tuple(sums.sum(-2) - sums[..., one, :] for sums in both)
+    return above, tuple(sums[..., other, :] for sums in both)
 
 
 def well_filled(tokens: np.ndarray) -> np.ndarray:
@@ -107,8 +103,7 @@ def well_filled(tokens: np.ndarray) -> np.ndarray:
 
 
 def crude_ratio(above, below) -> np.ndarray:
-    (sizes, tokens), (other_sizes, other_tokens) = above, below
-    return mean_ratio((sizes.sum(-1), tokens.sum(-1)), (other_sizes.sum(-1), other_tokens.sum(-1)))
+    return mean_ratio([sums.sum(-1) for sums in above], [sums.sum(-1) for sums in below])
 
 
 def standardised(above, below, bins) -> np.ndarray:

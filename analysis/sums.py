@@ -1,7 +1,7 @@
 """Sums over the tokens of a run, cut in several ways: by class, by kind, by position, ...
 
-Every sum is made twice: as it is, by blocks of training, and with the groups drawn again, which
-is where the intervals come from.
+Every sum is made twice: as it is, by blocks of training, and with the groups drawn again
+(bootstrap), which is where the intervals come from.
 """
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from grpo import group_z_score
 DRAWS = 1000     # of the bootstrap over groups
 SIGNS = ("A > 0", "A = 0", "A < 0")
 NORMALISED = ("z > 0", "z <= 0")  # z: the reward normalised in its group
-MEASURES = ("tokens", "log_prob", "entropy", "s", "weight", "squared weight", *UNITS,
-            *(f"abs {unit}" for unit in UNITS), *(f"squared {unit}" for unit in UNITS))
+SIGNED = ("weight", "s", "ratio", *UNITS)
+MEASURES = ("tokens", "log_prob", "entropy", *SIGNED, *(f"abs {name}" for name in SIGNED),
+            *(f"squared {name}" for name in SIGNED))
 RESAMPLED = ("tokens", *(f"abs {unit}" for unit in UNITS))
 
 
@@ -31,25 +32,21 @@ PARTITIONS = {  # name: what its cells are called
     "class": CLASSES,
     "kind": KINDS,
     "section": SECTIONS,
+    "trained": (*KINDS, "without a ratio or a gradient"),
     "position": tuple(range(10)),
     "ends": ("first fifth", "middle", "last fifth"),
-    "far ends": ("below the 20% quantile", "middle", "above the 80% quantile"),
     "class by fifth": crossed(CLASSES, range(5)),
     "class by twentieth": crossed(CLASSES, range(20)),
-    "kind by twentieth": crossed(KINDS, range(20)),
-    "class by kind": crossed(CLASSES, KINDS),
-    "section by kind": crossed(SECTIONS, KINDS)}
+    "kind by twentieth": crossed(KINDS, range(20))}
 
 
 class Sums:
     """of[partition][block, cell, measure], and drawn[partition][draw, cell, measure] with the
-    groups drawn again. `at_position` says how many tokens of the run stand at each position."""
+    groups drawn again. `longest`: tokens of the longest answer of the run."""
 
-    def __init__(self, blocks: int, at_position: np.ndarray):
+    def __init__(self, blocks: int, longest: int):
         self.rng = np.random.default_rng(0)
-        self.edges = {bins: cut_edges(len(at_position), bins) for bins in (5, 10, 20)}
-        self.low = position_quantile(at_position, 0.2)
-        self.high = position_quantile(at_position, 0.8)
+        self.edges = {bins: cut_edges(longest, bins) for bins in (5, 10, 20)}
         self.of, self.drawn, self.live = {}, {}, {}  # live: groups with a gradient in a cell
         for name, cells in PARTITIONS.items():
             self.of[name] = np.zeros((blocks, len(cells), len(MEASURES)))
@@ -61,8 +58,8 @@ class Sums:
     def add(self, tokens: dict, values: dict, block: int) -> None:
         groups, group = np.unique(tokens["token_group"], return_inverse=True)
         measures = measured(tokens, values)
-        normalised = normalised_reward(tokens) <= 0
-        self.answers += [(~normalised).sum(), normalised.sum()]
+        normalised = (normalised_reward(tokens) <= 0).astype(np.int64)
+        self.answers += np.bincount(normalised, minlength=len(NORMALISED))
         drawn = poisson_draws(self.rng, DRAWS, len(groups))
         resampled = [MEASURES.index(name) for name in RESAMPLED]
         for name, cell in self.cells(tokens, normalised).items():
@@ -75,24 +72,20 @@ class Sums:
 
     def cells(self, tokens: dict, normalised: np.ndarray) -> dict[str, np.ndarray]:
         """Which cell of each partition a token falls into. `normalised` is per answer."""
-        kind, section, naive = tokens["kind"], tokens["section"], tokens["class"]
-        position = tokens["position"]
-        below, above = position < self.low, position > self.high
-        twentieth = self.bin_of(tokens, 20)
+        kind, naive, twentieth = tokens["kind"], tokens["class"], self.bin_of(tokens, 20)
+        trained = ("ratio" in tokens) & (tokens["weight"] * tokens["advantage"] != 0)
         return {"all": np.zeros_like(kind),
                 "sign": 1 - np.sign(tokens["advantage"]).astype(np.int64),
-                "normalised": normalised.astype(np.int64)[tokens["answer"]],
+                "normalised": normalised[tokens["answer"]],
                 "class": naive,
                 "kind": kind,
-                "section": section,
+                "section": tokens["section"],
+                "trained": np.where(trained, kind, len(KINDS)),
                 "position": self.bin_of(tokens, 10),
                 "ends": end_of(tokens),
-                "far ends": np.where(below, 0, np.where(above, 2, 1)),
                 "class by fifth": 5 * naive + self.bin_of(tokens, 5),
                 "class by twentieth": 20 * naive + twentieth,
-                "kind by twentieth": 20 * kind + twentieth,
-                "class by kind": len(KINDS) * naive + kind,
-                "section by kind": len(KINDS) * section + kind}
+                "kind by twentieth": 20 * kind + twentieth}
 
     def bin_of(self, tokens: dict, bins: int) -> np.ndarray:
         return np.searchsorted(self.edges[bins], tokens["relative"]) - 1
@@ -100,14 +93,11 @@ class Sums:
 
 def measured(tokens: dict, values: dict) -> dict[str, np.ndarray | None]:
     """What is summed over tokens, by name; tokens themselves are counted."""
-    weight = tokens["weight"]
-    measures = {"tokens": None, "weight": weight, "squared weight": weight ** 2, **values}
-    for name in ("log_prob", "entropy", "s"):
-        measures[name] = tokens[name]
-    for unit, value in values.items():
-        measures[f"abs {unit}"] = np.abs(value)
-        measures[f"squared {unit}"] = value * value
-    return measures
+    ratio = np.asarray(tokens.get("ratio", np.zeros_like(tokens["s"])), np.float64)
+    signed = {"weight": tokens["weight"], "s": tokens["s"], "ratio": ratio, **values}
+    return {"tokens": None, "log_prob": tokens["log_prob"], "entropy": tokens["entropy"], **signed,
+            **{f"abs {name}": np.abs(value) for name, value in signed.items()},
+            **{f"squared {name}": value * value for name, value in signed.items()}}
 
 
 def sums_by_group(group, groups: int, cell, cells: int, measures: dict) -> np.ndarray:
@@ -131,13 +121,3 @@ def cut_edges(longest: int, bins: int) -> np.ndarray:
     edges = np.linspace(0, (longest - 1) / longest, bins + 1)
     edges[0] -= 0.001 * edges[-1]
     return edges
-
-
-def position_quantile(counts: np.ndarray, q: float) -> float:
-    """numpy.quantile of positions of which counts[t] stand at t, without making the list."""
-    below = np.cumsum(counts)
-    place = q * (counts.sum() - 1)
-    whole = np.floor(place)
-    left = int(np.searchsorted(below, whole, side="right"))
-    right = int(np.searchsorted(below, whole + 1, side="right"))
-    return left + (place - whole) * (min(right, len(counts) - 1) - left)

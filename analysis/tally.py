@@ -4,8 +4,7 @@
     tally.read()
     tally.mean("kind", "abs gradient")      # (7,) the mean size of each kind of token's gradient
 
-A file beside this one for each thing that is kept: sums, positions, vocabulary, histograms,
-regression.
+A file beside this one for each thing that is kept: sums, positions, vocabulary, histograms.
 """
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import numpy as np
 
 from analysis.histograms import Histograms
 from analysis.positions import Positions
-from analysis.ratio_and_size import RatioAndSize
-from analysis.regression import design, empty_regressions
 from analysis.runs import steps_done
 from analysis.sizes import UNITS, lay_flat, lengths, units
 from analysis.sums import MEASURES, RESAMPLED, Sums
@@ -35,45 +32,36 @@ class Tally:
             raise UserError(f"{run} has no credit files yet")
         self.tokenizer = load_tokenizer(self.run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
-        self.groups, self.answers, self.weights_are_one = 0, 0, True
+        self.tokens, self.groups, self.weights_are_one = 0, 0, True
+        self.answers = np.zeros(len(self.blocks), np.int64)
+        self.flat_answers = np.zeros(len(self.blocks), np.int64)  # in groups of equal rewards
         self.vocabulary, self.histograms = Vocabulary(self.tokenizer), Histograms()
-        self.regressions, self.ratio_and_size = empty_regressions(), RatioAndSize()
 
     def read(self, status=lambda text: None) -> None:
-        """Where bins and quantiles lie has to be known before anything is summed: two passes."""
-        at_position = self.count_positions(status)
-        self.tokens = int(at_position.sum())
-        self.sums = Sums(len(self.blocks), at_position)
-        self.positions = Positions(len(self.blocks), len(at_position))
+        """Where bins lie has to be known before anything is summed: two passes."""
+        longest = 0
+        for step in self.steps:
+            status(f"{self.run.name}: lengths, step {step} of {self.steps[-1]}")
+            longest = max(longest, int(lengths(read_columns(self.run, step)).max()))
+        self.sums, self.positions = Sums(len(self.blocks), longest), Positions(longest)
         for block, steps in enumerate(self.blocks):
             for step in steps:
                 status(f"{self.run.name}: step {step} of {self.steps[-1]}")
                 self.add(lay_flat(read_columns(self.run, int(step))), block)
 
-    def count_positions(self, status) -> np.ndarray:
-        """How many tokens stand at each position: of position t, the answers longer than t."""
-        counts = np.zeros(0, np.int64)
-        for step in self.steps:
-            status(f"{self.run.name}: lengths, step {step} of {self.steps[-1]}")
-            of_length = np.bincount(lengths(read_columns(self.run, step)))
-            longer = np.cumsum(of_length[::-1])[::-1][1:]
-            counts = np.pad(counts, (0, max(0, len(longer) - len(counts))))
-            counts[:len(longer)] += longer
-        return counts
-
     def add(self, tokens: dict[str, np.ndarray], block: int) -> None:
         values = {unit: tokens["advantage"] * factor for unit, factor in units(tokens).items()}
         tokens["class"] = self.vocabulary.classes(tokens["token_id"])
         self.weights_are_one &= bool((tokens["weight"] == 1).all())
-        self.groups += len(np.unique(tokens["group"]))
-        self.answers += len(tokens["group"])
+        groups = [tokens["reward"][tokens["group"] == g] for g in np.unique(tokens["group"])]
+        self.tokens += len(tokens["token_id"])
+        self.groups += len(groups)
+        self.answers[block] += len(tokens["group"])
+        self.flat_answers[block] += sum(len(r) for r in groups if np.ptp(r) == 0)
         self.sums.add(tokens, values, block)
         self.vocabulary.add(tokens, values)
-        self.positions.add(tokens, values, block)
+        self.positions.add(tokens, values)
         self.histograms.add(tokens, values)
-        self.ratio_and_size.add(tokens)
-        for unit, regression in self.regressions.items():
-            regression.add(design(tokens, unit), np.abs(values[unit]), tokens["token_group"])
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -87,7 +75,11 @@ class Tally:
 
     def total(self, partition: str, measure: str, blocks=slice(None)) -> np.ndarray:
         """(cells,) over all of training, or some blocks of it."""
-        return self.sums.of[partition][blocks, :, MEASURES.index(measure)].sum(0)
+        return self.by_block(partition, measure)[blocks].sum(0)
+
+    def by_block(self, partition: str, measure: str) -> np.ndarray:
+        """(blocks, cells)"""
+        return self.sums.of[partition][..., MEASURES.index(measure)]
 
     def count(self, partition: str) -> np.ndarray:
         return self.total(partition, "tokens").astype(np.int64)
@@ -123,8 +115,8 @@ def describe(run: dict, tally: Tally | None) -> str:
         text += f", step {done} of {config['steps']} so far"
     if tally:
         first, last = tally.steps[0], tally.steps[-1]
-        text += (f"; {tally.tokens:,} tokens of {tally.answers:,} answers to {tally.groups:,} "
-                 f"problems, steps {first} to {last}")
+        text += (f"; {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
+                 f"{tally.groups:,} problems, steps {first} to {last}")
         missing = max(done, last) - len(tally.steps)
         text += f" ({missing} steps have no credit file)" if missing else ""
     if config.get("temperature", 1) != 1:

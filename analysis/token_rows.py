@@ -5,7 +5,8 @@ in the row of each of its tokens; prompts are left out.
 """
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +30,14 @@ def write_token_rows(run: dict, path: Path, status=lambda text: None) -> None:
     if not steps:
         raise UserError(f"{folder} has no credit files yet")
     names = names_of(read_columns(folder, steps[0]))
-    texts = Texts(load_tokenizer(folder))
+    text = cache(partial(quoted, load_tokenizer(folder)))
     with whole_file(path) as unfinished:
         with open(unfinished, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["step", "episode", "position", "text", *names])
             for step in steps:
                 status(f"{path.name}: step {step} of {steps[-1]}")
-                writer.writerows(rows_of(folder, step, names, texts))
+                writer.writerows(rows_of(folder, step, names, text))
 
 
 def names_of(columns: dict[str, np.ndarray]) -> list[str]:
@@ -45,7 +46,7 @@ def names_of(columns: dict[str, np.ndarray]) -> list[str]:
     return [name for name in names if column_of(name).per in ("token", "answer")]
 
 
-def rows_of(folder: Path, step: int, names: list[str], texts: "Texts") -> Iterator[tuple]:
+def rows_of(folder: Path, step: int, names: list[str], text: Callable) -> Iterator[tuple]:
     """One tuple a token."""
     columns = read_columns(folder, step)
     if names_of(columns) != names:
@@ -59,8 +60,8 @@ def rows_of(folder: Path, step: int, names: list[str], texts: "Texts") -> Iterat
         of_answer = column_of(name).per == "answer"
         value = columns[name][episode] if of_answer else columns[name]
         values.append(in_letters(name, value))
-    token_texts = [texts.of(token) for token in columns["token_id"].tolist()]
-    return zip([step] * len(episode), episode.tolist(), position.tolist(), token_texts, *values)
+    texts = map(text, columns["token_id"].tolist())
+    return zip([step] * len(episode), episode.tolist(), position.tolist(), texts, *values)
 
 
 def in_letters(name: str, values: np.ndarray) -> list:
@@ -72,15 +73,7 @@ def in_letters(name: str, values: np.ndarray) -> list:
     return values.astype(str).tolist()
 
 
-class Texts:
-    """The text of each token, in quotes as JSON has it: so it takes one line, and no spreadsheet
-    takes "=" for a formula."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer, self.known = tokenizer, {}
-
-    def of(self, token: int) -> str:
-        if token not in self.known:
-            text = text_of(self.tokenizer, token)
-            self.known[token] = json.dumps(text, ensure_ascii=False)
-        return self.known[token]
+def quoted(tokenizer: Tokenizer, token: int) -> str:
+    """A token's text as JSON has it: so it takes one line, and no spreadsheet takes "=" for a
+    formula."""
+    return json.dumps(text_of(tokenizer, token), ensure_ascii=False)

@@ -8,6 +8,7 @@ from engine.errors import UserError
 from engine.tokens import naive_class
 
 CLASSES = ("filler", "reasoning", "structure")
+SUMMED = ("count", "entropy", "log_prob", "gradient")  # over the tokens of an id
 
 
 def text_of(tokenizer: Tokenizer, token_id: int) -> str:
@@ -21,16 +22,13 @@ def most_tokens(tokenizer: Tokenizer) -> int:
 
 
 class Vocabulary:
-    """Of each token id: its class by the regex, its count, sums of its entropy, log-prob and
-    gradient size, and how often it was of each kind. The arrays grow with the largest id seen."""
+    """Of each token id: its class by the regex, what is SUMMED, and how often it was of each kind.
+    The arrays grow with the largest id seen."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self.class_of = np.zeros(0, np.int64)  # -1 where nobody has asked
-        self.count = np.zeros(0)
-        self.entropy = np.zeros(0)
-        self.log_prob = np.zeros(0)
-        self.gradient = np.zeros(0)
+        self.sums = {name: np.zeros(0) for name in SUMMED}
         self.kinds = np.zeros((0, len(KINDS)))
 
     def classes(self, ids: np.ndarray) -> np.ndarray:
@@ -49,14 +47,16 @@ class Vocabulary:
     def add(self, tokens: dict, values: dict) -> None:
         """`values` are the tokens' contributions and gradients by unit. Ask for `classes` first."""
         ids, size = tokens["token_id"], len(self.class_of)
-
-        def added(before: np.ndarray, per_token: np.ndarray | None) -> np.ndarray:
-            return np.bincount(ids, per_token, size) + np.pad(before, (0, size - len(before)))
-
-        self.count = added(self.count, None)
-        self.entropy = added(self.entropy, tokens["entropy"])
-        self.log_prob = added(self.log_prob, tokens["log_prob"])
-        self.gradient = added(self.gradient, np.abs(values["weighted gradient"]))
+        more = size - len(self.kinds)
+        measures = {"count": None, "entropy": tokens["entropy"], "log_prob": tokens["log_prob"],
+                    "gradient": np.abs(values["weighted gradient"])}
+        for name, value in measures.items():
+            self.sums[name] = np.pad(self.sums[name], (0, more)) + np.bincount(ids, value, size)
         id_and_kind = ids * len(KINDS) + tokens["kind"]
         kinds = np.bincount(id_and_kind, minlength=size * len(KINDS)).reshape(size, -1)
-        self.kinds = kinds + np.pad(self.kinds, ((0, size - len(self.kinds)), (0, 0)))
+        self.kinds = np.pad(self.kinds, ((0, more), (0, 0))) + kinds
+
+    def most_frequent(self, counts: np.ndarray, number: int = 7) -> str:
+        """Their texts; `counts` has an entry for each id."""
+        order = np.argsort(-counts, kind="stable")[:number]
+        return "  ".join(repr(text_of(self.tokenizer, i)) for i in order if counts[i])

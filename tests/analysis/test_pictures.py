@@ -5,9 +5,9 @@ import pytest
 from conftest import credit_columns, evaluation, write_log
 from logs import comparison_of, make, tallied
 
-from analysis import comparison_plots, plots, run_plots
+import analyze
+from analysis import comparison_plots, earlier, plots
 from analysis.compare import comparison_tables
-from analysis.histograms import SIGNED_EDGES, Histograms
 from analysis.runs import read_run
 from engine.errors import UserError
 
@@ -21,7 +21,7 @@ def drawn(monkeypatch):
         figures[name] = figure
         return folder / f"{name}.png", caption
 
-    for module in (run_plots, comparison_plots):
+    for module in (analyze, earlier, comparison_plots):
         monkeypatch.setattr(module, "save", keep)
     yield figures
     for figure in figures.values():
@@ -32,29 +32,11 @@ def labels_of(axis):
     return axis.get_legend_handles_labels()[1]
 
 
-def lines_of(run, count, **more):
-    metrics = [{"step": i, "success": 0.5, "entropy": 0.1 * i, "length": i, "finished": 0.75}
-               for i in range(1, count + 1)]
-    run["metrics"] = [{**line, **more} for line in metrics]
-    return run
-
-
-def test_titles_speak_of_ten_steps(tmp_path, drawn):
-    """Lengths 1 to 30: the means of the first and last ten are 5.5 and 25.5."""
-    run = {"config": {"steps": 30}, "evaluations": []}
-    run_plots.length_and_entropy(lines_of(run, 30), tmp_path)
-    titles = [axis.get_title("left") for axis in drawn["length_and_entropy"].axes]
-    assert titles == ["Length: 5.5 in the first 10 steps, 25.5 in the last 10",
-                      "Entropy: 0.55 in the first 10 steps, 2.55 in the last 10"]
-    run_plots.length_and_entropy(lines_of(run, 3, length=None), tmp_path)
-    [axis] = drawn["length_and_entropy"].axes  # none for what nothing is known of
-    assert axis.get_title("left") == "Entropy: 0.2 in the first 3 steps, 0.2 in the last 3"
-
-
 def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
     evaluations = [evaluation(0, [0, 1]), evaluation(9, [1, 1])]
-    run = {"config": {"steps": 30}, "evaluations": evaluations}
-    run_plots.learning_curve(lines_of(run, 9), tmp_path)
+    metrics = [{"step": i, "success": 0.5, "finished": 0.75} for i in range(1, 10)]
+    run = {"config": {"steps": 30}, "evaluations": evaluations, "metrics": metrics}
+    analyze.learning_curve(run, tmp_path)
     [axis] = drawn["learning_curve"].axes
     assert labels_of(axis) == ["not cut off, in training", "solved, in training",
                                "solved, held-out, sampled"]
@@ -66,7 +48,7 @@ def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
 def test_where_the_credit_went(tmp_path, drawn):
     """Four tokens: three words and a number of three times the weight, so half the gradient."""
     columns = credit_columns([4], [0], weight=[1, 1, 1, 3], kind=[0, 0, 0, 2])
-    run_plots.credit_by_kind(tallied(write_log(tmp_path / "run", {1: columns})), tmp_path)
+    analyze.credit_by_kind(tallied(write_log(tmp_path / "run", {1: columns})), tmp_path)
     [axis] = drawn["credit_by_kind"].axes
     assert [bar.get_height() for bar in axis.patches] == pytest.approx([0.75, 0.25, 0.5, 0.5])
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["word", "number"]
@@ -74,43 +56,30 @@ def test_where_the_credit_went(tmp_path, drawn):
 
 def test_contributions_are_drawn_with_their_sign(tmp_path, drawn):
     """log p is -2 in four tokens, advantages -1, 1, 1, 0.5: one contribution of 2, two of -2, one
-    of -1. From -2 to 2 there are 40 bins of 0.1 and the half that begins at 2."""
+    of -1."""
     columns = credit_columns([1] * 4, [0] * 4, log_prob=[-2.0] * 4, advantage=[-1, 1, 1, 0.5])
     tally = tallied(write_log(tmp_path / "run", {1: columns}))
-    counts, edges = tally.histograms.signed_between("contribution", -2, 2)
-    assert edges == pytest.approx([*np.linspace(-2, 2, 41), 2.05])
-    assert {round(edges[i], 6): counts[i] for i in np.flatnonzero(counts)} == {-2: 2, -1: 1, 2: 1}
-    run_plots.contributions({"config": {"steps": 1}, "metrics": [{"step": 1}]}, tally, tmp_path)
+    earlier.draw_contributions(tally, tmp_path)
     left, right = drawn["contributions"].axes
-    assert "from -2 to 2" in left.get_title("left") and len(left.patches) == 2
+    counts, edges, _ = left.patches[0].get_data()
+    assert {edges[i]: counts[i] for i in np.flatnonzero(counts)} == {-2: 2, -1: 1, 2: 1}
+    assert "from -2 to 2" in left.get_title("left")
     [old, mean, *_] = right.lines
     assert (old.get_ydata()[0], mean.get_ydata()[0]) == pytest.approx((7 / 4, -3 / 4))
 
 
-@pytest.mark.parametrize("low, high, count", [(-0.01, 0.01, 2), (-100, 100, 50), (0.0, 33.3, 48)])
-def test_bins_put_together_lose_no_token(low, high, count):
-    """80 / 1600 is a fine bin; 33.3 are 666 of them, 14 of which make one of 48."""
-    histograms = Histograms()
-    values = np.random.default_rng(0).uniform(low, high, 500)
-    histograms.signed["gradient"] += np.histogram(values.clip(-40, 40), SIGNED_EDGES)[0]
-    counts, edges = histograms.signed_between("gradient", low, high)
-    assert counts.sum() == 500 and len(counts) == len(edges) - 1 == count
-    assert (np.diff(edges) > 0).all()
-
-
-@pytest.mark.parametrize("more, missing", [
-    ({}, {"weights"}),
-    ({"advantage": np.zeros(40)}, {"weights", "credit_by_kind", "position", "histograms",
-                                   "position_in_old_unit", "class_by_position", "over_training",
-                                   "contributions"}),
-    ({"weight": np.arange(40)}, set())])
-def test_no_picture_without_content(tmp_path, drawn, monkeypatch, more, missing):
-    monkeypatch.setattr(run_plots, "draw_answer", lambda *_: (tmp_path / "answer.png", ""))
-    folder = write_log(tmp_path / "run", {1: credit_columns([40], [0], **more)})
-    run_plots.draw_run(read_run(folder), tallied(folder), tmp_path)
-    everything = {name for names in run_plots.PLACES.values() for name in names}
-    everything = (everything | {"credit_by_kind"}) - {"length_and_entropy"}  # of metrics
-    assert set(drawn) == everything - missing
+def test_no_picture_without_content(tmp_path, drawn):
+    of_metrics, always = {"learning_curve"}, {"log_prob_and_gradient"}
+    of_gradient = {"credit_by_kind", "over_training", "position", "contributions"}
+    line = {"step": 1, "success": 0.5, "entropy": 0.1}
+    for name, metrics, more, expected in (
+            ("all", [line], {}, of_metrics | of_gradient | always),
+            ("flat", [], {"advantage": np.zeros(40)}, always)):
+        columns = credit_columns([40], [0], **more)
+        folder = write_log(tmp_path / name, {1: columns}, metrics=metrics)
+        drawn.clear()
+        analyze.draw_run(read_run(folder), tallied(folder), tmp_path)
+        assert set(drawn) == expected
 
 
 def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
