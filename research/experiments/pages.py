@@ -12,6 +12,7 @@ A page marks what is not written by hand, by comments that a reader of the page 
     <!-- source control -->                             command, day and versions
     <!-- number control success measured; end -->       one cell: of the row `measured`, column end
     <!-- number scoreboard kind operator; decided -->
+    <!-- interval leaderboard board span; ahead; 95% -->   two: -9.3 (-12.6 to -5.9)
 
 each up to <!-- end -->. A row is named by its texts, as many as tell it from the others, the column
 comes last.
@@ -28,8 +29,8 @@ from research.experiments.published import RESULTS, pages, read_result
 
 # how a command was typed when it measured -> how it is typed today
 RENAMED = {"python -m study ": "python -m research ", "python -m truth.": "python -m research "}
-MARKED = re.compile(r"<!-- (table|words|text|source|number) ((?:(?!-->).)+?) -->(.*?)<!-- end -->",
-                    re.S)
+MARKED = re.compile(r"<!-- (table|words|text|source|number|interval) ((?:(?!-->).)+?) -->"
+                    r"(.*?)<!-- end -->", re.S)
 FLAGS = {"check": Flag(False, "change nothing; exit status 1 if a page is out of date")}
 
 
@@ -108,8 +109,14 @@ def make_number(words: str) -> str:
     return table.cells()[rows[0]][list(table.columns).index(column)]
 
 
+def make_interval(words: str) -> str:
+    """Two cells of a row, the second in brackets."""
+    row, value, interval = [part.strip() for part in words.rsplit(";", 2)]
+    return f"{make_number(f'{row}; {value}')} ({make_number(f'{row}; {interval}')})"
+
+
 MAKERS = {"table": make_table, "words": make_words, "text": make_text, "source": make_source,
-          "number": make_number}
+          "number": make_number, "interval": make_interval}
 
 
 def find_table(place: str) -> Table:

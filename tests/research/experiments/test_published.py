@@ -50,6 +50,7 @@ def results(tmp_path, monkeypatch):
     ("number small success rloo; middle; end", "-"),
     ("number small success rloo; end; 95%", "-1.0 to +50.0"),
     ("number small success by size size: abs(t) > 3; share, all", "50.0%"),
+    ("interval small success none; end; 95%", "50.0% (+1.0 to +2.0)"),
     ("table small success by size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
     ("words small success", "\nrloo is behind.\n"),
     ("text small log", "\n```\n   1/2  0.5\n ...\n```\n"),
