@@ -7,7 +7,7 @@ from analysis.settings import check_settings, shortened
 from harness.credit_columns import LARGEST
 from harness.credit_file import checkpoint_folders, credit_steps
 from engine.errors import UserError
-from harness.files import is_there, paths_in
+from harness.files import is_folder, is_there, paths_in
 from harness.record import MODES, lines_of_run, missing_evaluations, refuse_gaps
 from harness.run_folder import run_config
 
@@ -35,7 +35,7 @@ def read_runs(folders: list[str]) -> list[dict]:
 def refuse_or_pass_over(folder: Path, several: bool) -> None:
     if several:
         pass_over(folder, "is not a run folder, it has no config.json")
-    elif any(is_there(path / "config.json") for path in paths_in(folder)):
+    elif is_folder(folder) and any(is_there(path / "config.json") for path in paths_in(folder)):
         raise UserError(f"{folder} is not a run folder, but holds some: did you mean {folder}/*?")
     else:
         run_config(folder)  # raises, and says what is missing
