@@ -96,7 +96,7 @@ def on_every_batch(world: World, batches: Batches, chosen: dict, call: Callable,
             try:
                 values[name][m] = call(name, functions[name], of_batch)
             except Exception as error:  # an idea may need what this world lacks: the note names it
-                reasons[name] = f"stops in this world: {type(error).__name__}, {error}"
+                reasons[name] = f"stops in this world: {error}"
         if m % 100 == 0:
             progress(m / M)
     unused = torch.Generator().manual_seed(0).get_state()
