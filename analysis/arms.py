@@ -109,15 +109,15 @@ class Comparison:
         """The arm of this name, or with a run of this name or folder."""
         for name, arm in self.arms.items():
             folders = [run["folder"] for run in arm]
-            if wanted in (name, *(folder.name for folder in folders)):
-                return name
-            if Path(wanted).resolve() in [folder.resolve() for folder in folders]:
+            paths = [folder.resolve() for folder in folders]
+            if wanted in (name, *(f.name for f in folders)) or Path(wanted).resolve() in paths:
                 return name
         return None
 
     def usual_baseline(self, wanted: str | None) -> str:
         """Plain GRPO with the settings that most runs have, otherwise the first arm."""
-        plain = [name for name, arm in self.arms.items() if is_plain(arm[0])]
+        plain = [name for name, arm in self.arms.items()
+                 if PLAIN.items() <= (PLAIN | arm[0]["config"]).items()]
         if "none" in plain:
             return "none"
         if len(plain) > 1 and not wanted:
@@ -151,10 +151,6 @@ def refuse_twins(arm: list[dict]) -> None:
         if twin is not run:
             raise UserError(f"{twin['folder']} and {run['folder']} are the same arm and seed: "
                             "one of them is enough")
-
-
-def is_plain(run: dict) -> bool:
-    return PLAIN.items() <= (PLAIN | run["config"]).items()
 
 
 def refuse_unknown_baseline(comparisons: list[Comparison], wanted: str | None) -> None:

@@ -111,8 +111,7 @@ def difference_bars(table: Table, folder: Path, suffix: str) -> Picture:
     figure, axis = plt.subplots(figsize=(8.5, 1.4 + 0.42 * len(rows)), layout="constrained")
     for y, (_, _, value, interval, *_, verdict) in enumerate(rows):
         colour = {"better": BLUE, "worse": ORANGE}.get(verdict, GREY)
-        low, high = (100 * end if np.isfinite(end) else 100 * value for end in interval)
-        axis.plot([low, high], [y, y], color=colour, lw=2)
+        axis.plot(100 * np.array(interval), [y, y], color=colour, lw=2)
         axis.plot(100 * value, y, "o", color=colour)
         axis.annotate(verdict, (1.01, y), xycoords=("axes fraction", "data"), va="center",
                       fontsize=8.5)

@@ -3,11 +3,12 @@ import os
 import sys
 from pathlib import Path
 
-from analysis.settings import check_settings, shortened
+from analysis.settings import check_settings
 from engine.errors import UserError
 from harness.credit_columns import LARGEST
 from harness.credit_file import checkpoint_folders, credit_steps
 from harness.files import is_folder, is_there, paths_in
+from harness.flags import shortened
 from harness.record import MODES, lines_of_run, missing_evaluations, refuse_gaps
 from harness.run_folder import run_config
 
@@ -91,7 +92,7 @@ def check_lines(path: Path, lines: list[dict], tests: dict) -> None:
             value = line.setdefault(key)
             if not is_right(value):
                 raise UserError(f"{path}, line {number} is not of this program: its {key} is "
-                                f"{shortened(repr(value), 60)}")
+                                f"{shortened(repr(value))}")
 
 
 def check_evaluations(path: Path, lines: list[dict]) -> None:

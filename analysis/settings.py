@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.errors import UserError
-from harness.flags import Flag, check_value, fields_as_flags, parameters_as_flags
+from harness.flags import (Flag, check_value, fields_as_flags, parameters_as_flags,
+                           shortened)
 from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of
 from harness.settings import NOT_SETTINGS, OPTIONS
 from harness.tasks import load_task
@@ -22,29 +23,18 @@ def check_settings(path: Path, config: dict) -> None:
     for key in NEEDED:
         if key not in config:
             raise UserError(f"{path} says nothing of {key}")
-    flags = {**OPTIONS, **choice_flags(), **task_flags(config)}
+    flags = {**OPTIONS, **choice_flags(), **task_flags(config), "reward": Flag(None)}
     for name in ("mitigation", "advantage"):  # it may have been deleted since
         flags[name] = replace(flags[name], choices=())
     for name, value in config.items():
         if not all(text.isprintable() for text in (name, value) if isinstance(text, str)):
             raise UserError(f"{path}: {name!r} has characters that cannot be shown: "
                             f"{shortened(repr(value))}")
-        if name in flags:
-            check_setting(path, name, value, flags[name])
-    if not isinstance(config.get("reward"), str | None):
-        raise UserError(f"{path}: reward {shortened(repr(config['reward']))} should be a text")
-
-
-def check_setting(path: Path, name: str, value, flag: Flag) -> None:
-    try:
-        check_value(name, value, flag)
-    except UserError as error:
-        raise UserError(f"{path}: {shortened(str(error))}") from None
-
-
-def shortened(text: str, most: int = 400) -> str:
-    """A damaged value can be of any length."""
-    return text if len(text) <= most else f"{text[:most]}..."
+        try:
+            if name in flags:
+                check_value(name, value, flags[name])
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
 
 
 def effective_settings(config: dict) -> dict:

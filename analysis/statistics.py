@@ -157,19 +157,14 @@ def holm(p: list[float]) -> list[float]:
 
 
 def paired_difference(differences: np.ndarray, tests: int = 1, draws: int = 4000) -> Estimate:
-    """(seeds, items): the same seed and the same held-out item in two arms. How far would the mean
-    be off with other seeds, and with other items?
+    """(seeds, items): the same seed and the same held-out item in two arms. The mean, and how far
+    it would be off with other seeds and other items; with one seed, other items alone.
 
-    Bootstrap over seeds and bootstrap over items. The chance in every single answer is in both, and
-    is taken out of the second. A bootstrap over few seeds is too narrow by sqrt((S - 1) / S) and by
-    the difference between Student's t and the normal distribution. Both are put right, the latter
-    for seeds and items apart, as there are many more items than seeds. With one seed the interval
-    is about items alone.
-
-    Two seeds agree now and then by luck. So the interval is never narrower than one made from the
-    chance in single answers alone, as if seeds did not matter; and where all answers agree, no mean
-    is known better than to one answer. `tests`: of how many arms this is one (for what can be
-    seen).
+    Bootstrap over seeds, and over items. The chance in single answers is in both, and taken out of
+    the second. For few seeds the bootstrap is too narrow by sqrt((S - 1) / S) and by Student's t;
+    both are put right. Two seeds agree now and then by luck: so the interval is never narrower than
+    one from the chance in single answers, and where all agree, than one answer. `tests`: of how
+    many arms this is one (for what can be seen).
     """
     seeds, items = differences.shape
     value, rng = float(differences.mean()), np.random.default_rng(0)
