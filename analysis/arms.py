@@ -138,10 +138,9 @@ class Comparison:
 
     def placebos_of(self, name: str) -> list[str]:
         """The arms that are this one with something shuffled."""
-        unshuffled = {"placebo": "none"}
-        mine = unshuffled | arm_of(self.arms[name][0])
-        theirs = {other: arm_of(arm[0]) for other, arm in self.arms.items() if other != name}
-        return [other for other, settings in theirs.items() if mine == settings | unshuffled]
+        mine, unshuffled = arm_of(self.arms[name][0]), {"placebo": "none"}
+        return [other for other, arm in self.arms.items()
+                if other != name and mine == arm_of(arm[0]) | unshuffled]
 
 
 def refuse_twins(arm: list[dict]) -> None:

@@ -6,7 +6,7 @@ import pytest
 from logs import comparison_of, write_run
 
 import analyze
-from analysis.arms import SETTING, alike, arm_of, setting_of, what_differs
+from analysis.arms import SETTING, Comparison, alike, arm_of, setting_of, what_differs
 from analysis.runs import read_run
 from analysis.tally import describe
 from engine.errors import UserError
@@ -36,10 +36,12 @@ def test_arms_are_told_apart_by_what_differs(tmp_path):
     assert comparison.usual == {"learning_rate": 1e-3}
 
 
-@pytest.mark.parametrize("name, values", [("max_grad_norm", (1, 1.0)), ("forgotten", (1, "1"))])
+@pytest.mark.parametrize("name, values", [("temperature", (1, 1.0)), ("forgotten", (1, "1"))])
 def test_what_reads_alike_is_one_arm(tmp_path, name, values):
     """Also a setting of an older version, of which nobody knows the type any more."""
-    [arm] = comparison_of(folders(tmp_path, *({name: v} for v in values)), None).arms.values()
+    runs = read(tmp_path, *({name: value} for value in values))
+    assert len(alike(runs, setting_of)) == 1
+    [arm] = Comparison(runs, None).arms.values()
     assert len(arm) == 2
 
 
@@ -50,6 +52,8 @@ def test_the_baseline_is_plain_grpo_with_the_settings_that_most_runs_have(tmp_pa
     for name in (runs[2], "random", "r2"):
         comparison = comparison_of(runs, name)
         assert comparison.baseline == list(comparison.arms)[0] == "random"
+    of_two = [runs[0], *folders(tmp_path / "usual", {})]
+    assert comparison_of(of_two).usual == {"learning_rate": 5e-6}  # of as many the default
     with pytest.raises(UserError, match="--baseline nobody is neither"):
         analyze.main([*runs, "--baseline", "nobody"])
 
