@@ -10,6 +10,7 @@ from logs import comparison_of, ids_of, make, rows_of, write_run
 import analyze
 from analysis import compare
 from analysis.differences import MEASURES
+from analysis.runs import read_run
 from engine.errors import UserError
 
 
@@ -30,6 +31,27 @@ def test_a_run_still_going_is_shown_and_not_compared(tmp_path):
     assert [row["runs"] for row in rows(compare.stability(comparison))] == [2, 1]
     shorten(tmp_path / "arm-s0/metrics.jsonl", 4)  # none is finished: what there is
     assert [row["runs"] for row in rows(compare.stability(comparison_of(runs)))] == [2, 2]
+
+
+def test_an_arm_is_what_its_runs_solved_at_the_end(tmp_path):
+    """And not what they solved at the start."""
+    comparison = comparison_of([write_run(tmp_path / f"a{seed}", 0.5, seed) for seed in range(2)])
+    ends = [run["evaluations"][-1]["success"] for run in comparison.shown("none")]
+    [row] = rows(compare.arms_table(comparison))
+    assert row["sampled"] == row["greedy"] == pytest.approx(sum(ends) / 2)
+    low, high = row["95% over seeds"]
+    reach = 12.706 * abs(ends[0] - ends[1]) / 2
+    assert (low, high) == pytest.approx((sum(ends) / 2 - reach, sum(ends) / 2 + reach), rel=1e-3)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_each_set_has_its_own_tables_and_pictures(tmp_path):
+    runs = [read_run(write_run(tmp_path / str(answers), 0.5, answers=answers))
+            for answers in (4, 8)]
+    report = compare.report_on(runs, None, tmp_path, lambda text: None)
+    assert report.first == ["arms 1", "arms 2"]
+    assert report.places == {f"arms {i}": (f"learning_curves_{i}",) for i in (1, 2)}
+    assert [path.stem for path, _ in report.pictures] == ["learning_curves_1", "learning_curves_2"]
 
 
 def test_stability_by_hand(tmp_path):
