@@ -7,15 +7,16 @@ import json
 from pathlib import Path
 
 from analysis.runs import is_done
-from analysis.settings import (advantage_flags, common_settings, default_of, effective_settings,
-                               task_flags)
+from analysis.settings import advantage_flags, effective_settings, task_flags
 from engine.errors import UserError
+from harness.settings import OPTIONS
 
 SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_tokens",
            "temperature")  # and the flags of the task
 ASIDE = (  # what may differ within an arm
     "seed", "out", "own", "eval_tasks", "device", "threads", "checkpointing", "offload_optimizer",
     "shard", "micro_batch", "rollouts_timeout", "eval_every", "sample_every", "checkpoint_every")
+PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
 
 def setting_of(run: dict) -> dict:
@@ -51,8 +52,7 @@ def what_differs(parts: list[list[dict]]) -> str:
     names = [name for name in names if len({json.dumps(s.get(name)) for s in settings}) > 1]
     sets = []
     for i, (setting, part) in enumerate(zip(settings, parts), 1):
-        values = [f"{name} {setting[name]}" for name in names if name in setting]
-        differences = ", ".join(values)
+        differences = ", ".join(f"{name} {setting[name]}" for name in names if name in setting)
         folders = ", ".join(run["folder"].name for run in part)
         sets.append(f"set {i}: {differences} ({folders})")
     return ("Not comparable, so each set is compared by itself and nothing is averaged over them. "
@@ -62,32 +62,23 @@ def what_differs(parts: list[list[dict]]) -> str:
 def usual_values(arms: list[list[dict]]) -> dict:
     """Of each common setting (a learning rate, say) that differs between arms, what most runs have.
     An arm's name tells it only where it is something else."""
+    settings = [(arm_of(arm[0]), len(arm)) for arm in arms]
     usual = {}
-    for key in common_settings():
-        values = []
-        for arm in arms:
-            settings = arm_of(arm[0])
-            if key in settings:
-                values += [json.dumps(settings[key])] * len(arm)
-        if key == "mitigation" or len(set(values)) < 2:
-            continue
-        default = json.dumps(default_of(key))
-        most = max(values, key=lambda value: (values.count(value), value == default))
-        usual[key] = json.loads(most)
+    for key in OPTIONS:
+        values = [json.dumps(mine[key]) for mine, count in settings if key in mine
+                  for _ in range(count)]
+        if key != "mitigation" and len(set(values)) > 1:
+            default = json.dumps(OPTIONS[key].default)
+            most = max(values, key=lambda value: (values.count(value), value == default))
+            usual[key] = json.loads(most)
     return usual
 
 
-def name_arms(arms: list[list[dict]], usual: dict) -> list[str]:
-    """The mitigation, and what else tells the arms apart."""
-    settings = [arm_of(arm[0]) for arm in arms]
-    names = []
-    for mine in settings:
-        own = [key for key in mine
-               if key not in common_settings() and tells_apart(key, mine, settings)]
-        unusual = [key for key, value in usual.items() if key in mine and mine[key] != value]
-        words = [f"{key} {mine[key]}" for key in own + unusual]
-        names.append(" ".join([mine["mitigation"], *words]))
-    return names
+def name_of(mine: dict, settings: list[dict], usual: dict) -> str:
+    """The mitigation, and what else tells this arm apart from those with the other settings."""
+    own = [key for key in mine if key not in OPTIONS and tells_apart(key, mine, settings)]
+    unusual = [key for key, value in usual.items() if key in mine and mine[key] != value]
+    return " ".join([mine["mitigation"], *(f"{key} {mine[key]}" for key in own + unusual)])
 
 
 def tells_apart(flag: str, mine: dict, settings: list[dict]) -> bool:
@@ -103,10 +94,11 @@ class Comparison:
     def __init__(self, runs: list[dict], baseline: str | None):
         arms = alike(runs, arm_of)
         self.usual = usual_values(arms)
-        names = name_arms(arms, self.usual)
-        refuse_namesakes(names, arms)
-        self.arms = dict(zip(names, arms))
-        for arm in arms:
+        settings = [arm_of(arm[0]) for arm in arms]
+        self.arms = {}
+        for mine, arm in zip(settings, arms):  # settings that read alike, 1 and "1", are one arm
+            self.arms.setdefault(name_of(mine, settings, self.usual), []).extend(arm)
+        for arm in self.arms.values():
             refuse_twins(arm)
         named = self.arm_named(baseline) if baseline else None
         self.baseline_was_named = named is not None
@@ -117,15 +109,15 @@ class Comparison:
         """The arm of this name, or with a run of this name or folder."""
         for name, arm in self.arms.items():
             folders = [run["folder"] for run in arm]
-            if wanted in (name, *(folder.name for folder in folders)):
-                return name
-            if Path(wanted).resolve() in [folder.resolve() for folder in folders]:
+            paths = [folder.resolve() for folder in folders]
+            if wanted in (name, *(f.name for f in folders)) or Path(wanted).resolve() in paths:
                 return name
         return None
 
     def usual_baseline(self, wanted: str | None) -> str:
         """Plain GRPO with the settings that most runs have, otherwise the first arm."""
-        plain = [name for name, arm in self.arms.items() if is_plain(arm[0])]
+        plain = [name for name, arm in self.arms.items()
+                 if PLAIN.items() <= (PLAIN | arm[0]["config"]).items()]
         if "none" in plain:
             return "none"
         if len(plain) > 1 and not wanted:
@@ -146,22 +138,9 @@ class Comparison:
 
     def placebos_of(self, name: str) -> list[str]:
         """The arms that are this one with something shuffled."""
-        mine = arm_of(self.arms[name][0])
-        if placebo_of(mine) != "none":
-            return []
-        theirs = {other: arm_of(arm[0]) for other, arm in self.arms.items() if other != name}
-        return [other for other, settings in theirs.items()
-                if placebo_of(settings) != "none" and same_but_placebo(settings, mine)]
-
-
-def refuse_namesakes(names: list[str], arms: list[list[dict]]) -> None:
-    """A setting that is the text 1 in one run and the number 1 in another."""
-    arm_of_name = {}
-    for name, arm in zip(names, arms):
-        other = arm_of_name.setdefault(name, arm)
-        if other is not arm:
-            raise UserError(f"{other[0]['folder']} and {arm[0]['folder']} have different settings "
-                            f"that are written alike: both arms would be called {name}")
+        mine, unshuffled = arm_of(self.arms[name][0]), {"placebo": "none"}
+        return [other for other, arm in self.arms.items()
+                if other != name and mine == arm_of(arm[0]) | unshuffled]
 
 
 def refuse_twins(arm: list[dict]) -> None:
@@ -171,19 +150,6 @@ def refuse_twins(arm: list[dict]) -> None:
         if twin is not run:
             raise UserError(f"{twin['folder']} and {run['folder']} are the same arm and seed: "
                             "one of them is enough")
-
-
-def is_plain(run: dict) -> bool:
-    plain = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
-    return all(run["config"].get(name, value) == value for name, value in plain.items())
-
-
-def placebo_of(settings: dict) -> str:
-    return settings.get("placebo", "none")
-
-
-def same_but_placebo(one: dict, other: dict) -> bool:
-    return {**one, "placebo": None} == {**other, "placebo": None}
 
 
 def refuse_unknown_baseline(comparisons: list[Comparison], wanted: str | None) -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of
 from engine.errors import UserError
-from harness.flags import Flag, check_value, fields_as_flags, parameters_as_flags
+from harness.flags import (Flag, check_value, fields_as_flags, parameters_as_flags,
+                           shortened)
+from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of
 from harness.settings import NOT_SETTINGS, OPTIONS
 from harness.tasks import load_task
 
@@ -17,49 +18,23 @@ NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json say
 
 
 def check_settings(path: Path, config: dict) -> None:
-    """Refuse values that no run has. Settings that are not known, of an older version say, stay."""
+    """Refuse values that no run has. Settings that are not known, of an older version say, stay,
+    but have to be printable: they become names of arms."""
     for key in NEEDED:
         if key not in config:
             raise UserError(f"{path} says nothing of {key}")
-    check_texts(path, config)
-    for flags in (OPTIONS, choice_flags(), task_flags(config)):
-        for name, flag in flags.items():
-            if name in ("mitigation", "advantage"):  # it may have been deleted since
-                flag = replace(flag, choices=())
-            if name in config:
-                check_setting(path, name, config[name], flag)
-    if not isinstance(config.get("reward"), str | None):
-        raise UserError(f"{path}: reward {shortened(repr(config['reward']))} should be a text")
-
-
-def check_setting(path: Path, name: str, value, flag: Flag) -> None:
-    try:
-        check_value(name, value, flag)
-    except UserError as error:
-        raise UserError(f"{path}: {shortened(str(error))}") from None
-
-
-def check_texts(path: Path, config: dict) -> None:
-    """They become names of arms, in the terminal and on a page."""
+    flags = {**OPTIONS, **choice_flags(), **task_flags(config), "reward": Flag(None)}
+    for name in ("mitigation", "advantage"):  # it may have been deleted since
+        flags[name] = replace(flags[name], choices=())
     for name, value in config.items():
-        for text in (name, value):
-            if isinstance(text, str) and not text.isprintable():
-                raise UserError(f"{path}: {name!r} has characters that cannot be shown: "
-                                f"{shortened(repr(text))}")
-
-
-def shortened(text: str, most: int = 400) -> str:
-    """A damaged value can be of any length."""
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
-def default_of(name: str):
-    return OPTIONS[name].default
-
-
-def common_settings() -> list[str]:
-    """The flags of every run; those of a task, a mitigation and an advantage come on top."""
-    return list(OPTIONS)
+        if not all(text.isprintable() for text in (name, value) if isinstance(text, str)):
+            raise UserError(f"{path}: {name!r} has characters that cannot be shown: "
+                            f"{shortened(repr(value))}")
+        try:
+            if name in flags:
+                check_value(name, value, flags[name])
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
 
 
 def effective_settings(config: dict) -> dict:
@@ -80,7 +55,7 @@ def flags_beside(config: dict) -> dict[str, Flag]:
     """The flags of every run, of this one's task, and of the choices it made."""
     flags = {**OPTIONS, **task_flags(config)}
     for registry, axis in ((MITIGATIONS, "mitigation"), (ADVANTAGES, "advantage")):
-        chosen = registry.get(config.get(axis, default_of(axis)))
+        chosen = registry.get(config.get(axis, OPTIONS[axis].default))
         flags |= parameters_as_flags(chosen) if chosen else {}
     return flags
 
@@ -91,8 +66,7 @@ def idle_settings(config: dict) -> list[str]:
     idle = [name for name, flag in flags.items() if flag.only and not flag.only[0](view)]
     if config["mitigation"] in NEVER_RESCALED:
         idle.append("rescale")
-    # older runs list the flags of every advantage
-    owners = advantage_flags()
+    owners = advantage_flags()  # older runs list the flags of every advantage
     return idle + [name for name in owners if config["advantage"] not in owners[name]]
 
 
@@ -104,6 +78,6 @@ def advantage_flags() -> dict[str, list[str]]:
 def task_flags(config: dict) -> dict[str, Flag]:
     """The flags of a run's task; none if its module is not there any more."""
     try:
-        return fields_as_flags(load_task(config.get("task", default_of("task"))))
+        return fields_as_flags(load_task(config.get("task", OPTIONS["task"].default)))
     except (UserError, OSError):  # a name that no file can have
         return {}

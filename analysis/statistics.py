@@ -156,61 +156,48 @@ def holm(p: list[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def paired_difference(differences: np.ndarray, tests: int = 1, draws: int = 4000,
-                      chance: float = 0.0) -> Estimate:
-    """(seeds, items): the same seed and the same held-out item in two arms. How far would the mean
-    be off with other seeds, and with other items?
+def paired_difference(differences: np.ndarray, tests: int = 1, draws: int = 4000) -> Estimate:
+    """(seeds, items): the same seed and the same held-out item in two arms. The mean, and how far
+    it would be off with other seeds and other items; with one seed, other items alone.
 
-    Bootstrap over seeds and bootstrap over items. The chance in every single answer is in both, and
-    is taken out of the second. A bootstrap over few seeds is too narrow by sqrt((S - 1) / S) and by
-    the difference between Student's t and the normal distribution. Both are put right, the latter
-    for seeds and items apart, as there are many more items than seeds. With one seed the interval
-    is about items alone.
-
-    Two seeds agree now and then by luck. So the interval is never narrower than one made from the
-    chance in single answers alone, as if seeds did not matter. `chance` is that variance of the
-    mean, for values (a mean over training) whose items do not show it. `tests`: of how many arms
-    this is one (for what can be seen).
+    Bootstrap over seeds, and over items. The chance in single answers is in both, and taken out of
+    the second. For few seeds the bootstrap is too narrow by sqrt((S - 1) / S) and by Student's t;
+    both are put right. Two seeds agree now and then by luck: so the interval is never narrower than
+    one from the chance in single answers, and where all agree, than one answer. `tests`: of how
+    many arms this is one (for what can be seen).
     """
     seeds, items = differences.shape
     value, rng = float(differences.mean()), np.random.default_rng(0)
+    if items == 1:
+        return Estimate(value, np.nan, np.nan, np.nan)
     by_seed, by_item = differences.mean(1), differences.mean(0)
+    one_answer = 1 / differences.size ** 2
     if seeds == 1:
-        error = max(bootstrap_variance(by_item, draws, rng), one_answer(differences)) ** 0.5
-        return estimate(value, error if items > 1 else np.nan, items - 1, tests)
+        error = max(bootstrap_variance(by_item, draws, rng), one_answer) ** 0.5
+        return estimate(value, error, items - 1, tests)
     freedom = (seeds - 1) * (items - 1)
-    if items > 1:
-        rest = differences - by_seed[:, None] - by_item + value
-        chance = max((rest ** 2).sum() / freedom / (seeds * items), one_answer(differences))
+    rest = differences - by_seed[:, None] - by_item + value
+    chance = max((rest ** 2).sum() / freedom / (seeds * items), one_answer)
     of_seeds = bootstrap_variance(by_seed, draws, rng)
     of_items = max(bootstrap_variance(by_item, draws, rng) - chance, 0.0)
-    if of_seeds == chance == 0:  # nothing is known about the spread
-        return Estimate(value, np.nan, np.nan, np.nan)
 
     def reach(level: float) -> float:
-        seed_quantile = student_quantile(1 - level / 2, seeds - 1)
-        item_quantile = student_quantile(1 - level / 2, max(items - 1, 1))
-        answer_quantile = student_quantile(1 - level / 2, freedom or 10_000)
-        among_seeds = max(seed_quantile ** 2 * of_seeds, answer_quantile ** 2 * chance)
-        return float(np.sqrt(among_seeds + item_quantile ** 2 * of_items))
+        t_seeds, t_items, t_answers = (student_quantile(1 - level / 2, df)
+                                       for df in (seeds - 1, items - 1, freedom))
+        among_seeds = max(t_seeds ** 2 * of_seeds, t_answers ** 2 * chance)
+        return float(np.sqrt(among_seeds + t_items ** 2 * of_items))
 
-    errors = reach(0.05 / tests) / student_quantile(1 - 0.025 / tests, seeds - 1)
-    visible = float(errors * detectable(seeds - 1, tests))
+    error = reach(0.05 / tests) / student_quantile(1 - 0.025 / tests, seeds - 1)
     p = level_that_reaches(abs(value), reach)
-    return Estimate(value, value - reach(0.05), value + reach(0.05), p, visible)
+    return Estimate(value, value - reach(0.05), value + reach(0.05), p,
+                    float(error * detectable(seeds - 1, tests)))
 
 
 def bootstrap_variance(means: np.ndarray, draws: int, rng: np.random.Generator) -> float:
     """Of the mean of these means."""
     count = len(means)
     drawn = means[rng.integers(0, count, (draws, count))].mean(1)
-    return drawn.var() * count / max(count - 1, 1)
-
-
-def one_answer(differences: np.ndarray) -> float:
-    """The variance of the mean when a single answer of all comes out differently. Where all answers
-    agree, the sample shows no chance at all; but no mean is known better than this."""
-    return 1 / differences.size ** 2
+    return drawn.var() * count / (count - 1)
 
 
 def level_that_reaches(distance: float, reach) -> float:
@@ -225,16 +212,11 @@ def level_that_reaches(distance: float, reach) -> float:
 def verdicts(estimates: list[Estimate], words=("more", "less"), null: float = 1.0) -> list[str]:
     """A word for each row of a table, by Holm: with nothing behind any of them, 95 of 100 tables
     say nothing."""
+    found = ["too few"] * len(estimates)
     known = [i for i, e in enumerate(estimates) if np.isfinite(e.p)]
-    verdict = ["too few"] * len(estimates)
-    if not known:
-        return verdict
     for i, p in zip(known, holm([estimates[i].p for i in known])):
-        if p >= 0.05:
-            verdict[i] = "none seen"
-        else:
-            verdict[i] = words[0] if estimates[i].value > null else words[1]
-    return verdict
+        found[i] = "none seen" if p >= 0.05 else words[estimates[i].value <= null]
+    return found
 
 
 def wilson_interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:

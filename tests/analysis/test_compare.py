@@ -4,176 +4,132 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT, credit_columns
+from conftest import credit_columns
 from logs import comparison_of, ids_of, make, rows_of, write_run
-from tokenizers import Tokenizer
 
 import analyze
 from analysis import compare
 from analysis.differences import MEASURES
+from analysis.runs import read_run
 from engine.errors import UserError
 
 
-def test_a_run_still_going_is_shown_and_not_compared(tmp_path, capsys):
+def rows(table):
+    return table.to_json()["rows"]
+
+
+def shorten(path, lines):
+    path.write_text("".join(path.read_text().splitlines(True)[:lines]))
+
+
+def test_a_run_still_going_is_shown_and_not_compared(tmp_path):
     runs = make(tmp_path, {"base": (0.5, {}), "arm": (0.9, {"mitigation": "random"})}, seeds=2)
-    config = tmp_path / "arm-s1/metrics.jsonl"
-    config.write_text("".join(config.read_text().splitlines(True)[:4]))
+    shorten(tmp_path / "arm-s1/metrics.jsonl", 4)
     comparison = comparison_of(runs)
     assert rows_of(comparison)["random"]["seeds"] == 1
-    assert compare.arms_table(comparison).to_json()["rows"][1]["seeds"] == "0 (1 still going)"
-    assert [row["runs"] for row in compare.stability(comparison).to_json()["rows"]] == [2, 1]
-    path = tmp_path / "arm-s0/metrics.jsonl"
-    path.write_text("".join(path.read_text().splitlines(True)[:4]))
-    assert [row["runs"] for row in compare.stability(comparison_of(runs)).to_json()["rows"]] == [
-        2,
-        2,
-    ]  # none is finished: what there is
+    assert rows(compare.arms_table(comparison))[1]["seeds"] == "0 (1 still going)"
+    assert [row["runs"] for row in rows(compare.stability(comparison))] == [2, 1]
+    shorten(tmp_path / "arm-s0/metrics.jsonl", 4)  # none is finished: what there is
+    assert [row["runs"] for row in rows(compare.stability(comparison_of(runs)))] == [2, 2]
+
+
+def test_an_arm_is_what_its_runs_solved_at_the_end(tmp_path):
+    """And not what they solved at the start."""
+    comparison = comparison_of([write_run(tmp_path / f"a{seed}", 0.5, seed) for seed in range(2)])
+    ends = [run["evaluations"][-1]["success"] for run in comparison.shown("none")]
+    [row] = rows(compare.arms_table(comparison))
+    assert row["sampled"] == row["greedy"] == pytest.approx(sum(ends) / 2)
+    low, high = row["95% over seeds"]
+    reach = 12.706 * abs(ends[0] - ends[1]) / 2
+    assert (low, high) == pytest.approx((sum(ends) / 2 - reach, sum(ends) / 2 + reach), rel=1e-3)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_each_set_has_its_own_tables_and_pictures(tmp_path):
+    runs = [read_run(write_run(tmp_path / str(answers), 0.5, answers=answers))
+            for answers in (4, 8)]
+    report = compare.report_on(runs, None, tmp_path, lambda text: None)
+    assert report.first == ["arms 1", "arms 2"]
+    assert report.places == {f"arms {i}": (f"learning_curves_{i}",) for i in (1, 2)}
+    assert [path.stem for path, _ in report.pictures] == ["learning_curves_1", "learning_curves_2"]
 
 
 def test_stability_by_hand(tmp_path):
-    """Norms 0.1 .. 1.0: first and last ten are all, mean 0.55, population std 0.2872, peak 1 /
-    0.55; success 0.05 .. 0.5 of 0.5."""
-    row = compare.stability(comparison_of([write_run(tmp_path / "a", 0.5)])).to_json()["rows"][0]
-    assert (row["norm first"], row["spread"], row["peak"]) == pytest.approx(
-        (0.55, 0.28723 / 0.55, 1 / 0.55), rel=1e-4
-    )
-    assert (row["best"], row["end"]) == pytest.approx((0.4, 0.4))
-
-
-def test_first_and_last_steps_are_not_the_same(tmp_path):
     """30 steps, norms 0.1 .. 3: first ten 0.55, last ten 2.55; entropy falls from 3 to 0.1."""
     run = write_run(tmp_path / "a", 0.5, steps=30)
-    lines = [
-        {
-            "step": i,
-            "success": 0.9 if 5 < i < 11 else 0.2,
-            "entropy": 3.1 - 0.1 * i,
-            "gradient_norm": 0.1 * i,
-        }
-        for i in range(1, 31)
-    ]
+    lines = [{"step": i, "success": 0.9 if 5 < i < 11 else 0.2, "entropy": 3.1 - 0.1 * i,
+              "gradient_norm": 0.1 * i, "seconds": i} for i in range(1, 31)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    row = compare.stability(comparison_of([run])).to_json()["rows"][0]
-    assert (
-        row["norm first"],
-        row["last"],
-        row["entropy"],
-        row["to"],
-        row["best"],
-        row["end"],
-    ) == pytest.approx((0.55, 2.55, 2.55, 0.55, 0.9, 0.2))
-    assert row["peak"] == pytest.approx(3.0 / 1.55)
+    [row] = rows(compare.stability(comparison_of([run])))
+    assert row == {"arm": "none", "runs": 1} | {name: pytest.approx(value) for name, value in {
+        "norm first": 0.55, "last": 2.55, "peak": 3 / 1.55, "entropy": 2.55, "to": 0.55,
+        "best": 0.9, "end": 0.2, "seconds": 15.5}.items()}
 
 
 def test_means_over_seeds_have_students_interval():
     """0.1 0.2 0.6: mean 0.3, sample std 0.2646, over sqrt 3 0.1528, times 4.303."""
-    mean, (low, high) = compare.over_seeds([0.1, 0.2, 0.6])
-    assert (mean, high - mean, mean - low) == pytest.approx(
-        (0.3, 4.303 * 0.15275, 4.303 * 0.15275), rel=1e-3
-    )
-    assert (
-        compare.over_seeds([0.0, 0.0, 0.0]) == (0.0, None)
-        and compare.over_seeds([0.4]) == (0.4, None)
-        and compare.over_seeds([]) == (None, None)
-    )
+    mean, interval = compare.over_seeds([0.1, 0.2, 0.6])
+    reach = 4.303 * 0.15275
+    assert mean == pytest.approx(0.3)
+    assert interval == pytest.approx((0.3 - reach, 0.3 + reach), rel=1e-3)
+    assert compare.over_seeds([0.0, 0.0, 0.0]) == (0.0, None)
+    assert compare.over_seeds([0.4]) == (0.4, None) and compare.over_seeds([])[1] is None
 
 
-def test_ratios_over_seeds(tmp_path):
-    """Ten tokens: two early, of weight 3, two late, of weight 1; filler in the even places, with
-    twice the advantage of the rest."""
-    words = Tokenizer.from_file(str(ROOT / "models/tiny/tokenizer.json"))
-    ids = [words.encode(" and").ids[0], words.encode(" 7").ids[0]] * 5
-    for seed in range(2):
-        run = write_run(tmp_path / f"a{seed}", 0.5, seed)
-        columns = credit_columns(
-            [10], [0], token_id=ids, weight=[3, 3, 1, 1, 1, 1, 1, 1, 1, 1], advantage=[2, 1] * 5
-        )
-        np.savez(run / "credit/step_000001.npz", **columns)
-    row = compare.credit_by_class(
-        comparison_of([tmp_path / "a0", tmp_path / "a1"]), lambda text: None
-    )[1].to_json()["rows"][0]
-    assert (
-        row["filler/reasoning"] == pytest.approx(2.0)
-        and row["early/late"] == pytest.approx(3.0)
-        and row["runs"] == 2
-    )
-
-
-def test_filler_and_reasoning_in_both_units_beside_what_was_published(tmp_path):
+def test_the_ratios_of_an_arm_and_what_was_published_of_one_like_it(tmp_path):
     """Filler " and" with p = 1/2 and advantage 2; reasoning " 7" with p = 1/4, advantage -1 and
-    weight 3. With sum p^2 = p^2 their s is 1 - p."""
-    ids = ids_of(" and")[:1] + ids_of(" 7")[:1]
-    p = np.array([0.5, 0.25])
-    run = write_run(tmp_path / "a", 0.5, mitigation="outcome_conditional", think_discount=0.75)
-    np.savez(run / "credit/step_000001.npz", **credit_columns(
-        [2], [0], token_id=ids, log_prob=np.log(p), collision=p ** 2, advantage=[2, -1],
-        weight=[1, 3]))
-    row, *published = compare.credit_by_class(comparison_of([run]))[2].to_json()["rows"]
-    assert row["success"] == pytest.approx(0.5, abs=0.1)
-    columns = ("filler", "reasoning", "ratio", "filler s", "reasoning s", "ratio s")
-    assert [row[name] for name in columns] == pytest.approx(
-        [2 * np.log(2), np.log(4), 1, 1, 2.25, 1 / 2.25], rel=1e-5)
-    found = {line["arm"]: [line[name] for name in columns[:3]] for line in published}
-    assert found["none*"] == pytest.approx([0.333, 0.254, 1.311], abs=1e-3)
-    assert found["outcome_conditional, discount 0.75*"] == pytest.approx([0.348, 0.247, 1.409],
-                                                                         abs=1e-3)
-    assert found["outcome_conditional, discount 0.5*"] == [None] * 3
+    weight 3. With sum p^2 = p^2 their s is 1 - p: 1 over 2.25, and 2 log 2 over log 4 in the old
+    unit. The filler is the early token."""
+    runs = []
+    for seed in range(2):
+        run = write_run(tmp_path / f"a{seed}", 0.5, seed, mitigation="outcome_conditional")
+        p = np.array([0.5, 0.25])
+        np.savez(run / "credit/step_000001.npz", **credit_columns(
+            [2], [0], token_id=ids_of(" and")[:1] + ids_of(" 7")[:1], log_prob=np.log(p),
+            collision=p ** 2, advantage=[2, -1], weight=[1, 3]))
+        runs.append(run)
+    table = compare.credit_tables(comparison_of(runs))[1]
+    [row] = rows(table)
+    assert row["runs"] == 2 and row["old filler/reasoning"] == pytest.approx(1, rel=1e-5)
+    # of two tokens, the middles stand at a quarter and three: neither is at an end
+    assert row["filler/reasoning"] == pytest.approx(1 / 2.25, rel=1e-5)
+    assert row["early/late"] is None and any("published" in note for note in table.notes)
+    plain = compare.credit_tables(comparison_of([write_run(tmp_path / "b", 0.5)]))[1]
+    assert not any("published" in note for note in plain.notes)
 
 
-def test_nothing_published_stands_beside_arms_that_are_not_alike(tmp_path):
-    comparison = comparison_of([write_run(tmp_path / "a", 0.5)])
-    assert len(compare.credit_by_class(comparison)[2].rows) == 1
-
-
-def test_credit_by_class_is_of_the_weighted_gradient(tmp_path):
-    """Two kinds, three tokens to one, the weight of the one three times as large: half of the
-    gradient each."""
+def test_shares_are_of_the_weighted_gradient_and_ends_are_fifths(tmp_path):
+    """Ten tokens, six words of weight 1 and four numbers of 3; two early of 3, two late of 1."""
     run = write_run(tmp_path / "a", 0.5)
-    np.savez(
-        run / "credit/step_000001.npz",
-        **credit_columns([4], [0], weight=[1, 1, 1, 3], kind=[0, 0, 0, 2]),
-    )
-    row = compare.credit_by_class(comparison_of([run]), lambda text: None)[0].to_json()["rows"][0]
-    assert row["word"] == pytest.approx(0.5) and row["number"] == pytest.approx(0.5)
+    np.savez(run / "credit/step_000001.npz", **credit_columns(
+        [10], [0], weight=[3] * 4 + [1] * 6, kind=[2] * 4 + [0] * 6))
+    shares, ratios = (rows(table)[0] for table in compare.credit_tables(comparison_of([run])))
+    assert shares["word"] == pytest.approx(1 / 3) and shares["number"] == pytest.approx(2 / 3)
+    assert ratios["early/late"] == pytest.approx(3)
 
 
 def test_many_runs_on_one_page(tmp_path, capsys):
-    arms = {
-        "base": (0.5, {}),
-        "arm": (0.9, {"mitigation": "outcome_conditional", "think_discount": 0.25}),
-        "placebo": (0.5, {"mitigation": "outcome_conditional", "placebo": "weights"}),
-    }
+    arms = {"base": (0.5, {}),
+            "arm": (0.9, {"mitigation": "outcome_conditional", "think_discount": 0.25}),
+            "placebo": (0.5, {"mitigation": "outcome_conditional", "placebo": "weights"})}
     runs = make(tmp_path, arms, seeds=2)
     (tmp_path / "notes").mkdir()
     analyze.main([*runs, str(tmp_path / "notes"), "--json"])
     out = capsys.readouterr()
     assert "passed over: " in out.err and "notes is not a run folder" in out.err
     assert max(len(line) for line in out.out.splitlines() if str(tmp_path) not in line) <= 100
+    assert len(out.out.splitlines()) <= 40 and "of an earlier experiment" not in out.out
     folder = tmp_path / "comparison"
-    assert sorted(p.name for p in folder.iterdir()) == [
-        "analysis.json",
-        "credit_by_class.png",
-        "differences.png",
-        "gradient_norm.png",
-        "learning_curves.png",
-        "report.html",
-    ]
-    assert [t["name"] for t in json.loads((folder / "analysis.json").read_text())] == [
-        "arms",
-        "runs",
-        *MEASURES,
-        "stability",
-        "credit by class",
-        "credit over seeds",
-        "class sizes",
-    ]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "analysis.json", "differences.png", "learning_curves.png", "report.html"]
+    tables = [table["name"] for table in json.loads((folder / "analysis.json").read_text())]
+    assert tables == ["arms", *MEASURES, "stability", "credit by class", "credit over seeds"]
+    page = (folder / "report.html").read_text()
+    places = [page.index(text) for text in ("The arms", "each arm minus none", "<details",
+                                            "Learning speed", "Stability and cost", "Share of")]
+    assert places == sorted(places)
     for flags in (["--steps", "1"], ["--earlier"]):
         with pytest.raises(UserError, match=f"{flags[0]} .* one run: give one run only"):
             analyze.main([*runs, *flags])
-    assert len(out.out.splitlines()) <= 40 and "of an earlier experiment" not in out.out
-    page = (folder / "report.html").read_text()
-    places = [page.index(text) for text in ("The arms", "each arm minus none", "<details",
-                                            "Other measures", "Final success, greedy")]
-    assert places == sorted(places)
     with pytest.raises(UserError, match="does not exist"):
         analyze.main([*runs, str(tmp_path / "typo")])

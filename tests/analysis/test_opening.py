@@ -18,24 +18,20 @@ def test_from_the_first_evaluation_to_the_last():
              {**evaluation(30, [0, 1, 1, 1]), "success_low": 0.3, "success_high": 0.954}]
     assert opening(run_of(30, lines)) == [
         "With sampled answers it solved 25.0% of 4 held-out problems before training, and 75.0% "
-        "(95% interval 30.0% to 95.4%) after 30 steps.",
+        "after 30 steps (95% interval 30.0% to 95.4%).",
         "25.0% of the held-out answers after 30 steps and 1.0% of all training answers were cut "
         "off by the limit of 64 tokens."]
 
 
 def test_an_unfinished_run_is_told_as_such_with_what_is_known():
-    sentences = opening(run_of(15, [evaluation(0, [0, 1], "greedy")]))
-    assert sentences[0].startswith("This run is not finished: step 15 of 30 so far.")
-    assert sentences[1] == ("With greedy answers it solved 50.0% (95% interval 0.0% to 100.0%) of "
-                            "2 held-out problems before training. There is no other evaluation.")
-    assert sentences[2] == ("It solved 10.0% of the problems in its first 10 training batches and "
-                            "20.0% in its last 10.")
-    assert sentences[3].startswith("25.0% of the held-out answers before training and 2.0% of all")
+    words = " ".join(opening(run_of(15, [evaluation(0, [0, 1], "greedy")])))
+    for figure in ("step 15 of 30 so far", "greedy answers it solved 50.0% of 2 held-out",
+                   "10.0% at first and 20.0% at last (means of 10 steps)",
+                   "25.0% of the held-out answers before training and 2.0% of all"):
+        assert figure in words
 
 
 def test_without_evaluations_without_credit_files_without_anything():
-    run = {**run_of(0, steps=0), "steps": []}
-    assert opening(run) == ["It was not evaluated on held-out problems.",
-                            "There are no credit files, so nothing is known of single tokens."]
-    assert opening(run_of(1, steps=1))[1] == (
-        "It solved 10.0% of the problems in its first 1 training batch and 10.0% in its last 1.")
+    assert opening({**run_of(0, steps=0), "steps": []}) == [
+        "It was not evaluated on held-out problems.",
+        "There are no credit files, so nothing is known of single tokens."]
