@@ -1,11 +1,11 @@
 """What every weighting, advantage and loss costs on the default run: time, tokens, memory.
 
-    python -m benchmarks.cost                # all arms, which takes minutes
+    python -m benchmarks.cost                # all methods, which takes minutes
     python -m benchmarks.cost gae oracle     # some of them
 
-Run it from the project's folder. Every arm is a process of its own, because that is how its peak
-memory is known. It makes a few steps of the default run with a learning rate of practically zero,
-so that all arms sample the same answers. Arms take turns, and the table shows medians over all
+Run it from the project's folder. Every method is a process of its own, because that is how its
+peak memory is known. It makes a few steps of the default run with a learning rate of practically
+zero, so that all sample the same answers. Methods take turns, and the table shows medians over all
 steps but each process's first. Extra time is that of credit and update beyond plain GRPO's, as a
 share of plain GRPO's whole step.
 """
@@ -15,19 +15,19 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from benchmarks.program import parameters_beside
+import mitigations  # noqa: F401  fills the lists of choices
+from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.files import PROJECT, read_lines
-from harness.flags import Parser, shortened
+from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
 from harness.program import run_as_program
 from harness.progress import show_status
-from harness.registry import MITIGATIONS
+from harness.registry import ADVANTAGES, MITIGATIONS
 
 MEBIBYTE = 2 ** 20
-ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
-    **{name: ["--advantage", name]
-       for name in ("dr_grpo", "rloo", "gae", "vine", "span", "hindsight", "belief",
-                    "prefix_tree", "ktae", "gtpo")},
+METHODS = {
+    **{name: ["--mitigation", name] for name in MITIGATIONS},
+    **{name: ["--advantage", name] for name in ADVANTAGES if name != "grpo"},
     "gae, trunk": ["--advantage", "gae", "--critic", "trunk"],
     "vine, every 16": ["--advantage", "vine", "--values_every", "16"],
     "rescale gradient": ["--mitigation", "equal_gradient", "--rescale", "gradient"],
@@ -38,89 +38,81 @@ ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
     "kl 0.1": ["--kl", "0.1"],
     "loss dpo": ["--loss", "dpo"],
 }
-ARMS["learned_importance"] += ["--importance_warmup", "0"]
+METHODS["learned_importance"] += ["--importance_warmup", "0"]
 BARE = ["--eval_every", "0", "--checkpoint_every", "0", "--sample_every", "0",
         "--learning_rate", "1e-12"]
-STEPS = 4
-ROUNDS = 2
-SLOW = ("oracle", "vine, every 16")  # these make two steps, once
+SLOW = ("oracle", "measured", "vine, every 16")  # these make two steps, once
+FLAGS = {
+    "steps": Flag(4, "steps of each process, the first not counted", least=2, most=1000),
+    "repeats": Flag(2, "processes of each method", least=1, most=1000),
+}
 
 
-def measure(name: str) -> list[dict]:
-    """Train an arm for a few steps; its lines of metrics.jsonl after the first."""
-    steps = 2 if name in SLOW else STEPS
+def measure(name: str, steps: int) -> list[dict]:
+    """Train with a method for a few steps; its lines of metrics.jsonl after the first."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        command = [sys.executable, "train.py", *ARMS[name], *BARE, "--steps", str(steps),
+        command = [sys.executable, "train.py", *METHODS[name], *BARE, "--steps", str(steps),
                    "--out", str(run)]
-        subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)
+        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+        if result.returncode:
+            reason = result.stderr.strip() or f"ended with {result.returncode}"
+            raise UserError(f"{name}: {reason.splitlines()[-1]}")
         return read_lines(run / "metrics.jsonl")[1:]
 
 
-def middle(steps: list[dict], key: str) -> float:
-    return median(step[key] for step in steps)
-
-
-def middle_work(steps: list[dict]) -> float:
-    return median(step["credit_seconds"] + step["update_seconds"] for step in steps)
-
-
-def peak_memory(steps: list[dict]) -> float:
-    """MiB."""
-    return max(step["peak_memory_bytes"] for step in steps) / MEBIBYTE
-
-
-HEADINGS = ("arm", "credit, ms", "beyond plain", "update, ms", "extra time of a step",
-            "tokens generated per token trained on", "extra parameters", "peak memory, MiB")
-
-
-def row(name: str, steps: list[dict], plain: list[dict]) -> str:
-    """An arm's row, beside the steps of plain GRPO."""
-    whole = middle(plain, "seconds")
-    credit = middle(steps, "credit_seconds")
-    beyond_plain = (credit - middle(plain, "credit_seconds")) / whole
-    extra = (middle_work(steps) - middle_work(plain)) / whole
-    generated = middle(steps, "extra_tokens") / middle(steps, "tokens")
-    memory = peak_memory(steps) - peak_memory(plain)
-    cells = (name, f"{1000 * credit:.1f}", f"{beyond_plain:+.1%}",
-             f"{1000 * middle(steps, 'update_seconds'):.0f}", f"{extra:+.0%}", f"{generated:.1f}",
-             f"{parameters_beside(ARMS[name]):,}", f"{memory:+.0f}")
-    return f"| {' | '.join(cells)} |"
-
-
-def take_turns(names: list[str]) -> dict[str, list[dict]]:
-    steps = {name: [] for name in names}
-    for turn in range(ROUNDS):
+def take_turns(names: list[str], steps: int, repeats: int) -> dict[str, list[dict]]:
+    lines = {name: [] for name in names}
+    for turn in range(repeats):
         for name in names:
             if turn == 0 or name not in SLOW:
-                show_status(f"round {turn + 1} of {ROUNDS}: {name}")
-                steps[name] += measure(name)
+                show_status(f"turn {turn + 1} of {repeats}: {name}")
+                lines[name] += measure(name, 2 if name in SLOW else steps)
     show_status("")
-    return steps
+    return lines
 
 
-def read_arms(argv: list[str]) -> list[str]:
-    """The arms that were named, plain GRPO first."""
-    parser = Parser("python -m benchmarks.cost [ARM ...]", __doc__)
-    parser.add_argument("arms", nargs="*", default=[], help="; ".join(ARMS))
-    names = parser.read(argv)["arms"] or list(ARMS)
-    unknown = [name for name in names if name not in ARMS]
-    if unknown:
-        raise UserError(f"no arm {shortened(unknown[0])}; there are: {', '.join(ARMS)}")
-    return ["none", *(name for name in names if name != "none")]
+def middle(lines: list[dict], key: str) -> float:
+    return median(line[key] for line in lines)
+
+
+def middle_work(lines: list[dict]) -> float:
+    return median(line["credit_seconds"] + line["update_seconds"] for line in lines)
+
+
+def peak_memory(lines: list[dict]) -> float:
+    """MiB."""
+    return max(line["peak_memory_bytes"] for line in lines) / MEBIBYTE
+
+
+COLUMNS = {"method": "", "credit, ms": ".1f", "update, ms": ".0f", "extra time of a step": "+.0%",
+           "tokens generated per token trained on": ".1f", "extra memory, MiB": "+.0f"}
+
+
+def row_of(name: str, lines: list[dict], plain: list[dict]) -> list:
+    """A method's row, beside the steps of plain GRPO."""
+    extra = (middle_work(lines) - middle_work(plain)) / middle(plain, "seconds")
+    return [name, 1000 * middle(lines, "credit_seconds"), 1000 * middle(lines, "update_seconds"),
+            extra, middle(lines, "extra_tokens") / middle(lines, "tokens"),
+            peak_memory(lines) - peak_memory(plain)]
 
 
 def main(argv: list[str]) -> None:
-    names = read_arms(argv)
-    steps = take_turns(names)
-    plain = steps["none"]
+    parser = Parser("python -m benchmarks.cost [METHOD ...] [flags]", __doc__)
+    parser.add_argument("methods", nargs="*", default=[], help="; ".join(METHODS))
+    typed = add_flags(parser, FLAGS).read(argv)
+    names, given = typed.pop("methods") or list(METHODS), with_defaults(typed, FLAGS)
+    unknown = [name for name in names if name not in METHODS]
+    if unknown:
+        raise UserError(f"no method {shortened(unknown[0])}; there are: {', '.join(METHODS)}")
+    names = ["none", *(name for name in names if name != "none")]
+    lines = take_turns(names, given.steps, given.repeats)
+    plain = lines["none"]
     print(f"plain GRPO: {1000 * middle(plain, 'seconds'):.0f} ms a step, "
           f"of which rollout {1000 * middle(plain, 'rollout_seconds'):.0f}, "
           f"peak memory {peak_memory(plain):.0f} MiB\n")
-    print(f"| {' | '.join(HEADINGS)} |")
-    print("|---" * len(HEADINGS) + "|")
-    for name in names:
-        print(row(name, steps[name], plain))
+    rows = [row_of(name, lines[name], plain) for name in names]
+    print(Table("cost", "", by_row(COLUMNS, rows)).to_text())
 
 
 if __name__ == "__main__":

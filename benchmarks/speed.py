@@ -1,250 +1,293 @@
-"""How fast sampling, updates and whole steps are, beside this machine's limits and `transformers`.
+"""How fast rollouts, updates and whole steps are, beside this machine's limit and `transformers`.
 
-    python -m benchmarks.speed                     # half an hour on one core, mostly for 0.5B
-    python -m benchmarks.speed --sizes tiny,shipped --repeats 5
-    python -m benchmarks.speed --sizes none --sweep --picture speed.png   # over rows and length
-    python -m benchmarks.speed --device cuda --dtype bfloat16 --sizes 0.5B --sweep
+    python -m benchmarks.speed                                # tiny and small, a few minutes
+    python -m benchmarks.speed --sizes 0.5B --questions 2 --answers 4 --new_tokens 64 --repeats 1
+    python -m benchmarks.speed --sizes 0.5B --device cuda --dtype bfloat16
 
 Run it from the project's folder. Every measurement is a process of its own, and they take turns,
-so that a busy minute of the machine hits all alike. The table shows the median over the turns, the
-lowest and the highest. 8 problems x 8 answers of 128 tokens (0.5B on a CPU: 2 x 4 of 64), prompts
-of 60 to 100 random tokens.
+so that a busy minute of the machine hits all alike. The table shows medians over the turns; a ratio
+is the median of the ratios within a turn.
 
-    rollout        all answers have the same length
-    unequal        each token ends its answer with a chance of 1 in 40
-    step           rollout, advantage, update, credit file; of the shipped model train.py's own step
-    of the limit   the time that floor.py's operations and bytes take at this machine's rates, as a
-                   share of the time taken
+    rollout          all answers have the same length
+    ragged rollout   each token ends its answer with a chance of 1 in 40
+    update           one, of random answers
+    step             rollout, advantage, update, credit file; rewards are random
+    of the limit     the seconds that the products with matrices take at the machine's measured
+                     rates, as a share of the seconds taken; attention is left out
 """
 import importlib.util
 import json
+import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
+import torch
+
 from analysis.tables import Table, by_row
-from benchmarks.cases import SIZES, Case, case_from, in_a_process, read_sizes
-from benchmarks.operations import Work
-from benchmarks.shapes import NUMBER_BYTES
-from benchmarks.work import WORK, measure
+from benchmarks.cases import (DTYPES, SHARED_FLAGS, Case, as_rollouts, case_from,
+                              in_a_process, make_batch, make_config, make_model, make_prompts,
+                              read_sizes, stop_tokens)
 from engine.errors import UserError
-from harness.files import is_there, writing
-from harness.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
-from harness.program import run_as_program
+from engine.optimizer import make_optimizer
+from engine.sampler import generate
+from grpo import update
+from harness.clock import peak_memory
+from harness.credit_file import write_credit
+from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.load import pick_device
+from harness.program import run_as_program
 from harness.progress import show_status
+from harness.settings import Settings
+from qwen2_model import Qwen2
 
 MEBIBYTE = 2 ** 20
-PICTURES = (".png", ".svg", ".pdf")
-RIVAL = {"rollout": "transformers", "rollout, unequal": "transformers, unequal"}
-Results = dict[Case, list[dict]]  # of each case what its process printed, one dict a turn
+NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the same weights
 
 
-def cases_of(size: str, given: SimpleNamespace, rival: bool) -> list[Case]:
-    """All work on one model. 0.5B on a CPU is cut down to what takes a minute."""
-    names = [name for name in WORK if name != "limits"]
-    if size == "shipped":  # its next token is too certain for answers to end at random
-        names = [name for name in names if not name.endswith("unequal")]
-    if not rival:
-        names = [name for name in names if not name.startswith("transformers")]
-    shape = {}
-    if size == "0.5B" and given.device == "cpu":
-        shape = dict(questions=2, answers=4, new_tokens=64)
-    return [Case(size, name, **shape, device=given.device, dtype=given.dtype,
-                 threads=given.threads) for name in names]
+def rollout(case: Case) -> Callable:
+    model, prompts, stop_ids = make_model(case), make_prompts(case), stop_tokens(case)
+
+    def work():
+        mask = generate(model, prompts, answers=case.answers, max_new_tokens=case.new_tokens,
+                        seed=1, stop_ids=stop_ids).mask
+        lengths = mask.sum(1).tolist()
+        return {"tokens": sum(lengths), "needs": rollout_needs(model, prompts, lengths)}
+    return work
 
 
-def sweep_cases(given: SimpleNamespace) -> list[Case]:
-    """Over the number of rows at 128 new tokens, and over the length at 64 rows."""
-    if given.device == "cpu":
-        size, row_counts = "tiny", (8, 16, 32, 64, 128, 256)
-    else:
-        size, row_counts = "0.5B", (64, 128, 256, 512)
-    shapes = [(rows, 128) for rows in row_counts] + [(64, length) for length in (256, 512)]
-    return [Case(size, what, rows // 8, 8, length, given.device, given.dtype, given.threads)
-            for what in ("rollout", "update") for rows, length in shapes]
+def updating(case: Case) -> Callable:
+    model, batch = make_model(case), make_batch(case)
+    optimizer = make_optimizer(model, NO_LEARNING, 0.0, case.offload_optimizer, case.device)
+    lengths = batch.length.tolist()
+
+    def work():
+        train_on(model, optimizer, batch, case)
+        return {"tokens": sum(lengths), "needs": update_needs(model, batch.prompt_ids, lengths)}
+    return work
 
 
-def limit_case(given: SimpleNamespace) -> Case:
-    return Case("", "limits", device=given.device, dtype=given.dtype, threads=given.threads)
+def whole_step(case: Case) -> Callable:
+    """What a training step does, without a task: rewards are random, texts are not read."""
+    model, prompts = make_model(case), make_prompts(case)
+    optimizer = make_optimizer(model, NO_LEARNING, 0.0, case.offload_optimizer, case.device)
+
+    def work():
+        sampled = generate(model, prompts, answers=case.answers, max_new_tokens=case.new_tokens,
+                           seed=1, stop_ids=())
+        batch = as_rollouts(case, sampled.tokens, sampled.mask, sampled.log_prob,
+                            sampled.entropy, sampled.collision)
+        train_on(model, optimizer, batch, case)
+        with tempfile.TemporaryDirectory() as folder:
+            write_credit(Path(folder, "step.npz"), batch, batch.mask.float())
+        lengths = batch.length.tolist()
+        needs = [*rollout_needs(model, prompts, lengths), *update_needs(model, prompts, lengths)]
+        return {"tokens": sum(lengths), "needs": needs}
+    return work
 
 
-def take_turns(cases: list[Case], repeats: int) -> Results:
+def train_on(model: Qwen2, optimizer, batch, case: Case) -> None:
+    """One update, every token with weight 1."""
+    update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.micro_batch))
+
+
+def rollout_needs(model: Qwen2, prompts: list, lengths: list[int]) -> list[tuple[float, float]]:
+    """(operations, bytes): two operations a token for each number of the matrices, which are read
+    once for every token step of all rows."""
+    layers, output = matrix_numbers(model)
+    tokens = sum(lengths)
+    operations = 2 * (layers * (sum(map(len, prompts)) + tokens) + output * tokens)
+    return [(operations, model.compute_dtype.itemsize * (layers + output) * max(lengths))]
+
+
+def update_needs(model: Qwen2, prompts: list, lengths: list[int]) -> list[tuple[float, float]]:
+    """Three times the operations: the backward pass takes two products where the forward pass takes
+    one. AdamW reads parameters, gradients and moments, and writes all but the gradients."""
+    (operations, _), = rollout_needs(model, prompts, lengths)
+    return [(3 * operations, 0), (0, 28 * sum(p.numel() for p in model.parameters()))]
+
+
+def matrix_numbers(model: Qwen2) -> tuple[int, int]:
+    """In the layers, and in the output matrix."""
+    layers = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
+    return layers, model.output_matrix.numel()
+
+
+def transformers_rollout(case: Case) -> Callable:
+    """`generate` of transformers at temperature 1, with a prompt of its own for every answer."""
+    import transformers
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(**make_config(case).to_json())
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, case.dtype))
+    model = model.to(case.device)
+    prompts, stop_ids = make_prompts(case), stop_tokens(case)
+    P = max(map(len, prompts))
+    ids = torch.tensor([[0] * (P - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (P - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    ids, mask = ids.to(case.device), mask.to(case.device)
+    model.generation_config.eos_token_id = list(stop_ids) or None
+    model.generation_config.pad_token_id = 0
+
+    def work():
+        torch.manual_seed(1)
+        sampled = model.generate(input_ids=ids, attention_mask=mask, do_sample=True, top_k=0,
+                                 num_return_sequences=case.answers, max_new_tokens=case.new_tokens)
+        ends = torch.isin(sampled[:, P:], torch.tensor(stop_ids, device=case.device)).long()
+        ended_before = ends.cumsum(1) - ends
+        return {"tokens": (ended_before == 0).sum().item()}
+    return work
+
+
+def limits(case: Case) -> Callable:
+    """Operations a second of a large product, bytes a second read from memory: best of seven."""
+    side, width = (1536, 2 ** 12) if case.device == "cpu" else (8192, 2 ** 16)
+    square = torch.randn(side, side, device=case.device).to(getattr(torch, case.dtype))
+    matrix = torch.randn(2 ** 14, width, device=case.device)
+    vector = torch.randn(width, device=case.device)
+
+    def best_seconds(function):
+        return min(seconds_of(function, case)[0] for _ in range(7))
+
+    def work():
+        product = best_seconds(lambda: square @ square)
+        reading = best_seconds(lambda: matrix @ vector)
+        return {"rate": 2 * side ** 3 / product, "bandwidth": 4 * matrix.numel() / reading}
+    return work
+
+
+OURS = {"rollout": rollout, "ragged rollout": rollout, "update": updating, "step": whole_step}
+RIVALS = {  # whose work, and beside which of ours it stands
+    "transformers": {"rollout": transformers_rollout, "ragged rollout": transformers_rollout},
+}
+WORK = {**OURS, "limits": limits}
+for rival, works in RIVALS.items():
+    WORK |= {f"{what}, {rival}": work for what, work in works.items()}
+
+
+def seconds_of(function: Callable, case: Case) -> tuple[float, object]:
+    """Seconds that the function takes, and what it returns.
+
+    With one CPU thread the clock is the processor's time of this process: what others do on a
+    shared machine then counts only by what it does to caches and memory.
+    """
+    alone = case.device == "cpu" and case.threads == 1
+    clock = time.process_time if alone else time.perf_counter
+    wait_for(case.device)
+    start = clock()
+    result = function()
+    wait_for(case.device)
+    return clock() - start, result
+
+
+def wait_for(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def measure(case: Case) -> dict:
+    """Do the work once to warm up, then for about a second, at least once: tokens, the median of
+    the seconds, and the most bytes beyond those of the program itself."""
+    if case.what not in WORK:
+        raise UserError(f"--case: there is no work {case.what!r}")
+    device = pick_device(case.device)
+    torch.set_num_threads(case.threads or torch.get_num_threads())
+    if "transformers" in case.what:
+        import transformers  # noqa: F401  its code should not count as the model's memory
+    before = 0 if device.type == "cuda" else peak_memory(device)
+    work = WORK[case.what](case)
+    work()
+    seconds = []
+    while not seconds or sum(seconds) < 1 and len(seconds) < 9:
+        duration, result = seconds_of(work, case)
+        seconds.append(duration)
+    return {**result, "seconds": median(seconds), "memory": peak_memory(device) - before}
+
+
+def take_turns(cases: list[Case], repeats: int) -> dict[Case, list[dict]]:
     results = {case: [] for case in cases}
     for turn in range(repeats):
-        for case in results:
+        for case in cases:
             show_status(f"turn {turn + 1} of {repeats}: {case.size}, {case.what}")
-            results[case].append(in_a_process(case, "benchmarks.speed"))
+            results[case].append(in_a_process(case))
     show_status("")
     return results
 
 
-def speeds(turns: list[dict]) -> list[float]:
-    """Tokens a second in each turn."""
-    return [turn["tokens"] / turn["seconds"] for turn in turns]
+def speed(turn: dict) -> float:
+    return turn["tokens"] / turn["seconds"]
 
 
-def limit_seconds(turn: dict, limit: dict) -> float:
-    works = [Work(*work) for work in turn["floor"]]
-    return sum(work.seconds(limit["rate"], limit["bandwidth"]) for work in works)
+def share_of_limit(turn: dict, limit: dict) -> float:
+    """Each part of the work takes as long as the slower of its operations and its bytes."""
+    least = sum(max(operations / limit["rate"], size / limit["bandwidth"])
+                for operations, size in turn["needs"])
+    return least / turn["seconds"]
 
 
-def bound_by(turn: dict, limit: dict) -> str:
-    """What most of the limit's time is due to."""
-    rate, bandwidth = limit["rate"], limit["bandwidth"]
-    works = [Work(*work) for work in turn["floor"]]
-    longest = max(works, key=lambda work: work.seconds(rate, bandwidth))
-    return "operations" if longest.operations / rate > longest.bytes / bandwidth else "bytes"
-
-
-def speed_row(case: Case, results: Results, limit: list[dict]) -> list:
+def row_of(case: Case, results: dict[Case, list[dict]], limit: list[dict]) -> list:
     turns = results[case]
+    speeds = list(map(speed, turns))
+    share = None
+    if "needs" in turns[0]:
+        share = median(map(share_of_limit, turns, limit))
+    times = []
+    for rival in RIVALS:
+        theirs = results.get(replace(case, what=f"{case.what}, {rival}"), [])
+        ratios = [ours / speed(turn) for ours, turn in zip(speeds, theirs)]
+        times.append(median(ratios) if ratios else None)
     rows = case.questions * case.answers
-    share, bound, times = None, "", None
-    if "floor" in turns[0]:
-        share = median(limit_seconds(turn, at_most) / turn["seconds"]
-                       for turn, at_most in zip(turns, limit))
-        bound = bound_by(turns[0], limit[0])
-    theirs = results.get(replace(case, what=RIVAL.get(case.what, "")))
-    if theirs:
-        times = median(a / b for a, b in zip(speeds(turns), speeds(theirs)))
-    return [case.size, case.what, f"{rows} x {turns[0]['tokens'] / rows:.0f}",
-            median(speeds(turns)), (min(speeds(turns)), max(speeds(turns))), share, bound,
-            median(turn["memory"] for turn in turns) / MEBIBYTE, times]
+    return [case.size, case.what, f"{rows} x {turns[0]['tokens'] / rows:.0f}", median(speeds),
+            (min(speeds), max(speeds)), share, *times,
+            median(turn["memory"] for turn in turns) / MEBIBYTE]
 
 
-def speed_table(cases: list[Case], results: Results, limit: list[dict]) -> Table:
-    columns = {"size": "", "what": "", "answers": "", "tokens/s": ",.0f", "from to": ",.0f",
-               "of the limit": ".0%", "set by": "", "peak memory, MiB": ",.0f",
-               "times transformers": ".1f"}
-    rows = [speed_row(case, results, limit) for case in cases]
-    headings = {"answers": "answers x tokens", "tokens/s": "tokens a second",
-                "from to": "lowest to highest", "set by": "limit set by"}
-    return Table("speed", "Tokens a second", by_row(columns, rows), headings=headings)
-
-
-def record_table(cases: list[Case], results: Results) -> Table:
-    rows = []
-    for case in cases:
-        if case.what == "step":
-            turns = results[case]
-            rows.append([case.size, 1000 * median(turn["record"] for turn in turns),
-                         median(turn["record"] / turn["seconds"] for turn in turns),
-                         median(turn["record_bytes"] / turn["tokens"] for turn in turns)])
-    columns = {"size": "", "ms": ".0f", "of a step": ".1%", "bytes a token": ".1f"}
-    return Table("record", "The credit file of a step", by_row(columns, rows),
-                 headings={"ms": "milliseconds"})
-
-
-def draw(cases: list[Case], results: Results, limit: list[dict], path: Path) -> None:
-    """Draw tokens a second and the limit above them, over rows and over length."""
-    from analysis.plots import panels, plain_log_ticks, plt
-    figure, axes = panels(2, sharey=True)
-    by_rows = [case for case in cases if case.new_tokens == 128]
-    by_length = [case for case in cases if case.questions == 8]
-    draw_panel(axes[0], by_rows, lambda case: case.questions * 8, results, limit)
-    draw_panel(axes[1], by_length, lambda case: case.new_tokens, results, limit)
-    first = cases[0]
-    axes[0].set(xlabel="answers at once, of 128 tokens", ylabel="tokens a second",
-                title=f"{first.size}, {first.dtype}, {first.device}: "
-                      "tokens a second and what limits them")
-    axes[1].set(xlabel="tokens of an answer, 64 at once")
-    axes[0].legend(loc="best")
-    plain_log_ticks(figure)
-    with writing(path):
-        figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def draw_panel(axis, cases: list[Case], place, results: Results, limit: list[dict]) -> None:
-    from analysis.plots import BLUE, ORANGE
-    for what, colour in (("rollout", BLUE), ("update", ORANGE)):
-        line = [case for case in cases if case.what == what]
-        x = [place(case) for case in line]
-        measured = [speeds(results[case]) for case in line]
-        middle = [median(values) for values in measured]
-        below = [m - min(values) for m, values in zip(middle, measured)]
-        above = [max(values) - m for m, values in zip(middle, measured)]
-        axis.errorbar(x, middle, [below, above], color=colour, marker="o", ms=3, lw=1.4, capsize=2,
-                      label=what)
-        at_most = [limit_speed(results[case], limit) for case in line]
-        axis.plot(x, at_most, color=colour, lw=1, ls="--", label=f"{what}, limit")
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(x, x)
-    axis.set(yscale="log")
-
-
-def limit_speed(turns: list[dict], limit: list[dict]) -> float:
-    return median(turn["tokens"] / limit_seconds(turn, at_most)
-                  for turn, at_most in zip(turns, limit))
+def table_of(results: dict[Case, list[dict]], limit: list[dict]) -> Table:
+    columns = {"size": "", "what": "", "answers x tokens": "", "tokens a second": ",.0f",
+               "lowest to highest": ",.0f", "of the limit": ".0%",
+               **{f"times {rival}": ".1f" for rival in RIVALS}, "peak memory, MiB": ",.0f"}
+    return Table("speed", "", by_row(columns, [row_of(case, results, limit) for case in results]))
 
 
 FLAGS = {
-    "sizes": Flag(",".join(SIZES), f"some of {', '.join(SIZES)}, or none"),
-    "device": Flag("cpu", "cpu, cuda or cuda:N"),
-    "dtype": Flag("float32", "numbers to compute with", choices=tuple(NUMBER_BYTES)),
-    "threads": Flag(1, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
+    **SHARED_FLAGS,
+    "dtype": Flag("float32", "numbers to compute with", choices=DTYPES),
     "repeats": Flag(3, "turns of every measurement", least=1, most=1000),
-    "sweep": Flag(False, "also over the number of answers and their length"),
-    "picture": Flag(None, "file for a picture of the sweep"),
     "case": Flag(None, "measure this one case, given as JSON, and print JSON: what a process of "
                        "its own is started with"),
 }
 
 
-def read_arguments(argv: list[str]) -> SimpleNamespace:
-    parser = Parser("python -m benchmarks.speed [flags]", __doc__)
-    given = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
-    given.sizes = read_sizes(given.sizes)
-    if given.picture and not given.sweep:
-        raise UserError("--picture draws the sweep: give --sweep too")
-    if given.picture:
-        check_picture(Path(given.picture))
-    pick_device(given.device)
-    return given
-
-
-def check_picture(path: Path) -> None:
-    """Before half an hour of work: can the picture be written there?"""
-    if path.suffix not in PICTURES:
-        raise UserError(f"--picture {path} should end in {', '.join(PICTURES)}")
-    with writing(path):
-        is_new = not is_there(path)
-        path.open("ab").close()
-        if is_new:
-            path.unlink()
+def cases_of(size: str, given: SimpleNamespace, rivals: list[str]) -> list[Case]:
+    names = list(OURS)
+    names += [f"{what}, {rival}" for rival in rivals for what in RIVALS[rival]]
+    return [Case(size, name, given.questions, given.answers, given.new_tokens, given.device,
+                 given.dtype, given.threads) for name in names]
 
 
 def main(argv: list[str]) -> None:
-    given = read_arguments(argv)
+    parser = Parser("python -m benchmarks.speed [flags]", __doc__)
+    given = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
     if given.case is not None:
         print(json.dumps(measure(case_from(given.case))))
         return
-    rival = importlib.util.find_spec("transformers") is not None
-    if not rival:
-        print("transformers is not installed: nothing to compare with "
-              "(pip install -r tests/requirements.txt)\n")
-    cases = [case for size in given.sizes for case in cases_of(size, given, rival)]
-    swept = sweep_cases(given) if given.sweep else []
-    results = take_turns([limit_case(given), *cases, *swept], given.repeats)
-    print_tables(given, cases, swept, results)
-    if given.picture:
-        draw(swept, results, results[limit_case(given)], Path(given.picture))
-
-
-def print_tables(given: SimpleNamespace, cases: list[Case], swept: list[Case],
-                 results: Results) -> None:
-    limit = results[limit_case(given)]
+    sizes = read_sizes(given.sizes)
+    pick_device(given.device)
+    rivals = [rival for rival in RIVALS if importlib.util.find_spec(rival)]
+    for rival in RIVALS.keys() - set(rivals):
+        print(f"{rival} is not installed: nothing to compare with\n")
+    limit_case = Case("", "limits", device=given.device, dtype=given.dtype, threads=given.threads)
+    cases = [case for size in sizes for case in cases_of(size, given, rivals)]
+    results = take_turns([limit_case, *cases], given.repeats)
+    limit = results.pop(limit_case)
     print(f"{given.device}, {given.dtype}, {given.threads or 'all'} threads: "
-          f"at most {median(turn['rate'] for turn in limit) / 1e9:,.0f} * 10^9 operations a second "
-          f"in a large product, {median(turn['bandwidth'] for turn in limit) / 1e9:,.1f} GB "
-          f"a second from memory; {given.repeats} turns")
-    tables = [speed_table(some, results, limit) for some in (cases, swept) if some]
-    if cases:
-        tables.append(record_table(cases, results))
-    for table in tables:
-        print(f"\n## {table.title}\n\n{table.to_text(limit=1000)}")
+          f"{median(turn['rate'] for turn in limit) / 1e9:,.0f} * 10^9 operations a second in a "
+          f"large product, {median(turn['bandwidth'] for turn in limit) / 1e9:,.1f} GB a second "
+          f"from memory; {given.repeats} turns\n")
+    print(table_of(results, limit).to_text(limit=1000))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ times in a training step. By default a waiting thread spins. When another proces
 core, the spinning thread takes it from the one that still works, and the run becomes many times
 slower. A thread that sleeps at once takes long to wake. So here a thread spins for a moment and
 then sleeps. On an idle machine this is nearly as fast as spinning, and beside a busy process the
-run keeps much of its speed; `python -m benchmarks.neighbours` measures both.
+run keeps much of its speed.
 """
 import os
 import sys
