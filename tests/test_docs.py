@@ -212,6 +212,22 @@ def test_the_loss_follows_from_the_record(project, run):
     assert np.abs(losses[:, 2]).max() > 0.01 and np.abs(losses[:, 3]).max() < 1e-6
 
 
+def test_the_step_by_hand_is_what_the_code_computes(project):
+    """-weight * advantage / N with weights 0.7 and 1.4, N = 14; a group of equal rewards gets 0."""
+    printed = paste(project, "docs/reading_the_code.md", "before_the_answer")
+    rows = [list(map(float, re.findall(r"-?[\d.]+", line))) for line in printed.splitlines()]
+    assert rows == [[-0.05, -0.05, -0.05, -0.1, -0.1], [0.05, 0.05, 0.1, 0, 0], [0] * 5, [0] * 5]
+
+
+def test_the_lines_that_lead_to_a_tokens_credit_are_in_the_files():
+    quoted = [block.splitlines() for block in blocks("docs/reading_the_code.md")
+              if block.startswith("# ")]
+    assert len(quoted) == 4
+    for heading, *lines in quoted:
+        source = (ROOT / re.match(r"# (\w+\.py):", heading)[1]).read_text()
+        assert all(line in source for line in lines), heading
+
+
 @pytest.mark.parametrize("loss_norm, expected", [("sequence", 0.0), ("token", -1 / 4)])
 def test_the_loss_at_ratio_1(loss_norm, expected):
     """By hand: a right answer of 3 tokens (A = +1), a wrong one of 1 (A = -1), two of 2 tokens that
