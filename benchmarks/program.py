@@ -11,7 +11,7 @@ from harness.load import load_policy
 from engine.optimizer import AdamW, make_optimizer
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
-from harness.clock import peak_memory
+from harness.metrics import peak_memory
 from harness.settings import Settings, make_settings
 from grpo import update
 from qwen2_model import Qwen2

@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 
 from engine import processes
-from engine.errors import UserError
+from engine.errors import OwnCodeError, UserError
 from harness.progress import go_on_for_nobody, though_nobody_reads
 
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
@@ -27,7 +27,8 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         main(sys.argv[1:])
         sys.stdout.flush()
     except UserError as error:
-        if not isinstance(error, processes.LostProcess) and processes.rank_0_says_so():
+        may_be_alone = isinstance(error, (processes.LostProcess, OwnCodeError))
+        if not may_be_alone and processes.rank_0_says_so():
             sys.exit(1)
         end_with(f"{name}: {visible(str(error))}")
     except KeyboardInterrupt:

@@ -139,7 +139,7 @@ DAMAGE = {
     "another step": (lambda run: os.rename(run / SEALED, run / "checkpoints/step_000003"),
                      "its step is 2, not 3"),
     "a broken seal": (lambda run: edit(run / SEALED / "trainer/state.json", lambda lines: [
-        line.replace('"lines"', '"other"') for line in lines]), "no sensible lines"),
+        line.replace('"lines"', '"other"') for line in lines]), "state.json is damaged"),
     "something in the way": (lambda run: (run / "checkpoints/step_000004/mine").mkdir(
         parents=True), "step_000004 holds no trainer/state.json"),
 }

@@ -195,7 +195,7 @@ def test_settings_that_no_run_has(tmp_path, name, value):
     changed_config(run, **{name: value})
     said = refusal(read_run, run)
     if what_is_wrong(name, value) == "is not JSON":
-        assert said.startswith(f"{run}/config.json is not valid JSON")
+        assert said.startswith(f"{run}/config.json is not JSON")
     else:
         assert said.startswith(f"{run}/config.json: ") and name in said
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from conftest import ROOT
-from harness.clock import Pace
+from harness.metrics import Pace
 
 
 def test_a_step_that_takes_five_times_the_usual_is_commented_now_and_then():
