@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import is_there, read_json, read_lines, reading, sha256_of
+from harness.files import is_there, lines_in, read_json, read_lines, sha256_of
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
                     "shard")
@@ -145,11 +145,7 @@ def check_seal(run: Path, checkpoint: Path, step: int) -> None:
 
 def whole_lines(path: Path) -> list[str]:
     """The lines that end with a line break; no file is no lines."""
-    try:
-        with reading(path) as file:
-            return file.read().split("\n")[:-1]
-    except FileNotFoundError:
-        return []
+    return [line[:-1] for line in lines_in(path) if line.endswith("\n")]
 
 
 def hash_of(lines: list[str]) -> str:

@@ -72,13 +72,8 @@ def of_the_system(error: Exception) -> str | None:
 
 def visible(text: str) -> str:
     """The text with control characters written out, as \\x1b; new lines and tabs stay."""
-    return "".join(map(visible_character, text))
-
-
-def visible_character(character: str) -> str:
-    if character.isprintable() or character in "\n\t":
-        return character
-    return character.encode("unicode_escape").decode()
+    return "".join(character if character.isprintable() or character in "\n\t"
+                   else character.encode("unicode_escape").decode() for character in text)
 
 
 class Visible:

@@ -17,7 +17,8 @@ from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders, credit_path, step_of, write_credit
 from harness.files import (append_line, hold_folder, is_file, is_folder, is_there, let_go,
-                          lock_folder, paths_in, read_json, replace_text, whole_folder, writing)
+                           lines_in, lock_folder, paths_in, read_json, replace_text, whole_folder,
+                           writing)
 from harness.identity import (LOGS, lines_of_run, make_seal, refuse_changed_config,
                               run_id_on_record)
 from qwen2_model import Qwen2, write_tensors
@@ -128,12 +129,11 @@ class RunFolder:
 
     def shorten(self, name: str, step: int) -> None:
         """Keep the lines up to this step, letter for letter: a seal has a sha256 of them."""
-        path = self.path / name
-        if is_there(path):
-            lines = self.lines(name)  # stops at a damaged line
-            texts = path.read_text(encoding="utf-8").split("\n")
-            kept = [text for text, line in zip(texts, lines) if line["step"] <= step]
-            self.replace(name, "".join(f"{text}\n" for text in kept))
+        if is_there(self.path / name):
+            texts = lines_in(self.path / name)
+            kept = [text.rstrip("\n") + "\n" for text, line in zip(texts, self.lines(name))
+                    if line["step"] <= step]
+            self.replace(name, "".join(kept))
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
                         source: Path, state: dict[str, torch.Tensor]) -> None:
