@@ -39,7 +39,8 @@ __import__(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("name", ["train", "research.probes.exact", "tools.sample", "benchmarks.speed"])
+@pytest.mark.parametrize("name", ["train", "research.probes.exact", "tools.sample",
+                                  "benchmarks.speed"])
 def test_threads_are_told_how_to_wait_before_torch_is_imported(name):
     environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
     command = [sys.executable, "-c", BEFORE_TORCH, name, str(ROOT)]
