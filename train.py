@@ -27,14 +27,12 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
 from harness.checked import call_method
-from harness.clock import Clock
-from harness.load import load_optimizer, load_policy, load_reference
-from harness.metrics import step_metrics
+from harness.load import answers_from, load_optimizer, load_policy, load_reference
+from harness.metrics import Clock, step_metrics
 from harness.program import run_as_program
 from harness.progress import print_evaluation, say, show_status
 from harness.registry import WHOLE_ANSWERS, make_advantage, make_mitigation
 from harness.run import Run, open_run
-from harness.source import answers_from
 from harness.trainer_state import TrainerState
 
 

@@ -9,7 +9,7 @@ from harness.credit_columns import LARGEST
 from harness.credit_file import checkpoint_folders, credit_steps
 from harness.files import is_folder, is_there, paths_in
 from harness.flags import shortened
-from harness.record import MODES, lines_of_run, missing_evaluations, refuse_gaps
+from harness.identity import MODES, lines_of_run, missing_evaluations, refuse_gaps
 from harness.run_folder import run_config
 
 

@@ -35,7 +35,7 @@ from engine.errors import UserError
 from engine.optimizer import make_optimizer
 from engine.sampler import generate
 from grpo import update
-from harness.clock import peak_memory
+from harness.metrics import peak_memory
 from harness.credit_file import write_credit
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.load import pick_device

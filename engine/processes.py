@@ -132,11 +132,10 @@ def all_reduce(*tensors: torch.Tensor) -> None:
     if count() == 1:
         return
     for tensor in tensors:
-        summed = tensor
-        if tensor.dtype in (torch.bool, torch.long):
-            summed = tensor.float()  # token numbers are below 2^24
+        is_whole = tensor.dtype in (torch.bool, torch.long)
+        summed = tensor.float() if is_whole else tensor  # token numbers are below 2^24
         together(dist.all_reduce, summed)
-        if summed is not tensor:
+        if is_whole:
             tensor.copy_(summed)
 
 
@@ -163,9 +162,7 @@ def all_reduce_max(number: int) -> int:
 
 def any_of(asked: bool) -> bool:
     """Whether any process was asked, by Ctrl-C say: all have to stop after the same step."""
-    votes = torch.tensor(float(asked))
-    all_reduce(votes)
-    return bool(votes)
+    return bool(all_reduce_max(int(asked)))
 
 
 def together(operation, *arguments) -> None:

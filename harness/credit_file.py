@@ -16,17 +16,15 @@ import numpy as np
 import torch
 
 from engine import processes
-from harness.credit_columns import MOST, ORIGIN, checked
 from engine.errors import UserError
-from harness.files import paths_in, whole_file
-from harness.identity import check_origin, run_id_on_record
 from engine.rollouts import Rollouts
 from engine.tokens import token_bytes
+from harness.credit_columns import COUNTS, MOST, ORIGIN, checked, column_of
+from harness.files import paths_in, whole_file
+from harness.identity import check_origin, run_id_on_record
 
 SCORES = {"reward": "reward", "reward_format": "format", "reward_answer": "answer",
           "reward_reasoning": "reasoning"}  # column: part of the score
-COUNTED_FROM_0 = {  # a column that counts from 0 in each file: the column whose entries it counts
-    "episode_start": "token_id", "group": "prompt_start", "prompt_start": "prompt_ids"}
 MOST_UNPACKED = 2 ** 28  # bytes that any file may unpack to
 MOST_TIMES = 100         # a file may also unpack to this many times its size; 3 times is usual
 
@@ -84,36 +82,29 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, origin: d
                  **more: torch.Tensor) -> None:
     """Write a batch's record. `origin` has the run_id and the step, if it is of a run; `more` are
     further (B, T) by name, the true credit of a probe say."""
-    per_token = {"log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
-                 "collision": rollouts.collision, "weight": weight,
-                 "advantage": rollouts.advantage, **more}
-    labels = {"section": rollouts.section, "kind": rollouts.kind}
-    columns = {"token_id": flat(rollouts.ids, rollouts, np.int32)}
-    columns |= {name: flat(values, rollouts, np.float32) for name, values in per_token.items()}
-    columns |= {name: flat(values, rollouts, np.uint8) for name, values in labels.items()}
+    tokens = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
+              "collision": rollouts.collision, "weight": weight, "advantage": rollouts.advantage,
+              **more, "section": rollouts.section, "kind": rollouts.kind}
+    columns = {name: values[rollouts.mask].cpu().numpy() for name, values in tokens.items()}
     columns["episode_start"] = starts(rollouts.length.tolist())
-    columns["group"] = rollouts.group.cpu().numpy().astype(np.int32)
+    columns["group"] = rollouts.group.cpu().numpy()
     columns["finished"] = rollouts.finished.cpu().numpy()
     columns |= {name: rollouts.scores[part].cpu().numpy() for name, part in SCORES.items()}
-    columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids).astype(np.int32)
+    columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids)
     columns["prompt_start"] = starts([len(prompt) for prompt in rollouts.prompt_ids])
-    columns["process"] = np.array([processes.rank(), processes.count()], np.int32)
+    columns["process"] = [processes.rank(), processes.count()]
     if "run_id" in origin:
-        columns["step"] = np.array([origin["step"]], np.int32)
-        columns["run_id"] = np.frombuffer(bytes.fromhex(origin["run_id"]), np.uint8)
+        columns["step"] = [origin["step"]]
+        columns["run_id"] = list(bytes.fromhex(origin["run_id"]))
+    columns = {name: np.asarray(values, column_of(name).dtype) for name, values in columns.items()}
     path.parent.mkdir(exist_ok=True)
     with whole_file(path) as unfinished, open(unfinished, "wb") as file:
         np.savez_compressed(file, **columns)
 
 
-def flat(values: torch.Tensor, rollouts: Rollouts, dtype) -> np.ndarray:
-    """(B, T) -> the values of all tokens, answer after answer."""
-    return values[rollouts.mask].cpu().numpy().astype(dtype)
-
-
 def starts(sizes: list[int]) -> np.ndarray:
     """Where each part begins when parts of these sizes stand end to end."""
-    return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
+    return np.cumsum([0, *sizes[:-1]])
 
 
 def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollouts:
@@ -140,12 +131,8 @@ def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollou
         group=columns["group"].long(), ids=frame(columns["token_id"].long()), mask=mask,
         finished=columns["finished"], step=step,
         responses=[b"".join(row).decode(errors="replace") for row in pieces],
-        texts=[decoded(row) for row in pieces],
+        texts=[[piece.decode(errors="replace") for piece in row] for row in pieces],
         scores={part: columns[name] for name, part in SCORES.items()}, **frames, **known)
-
-
-def decoded(pieces: list[bytes]) -> list[str]:
-    return [piece.decode(errors="replace") for piece in pieces]
 
 
 def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
@@ -155,7 +142,7 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
     parts = [read_file(path) for path in paths]
     run_id = run_id_on_record(run)
     for rank, (path, part) in enumerate(zip(paths, parts)):
-        found = taken_out(part)
+        found = take_origin(part)
         wanted = {"run_id": run_id, "step": step, "process": [rank, len(parts)]}
         if run_id is None:  # an older version may have left out any of them
             wanted = {name: wanted[name] for name in ("run_id", *found)}
@@ -167,8 +154,8 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
     return joined(parts)
 
 
-def taken_out(part: dict[str, np.ndarray]) -> dict:
-    """Take out of the columns what the file says of its origin, and return that."""
+def take_origin(part: dict[str, np.ndarray]) -> dict:
+    """Take out of the columns what the file says of its origin."""
     found = {name: part.pop(name).tolist() for name in ORIGIN if name in part}
     if "run_id" in found:
         found["run_id"] = bytes(found["run_id"]).hex()
@@ -180,7 +167,7 @@ def taken_out(part: dict[str, np.ndarray]) -> dict:
 def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Put the columns of several files end to end. What each file counts from 0 goes on where the
     file before it ended."""
-    for name, counted in COUNTED_FROM_0.items():
+    for name, (counted, *_) in COUNTS.items():
         sizes = [len(part[counted]) for part in parts]
         for part, offset in zip(parts, np.cumsum([0, *sizes])):
             part[name] = (part[name] + offset).astype(part[name].dtype)

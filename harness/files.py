@@ -1,5 +1,6 @@
 """Reading and writing files: a full disk or a damaged file ends in one clear sentence, and what is
 written appears whole or not at all."""
+import hashlib
 import json
 import math
 import os
@@ -24,7 +25,6 @@ from engine.errors import UserError, is_file, is_folder, is_there  # noqa: F401 
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LARGEST_JSON = 2 ** 26  # bytes of one object: of a file, or of a line
 MAX_BYTES = 2 ** 30     # of a file that a person brings
-LARGEST_FLOAT = sys.float_info.max
 
 
 def find_folder(name: str) -> Path:
@@ -47,27 +47,21 @@ def read_json(path: Path) -> dict:
     """Read a JSON object; an error names the file and what is wrong with it."""
     try:
         with reading(path) as file:
-            text = file.read(LARGEST_JSON + 1)
+            return parse_object(file.read(LARGEST_JSON + 1), path)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
-    try:
-        content = parse_json(text)
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} should hold a JSON object")
-    return content
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read a JSONL file of objects; no file is no lines. The last line may be cut off by a kill,
-    and is left out then. Any other broken line is an error."""
+    """Read a JSONL file of objects. The last line may be cut off by a kill, and is left out then.
+    Any other broken line is an error."""
     objects = []
     for number, line in enumerate(lines_in(path), 1):
-        content = parse_line(line, f"{path}, line {number}")
-        if content is None:
-            break
-        objects.append(content)
+        try:
+            objects.append(parse_object(line, f"{path}, line {number}"))
+        except UserError:
+            if line.endswith("\n") or len(line) > LARGEST_JSON:
+                raise
     return objects
 
 
@@ -81,15 +75,11 @@ def lines_in(path: Path) -> Iterator[str]:
         return
 
 
-def parse_line(line: str, where: str) -> dict | None:
-    """The object of a line; None of a line that is cut off."""
+def parse_object(text: str, where: str | Path) -> dict:
     try:
-        content = parse_json(line)
-    except ValueError:
-        is_cut_off = not line.endswith("\n") and len(line) <= LARGEST_JSON
-        if is_cut_off:
-            return None
-        raise UserError(f"{where} is not JSON") from None
+        content = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{where} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{where} should hold a JSON object")
     return content
@@ -114,14 +104,14 @@ def finite(text: str) -> float:
 
 
 @contextmanager
-def reading(path: Path):
+def reading(path: Path, encoding: str = "utf-8"):
     """Open a text file. FileNotFoundError is left to the caller, any other reason why it cannot be
     read becomes one sentence. A pipe or a device is refused, because it might never end."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             reason = "Is a directory" if is_folder(path) else "Not a regular file"
             raise UserError(f"cannot read {path}: {reason}")
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding=encoding) as file:
             yield file
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text") from None
@@ -133,31 +123,33 @@ def reading(path: Path):
 
 def read_given(name: str, flag: str, parse):
     """What `parse` makes of the file that a flag names."""
-    path = find_folder(name)
-    if not is_file(path):
-        reason = "it is not a file" if is_there(path) else "there is no such file"
-        raise UserError(f"cannot read {name}: {reason}")
     try:
-        if os.path.getsize(path) > MAX_BYTES:
-            raise UserError(f"{flag} {name} is larger than {MAX_BYTES:,} bytes")
-        with open(path, encoding="utf-8-sig") as file:
+        with reading(find_folder(name), "utf-8-sig") as file:
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise UserError(f"{flag} {name} is larger than {MAX_BYTES:,} bytes")
             return parse(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {name}: {error}") from None
+    except FileNotFoundError:
+        raise UserError(f"cannot read {name}: there is no such file") from None
+
+
+def sha256_of(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
 def append_line(path: Path, line: dict) -> None:
     """Append one JSON line. JSON has no NaN: an undefined number becomes null, and so does one
     that floats cannot hold."""
-    defined = {key: null_if_undefined(value) for key, value in line.items()}
+    defined = {}
+    for name, value in line.items():
+        is_number = isinstance(value, (int, float))
+        defined[name] = None if is_number and not abs(value) <= sys.float_info.max else value
     text = json.dumps(defined, allow_nan=False) + "\n"
     with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write(text)
-
-
-def null_if_undefined(value):
-    is_number = isinstance(value, (int, float))
-    return None if is_number and not abs(value) <= LARGEST_FLOAT else value
 
 
 def replace_text(path: Path, text: str) -> None:

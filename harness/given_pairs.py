@@ -45,19 +45,13 @@ class GivenPairs:
             raise UserError(f"{name} holds no pairs")
 
     def sample(self, *_) -> Rollouts:
-        """Those of the run's step, whatever its problems."""
-        return self.of_step(self.policy, self.run.step)
-
-    def of_step(self, policy, step: int) -> Rollouts:
-        """--questions of the pairs, which follow from seed and step alone: two answers to each
-        problem, the better one first."""
-        s = policy.settings
+        """--questions of the pairs, whatever the problems: they follow from seed and step alone.
+        Two answers to each, the better one first."""
+        policy, s = self.policy, self.policy.settings
         device = policy.model.device
-        rng = random.Random(f"pairs {s.seed} {step}")
+        rng = random.Random(f"pairs {s.seed} {self.run.step}")
         pairs = [rng.choice(self.pairs) for _ in range(s.questions)]
-        answers = []
-        for pair in pairs:
-            answers += [pair.chosen, pair.rejected]
+        answers = [answer for pair in pairs for answer in (pair.chosen, pair.rejected)]
         length = torch.tensor([len(ids) for ids in answers], device=device)
         mask = torch.arange(int(length.max()), device=device) < length[:, None]
         ids = torch.zeros(mask.shape, dtype=torch.long, device=device)
@@ -73,12 +67,10 @@ class GivenPairs:
 
 
 def parse_pairs(file: TextIO, name: str, policy) -> list[Pair]:
-    pairs, number = [], 0
-    while line := file.readline(MAX_LINE):  # a line without an end is not read to its end
-        number += 1
-        if line.strip():
-            pairs.append(parse_pair(line, f"{name}, line {number}", policy))
-    return pairs
+    # a line without an end is not read to its end
+    lines = enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1)
+    return [parse_pair(line, f"{name}, line {number}", policy)
+            for number, line in lines if line.strip()]
 
 
 def parse_pair(line: str, where: str, policy) -> Pair:

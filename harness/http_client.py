@@ -17,7 +17,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import NamedTuple
 
 from engine.errors import UserError
-from harness.files import parse_json
+from harness.files import parse_object
 from harness.flags import shortened
 
 AT_ONCE = 128  # requests under way; the others wait for their turn
@@ -170,12 +170,9 @@ class Client:
         if not reply.is_whole:
             raise self.error(f"the connection was closed in the middle of its answer to {path}")
         try:
-            answer = parse_json(text)
-        except ValueError as error:
-            raise self.error(f"its answer to {path} is not JSON: {one_line(error)}") from None
-        if not isinstance(answer, dict):
-            raise self.error(f"its answer to {path} is not a JSON object")
-        return answer
+            return parse_object(text, f"its answer to {path}")
+        except UserError as error:
+            raise self.error(one_line(error)) from None
 
     def too_late(self) -> UserError:
         return self.error(f"no whole answer within {self.seconds:g} s")

@@ -1,9 +1,10 @@
-"""Which run a file is of. Every file of a run says it, and one function compares.
+"""Which run, which step, which lines: every file of a run says it, and one function compares.
 
     config.json            "run_id": "9f2c61d0a8b3e457"
     metrics.jsonl, ...     the same in every line
     credit/step_N.npz      columns run_id, step and process
-    a checkpoint           run_id and step in trainer/state.json
+    a checkpoint           run_id and step in trainer/state.json, with a seal: a sha256 of its own
+                           files, and of the lines that were there before it
 
 The run_id is a sha256 of all that makes a run what it is, so the same command has the same one, and
 config.json can be compared with its own: a setting that was changed by hand no longer fits. A run
@@ -14,7 +15,7 @@ import json
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import is_there, read_json
+from harness.files import is_there, lines_in, read_json, read_lines, sha256_of
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
                     "shard")
@@ -23,6 +24,10 @@ CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, no
     "checkpoint_every")
 # a name more or less in these makes another run_id of every config.json that has it
 NOT_IN_RUN_ID = (*CHANGEABLE, "out", "ranks", "versions", "git_commit", "code", "run_id")
+
+LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
+SEALED = ("config.json", "model.safetensors", "tokenizer.json", "trainer/state.safetensors")
+MODES = ("sampled", "greedy")  # of an evaluation
 
 
 def run_id_of(config: dict) -> str:
@@ -41,15 +46,11 @@ def refuse_changed_config(path: Path, config: dict) -> None:
         raise UserError(f"{path} was changed since the run began: its settings do not fit its "
                         "run_id. Put the old ones back, or begin another run with them: "
                         f"--config {path} --out NAME")
-    if not is_code(config.get("code", [])):
+    code = config.get("code", [])  # of provenance.py, and not part of the run_id
+    if not isinstance(code, list) or not all(
+            isinstance(part, dict) and type(part.get("after_step")) is int
+            and isinstance(part.get("files"), dict) for part in code):
         raise UserError(f"{path}: its code is not as this program writes it")
-
-
-def is_code(record) -> bool:
-    """Whether it can be the entry `code`, which provenance.py makes."""
-    return isinstance(record, list) and all(
-        isinstance(part, dict) and type(part.get("after_step")) is int
-        and isinstance(part.get("files"), dict) for part in record)
 
 
 def run_id_on_record(run: Path) -> str | None:
@@ -65,3 +66,87 @@ def check_origin(where: str | Path, found: dict, wanted: dict) -> None:
             raise UserError(f"{where} does not belong there: its {name} is "
                             f"{found.get(name, 'missing')}, not {value}. Was something lost, "
                             "exchanged, or taken from another run?")
+
+
+def lines_of_run(run: Path, name: str) -> list[dict]:
+    """The lines of a log, each of which is of this run."""
+    wanted = {"run_id": run_id_on_record(run)}
+    lines = read_lines(run / name)
+    for number, line in enumerate(lines, 1):
+        check_origin(f"{run / name}, line {number}", line, wanted)
+    return lines
+
+
+def missing_evaluations(config: dict, evaluations: list[dict], done: int) -> list[tuple[int, str]]:
+    """Step and mode of those that a run with `done` steps has to have. A probe evaluates nothing;
+    its config.json has no `ranks`."""
+    every = config.get("eval_every", 0) if "ranks" in config else 0
+    if not every:
+        return []
+    steps = [*range(0, done + 1, every)]
+    if done == config["steps"] and done % every:
+        steps.append(done)
+    made = {(line["step"], line.get("mode")) for line in evaluations}
+    return [(step, mode) for step in steps for mode in MODES if (step, mode) not in made]
+
+
+def refuse_gaps(run: Path, config: dict, metrics: list[dict], evaluations: list[dict],
+                done: int) -> None:
+    """Stop unless every step up to `done` is on record, in order, with its evaluation."""
+    path = run / "metrics.jsonl"
+    for number, line in enumerate(metrics, 1):
+        if line["step"] != number:
+            raise UserError(f"{path}, line {number} is step {line['step']}: lines are missing, "
+                            "doubled or out of order")
+    if len(metrics) < done:
+        raise UserError(f"{path} has {len(metrics)} lines, while there are files from after step "
+                        f"{done}: lines are missing")
+    for step, mode in missing_evaluations(config, evaluations, done):
+        raise UserError(f"{run}/evaluations.jsonl has lost the {mode} evaluation at step {step}: "
+                        f"--eval_every is {config['eval_every']}, and {done} steps are done")
+
+
+def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
+    """For trainer/state.json: run and step, the number of lines of every log, and a sha256 of each
+    file."""
+    logs = {}
+    for name in LOGS:
+        lines = whole_lines(run / name)
+        logs[name] = {"lines": len(lines), "sha256": hash_of(lines)}
+    files = {name: sha256_of(checkpoint / name) for name in SEALED}
+    return {"run_id": run_id_on_record(run), "step": step, "logs": logs, "files": files}
+
+
+def check_seal(run: Path, checkpoint: Path, step: int) -> None:
+    """Compare the seal with the files and logs as they are now. In a checkpoint of an older version
+    it holds nothing to compare with."""
+    path = checkpoint / "trainer" / "state.json"
+    seal = read_json(path)
+    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})
+    try:
+        files = [*seal.get("files", {}).items()]
+        logs = [(name, int(log["lines"]), log["sha256"])
+                for name, log in seal.get("logs", {}).items()]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise UserError(f"{path} is damaged: it is not as this program writes it") from None
+    for name, sha256 in files:
+        if sha256_of(checkpoint / name) != sha256:
+            raise UserError(f"{checkpoint / name} was changed after it was written. Move "
+                            f"{checkpoint} away, and --resume goes on from the one before it")
+    for name, count, sha256 in logs:
+        lines = whole_lines(run / name)
+        if len(lines) < count:
+            raise UserError(f"{run / name} has {len(lines)} lines; there were {count} when "
+                            f"{checkpoint.name} was written")
+        if hash_of(lines[:count]) != sha256:
+            raise UserError(f"the first {count} lines of {run / name} are not those that were "
+                            f"there when {checkpoint.name} was written")
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines that end with a line break; no file is no lines."""
+    return [line[:-1] for line in lines_in(path) if line.endswith("\n")]
+
+
+def hash_of(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

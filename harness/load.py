@@ -1,16 +1,19 @@
-"""What a run works with, made from its settings: the policy, a frozen copy of it, its optimizer."""
+"""What a run works with, made from its settings: the policy, a frozen copy of it, its optimizer,
+and who answers the problems."""
 from pathlib import Path
 
 import torch
 
 from engine import processes
 from engine.errors import UserError
-from engine.optimizer import make_optimizer
+from engine.optimizer import AdamW, make_optimizer
 from engine.policy import Policy
 from engine.sharded import load_shard
 from engine.tokens import encode_prompt, load_tokenizer
 from harness.files import find_folder
-from harness.settings import Settings
+from harness.given_pairs import GivenPairs
+from harness.remote_rollouts import connect
+from harness.settings import OWN_SAMPLER, Settings
 from harness.tasks import make_task
 from qwen2_model import Qwen2
 
@@ -43,7 +46,7 @@ def load_model(s: Settings, folder: Path, device) -> Qwen2:
     return load_shard(folder, device, dtype).compute_in(dtype)
 
 
-def load_optimizer(s: Settings, policy: Policy):
+def load_optimizer(s: Settings, policy: Policy) -> AdamW:
     """AdamW for the policy's parameters. With --offload_optimizer the model is moved here."""
     device = pick_device(processes.start(s.device))
     return make_optimizer(policy.model, s.learning_rate, s.weight_decay, s.offload_optimizer,
@@ -57,6 +60,17 @@ def load_reference(s: Settings) -> Qwen2 | None:
     device = pick_device(processes.start(s.device))
     model = load_model(s, find_folder(s.model), device).requires_grad_(False)
     return model.cast_weights(getattr(torch, s.dtype)) if s.offload_optimizer else model
+
+
+def answers_from(run, policy: Policy, optimizer: AdamW):
+    """What has the method `sample(problems, answers, seed) -> Rollouts`: the policy itself, a
+    server, or pairs of a file."""
+    s = policy.settings
+    if s.pairs:
+        return GivenPairs(s.pairs, policy, run)
+    if s.rollouts != OWN_SAMPLER:
+        return connect(policy, optimizer, run)
+    return policy
 
 
 def set_threads(threads: int, model: Qwen2) -> None:

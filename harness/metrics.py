@@ -1,37 +1,98 @@
-"""A step's line of metrics.jsonl: numbers of the batch, of credit and update, of time."""
+"""A step's line of metrics.jsonl: numbers of the batch, of credit and update, of time. And how long
+the run will take."""
+import sys
+import time
+from collections import deque
+from contextlib import contextmanager
+from statistics import mean, median
+
+try:
+    import resource
+except ImportError:  # Windows keeps no record of peak memory
+    resource = None
+
+import torch
+
 from engine.rollouts import Rollouts
 from harness.checked import joined, metrics_of
-from harness.clock import Clock
+from harness.progress import show_status
+
+
+class Clock:
+    """`with clock("update"):` measures a stage and shows its name to people at a terminal."""
+
+    def __init__(self, step: int):
+        self.step = step
+        self.begin = time.perf_counter()
+        self.seconds = {}  # of each stage
+
+    @contextmanager
+    def __call__(self, stage: str):
+        show_status(f"step {self.step}: {stage}")
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - start
 
 
 def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weights: dict,
                  s) -> dict:
     """`update` are the metrics of the update, `weights` those of the weights; an advantage has its
-    own. None of them may take the name of another."""
+    own. None of them may take the name of another. Tokens that advantage and weights sampled for
+    themselves are added up."""
     batch = batch_metrics(rollouts)
-    credit = credit_metrics(metrics_of(advantage, f"the advantage {s.advantage}"), weights)
-    speed = clock.metrics(batch["tokens"], update["trained_tokens"], rollouts.mask.device)
-    return joined({"step": clock.step}, credit, batch, update, speed)
+    credit = metrics_of(advantage, f"the advantage {s.advantage}")
+    extra = sum(metrics.pop("extra_tokens", 0) for metrics in (credit, weights))
+    stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}
+    speed = {**stages, "seconds": time.perf_counter() - clock.begin,
+             "rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
+             "update_tokens_per_second": update["trained_tokens"] / clock.seconds["update"],
+             "peak_memory_bytes": peak_memory(rollouts.mask.device)}
+    return joined({"step": clock.step}, weights, credit, {"extra_tokens": extra}, batch, update,
+                  speed)
 
 
 def batch_metrics(rollouts: Rollouts) -> dict:
     """Means over answers, and of entropy and collision over tokens."""
-    mean = {name: value.mean().item() for name, value in rollouts.scores.items()}
+    means = {name: value.mean().item() for name, value in rollouts.scores.items()}
     reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
     without_spread = (reward == reward[:, :1]).all(1)
     tokens = rollouts.mask.sum().item()
-    return {"reward": mean["reward"], "reward_format": mean["format"],
-            "reward_answer": mean["answer"], "reward_reasoning": mean["reasoning"],
-            "success": mean["answer"], "tokens": tokens, "length": tokens / len(rollouts.texts),
+    return {"reward": means["reward"], "reward_format": means["format"],
+            "reward_answer": means["answer"], "reward_reasoning": means["reasoning"],
+            "success": means["answer"], "tokens": tokens, "length": tokens / len(rollouts.texts),
             "finished": rollouts.finished.float().mean().item(),
             "groups_without_spread": without_spread.float().mean().item(),
             "entropy": rollouts.entropy.sum().item() / tokens,
             "collision": rollouts.collision.sum().item() / tokens}
 
 
-def credit_metrics(advantage: dict, weights: dict) -> dict:
-    """Both together; tokens that they sampled for themselves are added up."""
-    extra = 0
-    for metrics in (advantage, weights):
-        extra += metrics.pop("extra_tokens", 0)
-    return joined(weights, advantage, {"extra_tokens": extra})
+def peak_memory(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Pace:
+    """Seconds of the last steps: how long the rest will take, and a word where one step took far
+    longer than usual."""
+
+    def __init__(self):
+        self.seconds = deque(maxlen=20)  # of the last steps
+        self.quiet = 0                   # for so many steps no comment is made
+
+    def left(self, steps: int) -> float:
+        """Seconds that so many steps will take."""
+        return mean(self.seconds) * steps
+
+    def add(self, seconds: float) -> str | None:
+        """A comment, at most every twenty steps, if this step took five times the median."""
+        usual = median(self.seconds or [seconds])
+        is_known = len(self.seconds) >= 5
+        self.seconds.append(seconds)
+        self.quiet = max(0, self.quiet - 1)
+        if self.quiet or not is_known or seconds < 5 * usual:
+            return None
+        self.quiet = 20
+        return (f"this step took {seconds:.0f} s, {seconds / usual:.0f} times the usual "
+                f"{usual:.1f} s. Is something else running here, or the memory full?")

@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 
 from engine import processes
-from engine.errors import UserError
+from engine.errors import OwnCodeError, UserError
 from harness.progress import go_on_for_nobody, though_nobody_reads
 
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
@@ -27,7 +27,8 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         main(sys.argv[1:])
         sys.stdout.flush()
     except UserError as error:
-        if not isinstance(error, processes.LostProcess) and processes.rank_0_says_so():
+        may_be_alone = isinstance(error, (processes.LostProcess, OwnCodeError))
+        if not may_be_alone and processes.rank_0_says_so():
             sys.exit(1)
         end_with(f"{name}: {visible(str(error))}")
     except KeyboardInterrupt:
@@ -71,13 +72,8 @@ def of_the_system(error: Exception) -> str | None:
 
 def visible(text: str) -> str:
     """The text with control characters written out, as \\x1b; new lines and tabs stay."""
-    return "".join(map(visible_character, text))
-
-
-def visible_character(character: str) -> str:
-    if character.isprintable() or character in "\n\t":
-        return character
-    return character.encode("unicode_escape").decode()
+    return "".join(character if character.isprintable() or character in "\n\t"
+                   else character.encode("unicode_escape").decode() for character in text)
 
 
 class Visible:

@@ -53,7 +53,9 @@ class Progress:
 
     def __call__(self, part: str, done: float = 0.0, text: str = "") -> None:
         now = time.monotonic()
-        share = self.share(part, done)
+        names = list(self.parts)
+        before = sum(self.parts[name] for name in names[:names.index(part)])
+        share = (before + done * self.parts[part]) / sum(self.parts.values())
         line = f"{share:4.0%}  {text or part.replace('_', ' ')}"
         if share > 0.02:
             left = (now - self.start) * (1 - share) / share
@@ -64,11 +66,6 @@ class Progress:
             with though_nobody_reads(sys.stderr):
                 print(f"  {line}", file=sys.stderr, flush=True)
             self.last_line = now
-
-    def share(self, part: str, done: float) -> float:
-        names = list(self.parts)
-        before = sum(self.parts[name] for name in names[:names.index(part)])
-        return (before + done * self.parts[part]) / sum(self.parts.values())
 
 
 # No loss among these: its value says nothing about progress (docs/questions.md).

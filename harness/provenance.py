@@ -16,7 +16,7 @@ import tokenizers
 import torch
 
 from engine.errors import UserError
-from harness.files import PROJECT, find_folder, is_folder, paths_in
+from harness.files import PROJECT, find_folder, is_folder, paths_in, sha256_of
 from harness.settings import OPTIONS, Settings, own_flags
 
 
@@ -78,17 +78,6 @@ def fingerprint(path: Path) -> str:
     names = ["config.json", "tokenizer.json", *weights]
     parts = [f"{name} {sha256_of(path / name)}\n" for name in sorted(names)]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while part := file.read(2 ** 24):
-                digest.update(part)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    return digest.hexdigest()
 
 
 def refuse_other_sources(before: dict[str, str], settings: Settings, names: set[str]) -> None:

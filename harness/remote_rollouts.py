@@ -3,15 +3,14 @@
     hand_over   writes the model folder RUN/serve/step_000012 and tells the server to load it
     fill        POST /v1/completions for each problem: token ids go out, ids and log-probs come
                 back. Whatever a server can get wrong is looked for before anything is trained on it
-    look        one forward pass of our own: entropy and collision, which servers do not return,
-                and the gap between the server's log-probs and ours
     refuse_other_weights
                 a server that says it has loaded weights may have kept some, and somebody else may
                 have it load theirs: before and behind `fill` it has to score tokens as we do
 
-The loss computes log-probs of its own, as it always does. The server's go into the column log_prob
-of the credit file, and sampler_gap in metrics.jsonl compares the two. Evaluations, and whatever
-goes on from the middle of an answer (vine, oracle, measured ...), use our own sampler.
+One forward pass of our own adds entropy and collision, which servers do not return. The loss
+computes log-probs of its own, as it always does. The server's go into the column log_prob of the
+credit file, and sampler_gap in metrics.jsonl compares the two. Evaluations, and whatever goes on
+from the middle of an answer (vine, oracle, measured ...), use our own sampler.
 
 Left out: keys and passwords, answers asked for while training goes on, weights that travel without
 a disk, and a correction for the gap (truncated importance sampling).
@@ -25,14 +24,14 @@ import torch
 
 from engine import processes
 from engine.errors import UserError
-from harness.files import is_there, read_lines
 from engine.forward import with_facts
+from engine.optimizer import parameters_by_name
+from engine.rollouts import Rollouts, encode_prompts, gather, sample_answers, stop_ids
+from engine.sampler import Generation
+from harness.files import is_there, read_lines
 from harness.http_client import LARGEST_ANSWER, Client, Refused, one_line, read_address
 from harness.progress import say
-from engine.rollouts import Rollouts, encode_prompts, gather, sample_answers, stop_ids
 from harness.run_folder import run_config
-from engine.sampler import Generation
-from engine.optimizer import parameters_by_name
 
 FLAG = "--rollouts"
 AS_SAMPLED = {  # a server would take other values from the model's generation_config.json
@@ -56,12 +55,12 @@ def connect(policy, optimizer, run) -> "RolloutServer":
     server = RolloutServer(policy, optimizer, run)
     if processes.rank() == 0:
         server.introduce()
-    server.latest = server.beginnings_of_our_own()
-    server.know()
-    if processes.rank() == 0:
         server.usual = usual_before(s)
-        server.load(policy.folder)
-    processes.barrier()
+    problems = policy.task.training_problems(s.seed, 1, s.questions)
+    length = max(1, min(SCORED, s.max_new_tokens - 1))  # see `score`
+    server.latest = sample_answers(policy.model, policy.tokenizer, policy.task, problems, 1,
+                                   seed=s.seed, max_new_tokens=length)
+    server.load(policy.folder)
     return server
 
 
@@ -87,11 +86,10 @@ class RolloutServer:
         self.model = ""         # as the server calls it
         self.is_vllm = False
         self.salt = ""          # see `load`
-        self.weights_of = None  # the step before which it got its weights
+        self.weights_of = run.step + 1  # the step before which it got its weights
         self.latest = None      # beginnings of the answers of the step before
         self.known = None       # the same with log-probs by the weights that it got
         self.usual = None       # difference from its log-probs of them, after the first load
-        self.has_warned = False
 
     def introduce(self) -> None:
         """Ask which model it serves. This is the first request: whether there is a server at all
@@ -105,58 +103,40 @@ class RolloutServer:
         say(f"answers to train on come from {self.model} at {self.client.address}, evaluations "
             "from the sampler of this program")
 
+    def hand_over(self, step: int) -> None:
+        """Give the server the weights as they are after step - 1, matrices in the type of the
+        products."""
+        model = self.policy.model
+        parameters = {name: value.detach().to(model.compute_dtype) if value.dim() == 2 else value
+                      for name, value in parameters_by_name(model, self.optimizer).items()}
+        self.load(self.run.folder.write_weights(step - 1, model, parameters))
+        self.weights_of = step
+
     def load(self, folder: Path) -> None:
         """Have the server load a model folder, wait until it has, and see that it has. Its cache of
         prompts belongs to the weights before; requests with a new salt do not use it."""
-        path = os.path.abspath(folder)
+        self.known = with_facts(self.policy.model, self.latest, self.policy.settings.micro_batch)
+        if processes.rank() == 0:
+            self.ask_to_load(os.path.abspath(folder))
+            self.salt = secrets.token_hex(16)
+            self.refuse_other_weights()
+        processes.barrier()
+
+    def ask_to_load(self, path: str) -> None:
         try:
             if self.is_vllm:
                 call = {"method": "reload_weights", "kwargs": {"weights_path": path}}
                 self.client.post("/collective_rpc", call)
-            else:
-                answer = self.client.post("/update_weights_from_disk", {"model_path": path})
-                if answer.get("success") is not True:
-                    reason = one_line(answer.get("message"))
-                    raise self.client.error(f"it did not load {path}: {reason}")
+                return
+            answer = self.client.post("/update_weights_from_disk", {"model_path": path})
         except Refused as error:
-            raise UserError(f"{error} ({self.reason_to_refuse(error.status, path)})") from None
-        self.salt = secrets.token_hex(16)
-        self.refuse_other_weights()
-
-    def reason_to_refuse(self, status: int, path: str) -> str:
-        if status == 404:
-            return ("vLLM opens this address with VLLM_SERVER_DEV_MODE=1 only" if self.is_vllm else
-                    "is it an SGLang server?")
-        return (f"does the server see {path}, and was it started on this model? A vLLM that failed "
-                "to load is of no more use, whatever its /health says: start it again")
-
-    def hand_over(self, step: int) -> None:
-        """Give the server the weights as they are after step - 1, matrices in the type of the
-        products."""
-        policy = self.policy
-        parameters = {}
-        for name, value in parameters_by_name(policy.model, self.optimizer).items():
-            is_matrix = value.dim() == 2
-            parameters[name] = value.detach().to(policy.model.compute_dtype) if is_matrix else value
-        folder = self.run.folder.write_weights(step - 1, policy.model, parameters)
-        self.know()
-        if processes.rank() == 0:
-            self.load(folder)
-        processes.barrier()
-        self.weights_of = step
-
-    def beginnings_of_our_own(self) -> Rollouts:
-        """Beginnings of answers by our own sampler, one to each problem of a step."""
-        policy = self.policy
-        s = policy.settings
-        problems = policy.task.training_problems(s.seed, 1, s.questions)
-        length = max(1, min(SCORED, s.max_new_tokens - 1))  # see `score`
-        return sample_answers(policy.model, policy.tokenizer, policy.task, problems, 1, seed=s.seed,
-                              max_new_tokens=length)
-
-    def know(self) -> None:
-        """Our log-probs of the tokens that `refuse_other_weights` asks for."""
-        self.known = with_facts(self.policy.model, self.latest, self.policy.settings.micro_batch)
+            missing = ("vLLM opens this address with VLLM_SERVER_DEV_MODE=1 only" if self.is_vllm
+                       else "is it an SGLang server?")
+            failed = (f"does the server see {path}, and was it started on this model? A vLLM that "
+                      "failed to load is of no more use, whatever its /health says: start it again")
+            raise UserError(f"{error} ({missing if error.status == 404 else failed})") from None
+        if answer.get("success") is not True:
+            raise self.client.error(f"it did not load {path}: {one_line(answer.get('message'))}")
 
     def refuse_other_weights(self) -> None:
         """Known tokens have to be as probable to the server as to our model. What rounding does to
@@ -187,7 +167,7 @@ class RolloutServer:
         for row, response in enumerate(self.client.all(requests)):
             choices = response.get("choices")
             values = log_probs_of(choices[0] if isinstance(choices, list) and choices else None)
-            values = (values or [])[starts[row]:][:lengths[row]]
+            values = values[starts[row]:][:lengths[row]]
             flaw = flaw_of_log_probs(values, lengths[row])
             if flaw:
                 raise self.client.error(f"a prompt that it should score {flaw}")
@@ -198,16 +178,16 @@ class RolloutServer:
         """So many answers to each problem, in the frame that our own sampler writes in."""
         policy, step = self.policy, self.run.step
         s = policy.settings
-        if self.weights_of is None:
-            self.weights_of = step  # `connect` has handed them over
-        elif step - self.weights_of >= s.rollouts_every:
+        if step - self.weights_of >= s.rollouts_every:
             self.hand_over(step)
         prompts = encode_prompts(policy.tokenizer, policy.task, problems)
         sampled = Generation.empty(len(prompts) * s.answers, s.max_new_tokens, policy.model.device)
         if processes.rank() == 0:  # an error of another process would not be printed
             self.fill(sampled, prompts, seed)
             self.refuse_other_weights()
-        rollouts = self.look(gather(problems, prompts, s.answers, sampled), step)
+        rollouts = gather(problems, prompts, s.answers, sampled)
+        ours = with_facts(policy.model, rollouts, s.micro_batch)
+        rollouts = replace(ours, log_prob=rollouts.log_prob)
         self.latest = beginnings(rollouts, s.answers)
         return rollouts
 
@@ -235,18 +215,6 @@ class RolloutServer:
         return {"model": self.model, "prompt": prompt, "n": limits.answers, "seed": seed,
                 "max_tokens": limits.tokens, "stop_token_ids": list(limits.ends), "logprobs": 0,
                 "return_token_ids": True, "cache_salt": self.salt, **AS_SAMPLED}
-
-    def look(self, rollouts: Rollouts, step: int) -> Rollouts:
-        """The batch with entropy and collision by our own model. A gap that is large beside the
-        usual difference is said once."""
-        ours = with_facts(self.policy.model, rollouts, self.policy.settings.micro_batch)
-        gap = ((ours.log_prob - rollouts.log_prob).abs().sum() / rollouts.mask.sum()).item()
-        may_warn = processes.rank() == 0 and self.weights_of == step and not self.has_warned
-        if may_warn and gap > TIMES * self.usual + ROUNDING:
-            self.has_warned = True
-            say(f"  note: the server's log-probs are {gap:.2g} from ours on average, and were "
-                f"{self.usual:.2g} at first (sampler_gap in metrics.jsonl tells of each step)")
-        return replace(ours, log_prob=rollouts.log_prob)
 
 
 def beginnings(rollouts: Rollouts, answers: int) -> Rollouts:
@@ -304,14 +272,15 @@ def flaw_of_tokens(choice: dict, prompt: list[int], limits: Limits) -> str:
     return ""
 
 
-def log_probs_of(choice) -> list | None:
+def log_probs_of(choice) -> list:
+    """What an answer has of them, which is nothing if it is not as it should be."""
     holder = choice.get("logprobs") if isinstance(choice, dict) else None
     values = holder.get("token_logprobs") if isinstance(holder, dict) else None
-    return values if isinstance(values, list) else None
+    return values if isinstance(values, list) else []
 
 
-def flaw_of_log_probs(values: list | None, count: int) -> str:
-    if values is None or len(values) != count:
+def flaw_of_log_probs(values: list, count: int) -> str:
+    if len(values) != count:
         return "does not have a log-prob for each token"
     for value in values:
         if type(value) not in (int, float) or not LOWEST < value < ROUNDING:
@@ -327,10 +296,7 @@ def are_whole(values: list, below: int) -> bool:
 def write(sampled: Generation, row: int, choice: dict, ends: tuple) -> None:
     """Put an answer into its row."""
     ids = choice["token_ids"]
-    log_probs = choice["logprobs"]["token_logprobs"]
-    length = len(ids)
-    device = sampled.tokens.device
-    sampled.tokens[row, :length] = torch.tensor(ids, device=device)
-    sampled.log_prob[row, :length] = torch.tensor(log_probs, device=device).clamp(max=0.0)
-    sampled.mask[row, :length] = True
+    sampled.tokens[row, :len(ids)] = torch.tensor(ids)
+    sampled.log_prob[row, :len(ids)] = torch.tensor(log_probs_of(choice)).clamp(max=0.0)
+    sampled.mask[row, :len(ids)] = True
     sampled.finished[row] = ids[-1] in ends

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import torch
 
-from harness.credit_file import checkpoint_folders, step_of
 from engine.errors import UserError
+from harness.credit_file import checkpoint_folders, step_of
 from harness.files import is_file, paths_in, read_json
-from harness.identity import CHANGEABLE, CHANGES_ROUNDING
+from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, check_seal, missing_evaluations,
+                              refuse_gaps)
 from harness.progress import say
 from harness.provenance import code_of_steps, refuse_other_sources
-from harness.record import missing_evaluations, refuse_gaps
 from harness.run_folder import RunFolder
-from harness.seal import check_seal
 from harness.settings import OPTIONS, Settings, own_flags
 
 
@@ -22,14 +21,8 @@ def refuse_changes(given: dict) -> None:
     """Stop if a flag was typed that cannot be changed in a resumed run."""
     fixed = sorted(set(given) - set(CHANGEABLE))
     if fixed:
-        *flags, last_flag = [f"--{name}" for name in CHANGEABLE]
-        raise UserError(f"--{fixed[0]} cannot be changed in a resumed run, only "
-                        f"{', '.join(flags)} and {last_flag} can")
-
-
-def changes_among(given: dict) -> dict:
-    """For --continue: those of the flags that may be changed in a run that goes on."""
-    return {name: value for name, value in given.items() if name in CHANGEABLE}
+        flags = ", ".join(f"--{name}" for name in CHANGEABLE)
+        raise UserError(f"--{fixed[0]} cannot be changed in a resumed run, only {flags} can")
 
 
 def keep_changes(run: RunFolder, config: dict, settings: Settings, done: int) -> None:
@@ -123,7 +116,7 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
         names = set(sources) if needs_model else set(sources) - {"model"}
         refuse_other_sources(sources, settings, names)
     if checkpoint:
-        check_seal(run.path, checkpoint)
+        check_seal(run.path, checkpoint, done)
         refuse_gaps(run.path, config, run.lines("metrics.jsonl"), run.lines("evaluations.jsonl"),
                     done)
     for step, folder in checkpoint_folders(run.path).items():

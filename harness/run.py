@@ -19,16 +19,16 @@ from engine.errors import UserError
 from engine.finite import BrokenMethod, BrokenModel, NotFinite
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.clock import Pace
 from harness.command_line import read_flags
 from harness.credit_file import step_of
 from harness.files import is_there
 from harness.hints import python_command
-from harness.identity import run_id_of
+from harness.identity import CHANGEABLE, run_id_of
+from harness.metrics import Pace
 from harness.progress import print_step, say
 from harness.provenance import code_files, fingerprints, provenance
 from harness.registry import ADVANTAGES, MITIGATIONS
-from harness.resume import (changes_among, check_what_is_there, how_far, is_finished, keep_changes,
+from harness.resume import (check_what_is_there, how_far, is_finished, keep_changes,
                             refuse_changes, refuse_to_erase, refuse_to_overwrite, what_differs)
 from harness.run_folder import RunFolder, open_folder, run_config
 from harness.settings import Settings, make_settings, refuse_unprintable
@@ -171,7 +171,8 @@ def new_or_continued(given: dict, may_continue: bool, restart: bool) -> Run:
         return Run(settings)
     difference = what_differs(settings)
     if may_continue and not difference:
-        return resumed(settings.folder, changes_among(given), restart)
+        given = {name: value for name, value in given.items() if name in CHANGEABLE}
+        return resumed(settings.folder, given, restart)
     refuse_to_overwrite(settings.folder, difference)
 
 

@@ -2,7 +2,7 @@
 
 Files and checkpoints appear whole or not at all: they are written under another name, then renamed.
 Lines are appended; the last one may be cut off, and is forgotten when the run goes on. A checkpoint
-is sealed (seal.py): it knows the lines that were there before it.
+is sealed (identity.py): it knows the lines that were there before it.
 """
 import json
 import os
@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 
 from engine import processes
-from harness.credit_file import checkpoint_folders, credit_path, step_of, write_credit
 from engine.errors import UserError
-from harness.files import (append_line, hold_folder, is_file, is_folder, is_there, let_go,
-                          lock_folder, paths_in, read_json, replace_text, whole_folder, writing)
-from harness.identity import refuse_changed_config, run_id_on_record
-from harness.record import lines_of_run
 from engine.rollouts import Rollouts
-from harness.seal import LOGS, make_seal
+from harness.credit_file import checkpoint_folders, credit_path, step_of, write_credit
+from harness.files import (append_line, hold_folder, is_file, is_folder, is_there, let_go,
+                           lines_in, lock_folder, paths_in, read_json, replace_text, whole_folder,
+                           writing)
+from harness.identity import (LOGS, lines_of_run, make_seal, refuse_changed_config,
+                              run_id_on_record)
 from qwen2_model import Qwen2, write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -129,12 +129,11 @@ class RunFolder:
 
     def shorten(self, name: str, step: int) -> None:
         """Keep the lines up to this step, letter for letter: a seal has a sha256 of them."""
-        path = self.path / name
-        if is_there(path):
-            lines = self.lines(name)  # stops at a damaged line
-            texts = path.read_text(encoding="utf-8").split("\n")
-            kept = [text for text, line in zip(texts, lines) if line["step"] <= step]
-            self.replace(name, "".join(f"{text}\n" for text in kept))
+        if is_there(self.path / name):
+            texts = lines_in(self.path / name)
+            kept = [text.rstrip("\n") + "\n" for text, line in zip(texts, self.lines(name))
+                    if line["step"] <= step]
+            self.replace(name, "".join(kept))
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
                         source: Path, state: dict[str, torch.Tensor]) -> None:

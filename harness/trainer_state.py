@@ -56,7 +56,10 @@ class TrainerState:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
-        states = {part: take_part(tensors, f"{part}.") for part in self.methods}
+        states = {}
+        for part in self.methods:
+            names = [name for name in tensors if name.startswith(f"{part}.")]
+            states[part] = {name.partition(".")[2]: tensors.pop(name) for name in names}
         try:
             load_optimizer_tensors(self.optimizer, self.parameters, tensors)
             for part, method in self.methods.items():
@@ -64,9 +67,3 @@ class TrainerState:
                     method.load_state_dict(states[part])
         except (UserError, RuntimeError, LookupError, TypeError) as error:
             raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
-
-
-def take_part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """Take the tensors with this prefix out of `tensors`, and return them without the prefix."""
-    names = [name for name in tensors if name.startswith(prefix)]
-    return {name.removeprefix(prefix): tensors.pop(name) for name in names}

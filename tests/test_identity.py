@@ -97,8 +97,8 @@ DAMAGE = {
                     "that were there)", BOTH),
     "all evaluations": (exchange("evaluations.jsonl"), "evaluations.jsonl.* (line 1 does not "
                         "belong|not those that were there)", BOTH),
-    "a line": (exchange_a_line("metrics.jsonl"), "metrics.jsonl.* (line 2 does not belong|not those "
-               "that were there)", BOTH),
+    "a line": (exchange_a_line("metrics.jsonl"), "metrics.jsonl.* (line 2 does not belong|not "
+               "those that were there)", BOTH),
     "a checkpoint": (exchange("checkpoints/step_000004"), "step_000004 does not belong there",
                      GO_ON),
     "the last evaluation": (lose_the_last_line("evaluations.jsonl"), "evaluations.jsonl", BOTH),

@@ -87,8 +87,8 @@ def test_a_shipped_folder_is_found_from_anywhere_and_a_folder_of_ones_own_comes_
 
 
 @pytest.mark.parametrize("text, words", [
-    ("[1]", "should hold a JSON object"), ("{", "is not valid JSON"),
-    ("[" * 10 ** 5, "is not valid JSON")])
+    ("[1]", "should hold a JSON object"), ("{", "is not JSON"),
+    ("[" * 10 ** 5, "is not JSON")])
 def test_a_file_that_is_no_json_object_is_named(tmp_path, text, words):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UserError, match=f"x.json {words}"):

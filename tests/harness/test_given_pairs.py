@@ -42,18 +42,21 @@ def test_numbers_of_tokens_that_were_not_sampled(policy):
 
 def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
     """Two answers to each problem, the better one first; the next step takes others."""
-    pairs = GivenPairs(written(tmp_path / "pairs.jsonl", PAIR, OTHER), policy)
     policy = replace(policy, settings=replace(policy.settings, questions=8))
-    batch = policy.score(pairs.of_step(policy, 1))
+    run = SimpleNamespace(step=1)
+    pairs = GivenPairs(written(tmp_path / "pairs.jsonl", PAIR, OTHER), policy, run)
+    batch = policy.score(pairs.sample())
     texts = {Problem((3, 5, 7), 15): [GOOD, BAD], Problem((2, 4, 6), 2): [UNFINISHED, GOOD]}
     assert set(batch.problems) == set(texts) and batch.group.tolist() == [i // 2 for i in range(16)]
     for row in range(16):
         problem = batch.problems[batch.group[row]]
         assert batch.responses[row] == texts[problem][row % 2]
         assert bool(batch.finished[row]) == (batch.responses[row] != UNFINISHED)
-        assert batch.prompt_ids[row // 2] == policy.tokenizer.encode(policy.task.prompt_for(problem)).ids
-    orders = [pairs.of_step(policy, step).problems for step in (1, 1, 2)]
-    assert orders[0] == orders[1] == batch.problems and orders[0] != orders[2]
+        prompt = policy.tokenizer.encode(policy.task.prompt_for(problem)).ids
+        assert batch.prompt_ids[row // 2] == prompt
+    assert pairs.sample().problems == batch.problems
+    run.step = 2
+    assert pairs.sample().problems != batch.problems
 
 
 @pytest.mark.parametrize("line, said", [

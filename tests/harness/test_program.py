@@ -124,3 +124,11 @@ def test_a_closed_output_is_no_error_and_no_file_takes_its_place(tmp_path):
 def test_a_report_on_a_full_disk_is_an_error():
     """What train.py says beside its files may be lost; what a report prints is its product."""
     assert ends("print('lost')", "> /dev/full") == (1, "", "name: No space left on device\n")
+
+
+def test_an_error_in_somebodys_code_is_printed_by_every_process():
+    """One process may meet it alone, and rank 0 would only know that another has ended."""
+    rank_1 = ("import os; os.environ.update(WORLD_SIZE='2', RANK='1'); "
+              "from engine import errors, processes; processes.PATIENCE = 0; ")
+    assert ends(f"{rank_1}raise errors.OwnCodeError('mine')") == (1, "", "name: mine\n")
+    assert ends(f"{rank_1}raise errors.UserError('mine')") == (1, "", "")

@@ -1,14 +1,10 @@
 """What may be typed beside --resume and --continue: how a run is made, not which run it is."""
 import json
-import re
 import shutil
-import subprocess
 
 import pytest
 import torch
 
-import train
-from engine import processes
 from harness.run import Run, resumed
 from engine.errors import UserError
 from harness.resume import CHANGEABLE
@@ -84,18 +80,10 @@ def test_another_device_is_said(stopped, monkeypatch):
     assert "note: --device cpu: the same" in printed and config_of(stopped)["device"] == "cpu"
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in CHANGEABLE])
-def test_what_a_run_is_cannot_be_changed(stopped, name):
-    with pytest.raises(UserError) as error:
-        resumed(stopped, {name: OPTIONS[name].default}, False)
-    assert str(error.value).startswith(f"--{name} cannot be changed in a resumed run, only --steps")
-
-
-def test_all_that_names_no_run_can_be_changed():
-    unnamed = {name for name, flag in OPTIONS.items() if not flag.changes_result}
-    assert unnamed == {"threads", "micro_batch", "rollouts_timeout", "sample_every",
-                       "checkpoint_every", "out"}
-    assert unnamed - set(CHANGEABLE) == {"out"}
+def test_what_a_run_is_cannot_be_changed(stopped):
+    for name in set(OPTIONS) - set(CHANGEABLE):
+        with pytest.raises(UserError, match=f"^--{name} cannot be changed in a resumed run, only "):
+            resumed(stopped, {name: OPTIONS[name].default}, False)
 
 
 def test_a_loop_can_be_started_again_with_flags_that_change_no_result(finished, stopped, learner):
@@ -104,10 +92,23 @@ def test_a_loop_can_be_started_again_with_flags_that_change_no_result(finished, 
     assert config_of(stopped)["sample_every"] == 0 and len(lines(stopped / "metrics.jsonl")) == 4
     assert "is finished" in run(*argv, "--micro_batch", 1, "--threads", 1).stdout
     assert config_of(stopped)["micro_batch"] == config_of(finished)["micro_batch"]
-    for flag, value, words in (("steps", "6", "with steps 4 instead of 6: go on with --resume"),
-                               ("learning_rate", "0.5", "with learning_rate 0.001 instead of 0.5"),
-                               ("dtype", "bfloat16", "with dtype float32 instead of bfloat16")):
-        assert words in run(*argv, f"--{flag}", value, expect=1).stderr
+    said = run(*argv, "--dtype", "bfloat16", expect=1).stderr
+    assert "with dtype float32 instead of bfloat16" in said
+
+
+def test_a_finished_run_without_its_last_checkpoint_stays_finished(finished, tmp_path):
+    """Its only checkpoint is of a Ctrl-C; --checkpoint_every 1 now does not make it unfinished."""
+    folder = shutil.copytree(finished, tmp_path / "x")
+    shutil.rmtree(folder / "checkpoints/step_000004")
+    (folder / "config.json").write_text(json.dumps({**config_of(folder), "checkpoint_every": 0}))
+    assert "is finished after 4 steps" in run("--resume", folder, "--checkpoint_every", 1).stdout
+
+
+def test_all_that_names_no_run_can_be_changed():
+    unnamed = {name for name, flag in OPTIONS.items() if not flag.changes_result}
+    assert unnamed == {"threads", "micro_batch", "rollouts_timeout", "sample_every",
+                       "checkpoint_every", "out"}
+    assert unnamed - set(CHANGEABLE) == {"out"}
 
 
 def test_another_checkpoint_every_erases_no_record(stopped):
@@ -119,28 +120,3 @@ def test_another_checkpoint_every_erases_no_record(stopped):
     assert "holds a record of 3 steps, and no checkpoint to go on from (they were removed)" in said
 
 
-def test_a_finished_run_without_its_last_checkpoint_stays_finished(learner, tmp_path):
-    """Its only checkpoint is of a Ctrl-C; --checkpoint_every 1 now does not make it unfinished."""
-    folder = tmp_path / "x"
-    run("--model", learner, "--out", folder, *FLAGS)
-    shutil.rmtree(folder / "checkpoints/step_000004")
-    (folder / "config.json").write_text(json.dumps({**config_of(folder), "checkpoint_every": 0}))
-    assert "is finished after 4 steps" in run("--resume", folder, "--checkpoint_every", 1).stdout
-
-
-def test_the_way_to_go_on_is_quoted_for_the_shell(learner, tmp_path):
-    folder = tmp_path / "my run"
-    argv = ["--model", learner, "--out", folder, "--steps", 0, "--eval_every", 0]
-    run(*argv)
-    assert f"exists already: go on with --resume '{folder}', or name" in run(*argv, expect=1).stderr
-
-
-def test_ctrl_c_tells_a_command_that_works_as_it_stands(learner, tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "my run"
-    monkeypatch.setattr(processes, "any_of", lambda asked: True)  # Ctrl-C in the first step
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # the environment is not active
-    with pytest.raises(SystemExit):
-        train.main(["--model", str(learner), "--out", str(folder), *FLAGS[2:], "--steps", "2"])
-    command = re.search(r"stopped at step 1. Go on with: (.*)\n", capsys.readouterr().out)[1]
-    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
-    assert result.returncode == 0 and len(lines(folder / "metrics.jsonl")) == 2, result.stderr

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from conftest import ROOT
-from harness.clock import Pace
+from harness.metrics import Pace
 
 
 def test_a_step_that_takes_five_times_the_usual_is_commented_now_and_then():
@@ -39,7 +39,8 @@ __import__(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("name", ["train", "research.probes.exact", "tools.sample", "benchmarks.speed"])
+@pytest.mark.parametrize("name", ["train", "research.probes.exact", "tools.sample",
+                                  "benchmarks.speed"])
 def test_threads_are_told_how_to_wait_before_torch_is_imported(name):
     environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
     command = [sys.executable, "-c", BEFORE_TORCH, name, str(ROOT)]
