@@ -14,13 +14,12 @@ from pathlib import Path
 import torch
 
 from engine.errors import UserError
+from engine.labels import KINDS, SECTIONS
 from harness.files import PROJECT, is_file
 from harness.flags import fields_as_flags, shortened
-from engine.labels import KINDS, SECTIONS
 from harness.own_code import described, expect, own_code, place_of
 
 SHIPPED_TASKS = ("countdown_task", "tools.descending")
-SHIPPED = f"{' and '.join(SHIPPED_TASKS)} ship with it"
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
 
@@ -30,16 +29,16 @@ def load_task(name: str) -> type:
         raise UserError(f"--task {name!r} should be a text")
     if not is_module(name):
         dotted = name.removesuffix(".py").replace("/", ".")
-        meant = f"did you mean --task {dotted}?" if is_module(dotted) else SHIPPED
+        meant = f"; did you mean --task {dotted}?" if is_module(dotted) else ""
         raise UserError(f"--task {shortened(name)}: there is no such module in the project's "
-                        f"folder (the file tools/my_task.py is the module tools.my_task); {meant}")
+                        f"folder (the file tools/my_task.py is the module tools.my_task){meant}")
     with own_code(f"--task {name}", path_of(name)):
         module = importlib.import_module(name)
     task = getattr(module, "Task", None)
-    if not inspect.isclass(task) or task.__module__ != name:  # a Task that it imports is another's
-        raise UserError(f"--task {name}: this module has no class Task of its own; {SHIPPED}")
-    if not dataclasses.is_dataclass(task):
-        raise UserError(f"--task {name}: its class Task should be a dataclass of flags")
+    is_own = inspect.isclass(task) and task.__module__ == name  # one it imports is another's
+    if not is_own or not dataclasses.is_dataclass(task):
+        raise UserError(f"--task {name}: this module has no class Task of its own that is a "
+                        f"dataclass; {' and '.join(SHIPPED_TASKS)} have one")
     return task
 
 
@@ -66,9 +65,8 @@ def make_task(settings) -> "CheckedTask":
 
 def is_module(name: str) -> bool:
     parts = name.split(".")
-    if not all(part.isidentifier() and not part.startswith("__") for part in parts):
-        return False
-    return is_file(path_of(name))
+    is_name = all(part.isidentifier() and not part.startswith("__") for part in parts)
+    return is_name and is_file(path_of(name))
 
 
 def path_of(name: str) -> Path:
