@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import lines_in, parse_json
+from harness.files import is_there, lines_in, parse_json
 
 NAMES = {  # there -> here; None for what changes nothing here: folders, a limit never applied
     "model.pretrained_model_path": "model", "model.device": "device", "model.dtype": "dtype",
@@ -63,7 +63,7 @@ def answers_to_each(path: Path, settings: dict) -> int:
 
 def read_sections(path: Path) -> dict:
     """The values of a file by "section.name"."""
-    if not path.exists():
+    if not is_there(path):
         raise UserError(f"{path} does not exist")
     values, section = {}, ""
     for number, line in enumerate(lines_in(path), 1):

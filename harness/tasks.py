@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -126,17 +125,20 @@ def are_labels(labels, pieces: list[bytes]) -> bool:
 
 
 def is_score(score, problem, response: str) -> bool:
-    is_whole = isinstance(score, Mapping) and set(PARTS) <= set(score)
-    return is_whole and all(map(is_finite_number, score.values())) and score["answer"] in (0, 1)
+    """With numbers that float32 can hold; yes and no are numbers."""
+    most = torch.finfo(torch.float32).max
+    is_finite = all(isinstance(value, Real) and abs(value) <= most for value in score.values())
+    return is_finite and set(PARTS) <= set(score) and score["answer"] in (0, 1)
 
 
-def is_finite_number(value) -> bool:
-    """Whether float32 can hold it; yes and no are numbers."""
-    return isinstance(value, Real) and abs(value) <= torch.finfo(torch.float32).max
+def is_text(text, problem) -> bool:
+    return isinstance(text, str)
 
 
-def are_texts(texts) -> bool:
-    return isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+def are_answers(answers, problem) -> bool:
+    text, right = answers
+    are_texts = isinstance(right, list) and all(isinstance(each, str) and each for each in right)
+    return isinstance(text, str) and are_texts
 
 
 EXPECTED = {  # of a method: in words, and a test of what it returned, with what it was asked
@@ -145,8 +147,8 @@ EXPECTED = {  # of a method: in words, and a test of what it returned, with what
     "held_out_problems": ("a list of problems, at least one and not more than it is asked for",
                           are_problems),
     "extreme_problems": ("a list of problems", are_problems),
-    "prompt_for": ("a text", lambda text, problem: isinstance(text, str)),
-    "show": ("a text", lambda text, problem: isinstance(text, str)),
+    "prompt_for": ("a text", is_text),
+    "show": ("a text", is_text),
     "score": (f"finite numbers by name, {', '.join(PARTS)} among them; answer counts as success: "
               "1 or 0", is_score),
     "label": (f"two lists with a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
@@ -154,8 +156,7 @@ EXPECTED = {  # of a method: in words, and a test of what it returned, with what
     "right_steps": ("a list of tokens, counted from 0", lambda places, problem, pieces:
                     are_below(len(pieces), places)),
     "right_answers": ("a text that ends the thinking and a list of right answers to follow it",
-                      lambda answers, problem: len(answers) == 2 and isinstance(answers[0], str)
-                      and are_texts(answers[1])),
+                      are_answers),
 }
 NEEDED = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
           "score", "label", "reward")
