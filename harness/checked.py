@@ -4,8 +4,8 @@ import torch
 
 from engine.errors import UserError
 from engine.finite import BrokenMethod
-from harness.own_code import expect, own_code, place_of
 from engine.rollouts import Rollouts
+from harness.own_code import expect, own_code, place_of
 
 
 def call_method(chosen, whose: str, tokens: Rollouts, policy=None) -> torch.Tensor:

@@ -8,10 +8,8 @@ from engine.errors import UserError
 from harness.files import is_file, read_json
 from harness.flags import Flag, Parser, add_flag, describe, fields_as_flags, some_text
 from harness.hints import about_unknown
-from harness.registry import (ADVANTAGES, MITIGATIONS, choice_flags, describe_choices, flags_of,
-                             owners_of)
-from harness.settings import (EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, choose_task,
-                             read_files, without_other_task)
+from harness.registry import ADVANTAGES, MITIGATIONS, choice_flags, describe_choices, flags_of
+from harness.settings import EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, read_files
 from harness.tasks import about_flag_of_another, load_task
 
 RESERVED = (  # names that no other flag can have
@@ -24,57 +22,38 @@ what was used. Hyphens work as well as underscores."""
 
 def read_flags(argv: list[str]) -> dict:
     """The flags that were typed, by name."""
-    return make_parser(asked_task(argv), defaults_of_files(argv)).read(argv)
+    task, file_defaults = look_ahead(argv)
+    return make_parser(task, file_defaults).read(argv, partial(about_unknown_of, task))
 
 
-def look_ahead(argv: list[str]) -> dict:
-    """The values of those flags that have to be known first: they bring other flags or defaults."""
+def look_ahead(argv: list[str]) -> tuple[str, dict[str, str]]:
+    """What other flags depend on: the task, and for --help the default of each flag that a recipe
+    or --config sets, in words: "0.0005, from models/tiny/recipe.json; else 5e-06"."""
     parser = Parser(usage="", add_help=False)
     for name in ("task", "model"):
         parser.add_argument(f"--{name}")
     for name in ("config", "resume"):
         parser.add_argument(f"--{name}", type=some_text)
-    return vars(parser.parse_known_args(argv)[0])
-
-
-def asked_task(argv: list[str]) -> str:
-    """The task of a command line. A run that is resumed keeps its own."""
-    given = look_ahead(argv)
+    given = vars(parser.parse_known_args(argv)[0])
     if "resume" in given:
-        return task_of_run(Path(given["resume"]))
-    return choose_task(given, *read_files(given))
-
-
-def task_of_run(folder: Path) -> str:
-    path = folder / "config.json"
-    values = read_json(path) if is_file(path) else {}
-    return values.get("task", Settings.task)
-
-
-def defaults_of_files(argv: list[str]) -> dict[str, str]:
-    """For --help: the default of each flag that a recipe or --config sets, by the flag's name and
-    in words: "0.0005, from models/tiny/recipe.json; else 5e-06"."""
-    given = look_ahead(argv)
-    if "resume" in given:
-        return {}
+        path = Path(given["resume"]) / "config.json"
+        return (read_json(path) if is_file(path) else {}).get("task", Settings.task), {}
     recipe, config = read_files(given)
-    task = choose_task(given, recipe, config)
-    flags = {**OPTIONS, **choice_flags(), **fields_as_flags(load_task(task))}
+    task = ({"task": Settings.task} | recipe | config | given)["task"]
+    flags = OPTIONS | choice_flags() | fields_as_flags(load_task(task))
     recipe_path = Path(given.get("model", config.get("model", Settings.model))) / "recipe.json"
     defaults = {}
     for values, path in ((recipe, recipe_path), (config, given.get("config"))):
-        for name, value in without_other_task(values, task).items():
-            if name in flags and value != flags[name].default:
-                defaults[name] = f"{value}, from {path}; else {flags[name].default}"
-    return defaults
+        defaults |= {name: f"{value}, from {path}; else {flags[name].default}"
+                     for name, value in values.items() if value != flags[name].default}
+    return task, defaults
 
 
 def make_parser(task: str, file_defaults: dict[str, str]) -> Parser:
-    """The parser; `file_defaults` are from `defaults_of_files`."""
+    """The parser for what `look_ahead` found."""
     refuse_taken_names(task)
     parser = Parser("python train.py [flags]",
                     "Train with GRPO and write down what every token was given.",
-                    about_unknown=partial(about_unknown_of, task),
                     epilog=f"{describe_choices(file_defaults)}\n\n{ABOUT_FILES}")
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
     for name, flag in OPTIONS.items():
@@ -122,14 +101,14 @@ def add_resuming(group) -> None:
 
 def refuse_taken_names(task: str) -> None:
     """Every flag has one meaning, whoever brings it."""
-    task_flags = fields_as_flags(load_task(task))
-    for name in task_flags:
-        if name in OPTIONS or name in RESERVED:
-            raise UserError(f"the field {name} of the Task in {task} needs another name: --{name} "
-                            "is taken")
-    mitigation_flags, advantage_flags = flags_of(MITIGATIONS), flags_of(ADVANTAGES)
-    for name in choice_flags():
-        on_both_axes = name in mitigation_flags and name in advantage_flags
-        if on_both_axes or name in OPTIONS or name in RESERVED or name in task_flags:
-            raise UserError(f"the parameter {name} of {owners_of(name)[0]} needs another name: "
-                            f"--{name} is taken")
+    taken = {*OPTIONS, *RESERVED}
+    fields = {name: f"field {name} of the Task in {task}"
+              for name in fields_as_flags(load_task(task))}
+    parameters = [{name: f"parameter {name} of {owners[0]}"
+                   for name, owners in flags_of(registry).items()}
+                  for registry in (MITIGATIONS, ADVANTAGES)]
+    for names in (fields, *parameters):
+        for name in names:
+            if name in taken:
+                raise UserError(f"the {names[name]} needs another name: --{name} is taken")
+        taken |= set(names)

@@ -11,10 +11,12 @@ import dataclasses
 import difflib
 import inspect
 import math
+import operator
+import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 from engine.errors import UserError
@@ -47,20 +49,14 @@ class Flag:
     def type(self) -> type:
         return self.kind or (str if self.default is None else type(self.default))
 
-    def limits(self) -> str:
-        """", at least 0, at most 1" for the help text."""
-        named = (("at least", self.least), ("above", self.above), ("at most", self.most))
-        return "".join(f", {words} {limit:g}" for words, limit in named if limit is not None)
+    def limits(self) -> list[tuple]:
+        """(words, limit, what has to hold of a value and the limit) of each limit it has."""
+        every = (("at least", self.least, operator.ge), ("above", self.above, operator.gt),
+                 ("at most", self.most, operator.le))
+        return [row for row in every if row[1] is not None]
 
 
-@dataclass(frozen=True)
-class Range:
-    """The range of a parameter that is a flag, in its type: `Annotated[float, Range(least=0)]`."""
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-
-
+Range = partial(Flag, None)  # of a parameter: the default stands beside it
 NotNegative = typing.Annotated[float, Range(least=0, most=1e6)]
 Positive = typing.Annotated[float, Range(above=0, most=1e6)]
 Share = typing.Annotated[float, Range(least=0, most=1)]
@@ -79,24 +75,9 @@ def option(default, text: str, **more):
 def fields_as_flags(cls) -> dict[str, Flag]:
     """The flags of a dataclass: its fields that are options."""
     hints = typing.get_type_hints(cls)
-    flags = {}
-    for field in dataclasses.fields(cls):
-        if "flag" in field.metadata:
-            kind = plain_type(hints[field.name])
-            refuse_kind(kind, f"the field {field.name} of {cls.__name__}")
-            flags[field.name] = dataclasses.replace(field.metadata["flag"], kind=kind)
-    return flags
-
-
-def plain_type(hint) -> type:
-    """The type without None: str of `str | None`."""
-    kinds = [kind for kind in typing.get_args(hint) if kind in KINDS]
-    return kinds[0] if kinds else hint
-
-
-def refuse_kind(kind, whose: str) -> None:
-    if kind not in KINDS:
-        raise UserError(f"{whose} needs a type that is int, float, bool or str: it becomes a flag")
+    return {field.name: as_flag(field.metadata["flag"], field.default, hints[field.name],
+                                f"the field {field.name} of {cls.__name__}")
+            for field in dataclasses.fields(cls) if "flag" in field.metadata}
 
 
 @cache
@@ -114,56 +95,51 @@ def parameters_as_flags(function) -> dict[str, Flag]:
             raise UserError(f"{whose} comes after tokens (a class: after policy): write a * before "
                             "it to make it a flag")
         if parameter.kind is parameter.KEYWORD_ONLY:
+            if parameter.default is parameter.empty:
+                raise UserError(f"{whose} needs a default: it becomes a flag")
             hint = hints.get(name, type(parameter.default))
-            flags[name] = parameter_as_flag(parameter, hint, whose)
+            flags[name] = as_flag(Range(), parameter.default, hint, whose)
     return flags
 
 
-def parameter_as_flag(parameter: inspect.Parameter, hint, whose: str) -> Flag:
-    if parameter.default is parameter.empty:
-        raise UserError(f"{whose} needs a default: it becomes a flag")
-    kind = getattr(hint, "__origin__", hint)  # float of Annotated[float, Range(least=0)]
-    refuse_kind(kind, whose)
-    for extra in getattr(hint, "__metadata__", ()):
-        if isinstance(extra, Flag):
-            return dataclasses.replace(extra, default=parameter.default, kind=kind)
-        if isinstance(extra, Range):
-            return Flag(parameter.default, kind=kind, **dataclasses.asdict(extra))
-    return Flag(parameter.default, kind=kind)
+def as_flag(declared: Flag, default, hint, whose: str) -> Flag:
+    """With the default and the type of the place where it stands. The hint is float, or
+    float | None, or Annotated[float, Flag(...)], whose flag counts."""
+    several = typing.get_origin(hint) in (typing.Annotated, typing.Union, types.UnionType)
+    parts = typing.get_args(hint) if several else (hint,)
+    kinds = [part for part in parts if isinstance(part, type) and part in KINDS]
+    if not kinds:
+        raise UserError(f"{whose} needs a type that is int, float, bool or str: it becomes a flag")
+    for part in parts:
+        declared = part if isinstance(part, Flag) else declared
+    return dataclasses.replace(declared, default=default, kind=kinds[0])
 
 
 class Parser(argparse.ArgumentParser):
-    """Say what is wrong in one line, and never guess what a shortened flag means.
+    """Say what is wrong in one line, and never guess what a shortened flag means."""
 
-    `about_unknown` takes an argument that is no flag and returns a sentence about it, or an empty
-    text.
-    """
-
-    def __init__(self, usage: str, description: str | None = None,
-                 about_unknown: Callable[[str], str] = lambda argument: "", **more):
-        more = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False,
-                "argument_default": argparse.SUPPRESS, **more}
-        super().__init__(usage=usage, description=description, **more)
-        self.about_unknown = about_unknown
+    def __init__(self, usage: str, description: str | None = None, **more):
+        super().__init__(usage=usage, description=description, allow_abbrev=False,
+                         argument_default=argparse.SUPPRESS,
+                         formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
     def error(self, message):
         raise UserError(f"{shortened(message, 300)} (--help lists the flags)")
 
-    def read(self, argv: list[str], known: Iterable[str] = ()) -> dict:
-        """The flags that were typed. --max-new-tokens is --max_new_tokens."""
+    def read(self, argv: list[str], about_unknown=lambda argument: "") -> dict:
+        """The flags that were typed. --max-new-tokens is --max_new_tokens. `about_unknown` makes a
+        sentence about an argument that is no flag, or an empty text."""
         typed = [underscores(argument) for argument in argv]
         given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
         if unknown:
-            names = [*self._option_string_actions, *known]
-            raise UserError(self.about_unknown(unknown[0]) or suggestion(unknown[0], names))
+            raise UserError(about_unknown(unknown[0]) or self.nearest_to(unknown[0]))
         return vars(given)
 
-
-def suggestion(argument: str, names: list[str]) -> str:
-    """What to say of an unknown argument: is there a flag with nearly this name?"""
-    near = difflib.get_close_matches(argument.partition("=")[0], names, 1, cutoff=NEAR)
-    question = f", did you mean {near[0]}?" if near else ""
-    return f"unknown argument {shortened(' '.join(argument.split()))}{question}"
+    def nearest_to(self, argument: str) -> str:
+        name = argument.partition("=")[0]
+        near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=NEAR)
+        question = f", did you mean {near[0]}?" if near else ""
+        return f"unknown argument {shortened(' '.join(argument.split()))}{question}"
 
 
 def underscores(argument: str) -> str:
@@ -185,6 +161,13 @@ def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
     parser.add_argument(f"--{name}", help=help, **options_of_type[flag.type])
 
 
+def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:
+    """Add them all, and return the parser."""
+    for name, flag in flags.items():
+        add_flag(parser, name, flag)
+    return parser
+
+
 def describe(flag: Flag, file_default: str = "") -> str:
     """A flag's line in --help. `file_default` is a default that a file sets, in words."""
     choices = ": " + " | ".join(flag.choices) if flag.choices else ""
@@ -195,13 +178,6 @@ def describe(flag: Flag, file_default: str = "") -> str:
     return (flag.text + choices + default).replace("%", "%%")  # argparse fills in %(default)s
 
 
-def some_text(text: str) -> str:
-    """Read the name of a file or a folder. For arguments that no `Flag` describes, as --resume."""
-    if flaw_of(text):
-        raise argparse.ArgumentTypeError(f"{shortened(repr(text))} {flaw_of(text)}")
-    return text
-
-
 def yes_or_no(text: str) -> bool:
     """Read what was typed: yes, no, true or false."""
     if text.lower() not in ("yes", "no", "true", "false"):
@@ -209,11 +185,11 @@ def yes_or_no(text: str) -> bool:
     return text.lower() in ("yes", "true")
 
 
-def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:
-    """Add them all, and return the parser."""
-    for name, flag in flags.items():
-        add_flag(parser, name, flag)
-    return parser
+def some_text(text: str) -> str:
+    """Read the name of a file or a folder. For arguments that no `Flag` describes, as --resume."""
+    if not text.strip() or len(text) > LONGEST_TEXT:
+        raise argparse.ArgumentTypeError(f"{shortened(repr(text))} is empty or too long")
+    return text
 
 
 def with_defaults(given: dict, flags: dict[str, Flag], quick: bool = False) -> SimpleNamespace:
@@ -223,57 +199,49 @@ def with_defaults(given: dict, flags: dict[str, Flag], quick: bool = False) -> S
     if quick:
         values |= {name: flag.quick for name, flag in flags.items() if flag.quick is not None}
     values |= given
+    check_values(values, flags)
+    return SimpleNamespace(**values)
+
+
+def check_values(values: dict, flags: dict[str, Flag]) -> None:
     for name, flag in flags.items():
         check_value(name, values[name], flag)
-    return SimpleNamespace(**values)
 
 
 def check_value(name: str, value, flag: Flag) -> None:
     """Refuse a value of another type, one out of range, and one that is no choice."""
-    if type(value) is int and abs(value) >= LIMIT:
-        raise UserError(f"--{name} is too large a number")
+    said = f"--{name} {shortened(repr(value) if isinstance(value, str) else str(value))}"
     if not has_type(value, flag):
-        raise UserError(f"--{name} {shortened(repr(value))} should be {KINDS[flag.type]}")
-    if value is None:
-        return
-    if isinstance(value, str) and value and flaw_of(value):
-        raise UserError(f"--{name} {shortened(repr(value))} {flaw_of(value)}")
+        raise UserError(f"{said} should be {KINDS[flag.type]}")
+    if isinstance(value, str) and not (value.isprintable() and len(value) <= LONGEST_TEXT):
+        raise UserError(f"{said} is too long or has characters that cannot be shown")
     if flag.choices and value not in flag.choices:
-        nearest_first = sorted(flag.choices, key=lambda choice: -likeness(choice, value))
-        raise UserError(f"--{name} {shortened(value)} is not one of: {', '.join(nearest_first)}")
-    if flag.least is not None and value < flag.least:
-        raise UserError(f"--{name} {value} should be at least {flag.least}")
-    if flag.above is not None and value <= flag.above:
-        raise UserError(f"--{name} {value} should be above {flag.above}")
-    if flag.most is not None and value > flag.most:
-        raise UserError(f"--{name} {value} should be at most {flag.most}")
-    if type(value) is float and 0 < abs(value) < SMALLEST:
-        raise UserError(f"--{name} {value} is too small a number")
-
-
-def flaw_of(text: str) -> str:
-    """What is wrong with a text as the value of a flag; empty if nothing is."""
-    if not text.strip():
-        return "is empty"
-    if "\0" in text:
-        return "holds a zero byte"
-    return "is too long" if len(text) > LONGEST_TEXT else ""
-
-
-def shortened(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[:most] + "..."
-
-
-def likeness(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a, b).ratio()
+        nearest = sorted(flag.choices, key=lambda choice: -likeness(choice, value))
+        raise UserError(f"--{name} {shortened(value)} is not one of: {', '.join(nearest)}")
+    if type(value) in (int, float):
+        for words, limit, holds in flag.limits():
+            if not holds(value, limit):
+                raise UserError(f"{said} should be {words} {limit}")
+        if type(value) is int and abs(value) >= LIMIT:
+            raise UserError(f"{said} is too large a number")
+        if type(value) is float and 0 < abs(value) < SMALLEST:
+            raise UserError(f"{said} is too small a number")
 
 
 def has_type(value, flag: Flag) -> bool:
     """Whether the value is of the flag's type; a whole number will do for a float."""
     if value is None:
         return flag.default is None
-    if flag.type in (int, float):
-        return type(value) in (int, flag.type) and math.isfinite(value)
-    if flag.type is bool:
-        return type(value) is bool
-    return isinstance(value, str) and (value.strip() != "" or flag.default == "")
+    if type(value) is int:
+        return flag.type in (int, float)
+    if flag.type is str:
+        return isinstance(value, str) and (value.strip() != "" or flag.default == "")
+    return type(value) is flag.type and math.isfinite(value)
+
+
+def likeness(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def shortened(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[:most] + "..."

@@ -1,12 +1,11 @@
 """What to type instead: commands to paste, and what settings of other libraries are called here."""
-import os
 import re
 import shlex
 import shutil
 import sys
 from pathlib import Path
 
-from harness.files import PROJECT, find_folder, is_file, is_folder, is_there, paths_in
+from harness.files import PROJECT, find_folder, is_file, is_folder, is_there
 
 THEIR_NAMES = {  # of our flags, in TRL, verl and others
     "--learning_rate": "lr",
@@ -56,35 +55,24 @@ def about_unknown(argument: str) -> str:
         return f"{argument.partition('=')[0]} is called {hint} here (--help lists the flags)"
     if argument.startswith("-"):
         return ""
-    folder = find_folder(argument)
-    if is_file(folder / "config.json"):
-        is_model = any(path.suffix == ".safetensors" for path in paths_in(folder))
-        return f"{argument} needs its flag: {'--model' if is_model else '--resume'} {argument}"
+    if is_file(find_folder(argument) / "config.json"):
+        return f"{argument} needs a flag before it: --model for a model, --resume for a run"
     return about_missing_model(argument)
 
 
 def about_missing_model(name: str) -> str:
-    """How to get a model that is named as on the Hugging Face Hub; empty if it is not."""
-    on_hub = name_on_hub(name)
-    if not on_hub:
+    """How to get a model that is no folder and named as on the Hugging Face Hub, OWNER/NAME; else
+    an empty text. Qwen2.5-0.5B and models/Qwen2.5-0.5B are Qwen/Qwen2.5-0.5B."""
+    match = re.fullmatch(r"(?:([\w-][\w.-]*)/)?([\w-][\w.-]*)", name, re.ASCII)
+    owner, last = match.groups() if match else (None, "")
+    if owner in (None, "models") and re.match("Qwen[23]", last):
+        owner = "Qwen"
+    if owner is None or is_folder(owner) or is_there(find_folder(name)):
         return ""
-    folder = f"models/{on_hub.partition('/')[2]}"
-    if is_folder(find_folder(folder)):
-        return f"there is no model folder {name}, but there is --model {folder}"
-    command = shlex.join([program("hf"), "download", on_hub, "--local-dir", folder])
+    command = shlex.join([program("hf"), "download", f"{owner}/{last}",
+                          "--local-dir", f"models/{last}"])
     return (f"there is no model folder {name}. This makes one: {command}, "
-            f"and then --model {folder} takes it")
-
-
-def name_on_hub(name: str) -> str:
-    """OWNER/NAME of a model on the Hugging Face Hub, empty if it cannot be one. Qwen2.5-0.5B and
-    models/Qwen2.5-0.5B are Qwen/Qwen2.5-0.5B."""
-    if not re.fullmatch(r"([\w-][\w.-]*/)?[\w-][\w.-]*", name, re.ASCII):
-        return ""
-    owner, _, last = name.rpartition("/")
-    if owner in ("", "models"):
-        return f"Qwen/{last}" if re.match("Qwen[23]", last) else ""
-    return "" if is_folder(owner) else name
+            f"and then --model models/{last} takes it")
 
 
 def python_command(*words) -> str:
@@ -102,19 +90,10 @@ def path_from_here(path: Path) -> str:
 
 
 def program(name: str) -> str:
-    """How to call `python` or `hf` of this environment: by name if that is what the shell would
-    start, else by its path."""
-    folder = os.path.dirname(sys.executable)
-    path = sys.executable if name == "python" else os.path.join(folder, name)
-    shell_path = shutil.which(name)
-    if shell_path and is_same_program(shell_path, path) or not is_there(path):
-        return name
-    return path
-
-
-def is_same_program(one: str, other: str) -> bool:
-    """Whether both are one file, and in one environment: the `python` of a venv is a link to that
-    of the system, which does not have the venv's packages."""
-    if os.path.realpath(os.path.dirname(one)) != os.path.realpath(os.path.dirname(other)):
-        return False
-    return os.path.realpath(one) == os.path.realpath(other)
+    """How to call `python` or `hf` of this environment: by name if the shell finds it there, else
+    by its path. Folders are compared: the python of a venv is a link to that of the system."""
+    folder = Path(sys.executable).parent
+    path = Path(sys.executable) if name == "python" else folder / name
+    found = shutil.which(name)
+    is_ours = found and Path(found).parent.resolve() == folder.resolve()
+    return name if is_ours or not is_there(path) else str(path)

@@ -29,21 +29,21 @@ WHOLE_ANSWERS = set()    # advantages that give every token of an answer the sam
 
 def mitigation(function=None, *, rescaled: bool = True):
     """Make it a choice of --mitigation: weights (B, T), not negative."""
-    if function is None:
-        return lambda function: mitigation(function, rescaled=rescaled)
-    MITIGATIONS[function.__name__] = function
-    if not rescaled:
-        NEVER_RESCALED.add(function.__name__)
-    return function
+    return add_to(MITIGATIONS, function, None if rescaled else NEVER_RESCALED)
 
 
 def advantage(function=None, *, whole_answers: bool = False):
     """Make it a choice of --advantage: credit (B, T), with a sign."""
+    return add_to(ADVANTAGES, function, WHOLE_ANSWERS if whole_answers else None)
+
+
+def add_to(registry: dict, function, marked: set | None):
+    """Without a function, as in @mitigation(rescaled=False), a decorator."""
     if function is None:
-        return lambda function: advantage(function, whole_answers=whole_answers)
-    ADVANTAGES[function.__name__] = function
-    if whole_answers:
-        WHOLE_ANSWERS.add(function.__name__)
+        return lambda function: add_to(registry, function, marked)
+    registry[function.__name__] = function
+    if marked is not None:
+        marked.add(function.__name__)
     return function
 
 
@@ -96,20 +96,20 @@ def choice_flags() -> dict[str, Flag]:
 def describe_choices(file_defaults: dict[str, str]) -> str:
     """The choices of both lists with their flags, for --help. `file_defaults` are the defaults that
     files set, in words."""
-    mitigations = [describe_choice(*choice, file_defaults) for choice in MITIGATIONS.items()]
-    advantages = [describe_choice(*choice, file_defaults) for choice in ADVANTAGES.items()]
-    return "\n".join(["choices of --mitigation, each with its own flags:", *mitigations, "",
-                      "choices of --advantage:", *advantages])
+    mitigations, advantages = (
+        "\n".join(describe_choice(*choice, file_defaults) for choice in registry.items())
+        for registry in (MITIGATIONS, ADVANTAGES))
+    return (f"choices of --mitigation, each with its own flags:\n{mitigations}\n\n"
+            f"choices of --advantage:\n{advantages}")
 
 
 def describe_choice(name: str, function, file_defaults: dict[str, str]) -> str:
     """The first paragraph of its docstring, and a line for each of its flags."""
     paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
-    first, *more = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
-    rows = [f"  {name:29s} {first}"]
-    rows += [f"  {'':29s} {line}" for line in more]
+    lines = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
     for flag_name, flag in parameters_as_flags(function).items():
         text = f" {flag.text}" if flag.text else ""
         default = file_defaults.get(flag_name, flag.default)
-        rows.append(f"  {'':29s}   --{flag_name}{text} (default {default}{flag.limits()})")
-    return "\n".join(rows)
+        limits = "".join(f", {words} {limit:g}" for words, limit, _ in flag.limits())
+        lines.append(f"  --{flag_name}{text} (default {default}{limits})")
+    return "\n".join(f"  {name if row == 0 else '':29s} {line}" for row, line in enumerate(lines))

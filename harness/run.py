@@ -31,7 +31,7 @@ from harness.registry import ADVANTAGES, MITIGATIONS
 from harness.resume import (check_what_is_there, how_far, is_finished, keep_changes,
                             refuse_changes, refuse_to_erase, refuse_to_overwrite, what_differs)
 from harness.run_folder import RunFolder, open_folder, run_config
-from harness.settings import Settings, make_settings, refuse_unprintable
+from harness.settings import Settings, make_settings
 from harness.stopping import StopRequest
 from harness.trainer_state import TrainerState
 
@@ -167,7 +167,6 @@ def new_or_continued(given: dict, may_continue: bool, restart: bool) -> Run:
         raise UserError("--restart needs --resume RUN or --continue")
     settings = make_settings(given)
     if not is_there(settings.folder):
-        refuse_unprintable(settings)
         return Run(settings)
     difference = what_differs(settings)
     if may_continue and not difference:

@@ -28,34 +28,30 @@ SHORT = {"learning_rate": "lr"}
 def run_name(settings, options: dict[str, Flag]) -> str:
     """Task, model, mitigation, advantage, each with its own flags; then all others; the seed."""
     s = settings
-    parts = [] if s.task == options["task"].default else [s.task.rpartition(".")[2]]
-    parts += model_part(s.model, options["model"].default)
-    parts += [s.mitigation, *changed(s, parameters_as_flags(MITIGATIONS[s.mitigation]), str)]
-    parts += changed(s, pick(options, ["placebo"]))
-    if s.mitigation not in ("none", *NEVER_RESCALED):
-        parts += changed(s, pick(options, ["rescale"]))
-    parts += [s.advantage, *changed(s, parameters_as_flags(ADVANTAGES[s.advantage]), str)]
+    is_rescaled = s.mitigation not in ("none", *NEVER_RESCALED)
+    of_weight = ("placebo", "rescale") if is_rescaled else ("placebo",)
     others = [name for name in options if name not in BY_PLACE]
     of_loss = [name for name in others if options[name].topic == "loss"]
-    not_of_loss = [name for name in others if name not in of_loss]
-    parts += changed(s, pick(options, of_loss), str)
-    parts += changed(s, fields_as_flags(load_task(s.task)))
-    parts += changed(s, pick(options, not_of_loss))
+    of_rest = [name for name in others if options[name].topic != "loss"]
+    parts = [
+        "" if s.task == options["task"].default else s.task.rpartition(".")[2],
+        model_part(s.model, options["model"].default),
+        s.mitigation, *changed(s, parameters_as_flags(MITIGATIONS[s.mitigation]), write=str),
+        *changed(s, {name: options[name] for name in of_weight}),
+        s.advantage, *changed(s, parameters_as_flags(ADVANTAGES[s.advantage]), write=str),
+        *changed(s, {name: options[name] for name in of_loss}, write=str),
+        *changed(s, fields_as_flags(load_task(s.task))),
+        *changed(s, {name: options[name] for name in of_rest})]
     return shortened("-".join(filter(None, parts)), f"-s{s.seed}")
-
-
-def pick(options: dict[str, Flag], names: list[str]) -> dict[str, Flag]:
-    return {name: options[name] for name in names}
 
 
 def changed(settings, flags: dict[str, Flag], write=None) -> list[str]:
     """A part for each of these flags that is not at its default, has an effect here, and can change
     a result."""
-    values = {**vars(settings), **settings.own}
+    values = settings.to_json()
     parts = []
     for name, flag in flags.items():
-        default = settings.defaults.get(name, flag.default)
-        is_default = values[name] == default or str(values[name]) == str(default)  # "16" and 16
+        is_default = values[name] == settings.defaults.get(name, flag.default)
         has_effect = not flag.only or flag.only[0](SimpleNamespace(**values))
         if flag.changes_result and has_effect and not is_default:
             parts.append(part(name, values[name], flag, write or short))
@@ -104,12 +100,11 @@ def short(value) -> str:
     return min(plain, scientific, key=len)
 
 
-def model_part(model: str, default: str) -> list[str]:
+def model_part(model: str, default: str) -> str:
     """Nothing for the model that is taken without --model, however its path is written."""
-    folder = find_folder(model)
-    if os.path.realpath(folder) == os.path.realpath(find_folder(default)):
-        return []
-    return [model_name(folder)]
+    folder, usual = find_folder(model), find_folder(default)
+    is_usual = os.path.realpath(folder) == os.path.realpath(usual)
+    return "" if is_usual else model_name(folder)
 
 
 def model_name(folder: Path) -> str:

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness.earlier_settings import is_yaml, read_earlier_settings
 from engine.errors import UserError
+from harness.earlier_settings import is_yaml, read_earlier_settings
 from harness.files import PROJECT, find_folder, is_file, is_there, read_json
-from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_value, fields_as_flags, option,
-                          parameters_as_flags)
+from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
+                           parameters_as_flags)
 from harness.hints import about_missing_model, hint_for
 from harness.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of,
-                             owners_of)
+                              owners_of)
 from harness.run_name import run_name
 from harness.tasks import about_flag_of_another, load_task
 
@@ -179,52 +179,37 @@ OPTIONS = fields_as_flags(Settings)
 
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
-    if not (MITIGATIONS and ADVANTAGES):
-        raise RuntimeError("import mitigations first: it fills the lists of choices")
-    given = with_names_of_today(given)
-    refuse_name_on_hub(given)
+    if sentence := about_missing_model(str(given.get("model", ""))):
+        raise UserError(sentence)
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
-    task = choose_task(given, recipe, config)
-    recipe = without_other_task(recipe, task)
-    config = without_other_choices(without_other_task(config, task), given)
-    values = {**recipe, **config, **given, "task": task}
-    settings = Settings(**{name: value for name, value in values.items() if name in OPTIONS},
-                        defaults=recipe)
-    for name, flag in OPTIONS.items():
-        check_value(name, getattr(settings, name), flag)
-    refuse_flags_of_others(settings, given)
-    for name, flag in own_flags(settings).items():
-        settings.own[name] = own_value(name, flag, values)
-    keep_paths(settings, given)
-    refuse_pairs_with_weights(settings)
-    drop_what_has_no_effect(settings, given)
-    return settings
-
-
-def with_names_of_today(given: dict) -> dict:
-    """The earlier experiment called its plain GRPO "standard"; here it is --mitigation none."""
-    is_old = given.get("mitigation") == "standard" and "standard" not in MITIGATIONS
-    return {**given, "mitigation": "none"} if is_old else given
-
-
-def refuse_name_on_hub(given: dict) -> None:
-    """Stop if --model has the name of a model on the Hugging Face Hub and there is no such folder;
-    the error says how to get it."""
-    model = given.get("model")
-    if isinstance(model, str) and not is_there(find_folder(model)):
-        sentence = about_missing_model(model)
-        if sentence:
-            raise UserError(sentence)
+    values = {name: flag.default for name, flag in OPTIONS.items()} | recipe | config | given
+    check_values(values, OPTIONS)
+    drop_what_has_no_effect(values, OPTIONS, given)
+    settle(values, given)
+    flags = OPTIONS | flags_beside(values)
+    refuse_flags_of_others(values, flags, given)
+    values = {name: values.get(name, flag.default) for name, flag in flags.items()}
+    check_values(values, flags)
+    drop_what_has_no_effect(values, flags, given)
+    for name in given:
+        if flags[name].is_path:
+            values[name] = lasting_path(values[name])
+    options = {name: values.pop(name) for name in OPTIONS}
+    own = {name: float(value) if type(value) is int and flags[name].type is float else value
+           for name, value in values.items()}
+    return Settings(**options, own=own, defaults=recipe)
 
 
 def read_files(given: dict) -> tuple[dict, dict]:
-    """The values of the model folder's recipe.json and of --config, empty where there is none."""
+    """The values of the model folder's recipe.json and of --config, empty where there is none.
+    Flags of another task, mitigation or advantage than the chosen one stay behind."""
     config = read_values(Path(given["config"]), NOT_SETTINGS) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
     recipe = read_values(recipe_path) if is_file(recipe_path) else {}
-    return recipe, config
+    chosen = {"task": Settings.task} | recipe | config | given
+    return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
 
 
 def read_values(path: Path, left_out: tuple = ()) -> dict:
@@ -234,145 +219,87 @@ def read_values(path: Path, left_out: tuple = ()) -> dict:
     content = read_earlier_settings(path) if is_yaml(path) else read_json(path)
     values = {name: value for name, value in content.items() if name not in left_out}
     task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
-    known = {*OPTIONS, *task_flags, *choice_flags()}
     for name in values:
-        if name not in known:
+        if name not in OPTIONS | task_flags | choice_flags():
             raise UserError(f"{path} has the unknown setting {name}")
     return values
 
 
-def choose_task(given: dict, recipe: dict, config: dict) -> str:
-    """The task that was typed, else that of --config, of the recipe, or the default."""
-    return {"task": Settings.task, **recipe, **config, **given}["task"]
-
-
-def without_other_task(values: dict, task: str) -> dict:
-    """The values of a file. If it was written for another task, the flags of that task are left
-    out."""
-    task_of_file = values.get("task", Settings.task)
-    if task_of_file == task:
-        return values
-    flags = fields_as_flags(load_task(task_of_file))
-    return {name: value for name, value in values.items() if name not in flags}
-
-
-def without_other_choices(config: dict, given: dict) -> dict:
-    """The values of --config. If another mitigation is typed than it has, the flags of mitigations
-    are left out, and so for advantages."""
+def without_other_choices(values: dict, chosen: dict) -> dict:
+    """The values of a file. If it was written for another task, mitigation or advantage than the
+    chosen one, the flags of tasks, mitigations or advantages are left out."""
     left_out = set()
+    task = values.get("task", Settings.task)
+    if task != chosen["task"]:
+        left_out |= {"task", *fields_as_flags(load_task(task))}
     for axis, registry in (("mitigation", MITIGATIONS), ("advantage", ADVANTAGES)):
-        if axis in config and given.get(axis, config[axis]) != config[axis]:
+        if axis in values and values[axis] != chosen[axis]:
             left_out |= set(flags_of(registry))
-            if axis == "mitigation" and config[axis] in tuple(NEVER_RESCALED):
+            if axis == "mitigation" and values[axis] in tuple(NEVER_RESCALED):
                 left_out.add("rescale")
-    return {name: value for name, value in config.items() if name not in left_out}
+    return {name: value for name, value in values.items() if name not in left_out}
+
+
+def flags_beside(values: dict) -> dict[str, Flag]:
+    """The flags that the chosen task, mitigation and advantage bring."""
+    return {**fields_as_flags(load_task(values["task"])),
+            **parameters_as_flags(MITIGATIONS[values["mitigation"]]),
+            **parameters_as_flags(ADVANTAGES[values["advantage"]])}
 
 
 def own_flags(settings: Settings) -> dict[str, Flag]:
-    """The flags that the chosen task, mitigation and advantage bring."""
-    return {**fields_as_flags(load_task(settings.task)),
-            **parameters_as_flags(MITIGATIONS[settings.mitigation]),
-            **parameters_as_flags(ADVANTAGES[settings.advantage])}
+    return flags_beside(vars(settings))
 
 
-def refuse_flags_of_others(settings: Settings, given: dict) -> None:
+def refuse_flags_of_others(values: dict, flags: dict[str, Flag], given: dict) -> None:
     """Stop if a flag was typed that belongs to another task, mitigation or advantage."""
-    known = {*OPTIONS, *own_flags(settings)}
     for name in given:
-        if name in known:
+        if name in flags:
             continue
-        if not owners_of(name):
-            raise UserError(about_flag_of_another(name, settings.task)
-                            or f"--{name} is no flag of --task {settings.task}")
-        axis = "mitigation" if name in flags_of(MITIGATIONS) else "advantage"
-        hint = f"; the one of other libraries is {hint_for(name)} here" if hint_for(name) else ""
-        raise UserError(f"--{name} belongs to {' and '.join(owners_of(name))}, --{axis} is "
-                        f"{getattr(settings, axis)}{hint}")
-
-
-def own_value(name: str, flag: Flag, values: dict):
-    """The value of a flag that a task, a mitigation or an advantage brings, checked."""
-    value = values.get(name, flag.default)
-    if flag.type is str and type(value) is int:  # "values_every": 16 in a file
-        value = str(value)
-    check_value(name, value, flag)
-    return float(value) if type(value) is int and flag.type is float else value
-
-
-def keep_paths(settings: Settings, given: dict) -> None:
-    """Write the paths that were typed so that they hold from any directory. In a file they already
-    do."""
-    for name, flag in OPTIONS.items():
-        if flag.is_path and name in given:
-            setattr(settings, name, lasting_path(getattr(settings, name)))
-    for name, flag in own_flags(settings).items():
-        if flag.is_path and name in given:
-            settings.own[name] = lasting_path(settings.own[name])
+        if owners := owners_of(name):
+            axis = "mitigation" if owners[0] in MITIGATIONS else "advantage"
+            hint = f"; elsewhere it means {hint_for(name)} here" if hint_for(name) else ""
+            raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is "
+                            f"{values[axis]}{hint}")
+        raise UserError(about_flag_of_another(name, values["task"])
+                        or f"--{name} is no flag of --task {values['task']}")
 
 
 def lasting_path(name: str) -> str:
-    """The path relative to the project's folder if it lies inside, since `find_folder` looks there;
-    otherwise absolute. One that does not exist from here may ship with the project, and stays."""
+    """A typed path relative to the project's folder if it lies inside, since `find_folder` looks
+    there; otherwise absolute: it holds from any directory, as in files it already does. One that
+    does not exist from here may ship with the project, and stays."""
     if os.path.isabs(name) or not is_there(name):
         return name
     path = Path(os.path.abspath(name))
     return str(path.relative_to(PROJECT) if PROJECT in path.parents else path)
 
 
-def refuse_unprintable(settings: Settings) -> None:
-    """The texts of a run are shown by its analysis, which would refuse the finished run."""
-    for name, value in settings.to_json().items():
-        if isinstance(value, str) and not value.isprintable():
-            raise UserError(f"--{name} {value[:80]!r} has characters that cannot be shown")
-
-
-def refuse_pairs_with_weights(settings: Settings) -> None:
-    for axis in ("mitigation", "advantage"):
-        chosen = getattr(settings, axis)
-        if settings.loss == "dpo" and chosen != OPTIONS[axis].default:
-            raise UserError("--loss dpo has no tokens to weight and no advantage: it cannot be "
-                            f"combined with --{axis} {chosen}")
-
-
-def drop_what_has_no_effect(settings: Settings, given: dict) -> None:
+def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:
     """Set flags without effect back to their defaults; one that was typed is an error."""
-    for name, flag in OPTIONS.items():
-        if flag.only and not flag.only[0](settings):
-            refuse_if_typed(name, flag, given)
-            setattr(settings, name, flag.default)
-    for name, flag in own_flags(settings).items():
-        if flag.only and not flag.only[0](SimpleNamespace(**settings.own)):
-            refuse_if_typed(name, flag, given)
-            settings.own[name] = flag.default
-    drop_rescaling(settings, given)
-    if settings.pairs:
-        take_two_answers(settings, given)
+    for name, flag in flags.items():
+        if flag.only and not flag.only[0](SimpleNamespace(**values)):
+            if name in given:
+                raise UserError(f"--{name} has no effect without {flag.only[1]}")
+            values[name] = flag.default
 
 
-def take_two_answers(settings: Settings, given: dict) -> None:
-    """The chosen and the rejected one of a pair."""
-    if given.get("answers", 2) != 2:
-        raise UserError(f"--answers {given['answers']} has no effect on --pairs: it has two "
-                        "answers to each problem")
-    settings.answers = 2
-
-
-def refuse_if_typed(name: str, flag: Flag, given: dict) -> None:
-    if name in given:
-        raise UserError(f"--{name} has no effect without {flag.only[1]}")
-
-
-def drop_rescaling(settings: Settings, given: dict) -> None:
-    """Some weights are never rescaled, and weights that are all 1 cannot be."""
-    if settings.mitigation in NEVER_RESCALED:
-        if given.get("rescale", "none") != "none":
-            raise UserError(f"--rescale {given['rescale']}: {settings.mitigation} is never "
-                            "rescaled, its scale is part of the mistake")
-        settings.rescale = "none"
-    if settings.mitigation == "none":
-        for name, value in (("placebo", "weights"), ("rescale", "gradient"), ("rescale", "none")):
-            if given.get(name) == value:
-                raise UserError(f"--{name} {value} has no effect on --mitigation none: all its "
-                                "weights are 1")
-        settings.rescale = "mean"
-        settings.placebo = "none" if settings.placebo == "weights" else settings.placebo
+def settle(values: dict, given: dict) -> None:
+    """Set what --loss dpo, --pairs and the mitigation leave no choice about; to have typed another
+    value is an error."""
+    is_dpo = values["loss"] == "dpo"
+    mitigation = "none" if is_dpo else values["mitigation"]
+    on_dpo = "on --loss dpo: no token has a weight or an advantage"
+    on_none = "on --mitigation none: all its weights are 1"
+    for holds, name, value, why in (
+            (is_dpo, "mitigation", "none", on_dpo),
+            (is_dpo, "advantage", "grpo", on_dpo),
+            (values["pairs"], "answers", 2, "on --pairs: it has two answers to each problem"),
+            (mitigation in NEVER_RESCALED, "rescale", "none",
+             f"on {mitigation}: it is never rescaled"),
+            (mitigation == "none", "rescale", "mean", on_none),
+            (mitigation == "none" and values["placebo"] == "weights", "placebo", "none", on_none)):
+        if holds and given.get(name, value) != value:
+            raise UserError(f"--{name} {given[name]} has no effect {why}")
+        if holds:
+            values[name] = value

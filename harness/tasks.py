@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -14,13 +13,12 @@ from pathlib import Path
 import torch
 
 from engine.errors import UserError
+from engine.labels import KINDS, SECTIONS
 from harness.files import PROJECT, is_file
 from harness.flags import fields_as_flags, shortened
-from engine.labels import KINDS, SECTIONS
 from harness.own_code import described, expect, own_code, place_of
 
 SHIPPED_TASKS = ("countdown_task", "tools.descending")
-SHIPPED = f"{' and '.join(SHIPPED_TASKS)} ship with it"
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
 
@@ -30,16 +28,16 @@ def load_task(name: str) -> type:
         raise UserError(f"--task {name!r} should be a text")
     if not is_module(name):
         dotted = name.removesuffix(".py").replace("/", ".")
-        meant = f"did you mean --task {dotted}?" if is_module(dotted) else SHIPPED
+        meant = f"; did you mean --task {dotted}?" if is_module(dotted) else ""
         raise UserError(f"--task {shortened(name)}: there is no such module in the project's "
-                        f"folder (the file tools/my_task.py is the module tools.my_task); {meant}")
+                        f"folder (the file tools/my_task.py is the module tools.my_task){meant}")
     with own_code(f"--task {name}", path_of(name)):
         module = importlib.import_module(name)
     task = getattr(module, "Task", None)
-    if not inspect.isclass(task) or task.__module__ != name:  # a Task that it imports is another's
-        raise UserError(f"--task {name}: this module has no class Task of its own; {SHIPPED}")
-    if not dataclasses.is_dataclass(task):
-        raise UserError(f"--task {name}: its class Task should be a dataclass of flags")
+    is_own = inspect.isclass(task) and task.__module__ == name  # one it imports is another's
+    if not is_own or not dataclasses.is_dataclass(task):
+        raise UserError(f"--task {name}: this module has no class Task of its own that is a "
+                        f"dataclass; {' and '.join(SHIPPED_TASKS)} have one")
     return task
 
 
@@ -66,9 +64,8 @@ def make_task(settings) -> "CheckedTask":
 
 def is_module(name: str) -> bool:
     parts = name.split(".")
-    if not all(part.isidentifier() and not part.startswith("__") for part in parts):
-        return False
-    return is_file(path_of(name))
+    is_name = all(part.isidentifier() and not part.startswith("__") for part in parts)
+    return is_name and is_file(path_of(name))
 
 
 def path_of(name: str) -> Path:
@@ -128,17 +125,20 @@ def are_labels(labels, pieces: list[bytes]) -> bool:
 
 
 def is_score(score, problem, response: str) -> bool:
-    is_whole = isinstance(score, Mapping) and set(PARTS) <= set(score)
-    return is_whole and all(map(is_finite_number, score.values())) and score["answer"] in (0, 1)
+    """With numbers that float32 can hold; yes and no are numbers."""
+    most = torch.finfo(torch.float32).max
+    is_finite = all(isinstance(value, Real) and abs(value) <= most for value in score.values())
+    return is_finite and set(PARTS) <= set(score) and score["answer"] in (0, 1)
 
 
-def is_finite_number(value) -> bool:
-    """Whether float32 can hold it; yes and no are numbers."""
-    return isinstance(value, Real) and abs(value) <= torch.finfo(torch.float32).max
+def is_text(text, problem) -> bool:
+    return isinstance(text, str)
 
 
-def are_texts(texts) -> bool:
-    return isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+def are_answers(answers, problem) -> bool:
+    text, right = answers
+    are_texts = isinstance(right, list) and all(isinstance(each, str) and each for each in right)
+    return isinstance(text, str) and are_texts
 
 
 EXPECTED = {  # of a method: in words, and a test of what it returned, with what it was asked
@@ -147,8 +147,8 @@ EXPECTED = {  # of a method: in words, and a test of what it returned, with what
     "held_out_problems": ("a list of problems, at least one and not more than it is asked for",
                           are_problems),
     "extreme_problems": ("a list of problems", are_problems),
-    "prompt_for": ("a text", lambda text, problem: isinstance(text, str)),
-    "show": ("a text", lambda text, problem: isinstance(text, str)),
+    "prompt_for": ("a text", is_text),
+    "show": ("a text", is_text),
     "score": (f"finite numbers by name, {', '.join(PARTS)} among them; answer counts as success: "
               "1 or 0", is_score),
     "label": (f"two lists with a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
@@ -156,8 +156,7 @@ EXPECTED = {  # of a method: in words, and a test of what it returned, with what
     "right_steps": ("a list of tokens, counted from 0", lambda places, problem, pieces:
                     are_below(len(pieces), places)),
     "right_answers": ("a text that ends the thinking and a list of right answers to follow it",
-                      lambda answers, problem: len(answers) == 2 and isinstance(answers[0], str)
-                      and are_texts(answers[1])),
+                      are_answers),
 }
 NEEDED = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
           "score", "label", "reward")

@@ -1,7 +1,6 @@
-"""Ideas and tasks that are wrong: one sentence that begins with their file and line, and no run that
-is in the way of the next attempt."""
+"""Ideas and tasks that are wrong: one sentence that begins with their file and line, and no run
+that is in the way of the next attempt."""
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from conftest import put_in
 from harness.hints import path_from_here
 from harness.registry import ADVANTAGES
-from runs import SHORT, copy_project, lines, run
+from runs import SHORT, lines, run
 from test_own_task import TASK
 
 HERE = re.escape(path_from_here(Path(__file__)))
@@ -20,14 +19,6 @@ ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "
 
 def misspelled(tokens):
     return 1 + tokens.logprob
-
-
-def of_unlike_sizes(tokens):
-    return torch.ones(3) @ torch.ones(4)
-
-
-def without_tokens():
-    return 1.0
 
 
 def undefined(tokens):
@@ -73,17 +64,16 @@ def giving(values):
 
 
 @pytest.mark.parametrize("idea, words", [
-    (misspelled, r'"return 1 \+ tokens.logprob": the mitigation mine raises AttributeError: .*logp'),
-    (of_unlike_sizes, '"return torch.ones.*": the mitigation mine raises RuntimeError'),
-    (without_tokens, "the mitigation mine raises TypeError: without_tokens.. takes 0 positional"),
+    (misspelled, r'"return 1 \+ tokens.logprob": the mitigation mine raises AttributeError'),
+    (lambda: 1.0, "the mitigation mine raises TypeError: .* takes 0 positional"),
     (undefined, "the mitigation mine is not finite at .* in the first step. Look at its code$"),
     (changes_the_batch, "the mitigation mine changed a tensor of the batch"),
     (changes_the_scores, "the mitigation mine changed a tensor of the batch"),
     (NotMade, '"self.layers = policy.layers": mine raises AttributeError'),
     (Computed, '"return {"ratio": 1 / 0}": the mitigation mine raises ZeroDivisionError'),
     *[(giving(values), "the mitigation mine should return a tensor .B, T. = .8, 48. of real")
-      for values in (lambda x: None, lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T,
-                     lambda x: x.tolist(), lambda x: x + 1j, lambda x: x.to("meta"),
+      for values in (lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j,
+                     lambda x: x.to("meta"),
                      lambda x: torch.nested.nested_tensor([x[0], x[1, :3]]))]])
 def test_a_wrong_idea_is_told_its_own_file_and_line(monkeypatch, tmp_path, idea, words):
     put_in(monkeypatch, idea, "mine")
@@ -91,6 +81,17 @@ def test_a_wrong_idea_is_told_its_own_file_and_line(monkeypatch, tmp_path, idea,
     said = said[said.index("train.py: "):]  # PyTorch warns of nested tensors
     assert re.match(rf"train.py: {HERE}, line \d+.*{words}", said), said
     assert "\n" not in said and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("metrics, words", [
+    *[(metrics, "the mitigation mine should return numbers and texts by name as its metrics")
+      for metrics in (None, {"a": [1]}, {1: 2.0})],
+    *[({name: 1.0}, f"the metric {name} of a mitigation or an advantage needs another name")
+      for name in ("step", "loss", "weight_max")]])
+def test_metrics_are_numbers_and_take_no_place_of_the_loops(monkeypatch, tmp_path, metrics, words):
+    put_in(monkeypatch, with_metrics(metrics), "mine")
+    said = run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
+    assert words in said and list(tmp_path.iterdir()) == []
 
 
 def test_the_line_is_the_innermost_of_that_file(monkeypatch, tmp_path):
@@ -108,23 +109,8 @@ def test_the_line_is_the_innermost_of_that_file(monkeypatch, tmp_path):
 def test_an_advantage_that_asks_for_the_advantage_is_told_so(monkeypatch, tmp_path):
     monkeypatch.setitem(ADVANTAGES, "mine", lambda tokens: 2 * tokens.advantage)
     said = run(*ONE_STEP, "--out", tmp_path / "x", "--advantage", "mine", expect=1).stderr
-    assert re.match(rf"train.py: {HERE}, .*tokens.advantage.*the advantage mine raises TypeErr", said)
+    assert re.match(rf"train.py: {HERE}, .*tokens.advantage.*the advantage mine raises", said)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("metrics", [{"step": 3}, {"loss": 1.0}, {"weight_max": 1.0}])
-def test_metrics_take_no_place_of_the_loops(monkeypatch, tmp_path, metrics):
-    put_in(monkeypatch, with_metrics(metrics), "mine")
-    said = run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
-    assert f"the metric {next(iter(metrics))} of a mitigation" in said
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("metrics", [None, [1], {"a": [1]}, {1: 2.0}])
-def test_metrics_that_are_none_are_refused(monkeypatch, tmp_path, metrics):
-    put_in(monkeypatch, with_metrics(metrics), "mine")
-    said = run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
-    assert "the mitigation mine should return numbers and texts by name as its metrics" in said
 
 
 def test_a_metric_that_no_float_can_hold_is_null(monkeypatch, tmp_path):
@@ -132,13 +118,6 @@ def test_a_metric_that_no_float_can_hold_is_null(monkeypatch, tmp_path):
     run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine")
     [line] = lines(tmp_path / "x/metrics.jsonl")
     assert (line["a"], line["b"], line["c"]) == (None, None, 10 ** 20)
-
-
-def test_a_folder_that_no_analysis_can_show_is_refused(tmp_path):
-    for name in ("a\u202eb", "a\x1b[1m", "a\nb"):
-        said = run(*ONE_STEP, "--out", tmp_path / name, expect=1).stderr
-        assert said.startswith("train.py: --out ") and "cannot be shown" in said
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
@@ -167,24 +146,20 @@ SCORED = '{"reward": right + short, "format": short, "answer": right, "reasoning
 
 
 @pytest.mark.parametrize("old, new, words", [
-    ("import random", "import randon", '"import randon": --task changed_task raises ModuleNotFoundError'),
+    ("import random", "import randon", '"import randon": --task changed_task raises Mod'),
     ("def show(", "def show_it(", "the Task of changed_task raises AttributeError: .*'show'"),
-    ("def held_out_problems(", "def held_out(", "AttributeError: .* 'held_out_problems'"),
     ("    reward = ", "    def __post_init__(self):\n        self.x = self.y\n    reward = ",
      '"self.x = self.y": the Task of changed_task raises AttributeError'),
     ('reward = "next number"', "reward = 3", "reward should return a line of text, got 3"),
     (DRAWN, f"({DRAWN[1:-1]})", r"training_problems\(0, 1, .* should return a list of as many"),
     ("in range(count)]", "in range(count - 1)]", r"training_problems\(.* as many problems as"),
-    ("in range(count)]", "in range(count + 1)]", r"training_problems\(.* as many problems as"),
     ("[:count]", "[:count + 1]", r"held_out_problems\(1\) should .* not more .* \(2 entries\)"),
     ("[:count]", "[:0]", r"held_out_problems\(1\) should return a list .* at least one"),
     ("[Question(self.top)]", "Question(self.top)", "extreme_problems.. should return a list"),
-    ("Question(2 * rng", "Question(1 + 0 * rng", "training_problems gives after 1 in step 1, which"),
+    ("Question(2 * rng", "Question(1 + 0 * rng", "training_problems gives after 1 in step 1"),
     ('return f"after {problem.start}"', "return problem.start", "show.* should return a text, got"),
     ("{problem.start + 1}", "{problem.end}", r"\.end.* score\(Question.* raises AttributeError"),
-    (SCORED, "[right]", "score.* should return finite numbers by name"),
     (SCORED, SCORED.replace("0.5", "short / (1 - right) ** 9 - 10.0 ** 40"), "finite numbers"),
-    ("return sections, [", "return [", "label.* should return two lists"),
     ("return sections, [", "return sections[1:], [", "label.* should return two lists")])
 def test_a_wrong_task_is_told_its_own_file_and_line(own_task, tmp_path, old, new, words):
     said, path = own_task(old, new)
@@ -199,15 +174,3 @@ def test_a_held_out_problem_in_a_later_step_ends_the_run(own_task, tmp_path):
     assert "training_problems gives after 3 in step 3, which is among the held_out" in said
     assert run("--resume", tmp_path / "runs/x", expect=1).stderr == said
     assert [line["step"] for line in lines(tmp_path / "runs/x/metrics.jsonl")] == [1, 2]
-
-
-def test_a_program_ends_with_one_line(tmp_path):
-    """What a person sees, and the exit status."""
-    folder = copy_project(tmp_path)
-    with open(folder / "mitigations.py", "a") as file:
-        file.write("\n\n@mitigation\ndef mine(tokens):\n    return tokens.logprob\n")
-    result = subprocess.run([sys.executable, "train.py", *ONE_STEP, "--mitigation", "mine"],
-                            cwd=folder, capture_output=True, text=True)
-    assert result.returncode == 1 and result.stderr.count("\n") == 1
-    assert result.stderr.startswith("train.py: mitigations.py, line ")
-    assert not any(folder.glob("runs/*"))

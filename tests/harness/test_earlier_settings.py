@@ -1,12 +1,10 @@
 """Settings in YAML, as the earlier experiment and GRPO-Zero have them."""
-import json
-
 import pytest
 
 from conftest import ROOT
-from harness.command_line import read_flags
-from harness.earlier_settings import CHANGE_NOTHING, NAMES, read_earlier_settings
 from engine.errors import UserError
+from harness.command_line import read_flags
+from harness.earlier_settings import NAMES, read_earlier_settings
 from harness.settings import OPTIONS, make_settings
 
 PUBLISHED = """\
@@ -68,23 +66,15 @@ def test_a_published_file_is_read_as_it_stands(yaml):
 
 
 def test_what_is_typed_wins_over_the_file(yaml):
-    file = yaml(PUBLISHED)
-    settings = settings_of("--config", file, "--prompt", "full", "--data", "mine.jsonl",
-                           "--device", "cpu", "--mitigation", "standard")
+    settings = settings_of("--config", yaml(PUBLISHED), "--prompt", "full", "--data", "mine.jsonl",
+                           "--device", "cpu")
     assert (settings.own["prompt"], settings.own["data"]) == ("full", "mine.jsonl")
     assert (settings.device, settings.seed) == ("cpu", 1337)
 
 
-def test_standard_is_none_in_the_name_of_the_run_and_on_record(tmp_path):
-    settings = settings_of("--mitigation", "standard")
-    assert settings.folder.name == "none-grpo-s0" and settings.to_json()["mitigation"] == "none"
-    with pytest.raises(UserError, match="standart is not one of"):
-        settings_of("--mitigation", "standart")
-
-
 def test_every_name_is_one_of_a_setting():
-    assert set(NAMES.values()) <= {*OPTIONS, "data"}
-    assert len(set(NAMES.values())) == len(NAMES) and not set(NAMES) & set(CHANGE_NOTHING)
+    ours = [name for name in NAMES.values() if name]
+    assert set(ours) <= {*OPTIONS, "data"} and len(set(ours)) == len(ours)
 
 
 def test_settings_that_are_unknown_here_are_listed(yaml):
@@ -105,32 +95,19 @@ def test_values_that_cannot_be_taken_over(yaml, text, said):
 
 @pytest.mark.parametrize("text, line", [
     ("device: cpu", 1), ("a:\n  b:\n    c: 1", 2), ("a:\n  - 1", 2), ("a:\n  b: &x 1", 2),
-    ("a:\n  b: {c: 1}", 2), ('a:\n  b: {"c": 1}', 2), ("a:\n  b: !!python/name:os.system", 2), ("a:\n  b: |\n  text", 2),
-    ("a:\n\tb: 1", 2), ("a:\n  b: 1\n  b: 2", 3), ("---\na:", 1), ("a:\n  b: 010", 2),
-    ("a:\n  b: .nan\n  c: NaN [", 3), ("a:\n  b: null", 2), ("a:\n  b: two words", 2),
-    ("a:\n  b: 'x'", 2), ("a:\n  b: *x", 2), ("  b: 1", 1), ("a:\n  b:1", 2),
-    ("a:\n  b: " + "9" * 5000, 2)])
+    ("a:\n  b: {c: 1}", 2), ("a:\n  b: !!python/name:os.system", 2), ("a:\n  b: |\n  text", 2),
+    ("a:\n\tb: 1", 2), ("a:\n  b: 1\n  b: 2", 3), ("---\na:", 1), ("a:\n  b: two words", 2),
+    ("  b: 1", 1), ("a:\n  b:1", 2)])
 def test_what_is_no_part_of_it_is_refused_with_its_line(yaml, text, line):
-    with pytest.raises(UserError, match=rf"config\.yaml, line {line}: expected") as error:
+    with pytest.raises(UserError, match=rf"config\.yaml, line {line}: expected"):
         read_earlier_settings(yaml(text))
-    assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
-def test_a_value_of_another_type_is_refused_as_a_flag_is(yaml):
+def test_a_value_of_another_type_and_a_file_that_is_not_there_are_refused(yaml, tmp_path):
     with pytest.raises(UserError, match="--max_new_tokens 'many' should be a whole number"):
         settings_of("--config", yaml("training:\n  max_gen_len: many\n"))
-
-
-def test_a_file_that_is_not_there_or_too_long(tmp_path, yaml):
     with pytest.raises(UserError, match="nowhere.yaml does not exist"):
         settings_of("--config", tmp_path / "nowhere.yaml")
-    with pytest.raises(UserError, match="longer than 100000 characters"):
-        read_earlier_settings(yaml("# " + "x" * 100_000))
-
-
-def test_json_stays_json(tmp_path):
-    (tmp_path / "c.json").write_text(json.dumps({"seed": 3}))
-    assert settings_of("--config", tmp_path / "c.json").seed == 3
 
 
 @pytest.mark.parametrize("name, differs", [

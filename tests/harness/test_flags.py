@@ -19,19 +19,17 @@ def test_the_type_of_a_flag_is_that_of_its_default_unless_it_is_said(flag, kind)
 @pytest.mark.parametrize("flag, value, words", [
     (Flag(8), 1.5, "--n 1.5 should be a whole number"),
     (Flag(8), True, "--n True should be a whole number"),
-    (Flag(8), 2 ** 63, "--n is too large a number"),
-    (Flag(0.5, least=0), -2 ** 63, "--n is too large a number"),
+    (Flag(8), 2 ** 63, f"--n {2 ** 63} is too large a number"),
     (Flag(0.5), float("nan"), "--n nan should be a number"),
     (Flag(0.5, above=0), 1e-320, "--n 1e-320 is too small a number"),
-    (Flag(0.5, least=0.25), 1e-320, "--n 1e-320 should be at least 0.25"),
     (Flag("line"), "   ", "--n '   ' should be a text"),
-    (Flag("line"), "a\0b", "--n 'a\\x00b' holds a zero byte"),
-    (Flag("line"), "a" * 10_001, f"--n '{'a' * 79}... is too long"),
+    (Flag("line"), "a\0b", "--n 'a\\x00b' is too long or has characters that cannot be shown"),
+    (Flag("line"), "a" * 10_001, f"--n '{'a' * 79}... is too long or has characters that cannot "
+                                 "be shown"),
     (Flag("line", choices=("a",)), "b" * 9999, f"--n {'b' * 80}... is not one of: a"),
     (Flag(8), "7" * 9999, f"--n '{'7' * 79}... should be a whole number"),
     (Flag(0.5), None, "--n None should be a number"),
     (Flag(False), 1, "--n 1 should be yes or no"),
-    (Flag("line"), "", "--n '' should be a text"),
     (Flag(8, least=2), 1, "--n 1 should be at least 2"),
     (Flag(0.5, above=0), 0, "--n 0 should be above 0"),
     (Flag(0.5, most=1), 1.25, "--n 1.25 should be at most 1"),
@@ -55,7 +53,6 @@ def test_a_flag_describes_itself():
     scale = Flag("mean", "scale", choices=("mean", "none"))
     assert describe(scale) == "scale: mean | none (default mean)"
     assert describe(Flag(False, "50% less memory")) == "50%% less memory"
-    assert Flag(1.0, least=0, most=1).limits() == ", at least 0, at most 1"
 
 
 def test_what_was_typed_wins_over_the_quick_value_and_that_over_the_default():
@@ -102,29 +99,15 @@ def test_an_unknown_flag_is_refused_and_the_nearest_is_named():
             make_parser().read([far])
 
 
+Whole = typing.Annotated[float, Flag(9.0, "with a text", most=1)]
+
+
 @dataclasses.dataclass
 class Fields:
     count: int = option(3, "how many", least=2)
     data: str | None = option(None, "a file")
     rate: float = option(1, "an int by its default, a float by its type")
     hidden: int = 5
-
-
-def test_the_fields_of_a_dataclass_that_are_options_are_flags():
-    flags = fields_as_flags(Fields)
-    types = {name: flag.type for name, flag in flags.items()}
-    assert types == {"count": int, "data": str, "rate": float}
-    assert (flags["count"].least, flags["count"].text) == (2, "how many")
-    assert Fields().count == 3
-
-
-def test_a_field_of_another_type_cannot_be_a_flag():
-    made = dataclasses.make_dataclass("Task", [("sizes", list, option(3, ""))])
-    with pytest.raises(UserError, match="the field sizes of Task needs a type that is int"):
-        fields_as_flags(made)
-
-
-Whole = typing.Annotated[float, Flag(9.0, "with a text", most=1)]
 
 
 def one(tokens, *, strength: Positive = 2, part: Whole = 0.5, plain=3,
@@ -137,12 +120,15 @@ class Two:
         pass
 
 
-def test_keyword_only_parameters_are_flags():
-    flags = parameters_as_flags(one)
-    assert list(flags) == ["strength", "part", "plain", "low"]
-    assert flags["strength"] == Flag(2, kind=float, above=0, most=1e6)
-    assert flags["part"] == Flag(0.5, "with a text", kind=float, most=1)  # its own default counts
-    assert flags["plain"] == Flag(3, kind=int) and flags["low"] == Flag(4, kind=int, least=1)
+def test_fields_and_keyword_only_parameters_are_flags():
+    assert fields_as_flags(Fields) == {
+        "count": Flag(3, "how many", least=2, kind=int), "data": Flag(None, "a file", kind=str),
+        "rate": Flag(1, "an int by its default, a float by its type", kind=float)}
+    assert Fields().count == 3
+    assert parameters_as_flags(one) == {
+        "strength": Flag(2, kind=float, above=0, most=1e6),
+        "part": Flag(0.5, "with a text", kind=float, most=1),  # its own default counts
+        "plain": Flag(3, kind=int), "low": Flag(4, kind=int, least=1)}
     assert parameters_as_flags(Two) == {"every": Flag(8, kind=int, least=1, most=1_000_000)}
 
 
@@ -159,7 +145,7 @@ def without_default(tokens, *, power: int):
     pass
 
 
-def of_a_list(tokens, *, power: list = 3):
+def of_a_list(tokens, *, power: list[int] = 3):
     pass
 
 

@@ -1,18 +1,16 @@
 """What a person types who comes from another library, and the commands that messages tell."""
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
 
 import train
 from conftest import ROOT
+from engine.errors import UserError
 from harness import hints
 from harness.command_line import read_flags
-from engine.errors import UserError
 from harness.files import PROJECT
 from harness.hints import HINTS, about_missing_model, hint_for, python_command
 from harness.registry import choice_flags
@@ -29,25 +27,16 @@ def said_of(*argv):
 
 @pytest.mark.parametrize("argv, flag", [
     (["--lr", "1e-3"], "--learning_rate here"), (["--num-generations=8"], "--answers"),
-    (["--beta", "0.1"], "--kl "), (["--max_completion_length", "9"], "--max_new_tokens"),
-    (["--per_device_train_batch_size", "9"], "--micro_batch"), (["--bf16"], "--dtype"),
-    (["--gradient_accumulation_steps", "9"], "--micro_batch"), (["--num_iterations", "2"],
-                                                               "--epochs"),
-    (["--epsilon_high", "0.3"], "--clip_high here"), (["--loss_type", "dapo"], "--loss_norm"),
-    (["--scale_rewards"], "--advantage"), (["--max_steps", "9"], "--steps"),
-    (["--eval_steps", "9"], "--eval_every"), (["--save_steps", "9"], "--checkpoint_every"),
-    (["--output_dir", "x"], "--out"), (["--model_name_or_path", "x"], "--model"),
-    (["actor_rollout_ref.rollout.n=5"], "--answers"), (["-lr", "3"], "--learning_rate"),
-    (["+actor_rollout_ref.actor.optim.lr=3"], "--learning_rate"), (["+lr=3"], "--learning_rate")])
+    (["--beta", "0.1"], "--kl "), (["actor_rollout_ref.rollout.n=5"], "--answers"),
+    (["+actor_rollout_ref.actor.optim.lr=3"], "--learning_rate"),
+    (["-lr", "3"], "--learning_rate")])
 def test_a_name_from_another_library_is_told_the_one_here(argv, flag):
-    said = said_of(*argv)
-    assert f" is called {flag}" in said
+    assert f" is called {flag}" in said_of(*argv)
 
 
 def test_a_name_that_a_mitigation_has_too_is_told_both():
     said = said_of("--epsilon", "0.2")
     assert "--epsilon belongs to inverse_logprob" in said and "--clip_low" in said
-    assert make_settings({"mitigation": "inverse_logprob", "epsilon": 0.2}).own["epsilon"] == 0.2
     assert "elsewhere" not in said_of("--gamma", "0.5")
 
 
@@ -63,7 +52,7 @@ def test_other_unknown_arguments_are_no_names_of_other_libraries():
     assert said_of("n") == "unknown argument n"
 
 
-def test_a_model_of_the_hub_is_told_how_to_get_it(monkeypatch, tmp_path):
+def test_a_model_of_the_hub_is_told_how_to_get_it(monkeypatch):
     monkeypatch.setattr(hints, "program", lambda name: name)
     line = ("This makes one: hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir "
             "models/Qwen2.5-0.5B-Instruct, and then --model models/Qwen2.5-0.5B-Instruct takes it")
@@ -71,24 +60,13 @@ def test_a_model_of_the_hub_is_told_how_to_get_it(monkeypatch, tmp_path):
                  "models/Qwen2.5-0.5B-Instruct"):
         assert said_of("--model", name) == f"there is no model folder {name}. {line}"
     assert said_of("Qwen/Qwen2.5-0.5B-Instruct").endswith(line)
-    assert "hf download someone/theirs --local-dir models/theirs" in said_of("--model",
-                                                                             "someone/theirs")
-    for name in ("nowhere", "some/where/else", "/nowhere/Qwen2.5-0.5B", "../x", "docs/nothing", ""):
+    for name in ("nowhere", "some/where/else", "/nowhere/Qwen2.5-0.5B", "../x", "docs/nothing", "",
+                 "models/tiny"):
         assert about_missing_model(name) == ""
 
 
-def test_a_model_that_was_fetched_is_told_where_it_is(tmp_path, monkeypatch):
-    (tmp_path / "models/Qwen2.5-0.5B").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert said_of("--model", "Qwen/Qwen2.5-0.5B") == (
-        "there is no model folder Qwen/Qwen2.5-0.5B, but there is --model models/Qwen2.5-0.5B")
-    assert make_settings({"model": "models/Qwen2.5-0.5B"}).model.endswith("models/Qwen2.5-0.5B")
-
-
-def test_a_folder_without_its_flag_is_told_the_flag(tmp_path):
-    assert said_of("models/tiny") == "models/tiny needs its flag: --model models/tiny"
-    (tmp_path / "config.json").write_text("{}")
-    assert said_of(str(tmp_path)).endswith(f"needs its flag: --resume {tmp_path}")
+def test_a_folder_without_its_flag_is_told_the_flag():
+    assert said_of("models/tiny").startswith("models/tiny needs a flag before it: --model")
 
 
 def test_a_flag_of_another_task_is_told_whose_it_is(tmp_path):
@@ -131,62 +109,24 @@ def test_help_shows_the_defaults_that_hold(capsys, tmp_path, monkeypatch):
     assert "models/tiny/recipe.json" not in help_of(capsys, "--model", str(tmp_path))
 
 
-def test_help_leaves_out_what_a_recipe_says_of_another_task(capsys, tmp_path, monkeypatch):
-    (tmp_path / "like_it.py").write_text(
-        "from dataclasses import dataclass\nfrom harness.flags import option\n\n\n"
-        "@dataclass\nclass Task:\n    max_number: int = option(3, 'largest of mine')\n")
-    (tmp_path / "countdown_task.py").touch()  # imported already
-    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "largest of mine (default 3)" in help_of(capsys, "--task", "like_it")
-    sys.modules.pop("like_it")
-
-
-def test_a_command_works_as_it_stands(tmp_path, monkeypatch):
-    """Pasted into a shell without an environment, from another directory, for a folder with a
-    space in its name."""
-    folder = tmp_path / "my run"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    command = python_command("train.py", "--resume", folder)
-    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
-    assert result.stderr == f"train.py: {folder} is not a run folder: it has no config.json\n"
-
-
-def environment(folder):
-    """A folder of programs as a venv has it: its python is a link to that of the system."""
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin/python").symlink_to(os.path.realpath(sys.executable))
-    return folder / "bin"
-
-
 def test_python_is_called_by_its_name_where_that_is_this_one(tmp_path, monkeypatch):
-    own, other = environment(tmp_path / "own"), environment(tmp_path / "an other")
+    own, other = tmp_path / "own/bin", tmp_path / "an other/bin"
+    for folder in (own, other):  # as in a venv: a link to the python of the system
+        folder.mkdir(parents=True)
+        (folder / "python").symlink_to(sys.executable)
     monkeypatch.setattr(sys, "executable", str(own / "python"))
     monkeypatch.chdir(PROJECT)
     for path, name in ((f"{own}:{other}", "python"), (f"{other}:{own}", own / "python"),
                        ("/nothing", own / "python")):
         monkeypatch.setenv("PATH", path)
         assert python_command("train.py") == f"{name} train.py"
-    monkeypatch.setenv("PATH", str(own))
-    (own / "python3").touch(mode=0o755)  # another version in the same folder
-    monkeypatch.setattr(sys, "executable", str(own / "python3"))
-    assert python_command("train.py") == f"{own / 'python3'} train.py"
-    monkeypatch.setattr(sys, "executable", str(other / "python"))
-    monkeypatch.setenv("PATH", str(own))
-    assert shlex.split(python_command("-m", "tools.preview")) == [
-        str(other / "python"), "-m", "tools.preview"]
-
-
-def test_another_program_of_this_environment_is_found(tmp_path, monkeypatch):
-    own = environment(tmp_path / "own")
-    monkeypatch.setattr(sys, "executable", str(own / "python"))
-    monkeypatch.setenv("PATH", "/nothing")
     assert hints.program("hf") == "hf"  # not here either
     (own / "hf").touch(mode=0o755)
     assert hints.program("hf") == str(own / "hf")
-    monkeypatch.setenv("PATH", str(own))
-    assert hints.program("hf") == "hf"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(other / "python"))
+    assert shlex.split(python_command("train.py", "--resume", "my run")) == [
+        str(other / "python"), str(PROJECT / "train.py"), "--resume", "my run"]
 
 
 def test_the_pages_fetch_a_model_as_the_hint_does():

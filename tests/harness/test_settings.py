@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import train
-from harness.command_line import asked_task, read_flags
 from engine.errors import UserError
+from harness.command_line import read_flags
 from harness.files import PROJECT, find_folder
 from harness.flags import Positive, parameters_as_flags
 from harness.registry import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
@@ -54,12 +54,9 @@ def test_typed_wins_over_config_over_recipe_over_default(tmp_path, model):
 
 def test_the_task_is_known_before_the_other_flags_are_read(tmp_path, model):
     config = write(tmp_path / "c.json", {"task": DESCENDING, "count": 4})
-    assert asked_task(["--count", "5", f"--task={DESCENDING}"]) == DESCENDING
-    assert asked_task(["--config", config]) == DESCENDING
-    assert asked_task(["--config", config, "--task", "countdown_task"]) == "countdown_task"
-    assert asked_task(["--seed", "1"]) == "countdown_task"
     assert settings_of(["--model", model, "--config", config, "--largest", "9"]).own == {
         "count": 4, "largest": 9}
+    assert settings_of(["--count", "5", f"--task={DESCENDING}"]).own["count"] == 5
     with pytest.raises(UserError, match=f"--count is no flag .* belongs to --task {DESCENDING}$"):
         read_flags(["--count", "5"])
     with pytest.raises(UserError, match=f"--max_number is no flag of --task {DESCENDING}"):
@@ -101,18 +98,6 @@ def test_a_path_of_a_file_stays_as_it_stands(tmp_path, model, monkeypatch):
     assert settings_of(["--config", config]).model == "model"
 
 
-def test_data_that_ships_is_found_from_any_directory(tmp_path, monkeypatch):
-    """Looked up like a model: as it was typed, or else in the project's folder."""
-    (tmp_path / "project").mkdir()
-    lines = [json.dumps({"nums": [2, 3, n], "target": 5 + n}) for n in range(1, 60)]
-    (tmp_path / "project" / "problems.jsonl").write_text("\n".join(lines))
-    monkeypatch.setattr("harness.files.PROJECT", tmp_path / "project")
-    monkeypatch.chdir(tmp_path)
-    settings = make_settings({"data": "problems.jsonl"})
-    assert settings.own["data"] == "problems.jsonl"
-    assert len(make_task(settings).to_train) > 30
-
-
 def test_a_recipe_can_name_the_task(tmp_path, model):
     write(tmp_path / "model" / "recipe.json", {"task": DESCENDING, "count": 5})
     settings = settings_of(["--model", model, "--largest", "9"])
@@ -127,19 +112,6 @@ def test_flags_of_the_task_of_a_file_stay_with_it(tmp_path, model):
     assert other.own == {"count": 3, "largest": 15} and other.steps == 7
 
 
-def test_a_flag_that_two_tasks_have_is_not_passed_on(tmp_path, model, monkeypatch):
-    (tmp_path / "other_task.py").write_text(
-        "from dataclasses import dataclass\nfrom harness.flags import option\n\n\n"
-        "@dataclass\nclass Task:\n    max_number: int = option(3, '')\n")
-    (tmp_path / "countdown_task.py").touch()  # imported already
-    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    config = write(tmp_path / "c.json", {"max_number": 20})
-    settings = settings_of(["--model", model, "--config", config, "--task", "other_task"])
-    assert settings.own == {"max_number": 3}  # neither 20 nor the recipe's 15
-    sys.modules.pop("other_task")
-
-
 def test_a_config_from_before_there_were_tasks_is_one_of_countdown(tmp_path, model):
     config = write(tmp_path / "c.json", {"max_number": 20, "gamma": 1.0, "values_k": 9,
                                          "values_every": "line", "advantage": "gae",
@@ -147,14 +119,6 @@ def test_a_config_from_before_there_were_tasks_is_one_of_countdown(tmp_path, mod
     settings = settings_of(["--model", model, "--config", config])
     assert settings.task == "countdown_task" and settings.own["max_number"] == 20
     assert settings.own["gae_lambda"] == 0.5 and "values_k" not in settings.own
-
-
-@pytest.mark.parametrize("name, words", [
-    ("nope", "no such module"), ("tools/descending", "is the module tools.my_task"),
-    ("/", "no such module"), ("", "no such module"), ("tools.warmup", "no class Task of its own")])
-def test_a_task_that_is_none_is_refused(name, words):
-    with pytest.raises(UserError, match=f"^--task {name}: .*{words}"):
-        read_flags(["--task", name])
 
 
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model):
@@ -181,30 +145,29 @@ def test_flags_of_another_advantage_stay_with_it(tmp_path, model, own_choices):
     assert settings.own["gamma"] == 0.5
 
 
-def test_a_flag_has_one_meaning(own_choices):
-    @mitigation
-    def heavy(tokens, *, power: int = 1):
-        """Weights."""
+def power(tokens, *, power: int = 1):
+    """Weights."""
 
-    @advantage
-    def signed(tokens, *, power: int = 1):
-        """Credit."""
 
-    with pytest.raises(UserError, match="power of heavy needs another name: --power is taken"):
-        read_flags([])
-    del ADVANTAGES["signed"]
+def power_of_another_type(tokens, *, power: float = 1.0):
+    """Weights."""
+
+
+def seed(tokens, *, seed: int = 1):
+    """Weights."""
+
+
+def test_a_flag_has_one_meaning(own_choices, tmp_path, monkeypatch):
+    MITIGATIONS["heavy"] = power
     read_flags([])
-
-    @advantage
-    def sized(tokens, *, count: int = 1):
-        """Credit."""
-
-    read_flags([])
-    with pytest.raises(UserError, match="count of sized needs another name: --count is taken"):
-        read_flags(["--task", DESCENDING])
-
-
-def test_a_field_of_a_task_cannot_take_the_name_of_a_setting(tmp_path, monkeypatch):
+    for registry, name, function, words in (
+            (ADVANTAGES, "signed", power, "parameter power of signed needs another name: --power"),
+            (MITIGATIONS, "two", power_of_another_type, "power of heavy and two .* same type"),
+            (MITIGATIONS, "mine", seed, "the parameter seed of mine needs another name")):
+        registry[name] = function
+        with pytest.raises(UserError, match=words):
+            read_flags([])
+        del registry[name]
     (tmp_path / "taken_task.py").write_text(
         "from dataclasses import dataclass\nfrom harness.flags import option\n\n\n"
         "@dataclass\nclass Task:\n    seed: int = option(3, '')\n")
@@ -216,7 +179,7 @@ def test_a_field_of_a_task_cannot_take_the_name_of_a_setting(tmp_path, monkeypat
     sys.modules.pop("taken_task")
 
 
-def test_help_shows_a_choice_without_words_and_one_with_an_empty_first_line(capsys, own_choices):
+def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
     @mitigation
     def silent(tokens):
         "   "
@@ -229,7 +192,9 @@ def test_help_shows_a_choice_without_words_and_one_with_an_empty_first_line(caps
 
     with pytest.raises(SystemExit):
         read_flags(["--help"])
-    text = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    text = " ".join(printed.split())
+    assert all(f"\n  {name} " in printed for name in MITIGATIONS)
     assert "silent (no docstring)" in text and "late Words below." in text
     assert "--power (default 2.0, above 0, at most 1e+06)" in text
 
@@ -273,3 +238,58 @@ def test_a_run_from_before_a_setting_existed_had_its_default(learner, tmp_path, 
     assert what_differs(settings) == ", with weight_decay 0.0 instead of 0.5:"
     settings.weight_decay, settings.own["gae_lambda"] = 0.0, 0.5
     assert what_differs(settings) == ", with gae_lambda 1.0 instead of 0.5:"
+
+
+@pytest.mark.parametrize("argv, said", [
+    (["--mitigation", "entropy_maskin"],
+     "--mitigation entropy_maskin is not one of: entropy_masking, "),
+    (["--think_discount", "0.5"],
+     "--think_discount belongs to outcome_conditional, --mitigation is none"),
+    (["--mitigation", "entropy_masking", "--mask_percentile", "120"],
+     "--mask_percentile 120.0 should be at most 100"),
+    (["--mitigation", "oracle", "--oracle_k", "2.5"], "invalid int value"),
+    (["--mitigation", "inverse_logprob_as_published", "--rescale", "mean"],
+     "--rescale mean has no effect on inverse_logprob_as_published: it is never rescaled"),
+    (["--placebo", "weights"], "--placebo weights has no effect on --mitigation none"),
+    (["--rescale", "gradient"], "--rescale gradient has no effect on --mitigation none"),
+    (["--data", "x.jsonl", "--max_number", "9"],
+     "--max_number has no effect without made problems: not with --data"),
+    (["--eval_every", "0", "--eval_tasks", "9"],
+     "--eval_tasks has no effect without --eval_every above 0"),
+    (["--gamma", "0.9"], "--gamma belongs to gae, --advantage is grpo"),
+    (["--advantage", "gae", "--trunk_lr", "1e-3"],
+     "--trunk_lr has no effect without --critic trunk"),
+    (["--advantage", "gae", "--critic", "trunk", "--critic_layers", "9"], "the model has 3"),
+    (["--clip_low", "0.2"], "--clip_low has no effect without --epochs above 1"),
+    (["--kl_kind", "k2"], "no effect without --kl above 0"),
+    (["--loss", "dpo", "--mitigation", "random"], "--mitigation random has no effect on --loss d"),
+    (["--loss", "dpo", "--advantage", "rloo"], "--advantage rloo has no effect on --loss dpo"),
+    (["--loss", "dpo", "--kl", "0.1"], "--kl has no effect without --loss policy"),
+    (["--loss", "dpo", "--rescale", "none"], "--rescale has no effect without --loss policy"),
+    (["--loss", "dpo", "--pairs", "x.jsonl", "--answers", "4"], "has no effect on --pairs")])
+def test_a_flag_without_effect_is_refused_if_it_was_typed(tmp_path, argv, said):
+    with pytest.raises(UserError) as error:
+        train.main(["--out", str(tmp_path / "x"), *argv])
+    assert said in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "x").exists()
+
+
+def test_in_a_file_what_has_no_effect_is_set_back(tmp_path, model):
+    """Also where one thing follows from another: --pairs goes with dpo, and the server with it."""
+    config = write(tmp_path / "c.json", {
+        "mitigation": "inverse_logprob_as_published", "epsilon": 3.0, "rescale": "none",
+        "loss": "dpo", "pairs": "x.jsonl", "rollouts": "http://127.0.0.1:1", "rollouts_every": 4})
+    s = settings_of(["--model", model, "--config", config])
+    assert (s.mitigation, s.rescale, s.answers, s.own.get("epsilon")) == ("none", "mean", 2, None)
+    assert (s.rollouts, s.rollouts_every) == ("own", 1)
+    s = settings_of(["--model", model, "--config", config, "--loss", "policy"])
+    assert (s.pairs, s.answers, s.rollouts_every) == (None, 8, 4)
+
+
+def test_flags_of_a_run_stay_with_its_mitigation(tmp_path):
+    first = make_settings({"mitigation": "inverse_logprob_as_published", "epsilon": 3.0})
+    config = write(tmp_path / "a.json", first.to_json())
+    again = make_settings({"config": config})
+    assert again.own["epsilon"] == 3.0 and again.rescale == "none"
+    other = make_settings({"config": config, "mitigation": "equal_gradient"})
+    assert other.own["epsilon"] == 0.1 and other.rescale == "mean"
