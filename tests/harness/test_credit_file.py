@@ -140,6 +140,7 @@ NAN, INF = float("nan"), float("inf")
     ("group", [1, 1, 0, 0], "does not fit the other columns"),
     ("group", [0, 1, 0, 1], "does not fit the other columns"),
     ("group", [0, 0, 2, 2], "does not fit the other columns"),
+    ("group", [0, 0, 1, 2], "does not fit the other columns"),
     ("true_credit", [0.1] * 7, "does not fit the other columns"),
     ("true_credit", [0.1] * 7 + [NAN], "has the value nan"),
     ("true_credit_se", [0.1] * 7 + [-0.1], "has the value -0.1"),
