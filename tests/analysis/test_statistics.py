@@ -6,10 +6,16 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.statistics import (
-    Estimate, average_ranks, detectable, estimate, holm, jackknife, mean_over, paired_difference,
-    permutation_p, poisson_draws, rank_correlation, ratio, ratio_of_sums, shuffle_within,
-    student_quantile, two_sided_p, verdicts)
+from analysis.statistics import (Estimate, average_ranks, detectable, estimate, holm,
+                                 jackknife, mean_over,
+                                 paired_difference,
+                                 permutation_p, poisson_draws,
+                                 rank_correlation, ratio,
+                                 ratio_of_sums,
+                                 shuffle_within,
+                                 student_quantile,
+                                 two_sided_p, verdicts,
+                                 wilson_interval)
 
 
 @pytest.mark.parametrize("df, probability, expected", [  # any printed table of Student's t
@@ -183,3 +189,10 @@ def test_false_positives_among_seeds_that_differ_by_chance_alone(seeds):
         assert found.high > found.low
         false += found.p < 0.05
     assert false <= 15
+
+
+def test_the_interval_of_a_share_by_hand():
+    """Wilson's for 8 of 10 with z = 1.96: (0.8 + 0.192 -+ 1.96 sqrt(0.016 + 0.0096)) / 1.384."""
+    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    low, high = wilson_interval(0, 10)
+    assert low == pytest.approx(0, abs=1e-12) and high == pytest.approx(0.2775, abs=1e-4)
