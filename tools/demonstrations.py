@@ -28,7 +28,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from countdown_task import Problem, Task, held_out
-from tools.countdown_solutions import in_parentheses, legal_steps
+from tools.countdown_data import in_parentheses, legal_steps
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
