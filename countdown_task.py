@@ -8,7 +8,6 @@ and parentheses.
 This file holds the problems, the prompt, the reward and its parts, and the labels of every
 generated token: the section it stands in, the kind of text it is. `Task` is all that the rest of
 the lab sees of it. A task of your own is another file with another `Task` (docs/your_own_task.md).
-Solutions are found by tools/countdown_solutions.py, so that every problem made here has one.
 
 What a model wrote is never executed: the expression reader below knows numbers, four operators, a
 minus sign and parentheses, computes in exact fractions, and gives up early on anything large.
@@ -19,17 +18,15 @@ import random
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tools.countdown_solutions import reachable, right_expressions
 from engine.errors import UserError
-from harness.flags import option
-from engine.labels import (ANSWER, BRACKET, END, KINDS, NUMBER, OPERATOR, OTHER,  # noqa: F401
-                           SECTIONS, SPACE, TAG, THINK, WORD)
-from tools.given_problems import MAX_NUMBER, read_numbers, read_problems
+from engine.labels import (ANSWER, BRACKET, END, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD)
 from engine.tokens import END_OF_TURN
+from harness.flags import option
+from tools.countdown_data import (MAX_NUMBER, reachable, read_numbers, read_problems,
+                                  right_expressions)
 
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 ANSWER_BEGINS = "</think>\n<answer>"
@@ -102,7 +99,10 @@ class Task:
         given = read_problems(self.data) if self.data else []
         problems = [Problem(*numbers_and_target) for numbers_and_target in given]
         self.to_train = [problem for problem in problems if not held_out(problem)]
-        self.to_test = without_repetition(problem for problem in problems if held_out(problem))
+        tested = {}  # a problem counts once, in whatever order its numbers stand
+        for problem in filter(held_out, problems):
+            tested.setdefault(content_of(problem), problem)
+        self.to_test = list(tested.values())
         if self.data and not (self.to_train and self.to_test):
             raise UserError(
                 f"{self.data}: {len(self.to_train)} problems to train on and {len(self.to_test)} "
@@ -113,6 +113,11 @@ class Task:
         """The formula, for config.json: only runs with the same one are compared."""
         steps = f" + {self.reasoning_weight:g} reasoning" if self.reasoning_weight else ""
         return REWARDS[self.reward_form] + steps
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many numbers a made problem may have: (3, 4) of --numbers 3,4."""
+        return tuple(int(count) for count in self.numbers.split(","))
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
         """They follow from seed and step alone, so a resumed run gets the same ones."""
@@ -126,93 +131,14 @@ class Task:
         rng = random.Random("held out")
         if self.to_test:
             return rng.sample(self.to_test, min(count, len(self.to_test)))
-        problems = {}
-        drawn = newest = 0  # how many were drawn, now and when the last new one came
-        while len(problems) < count and drawn < min(20 * count, newest + MAX_IN_VAIN):
-            drawn += 1
+        problems, in_vain = {}, 0
+        for _ in range(20 * count):
             problem = self.make_problem(rng, held_out)
-            if content_of(problem) not in problems:
-                problems[content_of(problem)] = problem
-                newest = drawn
+            in_vain = in_vain + 1 if content_of(problem) in problems else 0
+            problems.setdefault(content_of(problem), problem)
+            if len(problems) == count or in_vain == MAX_IN_VAIN:
+                break
         return list(problems.values())
-
-    def extreme_problems(self) -> list[Problem]:
-        """The longest prompts, with every number that occurs: can the tokenizer write them all?"""
-        given = self.to_train + self.to_test
-        if not given:
-            return [Problem((self.max_number,) * max(self.counts), self.max_target)]
-        most = max(len(problem.numbers) for problem in given)
-        numbers = {number for problem in given for number in (*problem.numbers, problem.target)}
-        return [Problem((number,) * most, number) for number in numbers]
-
-    def prompt_for(self, problem: Problem) -> str:
-        """Text that ends where the answer begins."""
-        numbers = numbers_in_prompt(problem.numbers, self.prompt)
-        return PROMPTS[self.prompt].format(numbers=numbers, target=problem.target)
-
-    def show(self, problem: Problem) -> str:
-        """A line for people."""
-        return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
-
-    def read(self, words: list[str]) -> Problem:
-        """A problem that somebody typed: 3 5 7 22, or 3 5 7 make 22 as `show` writes it."""
-        if words[-2:-1] == ["make"]:
-            words = words[:-2] + words[-1:]
-        *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 3 5 7 22")
-        return Problem(tuple(numbers), target)
-
-    def remarks(self, problem: Problem) -> list[str]:
-        """What somebody who typed this problem should know of it."""
-        remarks = []
-        sorted_numbers = tuple(sorted(problem.numbers))
-        usual = (len(sorted_numbers) in self.counts and sorted_numbers[0] >= self.min_number
-                 and sorted_numbers[-1] <= self.max_number and problem.target <= self.max_target)
-        if not self.data and not usual:
-            counts = " or ".join(map(str, self.counts))
-            remarks.append(f"the task's own problems have {counts} numbers from {self.min_number} "
-                           f"to {self.max_number} and targets up to {self.max_target}")
-        is_small = len(sorted_numbers) <= 4  # to try everything with more numbers takes long
-        if is_small and problem.target not in reachable(sorted_numbers, 10**9):
-            remarks.append("the target cannot be reached with a whole positive result at every "
-                           "step")
-        return remarks
-
-    def score(self, problem: Problem, response: str) -> dict[str, float]:
-        """The reward of any string, and its parts."""
-        parts = score(response, problem.numbers, problem.target)
-        if self.reward_form == "right":
-            parts["reward"] = parts["answer"]
-        if self.reward_form == "signed":
-            parts["reward"] = 2 * parts["answer"] - 1
-        parts["reward"] += self.reasoning_weight * parts["reasoning"]
-        return parts
-
-    def right_answers(self, problem: Problem) -> tuple[str, list[str]]:
-        """Text that ends the thinking, and the right ways to go on from there, at most 32.
-
-        Every step of these expressions has a whole positive result and stands in parentheses,
-        except the last. Spaces are as in the prompt's example, or, with the short prompt, as the
-        tiny model writes them. "3 * 2" comes before "2 * 3", see `right_expressions`.
-        """
-        expressions = right_expressions(problem.numbers, problem.target, self.max_result)
-        expressions = expressions[:MOST_LISTED]
-        if self.prompt == "short":
-            return ANSWER_BEGINS, [f" {expression}</answer>" for expression in expressions]
-        tight = [expression.replace("( ", "(").replace(" )", ")") for expression in expressions]
-        return ANSWER_BEGINS, [f" {expression} </answer>" for expression in tight]
-
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        """Section and kind of each token of an answer."""
-        return annotate(pieces)
-
-    def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
-        """The places in an answer of the tokens that end a right step of its reasoning."""
-        return right_steps(pieces, problem.numbers)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """How many numbers a made problem may have: (3, 4) of --numbers 3,4."""
-        return tuple(int(count) for count in self.numbers.split(","))
 
     def make_problem(self, rng: random.Random, wanted=lambda problem: True) -> Problem:
         """A random problem that has a solution, and for which `wanted` is true."""
@@ -230,28 +156,84 @@ class Task:
             f"{self.min_number}, max_number {self.max_number}, max_target {self.max_target}, "
             f"max_result {self.max_result}")
 
+    def extreme_problems(self) -> list[Problem]:
+        """The longest prompts, with every number that occurs: can the tokenizer write them all?"""
+        given = self.to_train + self.to_test
+        if not given:
+            return [Problem((self.max_number,) * max(self.counts), self.max_target)]
+        most = max(len(problem.numbers) for problem in given)
+        numbers = {number for problem in given for number in (*problem.numbers, problem.target)}
+        return [Problem((number,) * most, number) for number in numbers]
 
-def numbers_in_prompt(numbers: tuple[int, ...], prompt: str) -> str:
-    """The numbers as this wording of the prompt writes them."""
-    if prompt == "short":
-        return " " + " ".join(map(str, numbers))
-    if prompt == "original":  # GRPO-Zero prints a numpy array, whose numbers are equally wide
-        width = max(len(str(number)) for number in numbers)
-        return "[" + " ".join(str(number).rjust(width) for number in numbers) + "]"
-    return ", ".join(map(str, numbers))
+    def prompt_for(self, problem: Problem) -> str:
+        """Text that ends where the answer begins."""
+        words = [str(number) for number in problem.numbers]
+        if self.prompt == "original":  # GRPO-Zero prints a numpy array: numbers of equal width
+            width = max(map(len, words))
+            words = [word.rjust(width) for word in words]
+        numbers = {"short": " " + " ".join(words), "full": ", ".join(words),
+                   "original": f"[{' '.join(words)}]"}[self.prompt]
+        return PROMPTS[self.prompt].format(numbers=numbers, target=problem.target)
+
+    def show(self, problem: Problem) -> str:
+        """A line for people."""
+        return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
+
+    def read(self, words: list[str]) -> Problem:
+        """A problem that somebody typed: 3 5 7 22, or 3 5 7 make 22 as `show` writes it."""
+        if words[-2:-1] == ["make"]:
+            words = words[:-2] + words[-1:]
+        *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 3 5 7 22")
+        return Problem(tuple(numbers), target)
+
+    def remarks(self, problem: Problem) -> list[str]:
+        """What somebody who typed this problem should know of it."""
+        is_small = len(problem.numbers) <= 4  # to try everything with more numbers takes long
+        if is_small and problem.target not in reachable(tuple(sorted(problem.numbers)), 10**9):
+            return ["the target cannot be reached with a whole positive result at every step"]
+        return []
+
+    def score(self, problem: Problem, response: str) -> dict[str, float]:
+        """The reward of any string, and its parts."""
+        well_formed = format_score(response)
+        expression = between(response, "<answer>", "</answer>")
+        right = float(evaluates_to(expression, problem.numbers, problem.target))
+        verdicts = [verdict for _, verdict in steps_of(response, problem.numbers)]
+        reasoning = sum(verdicts) / len(verdicts) if verdicts else 0.0
+        reward = {"graded": FORMAT_WEIGHT * well_formed + right, "right": right,
+                  "signed": 2 * right - 1}[self.reward_form]
+        return {"reward": reward + self.reasoning_weight * reasoning, "format": well_formed,
+                "answer": right, "reasoning": reasoning}
+
+    def right_answers(self, problem: Problem) -> tuple[str, list[str]]:
+        """Text that ends the thinking, and the right ways to go on from there, at most 32.
+
+        Spaces are as in the prompt's example, or, with the short prompt, as the tiny model writes
+        them. `right_expressions` says which spellings there are, and in what order.
+        """
+        right = right_expressions(problem.numbers, problem.target, self.max_result)[:MOST_LISTED]
+        if self.prompt == "short":
+            return ANSWER_BEGINS, [f" {expression}</answer>" for expression in right]
+        tight = [expression.replace("( ", "(").replace(" )", ")") for expression in right]
+        return ANSWER_BEGINS, [f" {expression} </answer>" for expression in tight]
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        """Section and kind of each token of an answer."""
+        return annotate(pieces)
+
+    def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
+        """The tokens of an answer that hold the last digit of a right step of its reasoning.
+
+        [5] of " 3", " *", " 5", " =", " 1", "5", ",": the second digit of 15 is token 5.
+        """
+        text = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
+        ends = list(itertools.accumulate(map(len, pieces)))
+        return [bisect_left(ends, end) for end, right in steps_of(text, problem.numbers) if right]
 
 
 def content_of(problem: Problem) -> tuple[tuple[int, ...], int]:
     """What is asked, in whatever order the numbers are named."""
     return tuple(sorted(problem.numbers)), problem.target
-
-
-def without_repetition(problems: Iterable[Problem]) -> list[Problem]:
-    """Of problems that ask for the same thing only the first."""
-    first = {}
-    for problem in problems:
-        first.setdefault(content_of(problem), problem)
-    return list(first.values())
 
 
 def held_out(problem: Problem) -> bool:
@@ -262,31 +244,6 @@ def held_out(problem: Problem) -> bool:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0
 
 
-def score(response: str, numbers, target: int) -> dict[str, float]:
-    """The parts of the score, and the default reward made of them: 0.1 * format + answer.
-
-    `Task.score` replaces this reward where its flags ask for another. Any string gets a score.
-    """
-    text = with_opening(without_end(response))
-    well_formed = format_score(text)
-    answer = float(evaluates_to(between(text, "<answer>", "</answer>"), numbers, target))
-    return {"reward": FORMAT_WEIGHT * well_formed + answer, "format": well_formed, "answer": answer,
-            "reasoning": reasoning_score(text, numbers)}
-
-
-def with_opening(response: str) -> str:
-    """The answer with the <think> that it goes on from: the prompt ends with that tag."""
-    return response if response.startswith("<think>") else "<think>" + response
-
-
-def without_end(response: str) -> str:
-    """The answer without the token that ended it."""
-    for end in END_OF_TURN:
-        if response.endswith(end):
-            return response[:-len(end)]
-    return response
-
-
 def between(text: str, opening: str, closing: str) -> str | None:
     """What stands between the first opening tag and the first closing tag after it."""
     _, opened, rest = text.partition(opening)
@@ -294,9 +251,14 @@ def between(text: str, opening: str, closing: str) -> str | None:
     return content if opened and closed else None
 
 
-def format_score(text: str) -> float:
+def format_score(response: str) -> float:
     """1 for exactly <think>...</think>, a new line, <answer>...</answer>, with every tag once.
     Otherwise 0.1 for a pair of think tags and 0.5 for a pair of answer tags."""
+    text = response if response.startswith("<think>") else "<think>" + response  # of the prompt
+    for end in END_OF_TURN:
+        if text.endswith(end):
+            text = text.removesuffix(end)
+            break
     every_tag_once = all(text.count(tag.decode()) == 1 for tag in TAGS)
     if every_tag_once and ANSWER_BEGINS in text and text.endswith("</answer>"):
         return 1.0
@@ -311,29 +273,19 @@ STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
                   r" {0,2}= {0,2}(-?[0-9]{1,9})(?![0-9]))")
 
 
-def reasoning_score(text: str, numbers) -> float:
-    """Share of the think section's steps that are right."""
-    verdicts = [right for _, right in steps_of(text, numbers)]
-    return sum(verdicts) / len(verdicts) if verdicts else 0.0
-
-
-def steps_of(text: str, numbers) -> list[tuple[int, bool]]:
-    """Where in the text each step `a op b = c` of the think section ends, and whether it is right.
+def steps_of(response: str, numbers) -> list[tuple[int, bool]]:
+    """Where in an answer each step `a op b = c` of the think section ends, and whether it is right.
 
     A step is right if c is the result, and a and b could be used: each is the result of a step
     before, or a given number (3 + 3 needs two given threes).
     """
-    start = text.find("<think>") + len("<think>")
-    think = (between(text, "<think>", "</think>") or "")[:MAX_THINK]
-    given = Counter(map(int, numbers))
-    results = set()
-    steps = []
+    think = response[:max(0, response.find("</think>"))][:MAX_THINK]
+    given, results, steps = Counter(map(int, numbers)), set(), []
     for match in STEP.finditer(think):
         a, operator, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
-        needed = Counter((a, b))
         available = all(number in results or given[number] >= times
-                        for number, times in needed.items())
-        steps.append((start + match.end(4), available and computes(a, operator, b, c)))
+                        for number, times in Counter((a, b)).items())
+        steps.append((match.end(4), available and computes(a, operator, b, c)))
         results.add(c)
     return steps
 
@@ -345,16 +297,17 @@ def computes(a: int, operator: str, b: int, c: int) -> bool:
     return {"+": a + b, "-": a - b, "*": a * b}[operator] == c
 
 
-LEXEME = re.compile(r"[ \t\r\n]*([0-9]+|[-+*/()])")
 MAX_CHARACTERS, MAX_DEPTH = 400, 30
 
 
 def evaluates_to(expression: str | None, numbers, target: int) -> bool:
     """Whether the expression uses every number exactly once and equals the target, exactly."""
-    lexemes = read_lexemes(expression)
-    if lexemes is None:
+    if expression is None or len(expression) > MAX_CHARACTERS:
         return False
-    used = [lexeme for lexeme in lexemes if lexeme[0].isdigit()]
+    if not re.fullmatch(r"[0-9+*/() \t\r\n-]*", expression):
+        return False
+    lexemes = re.findall("[0-9]+|[-+*/()]", expression)
+    used = [lexeme for lexeme in lexemes if lexeme.isdigit()]
     if sorted(used) != sorted(str(int(number)) for number in numbers):
         return False
     try:
@@ -362,22 +315,6 @@ def evaluates_to(expression: str | None, numbers, target: int) -> bool:
         return reader.sum(0) == target and not reader.remaining
     except (SyntaxError, ZeroDivisionError):
         return False
-
-
-def read_lexemes(expression: str | None) -> list[str] | None:
-    """Its numbers, operators and parentheses; None if it holds anything else, or too much."""
-    if expression is None or len(expression) > MAX_CHARACTERS:
-        return None
-    expression = expression.rstrip(" \t\r\n")
-    lexemes = []
-    place = 0
-    while place < len(expression):
-        match = LEXEME.match(expression, place)
-        if not match:
-            return None
-        lexemes.append(match[1])
-        place = match.end()
-    return lexemes
 
 
 class Reader:
@@ -423,7 +360,7 @@ class Reader:
             if not self.take(")"):
                 raise SyntaxError("a parenthesis is not closed")
             return value
-        if not self.remaining[-1][0].isdigit():
+        if not self.remaining[-1].isdigit():
             raise SyntaxError(f"{self.remaining[-1]} where a number should be")
         return Fraction(int(self.remaining.pop()))
 
@@ -436,38 +373,23 @@ def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
     is a tag: tokenizers cut "<think>" into "<", "think", ">" and glue ">" to a newline.
     """
     text = b"".join(pieces)
+    is_tag = bytearray(len(text))  # 1 for each byte of a tag
+    for match in re.finditer(b"</?(think|answer)>", text):
+        is_tag[match.start():match.end()] = bytes([1]) * len(match[0])
     think_to, answer_from, answer_to = borders(text)
-    tags = [match.span() for match in re.finditer(b"</?(think|answer)>", text)]
-    tags.reverse()  # the next tag is at the end of the list
-    sections, kinds = [], []
-    start = 0
+    sections, kinds, end = [], [], 0
     for piece in pieces:
-        end = start + len(piece)
-        while tags and tags[-1][1] <= start:
-            tags.pop()
-        kind = kind_of(piece, touches_tag=bool(tags) and tags[-1][0] < end)
-        if kind in (TAG, END):
-            sections.append(OTHER)
-        elif start < think_to:
-            sections.append(THINK)
-        else:
-            sections.append(ANSWER if answer_from <= start < answer_to else OTHER)
+        start, end = end, end + len(piece)
+        kind = TAG if any(is_tag[start:end]) else kind_of(piece)
+        section = OTHER
+        if kind not in (TAG, END):
+            if start < think_to:
+                section = THINK
+            elif answer_from <= start < answer_to:
+                section = ANSWER
+        sections.append(section)
         kinds.append(kind)
-        start = end
     return sections, kinds
-
-
-def right_steps(pieces: list[bytes], numbers) -> list[int]:
-    """The places of the tokens that hold the last digit of a right step.
-
-    [5] of " 3", " *", " 5", " =", " 1", "5", ",": the second digit of 15 is token 5.
-    """
-    response = b"".join(pieces).decode("latin-1")  # one character a byte; steps are plain ASCII
-    text = with_opening(response)
-    shift = len(text) - len(response)
-    token_ends = list(itertools.accumulate(map(len, pieces)))
-    return [bisect_left(token_ends, step_end - shift)
-            for step_end, right in steps_of(text, numbers) if right]
 
 
 def borders(text: bytes) -> tuple[int, int, int]:
@@ -481,10 +403,8 @@ def borders(text: bytes) -> tuple[int, int, int]:
     return think_to, answer_from, answer_to
 
 
-def kind_of(piece: bytes, touches_tag: bool) -> int:
+def kind_of(piece: bytes) -> int:
     """The kind of a token by its first character that is no space. "=" counts as a bracket."""
-    if touches_tag:
-        return TAG
     text = piece.decode(errors="replace")
     first = text.strip()[:1]
     if text in END_OF_TURN:

@@ -1,4 +1,4 @@
-"""Ways to spread an answer's advantage over its tokens: one small function each, (B, T) weights.
+"""Weightings: how much each token of an answer counts in the loss, one small function each.
 
     loss = - sum( weight * advantage * log_prob ) / N
 
@@ -8,17 +8,16 @@ their types the ranges that are allowed, its docstring the help:
     @mitigation
     def my_idea(tokens, *, strength: Positive = 1.0):
         \"\"\"One line that becomes the help text.\"\"\"
-        return 1 + strength * tokens.entropy          # (B, T)
+        return 1 + strength * tokens.entropy          # (B, T) weights
 
 `tokens` is the whole batch (engine/rollouts.py): ids, texts, mask, length, group, step, log_prob,
 entropy, collision (sum of p^2), advantage, reward, section, kind, generator, and hidden and
-attention for one extra forward pass. What lies beyond the mask does not matter. Weights are not
-negative: credit with a sign is an advantage, and is written the same way with @advantage
-(docs/weightings.md). Afterwards weights are rescaled to a mean of 1, or as --rescale says
-(credit/weight.py). No gradient flows through them.
+attention for one extra forward pass. Padding is ignored. Weights are not negative: signed credit
+is an advantage, and is written the same way with @advantage (docs/weightings.md). Afterwards
+weights are detached and rescaled to a mean of 1, or as --rescale says (credit/weight.py).
 
 An answer is all that was generated; what stands between <answer> and </answer> is its answer
-section. Mitigations that keep a state or sample more are classes in credit/, in the same list. To
+section. Weightings that keep a state or sample more are classes in credit/, in the same list. To
 see weights on recorded tokens without training:
 
     python -m tools.preview runs/none-grpo-s0 --mitigation my_idea --strength 2
@@ -29,26 +28,25 @@ import typing
 import numpy as np
 import torch
 
-from engine.labels import ANSWER, NUMBER, OPERATOR, THINK, WORD
 from engine.errors import UserError
-from harness.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
-from harness.hints import python_command
-from harness.registry import mitigation
+from engine.labels import ANSWER, NUMBER, OPERATOR, THINK, WORD
 from engine.rollouts import Rollouts
 from engine.tokens import naive_class
 from grpo import gradient_size
+from harness.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
+from harness.registry import mitigation
 
 
 @mitigation
 def none(tokens: Rollouts) -> torch.Tensor:
-    """Every token of an answer weighs the same: plain GRPO."""
+    """Weight 1 everywhere: plain GRPO."""
     return torch.ones_like(tokens.log_prob)
 
 
 @mitigation
 def outcome_conditional(tokens: Rollouts, *, think_discount: Share = 0.5) -> torch.Tensor:
-    """Tokens after the <answer> tag weigh 1, all others the discount; so do all tokens of an answer
-    without the tag."""
+    """Weight 1 after `<answer>`; `think_discount` before it, and everywhere if there is no tag
+    (before rescaling)."""
     weight = torch.full_like(tokens.log_prob, think_discount)
     for row, texts in enumerate(tokens.texts):
         weight[row, tokens_until(texts, "<answer>"):] = 1
@@ -67,35 +65,34 @@ def tokens_until(texts: list[str], tag: str) -> int:
 
 @mitigation
 def inverse_logprob(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
-    """1 / (|log p| + epsilon): cancels the size of log p, not of its gradient; sure tokens weigh
-    most."""
+    """1 / (|log p| + epsilon): cancels the magnitude of log p, not of its gradient; likely tokens
+    weigh most."""
     return 1 / (tokens.log_prob.abs() + epsilon)
 
 
 @mitigation(rescaled=False)
 def inverse_logprob_as_published(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
-    """epsilon / (|log p| + epsilon)^2: what inverse_logprob becomes when nobody detaches it.
+    """epsilon / (|log p| + epsilon)^2: the effective weight of inverse_logprob without detach.
     Never rescaled.
 
-    The derivative of log p / (|log p| + epsilon) by log p is this, not 1 / (|log p| + epsilon).
+    It is the derivative of log p / (|log p| + epsilon) with respect to log p.
     """
     return epsilon / (tokens.log_prob.abs() + epsilon).square()
 
 
 @mitigation
 def equal_gradient(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
-    """1 / (s + epsilon), s = norm(onehot - p): makes the gradients at the logits alike in size."""
+    """1 / (s + epsilon), s = norm(onehot - p): equalises the gradient norms at the logits."""
     return 1 / (gradient_size(tokens.log_prob, tokens.collision) + epsilon)
 
 
 @mitigation
 def attention_credit(tokens: Rollouts, *, credit_scale: NotNegative = 2.0) -> torch.Tensor:
-    """What the answer section looks at: 0.5 + credit_scale * attention, relative to the mean of all
-    tokens of the answer.
+    """0.5 + credit_scale * attention that the answer section pays to the token, relative to the
+    mean over the answer's tokens.
 
     Attention of the last layer, mean over heads and over the later tokens of the answer section;
-    the weight is clamped to 0.1 .. 0.5 + 3 credit_scale. An answer without an answer section gets
-    the mean weight of those that have one.
+    clamped to [0.1, 0.5 + 3 credit_scale]. Answers without an answer section get the mean weight.
     """
     section = ((tokens.section == ANSWER) & tokens.mask).float()
     later = section.flip(1).cumsum(1).flip(1) - section  # (B, T) section tokens after t
@@ -110,16 +107,16 @@ def attention_credit(tokens: Rollouts, *, credit_scale: NotNegative = 2.0) -> to
 
 @mitigation
 def entropy_weighted(tokens: Rollouts, *, entropy_temp: Positive = 1.0) -> torch.Tensor:
-    """softmax(entropy / entropy_temp) over the batch's tokens, times their number: forking tokens
-    weigh more."""
+    """softmax(entropy / entropy_temp) over the batch's tokens, times their number: high-entropy
+    (forking) tokens weigh more."""
     score = (tokens.entropy / entropy_temp).masked_fill(~tokens.mask, float("-inf"))
     return score.flatten().softmax(0).view_as(score) * tokens.mask.sum()
 
 
 @mitigation
 def entropy_masking(tokens: Rollouts, *, mask_percentile: Percent = 80.0) -> torch.Tensor:
-    """1 for tokens whose entropy is at or above this percentile of the batch, 0 for all others
-    (2506.01939, which does not rescale: --rescale none)."""
+    """1 where the entropy is at or above this percentile of the batch, else 0 (2506.01939, which
+    does not rescale: --rescale none)."""
     entropy = tokens.entropy.double()
     threshold = np.percentile(entropy[tokens.mask].cpu().numpy(), mask_percentile)
     return (entropy >= threshold).float()
@@ -129,8 +126,7 @@ def entropy_masking(tokens: Rollouts, *, mask_percentile: Percent = 80.0) -> tor
 def entropy_ratio(tokens: Rollouts, *, entropy_beta: NotNegative = 1.0) -> torch.Tensor:
     """max(0, 1 + beta (entropy / mean entropy - 1)).
 
-    In the spirit of GTPO (2508.04349), but not GTPO: that shares rewards among the answers at each
-    position. It is the advantage gtpo (credit/gtpo.py).
+    Inspired by GTPO (2508.04349), which is the advantage gtpo (credit/gtpo.py).
     """
     mean = tokens.entropy[tokens.mask].mean()
     relative = torch.where(mean > 0, tokens.entropy / mean - 1, 0.0)
@@ -145,8 +141,8 @@ Kinds = typing.Annotated[str, Flag("token", "by the task's kinds of tokens, or b
 @mitigation
 def by_kind(tokens: Rollouts, *, word_weight: NotNegative = 0.5, number_weight: NotNegative = 1.0,
             kinds: Kinds = "token") -> torch.Tensor:
-    """Filler against reasoning: words of the think section get one weight, its digits and operators
-    another, all other tokens 1.
+    """In the think section, word_weight for words (filler), number_weight for numbers and operators
+    (reasoning); 1 elsewhere.
 
     `regex` goes by the text of each token alone (naive_class): brackets and equals signs are
     reasoning, spaces and punctuation filler.
@@ -173,17 +169,17 @@ def of_class(tokens: Rollouts, name: str) -> torch.Tensor:
 
 @mitigation
 def low_probability(tokens: Rollouts, *, probability_share: Share = 0.2) -> torch.Tensor:
-    """share * p + 1 - share: improbable tokens, whose gradients are large, weigh less (2505.12929,
-    Advantage Reweighting)."""
+    """share * p + 1 - share: low-probability tokens, whose gradients are large, weigh less
+    (Advantage Reweighting, 2505.12929)."""
     return probability_share * tokens.log_prob.exp() + 1 - probability_share
 
 
 @mitigation
 def taco(tokens: Rollouts, *, tail_strictness: Positive = 0.01,
          tail_damping: Share = 0.9) -> torch.Tensor:
-    """1 - damping (1 - exp(-r)) with r = -log p - entropy + log(strictness), where advantage and r
-    are above 0, else 1: tokens that were improbable even for their place are praised less
-    (2607.07976)."""
+    """1 - damping (1 - exp(-r)), r = -log p - entropy + log(strictness), where advantage and r are
+    positive, else 1: less reinforcement of tokens improbable even at their position (2607.07976).
+    """
     risk = -tokens.log_prob - tokens.entropy + math.log(tail_strictness)
     damped = (risk > 0) & (tokens.advantage > 0)
     return torch.where(damped, 1 + tail_damping * torch.expm1(-risk), 1.0)
@@ -191,8 +187,8 @@ def taco(tokens: Rollouts, *, tail_strictness: Positive = 0.01,
 
 @mitigation
 def planning(tokens: Rollouts, *, planning_boost: Share = 0.2) -> torch.Tensor:
-    """Words of the think section, which open, continue or end a try: 1 + boost where the advantage
-    is above 0, 1 - boost where it is below; all other tokens 1.
+    """1 + boost * sign(advantage) on words of the think section, which open, continue or end a
+    try; 1 elsewhere.
 
     After HICRA (2509.03646, known here from reimplementations): A + boost |A| on planning tokens.
     There they are phrases from a list made for mathematics ("let's try"); here all words.
@@ -203,12 +199,12 @@ def planning(tokens: Rollouts, *, planning_boost: Share = 0.2) -> torch.Tensor:
 
 @mitigation
 def future_attention(tokens: Rollouts, *, future_window: Count = 4) -> torch.Tensor:
-    """Attention that a token receives from tokens more than future_window places later, relative to
-    the answer's mean.
+    """Attention received from tokens more than future_window positions later, relative to the
+    answer's mean.
 
     The future attention influence of 2510.13554, known here from summaries, which takes it from
-    the heads that look far and raises its peaks. Here it is the last layer's mean over all heads,
-    and the weight itself. Tokens with no token so far behind them get 1.
+    long-range heads and raises its peaks. Here it is the last layer's mean over all heads, and the
+    weight itself. Tokens without such later tokens get 1.
     """
     place = torch.arange(tokens.mask.shape[1], device=tokens.mask.device)
     is_far = place[:, None] - place > future_window         # (T, T) token i is far behind token j
@@ -224,7 +220,7 @@ Spread = typing.Annotated[float, Range(least=0.01, most=100)]
 
 @mitigation
 def random(tokens: Rollouts, *, placebo_std: Spread = 1.0) -> torch.Tensor:
-    """Gamma noise with mean 1: a placebo that knows nothing."""
+    """Gamma noise of mean 1 and standard deviation placebo_std: a placebo."""
     seed = int(torch.randint(2 ** 62, (1,), generator=tokens.generator))
     chance = np.random.default_rng(seed)
     noise = chance.gamma(placebo_std ** -2, placebo_std ** 2, tokens.mask.shape)
@@ -235,8 +231,8 @@ def random(tokens: Rollouts, *, placebo_std: Spread = 1.0) -> torch.Tensor:
 def covariance(tokens: Rollouts, *, covariance_share: Share = 0.0002,
                covariance_low: NotNegative = 1.0,
                covariance_high: NotNegative = 5.0) -> torch.Tensor:
-    """0 for a few tokens drawn from those that lower the policy's entropy fastest, 1 for all others
-    (Clip-Cov, 2505.22617).
+    """0 for a few random tokens of high covariance between log p and advantage, which lower the
+    policy's entropy fastest; 1 elsewhere (Clip-Cov, 2505.22617).
 
     They are drawn where (log p - mean) (advantage - mean), with means over the batch, lies between
     low and high: as many as this share of the batch's tokens, at least one.
@@ -259,21 +255,10 @@ def covariance(tokens: Rollouts, *, covariance_share: Share = 0.0002,
 
 # Importing a file of credit/ runs its decorators, which add to the lists of choices. This comes
 # last, so that --help lists the choices above first.
-import credit.lambda_grpo         # noqa: E402, F401
-import credit.learned_importance  # noqa: E402, F401
-import credit.causal_ablation     # noqa: E402, F401
-import credit.outcome_gradient    # noqa: E402, F401
-import credit.oracle              # noqa: E402, F401
-import credit.critic              # noqa: E402, F401  the advantage gae
-import credit.monte_carlo         # noqa: E402, F401  the advantage vine
-import credit.measured            # noqa: E402, F401  the advantage measured
-import credit.hindsight           # noqa: E402, F401  the advantage hindsight
-import credit.belief              # noqa: E402, F401  the advantage belief
-import credit.prefix_tree         # noqa: E402, F401  also the advantage prefix_tree
-import credit.ktae                # noqa: E402, F401  the advantage ktae
-import credit.gtpo                # noqa: E402, F401  the advantage gtpo
+from credit import (  # noqa: E402, F401
+    lambda_grpo, learned_importance, causal_ablation, outcome_gradient, oracle, critic,
+    monte_carlo, measured, hindsight, belief, prefix_tree, ktae, gtpo)
 
 
 if __name__ == "__main__":
-    raise SystemExit("this file is read, not run: "
-                     f"{python_command('-m', 'tools.preview')} RUN --mitigation NAME")
+    raise SystemExit("this file is read, not run: python -m tools.preview RUN --mitigation NAME")

@@ -1,12 +1,12 @@
-"""What the model itself believes: how likely would it answer right if it had to answer now?
+"""Potential differences, the potential being the model's own P(right answer) if it answered now.
 
-After the first t tokens of an answer the task's end of thinking is forced, and Phi_t is the
-probability of the right answers that the task lists (`right_answers`), summed; nothing is sampled.
+After the first t tokens of an answer the task's end of thinking is forced, and Phi_t is the total
+probability of the right answers that the task lists (`right_answers`); nothing is sampled.
 
     A_t = Phi_{t+1} - Phi_t   for tokens of the think section
     A_t = R - Phi_n           for all tokens after its n, R being the reward
 
-So what a token adds to the belief is its credit, and the rest of the reward is for the answer.
+So a token's advantage is what it adds to the potential; the answer gets the rest of the reward.
 
     answer       <think> first 3 * 5 = 15, ...
     forced       <think> first 3 * 5 = </think>\\n<answer>       Phi = P( ( 3 * 5 ) + 7</answer>)
@@ -47,8 +47,8 @@ class Forced:
 
 @advantage
 class belief:
-    """How much a token of the think section adds to the probability of a right answer if the model
-    had to answer at once; later tokens get the rest of the reward.
+    """Change of the model's P(right answer, if it answered now) by a token of the think section;
+    later tokens get the rest of the reward.
 
     For tasks that list their right answers. 0.1 of Countdown's reward is for the format: that part
     is in the rest.

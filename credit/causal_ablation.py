@@ -1,4 +1,4 @@
-"""Token weights by intervention: what becomes of the answer without a token?
+"""Weights by ablation (intervention): what becomes of the answer without a token?
 
     resample   another token in its place and a fresh answer from there: abs(change of reward)
     delete     the token taken out and the rest as it was: abs(change of log p(answer section)),
@@ -25,11 +25,11 @@ Places = list[tuple[int, int]]  # (answer, index) of single tokens
 
 @mitigation
 class causal_ablation:
-    """What happens without the token: every n-th is replaced by another draw, the answer goes on,
-    abs(change of reward). Or it is deleted, the rest stays, abs(change of log p(answer section)).
+    """Ablation of every n-th token: abs(change of reward) when it is resampled and the answer goes
+    on; or abs(change of log p(answer section)) when it is deleted and the rest stays.
 
-    The replacement comes from the policy with the token ruled out. One continuation for each;
-    tokens in between get the linear interpolation.
+    The replacement is drawn from the policy with the token ruled out. One continuation for each;
+    linear interpolation in between.
     """
 
     def __init__(self, policy, *, ablate_every: Count = 8, ablation: Ablation = "resample"):
@@ -51,7 +51,7 @@ class causal_ablation:
         return weight
 
     def after_resampling(self, tokens: Rollouts, policy, places: Places) -> torch.Tensor:
-        """(places,): how much more reward the answer had with its own token."""
+        """(places,): reward with the token minus reward without it."""
         groups, ids = tokens.group.tolist(), tokens.ids.tolist()
         prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
         own_tokens = [ids[row][t] for row, t in places]
@@ -61,11 +61,10 @@ class causal_ablation:
 
 
 def after_deletion(tokens: Rollouts, policy, places: Places) -> torch.Tensor:
-    """(places,): how much surer the model was, with the token, of the answer section's tokens that
-    come later; 0 where none do.
+    """(places,): log p of the later tokens of the answer section, with the token minus without it;
+    0 where there are none.
 
-    A text without the token is one that the model would hardly write, so part of the change is
-    surprise at the gap.
+    The text with a gap is off-distribution: part of the change is surprise at the gap itself.
     """
     shorter, later = without(tokens, places)
     asked = later.any(1).nonzero().squeeze(1)

@@ -1,7 +1,6 @@
-"""PPO's critic: a learned value for every prefix of an answer, trained beside the policy.
+"""PPO's critic: a learned value V(prefix) at every token, trained beside the policy.
 
-    head    linear in the policy's own hidden state: one number for each hidden unit, whose
-            features are trained for something else
+    head    linear in the policy's hidden state (detached)
     trunk   a network of its own, as PPO has it: a copy of the model's first layers, or of all,
             in float32 with AdamW's state, 16 bytes a parameter
 """
@@ -39,8 +38,8 @@ PARTS = 8  # of a batch, one after another: the critic's steps, and what it has 
 
 
 class Head(nn.Linear):
-    """Linear in the direction of the hidden state that predicted the token; its length would only
-    make the learning rate depend on the model."""
+    """Linear in the normalised hidden state that predicted the token: so the learning rate does not
+    depend on the model's scale."""
 
     def __init__(self, model: Qwen2):
         super().__init__(model.config.hidden_size, 1)
@@ -54,7 +53,7 @@ class Head(nn.Linear):
 
 
 class Trunk(nn.Module):
-    """The model as it is now, cut after some layers, and a linear reading of its last state."""
+    """A copy of the model's first layers and a linear value head."""
 
     def __init__(self, model: Qwen2, layers: int):
         super().__init__()
@@ -71,7 +70,7 @@ class Trunk(nn.Module):
 
 
 def first_layers(model: Qwen2, count: int) -> Decoder:
-    """A copy of the model's first layers, all if the count is 0, to be trained apart from it."""
+    """A copy of the model's first layers, all if the count is 0, with its own gradient."""
     if count > len(model.model.layers):
         raise UserError(f"--critic_layers {count}: the model has {len(model.model.layers)}")
     model = whole_model(model, torch.float32)
@@ -82,13 +81,13 @@ def first_layers(model: Qwen2, count: int) -> Decoder:
 
 @advantage
 class gae:
-    """A critic and generalised advantage estimation (PPO's).
+    """Generalised advantage estimation with a learned critic (PPO).
 
-    The critic's loss never reaches the policy.
+    No gradient flows from the critic's loss to the policy.
 
-    With a process reward (2305.20050) the answer earns on its way: r_t where a right step ends,
-    R with the last token. At gamma = lambda = 1 a token's advantage is all that is earned from it
-    on, minus V. So every right step pays, needed or not, and an answer of many steps earns most.
+    With a process reward (2305.20050) r_t is paid where a right step ends, R with the last token.
+    At gamma = lambda = 1 the advantage is the reward-to-go minus V. So every right step pays,
+    needed or not, and an answer of many steps earns most.
     """
 
     def __init__(self, policy, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
@@ -106,7 +105,7 @@ class gae:
         self.metrics = {}
 
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
-        """Advantages by the critic as it was; then it learns from this batch, in eight steps."""
+        """Advantages by the critic as it was; then eight steps of regression on this batch."""
         mask, values = rollouts.mask, self.critic.module.values
         value = torch.zeros_like(rollouts.log_prob)
         with torch.no_grad():
@@ -145,9 +144,8 @@ def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch
                           gamma: float, gae_lambda: float, earned=0.0) -> torch.Tensor:
     """GAE (1506.02438): A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t.
 
-    The reward (B,) comes with the last token, after which every value is 0: an answer cut off by
-    the limit ends there like any other. gamma = lambda = 1 gives R - V_t. `earned` (B, T) are
-    rewards that come on the way.
+    The reward (B,) comes with the last token, which is terminal: an answer cut off by the limit is
+    not bootstrapped. gamma = lambda = 1 gives R - V_t. `earned` (B, T) are intermediate rewards.
     """
     B, T = mask.shape
     value, last = value * mask, mask.sum(1) - 1
@@ -163,7 +161,7 @@ def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch
 
 
 def quality(value: torch.Tensor, target: torch.Tensor) -> dict:
-    """How much of the targets' variance the critic explains, and its loss."""
-    error, spread = (target - value).var(correction=0), target.var(correction=0)
-    explained = (1 - error / spread).item() if spread > 0 else None
+    """Explained variance and loss of the critic."""
+    error, variance = (target - value).var(correction=0), target.var(correction=0)
+    explained = (1 - error / variance).item() if variance > 0 else None
     return {"explained_variance": explained, "value_loss": (target - value).square().mean().item()}

@@ -1,11 +1,10 @@
-"""GTPO (2508.04349): an answer's reward is spread over its tokens by their entropy, position by
-position.
+"""GTPO (2508.04349): rewards per token, shaped by entropy among the answers at each position.
 
     right:   r_t =   1 + part * H_t / (sum of H_t over the right answers) * d_t
     wrong:   r_t = -(1 + part * (1 / H_t) / (sum of 1 / H_t over the wrong ones) * h_t)
 
 d_t and h_t count the right and the wrong answers that have a token t: on average a token gets
-1 + part. Being unsure is praised where the answer is right, being sure is blamed where it is wrong.
+1 + part. High entropy is reinforced in right answers, low entropy penalised in wrong ones.
 """
 import torch
 
@@ -19,8 +18,8 @@ LEAST_ENTROPY = 1e-6  # 1 / entropy stays finite
 
 @advantage
 def gtpo(rollouts: Rollouts, *, entropy_part: NotNegative = 0.1) -> torch.Tensor:
-    """The reward spread by entropy, among the right answers and among the wrong ones, each
-    standardised over the group's tokens (2508.04349).
+    """Token rewards shaped by entropy, among the right answers and among the wrong ones, each
+    standardised over the group's tokens (GTPO, 2508.04349).
 
     Known here from reimplementations. The paper's two factors are 1 and 0.1: only their ratio
     matters. Right are answers with more than the group's mean reward. In the standardisation the
@@ -29,11 +28,11 @@ def gtpo(rollouts: Rollouts, *, entropy_part: NotNegative = 0.1) -> torch.Tensor
     nothing would be learned from being right. """
     difference = centred(rollouts.reward, rollouts.group)
     entropy = rollouts.entropy.clamp(min=LEAST_ENTROPY)
-    return (spread(rollouts, difference > 0, entropy, entropy_part)
-            - spread(rollouts, difference < 0, 1 / entropy, entropy_part))
+    return (shaped(rollouts, difference > 0, entropy, entropy_part)
+            - shaped(rollouts, difference < 0, 1 / entropy, entropy_part))
 
 
-def spread(rollouts: Rollouts, rows: torch.Tensor, signal: torch.Tensor,
+def shaped(rollouts: Rollouts, rows: torch.Tensor, signal: torch.Tensor,
            part: float) -> torch.Tensor:
     """(B, T): 1 + part * share * count at the tokens of these rows (B,), 0 at others, standardised
     over each group's tokens; then 0 in other rows."""

@@ -1,4 +1,4 @@
-"""Credit by hindsight: would a policy that is known to succeed have written this token?
+"""Hindsight credit: the log-likelihood ratio of a token with success given, and without.
 
     A_t = log pi(y_t | prefix, success) - log pi(y_t | prefix)
 
@@ -32,8 +32,8 @@ Steps = typing.Annotated[int, Flag(3, "steps of the copy on the batch's right an
 
 @advantage
 class hindsight:
-    """How much likelier a copy of the policy that was taught the batch's right answers finds a
-    token than the policy does: the difference of their log-probs.
+    """log p of the token under a copy of the policy fine-tuned on the batch's right answers, minus
+    log p under the policy.
 
     0 where no answer of the batch is right. Needs memory for a second model with its optimizer.
     """

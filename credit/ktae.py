@@ -1,4 +1,4 @@
-"""KTAE (2505.16826): which words go with right answers? Statistics of one group, for each token id.
+"""KTAE (2505.16826): association of token ids with right answers, by a group's contingency tables.
 
                           right    wrong
     answers with it         a        b        "7" in 3 of 4 right answers and 1 of 4 wrong ones:
@@ -7,8 +7,8 @@
 The value of an id is tanh((F + I) / 4 * E), between -1 and 1:
 
     F   exp(-2 p), p of Fisher's exact test of the table; 0 where p is 1
-    I   how many bits of right or wrong are known from whether it occurs
-    E   asin(sqrt(a / (a + c))) - asin(sqrt(b / (b + d))), the effect, which gives the sign
+    I   the information gain: bits of right or wrong known from whether it occurs
+    E   asin(sqrt(a / (a + c))) - asin(sqrt(b / (b + d))), the effect size, which gives the sign
 
 Formulas and factors as in the authors' code, without its optional term for how often an id occurs.
 """
@@ -24,8 +24,8 @@ from grpo import centred, group_z_score, to_every_token
 
 @advantage
 def ktae(rollouts: Rollouts, *, ktae_scale: NotNegative = 1.0) -> torch.Tensor:
-    """grpo's advantage plus the value of the token's id: do right answers of the group have it, and
-    wrong ones not (2505.16826)?
+    """grpo's advantage plus the association of the token's id with right answers of the group
+    (2505.16826).
 
     Right are answers with more than the group's mean reward. The same id has the same value
     wherever it stands; what all answers have is worth 0. Scale 0 is grpo. """
@@ -57,8 +57,8 @@ def value_of_table(a: torch.Tensor, b: torch.Tensor, right: int, wrong: int) -> 
 
 
 def fisher(a: torch.Tensor, b: torch.Tensor, right: int, wrong: int) -> torch.Tensor:
-    """(ids,): the chance of a table no more likely than this one, were the a + b answers with the
-    id drawn without a look at who is right."""
+    """(ids,): p of Fisher's exact test, two-sided: the probability of the tables with the same
+    margins that are no more likely than this one."""
     k = torch.arange(right + 1, dtype=a.dtype, device=a.device)[:, None]  # (right + 1, 1)
 
     def chance(k):
@@ -76,7 +76,7 @@ def log_choices(n: int, k: torch.Tensor) -> torch.Tensor:
 
 
 def information(a: torch.Tensor, b: torch.Tensor, right: int, wrong: int) -> torch.Tensor:
-    """(ids,): bits of right or wrong that are known from whether an answer has the id."""
+    """(ids,): the information gain, in bits, about right or wrong."""
     n, having = right + wrong, a + b
     with_it = bits(a / having.clamp(min=1))
     without_it = bits((right - a) / (n - having).clamp(min=1))
@@ -85,5 +85,5 @@ def information(a: torch.Tensor, b: torch.Tensor, right: int, wrong: int) -> tor
 
 
 def bits(p: torch.Tensor) -> torch.Tensor:
-    """The entropy of yes or no, of which yes has probability p."""
+    """The binary entropy of p."""
     return -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)) / math.log(2)

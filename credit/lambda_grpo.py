@@ -1,4 +1,4 @@
-"""lambda-GRPO (2510.06870): a learned scalar says how much more longer answers weigh."""
+"""lambda-GRPO (2510.06870): a learned exponent of the answers' lengths."""
 import typing
 
 import torch

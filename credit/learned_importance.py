@@ -1,4 +1,4 @@
-"""Token weights from a small net that learns to predict how an answer ends."""
+"""Weights from attention pooling: a small net predicts the advantage from a weighted mean."""
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from engine.rollouts import Rollouts
 
 
 class ImportanceNet(nn.Module):
-    """A positive number for each hidden state, and a reading of their weighted mean."""
+    """A positive importance for each hidden state, and a linear head on their weighted mean."""
 
     def __init__(self, width: int, seed: int):
         super().__init__()
@@ -28,11 +28,11 @@ class ImportanceNet(nn.Module):
 
 @mitigation
 class learned_importance:
-    """A small net on the hidden states, trained to tell an answer's advantage from the weighted
-    mean of them.
+    """Attention pooling: a small net on the hidden states, trained to predict an answer's advantage
+    from their weighted mean.
 
-    Weight 1 during the warm-up. A token that helps to predict the outcome need not have caused it.
-    Where the true credit of the tokens is known, the net learns its size instead.
+    Weight 1 during the warm-up. Importance is predictive, not causal. Where the true credit of the
+    tokens is known, the net regresses on its magnitude instead.
     """
 
     def __init__(self, policy, *, importance_warmup: CountOrNone = 10,

@@ -1,4 +1,4 @@
-"""The credit of a token, measured while training: what the answer is worth with it, minus before.
+"""A token's advantage by Monte Carlo: the value of the prefix with it, minus the value without.
 
     A_t = V(prefix and y_t) - V(prefix),   V(prefix) = E[reward | prefix]
 
@@ -29,13 +29,11 @@ Above = typing.Annotated[float, Flag(0.15, "tokens whose 1 - p is above this are
 
 @advantage
 class measured:
-    """Credit by measurement: fresh answers leave each undecided token, and its advantage is what
-    the reward loses with them.
+    """Monte Carlo advantage of each undecided token, against fresh answers that deviate there.
 
     A token that is not measured gets 0, and the value passes it unchanged. The advantage is a
-    difference of rewards and is not scaled: most are small beside plain GRPO's, whose standard
-    deviation is 1. AdamW divides by the gradient's usual size, so a constant factor changes no
-    step unless --max_grad_norm cuts it off or the gradient is near AdamW's epsilon.
+    difference of rewards, not standardised: most are small beside plain GRPO's. AdamW is invariant
+    to a constant factor, unless --max_grad_norm clips or the gradient is near its epsilon.
     """
 
     def __init__(self, policy, *, measured_k: Count = 4, measured_above: Above = 0.15):
@@ -95,13 +93,13 @@ def chain(rollouts: Rollouts, other_chance: torch.Tensor, others: torch.Tensor,
     """
     mask, worth = rollouts.mask.cpu(), rollouts.reward.double().cpu()
     credit = torch.zeros(mask.shape, dtype=torch.float64)
-    before, spread = torch.zeros_like(credit), torch.zeros_like(credit)
-    uncertain = torch.zeros_like(worth)  # variance of `worth`
+    before, credit_variance = torch.zeros_like(credit), torch.zeros_like(credit)
+    worth_variance = torch.zeros_like(worth)
     for t in range(mask.shape[1] - 1, -1, -1):
         q = other_chance[:, t] * ~others[:, t].isnan()
         credit[:, t] = q * (worth - others[:, t].nan_to_num(0.0))
-        spread[:, t] = q.square() * (uncertain + variance[:, t])
-        uncertain = (1 - q).square() * uncertain + q.square() * variance[:, t]
+        credit_variance[:, t] = q.square() * (worth_variance + variance[:, t])
+        worth_variance = (1 - q).square() * worth_variance + q.square() * variance[:, t]
         worth = worth - credit[:, t]
         before[:, t] = worth
-    return credit, before, spread
+    return credit, before, credit_variance

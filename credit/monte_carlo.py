@@ -37,8 +37,7 @@ Every = typing.Annotated[str, Flag("line", "a value at every new line, every so 
 
 @advantage
 class vine:
-    """Monte Carlo values (VinePPO, 2410.01679): a segment's advantage is the value after it minus
-    the value before it.
+    """Monte Carlo values (VinePPO, 2410.01679): a segment's advantage is V after it minus V before.
 
     The last segment ends with the reward itself. Unbiased for any number of continuations; the
     variance is about 2 p (1 - p) / k for a reward of 1 with probability p. `uncertain` cuts as SPO
@@ -175,7 +174,7 @@ def go_on(policy, rollouts: Rollouts, begun: list[Prefix], ruled_out: list[int],
 
 
 def remembered_rewards(policy, rollouts: Rollouts):
-    """A function of a whole answer. Many fresh answers are the same, and scoring takes its time."""
+    """The reward of a whole answer, memoised: many fresh answers are the same."""
     @cache
     def reward_of(answer: Prefix) -> float:
         question, ids = answer

@@ -1,4 +1,4 @@
-"""Token weights from measured credit: a reference for all others."""
+"""Weights from measured credit: a reference for all others."""
 import math
 import typing
 
@@ -16,8 +16,7 @@ K = typing.Annotated[int, Flag(8, "fresh answers that leave a token which is a f
 
 @mitigation
 class oracle:
-    """The size of each token's measured credit |V(after) - V(before)|: expensive, a reference for
-    the others.
+    """|V(after) - V(before)|, measured by Monte Carlo: expensive, a reference for the others.
 
     Measured as --advantage measured does it, at every token with 1 - p above a thousandth, by
     oracle_k (1 - p) fresh answers, rounded up. A token of probability p cannot be credited with

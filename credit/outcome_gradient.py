@@ -1,4 +1,4 @@
-"""Token weights by attribution: how much does the answer's distribution depend on the token?
+"""Weights by attribution (gradient x input) of the answer's distribution to the thought's tokens.
 
 OAR-G (2601.07408). A little noise n is added to the embeddings e of the think section. It moves the
 distribution of the answer from p to q, and a token counts by what its embedding has to do with it:
@@ -36,8 +36,8 @@ LEAST = 0.1
 
 @mitigation
 class outcome_gradient:
-    """How much the answer's distribution depends on a token of the think section, by one backward
-    pass: little counts less than 1, much more (OAR-G, 2601.07408). Other tokens weigh 1."""
+    """Gradient x input attribution of the answer's distribution to a token of the think section,
+    below 1 for little, above 1 for much (OAR-G, 2601.07408); 1 elsewhere."""
 
     def __init__(self, policy, *, damped_percentile: Percent = 25.0, boost: NotNegative = 1.0,
                  noise_std: Positive = 1e-3):

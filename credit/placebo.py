@@ -1,19 +1,19 @@
-"""What an arm owes to anything but its choice of tokens: the same numbers, at other places."""
+"""Placebos: the same weights or advantages, permuted, so that only the choice of tokens is lost."""
 import torch
 
 from engine.rollouts import Rollouts
 
 
 def shuffled_weight(weight: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:
-    """The weights change places over the batch's tokens."""
+    """The weights permuted over the batch's tokens."""
     mask = rollouts.mask
     order = torch.randperm(int(mask.sum()), generator=rollouts.generator).to(mask.device)
     return torch.zeros_like(weight).masked_scatter(mask, weight[mask][order])
 
 
 def shuffled_advantage(rollouts: Rollouts, whole_answers: bool) -> torch.Tensor:
-    """Answers of a group exchange their advantages. Where the tokens of an answer may differ, the
-    advantages of the group's tokens change places instead."""
+    """Advantages permuted over the group's answers; over its tokens, where those of an answer may
+    differ."""
     result = torch.zeros_like(rollouts.advantage)
     for group in range(len(rollouts.prompt_ids)):
         rows = (rollouts.group == group).nonzero().squeeze(1)

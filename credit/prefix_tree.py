@@ -1,4 +1,4 @@
-"""The answers to one problem as a tree: where they begin alike they are one path.
+"""The answers to one problem as a prefix tree (trie).
 
     the cat sat    reward 1      the (3 answers) - cat (2) - sat (1)
     the cat ran    reward 0                              \\ ran (1)
@@ -17,10 +17,10 @@ from grpo import group_mean, group_z_score, to_every_token
 
 @advantage
 def prefix_tree(rollouts: Rollouts, *, tree_scale: NotNegative = 1.0) -> torch.Tensor:
-    """grpo's advantage plus V(after the token) - V(before it), where V is the mean over the group's
-    answers that begin alike (TEMPO, 2509.18314).
+    """grpo's advantage plus V(after the token) - V(before it), where V is the mean reward of the
+    group's answers that share the prefix (TEMPO, 2509.18314).
 
-    The difference is not 0 where answers part, and only there. Both parts are in units of the
+    The difference is nonzero only where answers branch. Both parts are in units of the
     group's standard deviation, as in the authors' code, whose scale is 1; scale 0 is grpo. """
     z = group_z_score(rollouts.reward, rollouts.group)
     after = [group_mean(z, node) for node in paths(rollouts).T]
@@ -31,8 +31,7 @@ def prefix_tree(rollouts: Rollouts, *, tree_scale: NotNegative = 1.0) -> torch.T
 
 @mitigation
 def shared_prefix(tokens: Rollouts) -> torch.Tensor:
-    """1 / the number of the group's answers that are alike up to and including this token: what
-    they share counts once.
+    """1 / the number of the group's answers that share the prefix up to and including this token.
 
     The lambda-GRPO of Sullivan (2509.21154; its scale is --rescale none), which is not the
     lambda_grpo of this list: that one is 2510.06870, about lengths. """
@@ -40,8 +39,8 @@ def shared_prefix(tokens: Rollouts) -> torch.Tensor:
 
 
 def paths(tokens: Rollouts) -> torch.Tensor:
-    """(B, T): answers to a problem whose first t + 1 tokens are the same have the same number in
-    column t, others have different ones. An answer that has ended shares with none that goes on."""
+    """(B, T): the node of the tree at each token, by number. An answer that has ended shares its
+    node with none that goes on."""
     ids = torch.where(tokens.mask, tokens.ids + 1, 0)
     columns, node = [], tokens.group
     for column in ids.T:

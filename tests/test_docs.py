@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import ROOT, hand_made, project_files
-from tools.given_problems import read_problems
+from tools.countdown_data import read_problems
 from grpo import length_factor, policy_loss
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "credit": ["engine", "harness", "qwen2_model", "grpo", "credit"],
     "analysis": ["engine", "harness", "grpo.gradient_size", "grpo.group_z_score", "analysis"],
     "countdown_task": ["engine.errors", "engine.labels", "engine.tokens", "harness.flags",
-                       "tools.countdown_solutions", "tools.given_problems"],
+                       "tools.countdown_data"],
     "qwen2_model": ["engine.errors"],
     "grpo": ["engine", "harness.registry", "qwen2_model"],
     "mitigations": ["engine", "harness", "grpo", "credit"],

@@ -18,6 +18,7 @@ Two tries are the most, so reinforcement learning gains little by trying longer:
 The teacher never looks at a solution; it draws legal expressions and finds out by computing. (One
 that knows the solution teaches to write "= target" after wrong arithmetic.)
 """
+import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from countdown_task import Problem, Task, held_out
-from tools.countdown_solutions import in_parentheses, legal_steps
+from tools.countdown_data import in_parentheses, legal_steps
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
@@ -76,7 +77,7 @@ def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
             value, expression = items[0]
             by_expression[expression] = Candidate(tuple(steps), expression, value)
             return
-        for i, j in ordered_pairs(len(items)):
+        for i, j in itertools.permutations(range(len(items)), 2):
             (x, left), (y, right) = items[i], items[j]
             rest = [item for k, item in enumerate(items) if k not in (i, j)]
             for step in steps_from(x, y):
@@ -86,10 +87,6 @@ def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
 
     combine([(number, str(number)) for number in numbers], [])
     return tuple(by_expression.values())
-
-
-def ordered_pairs(count: int) -> list[tuple[int, int]]:
-    return [(i, j) for i in range(count) for j in range(count) if i != j]
 
 
 def steps_from(x: int, y: int) -> list[tuple[int, str, int, int]]:
@@ -195,10 +192,6 @@ def batches(tokenizer: Tokenizer, rng: random.Random, rows: int,
         for start in rng.sample(range(0, pool * rows, rows), pool):
             batch = examples[start:start + rows]
             longest = len(batch[-1][0])
-            ids = [padded(ids, longest, 0) for ids, _ in batch]
-            weights = [padded(weights, longest, 0.0) for _, weights in batch]
+            ids = [ids + [0] * (longest - len(ids)) for ids, _ in batch]
+            weights = [weights + [0.0] * (longest - len(weights)) for _, weights in batch]
             yield torch.tensor(ids), torch.tensor(weights)
-
-
-def padded(values: list, length: int, padding) -> list:
-    return values + [padding] * (length - len(values))

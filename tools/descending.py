@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from countdown_task import annotate, between
 from harness.flags import option
-from tools.given_problems import read_numbers
+from tools.countdown_data import read_numbers
 
 PROMPT = "<|im_start|>user\n{numbers} make {total}<|im_end|>\n<|im_start|>assistant\n<think>"
 FORMAT_WEIGHT = 0.1

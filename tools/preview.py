@@ -8,7 +8,6 @@ It is the checkpoint that sampled the step if that was kept, else the last one b
 written.
 """
 import inspect
-import sys
 import textwrap
 from dataclasses import replace
 from functools import cached_property
@@ -18,37 +17,35 @@ import numpy as np
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from engine.labels import KINDS, SECTIONS
 from credit.weight import token_weight
-from harness.credit_file import checkpoint_folders, credit_steps, read_credit
 from engine.errors import UserError
+from engine.forward import Forward
+from engine.labels import KINDS, SECTIONS
+from engine.policy import Policy, derived_seed
+from engine.rollouts import Rollouts
+from engine.tokens import load_tokenizer, token_bytes
+from harness.credit_file import checkpoint_folders, credit_steps, read_credit
 from harness.files import find_folder, is_file
 from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
                           with_defaults)
-from harness.program import run_as_program, visible
-from engine.forward import Forward
-from engine.policy import Policy, derived_seed
 from harness.load import load_optimizer, load_policy, pick_device
+from harness.program import run_as_program, visible
 from harness.registry import (MITIGATIONS, NEVER_RESCALED, choice_flags, make_advantage,
                               make_mitigation)
-from harness.trainer_state import TrainerState
-from engine.rollouts import Rollouts
 from harness.run_folder import run_config
 from harness.settings import Settings, make_settings
-from engine.tokens import load_tokenizer, token_bytes
-from tools.terminal import put
+from harness.trainer_state import TrainerState
+from tools.terminal import legend, put, shaded
 
 FLAGS = {
     "mitigation": Flag(None, "by default the run's own"),
     "rescale": Flag("mean", "how weights are scaled", choices=("mean", "gradient", "none")),
     "step": Flag(None, "by default the last one whose model was kept", kind=int),
     "show": Flag(4, "answers to show", least=0, most=1_000_000),
-    "numbers": Flag(False, "weights as numbers, as when this is not a terminal"),
     "device": Flag("cpu", "where a model is asked, if one is")}
-
-# weights below the limit have this colour behind the text, and this one in it (of a terminal's 256)
-SHADES = ((0.25, 255, 0), (0.5, 254, 0), (0.8, 195, 0), (1.25, 153, 0), (2.0, 111, 0),
-          (4.0, 32, 15), (float("inf"), 18, 15))
+SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;38;5;0"),
+          (1.25, "48;5;153;38;5;0"), (2.0, "48;5;111;38;5;0"), (4.0, "48;5;32;38;5;15"),
+          (float("inf"), "48;5;18;38;5;15"))
 
 
 class Recorded:
@@ -102,7 +99,7 @@ class Recorded:
         return self.policy.extra_forward()
 
     def look(self, tokens: Rollouts, attention: bool = False) -> dict:
-        """What a batch calls when a mitigation looks at hidden states or attention."""
+        """For `Rollouts.forward`: hidden states and attention, if a mitigation looks at them."""
         return self.forward.look(tokens, attention)
 
     @property
@@ -177,39 +174,19 @@ def choose_answers(tokens: Rollouts, count: int) -> list[int]:
     return (different + alike)[:count]
 
 
-def show_answers(tokens: Rollouts, weight: torch.Tensor, prompts: list[str], rows: list[int],
-                 colour: bool) -> None:
-    if colour:
-        put(f"\nweight: {legend()}")
+def show_answers(tokens: Rollouts, weight: torch.Tensor, prompts: list[str],
+                 rows: list[int]) -> None:
+    put(f"\nweight: {legend(SHADES) or '0.25 behind a token'}")
     for row in rows:
         length = len(tokens.texts[row])
         prompt = textwrap.shorten(prompts[int(tokens.group[row])], 400, placeholder=" ...")
-        advantage = spread(tokens.advantage[row, :length])
-        print(f"\nanswer {row}: reward {tokens.reward[row]:.2f}, advantage {advantage}; {prompt}")
+        advantage = tokens.advantage[row, :length]
+        low, high = advantage.min(), advantage.max()
+        span = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
+        print(f"\nanswer {row}: reward {tokens.reward[row]:.2f}, advantage {span}; {prompt}")
         texts = [visible(text) for text in tokens.texts[row]]
-        put(shaded(texts, weight[row, :length].tolist(), colour))
-
-
-def spread(advantage: torch.Tensor) -> str:
-    """One number if all tokens of the answer have it, else the smallest and the largest."""
-    low, high = advantage.min(), advantage.max()
-    return f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
-
-
-def shaded(texts: list[str], weights: list[float], colour: bool) -> str:
-    if not colour:
-        return "".join(f"{text}\u00b7{weight:.2f} " for text, weight in zip(texts, weights))
-    return "".join(coloured(text, weight) for text, weight in zip(texts, weights))
-
-
-def coloured(text: str, weight: float) -> str:
-    back, ink = next((back, ink) for limit, back, ink in SHADES if weight < limit)
-    return f"\033[48;5;{back}m\033[38;5;{ink}m{text}\033[0m"
-
-
-def legend() -> str:
-    lowest = ["0", *(f"{limit:g}" for limit, *_ in SHADES[:-1])]
-    return " ".join(coloured(f" from {low} ", float(low)) for low in lowest)
+        put(shaded(texts, weight[row, :length].tolist(), SHADES,
+                   lambda number: f"\u00b7{number:.2f}"))
 
 
 def make_parser() -> Parser:
@@ -244,7 +221,9 @@ def main(argv: list[str]) -> None:
     recorded = Recorded(folder, flags.step, chosen_settings(folder, given))
     tokens = recorded.tokens()
     rows = given.get("episode") or choose_answers(tokens, flags.show)
-    refuse_rows(rows, len(tokens.texts))
+    for row in rows:
+        if not 0 <= row < len(tokens.texts):
+            raise UserError(f"--episode {row}: the batch has answers 0 to {len(tokens.texts) - 1}")
     weight, metrics = recorded.weights(tokens)
     mask = tokens.mask.cpu().numpy()
     print(headline(recorded, mask, metrics))
@@ -252,13 +231,7 @@ def main(argv: list[str]) -> None:
     tokenizer = load_tokenizer(folder)
     prompts = [b"".join(token_bytes(tokenizer, ids)).decode(errors="replace")
                for ids in tokens.prompt_ids]
-    show_answers(tokens, weight, prompts, rows, sys.stdout.isatty() and not flags.numbers)
-
-
-def refuse_rows(rows: list[int], count: int) -> None:
-    for row in rows:
-        if not 0 <= row < count:
-            raise UserError(f"--episode {row}: the batch has answers 0 to {count - 1}")
+    show_answers(tokens, weight, prompts, rows)
 
 
 def headline(recorded: Recorded, mask: np.ndarray, metrics: dict) -> str:

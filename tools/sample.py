@@ -10,25 +10,27 @@ written.
 """
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from harness.credit_file import checkpoint_folders
 from engine.errors import UserError
+from engine.policy import Policy, derived_seed
+from engine.rollouts import Rollouts
+from engine.tokens import token_bytes
+from harness.credit_file import checkpoint_folders
 from harness.files import find_folder, is_file, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
-from engine.policy import Policy, derived_seed
 from harness.load import load_policy
 from harness.program import run_as_program, visible
-from harness.progress import show_status
-from engine.rollouts import Rollouts
 from harness.settings import Settings, make_settings
 from harness.tasks import make_task
-from engine.tokens import token_bytes
-from tools.terminal import (BOLD, GREEN, RED, Screen, print_legend, print_letters, print_text, put,
-                            shaded, token_texts)
+from tools.terminal import BOLD, GREEN, RED, legend, put, shaded, styled, token_texts
+
+SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
+          (float("inf"), ""))
+MARKED_BELOW = 0.5  # where there is no colour
 
 FLAGS = {
     "answers": Flag(1, "answers of each model", least=1, most=1000),
@@ -46,26 +48,31 @@ WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
                     "shard": False}
 
 
-def print_answers(title: str, policy: Policy, rollouts: Rollouts, screen: Screen) -> None:
+def print_answers(title: str, policy: Policy, rollouts: Rollouts) -> None:
     """What one model answered: a single answer beside the title, several below a summary."""
     count = len(rollouts.responses)
-    heading = screen.styled(visible(title), BOLD)
-    put(f"\n{heading}   {verdict(rollouts, 0, screen) if count == 1 else summary(rollouts)}")
+    first = verdict(rollouts, 0) if count == 1 else summary(rollouts)
+    put(f"\n{styled(visible(title), BOLD)}   {first}")
     for row in range(count):
         if count > 1:
-            put(f"\n  {verdict(rollouts, row, screen)}")
+            put(f"\n  {verdict(rollouts, row)}")
         length = int(rollouts.length[row])
         texts = token_texts(token_bytes(policy.tokenizer, rollouts.ids[row, :length].tolist()))
-        letters = shaded(texts, rollouts.log_prob[row, :length].exp().tolist(), screen)
-        if letters[:1] == [(" ", "")]:
-            del letters[0]
-        print_letters(letters, screen, "  ")
+        probability = rollouts.log_prob[row, :length].exp().tolist()
+        put("  " + shaded(texts, probability, SHADES, percent).replace("\n", "\n  "))
 
 
-def verdict(rollouts: Rollouts, row: int, screen: Screen) -> str:
+def percent(probability: float) -> str:
+    """Written behind an unsure token; nothing behind a sure one."""
+    if probability >= MARKED_BELOW:
+        return ""
+    return f"\u00b7{probability:.0%}" if probability >= 0.005 else "\u00b7<1%"
+
+
+def verdict(rollouts: Rollouts, row: int) -> str:
     """right   reward 1.10   31 tokens"""
     is_right = rollouts.scores["answer"][row] > 0
-    word = screen.styled("right", GREEN) if is_right else screen.styled("wrong", RED)
+    word = styled("right", GREEN) if is_right else styled("wrong", RED)
     length = int(rollouts.length[row])
     tokens = "1 token" if length == 1 else f"{length} tokens"
     cut_off = "" if rollouts.finished[row] else ", cut off"
@@ -83,13 +90,10 @@ def summary(rollouts: Rollouts) -> str:
 
 def is_run(folder: Path) -> bool:
     """Whether it is the folder of a run, not that of a model."""
-    if not is_file(folder / "config.json"):
-        raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
-                        "config.json")
-    config = read_json(folder / "config.json")
+    config = read_json(folder / "config.json") if is_file(folder / "config.json") else {}
     if "mitigation" not in config and "model_type" not in config:
-        raise UserError(f"{folder} is neither a run folder nor a model folder: its config.json "
-                        "names no mitigation and no model_type")
+        raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
+                        "config.json that names a mitigation or a model_type")
     return "mitigation" in config
 
 
@@ -101,31 +105,23 @@ def read_settings(folder: Path, flags: SimpleNamespace) -> Settings:
     return make_settings({**source, **WITHOUT_TRAINING, **typed})
 
 
-def load_labs(folder: Path, settings: Settings, step: int | None) -> dict[str, Policy]:
+def load_policies(folder: Path, settings: Settings, step: int | None) -> dict[str, Policy]:
     """The models to ask, each by what stands above its answers."""
     if not is_run(folder):
         if step is not None:
             raise UserError(f"--step {step} needs a run: {folder} is the folder of one model")
         return {str(folder): load_policy(settings)}
     checkpoints = checkpoint_folders(folder)
-    step = choose_step(folder, checkpoints, step)
-    labs = {"before training": load_policy(settings)}
-    if step:
-        labs[f"after step {step}"] = load_policy(settings, checkpoints[step])
-    return labs
-
-
-def choose_step(folder: Path, checkpoints: dict[int, Path], wanted: int | None) -> int:
-    """The checkpoint to ask, 0 for none: then the model that the run began with is asked alone."""
-    if wanted is None and not checkpoints:
-        print(f"{folder} has no checkpoint yet: this is the model it began with")
-    if wanted is None:
-        return max(checkpoints, default=0)
-    if wanted != 0 and wanted not in checkpoints:
-        nearest = min([0, *checkpoints], key=lambda step: abs(step - wanted))
-        raise UserError(f"{folder} kept no model of step {wanted}, the nearest is that of step "
+    if step is None:
+        step = max(checkpoints, default=0)
+    if step and step not in checkpoints:
+        nearest = min([0, *checkpoints], key=lambda kept: abs(kept - step))
+        raise UserError(f"{folder} kept no model of step {step}, the nearest is that of step "
                         f"{nearest}")
-    return wanted
+    policies = {"before training": load_policy(settings)}
+    if step:
+        policies[f"after step {step}"] = load_policy(settings, checkpoints[step])
+    return policies
 
 
 def read_problem(task, words: list[str]):
@@ -138,70 +134,28 @@ def read_problem(task, words: list[str]):
         raise UserError(f"the task cannot read {' '.join(words)[:60]!r}: {error}") from None
 
 
-def refuse_without_read(settings: Settings, task) -> None:
-    if not hasattr(task, "read"):
-        raise UserError(f"the task {settings.task} cannot read problems: its class Task needs the "
-                        "method `read` (docs/your_own_task.md)")
+def ask(policies: dict[str, Policy], task, problem, flags: SimpleNamespace, number: int) -> None:
+    """Print what each model answers to a problem, the `number`-th that is asked."""
+    put(styled(visible(task.show(problem)), BOLD))
+    for remark in task.remarks(problem) if hasattr(task, "remarks") else []:
+        put(f"  note: {visible(remark)}")
+    seed = derived_seed("sample", flags.seed, number)
+    widest = max(map(len, policies))
+    for title, policy in policies.items():
+        rollouts = policy.ask([problem], flags.answers, seed, flags.greedy)
+        print_answers(f"{title:{widest}}", policy, rollouts)
 
 
-@dataclass(frozen=True)
-class Interview:
-    task: object           # see Task in countdown_task.py
-    labs: dict[str, Policy]   # the models, each by what stands above its answers
-    flags: SimpleNamespace
-    screen: Screen
-
-    def ask(self, problem, number: int = 0) -> None:
-        """Print what each model answers to a problem, the `number`-th that is asked."""
-        print_text(self.task.show(problem), self.screen, BOLD)
-        remarks = self.task.remarks(problem) if hasattr(self.task, "remarks") else []
-        for remark in remarks:
-            print_text(f"note: {remark}", self.screen, indent="  ")
-        seed = derived_seed("sample", self.flags.seed, number)
-        widest = max(len(title) for title in self.labs)
-        for title, policy in self.labs.items():
-            show_status(f"{title}: answering")
-            try:
-                rollouts = policy.ask([problem], self.flags.answers, seed, self.flags.greedy)
-            finally:
-                show_status("")
-            print_answers(f"{title:{widest}}", policy, rollouts, self.screen)
-
-    def converse(self) -> None:
-        """A problem a line. What is wrong with a line is said, and the next one is read."""
-        example = self.task.show(self.task.held_out_problems(1)[0])
-        lines = piped_lines(example)
-        if sys.stdin and sys.stdin.isatty():
-            print_text(f"Type a problem, such as {example}. An empty line ends.", self.screen)
-            lines = typed_lines()
-        for number, line in enumerate(lines):
-            print()
-            try:
-                self.ask(read_problem(self.task, line.split()), number)
-            except UserError as error:
-                print_text(str(error), self.screen)
-
-
-def typed_lines() -> Iterator[str]:
-    """From a terminal, until a line is empty or Ctrl-D or Ctrl-C ends it."""
-    while True:
-        try:
-            line = input("\n> ")
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return
-        if not line.strip():
-            return
-        yield line
-
-
-def piped_lines(example: str) -> Iterator[str]:
-    """All of stdin but blank lines."""
-    line = None
-    for line in filter(str.strip, sys.stdin or ()):  # None where it is closed
-        yield line
-    if line is None:
-        raise UserError(f"nothing to ask: type a problem behind the folder, such as {example}")
+def problem_lines(example: str) -> Iterator[str]:
+    """The lines of stdin that are not blank. At a terminal a blank one ends, as Ctrl-D and Ctrl-C
+    do."""
+    if not (sys.stdin and sys.stdin.isatty()):  # None where it is closed
+        yield from filter(str.strip, sys.stdin or ())
+        return
+    print(f"Type a problem, such as {example}. An empty line ends.")
+    with suppress(EOFError, KeyboardInterrupt):
+        while line := input("\n> ").strip():
+            yield line
 
 
 def make_parser() -> Parser:
@@ -210,12 +164,6 @@ def make_parser() -> Parser:
     parser.add_argument("problem", metavar="PROBLEM", nargs="*", default=[],
                         help="such as 3 5 7 22; without it problems are read line by line")
     return add_flags(parser, FLAGS)
-
-
-def refuse_beside_greedy(given: dict) -> None:
-    for name in ("answers", "temperature", "seed"):
-        if given.get("greedy") and name in given:
-            raise UserError(f"--{name} has no effect with --greedy: its answer is always the same")
 
 
 def introduction(folder: Path, settings: Settings, flags: SimpleNamespace) -> str:
@@ -230,19 +178,27 @@ def introduction(folder: Path, settings: Settings, flags: SimpleNamespace) -> st
 def main(argv: list[str]) -> None:
     given = make_parser().read(argv)
     flags = with_defaults({name: given[name] for name in FLAGS if name in given}, FLAGS)
-    refuse_beside_greedy(given)
+    for name in ("answers", "temperature", "seed"):
+        if flags.greedy and name in given:
+            raise UserError(f"--{name} has no effect with --greedy: its answer is always the same")
     folder, words = find_folder(given["run"]), " ".join(given["problem"]).split()
-    settings, screen = read_settings(folder, flags), Screen.of_stdout()
+    settings = read_settings(folder, flags)
     task = make_task(settings)
-    refuse_without_read(settings, task)
+    if not hasattr(task, "read"):
+        raise UserError(f"the task {settings.task} cannot read problems: its class Task needs the "
+                        "method `read` (docs/your_own_task.md)")
     problem = read_problem(task, words) if words else None  # before models are loaded
-    interview = Interview(task, load_labs(folder, settings, flags.step), flags, screen)
-    print_text(introduction(folder, settings, flags), screen)
-    print_legend(screen)
-    if not words:
-        return interview.converse()
-    print()
-    interview.ask(problem)
+    policies = load_policies(folder, settings, flags.step)
+    put(visible(introduction(folder, settings, flags)))
+    put(f"probability of a token: {legend(SHADES) or '13% behind it, where below 50%'}\n")
+    if words:
+        return ask(policies, task, problem, flags, 0)
+    for number, line in enumerate(problem_lines(task.show(task.held_out_problems(1)[0]))):
+        try:
+            ask(policies, task, read_problem(task, line.split()), flags, number)
+        except UserError as error:
+            print(error)
+        print()
 
 
 if __name__ == "__main__":

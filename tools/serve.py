@@ -8,6 +8,7 @@ ids, POST /update_weights_from_disk. It answers programs on this machine, one re
 a page in a browser, which can send requests to this machine too, is refused.
 """
 import json
+import re
 import threading
 from contextlib import suppress
 from http import HTTPStatus
@@ -16,13 +17,13 @@ from pathlib import Path
 
 import torch
 
+from engine.sampler import Distribution, generate
 from harness.files import parse_json
 from harness.flags import Flag, Parser, add_flags, shortened, some_text, with_defaults
 from harness.load import set_threads
 from harness.program import run_as_program
 from harness.progress import say
 from harness.remote_rollouts import are_whole
-from engine.sampler import Distribution, generate
 from qwen2_model import Qwen2
 
 FLAGS = {"port": Flag(8000, "0 takes a free one", least=0, most=65535)}
@@ -31,14 +32,6 @@ NUMBERS = {  # of POST /v1/completions: type, least, most
     "temperature": (float, 0.01, 100)}
 LONGEST = 2 ** 20  # bytes of a request
 OUR_NAMES = ("127.0.0.1", "localhost")
-
-
-class Refusal(ValueError):
-    """A request that is answered with this HTTP status."""
-
-    def __init__(self, status: HTTPStatus, reason: str):
-        super().__init__(reason)
-        self.status = status
 
 
 class Sampler:
@@ -111,53 +104,36 @@ class Handler(BaseHTTPRequestHandler):
             request = self.read_request() if self.command == "POST" else {}
             self.refuse_pages()
             if self.path not in functions:
-                raise Refusal(HTTPStatus.NOT_FOUND, f"there is no {self.path} here")
+                return self.send(404, {"error": f"there is no {self.path} here"})
             with self.sampler.one_at_a_time:
                 answer = functions[self.path](request)
-        except Refusal as refusal:
-            return self.send(refusal.status, {"error": str(refusal)})
+        except PermissionError as error:
+            return self.send(403, {"error": str(error)})
         except (LookupError, OSError, TypeError, ValueError, RuntimeError) as error:
             return self.send(400, {"error": f"{type(error).__name__}: {error}"})
         self.send(200, answer)
+
+    def read_request(self) -> dict:
+        length = self.headers.get("Content-Length", "")
+        if not re.fullmatch("[0-9]{1,7}", length) or int(length) > LONGEST:
+            raise ValueError(f"a POST needs a Content-Length, at most {LONGEST}, got "
+                             f"{shortened(length) or 'none'}")
+        request = parse_json(self.rfile.read(int(length)).decode())
+        if not isinstance(request, dict):
+            raise ValueError("the body should be a JSON object")
+        return request
 
     def refuse_pages(self) -> None:
         """A browser sends what any page tells it to, also to this machine. It names the page's
         Origin, or the page's own Host where that name was made to lead here (DNS rebinding)."""
         host = self.headers.get("Host", "")
         if host.lower().partition(":")[0] not in OUR_NAMES:
-            raise Refusal(HTTPStatus.FORBIDDEN, f"the Host should be {' or '.join(OUR_NAMES)}, got "
-                                                f"{shortened(host) or 'none'}")
+            raise PermissionError(f"the Host should be {' or '.join(OUR_NAMES)}, got "
+                                  f"{shortened(host) or 'none'}")
         if "Origin" in self.headers:
-            raise Refusal(HTTPStatus.FORBIDDEN, "requests of web pages (Origin) are not answered")
+            raise PermissionError("requests of web pages (Origin) are not answered")
         if self.command == "POST" and self.headers.get_content_type() != "application/json":
-            raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                          "the Content-Type should be application/json")
-
-    def read_request(self) -> dict:
-        length = self.body_length()
-        try:
-            body = self.rfile.read(length)
-        except TimeoutError:
-            raise Refusal(HTTPStatus.REQUEST_TIMEOUT,
-                          f"no whole body within {self.timeout:g} s") from None
-        if len(body) < length:
-            raise Refusal(HTTPStatus.BAD_REQUEST, f"the body ends after {len(body)} of {length} "
-                                                  "bytes")
-        request = parse_json(body.decode())
-        if not isinstance(request, dict):
-            raise Refusal(HTTPStatus.BAD_REQUEST, "the body should be a JSON object")
-        return request
-
-    def body_length(self) -> int:
-        text = self.headers.get("Content-Length")
-        if text is None:
-            raise Refusal(HTTPStatus.LENGTH_REQUIRED, "a POST needs a Content-Length")
-        if not (text.isascii() and text.isdigit()):
-            raise Refusal(HTTPStatus.BAD_REQUEST, f"Content-Length {shortened(text)} is no length")
-        if len(text) > len(str(LONGEST)) or int(text) > LONGEST:
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                          f"a body may have {LONGEST} bytes, not {shortened(text)}")
-        return int(text)
+            raise PermissionError("the Content-Type should be application/json")
 
     def send(self, status: int, content: dict) -> None:
         body = json.dumps(content).encode()

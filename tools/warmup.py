@@ -33,8 +33,6 @@ FLAGS = {
     "out": Flag("models/new", "folder to write; must not exist"),
     "steps": Flag(2000, "updates", least=1, most=10_000_000),
     "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
-    "layers": Flag(0, "blocks; 0 is what the size has", least=0, most=64),
-    "width": Flag(0, "hidden size, a multiple of 64; 0 is what the size has", least=0, most=1024),
     "muon_rate": Flag(0.02, "learning rate of the matrices", above=0, most=10),
     "adam_rate": Flag(3e-3, "learning rate of embeddings, biases and norms", above=0,
                       most=10),
@@ -77,12 +75,8 @@ On {problems} problems that no demonstration used, sampled at temperature 1:
 def main(argv: list[str]) -> None:
     parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
     flags = with_defaults(parser.read(argv), FLAGS)
-    layers, width = SIZES[flags.size]
-    flags.layers, flags.width = flags.layers or layers, flags.width or width
     if is_there(flags.out):
         raise UserError(f"{flags.out} exists already: name another folder with --out")
-    if flags.width % 64:
-        raise UserError(f"--width {flags.width} should be a multiple of 64")
     torch.set_num_threads(flags.threads)
     with whole_folder(Path(flags.out)) as unfinished:  # first: can it be written there?
         make_model_folder(unfinished, flags, argv)
@@ -93,12 +87,16 @@ def make_model_folder(folder: Path, flags: SimpleNamespace, argv: list[str]) -> 
     torch.manual_seed(flags.seed)
     start = time.time()
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer.get_vocab_size(), flags.layers, flags.width)
+    model = make_model(tokenizer.get_vocab_size(), *SIZES[flags.size])
     train(model, tokenizer, flags)
     results = evaluate(model, tokenizer, TEST_PROBLEMS)
-    facts = facts_for_readme(model, tokenizer, flags)
-    facts |= {"command": " ".join(["python -m tools.warmup", *argv]), "results": results,
-              "problems": TEST_PROBLEMS, "minutes": (time.time() - start) / 60}
+    layers, width = SIZES[flags.size]
+    facts = {"parameters": sum(p.numel() for p in model.parameters()),
+             "layers": layers, "width": width, "vocabulary": tokenizer.get_vocab_size(),
+             "low": TASK.min_number, "high": TASK.max_number, "target": TASK.max_target,
+             "command": " ".join(["python -m tools.warmup", *argv]),
+             "minutes": (time.time() - start) / 60, "threads": flags.threads, "seed": flags.seed,
+             "torch": torch.__version__, "results": results, "problems": TEST_PROBLEMS}
     with writing(Path(flags.out)):
         save(folder, model, tokenizer, facts)
 
@@ -130,9 +128,8 @@ def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
         adam.step()
         muon.step(flags.muon_rate * share)
         if step % 100 == 0 or step == flags.steps:
-            seconds = time.time() - start
-            loss_and_time = f"loss {loss.item():.4f}  {seconds:6.0f} s"
-            print(f"step {step:6d}/{flags.steps}  {loss_and_time}", flush=True)
+            print(f"step {step:6d}/{flags.steps}  loss {loss.item():.4f}  "
+                  f"{time.time() - start:6.0f} s", flush=True)
         if step % flags.test_every == 0:
             evaluate(model, tokenizer, 500)
 
@@ -194,33 +191,21 @@ def sentence(rollouts: Rollouts) -> str:
     """Such as: success 10.0%, format 1.00, right steps 95.0%, ..."""
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
     steps = sum(response.count("=") for response in rollouts.responses)  # two a try
-    tries = steps / 2 / len(rollouts.responses)
-    return ", ".join([
-        f"success {mean['answer']:.1%}",
-        f"format {mean['format']:.2f}",
-        f"right steps {mean['reasoning']:.1%}",
-        f"true claims of success {share_of_true_claims(rollouts):.1%}",
-        f"{tries:.1f} tries",
-        f"{rollouts.length.float().mean().item():.0f} tokens",
-        f"finished {rollouts.finished.float().mean().item():.1%}"])
+    return (f"success {mean['answer']:.1%}, format {mean['format']:.2f}, "
+            f"right steps {mean['reasoning']:.1%}, "
+            f"true claims of success {share_of_true_claims(rollouts):.1%}, "
+            f"{steps / 2 / len(rollouts.responses):.1f} tries, "
+            f"{rollouts.length.float().mean().item():.0f} tokens, "
+            f"finished {rollouts.finished.float().mean().item():.1%}")
 
 
 def share_of_true_claims(rollouts: Rollouts) -> float:
     """Of the answers that say they hit, the share that did."""
     claims = [phrase.split("{")[0] for phrase in HIT]
-    right = []
-    for response, is_right in zip(rollouts.responses, rollouts.scores["answer"].tolist()):
-        if any(claim in response for claim in claims):
-            right.append(is_right)
+    right = [is_right for response, is_right
+             in zip(rollouts.responses, rollouts.scores["answer"].tolist())
+             if any(claim in response for claim in claims)]
     return sum(right) / max(1, len(right))
-
-
-def facts_for_readme(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> dict:
-    return {"parameters": sum(p.numel() for p in model.parameters()),
-            "layers": flags.layers, "width": flags.width,
-            "vocabulary": tokenizer.get_vocab_size(),
-            "low": TASK.min_number, "high": TASK.max_number, "target": TASK.max_target,
-            "threads": flags.threads, "seed": flags.seed, "torch": torch.__version__}
 
 
 def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, facts: dict) -> None:

@@ -9,7 +9,7 @@ from conftest import ASKED, hand_made, spoken
 from countdown_task import Problem, Task
 from credit import belief as module
 from credit.belief import belief, beliefs, credit_of_beliefs, thought_lengths
-from tools.countdown_solutions import right_expressions
+from tools.countdown_data import right_expressions
 from engine.errors import UserError
 from harness.tasks import CheckedTask
 from tools.demonstrations import TASK, candidates

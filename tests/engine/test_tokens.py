@@ -3,7 +3,7 @@ import json
 import shutil
 
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from conftest import ROOT
 from engine.errors import UserError
@@ -22,6 +22,36 @@ def tokenizer_file(tmp_path):
 def test_a_damaged_tokenizer_is_refused(tokenizer_file, content):
     tokenizer_file.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match="tokenizer.json is not a tokenizer file"):
+        load_tokenizer(tokenizer_file.parent)
+
+
+def byte_level_tokenizer(merges):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*alphabet, *map("".join, merges)])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return tokenizer
+
+
+def test_the_bytes_of_a_byte_level_tokenizer():
+    tokenizer = byte_level_tokenizer([("<", "/"), (">", "Ċ"), ("Ã", "©")])
+    text = "né \U0001f600 a</think>\n<answer>3</answer><|im_end|>"
+    pieces = token_bytes(tokenizer, tokenizer.encode(text).ids)
+    assert b"".join(pieces).decode() == text and b">\n" in pieces and b"<|im_end|>" in pieces
+    assert token_bytes(tokenizer, [10_000])[0].decode() == "\ufffd"  # beyond the vocabulary
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"decoder": None}, "byte-level"), ({"added_tokens": []}, "im_start")])
+def test_a_tokenizer_that_does_not_fit_is_refused(tokenizer_file, changes, words):
+    byte_level_tokenizer([]).save(str(tokenizer_file))
+    tokenizer_file.write_text(json.dumps(json.loads(tokenizer_file.read_text()) | changes))
+    with pytest.raises(UserError, match=words):
+        load_tokenizer(tokenizer_file.parent)
+    tokenizer_file.unlink()
+    with pytest.raises(UserError, match="does not exist"):
         load_tokenizer(tokenizer_file.parent)
 
 

@@ -15,11 +15,8 @@ from engine.errors import UserError
 from harness.flags import with_defaults
 from runs import SHORT, copy_project, lines
 from tools import descending, sample, terminal
-from tools.terminal import Screen
 
 TINY = str(ROOT / "models/tiny")
-PLAIN = Screen(width=100, colour=False)
-COLOURED = Screen(width=100, colour=True)
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +63,12 @@ def test_one_problem_before_and_after_training(run, ask):
     titles = re.findall(r"^(\S.*)   (?:right|wrong)   reward [\d.]+   \d+ tokens", printed, re.M)
     assert titles == ["before training", "after step 3   "]
     assert printed.count("3 5 7 make 22") == 1 and "note:" not in printed
-    assert len(re.findall(r"tokens.*\n  \S", printed)) == 2  # an answer's first space is left out
     assert files == sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
 
 
 def test_what_is_printed_is_what_the_model_answered(run, ask, policy, monkeypatch):
     """The lab's model is the one the run began with; the marks aside, all of its text is there."""
-    monkeypatch.setattr(terminal, "MARKED_BELOW", 0)
+    monkeypatch.setattr(sample, "MARKED_BELOW", 0)
     printed = ask(run, "3 5 7 22", "--greedy", "--step", "0", "--max_new_tokens", "60")
     rollouts = policy.ask([Problem((3, 5, 7), 22)], 1, seed=0, greedy=True)
     assert "".join(rollouts.responses[0].split()) in "".join(printed.split())
@@ -96,7 +92,7 @@ def test_a_seed_repeats_its_answers(ask):
     first = ask(TINY, 3, 5, 7, 22, "--seed", 3)
     assert first == ask(TINY, 3, 5, 7, 22, "--seed", 3)
     other = ask(TINY, 3, 5, 7, 22, "--seed", 4)
-    assert first.splitlines()[5:] != other.splitlines()[5:]
+    assert first.splitlines()[6:] != other.splitlines()[6:]
 
 
 def test_several_answers_and_how_many_are_right(ask):
@@ -116,7 +112,6 @@ def test_an_answer_that_was_cut_off_is_told(ask):
 
 def test_another_temperature_is_told(ask):
     printed = ask(TINY, 3, 5, 7, 22, "--temperature", "0.5")
-    assert "sampled at temperature 0.5" in printed
     assert "the probabilities shown are those of temperature 1" in printed
     assert "probabilities shown" not in ask(TINY, 3, 5, 7, 22)
 
@@ -124,22 +119,18 @@ def test_another_temperature_is_told(ask):
 def test_a_run_without_checkpoints_shows_the_model_before(run, ask, tmp_path):
     (tmp_path / "config.json").write_text((run / "config.json").read_text())
     printed = ask(tmp_path, 3, 5, 7, 22)
-    assert f"{tmp_path} has no checkpoint yet" in printed
     assert "before training" in printed and "after step" not in printed
 
 
 def test_nothing_is_loaded_that_only_training_needs(run, tmp_path):
-    """No reference model, no optimizer on the CPU, no net that makes weights."""
+    """No reference model, no optimizer on the CPU, no net that makes weights, no shards."""
     config = json.loads((run / "config.json").read_text())
-    config |= {"kl": 0.1, "offload_optimizer": True, "mitigation": "learned_importance"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    flags = with_defaults({}, sample.FLAGS)
-    [asked] = sample.load_labs(tmp_path, sample.read_settings(tmp_path, flags), None).values()
-    assert not asked.settings.offload_optimizer and asked.model.device.type == "cpu"
-    config |= {"offload_optimizer": False, "shard": True}  # a run of several processes
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    [asked] = sample.load_labs(tmp_path, sample.read_settings(tmp_path, flags), None).values()
-    assert not asked.settings.shard
+    for changes in ({"kl": 0.1, "offload_optimizer": True, "mitigation": "learned_importance"},
+                    {"shard": True}):
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        settings = sample.read_settings(tmp_path, with_defaults({}, sample.FLAGS))
+        [asked] = sample.load_policies(tmp_path, settings, None).values()
+        assert not asked.settings.offload_optimizer and not asked.settings.shard
 
 
 def test_the_other_task(ask):
@@ -184,41 +175,24 @@ def test_problems_typed_at_a_terminal_until_the_end(ask, monkeypatch, end):
     assert left == ["never"]
 
 
-def test_the_same_problem_typed_again_is_answered_anew(ask, monkeypatch):
-    type_lines(monkeypatch, "3 5 7 22", "3 5 7 22", "")
-    first, second = ask(TINY).split("3 5 7 make 22\n")[1:]
-    assert first != second
-    assert ask(TINY, 3, 5, 7, 22).endswith("3 5 7 make 22\n" + first.rstrip("\n") + "\n")
-
-
-def test_problems_come_from_stdin_without_a_terminal(ask, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("3 5 7 22\n\nmake\n2 3 4 9\n"))
-    printed = ask(TINY)
-    assert printed.count("   reward ") == 2 and "'make' is not a whole positive number" in printed
-
-
-@pytest.mark.parametrize("stdin", [io.StringIO("\n"), None])
-def test_nothing_on_stdin(ask, monkeypatch, stdin):
+@pytest.mark.parametrize("stdin, answers", [
+    (io.StringIO("3 5 7 22\n\nmake\n3 5 7 22\n"), 2), (io.StringIO("\n"), 0), (None, 0)])
+def test_problems_come_from_stdin_without_a_terminal(ask, monkeypatch, stdin, answers):
+    """The same problem once more is answered anew."""
     monkeypatch.setattr("sys.stdin", stdin)
-    with pytest.raises(UserError, match="nothing to ask: .* such as 2 13 9 make 24"):
-        ask(TINY)
+    told = ask(TINY).split("3 5 7 make 22\n")[1:]
+    assert len(told) == answers == len(set(told))
 
 
 @pytest.mark.parametrize("argv, said", [
     ([], "are required: RUN"),
-    (["nowhere", "3"], "nowhere is neither a run folder nor a model folder: it has no config"),
-    (["x" * 300, "3"], "is neither a run folder nor a model folder"),
+    (["nowhere", "3"], "nowhere is neither a run folder nor a model folder"),
     (["{run}", "3", "5"], "'3 5' is too short: expected numbers and then the target"),
     (["{run}", "-3", "5", "7"], "'-3' is not a whole positive number"),
     (["{run}", "3", "5", "7", "22", "--step", "9"], "no model of step 9, the nearest is .* 3"),
     ([TINY, "3", "5", "7", "22", "--step", "1"], "--step 1 needs a run"),
-    ([TINY, "3", "5", "7", "22", "--answers", "0"], "--answers 0 should be at least 1"),
     ([TINY, "3", "5", "7", "22", "--greedy", "--answers", "2"], "no effect with --greedy"),
-    ([TINY, "3", "5", "7", "22", "--greedy", "--temperature", "2"], "no effect with --greedy"),
-    ([TINY, "3", "5", "7", "22", "--max_new_tokens", "0"], "should be at least 1"),
     ([TINY, "3", "5", "7", "22", "--max_new_tokens", "9999"], "exceed the 1024"),
-    ([TINY, "3", "5", "7", "22", "--temperature", "0"], "should be at least 0.01"),
-    ([TINY, "3", "5", "7", "22", "--device", "tpu"], "--device tpu"),
     ([TINY, "3", "5", "7", "22", "--mitigation", "none"], "unknown argument --mitigation"),
     ([TINY, *["3"] * 999], "the model's limit is 1024")])
 def test_wrong_commands(run, argv, said):
@@ -228,7 +202,7 @@ def test_wrong_commands(run, argv, said):
 
 def test_a_folder_of_something_else(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="names no mitigation and no model_type"):
+    with pytest.raises(UserError, match="no config.json that names a mitigation or a model_type"):
         sample.main([str(tmp_path), "3", "5", "7", "22"])
 
 
@@ -261,26 +235,18 @@ def test_a_character_of_several_tokens_stands_at_the_last():
     (" a", 0.5, " a"), (" a", 0.49, " a·49%"), (" a", 0.005, " a·0%"), (" a", 0.0049, " a·<1%"),
     (".\n\n", 0.1, ".·10%\n\n"), ("\n", 0.1, "·10%\n")])
 def test_unsure_tokens_are_marked_without_colour(text, probability, marked):
-    letters = terminal.shaded([text], [probability], PLAIN)
-    assert "".join(letter for letter, _ in letters) == marked
+    assert terminal.shaded([text], [probability], sample.SHADES, sample.percent) == marked
 
 
-def test_shades_by_probability():
-    probabilities = [0.0, 0.099, 0.1, 0.499, 0.5, 0.899, 0.9, 1.0]
-    shades = [style for _, style, _ in terminal.SHADES]
-    assert [shades.index(terminal.style_of(p)) for p in probabilities] == [0, 0, 1, 1, 2, 2, 3, 3]
-    letters = terminal.shaded([" 12", ",", " "], [0.95, 0.3, 0.3], COLOURED)
-    assert letters == [(" ", ""), ("1", ""), ("2", ""), (",", shades[1]), (" ", shades[1])]
-    assert terminal.shaded([" a b"], [0.3], COLOURED)[2] == (" ", shades[1])
-
-
-def test_colours_in_a_terminal(capsys):
-    letters = terminal.shaded([" a", " b", "c"], [0.95, 0.3, 0.3], COLOURED)
-    terminal.print_letters(letters, COLOURED, "  ")
-    style = terminal.SHADES[1][1]
-    assert capsys.readouterr().out == f"   a \033[{style}mbc\033[0m\n"
-    terminal.print_legend(COLOURED)
-    assert capsys.readouterr().out.count("\033[0m") == 3
+def test_shades_by_probability(monkeypatch):
+    """A line break is never shaded, nor a sure token."""
+    monkeypatch.setattr(terminal, "has_colour", lambda: True)
+    below, upto, middle, _ = [style for _, style in sample.SHADES]
+    for probability, style in ((0.0, below), (0.099, below), (0.1, upto), (0.5, middle)):
+        told = terminal.shaded(["a\n"], [probability], sample.SHADES, sample.percent)
+        assert told == f"\033[{style}ma\033[0m\n"
+    assert terminal.shaded(["a"], [0.9], sample.SHADES, sample.percent) == "a"
+    assert terminal.legend(sample.SHADES).count("\033[0m") == 3
 
 
 @pytest.mark.parametrize("is_terminal, no_colour, term, coloured", [
@@ -292,36 +258,7 @@ def test_when_there_is_colour(monkeypatch, is_terminal, no_colour, term, coloure
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_colour is not None:
         monkeypatch.setenv("NO_COLOR", no_colour)
-    assert Screen.of_stdout().colour == coloured
-
-
-@pytest.mark.parametrize("columns, width", [("80", 80), ("300", 100), ("3", 20)])
-def test_the_width_is_the_terminals_within_reason(monkeypatch, columns, width):
-    monkeypatch.setenv("COLUMNS", columns)
-    assert Screen.of_stdout().width == width
-
-
-@pytest.mark.parametrize("text, rows", [
-    ("", [""]),
-    ("one two three", ["one two", "three"]),
-    ("12345678 a", ["12345678", "a"]),
-    ("1234567890123", ["12345678", "90123"]),
-    ("a 1234567890", ["a", "12345678", "90"]),
-    ("a\n\n  b", ["a", "", "  b"]),                 # the model's own lines, and how it indents them
-    ("数数数数数", ["数数数数", "数"]),                # each takes two columns
-    ("e\u0301" * 8 + "e", ["e\u0301" * 8, "e"])])  # and an accent none
-def test_rows_that_fit(text, rows):
-    wrapped = terminal.wrapped([(letter, "") for letter in text], 8)
-    assert ["".join(letter for letter, _ in row) for row in wrapped] == rows
-
-
-@pytest.mark.parametrize("width", [20, 80, 100])
-def test_no_line_is_wider_than_the_terminal(ask, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    printed = ask(TINY, 3, 5, 7, 22, "--answers", 3)
-    answers = printed.partition("average")[2]
-    assert max(map(len, answers.splitlines())) <= max(width, 40)  # the verdicts are not wrapped
-    assert width * 0.8 < max(map(len, answers.splitlines()))
+    assert terminal.has_colour() == coloured
 
 
 @pytest.mark.parametrize("task", [Task(), descending.Task()])
@@ -337,39 +274,27 @@ def test_countdown_problems_that_were_typed(words, problem):
     assert Task().read(words.split()) == problem
 
 
-@pytest.mark.parametrize("words", ["", "3", "3 5", "3 make 22", "make 3 5 7", "3 5 0", "3 5 -1",
-                                   "3 5 1.5", "3 5 x", "3 5 ٣", "3 5 " + "9" * 5000])
+@pytest.mark.parametrize("words", ["", "3 5", "3 make 22", "make 3 5 7", "3 5 0", "3 5 -1", "3 5 1.5",
+                                   "3 5 ٣", "3 5 " + "9" * 5000])
 def test_words_that_are_no_countdown_problem(words):
     with pytest.raises(UserError, match="expected numbers and then the target, such as 3 5 7 22"):
         Task().read(words.split())
 
 
-@pytest.mark.parametrize("words", ["", "3", "3 x", "3 0"])
+@pytest.mark.parametrize("words", ["", "3", "3 0"])
 def test_words_that_are_no_numbers_to_order(words):
     with pytest.raises(UserError, match="expected two numbers or more, such as 3 12 7"):
         descending.Task().read(words.split())
 
 
-SMALL = Task(numbers="3", max_number=15, max_target=99)
-UNUSUAL = ["the task's own problems have 3 numbers from 1 to 15 and targets up to 99"]
 UNSOLVABLE = ["the target cannot be reached with a whole positive result at every step"]
 
 
 @pytest.mark.parametrize("numbers, target, remarks", [
-    ((3, 5, 7), 22, []), ((7, 5, 3), 9, []), ((1, 1, 15), 17, []),
-    ((3, 5, 16), 24, UNUSUAL), ((3, 7), 10, UNUSUAL), ((9, 12, 10), 100, UNUSUAL + UNSOLVABLE),
-    ((1, 1, 1), 9, UNSOLVABLE), ((1, ) * 5, 99, UNUSUAL)])
+    ((3, 5, 7), 22, []), ((7, 5, 3), 9, []), ((900, 2), 902, []), ((9, 12, 10), 100, UNSOLVABLE),
+    ((1, 1, 1), 9, UNSOLVABLE), ((1, ) * 5, 99, [])])
 def test_remarks_on_a_countdown_problem(numbers, target, remarks):
-    assert SMALL.remarks(Problem(numbers, target)) == remarks
-
-
-def test_the_smallest_number_counts_and_a_file_of_problems_has_no_range(tmp_path):
-    above_one = Task(min_number=2)
-    assert "numbers from 2 to 99" in above_one.remarks(Problem((1, 5, 7), 13))[0]
-    path = tmp_path / "problems.jsonl"
-    numbered = [f'{{"nums": [{n}, 2], "target": {n + 2}}}\n' for n in range(1, 60)]
-    path.write_text("".join(numbered))
-    assert Task(data=str(path)).remarks(Problem((900, 2), 902)) == []
+    assert Task().remarks(Problem(numbers, target)) == remarks
 
 
 def test_remarks_on_numbers_to_order():
@@ -380,7 +305,7 @@ def test_remarks_on_numbers_to_order():
 
 
 def test_a_remark_is_a_note_below_the_problem(ask):
-    assert f"3 5 16 make 24\n  note: {UNUSUAL[0]}\n" in ask(TINY, 3, 5, 16, 24)
+    assert f"1 1 1 make 9\n  note: {UNSOLVABLE[0]}\n" in ask(TINY, 1, 1, 1, 9)
 
 
 def test_kept_samples_name_their_problem(run):

@@ -63,23 +63,12 @@ def test_the_shipped_model_starts_where_there_is_something_to_learn():
 
 @pytest.mark.parametrize("size, layers, width", [("small", 2, 64), ("medium", 3, 128),
                                                  ("large", 6, 256)])
-def test_a_size_is_a_number_of_blocks_and_a_width(tmp_path, monkeypatch, size, layers, width):
-    """The folder opens, and what is typed beside the size wins over it."""
-    monkeypatch.setattr(warmup, "TEST_PROBLEMS", 2)
-    short = ["--steps", "1", "--batch", "2", "--threads", "1", "--size", size]
-    warmup.main([*short, "--out", str(tmp_path / "model")])
-    config = Qwen2.from_pretrained(tmp_path / "model").config
+def test_a_size_is_a_number_of_blocks_and_a_width(size, layers, width):
+    config = warmup.make_model(10, *warmup.SIZES[size]).config
     assert (config.num_hidden_layers, config.hidden_size) == (layers, width)
-    assert f"--size {size}" in (tmp_path / "model/README.md").read_text()
-    warmup.main([*short, "--layers", "1", "--out", str(tmp_path / "other")])
-    config = Qwen2.from_pretrained(tmp_path / "other").config
-    assert (config.num_hidden_layers, config.hidden_size) == (1, width)
-
-
-def test_medium_is_what_ships():
-    config = Qwen2.from_pretrained(TINY).config
-    assert warmup.SIZES["medium"] == (config.num_hidden_layers, config.hidden_size)
-    assert warmup.FLAGS["size"].default == "medium"
+    shipped = Qwen2.from_pretrained(TINY).config
+    assert warmup.SIZES[warmup.FLAGS["size"].default] == (shipped.num_hidden_layers,
+                                                          shipped.hidden_size)
 
 
 def test_the_page_says_how_large_the_sizes_are():
@@ -93,11 +82,11 @@ def test_the_page_says_how_large_the_sizes_are():
 def test_a_model_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     """One update makes a folder that opens; an error while it is written leaves nothing."""
     monkeypatch.setattr(warmup, "TEST_PROBLEMS", 4)
-    short = ["--steps", "1", "--batch", "2", "--layers", "1", "--width", "64", "--threads", "1"]
+    short = ["--steps", "1", "--batch", "2", "--size", "small", "--threads", "1"]
     warmup.main([*short, "--out", str(tmp_path / "model")])
-    assert Qwen2.from_pretrained(tmp_path / "model").config.num_hidden_layers == 1
-    assert "`python -m tools.warmup --steps 1 --batch 2" in (tmp_path /
-                                                             "model/README.md").read_text()
+    assert Qwen2.from_pretrained(tmp_path / "model").config.num_hidden_layers == 2
+    readme = (tmp_path / "model/README.md").read_text()
+    assert "`python -m tools.warmup --steps 1 --batch 2 --size small" in readme
     assert json.loads((tmp_path / "model/recipe.json").read_text()) == warmup.RECIPE
     with pytest.raises(UserError, match="exists already"):
         warmup.main([*short, "--out", str(tmp_path / "model")])

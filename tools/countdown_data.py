@@ -1,16 +1,60 @@
-"""Solutions of a Countdown problem, found by trying everything: which targets can be reached, and
-by which expressions.
+"""Countdown problems: those that people bring, in a file or typed, and the solutions of any.
 
-Every step of a solution has a whole positive result of at most `max_result`. A model may take
-other steps, and is right with them: no answer is scored by this file. countdown_task.py makes its
-problems with it, and lists right answers for the weightings that ask for them.
+Solutions are found by trying everything. Every step of one has a whole positive result of at most
+`max_result`. A model may take other steps, and is right with them: no answer is scored by this
+file. countdown_task.py makes its problems with it, and lists right answers.
 """
 import itertools
+import json
+import re
 from functools import lru_cache
+from typing import TextIO
 
 from engine.errors import UserError
+from harness.files import read_given
 
-MOST_NUMBERS = 4  # five have too many expressions to list
+MAX_NUMBER = 999_999_999  # nine digits, as many as the score of the reasoning reads
+MAX_NUMBERS = 30          # of a problem in a file
+MAX_LINE = 10_000         # characters of a line in it
+MOST_NUMBERS = 4          # five have too many expressions to list
+
+
+def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
+    """Read JSON lines {"nums": [3, 5, 7], "target": 22}: numbers and target of each."""
+    problems = read_given(name, "--data", lambda file: parse_problems(file, name))
+    if not problems:
+        raise UserError(f"{name} holds no problems")
+    return problems
+
+
+def parse_problems(file: TextIO, name: str) -> list[tuple[tuple[int, ...], int]]:
+    lines = iter(lambda: file.readline(MAX_LINE), "")  # one without an end is not read to its end
+    return [parse_problem(line.strip(), f"{name}, line {number}")
+            for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def parse_problem(line: str, where: str) -> tuple[tuple[int, ...], int]:
+    try:
+        raw = json.loads(line)
+        numbers, target = raw["nums"], raw["target"]
+        has_form = (isinstance(numbers, list) and 0 < len(numbers) <= MAX_NUMBERS and
+                    all(type(n) is int and 0 < n <= MAX_NUMBER for n in [*numbers, target]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        has_form = False
+    if not has_form:
+        raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with at most '
+                        f"{MAX_NUMBERS} whole numbers from 1 to {MAX_NUMBER}, got {line[:80]!r}")
+    return tuple(numbers), target
+
+
+def read_numbers(words: list[str], least: int, expected: str) -> list[int]:
+    """The whole positive numbers that somebody typed, `least` of them or more."""
+    for word in words:
+        if not re.fullmatch("[0-9]{1,9}", word) or int(word) == 0:
+            raise UserError(f"{word[:20]!r} is not a whole positive number: expected {expected}")
+    if len(words) < least:
+        raise UserError(f"{' '.join(words)!r} is too short: expected {expected}")
+    return [int(word) for word in words]
 
 
 @lru_cache(maxsize=4096)
@@ -22,8 +66,7 @@ def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
     for i, j in itertools.combinations(range(len(numbers)), 2):
         a, b = numbers[i], numbers[j]
         others = [number for k, number in enumerate(numbers) if k not in (i, j)]
-        steps = legal_steps(a, b, max_result) + legal_steps(b, a, max_result)
-        for result in {result for *_, result in steps}:
+        for *_, result in legal_steps(a, b, max_result) + legal_steps(b, a, max_result):
             values |= reachable(tuple(sorted([*others, result])), max_result)
     return frozenset(values)
 
