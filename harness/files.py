@@ -129,7 +129,7 @@ def read_given(name: str, flag: str, parse):
                 raise UserError(f"{flag} {name} is larger than {MAX_BYTES:,} bytes")
             return parse(file)
     except FileNotFoundError:
-        raise UserError(f"cannot read {name}: there is no such file") from None
+        raise UserError(f"cannot read {name[:200]}: there is no such file") from None
 
 
 def sha256_of(path: Path) -> str:

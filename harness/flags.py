@@ -215,7 +215,7 @@ def check_value(name: str, value, flag: Flag) -> None:
         raise UserError(f"{said} should be {KINDS[flag.type]}")
     if isinstance(value, str) and not (value.isprintable() and len(value) <= LONGEST_TEXT):
         raise UserError(f"{said} is too long or has characters that cannot be shown")
-    if flag.choices and value not in flag.choices:
+    if flag.choices and value is not None and value not in flag.choices:
         nearest = sorted(flag.choices, key=lambda choice: -likeness(choice, value))
         raise UserError(f"--{name} {shortened(value)} is not one of: {', '.join(nearest)}")
     if type(value) in (int, float):

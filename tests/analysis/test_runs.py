@@ -166,7 +166,7 @@ def test_settings_that_no_run_has(run, name, values):
     for value in values:
         changed_config(run, **{name: value})
         said = refusal(read_run, run)
-        wrong = ": " if is_json(value) else " is not valid JSON"
+        wrong = ": " if is_json(value) else " is not JSON"
         assert said.startswith(f"{run}/config.json{wrong}") and (name in said or wrong != ": ")
 
 
