@@ -1,4 +1,4 @@
-"""What makes the lab fast and safe: sampling, packing, folders, settings, resume, processes.
+"""What a training step computes: sampling, the packed forward pass, the optimizer, processes.
 
 Import it before torch: it sets how torch's threads wait for each other, which they do hundreds of
 times in a training step. By default a waiting thread spins. When another process wants the same

@@ -8,7 +8,6 @@ from pathlib import Path
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # all other errors say nothing of that
 
 
-
 class UserError(ValueError):
     """Something at the edges (a file, a flag, a folder) that the user can put right."""
 

@@ -1,8 +1,7 @@
 """Stop at the first number that is not finite.
 
-A nan spreads: from the credit of one token to the gradient, from there to every parameter, and then
-to every answer. What is measured after that says nothing, so no run goes on. train.py adds which
-step it was and which flags to look at.
+A nan spreads from the credit of one token to the gradient, to every parameter, to every answer.
+So the run stops; train.py adds which step it was and which flags to look at.
 """
 import torch
 
@@ -23,7 +22,7 @@ class BrokenMethod(NotFinite):
 
 
 def refuse_undefined(what: str, *tensors: torch.Tensor, kind=NotFinite) -> None:
-    """Every number of these tensors has to be finite; `what` is "the gradient is", say."""
+    """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say."""
     is_defined = all(own_part(tensor).isfinite().all() for tensor in tensors)
     if not holds_for_all(is_defined, *tensors):
         raise kind(f"{what} not finite")

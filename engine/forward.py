@@ -3,7 +3,7 @@
 `response_log_probs` is all that the loss needs of the model. It calls, in this order:
 
     lay_out          the tokens as one flat sequence, and which position predicts token t
-    SharedPrompts    (packing.py) who sees whom: answers to a problem share its prompt
+    SharedPrompts    (packing.py) the attention: answers to a problem share its prompt
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
 from dataclasses import replace
@@ -23,7 +23,7 @@ LOGITS_AT_ONCE = 2 ** 26  # at most so many logits exist at the same time
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
-    """(rows, T): log-probs of these rows' tokens, with gradient; 0 beyond the mask."""
+    """(rows, T): log-probs of these rows' tokens, with gradient; 0 where masked."""
     ids, shared, predicts = lay_out(rollouts, rows)
     mask = rollouts.mask[rows]
     hidden = model.model(ids, shared.positions, shared)  # (N, D)
@@ -35,7 +35,7 @@ def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> 
 @torch.no_grad()
 def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor,
                      micro_batch: int) -> torch.Tensor:
-    """(B, T): log-probs of these rows' tokens without gradient; 0 in other rows."""
+    """(B, T): log-probs of these rows' tokens, detached; 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in micro_batches(rollouts, rows, micro_batch):
         log_prob[part] = response_log_probs(model, rollouts, part)
@@ -44,8 +44,8 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor,
 
 
 def lay_out(rollouts: Rollouts, rows: torch.Tensor):
-    """Lay these rows end to end. Returns the ids of the flat sequence (N,), each prompt once; who
-    sees whom, as SharedPrompts; and for token t the index that predicts it (rows, T).
+    """Pack these rows. Returns the ids of the flat sequence (N,), each prompt once; its attention
+    mask, as SharedPrompts; and for token t the index that predicts it (rows, T).
 
     This is the one place where the shift is made: the end of the prompt predicts token 0, and token
     t - 1 predicts token t. The last token predicts nothing and is left out. Beyond the mask the
@@ -92,7 +92,7 @@ def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[tor
 
 @torch.no_grad()
 def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
-    """The batch with log-prob, entropy and collision of each token, as if it had been sampled."""
+    """The batch with log-prob, entropy and collision of each token under this model."""
     facts = torch.zeros(3, *rollouts.mask.shape, device=rollouts.mask.device)
     size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     for rows in micro_batches(rollouts, rollouts.rows_of_rank(), micro_batch):
@@ -112,9 +112,8 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
 class TokenLogProbs(torch.autograd.Function):
     """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,).
 
-    The gradient at the logits is g (onehot(y) - p), so p (n, V) is all that has to be kept. Where
-    that is more than LOGITS_AT_ONCE, p is made for some tokens at a time, forgotten, and made again
-    in the backward pass.
+    The gradient at the logits is g (onehot(y) - p), so p (n, V) is all that is saved for backward.
+    Above LOGITS_AT_ONCE p is computed in chunks of tokens and recomputed in the backward pass.
     """
 
     @staticmethod
@@ -154,7 +153,7 @@ def token_distribution(hidden, matrix, targets) -> tuple[torch.Tensor, torch.Ten
 
 
 class Forward:
-    """One extra forward pass over a batch, made when it is first asked for, its results kept."""
+    """One extra forward pass over a batch, lazy and cached."""
 
     def __init__(self, model: Qwen2, micro_batch: int):
         self.model = model

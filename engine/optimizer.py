@@ -1,8 +1,8 @@
-"""AdamW (1711.05101): a step with a clipped gradient, its state by name, and a version on the CPU.
+"""AdamW (1711.05101): a step with a clipped gradient, its state by name, and CPU offload.
 
-With --offload_optimizer everything that takes 4 bytes a parameter lies on the CPU. The device keeps
-the parameters in the type they are multiplied in, 2 bytes each in bfloat16. As soon as the backward
-pass has made a gradient, it is added to a float32 sum on the CPU and forgotten. So a step of n
+With --offload_optimizer the float32 master weights, gradients and moments lie on the CPU. The
+device keeps the parameters in the compute type, 2 bytes each in bfloat16. As soon as the backward
+pass has made a gradient, it is accumulated in float32 on the CPU and freed. So a step of n
 parameters needs 2 n bytes of the device and 16 n of the CPU: float32 parameters, gradients, and
 AdamW's two moments. The price: gradients of every micro-batch and parameters of every step cross
 the bus.
@@ -32,10 +32,10 @@ def make_optimizer(model: Qwen2, learning_rate: float, weight_decay: float, offl
 
 
 def clip_and_step(optimizer, max_grad_norm: float) -> float:
-    """Step along the gradient of all processes; returns its norm before clipping.
+    """All-reduce the gradient, clip it, step; returns its norm before clipping.
     Where the gradient is not finite nothing is changed, and the run stops."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if processes.count() > 1 and not is_part(parameters[0]):  # torch adds parts up itself
+    if processes.count() > 1 and not is_part(parameters[0]):  # FSDP reduces them itself
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         processes.all_reduce(*(p.grad for p in parameters))
@@ -83,7 +83,7 @@ class AdamW:
 
 
 class OffloadedAdamW(AdamW):
-    """Its parameters are float32 copies on the CPU of the model's, in the same order."""
+    """AdamW on float32 master weights on the CPU, in the order of the model's parameters."""
 
     def __init__(self, model: Qwen2, device, learning_rate: float, weight_decay: float):
         copies = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
@@ -94,7 +94,7 @@ class OffloadedAdamW(AdamW):
             parameter.register_post_accumulate_grad_hook(partial(self.take_gradient, copy))
 
     def take_gradient(self, copy: torch.Tensor, parameter: torch.Tensor) -> None:
-        """Add the gradient of the model's parameter to that of its copy, and drop it there."""
+        """Accumulate the gradient of the model's parameter in its copy, and free it there."""
         gradient = parameter.grad.to("cpu", torch.float32)
         copy.grad = gradient if copy.grad is None else copy.grad.add_(gradient)
         parameter.grad = None

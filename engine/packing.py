@@ -1,4 +1,4 @@
-"""Packed prompts: a prompt stands once in the sequence, and all its answers see it.
+"""Packed attention with shared prompts: a prompt stands once, and all its answers attend to it.
 
 Example: prompts p (3 tokens) and r (5 tokens), two answers each: a and b (2 and 1 tokens) go on
 from p, c and d (1 and 3 tokens) from r. The model takes one flat sequence of N = 15 tokens:
@@ -7,8 +7,8 @@ from p, c and d (1 and 3 tokens) from r. The model takes one flat sequence of N 
     index       0  1  2  3  4  5  6  7  8  9 10 11 12 13 14
     position    0  1  2  0  1  2  3  4  3  4  3  5  5  6  7
 
-A token of a prompt sees that prompt up to itself. A token of an answer sees the whole prompt and
-its own answer up to itself (the row sees the column):
+A token of a prompt attends to that prompt up to itself. A token of an answer attends to the whole
+prompt and to its own answer up to itself (the row attends to the column):
 
         p p p r r r r r a a b c d d d
     p0  x . . . . . . . . . . . . . .
@@ -52,7 +52,7 @@ class Block(NamedTuple):
     """r answers of like length, padded on the right to the longest of them: S tokens."""
     answers: torch.Tensor  # (r,) which answers
     places: torch.Tensor   # (r, S) indices of their tokens in the flat sequence
-    mask: torch.Tensor     # (r, 1, S, P + S) which tokens of its prompt and its own a token sees
+    mask: torch.Tensor     # (r, 1, S, P + S) the attention mask
 
 
 class SharedPrompts:
@@ -85,8 +85,8 @@ class SharedPrompts:
         return Block(answers, self.answers[answers, :longest], mask)
 
     def find_way_back(self) -> torch.Tensor:
-        """(N,): where each token of the flat sequence stands among the rows of the prompts and of
-        all blocks, when these are laid end to end with their padding."""
+        """(N,): where each token of the flat sequence stands among the padded rows of the prompts
+        and of all blocks, laid end to end."""
         places = [self.prompts.flatten()]
         is_token = [self.prompt_mask.flatten()]
         for block in self.blocks:
@@ -102,13 +102,13 @@ class SharedPrompts:
         prompt_queries = to_rows(q, self.prompts)
         prompt_keys = to_rows(k, self.prompts)
         prompt_values = to_rows(v, self.prompts)
-        mixed = [attention(prompt_queries, prompt_keys, prompt_values)]
+        attended = [attention(prompt_queries, prompt_keys, prompt_values)]
         for block in self.blocks:
             queries = to_rows(q, block.places)
             keys = self.with_prompts(block, prompt_keys, k)
             values = self.with_prompts(block, prompt_values, v)
-            mixed.append(attention(queries, keys, values, block.mask))
-        end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in mixed])
+            attended.append(attention(queries, keys, values, block.mask))
+        end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in attended])
         return end_to_end.index_select(0, self.way_back)
 
     def with_prompts(self, block: Block, prompt_rows, x) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""A policy that can be asked: the model, its tokenizer, its task, and how answers are sampled.
+"""The policy: the model, its tokenizer, its task, and how answers are sampled.
 
-Whoever needs answers (the loop, a probe, a preview of weights) has one. Weightings and advantages
-get it with each batch, for whatever else they want to know from the model.
+The loop, the probes and the preview sample with it. Weightings and advantages get it with each
+batch, for whatever else they need of the model.
 """
 import hashlib
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Policy:
         return self.score(self.sample(problems, answers, seed, greedy))
 
     def extra_forward(self, micro_batch: int | None = None) -> Forward:
-        """For `Rollouts.forward`: it makes hidden states and attention when they are asked for."""
+        """For `Rollouts.forward`: hidden states and attention, computed when they are read."""
         return Forward(self.model, micro_batch or self.settings.micro_batch)
 
     def reward_of(self, problem, ids) -> float:
@@ -51,7 +51,7 @@ class Policy:
 
     @torch.no_grad()
     def refuse_broken_model(self) -> None:
-        """Parameters can be finite and too large to compute with: try them on a problem."""
+        """Finite parameters can still overflow: compute the logits of one prompt."""
         problem = self.task.held_out_problems(1)[0]
         prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
         hidden = self.model.model(torch.tensor([prompt], device=self.model.device))

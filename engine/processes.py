@@ -1,12 +1,12 @@
-"""The same run in several processes, one a GPU:  torchrun --nproc_per_node 8 train.py ...
+"""Data parallelism, a process a GPU:  torchrun --nproc_per_node 8 train.py ...
 
-Every process holds the whole model and has a rank: 0, 1, ... It samples the answers to its share of
-the problems. The answers of all are then put together, so that every process sees the whole
-batch and computes advantages, weights and statistics by the same code as a single one. Each makes
-the gradient of its own answers, and the gradients are added up. The copies of the model stay equal
-because they all take the same step. Rank 0 speaks and writes; the others write their credit.
+Every rank holds the whole model and samples the answers to its shard of the problems. They are
+gathered, so that every rank sees the whole batch and computes advantages, weights and statistics by
+the same code as a single process. Each rank computes the gradient of its own answers, and gradients
+are all-reduced (summed). The replicas stay equal because they all take the same step. Rank 0 prints
+and writes; the others write their credit.
 
-A model that does not fit on one GPU is shared out as well with --shard: see engine/sharded.py.
+A model that does not fit on one GPU is sharded as well with --shard: see engine/sharded.py.
 """
 import os
 import sys
@@ -111,7 +111,7 @@ def count() -> int:
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """The rank of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -122,13 +122,13 @@ def is_main_process() -> bool:
 
 
 def shard_of(n: int) -> range:
-    """Which of n things this process works on."""
+    """This rank's shard of n things."""
     return range(n * rank() // count(), n * (rank() + 1) // count())
 
 
 def all_reduce(*tensors: torch.Tensor) -> None:
-    """Add over all processes, in place. Each has 0 where the others worked, so this also puts their
-    shares together."""
+    """Sum over all processes, in place. Each has 0 in the rows of the others, so this gathers
+    shards, too."""
     if count() == 1:
         return
     for tensor in tensors:
@@ -147,7 +147,7 @@ def all_reduce_numbers(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def barrier() -> None:
-    """Wait until all have come this far."""
+    """Wait for all processes."""
     if count() > 1:
         together(dist.barrier)
 

@@ -1,4 +1,4 @@
-"""The one frame: a batch of sampled answers, and all that is known about each of their tokens.
+"""A batch of rollouts (sampled answers), and all that is known about each of their tokens.
 
 Everything per token is (B, T) in answer coordinates: index t is the t-th generated token. The
 sampler writes in this frame, `lay_out` in forward.py makes the one shift that brings a training
@@ -90,7 +90,7 @@ class Rollouts:
         return inside.nonzero().squeeze(1)
 
     def rows_of_rank(self) -> torch.Tensor:
-        """The rows that this process works on: all, unless several processes share a run."""
+        """The rows of this rank's shard: all, in a run of one process."""
         return self.rows_of(processes.shard_of(len(self.prompt_ids)))
 
     def map_tensors(self, function) -> dict:
@@ -119,9 +119,9 @@ def encode_prompts(tokenizer, task, problems: list) -> list[list[int]]:
 
 
 def gather(problems: list, prompts: list[list[int]], answers: int,
-                 sampled: Generation) -> Rollouts:
-    """The batch that all processes have sampled together. In each process the rows of the others
-    are 0, so the sum over processes is the whole."""
+           sampled: Generation) -> Rollouts:
+    """The whole batch, gathered from all processes: in each the rows of the others are 0, so it is
+    their sum."""
     processes.all_reduce(*vars(sampled).values())
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
                      sampled.collision, kind=BrokenModel)

@@ -100,7 +100,7 @@ class Distribution:
         self.Z = self.e.sum(-1)                                          # (R,)
 
     def pick(self, uniform, temperature: float = 1.0, greedy: bool = False) -> torch.Tensor:
-        """(R,) tokens: invert the cumulative distribution at each row's own random number."""
+        """(R,) tokens by inverse-CDF sampling, with each row's own random number."""
         if greedy:
             return self.z.argmax(-1)
         e = self.e if temperature == 1 else (self.z / temperature).exp()
@@ -265,11 +265,11 @@ def repeat(step, count: int, device) -> None:
 
 
 def copy_for_sampling(model: Qwen2) -> Qwen2:
-    """A copy of the model, its matrices stored in the way in which they are multiplied fastest.
+    """A copy of the model, its matrices in the layout in which they are multiplied fastest.
 
-    They are converted to the type of the products here, once, and not in every step. On a CPU they
-    lie in memory column by column, which suits products with few rows; the embeddings stay as they
-    are, since rows are looked up there. What needs no change is shared, not copied.
+    They are cast to the compute type here, once, and not in every step. On a CPU they are
+    column-major, which suits products with few rows; the embeddings stay row-major, since rows are
+    looked up there. What needs no change is shared, not copied.
     """
     embeddings = model.model.embed_tokens.weight
     parameters = {}

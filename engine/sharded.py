@@ -1,12 +1,11 @@
-"""--shard: every process keeps some rows of every parameter, and no process keeps them all.
+"""--shard: parameters, gradients and AdamW's moments sharded by rows over the processes.
 
-PyTorch's `fully_shard` does it (FSDP2; the idea is ZeRO-3, 1910.02054). Gradients and AdamW's
-moments are cut like the parameters. For n parameters and P processes:
+PyTorch's `fully_shard` does it (FSDP2; the idea is ZeRO-3, 1910.02054). For n parameters and P
+processes:
 
     kept               16 n / P bytes, in float32: parameters, gradients, two moments
-    passing through    one layer at a time is made whole before it is used, in the type of the
-                       products, and dropped afterwards; its whole gradient is added up over the
-                       processes, and each keeps the sum of its own rows
+    passing through    one layer at a time is all-gathered before it is used, in the compute type,
+                       and freed afterwards; its gradient is reduce-scattered
 
 Loop, loss and files are those of a run without it. The code that differs is here, or calls this:
 
@@ -25,8 +24,8 @@ from qwen2_model import Qwen2, copy_whole
 
 
 def shard(model, device: torch.device, dtype: torch.dtype) -> None:
-    """Cut a model that has no memory yet. Its layers are gathered in `dtype`, gradients are added
-    up in float32."""
+    """Shard a model on the meta device. Layers are gathered in `dtype`, gradients reduced in
+    float32."""
     from torch.distributed.device_mesh import init_device_mesh  # this import takes a second
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
     options = {"mesh": init_device_mesh(device.type, (processes.count(),)),
@@ -43,7 +42,7 @@ def shard(model, device: torch.device, dtype: torch.dtype) -> None:
 
 
 def load_shard(folder, device: torch.device, dtype: torch.dtype):
-    """The model of a folder, of which this process takes memory for its own rows only."""
+    """The model of a folder, of which this process allocates its own rows only."""
     def shard_fn(model):
         shard(model, device, dtype)
         model.to_empty(device=device).to(torch.float32)
@@ -58,7 +57,7 @@ def copy_rows(place: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def is_part(tensor: torch.Tensor) -> bool:
-    """Whether each process keeps only some rows of it: a DTensor."""
+    """Whether it is sharded: a DTensor."""
     return hasattr(tensor, "to_local")
 
 
@@ -76,8 +75,8 @@ def part_for(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
-    """Whether `is_true` in every process, if one of the tensors is cut; otherwise what this process
-    says."""
+    """Whether `is_true` in every process, if one of the tensors is sharded; otherwise in this one.
+    """
     if any(is_part(tensor) for tensor in tensors):
         return not processes.any_of(not is_true)
     return is_true
@@ -90,8 +89,8 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def whole_model(model, dtype: torch.dtype | None = None):
-    """A model to sample from: this one, or if it is cut, a whole copy with its matrices in `dtype`,
-    by default the type of the products. Every process has to call this."""
+    """A model to sample from: this one, or if it is sharded, a whole copy with its matrices in
+    `dtype`, by default the compute type. Every process has to call this."""
     if not any(is_part(parameter) for parameter in model.parameters()):
         return model
     dtype = dtype or model.compute_dtype
@@ -108,8 +107,8 @@ def whole_model(model, dtype: torch.dtype | None = None):
 
 
 def keep_parts_only(model) -> None:
-    """Drop the layers of a cut model that are still whole after a forward pass. A backward pass
-    does so by itself."""
+    """Reshard the layers that are still gathered after a forward pass. A backward pass does so by
+    itself."""
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()

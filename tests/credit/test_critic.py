@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from conftest import ASKED, SPOKEN, copied, hand_made, spoken
-from countdown_task import score
-from engine.tokens import token_bytes
 from credit import monte_carlo as critic
 from credit.critic import generalised_advantage
 from harness.registry import ADVANTAGES
@@ -239,8 +237,8 @@ def test_monte_carlo_values_agree_with_many_fresh_answers(policy):
     batch = spoken(policy)
     rewards, _ = continuation_rewards(policy, batch, [(1, ())], 600)
     fresh = generate(policy.model, [batch.prompt_ids[1]], answers=600, max_new_tokens=60, seed=11)
-    texts = ["".join(token_bytes(policy.tokenizer, row[:n])[i].decode() for i in range(n)) for row, n in zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())]
-    mean = sum(score(text, ASKED[1].numbers, ASKED[1].target)["reward"] for text in texts) / 600
+    rows = zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())
+    mean = sum(policy.reward_of(ASKED[1], ids[:length]) for ids, length in rows) / 600
     assert rewards.mean().item() == pytest.approx(mean, abs=4 * (0.25 / 300) ** 0.5)
 
 

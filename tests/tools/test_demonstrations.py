@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from countdown_task import Problem, held_out, score
+from countdown_task import Problem, held_out
 from engine.labels import ANSWER, TAG
 from engine.tokens import encode_prompt, token_bytes
 from tools import demonstrations as teacher
@@ -34,7 +34,7 @@ def claims_success(text):
 def test_without_its_mistakes_the_teacher_is_well_formed_right_and_honest(always_right):
     solved = 0
     for problem, text in demonstrations(300):
-        result = score(text, problem.numbers, problem.target)
+        result = TASK.score(problem, text)
         assert result["format"] == 1 and result["reasoning"] == 1
         assert result["answer"] == claims_success(text)
         solved += result["answer"]
@@ -59,7 +59,7 @@ def test_every_mistake_of_the_teacher_comes_as_often_as_it_says():
     part. Arithmetic is never wrong."""
     wrong, other, lapses = [], [], []
     for problem, text in demonstrations(3000):
-        lapses.append(score(text, problem.numbers, problem.target)["format"] < 1)
+        lapses.append(TASK.score(problem, text)["format"] < 1)
         for words in tries_of(text):
             value = int(re.findall("= ([0-9]+)", words)[1])
             wrong.append(claims_success(words) != (value == problem.target))
