@@ -1,5 +1,4 @@
 """What the pages tell a reader to paste works as it stands there."""
-import csv
 import json
 import re
 import shutil
@@ -86,7 +85,7 @@ def test_an_advantage_of_ones_own_is_one_function(project):
         assert np.ptp(credit["advantage"]) > 0 and (credit["advantage"] < 0).any()
 
 
-OTHER_TOOLS = "docs/other_tools.md"
+OTHER_TOOLS = "docs/credit_files.md"
 
 
 def test_pandas_reads_steps_and_evaluations(project, run):
@@ -112,28 +111,6 @@ ends = tokens.loc[tokens["text"] == "<|im_end|>", "kind"].unique().tolist()
 steps = tokens["step"].unique().tolist()
 print(json.dumps({"rows": len(tokens), "ends": ends, "steps": steps}))
 """
-
-
-def test_spreadsheets_get_steps_and_tokens(project, run):
-    """Two files, read back: as long as what was read, and no cell that is a formula."""
-    paste(project, OTHER_TOOLS, "metrics.csv")
-    with open(project / "results/metrics.csv", newline="") as file:
-        metrics = list(csv.DictReader(file))
-    with open(project / "results/tokens.csv", newline="") as file:
-        tokens = list(csv.DictReader(file))
-    assert [line["step"] for line in metrics] == ["1", "2", "3"]
-    assert len(tokens) == int(metrics[-1]["tokens"])
-    assert all(token["text"][0] in "'\"" and token["text"][0] == token["text"][-1]
-               for token in tokens)
-    assert {"number", "word"} <= {token["kind"] for token in tokens}
-
-
-@pytest.mark.skipif(not shutil.which("Rscript"), reason="R is not installed")
-def test_r_reads_the_two_files(project, run):
-    paste(project, OTHER_TOOLS, "metrics.csv")
-    [block] = blocks(OTHER_TOOLS, "r")
-    result = subprocess.run(["Rscript", "-e", block], cwd=project, capture_output=True, text=True)
-    assert result.returncode == 0 and "operator" in result.stdout, result.stdout + result.stderr
 
 
 def test_tensorboard_gets_every_number(project, run):
