@@ -300,7 +300,7 @@ def test_weights_that_are_all_zero_become_one_and_it_is_said():
 
 
 def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match="the mitigation my_idea is negative at 1 of 3 tokens, first"):
+    with pytest.raises(UserError, match="mitigation my_idea is negative at 1 of 3 tokens, first"):
         token_weight(lambda tokens, policy: torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), "my_idea",
                      hand_made([[True, True], [True, False]]))
 
