@@ -22,9 +22,3 @@ def name_points(axis, points: list[tuple[str, float, float]]) -> None:
         axis.annotate(name, (x, y), xytext=(1.06, (i + 0.5) / len(by_height)),
                       textcoords="axes fraction", va="center", fontsize=7.5,
                       arrowprops=dict(arrowstyle="-", color=GREY, lw=0.6, relpos=(0, 0.5)))
-
-
-def write_across(axis, text: str) -> None:
-    """Say why a panel is empty, in its middle and without ticks that mean nothing."""
-    axis.set(yticks=[])
-    axis.text(0.5, 0.5, text, ha="center", transform=axis.transAxes)
