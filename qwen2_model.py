@@ -298,7 +298,7 @@ class Qwen2(nn.Module):
         if not is_folder(folder):
             raise UserError(f"there is no model folder {folder}")
         config = ModelConfig.from_folder(folder)
-        files = tensors_of(folder)
+        files = files_by_tensor(folder)
         with torch.device("meta"):  # no memory until the files are known to fit
             model = cls(config)
         check_tensors(files, model, folder)
@@ -320,16 +320,21 @@ class Qwen2(nn.Module):
         write_tensors(folder / "model.safetensors", tensors, format="pt")
 
 
-# config.json: key -> type, smallest and largest value that makes sense. Token numbers and positions
-# pass through float32, which has every whole number up to 2^24.
-SENSIBLE = {"vocab_size": (int, 1, 2 ** 24), "hidden_size": (int, 1, 2 ** 20),
-            "intermediate_size": (int, 1, 2 ** 20), "num_hidden_layers": (int, 1, 1000),
-            "num_attention_heads": (int, 1, 4096), "num_key_value_heads": (int, 1, 4096),
-            "head_dim": (int, 2, 4096), "rms_norm_eps": (float, 1e-30, 1),
-            "max_position_embeddings": (int, 1, 2 ** 24), "rope_theta": (float, 1, 1e12),
-            "tie_word_embeddings": (bool, 0, 1)}
+# config.json: key -> types, smallest and largest value that makes sense. Token numbers and
+# positions pass through float32, which has every whole number up to 2^24.
+WHOLE, NUMBER = (int,), (int, float)
+SENSIBLE = {"vocab_size": (WHOLE, 1, 2 ** 24), "hidden_size": (WHOLE, 1, 2 ** 20),
+            "intermediate_size": (WHOLE, 1, 2 ** 20), "num_hidden_layers": (WHOLE, 1, 1000),
+            "num_attention_heads": (WHOLE, 1, 4096), "num_key_value_heads": (WHOLE, 1, 4096),
+            "head_dim": (WHOLE, 2, 4096), "rms_norm_eps": (NUMBER, 1e-30, 1),
+            "max_position_embeddings": (WHOLE, 1, 2 ** 24), "rope_theta": (NUMBER, 1, 1e12),
+            "tie_word_embeddings": ((bool,), 0, 1)}
+DEFAULTS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0,
+            "tie_word_embeddings": False}
+# config.json: key -> the only value that is implemented, also where the key is absent
+IMPLEMENTED = {"partial_rotary_factor": 1.0, "use_sliding_window": False, "hidden_act": "silu",
+               "attention_dropout": 0.0, "attention_bias": False, "quantization_config": None}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
-FLOATS = ("F64", "F32", "F16", "BF16")  # of safetensors
 NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
                 torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
                 torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
@@ -352,62 +357,47 @@ def read_config(folder: Path) -> dict:
     """The arguments of ModelConfig, from config.json and generation_config.json, each checked."""
     path = folder / "config.json"
     raw = read_object(path)
-    if raw.get("model_type") not in ("qwen2", "qwen3"):
-        raise UserError(f"{path}: model_type {shortened(raw.get('model_type'))} is not implemented "
-                        "here")
-    defaults = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0,
-                "tie_word_embeddings": False, "head_dim": None}
+    kind = raw.get("model_type")
+    if kind not in ("qwen2", "qwen3"):
+        raise UserError(f"{path}: model_type {shortened(kind)} is not implemented here")
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
     if not isinstance(rope, dict):
         raise UserError(f"{path} has no sensible value for rope_parameters {shortened(rope)}")
-    values = {**defaults, **raw, **{key: rope[key] for key in rope if key == "rope_theta"}}
-    values = {key: values.get(key) for key in SENSIBLE}
-    for key, value in values.items():
-        if not is_sensible(key, value) and not (key == "head_dim" and value is None):
+    raw = DEFAULTS | raw | {key: rope[key] for key in rope if key == "rope_theta"}
+    for key, (types, least, most) in SENSIBLE.items():
+        value = raw.get(key)
+        may_be_absent = key == "head_dim" and value is None
+        if not may_be_absent and not (type(value) in types and least <= value <= most):
             raise UserError(f"{path} has no sensible value for {key} {shortened(value)}")
-    if values["head_dim"] is None:  # what `transformers` takes
-        per_head = values["hidden_size"] // values["num_attention_heads"]
-        values["head_dim"] = 128 if raw["model_type"] == "qwen3" else per_head
-    refuse_other_models(raw, rope, values, path)
-    return {**values, "model_type": raw["model_type"], "rope_theta": float(values["rope_theta"]),
-            **token_numbers(raw, values["vocab_size"], folder)}
+    if raw.get("head_dim") is None:  # what `transformers` takes
+        per_head = raw["hidden_size"] // raw["num_attention_heads"]
+        raw["head_dim"] = 128 if kind == "qwen3" else per_head
+    for key in not_implemented(raw, rope):
+        raise UserError(f"{path}: {key} {shortened(raw[key])} is not implemented here")
+    return {**{key: raw[key] for key in SENSIBLE}, "model_type": kind,
+            "rope_theta": float(raw["rope_theta"]), **token_numbers(raw, folder)}
 
 
-def is_sensible(key: str, value) -> bool:
-    kind, least, most = SENSIBLE[key]
-    kinds = (int, float) if kind is float else (kind,)
-    return type(value) in kinds and least <= value <= most
+def not_implemented(raw: dict, rope: dict) -> list[str]:
+    """Settings of other models, which would change what is computed."""
+    found = [key for key, value in IMPLEMENTED.items() if (raw.get(key) or value) != value]
+    plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0,
+             "rope_theta": raw["rope_theta"]}
+    if not rope.items() <= plain.items():
+        found.append("rope_scaling" if raw.get("rope_scaling") else "rope_parameters")
+    if raw.get("layer_types") not in (None, ["full_attention"] * raw["num_hidden_layers"]):
+        found.append("layer_types")
+    if raw["num_attention_heads"] % raw["num_key_value_heads"]:
+        found.append("num_key_value_heads")
+    if raw["head_dim"] < 2 or raw["head_dim"] % 2:  # rotations need pairs
+        found.append("head_dim")
+    return found
 
 
-def refuse_other_models(raw: dict, rope: dict, values: dict, path: Path) -> None:
-    """Stop at settings of other models, which would change what is computed."""
-    plain_rope = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0,
-                  "rope_theta": rope.get("rope_theta")}
-    has_window = (raw.get("use_sliding_window") and raw.get("sliding_window", 4096)
-                  and raw.get("max_window_layers", 28) < values["num_hidden_layers"])
-    layer_types = raw.get("layer_types") or []
-    layer_types = layer_types if isinstance(layer_types, list) else [layer_types]
-    refused = {
-        "rope_scaling" if raw.get("rope_scaling") else "rope_parameters":
-            any(rope[key] != plain_rope.get(key) for key in rope),
-        "partial_rotary_factor": raw.get("partial_rotary_factor", 1.0) != 1.0,
-        "layer_types": any(kind != "full_attention" for kind in layer_types),
-        "use_sliding_window": has_window,
-        "hidden_act": raw.get("hidden_act", "silu") != "silu",
-        "attention_dropout": raw.get("attention_dropout"),
-        "attention_bias": raw.get("attention_bias") and raw["model_type"] == "qwen3",
-        "quantization_config": raw.get("quantization_config"),
-        "num_key_value_heads": values["num_attention_heads"] % values["num_key_value_heads"],
-        "head_dim": values["head_dim"] < 2 or values["head_dim"] % 2}  # rotations need pairs
-    for key, is_refused in refused.items():
-        if is_refused:
-            value = raw.get(key) or values.get(key)
-            raise UserError(f"{path}: {key} {shortened(value)} is not implemented here")
-
-
-def token_numbers(raw: dict, vocabulary: int, folder: Path) -> dict:
+def token_numbers(raw: dict, folder: Path) -> dict:
     """bos, pad and the tokens that end an answer. Of these the generation config of an instruct
     model lists more than config.json."""
+    vocabulary = raw["vocab_size"]
     generation = folder / "generation_config.json"
     ends = read_object(generation).get("eos_token_id") if is_file(generation) else None
     ends = raw.get("eos_token_id") if ends is None else ends
@@ -430,14 +420,9 @@ def weight_files(folder: Path) -> list[Path]:
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
                         "files are not read)")
     file_of = read_object(index).get("weight_map")
-    names = set(file_of.values()) if isinstance(file_of, dict) else set()
-    if not names or not all(isinstance(name, str) for name in names):
+    if not isinstance(file_of, dict):
         raise UserError(f"{index} has no weight_map of tensors to files")
-    paths = [folder / name for name in sorted(names)]
-    for path in paths:
-        if path.parent != folder or not is_file(path):
-            raise UserError(f"{index} names {shortened(path.name)}, and no such file is beside it")
-    return paths
+    return [folder / name for name in sorted(set(map(str, file_of.values())))]
 
 
 @contextmanager
@@ -450,41 +435,38 @@ def opened(path: Path):
         raise UserError(f"{path} cannot be read, it may be cut off: {error}") from None
 
 
-def tensors_of(folder: Path) -> dict[str, tuple[Path, tuple, str]]:
-    """Of every tensor its file, its shape and the type of its numbers, by name."""
-    found = {}
+def files_by_tensor(folder: Path) -> dict[str, Path]:
+    files = {}
     for path in weight_files(folder):
         with opened(path) as file:
-            for name in file.keys():
-                if name in found:
-                    raise UserError(f"{folder} has {name} twice, in {found[name][0].name} and in "
-                                    f"{path.name}")
-                part = file.get_slice(name)
-                found[name] = path, tuple(part.get_shape()), part.get_dtype()
-    return found
+            files |= dict.fromkeys(file.keys(), path)
+    return files
 
 
-def check_tensors(files: dict, model: Qwen2, folder: Path) -> None:
+def read_tensor(path: Path, name: str) -> torch.Tensor:
+    with opened(path) as file:
+        return file.get_tensor(name)
+
+
+def check_tensors(files: dict[str, Path], model: Qwen2, folder: Path) -> None:
     """Stop before memory is taken, unless every tensor has a parameter of its name and shape, and
     every parameter a tensor. Tied embeddings may be there a second time, as output matrix."""
     shapes = {name: tuple(place.shape) for name, place in model.named_parameters()}
-    refuse_names(sorted(set(shapes) - set(files)), f"{folder} lacks")
+    if missing := sorted(set(shapes) - set(files)):
+        raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
     shapes.setdefault(OUTPUT, shapes[EMBEDDINGS])
-    refuse_names(sorted(set(files) - set(shapes)),
-                 f"{folder} has, beyond what config.json asks for,")
-    for name, (path, shape, kind) in files.items():
+    if unknown := sorted(set(files) - set(shapes)):
+        raise UserError(f"{folder} has, beyond what config.json asks for, {', '.join(unknown[:5])}")
+    for name, path in files.items():
+        with opened(path) as file:
+            tensor = file.get_slice(name)
+            shape, kind = tuple(tensor.get_shape()), tensor.get_dtype()
         if shape != shapes[name]:
             raise UserError(f"{path}: {name} has shape {shape}, config.json asks for "
                             f"{shapes[name]}")
-        if kind not in FLOATS:
+        if kind not in ("F64", "F32", "F16", "BF16"):
             raise UserError(f"{path}: {name} holds {kind}, only float64, float32, float16 and "
                             "bfloat16 are read")
-
-
-def refuse_names(names: list[str], what: str) -> None:
-    if names:
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        raise UserError(f"{what} {', '.join(name[:100] for name in names[:5])}{more}")
 
 
 def take_memory(model: Qwen2, device, dtype: torch.dtype) -> None:
@@ -497,22 +479,16 @@ def take_memory(model: Qwen2, device, dtype: torch.dtype) -> None:
                 setattr(module, name, nn.Parameter(memory))
 
 
-def load_weights(model: Qwen2, files: dict, copy: Callable) -> None:
+def load_weights(model: Qwen2, files: dict[str, Path], copy: Callable) -> None:
     """Copy the folder's tensors into the parameters of the same name."""
-    places = dict(model.named_parameters())
-    for path in {path: None for path, _, _ in files.values()}:
-        with opened(path) as file:
-            for name in file.keys():
-                if name in places and not copy(places[name], file.get_tensor(name)):
-                    raise UserError(f"{path}: {name} holds numbers that are not finite in "
-                                    f"{places[name].dtype}")
-    if OUTPUT in files and OUTPUT not in places:  # a second copy of tied embeddings
-        both = []
-        for name in (OUTPUT, EMBEDDINGS):
-            with opened(files[name][0]) as file:
-                both.append(file.get_tensor(name))
+    for name, place in model.named_parameters():
+        if not copy(place, read_tensor(files[name], name)):
+            raise UserError(f"{files[name]}: {name} holds numbers that are not finite in "
+                            f"{place.dtype}")
+    if OUTPUT in files and model.lm_head is None:  # a second copy of tied embeddings
+        both = [read_tensor(files[name], name) for name in (OUTPUT, EMBEDDINGS)]
         if not torch.equal(*both):
-            raise UserError(f"{files[OUTPUT][0]} has, beyond what config.json asks for, {OUTPUT} "
+            raise UserError(f"{files[OUTPUT]} has, beyond what config.json asks for, {OUTPUT} "
                             "(not the embeddings, although tie_word_embeddings is true)")
 
 
