@@ -16,114 +16,86 @@ from engine.errors import UserError
 from harness.credit_file import read_columns, read_credit
 from runs import SHORT, assert_same_run, copy_project, lines, program
 
-ARMS = {name: ["--mitigation", name] for name in MITIGATIONS} | {
-    "causal_ablation": ["--mitigation", "causal_ablation", "--ablate_every", "16"],
-    "deletion": ["--mitigation", "causal_ablation", "--ablation", "delete"],
-    "vine": ["--advantage", "vine", "--values_k", "2"], "oracle": [
-        "--mitigation", "oracle", "--oracle_k", "1", "--answers", "2", "--max_new_tokens", "28"
-    ], "learned": ["--mitigation", "learned_importance", "--importance_warmup", "1"], **{
-        name: ["--advantage", name]
-        for name in ("dr_grpo", "rloo", "gae", "span", "prefix_tree", "ktae", "gtpo")
-    }, "values every 12": ["--advantage", "vine", "--values_every", "12", "--values_k", "1"
-                           ], "short-sighted critic": ["--advantage", "gae", "--gae_lambda", "0.9"],
-    "values where uncertain": ["--advantage", "vine", "--values_every", "uncertain",
-                               "--values_k", "1"],
-    "measured": ["--advantage", "measured", "--measured_k", "1", "--measured_above", "0.5"],
-    "critic of its own": ["--advantage", "gae", "--critic", "trunk", "--critic_layers", "1",
-                          "--trunk_lr", "1e-3"],
-    "process rewards": ["--advantage", "gae", "--process_reward", "0.5"],
-    "belief": ["--advantage", "belief", "--belief_every", "16"],
-    "hindsight": ["--advantage", "hindsight", "--hindsight_steps", "2"],
-    "epochs": ["--epochs", "2", "--clip_low", "0.1", "--clip_high", "0.1"], "kl": [
-        "--kl", "0.1", "--kl_kind", "k2"
-    ], "dpo": ["--loss", "dpo"], "sequence": ["--loss_norm", "sequence"], "constant": [
-        "--loss_norm", "constant", "--advantage", "dr_grpo"
-    ], "unfinished": ["--drop_unfinished"], "placebo": [
-        "--mitigation", "entropy_weighted", "--placebo", "weights"
-    ], "shuffled": ["--placebo", "advantages"], "few are left": [
-        "--mitigation", "causal_ablation", "--drop_unfinished", "--questions", "1", "--answers",
-        "2", "--max_new_tokens", "28"
-    ], "both axes": [
-        "--mitigation", "learned_importance", "--importance_warmup", "0", "--advantage", "gae",
-        "--rescale", "gradient", "--epochs", "2"
-    ]
-}
-
-SAMPLES_MORE = ("oracle", "causal_ablation", "vine", "values every 12", "values where uncertain",
-                "measured")
+# What keeps a state, samples more, draws at random or has another loss; test_mitigations.py has the
+# other weightings, which are functions of the batch alone.
+ARMS = {
+    "none": "", "random": "--mitigation random", "covariance": "--mitigation covariance",
+    "lambda": "--mitigation lambda_grpo",
+    "learned": "--mitigation learned_importance --importance_warmup 1",
+    "ablation": "--mitigation causal_ablation --ablate_every 16",
+    "attribution": "--mitigation outcome_gradient",
+    "oracle": "--mitigation oracle --oracle_k 1 --answers 2 --max_new_tokens 28",
+    "critic": "--advantage gae --gae_lambda 0.9 --process_reward 0.5",
+    "trunk": "--advantage gae --critic trunk --critic_layers 1",
+    "vine": "--advantage vine --values_every uncertain --values_k 1",
+    "measured": "--advantage measured --measured_k 1 --measured_above 0.5",
+    "belief": "--advantage belief --belief_every 16",
+    "hindsight": "--advantage hindsight --hindsight_steps 2",
+    "tree": "--advantage prefix_tree --loss_norm constant",
+    "epochs": "--epochs 2 --clip_low 0.1 --clip_high 0.1", "kl": "--kl 0.1 --kl_kind k2",
+    "dpo": "--loss dpo", "shuffled weights": "--mitigation entropy_weighted --placebo weights",
+    "shuffled advantages": "--placebo advantages --drop_unfinished",
+    "both axes": "--mitigation learned_importance --importance_warmup 0 --advantage gae "
+                 "--rescale gradient --epochs 2"}
+REPORTED = {"critic": "explained_variance", "epochs": "clipped_share", "kl": "kl",
+            "dpo": "pairs_in_order", "lambda": "lambda", "learned": "importance_loss"}
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
-    """All arms, going on after the first step's checkpoint; state of critics and weightings
-    included."""
+    """Going on after the first step's checkpoint; state of critics and weightings included."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train.main([*SHORT, "--steps", "2", *ARMS[arm], "--out", str(whole)])
+    train.main([*SHORT, "--steps", "2", *ARMS[arm].split(), "--out", str(whole)])
     shutil.copytree(whole, stopped)
     shutil.rmtree(stopped / "checkpoints/step_000002")  # as if stopped while it was written
     train.main(["--resume", str(stopped)])
     assert (stopped / "checkpoints/step_000002").exists()
     assert_same_run(whole, stopped)
-    metrics = lines(tmp_path / "whole/metrics.jsonl")
-    assert len(metrics) == 2
-    assert any(m["trained_tokens"] for m in metrics) or arm == "few are left"
-    expected = {
-        "gae": "explained_variance", "epochs": "clipped_share", "kl": "kl", "dpo": "pairs_in_order",
-        "lambda_grpo": "lambda", "learned": "importance_loss"
-    }.get(arm)
-    assert expected is None or any(m.get(expected) is not None for m in metrics)
-    assert (metrics[0]["extra_tokens"] > 0) == (arm in SAMPLES_MORE) or arm == "few are left"
+    metrics = lines(whole / "metrics.jsonl")
+    assert len(metrics) == 2 and any(line["trained_tokens"] for line in metrics)
+    assert arm not in REPORTED or any(line.get(REPORTED[arm]) is not None for line in metrics)
+    samples_more = arm in ("oracle", "ablation", "vine", "measured")
+    assert (metrics[0]["extra_tokens"] > 0) == samples_more
+
+
+def one_step(folder, *flags):
+    """The credit columns and the metrics of a run of one step."""
+    train.main([*SHORT, *flags, "--steps", "1", "--out", str(folder / "x")])
+    [metrics] = lines(folder / "x/metrics.jsonl")
+    return read_columns(folder / "x", 1), metrics
+
+
+def recorded(folder):
+    return read_credit(folder / "x", 1, load_tokenizer(ROOT / "models/tiny"))
 
 
 def test_unfinished_answers_are_on_record_with_weight_0(tmp_path):
-    train.main([
-        *SHORT, "--drop_unfinished", "--max_new_tokens", "42", "--steps", "1", "--out",
-        str(tmp_path / "x")
-    ])
-    with np.load(tmp_path / "x/credit/step_000001.npz") as file:
-        credit = dict(file)
-    ends = np.append(credit["episode_start"][1:], len(credit["token_id"]))
-    assert 0 < credit["finished"].sum() < 8
-    for done, start, end in zip(credit["finished"], credit["episode_start"], ends):
-        assert (credit["weight"][start:end] == float(done)).all()
-    assert credit["advantage"][credit["weight"] == 0].any()  # the group's statistics knew them
+    credit, _ = one_step(tmp_path, "--drop_unfinished", "--max_new_tokens", "42")
+    lengths = np.diff([*credit["episode_start"], len(credit["token_id"])])
+    finished = np.repeat(credit["finished"], lengths)
+    assert 0 < credit["finished"].sum() < 8 and (credit["weight"] == finished).all()
+    assert credit["advantage"][~finished].any()  # the group's statistics knew them
 
 
 def test_the_published_weights_are_on_record_as_they_are(tmp_path):
-    train.main([
-        *SHORT, "--mitigation", "inverse_logprob_as_published", "--steps", "1", "--out",
-        str(tmp_path / "x")
-    ])
-    with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
-        np.testing.assert_allclose(credit["weight"], 0.1 / (np.abs(credit["log_prob"]) + 0.1) ** 2,
-                                   rtol=1e-5)
+    credit, _ = one_step(tmp_path, "--mitigation", "inverse_logprob_as_published")
+    expected = 0.1 / (np.abs(credit["log_prob"]) + 0.1) ** 2
+    np.testing.assert_allclose(credit["weight"], expected, rtol=1e-5)
+    assert "ratio" not in credit  # where the loss has none
 
 
 def test_the_ratio_of_the_last_update_is_on_record(tmp_path):
     """Its mean over the tokens that were trained on is that of metrics.jsonl; others have 1."""
-    train.main([*SHORT, "--epochs", "2", "--steps", "1", "--questions", "4", "--drop_unfinished",
-                "--out", str(tmp_path / "x")])
-    columns = read_columns(tmp_path / "x", 1)
-    trained = columns["weight"] * columns["advantage"] != 0
-    ratio, [metrics] = columns["ratio"], lines(tmp_path / "x/metrics.jsonl")
+    credit, metrics = one_step(tmp_path, "--epochs", "2", "--questions", "4", "--drop_unfinished")
+    trained, ratio = credit["weight"] * credit["advantage"] != 0, credit["ratio"]
     assert ratio[trained].std() > 0.001 and (ratio[~trained] == 1).all() and not trained.all()
     assert ratio[trained].mean() == pytest.approx(metrics["ratio_mean"], abs=1e-5)
 
 
-@pytest.mark.parametrize("flags", [[], ["--loss", "dpo", "--epochs", "2"]])
-def test_no_ratio_is_on_record_where_the_loss_has_none(tmp_path, flags):
-    train.main([*SHORT, *flags, "--steps", "1", "--out", str(tmp_path / "x")])
-    assert "ratio" not in read_columns(tmp_path / "x", 1)
-
-
 def test_shuffled_advantages_are_on_record_beside_the_true_rewards(tmp_path):
-    train.main([
-        *SHORT, "--placebo", "advantages", "--questions", "6", "--steps", "1", "--out",
-        str(tmp_path / "x")
-    ])
-    credit = read_credit(tmp_path / "x", 1, load_tokenizer(ROOT / "models/tiny"))
-    true = group_z_score(credit.reward, credit.group)
-    found = credit.advantage[:, 0]
+    one_step(tmp_path, "--placebo", "advantages", "--questions", "6")
+    credit = recorded(tmp_path)
+    true, found = group_z_score(credit.reward, credit.group), credit.advantage[:, 0]
     assert not torch.equal(found, true)
     for g in range(6):
         assert torch.equal(found[credit.group == g].sort().values,
@@ -131,25 +103,22 @@ def test_shuffled_advantages_are_on_record_beside_the_true_rewards(tmp_path):
 
 
 def test_what_dpo_did_is_on_record_as_an_advantage(tmp_path):
-    train.main(
-        [*SHORT, "--loss", "dpo", "--steps", "1", "--questions", "4", "--out",
-         str(tmp_path / "x")])
-    pairs = lines(tmp_path / "x/metrics.jsonl")[0]["pairs"]
-    credit = read_credit(tmp_path / "x", 1, load_tokenizer(ROOT / "models/tiny"))
-    signs = credit.advantage[:, 0].sign()
+    columns, metrics = one_step(tmp_path, "--loss", "dpo", "--questions", "4")
+    assert "ratio" not in columns
+    credit = recorded(tmp_path)
+    signs, pairs = credit.advantage[:, 0].sign(), metrics["pairs"]
     assert pairs > 0 and (signs == 1).sum() == pairs == (signs == -1).sum()
-    assert all(
-        credit.reward[(signs == 1) & (credit.group == g)] >= credit.reward[credit.group == g].max()
-        for g in range(4)
-        if signs[credit.group == g].any())
+    for g in credit.group[signs != 0].unique():
+        own = credit.group == g
+        assert credit.reward[(signs == 1) & own] == credit.reward[own].max()
 
 
 def test_what_a_folder_is_decides_how_to_go_on(tmp_path):
     out = ["--out", str(tmp_path / "x")]
     train.main([*SHORT, *out, "--steps", "1"])
-    for argv, said in ((["--steps", "1"], "go on with --resume"), ([
-            "--steps", "1", "--learning_rate", "1e-3"
-    ], "with learning_rate 0.00025 instead of 0.001")):
+    for argv, said in ((["--steps", "1"], "go on with --resume"),
+                       (["--steps", "1", "--learning_rate", "1e-3"],
+                        "with learning_rate 0.00025 instead of 0.001")):
         with pytest.raises(UserError, match=said):
             train.main([*SHORT, *out, *argv])
     (tmp_path / "file").write_text("")
