@@ -6,37 +6,35 @@ import pytest
 import torch
 
 from conftest import ASKED, SPOKEN, copied, hand_made, spoken
-from credit import monte_carlo as critic
+from credit import monte_carlo
 from credit.critic import generalised_advantage
-from harness.registry import ADVANTAGES
-from harness.registry import make as make_choice
 from credit.monte_carlo import (continuation_rewards, decision_starts, prefix_values,
                                 segment_starts, sequences)
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.sampler import Generation, generate
+from harness.registry import ADVANTAGES
+from harness.registry import make as make_choice
 
 MASK = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] + [False] * 4])
+FLAGS = {"gae": {"critic_lr": 0.05}, "vine": {"values_k": 2}}
 
 
-@pytest.mark.parametrize("gamma, lam", [(1, 1), (1, 0), (0.9, 0.95), (0.5, 0.3), (1, 0.7), (0.9, 1)])
+def make(name, policy, **flags):
+    return make_choice(ADVANTAGES[name], FLAGS[name] | flags, policy)
+
+
+@pytest.mark.parametrize("gamma, lam", [(1, 1), (1, 0), (0.9, 0.95), (1, 0.7), (0.9, 1)])
 def test_gae_against_a_double_loop(gamma, lam):
-    generator = torch.Generator().manual_seed(0)
-    value, reward = torch.randn(3, 5, generator=generator), torch.tensor([1.0, -0.5, 0.25])  # values beyond the mask are junk
-    expected = torch.zeros(3, 5)
+    value = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))  # junk beyond the mask
+    reward, expected = torch.tensor([1.0, -0.5, 0.25]), torch.zeros(3, 5)
     for b, n in enumerate(MASK.sum(1).tolist()):
-        v = [*value[b, :n].tolist(), 0.0]  # terminal
-        delta = [(reward[b].item() if t == n - 1 else 0.0) + gamma * v[t + 1] - v[t] for t in range(n)]
+        v = [*value[b, :n].tolist(), 0.0]  # the end is terminal
+        r = [0.0] * (n - 1) + [reward[b].item()]
+        delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(n)]
         for t in range(n):
             expected[b, t] = sum((gamma * lam) ** (j - t) * delta[j] for j in range(t, n))
     torch.testing.assert_close(generalised_advantage(value, reward, MASK, gamma, lam), expected)
-
-
-def test_gae_at_its_ends():
-    value, reward = torch.rand(3, 5), torch.tensor([1.0, 0.0, 0.5])
-    torch.testing.assert_close(generalised_advantage(value, reward, MASK, 1, 1), (reward[:, None] - value) * MASK)
-    one_step = generalised_advantage(value, reward, MASK, 1, 0)
-    torch.testing.assert_close(one_step[1, :2], torch.stack([value[1, 1] - value[1, 0], reward[1] - value[1, 1]]))
 
 
 def test_rewards_on_the_way_by_hand():
@@ -58,188 +56,64 @@ def test_right_steps_are_paid_where_they_end(policy):
     assert paid[:len(texts)].tolist() == pytest.approx(left, abs=1e-6)
 
 
-def test_a_task_without_steps_has_no_process_reward(policy):
+def test_what_cannot_be_had_is_refused(policy, monkeypatch):
+    other = SimpleNamespace(task=None, settings=SimpleNamespace(task="some_task"))
     with pytest.raises(UserError, match="--process_reward 0.5: --task some_task has no method"):
-        make("gae", SimpleNamespace(task=None, settings=SimpleNamespace(task="some_task")),
-             process_reward=0.5)
+        make("gae", other, process_reward=0.5)
+    with pytest.raises(UserError, match="--critic_layers 4: the model has 3"):
+        make("gae", policy, critic="trunk", critic_layers=4)
+    for places in ([0, 99], [-1], 3, None, ["a"]):
+        monkeypatch.setattr(type(policy.task.task), "right_steps", lambda *_: places)
+        with pytest.raises(UserError, match=r"right_steps\(.* should return a list of tokens"):
+            make("gae", policy, process_reward=0.5)(spoken(policy), policy)
 
 
-@pytest.mark.parametrize("places", [[0, 99], [-1], 3, None, ["a"]])
-def test_right_steps_that_are_no_tokens_are_refused(policy, monkeypatch, places):
-    tokens = spoken(policy)
-    monkeypatch.setattr(type(policy.task.task), "right_steps", lambda *_: places)
-    with pytest.raises(UserError, match=r"right_steps\(.* should return a list of tokens"):
-        make("gae", policy, process_reward=0.5)(tokens, policy)
-
-
-FLAGS = {"gae": {"critic_lr": 0.05}, "vine": {"values_k": 2}}
-
-
-def make(name, policy, **flags):
-    return make_choice(ADVANTAGES[name], FLAGS[name] | flags, policy)
-
-
-def small_lab(**_):
-    return SimpleNamespace(settings=SimpleNamespace(), model=SimpleNamespace(config=SimpleNamespace(hidden_size=3), device="cpu"))
+# a policy of which a critic only asks how wide its states are
+WIDE_3 = SimpleNamespace(settings=SimpleNamespace(), model=SimpleNamespace(
+    config=SimpleNamespace(hidden_size=3), device="cpu"))
 
 
 def told_by_state():
-    """States whose direction tells the reward of the answer, and whose length tells nothing: a linear critic can be right."""
+    """States whose direction tells the reward of the answer, and whose length tells nothing: a
+    linear critic can be right."""
     reward = torch.tensor([1.0, 0.0, 0.5])
     direction = torch.stack([reward, (1 - reward.square()).sqrt(), torch.zeros(3)], 1)
-    hidden = direction[:, None] * (0.1 + 5 * torch.rand(3, 5, 1, generator=torch.Generator().manual_seed(1)))
-    forward = SimpleNamespace(look=lambda *_, **__: {"hidden": hidden})
+    length = 0.1 + 5 * torch.rand(3, 5, 1, generator=torch.Generator().manual_seed(1))
+    forward = SimpleNamespace(look=lambda *_, **__: {"hidden": direction[:, None] * length})
     return hand_made(MASK, scores={"reward": reward}, forward=forward)
 
 
 def test_the_critic_learns_and_its_advantages_are_from_before_its_update():
-    policy, batch = small_lab(), told_by_state()
-    gae = make("gae", policy)
-    first = gae(batch, policy)
-    torch.testing.assert_close(first, batch.reward[:, None] * MASK)  # V was 0 everywhere
+    batch, gae = told_by_state(), make("gae", WIDE_3)
+    torch.testing.assert_close(gae(batch, WIDE_3), batch.reward[:, None] * MASK)  # V was 0
     assert gae.metrics["explained_variance"] == pytest.approx(0, abs=1e-6)
     for _ in range(300):
-        last = gae(batch, policy)
+        last = gae(batch, WIDE_3)
     assert gae.metrics["explained_variance"] > 0.99 and last.abs().max() < 0.05
 
 
 def test_explained_variance_by_hand():
-    """Targets 1 1 1 1 1 0 0 0.5 (lambda 1), predictions 0.5 everywhere explain nothing; those of the state explain all."""
-    policy, batch = small_lab(), told_by_state()
-    gae = make("gae", policy)
+    """Values of half the target leave a quarter of its variance; of targets without spread there is
+    nothing to explain."""
+    gae = make("gae", WIDE_3)
     with torch.no_grad():
         gae.critic.module.weight.copy_(torch.tensor([[0.5, 0, 0]]))
-    gae(batch, policy)
-    assert gae.metrics["explained_variance"] == pytest.approx(0.75)  # the error is half the target: a quarter of its variance
-
-
-def test_the_policy_gets_no_gradient_from_the_critic(policy):
-    tokens = spoken(policy)
-    policy.model.zero_grad()
-    gae = make("gae", policy)
-    assert not gae(tokens, policy).requires_grad and all(p.grad is None for p in policy.model.parameters())
-
-
-def test_a_critic_without_spread_in_its_targets_explains_nothing_defined():
-    policy = small_lab()
-    gae = make("gae", policy)
-    gae(dataclasses.replace(told_by_state(), scores={"reward": torch.ones(3)}), policy)
+    gae(told_by_state(), WIDE_3)
+    assert gae.metrics["explained_variance"] == pytest.approx(0.75)
+    gae(dataclasses.replace(told_by_state(), scores={"reward": torch.ones(3)}), WIDE_3)
     assert gae.metrics["explained_variance"] is None
 
 
-def test_segments():
-    assert segment_starts(["a", "b\n", "c", "\n\n", "d"], "line") == [0, 2, 4]
-    assert segment_starts(["a", "b\n"], "line") == [0] and segment_starts([], "2") == []  # nothing begins after the last token
-    assert segment_starts(["a"] * 5, "2") == [0, 2, 4]
-
-
-def test_segments_begin_at_every_fifth_decision():
-    """p below 0.9 at 1 2 3 4 6 7, of which the first and the sixth begin a segment; 0.9 is none."""
-    probability = [0.95, 0.5, 0.8, 0.2, 0.89, 0.9, 0.1, 0.3, 1.0]
-    assert decision_starts(probability) == [0, 1, 7]
-    assert decision_starts([0.5] * 6) == [0, 5]  # 0 is a start in any case, and once
-    assert decision_starts([0.99] * 3) == [0] and decision_starts([]) == []
-
-
-def test_vine_cut_where_the_policy_was_uncertain(monkeypatch):
-    """Answers of four tokens and of one; only the token at 2 is a decision. V is 0.5 at the start
-    and 0.25 before that token, the rewards are 1 and 0."""
-    table = {0: 0.5, 2: 0.25}
-    monkeypatch.setattr(critic, "continuation_rewards", lambda policy, batch, prefixes, k:
-                        (torch.tensor([[table[len(ids)]] * k for _, ids in prefixes]), 9))
-    chance = torch.tensor([[0.95, 0.99, 0.5, 0.95], [0.95, 0.1, 0.1, 0.1]])
-    batch = hand_made([[True] * 4, [True, False, False, False]], log_prob=chance.log(),
-                      scores={"reward": torch.tensor([1.0, 0.0])})
-    vine = make("vine", small_lab(), values_every="uncertain")
-    expected = torch.tensor([[-0.25, -0.25, 0.75, 0.75], [-0.5, 0, 0, 0]])
-    torch.testing.assert_close(vine(batch, None), expected)
-
-
-def test_vine_by_hand(policy, monkeypatch):
-    """V is 0.5 at the start, 0.25 after two tokens, 0.75 after four; the reward is 1."""
-    table = {0: 0.5, 2: 0.25, 4: 0.75}
-    monkeypatch.setattr(critic, "continuation_rewards", lambda policy, batch, prefixes, k: (torch.tensor([[table[len(ids)]] * k for _, ids in prefixes]), 9))
-    batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, ids=torch.tensor([[4, 5, 6, 7, 8], [4, 9, 0, 0, 0], [4, 0, 0, 0, 0]]))
-    vine = make("vine", small_lab(), values_every="2")
-    expected = torch.tensor([[-0.25, -0.25, 0.5, 0.5, 0.25], [-0.5, -0.5, 0, 0, 0], [0.0, 0, 0, 0, 0]])
-    torch.testing.assert_close(vine(batch, policy), expected)
-    assert vine.metrics == {"extra_tokens": 9}
-
-
-def test_equal_prefixes_of_one_question_share_their_continuations(policy, monkeypatch):
-    asked = []
-    monkeypatch.setattr(critic, "continuation_rewards", lambda policy, batch, prefixes, k: asked.extend(prefixes) or (torch.arange(len(prefixes) * 1.0)[:, None], 0))
-    batch = hand_made(torch.ones(3, 2, dtype=torch.bool), group=torch.tensor([0, 0, 1]), ids=torch.tensor([[4, 5], [4, 6], [4, 5]]))
-    values, _ = prefix_values(policy, batch, [[0, 1], [0, 1], [0, 1]], 1)
-    assert asked == [(0, ()), (0, (4,)), (1, ()), (1, (4,))] and values == [[0, 1], [0, 1], [2, 3]]
-
-
-def test_continuations_are_scored_whole_and_against_their_own_question(policy, monkeypatch):
-    """The model is made to say the rest of the right answer: only the prefix of that question becomes right."""
-    batch, start = spoken(policy), " 3 + 5 = 8, 8 + 7 = 15 hit.</think>\n<answer> ("
-    rest = policy.tokenizer.encode(" 3 + 5 ) + 7</answer><|im_end|>").ids
-
-    def speak(model, prompts, starts, max_new_tokens, **_):
-        assert len(max_new_tokens) == len(starts) and all(p[:len(batch.prompt_ids[0])] in batch.prompt_ids for p in prompts)
-        tokens = torch.tensor([rest] * len(starts))
-        return Generation(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.ones(len(tokens), dtype=torch.bool), *torch.zeros(3, *tokens.shape))
-    monkeypatch.setattr(critic, "generate", speak)
-    ids = tuple(policy.tokenizer.encode(start).ids)
-    rewards, spent = continuation_rewards(policy, batch, [(0, ids), (1, ids)], 2)
-    assert rewards[0].tolist() == pytest.approx([1.1, 1.1]) and (rewards[1] < 0.2).all() and spent == 4 * len(rest)
-
-
-def test_a_prefix_that_has_ended_or_is_full_is_worth_its_own_reward(policy, monkeypatch):
-    monkeypatch.setattr(critic, "generate", lambda *_, **__: pytest.fail("nothing can follow"))
-    batch = spoken(policy)
-    whole = tuple(policy.tokenizer.encode(SPOKEN[0]).ids)
-    full = (tuple(policy.tokenizer.encode(" 3").ids) * 60)[:60]
-    rewards, spent = continuation_rewards(policy, batch, [(0, whole), (1, whole), (0, full)], 3)
-    assert rewards.tolist() == [pytest.approx([1.1] * 3), pytest.approx([0.1] * 3), [0.0] * 3] and spent == 0
-
-
-def test_continuations_stop_at_the_limit_of_the_whole_answer(policy, monkeypatch):
-    seen = []
-
-    def watch(*args, **given):
-        result = generate(*args, **given)
-        seen.append((given["max_new_tokens"], result.mask.sum(1)))
-        assert len(args[1]) == 1  # the prefixes are places of one sequence
-        return result
-    monkeypatch.setattr(critic, "generate", watch)
-    batch = spoken(policy)
-    prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (1, 5, 9)]
-    rewards, spent = continuation_rewards(policy, batch, prefixes, 2)
-    assert rewards.shape == (3, 2) and spent == sum(int(lengths.sum()) for _, lengths in seen)
-    assert sum((limits for limits, _ in seen), []) == [59, 59, 55, 55, 51, 51]  # of 60
-    for limits, lengths in seen:
-        assert (lengths <= torch.tensor(limits)).all()
-
-
-def test_prefixes_share_the_sequence_that_they_begin():
-    whole = sequences([(0, (1, 2)), (0, (1, 2, 3)), (0, (1, 3)), (1, (1,)), (0, ())])
-    assert whole == {(0, ()): (0, (1, 2, 3)), (0, (1, 2)): (0, (1, 2, 3)), (1, (1,)): (1, (1,)),
-                     (0, (1, 2, 3)): (0, (1, 2, 3)), (0, (1, 3)): (0, (1, 3))}
-
-
-def test_equal_answers_are_scored_once(policy, monkeypatch):
-    """Of 120 answers that go on from three places of one answer, many are the same."""
-    batch = spoken(policy)
-    prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (3, 5, 9)]
-    scored = []
-    monkeypatch.setattr(type(policy), "reward_of", lambda policy, problem, ids: scored.append(ids) or len(ids))
-    rewards, _ = continuation_rewards(policy, batch, prefixes, 40)
-    assert len(scored) == len(set(scored)) and rewards.shape == (3, 40) and (rewards > 0).all()
-
-
-def test_monte_carlo_values_agree_with_many_fresh_answers(policy):
-    """The value of the empty prefix is the mean reward of plain sampling."""
-    batch = spoken(policy)
-    rewards, _ = continuation_rewards(policy, batch, [(1, ())], 600)
-    fresh = generate(policy.model, [batch.prompt_ids[1]], answers=600, max_new_tokens=60, seed=11)
-    rows = zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())
-    mean = sum(policy.reward_of(ASKED[1], ids[:length]) for ids, length in rows) / 600
-    assert rewards.mean().item() == pytest.approx(mean, abs=4 * (0.25 / 300) ** 0.5)
+def test_a_state_goes_on_and_one_that_does_not_fit_is_refused():
+    gae, other = make("gae", WIDE_3), make("gae", WIDE_3)
+    gae(told_by_state(), WIDE_3)
+    state = {name: value.clone() for name, value in gae.state_dict().items()}
+    other.load_state_dict(state)
+    torch.testing.assert_close(other(told_by_state(), WIDE_3), gae(told_by_state(), WIDE_3))
+    for missing, said in (("bias", "lacks bias"), ("exp_avg.bias", "does not fit")):
+        rest = {name: value for name, value in state.items() if name != missing}
+        with pytest.raises(UserError, match=said):
+            other.load_state_dict(rest)
 
 
 @pytest.mark.parametrize("layers", [0, 1])
@@ -256,32 +130,125 @@ def test_a_trunk_reads_the_models_first_layers(policy, layers):
     torch.testing.assert_close(values, expected[rows][tokens.mask[rows]], rtol=1e-4, atol=1e-5)
 
 
-def test_a_trunk_learns_and_leaves_the_policy_alone(policy):
-    tokens, before = spoken(policy), {n: p.clone() for n, p in policy.model.named_parameters()}
-    gae = make("gae", policy, critic="trunk", critic_layers=1)
+@pytest.mark.parametrize("critic, layers, explained", [("trunk", 1, 0.8), ("head", 0, 0.0)])
+def test_a_critic_learns_and_leaves_the_policy_alone(policy, critic, layers, explained):
+    """Answers that begin alike are not told apart."""
+    tokens, before = spoken(policy), copied(policy.model)
+    policy.model.zero_grad()
+    gae = make("gae", policy, critic=critic, critic_layers=layers)
     first = gae(tokens, policy)
     torch.testing.assert_close(first, tokens.reward[:, None] * tokens.mask)  # V was 0
     for _ in range(30):
         gae(tokens, policy)
-    assert gae.metrics["explained_variance"] > 0.8  # answers that begin alike are not told apart
-    for name, parameter in policy.model.named_parameters():
-        assert parameter.grad is None and torch.equal(parameter, before[name]), name
+    assert gae.metrics["explained_variance"] > explained and not first.requires_grad
+    for parameter, earlier in zip(policy.model.parameters(), before.parameters()):
+        assert parameter.grad is None and torch.equal(parameter, earlier)
 
 
-def test_a_trunk_of_more_layers_than_the_model(policy):
-    with pytest.raises(UserError, match="--critic_layers 4: the model has 3"):
-        make("gae", policy, critic="trunk", critic_layers=4)
+def test_where_segments_begin():
+    assert segment_starts(["a", "b\n", "c", "\n\n", "d"], "line") == [0, 2, 4]
+    assert segment_starts(["a", "b\n"], "line") == [0]  # nothing begins after the last token
+    assert segment_starts(["a"] * 5, "2") == [0, 2, 4] and segment_starts([], "2") == []
+    # p below 0.9 at 1 2 3 4 6 7, of which the first and the sixth begin a segment; 0.9 is none
+    assert decision_starts([0.95, 0.5, 0.8, 0.2, 0.89, 0.9, 0.1, 0.3, 1.0]) == [0, 1, 7]
+    assert decision_starts([0.5] * 6) == [0, 5]  # 0 is a start in any case, and once
+    assert decision_starts([0.99] * 3) == [0] and decision_starts([]) == []
 
 
-def test_state_that_does_not_fit_is_refused():
-    policy = small_lab()
-    gae = make("gae", policy)
-    gae(told_by_state(), policy)
-    state = {name: value.clone() for name, value in gae.state_dict().items()}
-    other = make("gae", policy)
-    other.load_state_dict(state)
-    torch.testing.assert_close(other(told_by_state(), policy), gae(told_by_state(), policy))
-    with pytest.raises(UserError, match="lacks bias"):
-        other.load_state_dict({name: value for name, value in state.items() if name != "bias"})
-    with pytest.raises(UserError, match="does not fit"):
-        other.load_state_dict({name: value for name, value in state.items() if name != "exp_avg.bias"})
+@pytest.mark.parametrize("every, expected", [
+    ("2", [[-0.25, -0.25, 0.5, 0.5, 0.25], [-0.5, -0.5, 0, 0, 0], [0.0, 0, 0, 0, 0]]),
+    ("uncertain", [[-0.25, -0.25, 0.75, 0.75, 0.75], [-0.5, -0.5, 0, 0, 0], [0.0, 0, 0, 0, 0]])])
+def test_vine_by_hand(monkeypatch, every, expected):
+    """V is 0.5 at the start, 0.25 after two tokens, 0.75 after four; the rewards are 1, 0, 0.5.
+    Only the third token of the first answer is a decision."""
+    worth = {0: 0.5, 2: 0.25, 4: 0.75}
+    monkeypatch.setattr(monte_carlo, "continuation_rewards", lambda policy, batch, prefixes, k:
+                        (torch.tensor([[worth[len(ids)]] * k for _, ids in prefixes]), 9))
+    chance = torch.full((3, 5), 0.95)
+    chance[0, 2] = 0.5
+    batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, log_prob=chance.log())
+    vine = make("vine", WIDE_3, values_every=every)
+    torch.testing.assert_close(vine(batch, None), torch.tensor(expected))
+    assert vine.metrics == {"extra_tokens": 9}
+
+
+def test_equal_prefixes_of_one_question_share_their_continuations(policy, monkeypatch):
+    asked = []
+
+    def rewards(policy, batch, prefixes, k):
+        asked.extend(prefixes)
+        return torch.arange(len(prefixes) * 1.0)[:, None], 0
+
+    monkeypatch.setattr(monte_carlo, "continuation_rewards", rewards)
+    batch = hand_made(torch.ones(3, 2, dtype=torch.bool), group=torch.tensor([0, 0, 1]),
+                      ids=torch.tensor([[4, 5], [4, 6], [4, 5]]))
+    values, _ = prefix_values(policy, batch, [[0, 1], [0, 1], [0, 1]], 1)
+    assert asked == [(0, ()), (0, (4,)), (1, ()), (1, (4,))]
+    assert values == [[0, 1], [0, 1], [2, 3]]
+
+
+def test_continuations_are_scored_whole_and_against_their_own_question(policy, monkeypatch):
+    """The model is made to say the rest of a right answer: only the prefix of that question becomes
+    right. Equal answers are scored once."""
+    batch, start = spoken(policy), " 3 + 5 = 8, 8 + 7 = 15 hit.</think>\n<answer> ("
+    rest, scored = policy.tokenizer.encode(" 3 + 5 ) + 7</answer><|im_end|>").ids, []
+    reward_of = type(policy).reward_of
+
+    def speak(model, prompts, starts, max_new_tokens, **_):
+        assert len(max_new_tokens) == len(starts)
+        tokens = torch.tensor([rest] * len(starts))
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        return Generation(tokens, mask, mask[:, 0], *torch.zeros(3, *tokens.shape))
+
+    monkeypatch.setattr(monte_carlo, "generate", speak)
+    monkeypatch.setattr(type(policy), "reward_of", lambda policy, problem, ids:
+                        scored.append(ids) or reward_of(policy, problem, ids))
+    ids = tuple(policy.tokenizer.encode(start).ids)
+    rewards, spent = continuation_rewards(policy, batch, [(0, ids), (1, ids)], 2)
+    assert rewards[0].tolist() == pytest.approx([1.1, 1.1]) and (rewards[1] < 0.2).all()
+    assert spent == 4 * len(rest) and len(scored) == 2
+
+
+def test_a_prefix_that_has_ended_or_is_full_is_worth_its_own_reward(policy, monkeypatch):
+    monkeypatch.setattr(monte_carlo, "generate", lambda *_, **__: pytest.fail("nothing can follow"))
+    whole = tuple(policy.tokenizer.encode(SPOKEN[0]).ids)
+    full = (tuple(policy.tokenizer.encode(" 3").ids) * 60)[:60]
+    prefixes = [(0, whole), (1, whole), (0, full)]
+    rewards, spent = continuation_rewards(policy, spoken(policy), prefixes, 3)
+    expected = torch.tensor([1.1, 0.1, 0.0])[:, None].expand(3, 3)
+    torch.testing.assert_close(rewards, expected)
+    assert spent == 0
+
+
+def test_continuations_stop_at_the_limit_of_the_whole_answer(policy, monkeypatch):
+    seen = []
+
+    def watch(*args, **given):
+        result = generate(*args, **given)
+        seen.append((given["max_new_tokens"], result.mask.sum(1)))
+        assert len(args[1]) == 1  # the prefixes are places of one sequence
+        return result
+    monkeypatch.setattr(monte_carlo, "generate", watch)
+    batch = spoken(policy)
+    prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (1, 5, 9)]
+    rewards, spent = continuation_rewards(policy, batch, prefixes, 2)
+    [(limits, lengths)] = seen
+    assert rewards.shape == (3, 2) and spent == lengths.sum()
+    assert limits == [59, 59, 55, 55, 51, 51]  # of 60
+    assert (lengths <= torch.tensor(limits)).all()
+
+
+def test_prefixes_share_the_sequence_that_they_begin():
+    whole = sequences([(0, (1, 2)), (0, (1, 2, 3)), (0, (1, 3)), (1, (1,)), (0, ())])
+    assert whole == {(0, ()): (0, (1, 2, 3)), (0, (1, 2)): (0, (1, 2, 3)), (1, (1,)): (1, (1,)),
+                     (0, (1, 2, 3)): (0, (1, 2, 3)), (0, (1, 3)): (0, (1, 3))}
+
+
+def test_monte_carlo_values_agree_with_many_fresh_answers(policy):
+    """The value of the empty prefix is the mean reward of plain sampling."""
+    batch = spoken(policy)
+    rewards, _ = continuation_rewards(policy, batch, [(1, ())], 300)
+    fresh = generate(policy.model, [batch.prompt_ids[1]], answers=300, max_new_tokens=60, seed=11)
+    rows = zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())
+    mean = sum(policy.reward_of(ASKED[1], ids[:length]) for ids, length in rows) / 300
+    assert rewards.mean().item() == pytest.approx(mean, abs=4 * (0.25 / 150) ** 0.5)
