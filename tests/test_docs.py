@@ -1,9 +1,6 @@
 """What the pages tell a reader to paste works as it stands there."""
 import json
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
 
 import numpy as np
@@ -11,12 +8,9 @@ import pytest
 import torch
 
 from conftest import ROOT, hand_made, project_files
-from tools.countdown_data import read_problems
 from grpo import length_factor, policy_loss
-
-SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
-         "--answers", "4", "--max_new_tokens", "32", "--steps", "1", "--eval_every", "1",
-         "--eval_tasks", "8", "--checkpoint_every", "0"]
+from runs import SHORT, copy_project, lines, program
+from tools.countdown_data import read_problems
 
 
 def blocks(page: str, language: str = "python") -> list[str]:
@@ -24,48 +18,50 @@ def blocks(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
 
 
+TRAIN = """
+import json, sys
+import train
+for flags in json.loads(sys.argv[1]):
+    train.main(flags)
+"""
+RUNS = {"task": ["--task", "my_task", "--count", "4"],
+        "advantage": ["--advantage", "my_credit", "--process", "0.25", "--seed", "1"],
+        "plain": ["--steps", "3", "--max_new_tokens", "80", "--out", "runs/none-grpo-s0",
+                  "--eval_every", "1", "--eval_tasks", "8"]}
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A copy of the program to paste into."""
-    folder = tmp_path_factory.mktemp("copy")
-    for path in project_files("*.py"):
-        shutil.copy(path, folder)
-    for room in ("engine", "harness", "credit", "analysis", "tools"):
-        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    """A copy of the program with a task and an advantage pasted from the pages, and a run of each,
+    all in one process; the plain one under the name that the pages use."""
+    folder = copy_project(tmp_path_factory.mktemp("copy"))
+    (folder / "my_task.py").write_text(blocks("docs/your_own_task.md")[0])
+    [pasted] = [block for block in blocks("docs/weightings.md") if "def my_credit" in block]
+    with open(folder / "grpo.py", "a") as source:
+        source.write("\nfrom harness.flags import Share\n\n\n" + pasted)
+    commands = [[*SHORT, "--steps", "1", *flags] for flags in RUNS.values()]
+    (folder / "printed").write_text(program(folder, "-c", TRAIN, json.dumps(commands)))
     return folder
 
 
-def started(folder, *command) -> str:
-    """What a Python program prints."""
-    result = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
-
-
-def train(folder, *flags) -> str:
-    return started(folder, "train.py", *SHORT, *flags)
-
-
 @pytest.fixture(scope="module")
-def run(project):
-    """A run of three steps under the name that the pages use."""
-    train(project, "--steps", "3", "--max_new_tokens", "80", "--out", "runs/none-grpo-s0")
-    return project / "runs/none-grpo-s0"
+def folder_of(project):
+    """Where each run lies."""
+    places = re.findall(r"writing to (\S+)", (project / "printed").read_text())
+    return dict(zip(RUNS, (project / place for place in places)))
 
 
 def paste(project, page: str, words: str, stub: str = "") -> str:
     """What the page's block with these words prints, `stub` pasted before it."""
     [block] = [block for block in blocks(page) if words in block]
     (project / "pasted.py").write_text(stub + block)
-    return started(project, "pasted.py")
+    return program(project, "pasted.py")
 
 
-def test_a_task_of_ones_own_is_one_file(project):
+def test_a_task_of_ones_own_is_one_file(project, folder_of):
     """The page's task shares nothing with Countdown: own problems, own prompt, own labels."""
-    (project / "my_task.py").write_text(blocks("docs/your_own_task.md")[0])
-    printed = train(project, "--task", "my_task", "--count", "4")
-    folder = project / re.search(r"writing to (\S+)", printed)[1]
-    assert "largest of " in printed and folder.name.startswith("my_task-")
+    folder = folder_of["task"]
+    assert folder.name.startswith("my_task-")
     config = json.loads((folder / "config.json").read_text())
     assert config["task"] == "my_task" and config["count"] == 4 and "numbers" not in config
     assert config["reward"] == "answer + 0.1 format"
@@ -73,34 +69,29 @@ def test_a_task_of_ones_own_is_one_file(project):
         assert not credit["section"].any() and len(credit["group"]) == 8
 
 
-def test_an_advantage_of_ones_own_is_one_function(project):
+def test_an_advantage_of_ones_own_is_one_function(folder_of):
     """Signed credit: another choice of --advantage with a flag, on record token by token."""
-    [pasted] = [block for block in blocks("docs/weightings.md") if "def my_credit" in block]
-    source = (project / "grpo.py").read_text()
-    (project / "grpo.py").write_text(source + "\nfrom harness.flags import Share\n\n\n" + pasted)
-    printed = train(project, "--advantage", "my_credit", "--process", "0.25", "--seed", "1")
-    folder = project / re.search(r"writing to (\S+)", printed)[1]
-    assert "none-my_credit-process0.25-" in folder.name
-    with np.load(folder / "credit/step_000001.npz") as credit:
+    assert "none-my_credit-process0.25-" in folder_of["advantage"].name
+    with np.load(folder_of["advantage"] / "credit/step_000001.npz") as credit:
         assert np.ptp(credit["advantage"]) > 0 and (credit["advantage"] < 0).any()
 
 
 OTHER_TOOLS = "docs/credit_files.md"
 
 
-def test_pandas_reads_steps_and_evaluations(project, run):
+def test_pandas_reads_steps_and_evaluations(project, folder_of):
     pytest.importorskip("pandas")
     printed = paste(project, OTHER_TOOLS, "evaluations.pivot")
     assert "gradient_norm" in printed and "64 answers to held-out problems" in printed
 
 
-def test_pandas_reads_a_row_a_token(project, run):
+def test_pandas_reads_a_row_a_token(project, folder_of):
     """As many rows as the run has tokens; the end of the turn has its text."""
     pytest.importorskip("pandas")
     [block] = [block for block in blocks(OTHER_TOOLS) if "def tokens_of" in block]
     (project / "pasted.py").write_text(block + PRINT_TOKENS)
-    printed = json.loads(started(project, "pasted.py").splitlines()[-1])
-    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    printed = json.loads(program(project, "pasted.py").splitlines()[-1])
+    metrics = lines(folder_of["plain"] / "metrics.jsonl")
     assert printed["rows"] == sum(line["tokens"] for line in metrics)
     assert printed["ends"] == ["end"] and printed["steps"] == [1, 2, 3]
 
@@ -113,7 +104,7 @@ print(json.dumps({"rows": len(tokens), "ends": ends, "steps": steps}))
 """
 
 
-def test_tensorboard_gets_every_number(project, run):
+def test_tensorboard_gets_every_number(project, folder_of):
     """Told to a stand-in for the writer."""
     told = paste(project, OTHER_TOOLS, "SummaryWriter", WRITER).splitlines()
     assert "none-grpo-s0 success 3" in told and "none-grpo-s0 held_out/greedy 0" in told
@@ -134,7 +125,7 @@ sys.modules["torch.utils.tensorboard"] = SimpleNamespace(SummaryWriter=Writer)
 """
 
 
-def test_wandb_gets_the_steps_in_order(project, run):
+def test_wandb_gets_the_steps_in_order(project, folder_of):
     """Told to a stand-in: in the order of the steps, held-out success beside the step's own."""
     told = paste(project, OTHER_TOOLS, "wandb.init", WANDB).splitlines()
     told = [line for line in map(json.loads, told) if line.pop("run") == "none-grpo-s0"]
@@ -180,7 +171,7 @@ sys.modules["pandas"] = SimpleNamespace(read_parquet=ASKED.__getitem__)
 """
 
 
-def test_the_loss_follows_from_the_record(project, run):
+def test_the_loss_follows_from_the_record(project, folder_of):
     """The page's two ways to the loss of a step agree; one number an answer adds up to 0."""
     rows = [line.split() for line in paste(project, "docs/questions.md", "reduceat").splitlines()]
     losses = np.array([row[1:] for row in rows[1:]], float)
@@ -200,9 +191,9 @@ def test_the_lines_that_lead_to_a_tokens_credit_are_in_the_files():
     quoted = [block.splitlines() for block in blocks("docs/reading_the_code.md")
               if block.startswith("# ")]
     assert len(quoted) == 4
-    for heading, *lines in quoted:
+    for heading, *quote in quoted:
         source = (ROOT / re.match(r"# (\w+\.py):", heading)[1]).read_text()
-        assert all(line in source for line in lines), heading
+        assert all(line in source for line in quote), heading
 
 
 @pytest.mark.parametrize("loss_norm, expected", [("sequence", 0.0), ("token", -1 / 4)])

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from conftest import hand_made
-from credit.gtpo import gtpo, over_group
+from credit.gtpo import gtpo
 
 REWARD = torch.tensor([1.1, 1.1, 0.1, 0.1])
 SQUARE = torch.ones(4, 2, dtype=torch.bool)
@@ -70,10 +70,3 @@ def test_groups_do_not_mix_and_one_without_a_difference_gets_nothing():
     found = gtpo(batch(mask, entropy, reward, group))
     torch.testing.assert_close(found[:4], gtpo(batch()))
     assert not found[4:].any()
-
-
-def test_sums_over_a_group_are_by_position():
-    group = torch.tensor([0, 1, 0])
-    tokens = batch(torch.ones(3, 2, dtype=torch.bool), reward=REWARD[:3], group=group)
-    value = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    assert over_group(value, tokens).tolist() == [[6, 8], [3, 4], [6, 8]]

@@ -79,13 +79,3 @@ def test_a_token_gets_its_ids_value_beside_grpo():
     torch.testing.assert_close(ktae(tokens, ktae_scale=3.0) - grpo(tokens), 3 * expected,
                                atol=1e-6, rtol=0)
     assert torch.equal(ktae(tokens, ktae_scale=0.0), grpo(tokens))
-
-
-def test_groups_without_a_difference_get_nothing():
-    assert not ktae(batch([1.1] * 6)).any()
-
-
-def test_what_stands_beyond_an_answer_does_not_occur_in_it():
-    reward = [1.1, 1.1, 0.1, 0.0, 0.5, 0.5]
-    junk = torch.where(MASK, IDS, BAD)
-    assert torch.equal(ktae(batch(reward, junk)), ktae(batch(reward)))

@@ -1,11 +1,10 @@
 """The answers of a group as a tree: values of beginnings, and how many answers share one."""
 import dataclasses
 
-import pytest
 import torch
 
 from conftest import hand_made
-from credit.prefix_tree import paths, prefix_tree, shared_prefix
+from credit.prefix_tree import prefix_tree, shared_prefix
 from grpo import grpo
 
 THE, CAT, DOG, SAT, RAN = range(5, 10)
@@ -25,12 +24,6 @@ def test_a_shared_token_weighs_one_over_those_that_share_it():
     third = 1 / 3
     expected = torch.tensor([[third, 0.5, 1], [third, 0.5, 1], [third, 1, 1], [1, 1, 0]])
     torch.testing.assert_close(shared_prefix(tree()) * MASK, expected)
-
-
-def test_the_same_word_behind_another_beginning_is_another_path():
-    columns = paths(tree())
-    assert columns[1, 2] != columns[2, 2]                      # "the cat ran", "the dog ran"
-    assert columns[0, 0] == columns[1, 0] == columns[2, 0] != columns[3, 0]
 
 
 def test_an_answer_that_ended_shares_nothing_with_one_that_goes_on():
@@ -59,11 +52,6 @@ def test_the_values_of_the_tree_by_hand():
     assert not prefix_tree(batch)[3].any()                     # one answer, nothing to compare
 
 
-def test_scale_0_is_grpo():
-    batch = tree()
-    assert torch.equal(prefix_tree(batch, tree_scale=0.0), grpo(batch))
-
-
 def test_where_nobody_parts_the_difference_is_exactly_0():
     """Three answers that are the same until the last token, rewards that do not add up evenly."""
     ids = torch.tensor([[THE] * 30 + [last] for last in (CAT, DOG, DOG)])
@@ -71,11 +59,3 @@ def test_where_nobody_parts_the_difference_is_exactly_0():
                  torch.tensor([1.1, 0.1, 0.06]))
     beside = prefix_tree(batch) - grpo(batch)
     assert not beside[:, :30].any() and beside[:, 30].all()
-
-
-@pytest.mark.parametrize("order", [[3, 2, 1, 0], [1, 3, 0, 2]])
-def test_the_order_of_answers_does_not_matter(order):
-    batch = tree()
-    other = tree(IDS[order], MASK[order], GROUP[order], REWARD[order])
-    torch.testing.assert_close(prefix_tree(other), prefix_tree(batch)[order])
-    torch.testing.assert_close(shared_prefix(other), shared_prefix(batch)[order])
