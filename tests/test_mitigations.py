@@ -1,6 +1,7 @@
 """Every weighting: what must hold for all of them, and each one by hand on a few tokens."""
 import dataclasses
 import math
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +12,15 @@ from conftest import (ASKED, ROOT, SPOKEN, assert_same_gradient, copied, gradien
 from engine.labels import ANSWER
 from credit.weight import token_weight
 from grpo import gradient_size, update
-from harness.registry import MITIGATIONS, NEVER_RESCALED
+from harness.checked import call_method
+from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
 from engine.errors import UserError
 from engine.packing import SharedPrompts
 from engine.forward import Forward
 
 ALL = sorted(MITIGATIONS)
-FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1}}
+FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},
+         "measured": {"measured_k": 1, "measured_above": 0.5}, "vine": {"values_k": 1}}
 
 
 def weights(policy, name, tokens, own=None, **how):
@@ -25,20 +28,22 @@ def weights(policy, name, tokens, own=None, **how):
     return token_weight(chosen, name, tokens, policy, **how)[0]
 
 
-@pytest.fixture(scope="module")
-def plain_weight(policy):
-    """The weights of a mitigation on the usual batch, worked out once: some sample for them."""
-    known = {}
+def credit(policy, name, tokens):
+    """What a weighting or an advantage gives each token."""
+    if name in MITIGATIONS:
+        return weights(policy, name, tokens)
+    return call_method(make(ADVANTAGES[name], FLAGS.get(name, {}), policy), name, tokens, policy)
 
-    def plain(name):
-        if name not in known:
-            known[name] = weights(policy, name, spoken(policy))
-        return known[name]
-    return plain
+
+@pytest.fixture(scope="module")
+def plain(policy):
+    """The weights or the advantages of a method on the usual batch, worked out once: some sample
+    for them."""
+    return cache(lambda name: credit(policy, name, spoken(policy)))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_holds_for_all_of_them(policy, plain_weight, name):
+def test_what_holds_for_all_weights(policy, plain, name):
     """Detached, finite, not negative, 0 beyond the mask, mean 1 after rescaling; and the same from
     the same generator."""
     tokens = spoken(policy)
@@ -50,51 +55,37 @@ def test_what_holds_for_all_of_them(policy, plain_weight, name):
     assert not weight[~tokens.mask].any() and weight.any()
     if name not in NEVER_RESCALED:
         assert weight[tokens.mask].mean().item() == pytest.approx(1, abs=1e-6)
-    assert torch.equal(weight, plain_weight(name))
+    assert torch.equal(weight, plain(name))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_padding_never_counts(policy, plain_weight, name):
+@pytest.mark.parametrize("name", [*ALL, *sorted(ADVANTAGES)])
+def test_neither_padding_nor_the_micro_batch_changes_a_method(policy, plain, name):
     junk = spoken(policy)
     for tensor, value in ((junk.log_prob, -9.0), (junk.entropy, 50.0), (junk.collision, 0.7),
                           (junk.advantage, 4.0), (junk.ids, 7), (junk.section, ANSWER),
                           (junk.kind, 3)):
         tensor.masked_fill_(~junk.mask, value)
-    torch.testing.assert_close(weights(policy, name, junk), plain_weight(name), atol=1e-6, rtol=0)
-
-
-@pytest.mark.numerics
-@pytest.mark.parametrize("name", ALL)
-def test_the_micro_batch_size_changes_nothing(policy, plain_weight, name):
-    for size in (1, 4):
-        weight = weights(policy, name, spoken(policy, micro_batch=size))
-        torch.testing.assert_close(weight, plain_weight(name), atol=1e-5, rtol=0)
+    torch.testing.assert_close(credit(policy, name, junk), plain(name), atol=1e-6, rtol=0)
+    small = spoken(policy, micro_batch=1)
+    torch.testing.assert_close(credit(policy, name, small), plain(name), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("texts", [
-    ["<|im_end|>", "<|im_end|>"], [SPOKEN[0], "<|im_end|>"],
-    ["</think>\n<answer></answer>", " 3"]])
-def test_odd_batches(policy, name, texts):
-    """Answers of one token, without <answer>, with nothing in it; rewards all equal, or not."""
-    tokens = spoken(policy, texts, ASKED[:1])
-    weight = weights(policy, name, tokens)
-    assert weight.isfinite().all() and weight[tokens.mask].sum() > 0
-    nothing = dataclasses.replace(tokens, mask=torch.zeros_like(tokens.mask))
-    assert not weights(policy, name, nothing).any()
-
-
-@pytest.mark.parametrize("name", [
-    "lambda_grpo", "learned_importance", "attention_credit", "causal_ablation", "oracle",
-    "entropy_masking", "outcome_gradient"])
-def test_an_answer_that_was_dropped_has_no_part_in_it(policy, name):
-    """Its mask is empty: the others get what they would get without it."""
+def test_odd_batches(policy, name):
+    """Answers of one token, without <answer>, with nothing in it; rewards all equal, or not; an
+    answer that was dropped, and all of them."""
+    for texts in (["<|im_end|>", "<|im_end|>"], [SPOKEN[0], "<|im_end|>"],
+                  ["</think>\n<answer></answer>", " 3"]):
+        tokens = spoken(policy, texts, ASKED[:1])
+        weight = weights(policy, name, tokens)
+        assert weight.isfinite().all() and weight[tokens.mask].sum() > 0
     tokens = spoken(policy)
-    tokens = dataclasses.replace(tokens, mask=tokens.mask & (torch.arange(6) != 2)[:, None])
-    weight = weights(policy, name, tokens)
-    assert not weight[2].any()
-    assert weight.isfinite().all()
-    assert weight[tokens.mask].mean().item() == pytest.approx(1, abs=1e-6)
+    for kept in (torch.arange(6) != 2, torch.arange(6) < 0):
+        some = dataclasses.replace(tokens, mask=tokens.mask & kept[:, None])
+        weight = weights(policy, name, some)
+        assert weight.isfinite().all() and not weight[~kept].any()
+        if kept.any() and name not in NEVER_RESCALED:
+            assert weight[some.mask].mean().item() == pytest.approx(1, abs=1e-6)
 
 
 def raw(name, tokens, **own):
@@ -314,12 +305,12 @@ def test_what_is_odd_beyond_the_mask_does_not_matter_and_one_number_an_answer_is
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("name", ALL)
-def test_weights_reach_the_gradient(policy, plain_weight, name):
+@pytest.mark.parametrize("name", ["none", "entropy_weighted", "inverse_logprob", "random"])
+def test_weights_reach_the_gradient(policy, plain, name):
     """One update with them is autograd of  - sum weight * advantage * log_prob / N  written out row
     by row."""
     tokens = spoken(policy)
-    weight = plain_weight(name)
+    weight = plain(name)
     copy, other = copied(policy.model), copied(policy.model)
     s = SimpleNamespace(micro_batch=4, max_grad_norm=0.0, epochs=1, loss_norm="token",
                         max_new_tokens=60, kl=0.0, kl_kind="k3", clip_low=0.2, clip_high=0.28)

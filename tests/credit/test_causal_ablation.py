@@ -13,11 +13,11 @@ def test_causal_ablation_by_hand(policy, monkeypatch):
 
     def rewards(policy, tokens, prefixes, k, without):
         asked.extend(zip(prefixes, without))
-        return torch.tensor([[0.0], [1.0], [0.5]] + [[1.0]])[:len(prefixes)], 17
+        return torch.tensor([[0.0], [1.0], [0.5], [1.0]]), 17
     monkeypatch.setattr("credit.causal_ablation.continuation_rewards", rewards)
     mask = torch.tensor([[True] * 5, [True] + [False] * 4])
-    tokens = hand_made(mask, ids=torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]]), group=torch.tensor(
-            [0, 1]), scores={"reward": torch.tensor([1.0, 0.25])})
+    tokens = hand_made(mask, ids=torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]]),
+                       group=torch.tensor([0, 1]), scores={"reward": torch.tensor([1.0, 0.25])})
     mitigation = make_mitigation("causal_ablation", {"ablate_every": 2}, policy)
     weight = mitigation(tokens, policy)
     torch.testing.assert_close(weight, torch.tensor([[1, 0.5, 0, 0.25, 0.5], [0.75, 0, 0, 0, 0]]))
@@ -62,7 +62,8 @@ def test_deletion_against_the_model_asked_row_by_row(policy):
 
 def test_deletion_samples_nothing(policy):
     tokens = spoken(policy)
-    mitigation = make_mitigation("causal_ablation", {"ablate_every": 4, "ablation": "delete"}, policy)
+    flags = {"ablate_every": 4, "ablation": "delete"}
+    mitigation = make_mitigation("causal_ablation", flags, policy)
     weight = mitigation(tokens, policy)
     changes = after_deletion(tokens, policy, [(0, 0), (0, 4)]).abs()
     assert weight[0, [0, 4]].tolist() == pytest.approx(changes.tolist())

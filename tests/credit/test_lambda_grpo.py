@@ -8,61 +8,50 @@ import torch
 
 from conftest import hand_made, make_mitigation
 
+LENGTHS = (1, 3, 2, 4)  # z is -1 and 1 in both groups
 
-def lambda_batch():
-    mask = torch.tensor([[True] * n + [False] * (4 - n) for n in (1, 3, 2, 4)])
+
+def batch():
+    mask = torch.arange(4) < torch.tensor(LENGTHS)[:, None]
     advantage = torch.tensor([1.0, -1.0, 2.0, 0.5])[:, None] * mask
     return hand_made(mask, group=torch.tensor([0, 0, 1, 1]), advantage=advantage,
-                     log_prob=-torch.rand(4, 4))
+                     log_prob=-torch.rand(4, 4, generator=torch.Generator().manual_seed(0)))
 
 
-def test_lambda_grpo_by_hand(policy):
-    """Lengths 1 and 3, 2 and 4: z is -1 and 1 in both groups."""
-    tokens, mitigation = lambda_batch(), make_mitigation(
-        "lambda_grpo", {"lambda_init": 2.0, "lambda_lr": 0.1}, policy)
-    low, high = math.exp((8 / 9) ** 2), math.exp((10 / 9) ** 2)
-    weight = mitigation(tokens, policy)
-    expected = torch.tensor([low, high, low, high]) * 2 / (low + high)
-    torch.testing.assert_close(weight[:, 0], expected)
-    assert make_mitigation("lambda_grpo", {"lambda_init": 0.0, "lambda_lr": 0.1},
-                           policy)(tokens, policy).unique().tolist() == [1.0]
-    # Adam's first step is the learning rate against the sign of the derivative of the surrogate
-    def surrogate(lam):
-        w = torch.tensor([math.exp((8 / 9) ** lam), math.exp((10 / 9) ** lam)])
-        w = (2 * w / w.sum()).repeat(2)[:, None]
-        return -(w * tokens.advantage * tokens.log_prob * tokens.mask).sum().item() / 10
-    slope = (surrogate(2.01) - surrogate(1.99)) / 0.02
-    assert mitigation.scalar.module["lambda"].item() == pytest.approx(
-        2.0 - 0.1 * math.copysign(1, slope), abs=1e-4)
+def made(policy, start):
+    return make_mitigation("lambda_grpo", {"lambda_init": start, "lambda_lr": 0.1}, policy)
 
 
-def test_lambda_stays_where_nothing_is_to_be_learned_and_follows_the_normalisation_of_the_loss(policy):
-    tokens, mitigation = lambda_batch(), make_mitigation(
-        "lambda_grpo", {"lambda_init": 1.0, "lambda_lr": 0.1}, policy)
-    mitigation(tokens, policy)
-    before = mitigation.scalar.module["lambda"].item()
-    mitigation(dataclasses.replace(tokens, advantage=torch.zeros(4, 4)),
-               policy)  # momentum alone would move it
-    assert mitigation.scalar.module["lambda"].item() == before != 1.0
-    slopes = []
-    for norm in ("token", "sequence"):
-        other = SimpleNamespace(settings=SimpleNamespace(loss_norm=norm, max_new_tokens=4),
-                                model=policy.model)
-        fresh = make_mitigation("lambda_grpo", {"lambda_init": 1.0, "lambda_lr": 0.1}, other)
-        fresh(tokens, other)
-        slopes.append(fresh.scalar.module["lambda"].grad.item())
-    by_answer = [(tokens.advantage * tokens.log_prob * tokens.mask)[b].sum().item() / n / 4
-                 for b, n in enumerate((1, 3, 2, 4))]
-
-    def surrogate(lam):
-        w = torch.tensor([math.exp((8 / 9) ** lam), math.exp((10 / 9) ** lam)])
-        return -sum(w * a for w, a in zip((2 * w / w.sum()).tolist() * 2, by_answer))
-    assert slopes[1] == pytest.approx((surrogate(1.01) - surrogate(0.99)) / 0.02, rel=1e-2)
-    assert slopes[0] != slopes[1]
+def weights_by_hand(exponent):
+    low, high = math.exp((8 / 9) ** exponent), math.exp((10 / 9) ** exponent)
+    return torch.tensor([low, high, low, high]) * 2 / (low + high)
 
 
-def test_lambda_grpo_in_a_group_of_equal_lengths_is_one(policy):
-    tokens = dataclasses.replace(lambda_batch(), mask=torch.ones(4, 4, dtype=torch.bool))
-    assert torch.equal(
-        make_mitigation("lambda_grpo", {"lambda_init": 5.0, "lambda_lr": 0.1}, policy)(tokens, policy),
-        torch.ones(4, 4))
+def test_the_weights_by_hand(policy):
+    torch.testing.assert_close(made(policy, 2.0)(batch(), policy)[:, 0], weights_by_hand(2.0))
+    assert made(policy, 0.0)(batch(), policy).unique().tolist() == [1.0]
+    alike = dataclasses.replace(batch(), mask=torch.ones(4, 4, dtype=torch.bool))
+    assert made(policy, 5.0)(alike, policy).unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("norm", ["token", "sequence"])
+def test_lambda_descends_the_loss_through_the_weights(policy, norm):
+    """Its gradient is the slope of the loss as --loss_norm divides it; Adam's first step is the
+    learning rate against that sign."""
+    tokens = batch()
+    other = SimpleNamespace(settings=SimpleNamespace(loss_norm=norm, max_new_tokens=4),
+                            model=policy.model)
+    total = (tokens.advantage * tokens.log_prob * tokens.mask).sum(1)  # of each answer
+    divisor = torch.tensor(LENGTHS) * 4 if norm == "sequence" else sum(LENGTHS)
+
+    def loss(exponent):
+        return -(weights_by_hand(exponent) * total / divisor).sum().item()
+
+    mitigation = made(other, 1.0)
+    mitigation(tokens, other)
+    scalar, slope = mitigation.scalar.module["lambda"], (loss(1.01) - loss(0.99)) / 0.02
+    assert scalar.grad.item() == pytest.approx(slope, rel=1e-2)
+    assert scalar.item() == pytest.approx(1.0 - 0.1 * math.copysign(1, slope), abs=1e-4)
+    before = scalar.item()  # where nothing is to be learned momentum alone would move it
+    mitigation(dataclasses.replace(tokens, advantage=torch.zeros(4, 4)), other)
+    assert scalar.item() == before

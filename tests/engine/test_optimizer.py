@@ -6,16 +6,18 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import copied, gradients
+from engine.optimizer import AdamW, OffloadedAdamW, make_optimizer
 from grpo import update
 from harness.load import load_policy
-from engine.optimizer import AdamW, OffloadedAdamW, make_optimizer
 from harness.settings import make_settings
+from runs import lines
 from train import main
 
 
-def settings(**changed):
-    return SimpleNamespace(**{"micro_batch": 2, "max_grad_norm": 0.5, "epochs": 1, "loss_norm": "token", "max_new_tokens": 14, "kl": 0.0,
-                              "kl_kind": "k3", "clip_low": 0.2, "clip_high": 0.28, **changed})
+def updated(model, optimizer, rollouts, max_grad_norm=0.0):
+    s = SimpleNamespace(micro_batch=2, max_grad_norm=max_grad_norm, epochs=1, loss_norm="token",
+                        max_new_tokens=14, kl=0.0, clip_low=0.2, clip_high=0.28)
+    return update(model, optimizer, rollouts, rollouts.mask.float(), s)[0]
 
 
 def test_a_step_is_that_of_torch():
@@ -45,47 +47,54 @@ def test_in_float32_it_is_adamw_to_the_bit(small_model, rollouts):
     one = make_optimizer(plain, 1e-2, 0.1, offload=False, device="cpu")
     two = make_optimizer(moved, 1e-2, 0.1, offload=True, device="cpu")
     for _ in range(3):
-        results = [update(model, optimizer, rollouts, rollouts.mask.float(), settings())[0] for model, optimizer in ((plain, one), (moved, two))]
+        results = [updated(model, optimizer, rollouts, max_grad_norm=0.5)
+                   for model, optimizer in ((plain, one), (moved, two))]
         assert results[0] == results[1]
     for p, q, start in zip(plain.parameters(), moved.parameters(), small_model.parameters()):
         assert torch.equal(p, q) and not torch.equal(p, start)
 
 
 def test_in_bfloat16_the_device_keeps_two_bytes_a_parameter_and_no_gradient(small_model, rollouts):
+    """Against the same model by hand: float32 parameters that happen to be bfloat16 numbers, and
+    products in bfloat16."""
     model, twin = copied(small_model).compute_in(torch.bfloat16), copied(small_model)
     optimizer = OffloadedAdamW(model, "cpu", 1e-3, 0.0)
     assert {p.dtype for p in model.parameters() if p.dim() == 2} == {torch.bfloat16}
     assert {p.dtype for p in model.parameters() if p.dim() == 1} == {torch.float32}
-    held, whole = [], [p for p, _ in optimizer.pairs]
-    for p in whole:
-        p.register_post_accumulate_grad_hook(lambda p: held.append(sum(q.grad is not None for q in whole)))
-    update(model, optimizer, rollouts, rollouts.mask.float(), settings(max_grad_norm=0.0))
-    assert max(held) == 0 and len(held) == 2 * len(whole)  # two micro-batches: of six answers three have credit
-    with torch.no_grad():  # the same model by hand: float32 parameters that happen to be bfloat16 numbers, and products in bfloat16
+    held, used = [], [p for p, _ in optimizer.pairs]
+
+    def count_gradients(_):
+        held.append(sum(p.grad is not None for p in used))
+
+    for p in used:
+        p.register_post_accumulate_grad_hook(count_gradients)
+    updated(model, optimizer, rollouts)
+    assert max(held) == 0 and len(held) == 2 * len(used)  # two micro-batches have credit
+    with torch.no_grad():
         for p in twin.parameters():
             p.copy_(p.bfloat16() if p.dim() == 2 else p)
     twin.compute_in(torch.bfloat16)
-    update(twin, torch.optim.SGD(twin.parameters(), lr=0.0), rollouts, rollouts.mask.float(), settings(max_grad_norm=0.0))
+    updated(twin, torch.optim.SGD(twin.parameters(), lr=0.0), rollouts)
     mine = torch.cat([kept.grad.flatten() for _, kept in optimizer.pairs])
     assert (mine - gradients(twin)).norm() < 0.01 * gradients(twin).norm()
     for (used, kept), start in zip(optimizer.pairs, small_model.parameters()):
         assert kept.dtype == torch.float32 and torch.equal(used, kept.to(used.dtype))
-        assert 0 < (kept - start).abs().max() < 1.1e-3  # Adam's first step; steps that bfloat16 would swallow are kept
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_the_flag_reaches_the_model(learner, asked):
-    assert load_policy(make_settings({"model": str(learner), "checkpointing": asked})).model.model.checkpointing is asked
+        assert 0 < (kept - start).abs().max() < 1.1e-3  # a first step that bfloat16 would swallow
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_stopped_and_resumed_it_goes_on_with_all_digits(learner, tmp_path, dtype):
-    flags = ["--model", str(learner), "--steps", "4", "--eval_every", "0", "--offload_optimizer", "--checkpointing", "--dtype", dtype]
-    main([*flags, "--out", str(tmp_path / "whole")])
-    main([*flags, "--steps", "2", "--out", str(tmp_path / "parts")])
-    main(["--resume", str(tmp_path / "parts"), "--steps", "4"])
-    whole, parts = (load_file(tmp_path / name / "checkpoints/step_000004/model.safetensors") for name in ("whole", "parts"))
+    flags = ["--model", str(learner), "--eval_every", "0", "--checkpoint_every", "1", "--dtype",
+             dtype, "--offload_optimizer", "--checkpointing"]
+    main([*flags, "--steps", "2", "--out", str(tmp_path / "whole")])
+    main([*flags, "--steps", "1", "--out", str(tmp_path / "parts")])
+    main(["--resume", str(tmp_path / "parts"), "--steps", "2"])
+    assert all(line["gradient_norm"] for line in lines(tmp_path / "whole/metrics.jsonl"))
+    whole, parts = (load_file(tmp_path / name / "checkpoints/step_000002/model.safetensors")
+                    for name in ("whole", "parts"))
     assert {value.dtype for value in whole.values()} == {torch.float32}
     assert any(not torch.equal(value, value.bfloat16().float()) for value in whole.values())
     for name, value in whole.items():
         assert torch.equal(value, parts[name]), name
+    settings = make_settings({"model": str(learner), "checkpointing": True})
+    assert load_policy(settings).model.model.checkpointing
