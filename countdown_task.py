@@ -33,9 +33,8 @@ ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
-MOST_LISTED = 32      # right answers to a problem
-MAX_IN_VAIN = 20_000  # after so many draws without a new problem, no more are looked for
-MAX_THINK = 20_000    # characters of a think section in which steps are looked for
+MOST_LISTED = 32    # right answers to a problem
+MAX_THINK = 20_000  # characters of a think section in which steps are looked for
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
 FULL = """<|im_start|>system
@@ -131,12 +130,11 @@ class Task:
         rng = random.Random("held out")
         if self.to_test:
             return rng.sample(self.to_test, min(count, len(self.to_test)))
-        problems, in_vain = {}, 0
+        problems = {}
         for _ in range(20 * count):
             problem = self.make_problem(rng, held_out)
-            in_vain = in_vain + 1 if content_of(problem) in problems else 0
             problems.setdefault(content_of(problem), problem)
-            if len(problems) == count or in_vain == MAX_IN_VAIN:
+            if len(problems) == count:
                 break
         return list(problems.values())
 

@@ -19,30 +19,22 @@ The forced text is cut into tokens by itself, which may be another cut than that
 Right answers in other spellings than those listed do not count.
 """
 import typing
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from engine.labels import THINK
 from credit.monte_carlo import Prefix
 from engine import processes
 from engine.errors import UserError
-from harness.flags import Flag
 from engine.forward import frozen_log_probs
-from harness.registry import advantage
+from engine.labels import THINK
 from engine.rollouts import Rollouts
-from engine.tokens import token_bytes
+from engine.tokens import encode
+from harness.flags import Flag
+from harness.registry import advantage
 
 Every = typing.Annotated[int, Flag(8, "a belief every so many tokens, linear in between", least=1,
                                    most=1_000_000)]
-
-
-@dataclass
-class Forced:
-    """The ids of what ends the thinking on a problem, and of each right answer after it."""
-    opening: list[int]
-    right: list[list[int]]
 
 
 @advantage
@@ -107,10 +99,10 @@ def beliefs(policy, rollouts: Rollouts, prefixes: list[Prefix]) -> dict[Prefix, 
         forced[question] = forced_texts(policy, rollouts.problems[question])
     prompts, group, right = [], [], []
     for number, (question, ids) in enumerate(prefixes):
-        texts = forced[question]
-        prompts.append([*rollouts.prompt_ids[question], *ids, *texts.opening])
-        group += [number] * len(texts.right)
-        right += texts.right
+        opening, answers = forced[question]
+        prompts.append([*rollouts.prompt_ids[question], *ids, *opening])
+        group += [number] * len(answers)
+        right += answers
     total = torch.zeros(len(prefixes), device=rollouts.mask.device)
     batch = batch_of(prompts, group, right, total.device)  # maybe empty, and passed all the same:
     rows = torch.arange(len(right), device=total.device)   # see engine/sharded.py
@@ -119,17 +111,12 @@ def beliefs(policy, rollouts: Rollouts, prefixes: list[Prefix]) -> dict[Prefix, 
     return dict(zip(prefixes, total.tolist()))
 
 
-def forced_texts(policy, problem) -> Forced:
+def forced_texts(policy, problem) -> tuple[list[int], list[list[int]]]:
+    """The ids of what ends the thinking on a problem, and of each right answer after it."""
     opening, right = policy.task.right_answers(problem)
-
-    def ids_of(text: str) -> list[int]:
-        ids = policy.tokenizer.encode(text, add_special_tokens=False).ids
-        if b"".join(token_bytes(policy.tokenizer, ids)) != text.encode():
-            raise UserError(f"the tokenizer cannot spell {text!r}, a right answer to the problem "
-                            f"{policy.task.show(problem)}")
-        return ids
-
-    return Forced(ids_of(opening), [ids_of(answer) for answer in right])
+    whose = f"a right answer to the problem {policy.task.show(problem)}"
+    ids = [encode(policy.tokenizer, text, f"{text!r}, {whose}") for text in (opening, *right)]
+    return ids[0], ids[1:]
 
 
 def batch_of(prompts: list[list[int]], group: list[int], answers: list[list[int]],

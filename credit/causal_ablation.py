@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from engine.labels import ANSWER
 from credit.monte_carlo import continuation_rewards
 from engine import processes
-from harness.flags import Count, Flag
 from engine.forward import frozen_log_probs
-from harness.registry import mitigation
+from engine.labels import ANSWER
 from engine.rollouts import Rollouts
+from harness.flags import Count, Flag
+from harness.registry import mitigation
 
 Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token",
                                       choices=("resample", "delete"))]

@@ -17,9 +17,9 @@ import torch
 
 from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
+from engine.rollouts import Rollouts
 from harness.flags import Flag
 from harness.registry import advantage
-from engine.rollouts import Rollouts
 
 Count = typing.Annotated[int, Flag(4, "fresh answers that leave each undecided token", least=1,
                                    most=10_000)]

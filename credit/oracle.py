@@ -5,9 +5,9 @@ import typing
 import torch
 
 from credit.measured import chance_of_others, credit_at, refuse_other_temperatures
+from engine.rollouts import Rollouts
 from harness.flags import Flag
 from harness.registry import mitigation
-from engine.rollouts import Rollouts
 
 SURE = 1e-3  # a token with 1 - p below this is taken to have no credit
 K = typing.Annotated[int, Flag(8, "fresh answers that leave a token which is a free choice; of the "

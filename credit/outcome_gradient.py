@@ -22,13 +22,13 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from engine.labels import ANSWER, THINK
 from engine import processes
-from harness.flags import NotNegative, Percent, Positive
 from engine.forward import lay_out, micro_batches
-from harness.registry import mitigation
+from engine.labels import ANSWER, THINK
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
+from harness.flags import NotNegative, Percent, Positive
+from harness.registry import mitigation
 from qwen2_model import Qwen2
 
 LEAST = 0.1

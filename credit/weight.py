@@ -5,10 +5,10 @@ What a mitigation returned is checked, shuffled for a placebo, and rescaled.
 import torch
 
 from credit.placebo import shuffled_weight
-from harness.checked import call_method, joined, metrics_of, refuse_tokens
-from harness.own_code import place_of
 from engine.rollouts import Rollouts
 from grpo import rescaling
+from harness.checked import call_method, joined, metrics_of, refuse_tokens
+from harness.own_code import place_of
 
 SIGNED = " (credit with a sign is an advantage: see docs/weightings.md)"
 
