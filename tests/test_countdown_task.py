@@ -14,7 +14,6 @@ from countdown_task import Problem, Task, annotate, evaluates_to, held_out
 from engine.errors import UserError
 from engine.labels import ANSWER, KINDS, OTHER, SECTIONS, THINK
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes
-from tools.countdown_data import parse_problems
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)
@@ -174,11 +173,6 @@ def test_right_steps_end_with_these_tokens(pieces, expected):
     assert Task().right_steps(PROBLEM, pieces) == expected
 
 
-def test_half_a_character_moves_no_step():
-    pieces = [b"\xc3", b"\xa93 * ", b"5 = 15", b"\xe2</think>"]
-    assert Task().right_steps(PROBLEM, pieces) == [2]
-
-
 # problems
 
 def brute_force(numbers, target):
@@ -240,35 +234,6 @@ def test_a_line_that_is_no_problem_is_named_without_being_repeated(tmp_path, lin
     with pytest.raises(UserError, match="line 2: expected .* whole numbers from 1 to") as error:
         Task(data=str(path))
     assert len(str(error.value)) < 400
-
-
-def test_a_line_without_an_end_is_not_read_to_its_end():
-    read = []
-
-    class Endless:
-        def readline(self, size):
-            read.append(size)
-            return "[" * size
-
-    with pytest.raises(UserError, match="endless, line 1: expected"):
-        parse_problems(Endless(), "endless")
-    assert len(read) == 1 and 0 < read[0] <= 100_000
-
-
-@pytest.mark.parametrize("name", ["/dev/zero", "/", "nowhere.jsonl", "x" * 5000])
-def test_data_that_is_no_file_is_refused(name):
-    with pytest.raises(UserError, match="cannot read"):
-        Task(data=name)
-
-
-def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
-    path = tmp_path / "problems.jsonl"
-    with open(path, "wb") as file:
-        file.truncate(2 ** 40)  # takes no room
-    monkeypatch.setattr("tools.countdown_data.parse_problems",
-                        lambda *_: pytest.fail("it was read"))
-    with pytest.raises(UserError, match="is larger than 1,073,741,824 bytes"):
-        Task(data=str(path))
 
 
 def test_a_held_out_problem_counts_once_in_whatever_order_its_numbers_stand(tmp_path):

@@ -5,10 +5,8 @@ import tomllib
 
 import numpy as np
 import pytest
-import torch
 
-from conftest import ROOT, hand_made, project_files
-from grpo import length_factor, policy_loss
+from conftest import ROOT, project_files
 from runs import SHORT, copy_project, lines, program
 from tools.countdown_data import read_problems
 
@@ -194,22 +192,6 @@ def test_the_lines_that_lead_to_a_tokens_credit_are_in_the_files():
     for heading, *quote in quoted:
         source = (ROOT / re.match(r"# (\w+\.py):", heading)[1]).read_text()
         assert all(line in source for line in quote), heading
-
-
-@pytest.mark.parametrize("loss_norm, expected", [("sequence", 0.0), ("token", -1 / 4)])
-def test_the_loss_at_ratio_1(loss_norm, expected):
-    """By hand: a right answer of 3 tokens (A = +1), a wrong one of 1 (A = -1), two of 2 tokens that
-    got the same reward (A = 0). By token -(3 - 1) / 8; by answer -(1 - 1) / 4."""
-    mask = torch.arange(3)[None] < torch.tensor([3, 1, 2, 2])[:, None]
-    batch = hand_made(mask, group=torch.tensor([0, 0, 1, 1]))
-    advantage = torch.tensor([1.0, -1.0, 0.0, 0.0])[:, None] * mask
-    old = torch.full(mask.shape, -0.7)
-    log_prob = old.clone().requires_grad_()
-    share = length_factor(batch, loss_norm, 3)
-    loss = policy_loss(log_prob, advantage, share, mask, int(mask.sum()), old)
-    loss.backward()
-    assert loss.item() == pytest.approx(expected, abs=1e-7)
-    assert log_prob.grad[0, 0] < 0 < log_prob.grad[1, 0]  # and the gradient is not 0
 
 
 def test_editors_and_uv_are_told_the_same_packages():

@@ -15,8 +15,6 @@ from grpo import gradient_size, update
 from harness.checked import call_method
 from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
 from engine.errors import UserError
-from engine.packing import SharedPrompts
-from engine.forward import Forward
 
 ALL = sorted(MITIGATIONS)
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},
@@ -119,14 +117,6 @@ def test_inverse_logprob_by_hand():
         torch.tensor([0.1 / 0.11 ** 2, 0.1 / 3.1 ** 2, 10.0]))
 
 
-def test_the_published_form_is_the_gradient_of_the_weight_that_was_not_detached():
-    log_prob = torch.tensor([-0.01, -0.5, -3.0], requires_grad=True)
-    (log_prob / (log_prob.abs() + 0.1)).sum().backward()
-    torch.testing.assert_close(
-        raw("inverse_logprob_as_published", one_row(log_prob=log_prob.tolist()), epsilon=0.1)[0],
-        log_prob.grad)
-
-
 def test_the_gradient_size_is_that_of_autograd_also_where_p_is_nearly_one():
     logits = torch.tensor([[3.0, 1.0, -2.0], [18.0, 0.0, 0.0], [-9.0, 0.0, 0.5]],
                           dtype=torch.double, requires_grad=True)
@@ -161,38 +151,6 @@ def test_attention_credit_by_hand():
     high = raw("attention_credit", looking(tokens, attention=attention * 0 + torch.eye(5)[0]),
                credit_scale=0.5)
     assert high.max() <= 0.5 + 3 * 0.5 and high[tokens.mask].min() >= 0.1
-
-
-def test_what_is_looked_at_is_zero_beyond_the_mask_and_for_answers_that_were_dropped(policy):
-    tokens = spoken(policy)
-    seen = tokens.forward.look(tokens, attention=True)
-    assert not seen["hidden"][~tokens.mask].any() and not seen["attention"][~tokens.mask].any()
-    assert all(not seen["attention"][b, :, n - 1:].any()
-               for b, n in enumerate(tokens.length.tolist()))  # the last token is looked at by none
-    dropped = dataclasses.replace(tokens, mask=tokens.mask & (torch.arange(6) != 1)[:, None],
-                                  forward=Forward(policy.model, 64))
-    again = dropped.forward.look(dropped, attention=True)
-    for name in ("hidden", "attention"):
-        assert not again[name][1].any()
-        torch.testing.assert_close(again[name][[0, 2, 3, 4, 5]], seen[name][[0, 2, 3, 4, 5]],
-                                   atol=1e-5, rtol=0)
-
-
-def test_attention_planted_on_one_position_credits_that_token_and_not_its_neighbour(
-        policy, monkeypatch):
-    """Planted where the answer's tokens look, so that an error of one in the shift would show."""
-    tokens, place = spoken(policy), 4
-
-    def planted(self, q, k):
-        received = torch.zeros(*self.answers.shape, self.answers.shape[1])
-        received[:, :, place] = 1
-        return received.tril()
-    monkeypatch.setattr(SharedPrompts, "received", planted)
-    weight = weights(policy, "attention_credit", tokens, {"credit_scale": 2.0}, rescale="none")
-    assert weight[0].argmax() == place
-    assert weight[0, place] == 6.5
-    assert (weight[0, :place] == 0.5).all()
-    assert (weight[0, place + 1:][tokens.mask[0, place + 1:]] == 0.5).all()
 
 
 def test_hidden_and_attention_are_those_of_a_plain_forward_pass(policy):

@@ -79,15 +79,6 @@ def test_between_the_cuts_a_belief_is_linear(monkeypatch):
     assert chosen.metrics["belief"] == pytest.approx(0.5)
 
 
-def test_equal_prefixes_are_asked_once(policy, monkeypatch):
-    """The start is one prefix for all three answers of a problem."""
-    asked = []
-    monkeypatch.setattr(module, "beliefs", lambda policy, rollouts, prefixes: asked.extend(prefixes)
-                        or dict.fromkeys(prefixes, 0.5))
-    belief(policy, belief_every=1000)(spoken(policy), policy)
-    assert asked.count((0, ())) == 1 and len(set(asked)) == len(asked) == 7
-
-
 def test_what_is_listed_is_right_and_holds_all_that_the_teacher_writes():
     rng = random.Random(0)
     for _ in range(40):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import ROOT, spoken
+from conftest import ROOT
 from credit.preferences import update_preferences
 from credit.weight import token_weight
 from engine import processes
@@ -24,7 +24,7 @@ from engine.errors import UserError
 from engine.policy import derived_seed
 from engine.sharded import whole
 from grpo import update
-from harness.credit_file import read_columns, write_credit
+from harness.credit_file import read_columns
 from harness.load import load_policy, load_reference
 from harness.registry import make_advantage, make_mitigation
 from harness.run_folder import RunFolder
@@ -326,21 +326,3 @@ def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
     RunFolder(tmp_path).truncate(2)
     kept = [path.name[:11] for path in (tmp_path / "credit").iterdir()]
     assert sorted(kept) == ["step_000001"] * 3 + ["step_000002"] * 3
-
-
-def test_files_of_several_ranks_are_read_as_one(policy, tmp_path, monkeypatch):
-    batch = spoken(policy)
-    weight = torch.rand(batch.mask.shape)
-    one, two = (RunFolder(tmp_path / name) for name in ("one", "two"))
-    for run in (one, two):
-        run.path.mkdir()
-    write_credit(one.credit(1), batch, weight)
-    monkeypatch.setattr(processes, "count", lambda: 2)
-    for rank in range(2):
-        monkeypatch.setattr(processes, "rank", lambda: rank)
-        own = range(rank, rank + 1)
-        write_credit(two.credit(1, rank), batch.of_questions(own), weight[batch.rows_of(own)])
-    whole, parts = read_columns(one.path, 1), read_columns(two.path, 1)
-    assert list(whole) == list(parts)
-    for name, values in whole.items():
-        assert np.array_equal(values, parts[name]) and values.dtype == parts[name].dtype, name

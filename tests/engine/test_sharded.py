@@ -13,7 +13,7 @@ from test_processes import ARMS, measured, side_by_side, start_ranks
 from engine import processes
 from engine.errors import UserError
 from engine.finite import NotFinite, refuse_undefined
-from engine.forward import frozen_log_probs, micro_batches, response_log_probs
+from engine.forward import frozen_log_probs
 from harness.load import load_optimizer, load_policy
 from qwen2_model import write_tensors
 from engine.optimizer import clip_and_step
@@ -141,14 +141,12 @@ def far_apart(folder, name: str, prefix: str) -> float:
     return float((parts - whole).norm() / whole.norm())
 
 
-def test_alone_there_is_nobody_to_share_with(learner):
-    with pytest.raises(UserError, match="--shard shares a model between processes, and this one"):
-        sharded_policy(str(learner))
-
-
-def test_it_is_not_combined_with_an_optimizer_on_the_cpu(learner):
-    with pytest.raises(UserError, match="--shard has no effect without --offload_optimizer no"):
-        make_settings({"model": str(learner), "shard": True, "offload_optimizer": True})
+@pytest.mark.parametrize("more, words", [
+    ({}, "--shard shares a model between processes, and this one"),
+    ({"offload_optimizer": True}, "--shard has no effect without --offload_optimizer no")])
+def test_what_it_does_not_go_with_is_refused(learner, more, words):
+    with pytest.raises(UserError, match=words):
+        load_policy(make_settings({"model": str(learner), "shard": True, **more}))
 
 
 class Part(torch.Tensor):
@@ -168,22 +166,6 @@ def test_the_rows_of_all_processes_are_the_whole(monkeypatch, length):
     assert torch.equal(torch.cat(rows), tensor)
     for own, chunk in zip(rows, tensor.chunk(4)):
         assert torch.equal(own, chunk)
-
-
-def test_an_empty_pass_has_a_gradient_of_zero(small_model, rollouts):
-    """Who has nothing left to do meets the others all the same."""
-    small_model.zero_grad()
-    log_prob = response_log_probs(small_model, rollouts, torch.arange(6)[:0])
-    assert log_prob.shape == (0, rollouts.mask.shape[1])
-    log_prob.sum().backward()
-    assert all(p.grad is not None and not p.grad.any() for p in small_model.parameters())
-    small_model.zero_grad()
-
-
-def test_all_processes_make_equally_many_passes(rollouts, monkeypatch):
-    monkeypatch.setattr(processes, "all_reduce_max", lambda number: 5)
-    parts = micro_batches(rollouts, torch.arange(6), 2)
-    assert [len(part) for part in parts] == [2, 2, 2, 0, 0]
 
 
 def test_a_file_of_tensors_is_that_of_the_library(tmp_path):
