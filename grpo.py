@@ -202,12 +202,11 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
                 loss = loss + s.kl * (factor[part] * kl * mask[part]).sum() / N
             loss.backward()
             log_prob = log_prob.detach()
+            ratio[part] = (log_prob - old[part]).exp()
             add(sums, loss_and_gap(rollouts, part, loss, log_prob))
+            add(sums, clipping(ratio[part], advantage[part], mask[part], clip))
             if s.kl:
                 add(sums, {"kl": (divergence(log_prob, anchor[part], "k3") * mask[part]).sum()})
-            if s.epochs > 1:
-                ratio[part] = (log_prob - old[part]).exp()
-                add(sums, clipping(ratio[part], advantage[part], mask[part], clip))
         passes.append(step_and_sums(optimizer, sums, s.max_grad_norm))
     return summary(passes, s.epochs > 1, s.kl > 0), ratio
 

@@ -54,13 +54,13 @@ def hand_made(mask, **known):
     zeros, code = torch.zeros(B, T), torch.zeros(B, T, dtype=torch.uint8)
     group = known.get("group", torch.zeros(B, dtype=torch.long))
     questions, reward = int(group.max()) + 1, torch.zeros(B)
+    scores = dict.fromkeys(("reward", "format", "answer", "reasoning"), reward)
     dull = dict(problems=[None] * questions, prompt_ids=[[5]] * questions, responses=[""] * B,
-                texts=[["x"] * int(n) for n in mask.sum(1)], group=group, ids=torch.ones(
-                    B, T, dtype=torch.long), finished=torch.ones(B, dtype=torch.bool),
+                texts=[["x"] * int(n) for n in mask.sum(1)], group=group,
+                ids=torch.ones(B, T, dtype=torch.long), finished=torch.ones(B, dtype=torch.bool),
                 log_prob=zeros - 1.0, entropy=zeros + 1.0, collision=zeros + 0.5, section=code,
-                kind=code, advantage=zeros, step=1, scores=dict.fromkeys(
-                    ("reward", "format", "answer", "reasoning"),
-                    reward), generator=torch.Generator().manual_seed(0))
+                kind=code, advantage=zeros, step=1, scores=scores,
+                generator=torch.Generator().manual_seed(0))
     return Rollouts(mask=mask, **{**dull, **known})
 
 
@@ -132,12 +132,10 @@ def rollouts(small_model):
     reward = torch.tensor([1.1, 0.1, 0.06, 0.1, 0.1, 0.1])
     assert len(set(g.mask.sum(1).tolist())) > 2
     known = {name: value for name, value in vars(g).items() if name not in ("tokens", "mask")}
-    scores = {
-        "reward": reward, "format": reward, "answer": (reward > 1).float(), "reasoning": reward
-    }
+    scores = dict.fromkeys(("reward", "format", "reasoning"), reward)
     batch = hand_made(g.mask, ids=g.tokens, prompt_ids=PROMPTS, group=torch.arange(6) // 3, **known,
-                      scores=scores, section=g.mask.byte(), kind=g.mask.byte(), forward=Forward(
-                          small_model, 4))
+                      scores=scores | {"answer": (reward > 1).float()}, section=g.mask.byte(),
+                      kind=g.mask.byte(), forward=Forward(small_model, 4))
     return dataclasses.replace(batch, advantage=grpo(batch))
 
 
@@ -147,19 +145,15 @@ SPOKEN = [
     " first 3 * 5 = 15, 15 - 7 = 8 wrong.</think>\n<answer> ( 3 * 5 ) - 7</answer><|im_end|>",
     " first 3 * 5 = 15, 15 - 7 = 8 wrong. now second 3 + 7 = 10", "<|im_end|>",
     " hmm. stop here.<|im_end|>",
-    " hmm. 4 * 2 = 8, 8 - 6 = 2 hit.</think>\n<answer> ( 4 * 2 ) - 6</answer><|im_end|>"
-]
+    " hmm. 4 * 2 = 8, 8 - 6 = 2 hit.</think>\n<answer> ( 4 * 2 ) - 6</answer><|im_end|>"]
 ASKED = [Problem((3, 5, 7), 15), Problem((2, 4, 6), 2)]
 
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory):
     """The shipped model, ready to be asked by a mitigation."""
-    return load_policy(
-        make_settings({
-            "model": str(ROOT / "models/tiny"), "max_new_tokens": 60, "questions": 2, "answers": 3,
-            "threads": 1
-        }))
+    return load_policy(make_settings({"model": str(ROOT / "models/tiny"), "max_new_tokens": 60,
+                                      "questions": 2, "answers": 3, "threads": 1}))
 
 
 def spoken(policy, texts=SPOKEN, problems=ASKED, micro_batch=64, **known):
@@ -168,59 +162,51 @@ def spoken(policy, texts=SPOKEN, problems=ASKED, micro_batch=64, **known):
     T = max(map(len, ids))
     mask = torch.tensor([[True] * len(row) + [False] * (T - len(row)) for row in ids])
     group = torch.arange(len(ids)) // (len(ids) // len(problems))
-    prompts = [
-        encode_prompt(policy.tokenizer, policy.task.prompt_for(problem), "") for problem in problems
-    ]
-    frames = torch.zeros(3, *mask.shape)
+    prompts = [encode_prompt(policy.tokenizer, policy.task.prompt_for(problem), "")
+               for problem in problems]
+    log_prob, entropy, collision = torch.zeros(3, *mask.shape)
     for b, row in enumerate(ids):
-        prompt = prompts[group[b]]
+        prompt, n = prompts[group[b]], len(row)
         with torch.no_grad():
-            log_probs = policy.model(torch.tensor([prompt + row]))[0,
-                                                                len(prompt) - 1:-1].log_softmax(-1)
-        chosen = log_probs[range(len(row)), row]
-        for frame, value in zip(
-                frames,
-            (chosen, -(log_probs.exp() * log_probs).sum(-1), log_probs.exp().square().sum(-1))):
-            frame[b, :len(row)] = value
+            logits = policy.model(torch.tensor([prompt + row]))[0, len(prompt) - 1:-1]
+        log_probs = logits.log_softmax(-1)
+        log_prob[b, :n] = log_probs[range(n), row]
+        entropy[b, :n] = -(log_probs.exp() * log_probs).sum(-1)
+        collision[b, :n] = log_probs.exp().square().sum(-1)
     padded = torch.tensor([row + [0] * (T - len(row)) for row in ids])
-    sampled = Rollouts(problems, prompts, group, padded, mask, torch.ones(
-        len(ids), dtype=torch.bool), *frames)
+    sampled = Rollouts(problems, prompts, group, padded, mask, torch.ones_like(mask[:, 0]),
+                       log_prob, entropy, collision)
     batch = score_answers(sampled, policy.tokenizer, policy.task)
-    return dataclasses.replace(
-        batch, **{
-            "advantage": grpo(batch), "step": 20, "generator": torch.Generator().manual_seed(3),
-            "forward": Forward(policy.model, micro_batch), **known
-        })
+    usual = dict(advantage=grpo(batch), step=20, generator=torch.Generator().manual_seed(3),
+                 forward=Forward(policy.model, micro_batch))
+    return dataclasses.replace(batch, **{**usual, **known})
 
 
 def credit_columns(lengths, group, **known):
     """The columns of a credit file, dull where nothing is given: every token ' 1', p = 0.5 of two,
     advantage 1, weight 1."""
     n, answers, groups = sum(lengths), len(lengths), max(group) + 1
-    dull = dict(token_id=np.zeros(n), log_prob=np.full(n, np.log(0.5)), entropy=np.full(
-        n, np.log(2)), collision=np.full(n, 0.5), weight=np.ones(n), advantage=np.ones(n),
-                section=np.zeros(n), kind=np.zeros(n), episode_start=np.cumsum([0, *lengths[:-1]]),
-                group=group, finished=np.ones(answers), reward=np.zeros(answers),
-                reward_format=np.zeros(answers), reward_answer=np.zeros(answers),
-                reward_reasoning=np.zeros(answers), prompt_ids=np.zeros(
-                    2 * groups), prompt_start=2 * np.arange(groups))
+    nothing = np.zeros(answers)
+    dull = dict(token_id=np.zeros(n), log_prob=np.full(n, np.log(0.5)),
+                entropy=np.full(n, np.log(2)), collision=np.full(n, 0.5), weight=np.ones(n),
+                advantage=np.ones(n), section=np.zeros(n), kind=np.zeros(n),
+                episode_start=np.cumsum([0, *lengths[:-1]]), group=group,
+                finished=np.ones(answers), reward=nothing, reward_format=nothing,
+                reward_answer=nothing, reward_reasoning=nothing,
+                prompt_ids=np.zeros(2 * groups), prompt_start=2 * np.arange(groups))
     types = dict(token_id=np.int32, section=np.uint8, kind=np.uint8, episode_start=np.int32,
                  group=np.int32, finished=bool, prompt_ids=np.int32, prompt_start=np.int32)
-    return {
-        name: np.asarray(value).astype(types.get(name, np.float32))
-        for name, value in {**dull, **known}.items()
-    }
+    return {name: np.asarray(value).astype(types.get(name, np.float32))
+            for name, value in {**dull, **known}.items()}
 
 
 def write_log(folder, steps, config=(), metrics=(), evaluations=()):
     """A run folder with these credit files (columns by step), settings and lines."""
     (folder / "credit").mkdir(parents=True)
     shutil.copy(ROOT / "models/tiny/tokenizer.json", folder)
-    (folder / "config.json").write_text(
-        json.dumps({
-            "mitigation": "none", "advantage": "grpo", "seed": 0, "steps": len(steps),
-            "model": "models/tiny", **dict(config)
-        }))
+    usual = {"mitigation": "none", "advantage": "grpo", "seed": 0, "steps": len(steps),
+             "model": "models/tiny"}
+    (folder / "config.json").write_text(json.dumps(usual | dict(config)))
     for name, lines in (("metrics", metrics), ("evaluations", evaluations)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for step, columns in steps.items():
@@ -229,11 +215,9 @@ def write_log(folder, steps, config=(), metrics=(), evaluations=()):
 
 
 def evaluation(step, answer, mode="sampled"):
-    return {
-        "step": step, "mode": mode, "success": sum(answer) / len(answer), "success_low": 0.0,
-        "success_high": 1.0, "answer": answer, "format_mean": 0.5, "finished_mean": 0.75,
-        "length_mean": 12.0
-    }
+    return {"step": step, "mode": mode, "success": sum(answer) / len(answer), "success_low": 0.0,
+            "success_high": 1.0, "answer": answer, "format_mean": 0.5, "finished_mean": 0.75,
+            "length_mean": 12.0}
 
 
 @pytest.fixture
@@ -257,9 +241,8 @@ def small_model():
     """A model with untidy weights: biases and norms away from their defaults, logits far from
     uniform."""
     torch.manual_seed(0)
-    model = Qwen2(
-        ModelConfig(vocab_size=50, head_dim=16, tie_word_embeddings=True, pad_token_id=0,
-                    eos_token_id=(2, ), **SMALL))
+    model = Qwen2(ModelConfig(vocab_size=50, head_dim=16, tie_word_embeddings=True, pad_token_id=0,
+                              eos_token_id=(2,), **SMALL))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
@@ -274,16 +257,14 @@ def learner(tmp_path_factory):
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken(tag.decode(), normalized=False) for tag in TAGS])
     torch.manual_seed(0)
-    Qwen2(
-        ModelConfig(vocab_size=tokenizer.get_vocab_size(), head_dim=16, tie_word_embeddings=True,
-                    pad_token_id=0, eos_token_id=(2, ), max_position_embeddings=1024,
-                    **SMALL)).save_pretrained(folder)
+    config = ModelConfig(vocab_size=tokenizer.get_vocab_size(), head_dim=16, pad_token_id=0,
+                         tie_word_embeddings=True, eos_token_id=(2,), max_position_embeddings=1024,
+                         **SMALL)
+    Qwen2(config).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "recipe.json").write_text(
-        json.dumps({
-            "prompt": "short", "numbers": "3", "max_number": 15, "max_target": 99,
-            "max_result": 150, "threads": 1, "learning_rate": 1e-3, "questions": 4, "answers": 4,
-            "max_new_tokens": 40, "micro_batch": 8, "steps": 6, "eval_tasks": 24, "eval_every": 3,
-            "checkpoint_every": 2, "sample_every": 2
-        }))
+    recipe = dict(prompt="short", numbers="3", max_number=15, max_target=99, max_result=150,
+                  threads=1, learning_rate=1e-3, questions=4, answers=4, max_new_tokens=40,
+                  micro_batch=8, steps=6, eval_tasks=24, eval_every=3, checkpoint_every=2,
+                  sample_every=2)
+    (folder / "recipe.json").write_text(json.dumps(recipe))
     return folder

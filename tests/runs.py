@@ -16,12 +16,9 @@ import train
 from conftest import ROOT, project_files
 from engine.errors import UserError
 
-SHORT = [
-    "--model",
-    str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2", "--answers", "4",
-    "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0", "--checkpoint_every", "1",
-    "--sample_every", "0"
-]
+SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
+         "--answers", "4", "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0",
+         "--checkpoint_every", "1", "--sample_every", "0"]
 TIME = ("seconds", "tokens_per_second", "memory")
 
 
@@ -59,9 +56,9 @@ def assert_same_run(a: Path, b: Path):
     """Bit for bit, times and memory aside."""
     for name in ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl"):
         assert list(map(timeless, lines(a / name))) == list(map(timeless, lines(b / name))), name
-    names = sorted(p.relative_to(a) for p in a.rglob("*") if p.suffix in (".npz", ".safetensors"))
-    assert names == sorted(
-        p.relative_to(b) for p in b.rglob("*") if p.suffix in (".npz", ".safetensors"))
+    names, others = (sorted(p.relative_to(folder) for p in folder.rglob("*")
+                            if p.suffix in (".npz", ".safetensors")) for folder in (a, b))
+    assert names == others
     for name in names:
         x, y = arrays(a / name), arrays(b / name)
         assert list(x) == list(y) and all(np.array_equal(x[key], y[key]) for key in x), name
