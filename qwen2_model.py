@@ -333,7 +333,7 @@ DEFAULTS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta"
             "tie_word_embeddings": False}
 # config.json: key -> the only value that is implemented, also where the key is absent
 IMPLEMENTED = {"partial_rotary_factor": 1.0, "use_sliding_window": False, "hidden_act": "silu",
-               "attention_dropout": 0.0, "attention_bias": False, "quantization_config": None}
+               "attention_dropout": 0.0, "quantization_config": None}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
                 torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
@@ -387,6 +387,8 @@ def not_implemented(raw: dict, rope: dict) -> list[str]:
         found.append("rope_scaling" if raw.get("rope_scaling") else "rope_parameters")
     if raw.get("layer_types") not in (None, ["full_attention"] * raw["num_hidden_layers"]):
         found.append("layer_types")
+    if raw["model_type"] == "qwen3" and raw.get("attention_bias"):
+        found.append("attention_bias")
     if raw["num_attention_heads"] % raw["num_key_value_heads"]:
         found.append("num_key_value_heads")
     if raw["head_dim"] < 2 or raw["head_dim"] % 2:  # rotations need pairs
