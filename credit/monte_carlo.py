@@ -7,6 +7,7 @@ What prefixes have in common is computed once. With p for the prompt of their pr
 the model reads two sequences, p a b c d and p a e. The first three prefixes are places in the
 first one: what goes on from a b sees p a b and no more (`starts` of engine/sampler.py).
 """
+import re
 import typing
 from functools import cache
 
@@ -45,7 +46,7 @@ class vine:
     """
 
     def __init__(self, policy, *, values_k: K = 9, values_every: Every = "line"):
-        if values_every not in ("line", "uncertain") and not is_count(values_every):
+        if not re.fullmatch("line|uncertain|[1-9][0-9]{0,8}", values_every):
             raise UserError(f"--values_every {shortened(values_every)} should be line, uncertain "
                             "or a number of tokens, at least 1")
         self.k, self.every, self.metrics = values_k, values_every, {}
@@ -65,10 +66,6 @@ class vine:
             for start, end, worth_before, worth_after in zip(starts, ends, before, after):
                 advantage[row, start:end] = worth_after - worth_before
         return advantage
-
-
-def is_count(text: str) -> bool:
-    return text.isdecimal() and len(text) < 10 and int(text) > 0
 
 
 def segment_starts(texts: list[str], every: str) -> list[int]:
@@ -107,10 +104,9 @@ def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: 
                          without: list[int] | None = None) -> tuple[torch.Tensor, int]:
     """Rewards (n, k) of k fresh answers that go on from each prefix, and how many tokens they took.
 
-    without: for each prefix a token that may not come next, -1 for none
-
-    A prefix that has ended, or that has reached the limit, is worth its own reward. Random numbers
-    follow from the batch's generator alone.
+    `without` names for each prefix a token that may not come next, -1 for none. A prefix that has
+    ended, or that has reached the limit, is worth its own reward. Random numbers follow from the
+    batch's generator alone.
     """
     ends = stop_ids(policy.model, policy.tokenizer)
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
@@ -120,7 +116,12 @@ def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: 
     for i in in_order(prefixes):
         if room[i] > 0:
             cells += range(i * k, i * k + k)
-    reward_of = remembered_rewards(policy, rollouts)
+
+    @cache  # many fresh answers are the same
+    def reward_of(answer: Prefix) -> float:
+        question, ids = answer
+        return policy.reward_of(rollouts.problems[question], ids)
+
     size = rows_at_once(policy)
     for start in range(0, len(cells), size):
         progress(start / len(cells))
@@ -130,7 +131,8 @@ def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: 
         share = processes.shard_of(len(part))
         fresh = go_on(policy, rollouts, begun, ruled_out, ends, seed=seed + start, share=share)
         own = part[share.start:share.stop]
-        rewards[own] = rewards_of(begun, fresh, share, reward_of)
+        worth = [reward_of(answer) for answer in whole_answers(begun, fresh, share)]
+        rewards[own] = torch.tensor(worth, dtype=torch.float32)
         if not fresh.log_prob.isfinite().all():
             rewards[own] = float("nan")  # so that all processes see it, below
         spent += int(fresh.mask.sum())
@@ -173,22 +175,10 @@ def go_on(policy, rollouts: Rollouts, begun: list[Prefix], ruled_out: list[int],
                     temperature=s.temperature, **sampling)
 
 
-def remembered_rewards(policy, rollouts: Rollouts):
-    """The reward of a whole answer, memoised: many fresh answers are the same."""
-    @cache
-    def reward_of(answer: Prefix) -> float:
-        question, ids = answer
-        return policy.reward_of(rollouts.problems[question], ids)
-    return reward_of
-
-
-def rewards_of(begun: list[Prefix], fresh: Generation, share: range, reward_of) -> torch.Tensor:
-    """(rows of the share,): the reward of each prefix with what follows it."""
-    rewards, tokens, lengths = [], fresh.tokens.tolist(), fresh.mask.sum(1).tolist()
-    for row in share:
-        question, ids = begun[row]
-        rewards.append(reward_of((question, (*ids, *tokens[row][:lengths[row]]))))
-    return torch.tensor(rewards, dtype=torch.float32)
+def whole_answers(begun: list[Prefix], fresh: Generation, share: range) -> list[Prefix]:
+    """Each prefix of the share with what follows it."""
+    tokens, lengths = fresh.tokens.tolist(), fresh.mask.sum(1).tolist()
+    return [(begun[row][0], (*begun[row][1], *tokens[row][:lengths[row]])) for row in share]
 
 
 def in_order(prefixes: list[Prefix]) -> list[int]:

@@ -212,17 +212,6 @@ def test_nothing_evaluated_was_ever_trained_on():
     assert evaluated == Task(**TINY).held_out_problems(300)
 
 
-def test_problems_from_a_file_are_split_by_the_same_rule(tmp_path):
-    made = Task(**WIDE).training_problems(0, 0, 40)
-    made += Task(**TINY).held_out_problems(10)
-    path = tmp_path / "problems.jsonl"
-    path.write_text("\n".join(json.dumps({"nums": p.numbers, "target": p.target})
-                              for p in made) + "\n\n")
-    problems = Task(data=str(path))
-    assert set(problems.training_problems(0, 1, 2000)) == {p for p in made if not held_out(p)}
-    assert set(problems.held_out_problems(500)) == {p for p in made if held_out(p)}
-
-
 @pytest.mark.parametrize("line", [
     "{}", '{"nums": [], "target": 3}', '{"nums": [1, "2"], "target": 3}', "[1]", "no json",
     '{"nums": [1, 2], "target": 1.5}', '{"nums": [1, true], "target": 2}',
@@ -236,7 +225,8 @@ def test_a_line_that_is_no_problem_is_named_without_being_repeated(tmp_path, lin
     assert len(str(error.value)) < 400
 
 
-def test_a_held_out_problem_counts_once_in_whatever_order_its_numbers_stand(tmp_path):
+def test_a_file_is_split_by_the_same_rule_and_a_held_out_problem_counts_once(tmp_path):
+    """In whatever order its numbers stand."""
     first = Task(**TINY).held_out_problems(4)
     trained = Task(**TINY).training_problems(0, 0, 4)
     lines = []
@@ -248,6 +238,9 @@ def test_a_held_out_problem_counts_once_in_whatever_order_its_numbers_stand(tmp_
     task = Task(data=str(path))
     assert sorted(task.to_test, key=first.index) == first
     assert len(task.to_train) == len(lines) - 4 * 6  # those count as often as they are there
+    assert set(task.training_problems(0, 1, 500)) == set(task.to_train)
+    assert set(task.held_out_problems(500)) == set(task.to_test)
+    assert not any(map(held_out, task.to_train))
 
 
 def test_fewer_problems_than_asked_for_are_no_endless_search():
@@ -287,17 +280,6 @@ def test_tags_cut_into_pieces_and_glued_to_their_neighbours():
     ([b"<think>", b"a", b"</think>", b"b"], [OTHER, THINK, OTHER, OTHER])])
 def test_answers_without_their_tags(pieces, sections):
     assert annotate(pieces)[0] == sections
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_characters_spread_over_tokens(size):
-    text = "né 3×5</think>\n<answer>3</answer>".encode()
-    pieces = [text[start:start + size] for start in range(0, len(text), size)]
-    section, _ = annotate(pieces)
-    inside = b"".join(p for p, s in zip(pieces, section) if s == THINK)
-    thought = "né 3×5".encode()
-    assert thought.startswith(inside) and len(inside) > len(thought) - size
-    assert len(section) == len(pieces) and set(section) <= {OTHER, THINK, ANSWER}
 
 
 def test_prompts_end_with_an_opened_think_and_are_chatml(learner):

@@ -3,8 +3,6 @@
 Read from the source with `ast`, imports inside functions included; nothing is run.
 """
 import ast
-import shutil
-import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
@@ -105,18 +103,6 @@ def lies_in(what, places):
 
 def where(name, line):
     return f"{MODULES[name].relative_to(ROOT)}:{line}"
-
-
-def test_files_of_the_user_are_not_looked_at(tmp_path):
-    """Outside a checkout nobody can tell them apart."""
-    for name in ("kept.py", "laid_beside.py"):
-        (tmp_path / name).touch()
-    assert [path.name for path in project_files("*.py", tmp_path)] == ["kept.py", "laid_beside.py"]
-    if not shutil.which("git"):
-        pytest.skip("needs git")
-    for command in (["init", "-q"], ["add", "kept.py"]):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    assert [path.name for path in project_files("*.py", tmp_path)] == ["kept.py"]
 
 
 def test_the_top_level_is_six_files():

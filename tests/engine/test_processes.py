@@ -248,16 +248,15 @@ def with_slow_rank_0(tmp_path):
     return program
 
 
-def test_an_error_of_all_is_said_once(learner, tmp_path, with_slow_rank_0):
-    """Before the processes have met, and after."""
-    wrong = {("--questions", 1): "--questions 1 cannot be shared by 2 processes",
-             ("--steps", "many"): "argument --steps: "}
-    for flag, said in wrong.items():
-        run = torchrun("--model", learner, *flag, "--out", tmp_path / "run",
-                       program=with_slow_rank_0)
-        output, _ = run.communicate(timeout=120)
-        assert run.returncode != 0 and output.count(f"train.py: {said}") == 1, output
-        assert output.count("train.py: ") == 1 and not (tmp_path / "run").exists(), output
+@pytest.mark.parametrize("flag, said", [
+    (("--steps", "many"), "argument --steps: "),  # before the processes have met, and after
+    (("--questions", 1), "--questions 1 cannot be shared by 2 processes")])
+def test_an_error_of_all_is_said_once(learner, tmp_path, with_slow_rank_0, flag, said):
+    out = tmp_path / "run"
+    run = torchrun("--model", learner, *flag, "--out", out, program=with_slow_rank_0)
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode != 0 and output.count(f"train.py: {said}") == 1, output
+    assert output.count("train.py: ") == 1 and not out.exists(), output
 
 
 def test_all_ranks_start_again_alike(flags, tmp_path, with_slow_rank_0):
