@@ -253,10 +253,8 @@ def format_score(response: str) -> float:
     """1 for exactly <think>...</think>, a new line, <answer>...</answer>, with every tag once.
     Otherwise 0.1 for a pair of think tags and 0.5 for a pair of answer tags."""
     text = response if response.startswith("<think>") else "<think>" + response  # of the prompt
-    for end in END_OF_TURN:
-        if text.endswith(end):
-            text = text.removesuffix(end)
-            break
+    end = next((end for end in END_OF_TURN if text.endswith(end)), "")
+    text = text.removesuffix(end)
     every_tag_once = all(text.count(tag.decode()) == 1 for tag in TAGS)
     if every_tag_once and ANSWER_BEGINS in text and text.endswith("</answer>"):
         return 1.0
