@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT, project_files
-from runs import SHORT, copy_project, lines, program
+from runs import SHORT, copy_project, program
 from tools.countdown_data import read_problems
 
 
@@ -75,31 +75,6 @@ def test_an_advantage_of_ones_own_is_one_function(folder_of):
 
 
 OTHER_TOOLS = "docs/credit_files.md"
-
-
-def test_pandas_reads_steps_and_evaluations(project, folder_of):
-    pytest.importorskip("pandas")
-    printed = paste(project, OTHER_TOOLS, "evaluations.pivot")
-    assert "gradient_norm" in printed and "64 answers to held-out problems" in printed
-
-
-def test_pandas_reads_a_row_a_token(project, folder_of):
-    """As many rows as the run has tokens; the end of the turn has its text."""
-    pytest.importorskip("pandas")
-    [block] = [block for block in blocks(OTHER_TOOLS) if "def tokens_of" in block]
-    (project / "pasted.py").write_text(block + PRINT_TOKENS)
-    printed = json.loads(program(project, "pasted.py").splitlines()[-1])
-    metrics = lines(folder_of["plain"] / "metrics.jsonl")
-    assert printed["rows"] == sum(line["tokens"] for line in metrics)
-    assert printed["ends"] == ["end"] and printed["steps"] == [1, 2, 3]
-
-
-PRINT_TOKENS = """
-import json
-ends = tokens.loc[tokens["text"] == "<|im_end|>", "kind"].unique().tolist()
-steps = tokens["step"].unique().tolist()
-print(json.dumps({"rows": len(tokens), "ends": ends, "steps": steps}))
-"""
 
 
 def test_tensorboard_gets_every_number(project, folder_of):
