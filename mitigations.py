@@ -256,8 +256,8 @@ def covariance(tokens: Rollouts, *, covariance_share: Share = 0.0002,
 # Importing a file of credit/ runs its decorators, which add to the lists of choices. This comes
 # last, so that --help lists the choices above first.
 from credit import (  # noqa: E402, F401
-    lambda_grpo, learned_importance, causal_ablation, outcome_gradient, oracle, critic,
-    monte_carlo, measured, hindsight, belief, prefix_tree, ktae, gtpo)
+    lambda_grpo, learned_importance, causal_ablation, outcome_gradient, measured, critic,
+    monte_carlo, hindsight, belief, prefix_tree, ktae, gtpo)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ have the same prefix, some other token in its place, and go on as the policy lik
 
 Only O_t is sampled. This is the difference of two Monte Carlo values with the part they share
 computed instead of drawn: a token that is nearly certain needs hardly an answer, and where every
-O_t is a mean of independent answers A_t is unbiased.
+O_t is a mean of independent answers A_t is unbiased. `measured` is A_t, an advantage; `oracle` is
+its size alone, a weight.
 """
+import math
 import typing
 
 import torch
@@ -19,12 +21,15 @@ from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from harness.registry import advantage
+from harness.registry import advantage, mitigation
 
 Count = typing.Annotated[int, Flag(4, "fresh answers that leave each undecided token", least=1,
                                    most=10_000)]
+Most = typing.Annotated[int, Flag(8, "fresh answers that leave a token which is a free choice; of "
+                                     "the others fewer", least=1, most=10_000)]
 Above = typing.Annotated[float, Flag(0.15, "tokens whose 1 - p is above this are measured, the "
                                            "others get credit 0", least=0, most=1)]
+SURE = 1e-3  # a token with 1 - p below this is taken to have no credit
 
 
 @advantage
@@ -45,6 +50,29 @@ class measured:
         credit, spent = credit_at(policy, rollouts, places, [self.k] * len(places))
         self.metrics = {"extra_tokens": spent}
         return credit
+
+
+@mitigation
+class oracle:
+    """|V(after) - V(before)|, measured by Monte Carlo: expensive, a reference for the others.
+
+    Measured as --advantage measured does it, at every token with 1 - p above a thousandth, by
+    oracle_k (1 - p) fresh answers, rounded up. A token of probability p cannot be credited with
+    more than (1 - p) of the reward's range, so the others get 0. The sign stays the outcome's, so
+    this is no upper bound; that is --advantage measured.
+    """
+
+    def __init__(self, policy, *, oracle_k: Most = 8):
+        refuse_other_temperatures(policy)
+        self.k, self.metrics = oracle_k, {}
+
+    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
+        other_chance = chance_of_others(tokens)
+        places = (other_chance > SURE).nonzero().tolist()
+        counts = [math.ceil(self.k * other_chance[b, t].item()) for b, t in places]
+        credit, spent = credit_at(policy, tokens, places, counts)
+        self.metrics = {"extra_tokens": spent}
+        return credit.abs()
 
 
 def refuse_other_temperatures(policy) -> None:

@@ -1,4 +1,4 @@
-"""Weights from measured credit, on a table of what other tokens are worth."""
+"""Credit of single tokens, on a table of what other tokens are worth."""
 import math
 from types import SimpleNamespace
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from conftest import hand_made, make_mitigation
+from credit.measured import measured
 from engine.errors import UserError
 
 
@@ -21,17 +22,18 @@ def test_oracle_by_hand(policy, monkeypatch):
 
     monkeypatch.setattr("credit.measured.continuation_rewards", rewards)
     half = math.log(0.5)
-    tokens = hand_made([[True, True, False], [True, True, True]], ids=torch.tensor([[4, 6, 0],
-                                                                                    [4, 5, 6]]),
+    tokens = hand_made([[True, True, False], [True, True, True]],
+                       ids=torch.tensor([[4, 6, 0], [4, 5, 6]]),
                        log_prob=torch.tensor([[half, half, 0], [half, -1e-4, half]]),
-                       group=torch.tensor([0, 0]),
                        scores={"reward": torch.tensor([1.0, 0.0])})
     mitigation = make_mitigation("oracle", {"oracle_k": 3}, policy)
-    torch.testing.assert_close(mitigation(tokens, policy),
-                               torch.tensor([[0.1875, 0.375, 0], [0.125, 0, 0.5]]))
+    size = torch.tensor([[0.1875, 0.375, 0], [0.125, 0, 0.5]])
+    torch.testing.assert_close(mitigation(tokens, policy), size)
     assert mitigation.metrics == {"extra_tokens": 5}
     two_each = [((0, ()), 4), ((0, (4,)), 6), ((0, ()), 4), ((0, (4, 5)), 6)]  # 3 (1 - p), up
     assert asked == [place for place in two_each for _ in range(2)]
+    signed = measured(policy)(tokens, policy)
+    torch.testing.assert_close(signed, size * torch.tensor([[1, 1, 0], [1, 0, -1]]))
 
 
 def test_the_oracle_knows_credit_at_temperature_1_alone(policy):
