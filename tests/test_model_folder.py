@@ -168,8 +168,9 @@ def test_every_bound_leaves_room_for_the_largest_published_model(tmp_path):
     """Qwen2.5-72B, and a context of a million tokens."""
     raw = {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 8192,
            "intermediate_size": 29568, "num_hidden_layers": 80, "num_attention_heads": 64,
-           "num_key_value_heads": 8, "max_position_embeddings": 1_010_000, "rope_theta": 1e7, "bos_token_id": 151643,
-           "pad_token_id": None, "rms_norm_eps": 1e-6, "sliding_window": 131072,
-           "max_window_layers": 80, "use_sliding_window": False, "layer_types": None}
+           "num_key_value_heads": 8, "max_position_embeddings": 1_010_000, "rope_theta": 1e7,
+           "bos_token_id": 151643, "pad_token_id": None, "rms_norm_eps": 1e-6,
+           "sliding_window": 131072, "max_window_layers": 80, "use_sliding_window": False,
+           "layer_types": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert ModelConfig.from_folder(tmp_path).head_dim == 128
