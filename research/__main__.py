@@ -16,7 +16,6 @@ takes seconds and only shows that it works. NAME --help lists the flags of one.
     python -m research probes            the probes with several seeds
     python -m research publish FOLDER    keep what was measured, beside the pages
     python -m research pages             write its numbers into them
-    python -m research check             what has changed in the code since each result
 
 An experiment is many training runs; NAME makes them, NAME --dry_run lists them:
 """
@@ -28,8 +27,7 @@ from research.experiments import commands, pages, probes, published
 from research.experiments.experiments import EXPERIMENTS
 
 PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "sparsity", "baseline", "length")
-OTHERS = {"probes": probes.main, "publish": published.main, "pages": pages.main,
-          "check": published.check}
+OTHERS = {"probes": probes.main, "publish": published.main, "pages": pages.main}
 
 
 def main(argv: list[str]) -> None:

@@ -28,9 +28,6 @@ FLAGS = {
 def run_experiment(name: str, argv: list[str]) -> None:
     typed = add_flags(Parser(f"python -m research {name} [flags]", __doc__), FLAGS).read(argv)
     args, experiment = with_defaults(typed, FLAGS), EXPERIMENTS[name]
-    wishes = [f"--{name}" for name in ("number", "dry_run", "report_only") if name in typed]
-    if len(wishes) > 1:
-        raise UserError(f"{' and '.join(wishes)} exclude each other: leave one out")
     processes = args.processes or usable_cores()
     runs = plan_runs(experiment, args.out, args.seeds or experiment.seeds)
     if args.dry_run:

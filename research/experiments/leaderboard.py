@@ -40,10 +40,7 @@ PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}
 WHEN = {BEFORE: "before training", THIRD: "after a third of it"}
 SAME_DIRECTION = {"dr_grpo": "rloo"}  # a multiple of it
-# of an arm: probe, table, column, the interval's column, format
-KNOWN = {"index": ("scoreboard", "scores", "index", "95%", "+.2f"),
-         "direction": ("noise", "noise", "cosine", "cosine 95%", ".2f"),
-         "one batch": ("noise", "noise", "one batch", "95%", ".3f")}
+KNOWN = {"index": ("scoreboard", "scores"), "one batch": ("noise", "noise")}  # probe and table
 DRAWS = 4000
 FEWEST_ARMS = 4
 
@@ -182,48 +179,41 @@ def in_words(entries: list[Entry]) -> str:
     return "\n".join(texts)
 
 
-def known_of(entries: list[Entry], what: str, time: str) -> tuple[list, list]:
-    """What a probe measured of each arm, and the interval; None of what it was not asked."""
-    probe, name, value, interval, _ = KNOWN[what]
-    path, rows = PROBED / f"{probe}-{time}/numbers.json", {}
+def known_of(entries: list[Entry], what: str, time: str) -> list[float | None]:
+    """What a probe measured of each arm; None of what it was not asked."""
+    probe, name = KNOWN[what]
+    path, known = PROBED / f"{probe}-{time}/numbers.json", {}
     if is_file(path):
-        tables = {table["name"]: table for table in read_json(path).get("tables", [])}
-        if name not in tables:
-            raise UserError(f"{path} has no table of {name}: python -m research probes --only "
-                            f"{probe} --report_only writes it again")
-        rows = {row["arm"]: row for row in tables[name]["rows"]}
-    of_arms = [rows.get(SAME_DIRECTION.get(entry.arm, entry.arm), {}) for entry in entries]
-    intervals = [row.get(interval) for row in of_arms]
-    return [row.get(value) for row in of_arms], [ends and tuple(ends) for ends in intervals]
+        [rows] = [table["rows"] for table in read_json(path)["tables"] if table["name"] == name]
+        known = {row["arm"]: row[what] for row in rows}
+    return [known.get(SAME_DIRECTION.get(entry.arm, entry.arm)) for entry in entries]
 
 
 def race_table(entries: list[Entry]) -> Table:
     """What the probes know of each arm beside what became of it."""
     columns, headings = {"arm": ("", [entry.arm for entry in entries])}, {}
-    for what, (*_, spec) in KNOWN.items():
+    for what, spec in (("index", "+.2f"), ("one batch", ".3f")):
         for time, when in WHEN.items():
-            values, intervals = known_of(entries, what, time)
             key = what if time == BEFORE else f"later {what}"
-            columns |= {key: (spec, values), f"{key} 95%": (spec, intervals)}
-            headings |= {key: f"{what} {when}", f"{key} 95%": "lowest to highest"}
+            columns[key] = (spec, known_of(entries, what, time))
+            headings[key] = f"{what} {when}"
     answers = [f"{entry.answers:,.0f}" if np.isfinite(entry.answers) else "never"
                for entry in entries]
     columns |= {"answers": ("", answers), "end": (".1%", [entry.success for entry in entries])}
     headings |= {"answers": "answers needed", "end": "success at the end"}
     return Table("race", "What the probes know, and what became of it", columns, "",
                  ["index: what the weights know of where the reward is decided, from -1 to 1, 0 by "
-                  "chance; direction: cosine of the mean gradient with the true one; one batch: "
-                  "that of a single batch's gradient; answers needed: trained on until the mean "
-                  f"success of the last {RACE_STEPS} training steps reaches {RACE_TO:.0%}"],
-                 headings)
+                  "chance; one batch: cosine of a single batch's gradient with the true one; "
+                  "answers needed: trained on until the mean success of the last "
+                  f"{RACE_STEPS} training steps reaches {RACE_TO:.0%}"], headings)
 
 
 def correlation_table(entries: list[Entry]) -> Table:
     """Arms that never got there are last, and equal."""
     rows, findings = [], []
     for time, when in WHEN.items():
-        values, _ = known_of(entries, "one batch", time)
-        known = [(value, entry) for value, entry in zip(values, entries) if is_number(value)]
+        known = [(value, entry) for value, entry in zip(
+            known_of(entries, "one batch", time), entries) if is_number(value)]
         one_batch = [value for value, _ in known]
         answers = spearman(one_batch, [entry.answers for _, entry in known])
         success = spearman(one_batch, [entry.success for _, entry in known])

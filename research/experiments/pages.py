@@ -1,7 +1,6 @@
 """Write the numbers of docs/results into the pages.
 
-    python -m research pages            # rewrite what is marked
-    python -m research pages --check    # say which pages are not as the results have it
+    python -m research pages
 
 A page marks what is not written by hand, by comments that a reader of the page does not see:
 
@@ -23,7 +22,7 @@ import textwrap
 from analysis.tables import WIDTH, Table, by_row
 from engine.errors import UserError
 from harness.files import replace_text
-from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.flags import Parser
 from harness.progress import say
 from research.experiments.published import RESULTS, pages, read_result
 
@@ -31,26 +30,16 @@ from research.experiments.published import RESULTS, pages, read_result
 RENAMED = {"python -m study ": "python -m research ", "python -m truth.": "python -m research "}
 MARKED = re.compile(r"<!-- (table|words|text|source|number|interval) ((?:(?!-->).)+?) -->"
                     r"(.*?)<!-- end -->", re.S)
-FLAGS = {"check": Flag(False, "change nothing; exit status 1 if a page is out of date")}
 
 
 def main(argv: list[str]) -> None:
-    args = with_defaults(add_flags(Parser("python -m research pages [flags]", __doc__),
-                                   FLAGS).read(argv), FLAGS)
-    stale = []
+    Parser("python -m research pages", __doc__).read(argv)
     for page in pages():
         text = page.read_text(encoding="utf-8")
         filled = fill(text, page.name)
         if filled != text:
-            stale.append(page)
-            if not args.check:
-                replace_text(page, filled)
-    for page in stale:
-        say(f"{'not as the results have it' if args.check else 'written'}: {page.name}")
-    if not stale:
-        say("all pages are as the results have them")
-    if args.check and stale:
-        raise SystemExit(1)
+            replace_text(page, filled)
+            say(f"written: {page.name}")
 
 
 def fill(text: str, page: str) -> str:

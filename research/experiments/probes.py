@@ -25,7 +25,7 @@ from research.experiments.experiments import LEADERBOARD, PLAIN, Experiment
 from research.experiments.over_seeds import over_seeds
 from research.experiments.pages import table_of
 from research.experiments.plan import PlannedRun, State, plan_runs
-from research.experiments.published import changed_files, own_source
+from research.experiments.published import made_by
 from research.experiments.runner import PROCESSES, end_with, list_runs, make_runs, usable_cores
 
 PROBED = Path("results/study-probes")  # where the seeds are put together
@@ -94,14 +94,10 @@ class PlannedProbe:
         path, (*meant, _, _) = self.folder / "numbers.json", self.command  # without --out
         if not is_file(path):
             return State()
-        try:
-            numbers = read_json(path)
-        except UserError as error:
-            return State(trouble=str(error))
-        typed = numbers.get("command", "another command")
-        if typed.endswith(f" {shlex.join(meant)}"):
+        numbers = read_json(path)
+        if numbers["command"].endswith(f" {shlex.join(meant)}"):
             return State(1, numbers["seconds"], True)
-        return State(trouble=f"{self.folder} was measured by `{typed}`, not by "
+        return State(trouble=f"{self.folder} was measured by `{numbers['command']}`, not by "
                              f"`{python_command(*meant)}`: remove it, and it is measured again")
 
 
@@ -147,41 +143,31 @@ def gather(probes: list[PlannedProbe]) -> None:
     for arm, measured in by_arm.items():
         if len(measured) < 2:
             say(f"{arm}: only seed {measured[0].seed} is measured, so there is no interval yet")
-            continue
-        folder = write_together(measured)
-        say(f"{arm}: {len(measured)} seeds; python -m research publish {folder}")
+        else:
+            folder = write_together(measured)
+            say(f"{arm}: {len(measured)} seeds; python -m research publish {folder}")
     if not by_arm:
         raise UserError("no probe is measured yet")
 
 
 def write_together(measured: list[PlannedProbe]) -> Path:
     """numbers.json of the first, with the tables of all."""
-    numbers = [read_json(probe.folder / "numbers.json") for probe in measured]
-    refuse_other_code(measured, numbers)
-    first = measured[0]
-    tables = [over_seeds(tables) for tables in same_tables(numbers)]
+    first, numbers = measured[0], {probe.name: read_json(probe.folder / "numbers.json")
+                                   for probe in measured}
+    tables = [over_seeds(tables) for tables in same_tables(list(numbers.values()))]
     folder = PROBED / first.arm
     make_folder(folder)
-    name = first.probe if first.time == BEFORE else f"{first.probe}_{first.time}"
-    together = {**numbers[0], "name": name, "folders": [str(probe.folder) for probe in measured],
-                "command": f"python -m research probes --only {first.probe}", "in_short": [],
-                "seconds": sum(each["seconds"] for each in numbers),
+    together = {**numbers[first.name], "in_short": [],
+                "name": first.probe if first.time == BEFORE else f"{first.probe}_{first.time}",
+                "command": f"python -m research probes --only {first.probe}",
+                "settings": {"made_by": made_by(numbers)},
+                "seconds": sum(each["seconds"] for each in numbers.values()),
                 "tables": [table.to_json() for table in tables]}
     replace_text(folder / "numbers.json", json.dumps(together, indent=1, allow_nan=False) + "\n")
     if first.probe == "scoreboard":
         from research.probes.scoreboard import draw_decided  # with matplotlib, half a second
         draw_decided(next(table for table in tables if table.name == "kind"), folder)
     return folder
-
-
-def refuse_other_code(measured: list[PlannedProbe], numbers: list[dict]) -> None:
-    """The probe's own file has to be the same in the commits of all seeds."""
-    first, commit = measured[0], numbers[0]["git_commit"]
-    for probe, each in zip(measured, numbers):
-        if each["git_commit"] != commit and changed_files(
-                [own_source(probe.probe)], commit, each["git_commit"]) != []:
-            raise UserError(f"{probe.folder} was measured by other code than {first.folder}: "
-                            "remove the older one of the two")
 
 
 def same_tables(numbers: list[dict]) -> list[list[Table]]:

@@ -2,15 +2,12 @@
 
     python -m research publish results/study-control   # what a report or a probe has written
     python -m research pages                           # write its numbers into the pages
-    python -m research check                           # what has changed in the code since then
 
 A result holds its tables, the command that made them, the commit, the versions and the day.
 """
 import json
 import shlex
 import shutil
-import subprocess
-from collections import Counter
 from datetime import date
 from pathlib import Path
 
@@ -23,9 +20,6 @@ from harness.progress import say
 RESULTS = PROJECT / "docs/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables")
 FLAGS = {"name": Flag(None, "of the result, by default that of the experiment or the probe")}
-# what every number comes from, beside the file of its probe or experiment
-SOURCES = ("countdown_task.py", "qwen2_model.py", "grpo.py", "mitigations.py", "train.py",
-           "analyze.py", "engine", "credit", "models/tiny")
 
 
 def main(argv: list[str]) -> None:
@@ -44,12 +38,9 @@ def publish(folder: Path, name: str | None = None) -> Path:
     """Take the numbers of a report or a probe, and its pictures that pages show, in the place of
     those before."""
     numbers = read_json(folder / "numbers.json")
-    missing = [key for key in (*KEPT, "settings", "quick_look") if key not in numbers]
-    if missing:
-        raise UserError(f"{folder}/numbers.json has no {missing[0]}: publish what an experiment or "
-                        "a probe of python -m research wrote")
-    if numbers["quick_look"]:
-        raise UserError(f"{folder} is a quick look: its numbers say nothing")
+    if numbers.get("quick_look") is not False:
+        raise UserError(f"{folder} is a quick look, whose numbers say nothing, or was not written "
+                        "by python -m research")
     made = numbers["settings"].get("made_by", [])
     for line in about_code(made):
         say(line)
@@ -67,29 +58,25 @@ def publish(folder: Path, name: str | None = None) -> Path:
     return path
 
 
-def code_of(config: dict) -> dict:
-    """What a run's config.json has on record of the code that made it."""
-    return {name: config.get(name) for name in ("git_commit", "versions")}
-
-
-def made_by(configs: dict[str, dict]) -> list[dict]:
-    """The codes that made these runs, each with the names of its runs."""
-    made = []
-    for name, config in configs.items():
-        code = code_of(config)
-        same = next((part for part in made if code_of(part) == code), None)
+def made_by(made: dict[str, dict]) -> list[dict]:
+    """The codes that made these runs or probes, each with their names. `made` is what config.json
+    or numbers.json has on record, by name."""
+    codes = []
+    for name, record in made.items():
+        code = {key: record.get(key) for key in ("git_commit", "versions")}
+        same = next((known for known in codes if code.items() <= known.items()), None)
         if same is None:
-            made.append(same := {**code, "runs": []})
+            codes.append(same := {**code, "runs": []})
         same["runs"].append(name)
-    return made
+    return codes
 
 
 def about_code(made: list[dict]) -> list[str]:
-    """A finished run is passed over, also when the formula of its arm has changed since. So whoever
-    publishes runs of several codes is told which are whose."""
+    """What is finished is passed over, also when its formula has changed since. So whoever
+    publishes what several codes have made is told which is whose."""
     if len(made) < 2:
         return []
-    lines = ["The runs were made by several codes or versions: is what they compute the same?"]
+    lines = ["These were made by several codes or versions: is what they compute the same?"]
     for part in made:
         commit, torch = (part["git_commit"] or "unknown")[:7], (part["versions"] or {}).get("torch")
         lines.append(f"  commit {commit}, torch {torch}: {', '.join(part['runs'])}")
@@ -117,41 +104,3 @@ def read_result(path: Path) -> dict:
     if not is_file(path):
         raise UserError(f"there is no {path}: python -m research publish FOLDER makes it")
     return read_json(path)
-
-
-def check(argv: list[str]) -> None:
-    """Of every result its command, and what has changed since in what its numbers come from."""
-    Parser("python -m research check", check.__doc__).read(argv)
-    for path in with_suffix(RESULTS, ".json"):
-        result = read_result(path)
-        commit = result["git_commit"]
-        print(f"{path.stem}: {result['command']} ({result['day']}, commit {(commit or '-')[:7]})")
-        print(f"    {changes_in_words(commit, (*SOURCES, own_source(result['measured'])))}")
-
-
-def own_source(measured: str) -> str:
-    if measured.startswith("study-"):
-        return "research/experiments/experiments.py"
-    return f"research/probes/{measured}.py"
-
-
-def changes_in_words(commit: str | None, sources: tuple[str, ...]) -> str:
-    """Files of a folder are counted, the others named."""
-    changed = changed_files(sources, commit)
-    if changed is None:
-        return "what has changed since is unknown: git does not know that commit here"
-    parts = Counter(next(source for source in sources if path == source
-                         or path.startswith(f"{source}/")) for path in changed)
-    named = [source if source in changed else f"{source} ({count} files)"
-             for source, count in parts.items()]
-    return f"changed since: {', '.join(named)}" if named else "nothing has changed since"
-
-
-def changed_files(sources, *commits: str | None) -> list[str] | None:
-    """Between two commits, or one and today's files; None without git, or where it does not know a
-    commit."""
-    if not all(commits) or not shutil.which("git"):
-        return None
-    found = subprocess.run(["git", "diff", "--name-only", *commits, "--", *sources], cwd=PROJECT,
-                           capture_output=True, text=True)
-    return None if found.returncode else found.stdout.splitlines()

@@ -52,11 +52,9 @@ def report_on(study: Study, folder: Path) -> Findings:
     everywhere = [cost_table(study), credit_table(study)]
     if study.experiment.is_board:
         tables, picture = leaderboard.report(study, folder)
-        return Findings(name, study.intro(), [*tables, *everywhere], ("board", "correlation"),
-                        pictures=[picture], places={"board": ("board",)})
+        return Findings(name, study.intro(), [*tables, *everywhere], picture)
     tables = [success_table(study), differences_table(study), *everywhere]
-    return Findings(name, study.intro(), tables, ("differences",),
-                    pictures=[draw(study, folder)], places={"success": ("success",)})
+    return Findings(name, study.intro(), tables, draw(study, folder))
 
 
 def success_table(study: Study) -> Table:

@@ -2,8 +2,8 @@
 
 Every run is `python train.py --continue`, which starts it, resumes it or passes over it. So the
 experiment can be stopped at any moment, and the same command goes on. One that fails does not stop
-the others. Two runners of one experiment share its runs: while a run's process lives it holds a
-lock on the run's log, and another runner goes past it.
+the others. Two runners of one experiment share its runs: one that another process is writing is
+skipped.
 """
 import os
 import subprocess
@@ -27,22 +27,23 @@ BETWEEN_STATUS = 2.0   # seconds
 
 
 class Runner:
-    """`make_all` makes what is not finished. After it `failed` has the runs that went wrong with
-    the reason, and `elsewhere` those that another process is still making."""
+    """`make_all` makes what is not finished; `failed` has what went wrong, with the reason."""
 
     def __init__(self, runs: list[PlannedRun], processes: int):
         self.runs, self.processes = runs, processes
         self.states = {run.name: run.state() for run in runs}
         self.failed = {name: state.trouble for name, state in self.states.items() if state.trouble}
-        self.waiting = deque(run for run in runs if run.name not in self.failed
-                             and not self.states[run.name].finished)
+        self.waiting = deque(run for run in self.not_failed()
+                             if not self.states[run.name].finished)
         self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
-        self.elsewhere: list[PlannedRun] = []
         self.status_shown = 0.0
 
     @property
     def finished(self) -> int:
         return sum(state.finished for state in self.states.values())
+
+    def not_failed(self) -> list[PlannedRun]:
+        return [run for run in self.runs if run.name not in self.failed]
 
     def make_all(self) -> bool:
         """Returns whether it came to its end; not if somebody stopped it."""
@@ -58,63 +59,31 @@ class Runner:
                     time.sleep(PAUSE)
                     self.collect(stop.asked)
                     self.show()
-                    if not self.running and not self.waiting:
-                        self.look_elsewhere()
-            finally:
-                self.end_the_rest()
+            finally:  # none are left unless something went wrong, or somebody is in a hurry
+                self.tell_to_stop()
+                for _, process in self.running:
+                    process.wait()
+                show_status("")
         return not stop.asked
 
     def start(self, run: PlannedRun) -> None:
         """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
         its runs, so that they are told once."""
+        if is_written(run):
+            return self.announce(f"skipped: {run.name}: another process is making it")
         make_folder(run.log.parent)
         with writing(run.log), open(run.log, "ab") as log:
-            try:
-                lock = lock_folder(run.log)  # the process inherits it, and holds it to its end
-            except BlockingIOError:
-                return self.leave(run)
-            try:
-                if is_written(run):
-                    return self.leave(run)
-                state = self.states[run.name] = run.state()
-                if state.finished:  # by another process, since this one began
-                    return self.announce_finished(run)
-                process = subprocess.Popen(
-                    [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                    start_new_session=True, pass_fds=() if lock is None else (lock,))
-            finally:
-                let_go(lock)
+            process = subprocess.Popen(
+                [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True)
         self.running.append((run, process))
-
-    def leave(self, run: PlannedRun) -> None:
-        if run not in self.elsewhere:
-            self.elsewhere.append(run)
-            self.announce(f"skipped: {run.name}: another process is making it")
-
-    def look_elsewhere(self) -> None:
-        """Count what another process has finished in the meantime, and take over what it left."""
-        for run in list(self.elsewhere):
-            state = self.states[run.name] = run.state()
-            if state.finished:
-                self.elsewhere.remove(run)
-                self.announce_finished(run)
-            elif not is_written(run) and not is_locked(run.log):
-                self.elsewhere.remove(run)
-                self.waiting.append(run)
 
     def tell_to_stop(self) -> None:
         """A run that is told once finishes its step and keeps a checkpoint; told twice it ends at
         once. SIGTERM, as it works before Python is awake, and where SIGINT is ignored."""
         for _, process in self.running:
             process.terminate()
-
-    def end_the_rest(self) -> None:
-        """There are none left unless something went wrong, or somebody is in a hurry."""
-        self.tell_to_stop()
-        for _, process in self.running:
-            process.wait()
-        show_status("")
 
     def collect(self, was_stopped: bool) -> None:
         """Take note of the processes that have ended."""
@@ -124,20 +93,19 @@ class Runner:
             self.running.remove((run, process))
             state = self.states[run.name] = run.state()
             if state.finished:
-                self.announce_finished(run)
+                self.announce(f"finished: {run.name} ({self.finished} of {len(self.runs)})")
+            elif is_written(run):
+                self.announce(f"skipped: {run.name}: another process is making it")
             elif not was_stopped:
                 self.failed[run.name] = f"{last_line(run)} (log: {run.log})"
                 self.announce(f"failed: {run.name}: {self.failed[run.name]}")
-
-    def announce_finished(self, run: PlannedRun) -> None:
-        self.announce(f"finished: {run.name} ({self.finished} of {len(self.runs)})")
 
     def announce(self, text: str) -> None:
         show_status("")
         say(text)
 
     def show(self) -> None:
-        """The status line: how many are finished, which are running, what went wrong, time left."""
+        """The status line, now and then."""
         now = time.monotonic()
         if now - self.status_shown < BETWEEN_STATUS:
             return
@@ -148,30 +116,24 @@ class Runner:
         show_status(self.status())
 
     def status(self) -> str:
+        """How many are finished, what went wrong, time left, which are running."""
         parts = [f"{self.finished} of {len(self.runs)} finished"]
         if self.failed:
             parts.append(f"{len(self.failed)} failed")
-        if self.running or self.waiting:
-            left = seconds_left(self.not_failed(), self.states, self.processes)
-            parts.append("time left unknown" if left is None else f"{in_words(left)} left")
+        left = seconds_left(self.not_failed(), self.states, self.processes)
+        parts.append("time left unknown" if left is None else f"{in_words(left)} left")
         for run, _ in self.running:
             parts.append(f"{run.name} {self.states[run.name].steps}/{run.steps}")
         return ", ".join(parts)
 
-    def not_failed(self) -> list[PlannedRun]:
-        return [run for run in self.runs if run.name not in self.failed]
-
 
 def is_written(run: PlannedRun) -> bool:
     """Whether some process writes the run's folder at this moment."""
-    return is_folder(run.folder) and is_locked(run.folder)
-
-
-def is_locked(path) -> bool:
-    try:
-        let_go(lock_folder(path))
-    except BlockingIOError:
-        return True
+    if is_folder(run.folder):
+        try:
+            let_go(lock_folder(run.folder))
+        except BlockingIOError:
+            return True
     return False
 
 
@@ -180,6 +142,16 @@ def last_line(run: PlannedRun) -> str:
     lines = run.log.read_text(encoding="utf-8", errors="replace").splitlines()
     written = [line.strip() for line in lines if line.strip()]
     return written[-1] if written else "it printed nothing"
+
+
+def make_runs(runs: list[PlannedRun], processes: int, go_on: str) -> dict[str, str]:
+    """Returns those that failed, with the reason. `go_on` is the command that was typed."""
+    runner = Runner(runs, processes)
+    say(f"{len(runner.waiting)} of {len(runs)} runs are to be made, {processes} at a time")
+    if not runner.make_all():
+        say(f"stopped, {runner.finished} of {len(runs)} runs are finished. Go on with: {go_on}")
+        raise SystemExit(130)
+    return runner.failed
 
 
 def end_with(failed: dict[str, str]) -> None:
@@ -204,9 +176,9 @@ def list_runs(runs: list[PlannedRun], processes: int) -> None:
               f"    {python_command(*run.command)}")
     finished = sum(state.finished for state in states.values())
     print(f"\n{finished} of {len(runs)} runs are finished")
-    to_make = [run for run in runs if not states[run.name].trouble]
-    if finished < len(to_make):
-        print(f"the rest, {processes} at a time: {takes(to_make, states, processes)}")
+    if finished < len(runs):
+        print(f"the rest, {processes} at a time, evaluations not counted: "
+              f"{in_words(seconds_left(runs, states, processes))}")
 
 
 def how_far(run: PlannedRun, state: State) -> str:
@@ -215,25 +187,3 @@ def how_far(run: PlannedRun, state: State) -> str:
     if state.finished:
         return "finished"
     return f"{state.steps} of {run.steps} steps" if is_there(run.folder) else "not begun"
-
-
-def takes(runs: list[PlannedRun], states: dict[str, State], processes: int) -> str:
-    """How long what is left of these runs takes."""
-    left = seconds_left(runs, states, processes)
-    return in_words(left) if left is None else f"{in_words(left)}, evaluations not counted"
-
-
-def make_runs(runs: list[PlannedRun], processes: int, go_on: str) -> dict[str, str]:
-    """Returns those that failed, with the reason. `go_on` is the command that was typed."""
-    runner = Runner(runs, processes)
-    for name, reason in runner.failed.items():
-        say(f"failed: {name}: {reason}")
-    if runner.waiting:
-        say(f"{len(runner.waiting)} of {len(runs)} runs are to be made, {processes} at a time: "
-            f"{takes(runner.not_failed(), runner.states, processes)}")
-    elif len(runs) == 1 and not runner.failed:
-        say(f"finished already: {runs[0].name}")
-    if not runner.make_all():
-        say(f"stopped, {runner.finished} of {len(runs)} runs are finished. Go on with: {go_on}")
-        raise SystemExit(130)
-    return runner.failed

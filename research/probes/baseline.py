@@ -11,23 +11,19 @@ So the mean is the best baseline exactly where that covariance is 0. That advant
 only says that the mean was subtracted, not that it is the best. How far off is it, and is anything
 that one could use instead better?
 
-Measurement. Many answers to each problem, the gradient of each answer alone, and the noise of six
-baselines. Two of them are cheap stand-ins for |g|^2: the answer's length (OPO, 2505.23585), and the
-sizes at the logits (verl, 2602.07078), which give every place t a number of its own:
+Measurement. Many answers to each problem, the gradient of each answer alone, and the noise of five
+baselines. One of them has a cheap stand-in for |g|^2, the answer's length (OPO, 2505.23585):
 
-    by length   b   = sum_i l_i R_i / sum_i l_i
-    by token    b_t = sum_i W_it R_i / sum_i W_it,    W_it = sum_{j<=t} s_ij^2,
-                over the answers that reach t
+    by length   b = sum_i l_i R_i / sum_i l_i
 
 Every baseline is made from other answers than the one it is scored on: from all the others, or from
 7 or 15 of them, as in a training group of 8 or 16, where the mean of the others is RLOO and, times
 (G-1)/G, the group mean of Dr. GRPO. "Own answers" are the exception: they show how much too good a
 baseline looks on the answers it was made from.
 
-Reading it. If the mean is good enough, b* and the mean agree in most problems and b* has hardly
-less noise. If not, b* lies to one side of the mean and a baseline weighted by |g|^2, or by a
-stand-in, has less noise. Which answers have large gradients changes as a model learns, so ask again
-of a checkpoint: --model runs/x/checkpoints/step_000100.
+Reading it. If the mean is good enough, b* has hardly less noise. If not, a baseline weighted by
+|g|^2, or by a stand-in, has clearly less. Which answers have large gradients changes as a model
+learns, so ask again of a checkpoint: --model runs/x/checkpoints/step_000100.
 
 Left out: the z-score. It divides by a number that differs from group to group, which weights
 problems anew and is no baseline.
@@ -37,7 +33,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from analysis.plots import BLUE, GREY, ORANGE, panels, save
 from analysis.statistics import FEWEST, Estimate, estimate, verdicts
@@ -46,7 +41,6 @@ from harness.flags import Flag
 from engine.policy import Policy
 from harness.progress import Progress
 from engine.rollouts import Rollouts
-from grpo import gradient_size
 from research.probes.common import Findings, Probe, answer_gradients, run_probe, sample_batch
 
 FLAGS = {"questions": Flag(16, "problems", least=2, most=10_000, quick=6),
@@ -54,18 +48,17 @@ FLAGS = {"questions": Flag(16, "problems", least=2, most=10_000, quick=6),
 GROUPS = (8, 16)  # sizes of a training group
 DRAWS = 50        # how often others are drawn, where these are not all there are
 NOTHING, MEAN, BEST = "nothing", "mean", "b*"
-LENGTH, TOKEN, OWN = "by length (OPO)", "by token (s^2)", "b*, own answers"
-NAMES = (NOTHING, MEAN, BEST, LENGTH, TOKEN, OWN)
+LENGTH, OWN = "by length (OPO)", "b*, own answers"
+NAMES = (NOTHING, MEAN, BEST, LENGTH, OWN)
 
 
 @dataclass
 class Answers:
     """(Q, n), a row for each problem, in float64."""
     reward: np.ndarray
-    square: np.ndarray                # |g|^2
+    square: np.ndarray         # |g|^2
     length: np.ndarray
-    by_token: dict[int, np.ndarray]   # |sum_t (R - b_t) grad log p_t|^2, b_t from so many others
-    squared_mean: np.ndarray          # (Q,) |E[R g]|^2
+    squared_mean: np.ndarray   # (Q,) |E[R g]|^2
 
 
 def measure(probe: Probe) -> Findings:
@@ -77,16 +70,14 @@ def measure(probe: Probe) -> Findings:
     sizes = {n - 1} | {size - 1 for size in GROUPS if size <= n}
     others = {k: draw_others(n, k, DRAWS if k < n - 1 else 1, rng)
               for k in sorted(sizes, reverse=True)}
-    answers = measure_answers(policy, rollouts, others, lambda share: progress("gradients", share))
-    noise = noise_of_baselines(answers, others)
-    tables = [baselines_table(answers, noise), questions_table(answers)]
+    answers = measure_answers(policy, rollouts, lambda share: progress("gradients", share))
+    table = baselines_table(answers, noise_of_baselines(answers, others))
     intro = [f"{policy.folder}: {Q} problems x {n} answers, at temperature 1.",
              "Intervals are 95%, by Student's t over problems unless said otherwise. A difference "
              "is named where it is clear after Holm's correction over the rows of its table."]
     return Findings(
         "The best number to subtract from the reward, and what the group's mean costs", intro,
-        tables, short=("baselines", "questions"), takes="some minutes",
-        pictures=[draw(tables[0], probe.folder)], places={"baselines": ("baseline",)})
+        [table], draw(table, probe.folder), "some minutes")
 
 
 def draw_others(n: int, k: int, draws: int, rng: np.random.Generator) -> np.ndarray:
@@ -100,28 +91,26 @@ def draw_others(n: int, k: int, draws: int, rng: np.random.Generator) -> np.ndar
     return others
 
 
-def measure_answers(policy: Policy, rollouts: Rollouts, others: dict[int, np.ndarray],
+def measure_answers(policy: Policy, rollouts: Rollouts,
                     progress: Callable[[float], None]) -> Answers:
     """Gradients answer by answer, of which only the squares and one sum a problem are kept."""
     Q = len(rollouts.prompt_ids)
     n = len(rollouts.mask) // Q
     reward = rollouts.reward.double().cpu().numpy().reshape(Q, n)
     advantage = (reward - reward.mean(1, keepdims=True)) * n / (n - 1)
-    by_token = [token_advantage(rollouts, drawn[0]) for drawn in others.values()]
-    coefficients = [rollouts.mask.float(), *by_token]
 
-    squares, squared_mean, total = np.zeros((len(coefficients), Q, n)), np.zeros(Q), 0
-    for b, gradients in enumerate(answer_gradients(policy, rollouts, coefficients)):
+    square, squared_mean, total = np.zeros((Q, n)), np.zeros(Q), 0
+    for b, [gradient] in enumerate(answer_gradients(policy, rollouts, [rollouts.mask.float()])):
         q, i = divmod(b, n)
-        squares[:, q, i] = [float(gradient @ gradient) for gradient in gradients]
-        total = total + advantage[q, i] * gradients[0]
+        square[q, i] = float(gradient @ gradient)
+        total = total + advantage[q, i] * gradient
         if i == n - 1:  # the last answer to this problem
-            of_terms = advantage[q] ** 2 * squares[0, q]
+            of_terms = advantage[q] ** 2 * square[q]
             squared_mean[q] = square_of_expectation(float(total @ total), of_terms)
             total = 0
         progress((b + 1) / (Q * n))
     length = rollouts.length.cpu().numpy().reshape(Q, n).astype(float)
-    return Answers(reward, squares[0], length, dict(zip(others, squares[1:])), squared_mean)
+    return Answers(reward, square, length, squared_mean)
 
 
 def square_of_expectation(total_square: float, squares: np.ndarray) -> float:
@@ -132,21 +121,6 @@ def square_of_expectation(total_square: float, squares: np.ndarray) -> float:
     """
     n = len(squares)
     return (total_square - squares.sum()) / (n * (n - 1)) / (1 + 1 / (n - 1) ** 2)
-
-
-def token_advantage(rollouts: Rollouts, others: np.ndarray) -> torch.Tensor:
-    """(B, T): R - b_t, from the others (n, k) of the same problem; b_t is 0 where none gets so
-    far."""
-    s = gradient_size(rollouts.log_prob, rollouts.collision).double()
-    weight = (s.square() * rollouts.mask).cumsum(1) * rollouts.mask
-    n, reward = len(others), rollouts.reward.double()
-    advantage = torch.zeros_like(rollouts.log_prob)
-    for b in range(len(advantage)):
-        rows = b // n * n + torch.as_tensor(others[b % n], device=reward.device)
-        total = weight[rows].sum(0)
-        baseline = torch.where(total > 0, reward[rows] @ weight[rows] / total, 0.0)
-        advantage[b] = reward[b] - baseline
-    return advantage * rollouts.mask
 
 
 def weighted_mean(reward: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -169,7 +143,6 @@ def noise_of_baselines(answers: Answers,
         for name, weight in weights.items():
             baseline = weighted_mean(reward[:, drawn], weight[:, drawn])  # (Q, draws, n)
             noise[name, k] = second_moment(reward[:, None], square[:, None], baseline)
-        noise[TOKEN, k] = answers.by_token[k].mean(1)
     noise[NOTHING, max(others)] = second_moment(reward, square, 0.0)
     best = weighted_mean(reward, square)[:, None]
     noise[OWN, max(others)] = second_moment(reward, square, best)
@@ -207,7 +180,7 @@ def baselines_table(answers: Answers, noise: dict[tuple, np.ndarray]) -> Table:
         "95%": ("+.1%", [e.interval for e in variance.values()]),
         "against a mean": ("", [beside[row][1] if row in beside else "-" for row in noise])}
     changes = [f"{name} {variance[name, most].value:+.1%}"
-               for name in (NOTHING, BEST, LENGTH, TOKEN)]
+               for name in (NOTHING, BEST, LENGTH)]
     finding = (f"Noise beside that of the mean of all {most} others: {', '.join(changes)}.\n"
                f"In a group of {fewest + 1} the mean of the others costs "
                f"{variance[MEAN, fewest].value:+.1%}, b* {variance[BEST, fewest].value:+.1%}.")
@@ -218,53 +191,6 @@ def baselines_table(answers: Answers, noise: dict[tuple, np.ndarray]) -> Table:
                 "95%": "95% interval of it", "against a mean": "beside a mean of as many"}
     return Table("baselines", f"Noise of each baseline, over that of the mean of all {most} others",
                  columns, finding, notes, headings)
-
-
-def gap(reward: np.ndarray, square: np.ndarray) -> Estimate:
-    """b* - mean of one problem; its error is the spread of each answer's influence on it."""
-    best, n, error = weighted_mean(reward, square), len(reward), np.nan
-    if has_both_sides(reward):
-        influence = square * (reward - best) / square.mean() - (reward - reward.mean())
-        error = influence.std(ddof=1) / np.sqrt(n)
-    return estimate(float(best - reward.mean()), float(error), n - 1)
-
-
-def has_both_sides(reward: np.ndarray) -> bool:
-    """Enough answers on either side of the problem's mean to say something."""
-    above = int((reward > reward.mean()).sum())
-    return min(above, len(reward) - above) >= FEWEST
-
-
-def worse_over_better(reward: np.ndarray, square: np.ndarray) -> float:
-    """Mean |g|^2 of the answers below the problem's mean over that of those above."""
-    above = reward > reward.mean()
-    return square[~above].mean() / square[above].mean() if has_both_sides(reward) else np.nan
-
-
-def questions_table(answers: Answers) -> Table:
-    of_questions = list(zip(answers.reward, answers.square))
-    gaps = [gap(*of) for of in of_questions]
-    times = np.array([worse_over_better(*of) for of in of_questions])
-    sides = verdicts(gaps, ("higher", "lower"), 0.0)
-    columns = {
-        "question": ("d", list(range(1, len(gaps) + 1))),
-        "mean": (".3f", answers.reward.mean(1).tolist()),
-        "b*": (".3f", weighted_mean(answers.reward, answers.square).tolist()),
-        "b* - mean": ("+.3f", [e.value for e in gaps]),
-        "95%": ("+.3f", [e.interval for e in gaps]),
-        "worse/better": (".2f", times.tolist()),
-        "b* is": ("", sides)}
-    finding = (f"b* is clearly higher than the mean in {sides.count('higher')} problems and "
-               f"clearly lower in {sides.count('lower')}, of {len(sides)}.")
-    if np.isfinite(times).any():
-        finding += ("\nAnswers below their problem's mean reward have "
-                    f"{np.exp(np.nanmean(np.log(times))):.2f} times the |g|^2 of those above.")
-    notes = [f"Intervals by Student's t over answers. Too few: fewer than {FEWEST} answers on one "
-             "side of the mean."]
-    headings = {"question": "problem", "mean": "mean reward", "95%": "95% interval",
-                "worse/better": "|g|^2, worse over better answers"}
-    return Table("questions", "b* and the mean, problem by problem", columns, finding, notes,
-                 headings)
 
 
 def draw(baselines: Table, folder: Path) -> tuple[Path, str]:

@@ -47,18 +47,14 @@ QUICK_TOKENS = 48  # length limit with --quick: sampling takes as long as the lo
 
 @dataclass
 class Findings:
-    """What a probe has to show. `short` names the tables whose findings, a line for each idea, are
-    its summary, the one to print first; `checks` those whose first line holds on however little
-    was measured."""
+    """What a probe has to show. The findings of its tables, a line for each idea, are its summary;
+    the picture stands below the first table."""
     title: str
     intro: list[str]
     tables: list[Table]
-    short: tuple[str, ...]
-    checks: tuple[str, ...] = ()
-    takes: str = ""                                                 # time of the whole probe
-    pictures: list[tuple[Path, str]] = field(default_factory=list)  # file and caption
-    places: dict[str, tuple] = field(default_factory=dict)          # pictures below each table
-    episodes: list[dict] = field(default_factory=list)              # answers to show by token
+    picture: tuple[Path, str]                           # file and caption
+    takes: str = ""                                     # time of the whole probe
+    episodes: list[dict] = field(default_factory=list)  # answers to show by token
 
 
 @dataclass
@@ -124,13 +120,11 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
     """Write the page and numbers.json. `command` is the one that measures in earnest."""
-    title, intro, summary = findings.title, list(findings.intro), summary_of(findings)
-    if args.quick:
-        title = f"{title} (a quick look)"
-        intro.insert(0, quick_words(findings, command))
-    body = report_body(intro, summary, findings.tables, findings.pictures, findings.places,
+    summary, picture = summary_of(findings), findings.picture
+    body = report_body([*quick_words(args, findings, command), *findings.intro], summary,
+                       findings.tables, [picture], {findings.tables[0].name: (picture[0].stem,)},
                        bool(findings.episodes))
-    write_page(folder / "report.html", title, body, findings.episodes)
+    write_page(folder / "report.html", findings.title, body, findings.episodes)
     numbers = {"measured": name, "quick_look": args.quick, "command": command,
                "settings": vars(args), **provenance(),
                "seconds": round(seconds, 1), "in_short": summary,
@@ -139,33 +133,26 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
 
 
 def print_findings(findings: Findings, args: SimpleNamespace, command: str) -> None:
-    """The findings and the first table that belongs to them, as much as a screen holds. A quick
-    look measures too little for findings: it prints what shows that the probe works."""
-    quick = [quick_words(findings, command)] if args.quick else []
+    """What was found and the first table, as much as a screen holds."""
+    quick, summary = quick_words(args, findings, command), summary_of(findings)
     if args.all:
-        show([findings.title, *quick, *findings.intro], findings.tables, summary_of(findings))
-        return
-    print(f"{findings.title}\n")
-    if args.quick:
-        checks = [table.finding.splitlines()[0] for table in findings.tables
-                  if table.name in findings.checks]
-        show_in_short([f"Measured: {findings.intro[0]}", *checks, *quick], [])
+        show([findings.title, *quick, *findings.intro], findings.tables, summary)
     else:
-        first = [table for table in findings.tables if table.name in findings.short[:1]]
-        show_in_short([*findings.intro[:1], *summary_of(findings)], first)
+        print(f"{findings.title}\n")
+        show_in_short([*quick, *findings.intro[:1], *summary], findings.tables[:1])
 
 
-def quick_words(findings: Findings, command: str) -> str:
+def quick_words(args: SimpleNamespace, findings: Findings, command: str) -> list[str]:
     """What a quick look is worth, and how to get more."""
-    return ("A quick look: its numbers show that the probe works, and nothing else. A real answer "
-            f"takes {findings.takes}: {command}")
+    return [] if not args.quick else [
+        "A quick look: its numbers show that the probe works, and nothing else. A real answer "
+        f"takes {findings.takes}: {command}"]
 
 
 def summary_of(findings: Findings) -> list[str]:
     """One idea a line, in the order of the tables."""
-    lines = [line for table in findings.tables if table.name in findings.short
-             for line in table.finding.splitlines()]
-    return list(dict.fromkeys(lines))
+    return list(dict.fromkeys(line for table in findings.tables
+                              for line in table.finding.splitlines()))
 
 
 def sample_batch(policy: Policy, step: int, questions: int, answers: int) -> Rollouts:

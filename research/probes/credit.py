@@ -19,7 +19,6 @@ from engine.rollouts import Rollouts
 from grpo import gradient_size
 
 CERTAIN = 1e-4  # where 1 - p is less, credit counts as 0: it is at most (1 - p) * range of rewards
-NARROW = 0.1    # an interval narrower than this, with 0 inside, means: no credit to speak of
 
 
 @dataclass
@@ -77,12 +76,10 @@ class MeasuredTokens:
     answer: np.ndarray        # rising
     advantage: np.ndarray     # plain GRPO's
     size: np.ndarray          # of its log-prob's gradient at the logits
-    credit: np.ndarray
-    decided: np.ndarray       # its square, a product of independent estimates: may be below 0
-    halves: np.ndarray        # (2, n) credit by each half of the continuations
-    decided_by_half: np.ndarray   # by the second half
+    decided: np.ndarray       # squared credit, a product of independent estimates: may be below 0
+    first_half: np.ndarray    # credit by one half of the continuations
+    decided_by_second: np.ndarray   # squared credit by the other half
     before: np.ndarray        # V before the token
-    idle: np.ndarray          # bool, known to have no credit to speak of
     codes: dict[str, np.ndarray]  # which kind, section and class it belongs to
 
     def by_question(self, values: np.ndarray) -> np.ndarray:
@@ -103,21 +100,17 @@ class MeasuredTokens:
 def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> MeasuredTokens:
     mask = rollouts.mask
     row = mask.nonzero(as_tuple=True)[0]
-    value, error = flat_tokens(credit.value, mask), flat_tokens(credit.error, mask)
     quarters = np.stack([flat_tokens(quarter, mask) for quarter in credit.quarters])
-    first_half = quarters[:2].mean(0)
     return MeasuredTokens(
         questions=len(rollouts.prompt_ids),
         question=rollouts.group[row].cpu().numpy(),
         answer=row.cpu().numpy(),
         advantage=flat_tokens(rollouts.advantage, mask),
         size=flat_tokens(gradient_size(rollouts.log_prob, rollouts.collision), mask),
-        credit=value,
         decided=mean_product(quarters),
-        halves=np.stack([first_half, 2 * value - first_half]),
-        decided_by_half=quarters[2] * quarters[3],
+        first_half=quarters[:2].mean(0),
+        decided_by_second=quarters[2] * quarters[3],
         before=flat_tokens(credit.before, mask),
-        idle=(np.abs(value) <= 1.96 * error) & (2 * 1.96 * error < NARROW),
         codes={"kind": flat_tokens(rollouts.kind, mask).astype(int),
                "section": flat_tokens(rollouts.section, mask).astype(int),
                "class": Vocabulary(policy.tokenizer).classes(rollouts.ids[mask].cpu().numpy())})

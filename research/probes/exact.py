@@ -25,8 +25,9 @@ import math
 from pathlib import Path
 
 import torch
+from matplotlib.ticker import LogLocator
 
-from analysis.plots import BLUE, panels, save
+from analysis.plots import BLUE, GREY, panels, save
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.progress import Progress
@@ -34,7 +35,6 @@ from grpo import gradient_size
 from research.probes.batches import (
     Batches, Estimator, Listed, estimator, list_advantages, list_weights)
 from research.probes.common import COMMON, Findings, Flag, Probe, run_probe
-from research.probes.pictures import more_ticks, name_points
 from research.probes.world import World, make_world
 
 FLAGS = {
@@ -73,12 +73,10 @@ def measure(probe: Probe) -> Findings:
                            lambda share: progress("weights", share))
     progress("sums")
     weighted = weighting_table(world, batches, advantages.values["rloo"], weights)
-    tables = [identities(world, batches, advantages.values),
-              advantage_table(world, batches, advantages), weighted]
+    tables = [weighted, advantage_table(world, batches, advantages),
+              identities(world, batches, advantages.values)]
     return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND], tables,
-                    ("identities", "advantages", "weightings"), ("identities", "advantages"),
-                    "about a minute", [draw(weighted, probe.folder)],
-                    {"weightings": ("cosine_and_noise",)})
+                    draw(weighted, probe.folder), "about a minute")
 
 
 def in_numbers(world: World, batches: Batches) -> str:
@@ -223,14 +221,18 @@ def z_score_factor(p: float, G: int, epsilon: float = 1e-4) -> float:
 
 
 def draw(table: Table, folder: Path) -> tuple[Path, str]:
+    """Names stand in a column beside the axis, in the order of height, each tied to its point:
+    beside the points themselves names of like points would lie on each other."""
     points = [(name, cosine, noise) for name, _, cosine, noise, *_ in table.rows if noise != "n/a"]
     figure, axis = panels(1)
-    for _, cosine, noise in points:
+    for i, (name, cosine, noise) in enumerate(sorted(points, key=lambda point: point[2])):
         axis.plot(cosine, noise, "o", color=BLUE, ms=5)
+        axis.annotate(name, (cosine, noise), xytext=(1.06, (i + 0.5) / len(points)),
+                      textcoords="axes fraction", va="center", fontsize=7.5,
+                      arrowprops=dict(arrowstyle="-", color=GREY, lw=0.6, relpos=(0, 0.5)))
     axis.set(xlabel="cosine with the true gradient", ylabel="noise over signal", yscale="log",
              title="Weightings, with the advantage rloo")
-    more_ticks(axis)
-    name_points(axis, points)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # they often span less than a decade
     return save(figure, folder, "cosine_and_noise",
                 "Direction and noise of each weighting, by enumeration: lower right is better")
 

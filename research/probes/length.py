@@ -38,13 +38,12 @@ from harness.flags import Flag, shortened
 from harness.progress import Progress
 from harness.registry import ADVANTAGES, make
 from grpo import update
-from qwen2_model import ModelConfig
-from research.probes.common import Findings, Probe, run_probe
-from research.probes.planted import SMALL, PlantedPolicy, planted_policy, sample_planted, worths
+from research.probes.common import COMMON, Findings, Probe, run_probe
+from research.probes.planted import PlantedPolicy, planted_policy, sample_planted, worths
 
 FLAGS = {
-    "model": Flag("small", "a model folder whose shape (not its weights) the policy takes; small "
-                           "is one layer of width 32"),
+    "seed": COMMON["seed"],
+    "threads": COMMON["threads"],
     "lengths": Flag("16,32,64,128", "tokens of an answer", quick="8,16"),
     "steps": Flag(60, "steps of plain GRPO; the others get as many tokens", least=1, most=1_000_000,
                   quick=2),
@@ -66,21 +65,18 @@ Curves = dict[tuple[str, int], list[Curve]]  # by method and length, one a seed
 def measure(probe: Probe) -> Findings:
     args = probe.args
     lengths = read_lengths(args.lengths)
-    config = SMALL if args.model == "small" else ModelConfig.from_folder(Path(args.model))
-    if args.device != "cpu":
-        raise UserError(f"--device {args.device}: the planted task is made for the CPU")
     torch.set_num_threads(args.threads or torch.get_num_threads())
-    curves = train_methods(args, config, lengths, Progress(training=1))
-    leads = {method: lead_over_grpo(curves, method, lengths) for method in METHODS}
+    curves = train_methods(args, lengths, Progress(training=1))
+    leads = {method: lead_over_grpo(curves, method, lengths) for method in METHODS
+             if method != "grpo"}
     intro = [f"Answers of {', '.join(map(str, lengths))} tokens; {args.seeds} seeds; {args.steps} "
              f"steps of {args.questions} x {args.answers} answers for plain GRPO, and as many "
-             f"tokens for the others; the policy has the shape {args.model}.",
+             "tokens for the others.",
              "critic: gae at lambda 1, critic 0.95: at 0.95; monte carlo: values from "
              "continuations, which count as tokens spent; exact: the true credit."]
     return Findings("Credit by token and the length of the answer", intro,
-                    [trend_table(leads, lengths), areas_table(curves, leads, lengths)],
-                    short=("trend", "area"), takes="about 5 minutes",
-                    pictures=[draw(curves, lengths, probe.folder)], places={"area": ("curves",)})
+                    [trend_table(leads, lengths)], draw(curves, lengths, probe.folder),
+                    "about 5 minutes")
 
 
 def read_lengths(text: str) -> list[int]:
@@ -96,23 +92,21 @@ def is_length(text: str) -> bool:
     return text.isdecimal() and len(text) < 10 and 6 <= int(text) <= MOST_LENGTH
 
 
-def train_methods(args: SimpleNamespace, config: ModelConfig, lengths: list[int],
-                  progress: Progress) -> Curves:
+def train_methods(args: SimpleNamespace, lengths: list[int], progress: Progress) -> Curves:
     done, whole = 0, sum(lengths) * len(METHODS) * args.seeds
     curves = {(method, length): [] for length in lengths for method in METHODS}
     for (method, length), of_seeds in curves.items():
         for seed in range(args.seed, args.seed + args.seeds):
             progress("training", done / whole, f"length {length}, {method}, seed {seed}")
-            of_seeds.append(train(args, config, method, seed, length))
+            of_seeds.append(train(args, method, seed, length))
             done += length
     return curves
 
 
-def train(args: SimpleNamespace, config: ModelConfig, method: str, seed: int,
-          length: int) -> Curve:
+def train(args: SimpleNamespace, method: str, seed: int, length: int) -> Curve:
     """From the start until the tokens are spent."""
-    policy = planted_policy(seed, length, config=config, learning_rate=args.learning_rate,
-                      questions=64, answers=64)  # for generate, which wants many rows at once
+    policy = planted_policy(seed, length, learning_rate=args.learning_rate,
+                            questions=64, answers=64)  # for generate, which wants many rows at once
     budget = args.steps * args.questions * args.answers * length
     advantage = make_advantage(args, policy, method, length)
     spent, step, curve = 0, 0, [(0, worths(policy)[()])]
@@ -170,53 +164,27 @@ def lead_over_grpo(curves: Curves, method: str, lengths: list[int]) -> np.ndarra
 
 
 def trend_table(leads: dict[str, np.ndarray], lengths: list[int]) -> Table:
-    """What the probe asks, one number a method: the change of its lead when length doubles."""
-    slopes = {}
-    for method, lead in leads.items():
-        if method != "grpo":
-            slope, _ = np.polyfit(np.log2(lengths), lead.T, 1)
-            slopes[method] = mean_over(slope)
+    """The lead of each method at every length, and its change when length doubles."""
+    slopes = {method: mean_over(np.polyfit(np.log2(lengths), lead.T, 1)[0])
+              for method, lead in leads.items()}
     words = verdicts(list(slopes.values()), ("grows", "shrinks"), null=0.0)
-    rows = [(method, of.value, of.interval, word)
-            for (method, of), word in zip(slopes.items(), words)]
+    rows = []
+    for (method, slope), word in zip(slopes.items(), words):
+        at_lengths = [mean_over(lead) for lead in leads[method].T]
+        cells = sum(([of.value, of.interval] for of in at_lengths), [])
+        rows.append([method, *cells, slope.value, slope.interval, word])
     finding = "\n".join(f"Lead of {method} over plain GRPO, by doubling: {100 * of.value:+.1f} "
                         f"points ({100 * of.low:+.1f} to {100 * of.high:+.1f}), {word}."
                         for (method, of), word in zip(slopes.items(), words))
-    formats = {"arm": "", "a doubling": "+.1%", "95% interval": "+.1%", "the lead": ""}
-    return Table("trend", "Change of the lead over plain GRPO when answers get twice as long, "
-                 "points of mean success", by_row(formats, rows), finding,
-                 ["Slope of a straight line over the logarithm of the length, one for each seed; "
-                  "Student's t over seeds, Holm over the methods."],
-                 {"arm": "method", "a doubling": "what a doubling brings"})
-
-
-def areas_table(curves: Curves, leads: dict[str, np.ndarray], lengths: list[int]) -> Table:
-    """Each method against plain GRPO at the same length, paired by seed, at equal tokens."""
-    differences = {(method, length): mean_over(lead[:, i]) for method, lead in leads.items()
-                   for i, length in enumerate(lengths) if method != "grpo"}
-    words = dict(zip(differences, verdicts(list(differences.values()), ("ahead", "behind"),
-                                           null=0.0)))
-    rows = []
-    for (method, length), of_seeds in curves.items():
-        budget = budget_of(curves, length)
-        row = [str(length) if method == "grpo" else "", method,
-               np.mean([area(curve, budget) for curve in of_seeds]),
-               np.mean([success_at(curve, budget) for curve in of_seeds]), None, None, ""]
-        if method != "grpo":
-            lead = differences[method, length]
-            row[4:] = lead.value, lead.interval, words[method, length]
-        rows.append(row)
-    places = [f"{method} at {length} {word}" for (method, length), word in words.items()
-              if word in ("ahead", "behind")]
-    formats = {"length": "", "arm": "", "mean success": ".1%", "at the end": ".1%",
-               "minus grpo": "+.1%", "95% interval": "+.1%", "verdict": ""}
-    return Table("area", "Success at equal tokens: mean over the budget, and at its end",
-                 by_row(formats, rows),
-                 f"Clearly ahead of or behind plain GRPO: {', '.join(places) or 'none'}.",
-                 ["The interval is over seeds, paired. Ahead and behind only where that survives "
-                  "Holm's correction over all rows, which it seldom does with few seeds."],
-                 {"length": "tokens of an answer", "arm": "method",
-                  "at the end": "success at the end", "minus grpo": "lead over grpo"})
+    formats, headings = {"arm": ""}, {"arm": "method", "a doubling": "what a doubling brings"}
+    for length in lengths:
+        formats |= {f"{length}": "+.1%", f"95%, {length}": "+.1%"}
+        headings |= {f"{length}": f"lead at {length}", f"95%, {length}": "95% interval"}
+    formats |= {"a doubling": "+.1%", "95% interval": "+.1%", "the lead": ""}
+    return Table("trend", "Lead over plain GRPO at equal tokens, points of mean success",
+                 by_row(formats, rows), finding,
+                 ["A doubling: slope of a straight line over the logarithm of the length, one for "
+                  "each seed. Student's t over seeds, Holm over the methods' slopes."], headings)
 
 
 def draw(curves: Curves, lengths: list[int], folder: Path) -> tuple[Path, str]:
@@ -238,4 +206,4 @@ def draw(curves: Curves, lengths: list[int], folder: Path) -> tuple[Path, str]:
 
 
 def main(argv: list[str]) -> None:
-    run_probe("length", __doc__, FLAGS, measure, argv)
+    run_probe("length", __doc__, FLAGS, measure, argv, common={})

@@ -56,9 +56,8 @@ def measure(probe: Probe) -> Findings:
     table = noise_table({name: directions.estimates(name) for name in directions.sums})
     intro = [f"{policy.folder}: {args.batches} batches of {args.questions} x {args.answers} answers"
              ", at temperature 1. Intervals are 95%, over blocks of batches."]
-    return Findings("What a single batch knows of the true gradient", intro, [table], ("noise",),
-                    takes="about ten minutes", pictures=[draw(table, probe.folder)],
-                    places={"noise": ("noise",)})
+    return Findings("What a single batch knows of the true gradient", intro, [table],
+                    draw(table, probe.folder), "about ten minutes")
 
 
 def noise_table(of_methods: dict[str, dict[str, Estimate]]) -> Table:

@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.plots import COLOURS, panels, save
+from analysis.plots import COLOURS, legend_below, panels, save
 from analysis.positions import t_statistics
 from analysis.statistics import FEWEST, Estimate, jackknife
 from analysis.tables import Table, by_row, shown
@@ -46,7 +46,6 @@ from engine.rollouts import Rollouts
 from grpo import gradient_size, grpo
 from qwen2_model import Qwen2
 from research.probes.common import Findings, Probe, run_probe, sample_batch
-from research.probes.pictures import legend_under
 
 FLAGS = {
     "questions": Flag(32, "problems", least=2, most=10_000, quick=6),
@@ -99,11 +98,9 @@ def measure(probe: Probe) -> Findings:
     intro = [f"{args.model}: {args.questions} problems x {args.answers} answers, "
              f"{len(accounts['phase 1'].size):,} tokens without the last of each answer.",
              "Phase 1 is the gradient of an answer's mean cross-entropy at its tokens' embeddings."]
-    return Findings("Phase 1: a gradient that never saw a reward", intro, tables,
-                    short=("phases", "controls"), checks=("phases",), takes="some minutes",
-                    pictures=[draw({"the gradient at the logits": accounts["abs(A) s"], **controls},
-                                   probe.folder)],
-                    places={"controls": ("size_by_place",)})
+    picture = draw({"the gradient at the logits": accounts["abs(A) s"], **controls}, probe.folder)
+    return Findings("Phase 1: a gradient that never saw a reward", intro, tables, picture,
+                    "some minutes")
 
 
 def three_accounts(policy: Policy, rollouts: Rollouts) -> dict[str, Account]:
@@ -289,7 +286,7 @@ def draw(accounts: dict[str, Account], folder: Path) -> tuple[Path, str]:
                       lw=1.4, label=name)
     axis.set(xlabel="tenth of the answer", ylabel="size, over the mean of all", xticks=range(1, 11),
              title="Which part of an answer gets more?")
-    legend_under(axis, ncols=2)
+    legend_below(figure, axis, ncols=2)
     return save(figure, folder, "size_by_place", "Size by tenth of the answer: phase 1, its "
                 "controls, and the gradient that GRPO applies")
 

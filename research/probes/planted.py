@@ -47,13 +47,12 @@ class PlantedPolicy(Policy):
         return sum(hits) / len(self.keys)
 
 
-def planted_policy(seed: int, length: int, keys: int = 3, config: ModelConfig = SMALL,
-                **settings) -> PlantedPolicy:
+def planted_policy(seed: int, length: int, keys: int = 3, **settings) -> PlantedPolicy:
     """A fresh policy and its task; the same seed gives the same of both at any length."""
     usual = dict(max_new_tokens=length, learning_rate=3e-3, questions=8, answers=8, micro_batch=64,
                  max_grad_norm=0.0)
     s = Settings(**{**usual, **settings, "model": "planted", "seed": seed})
-    model, cues = fresh_model(config, seed, keys)
+    model, cues = fresh_model(seed, keys)
     draw = random.Random(f"planted {seed}")
     vocabulary = {symbol: i for i, symbol in enumerate(SYMBOLS)}
     policy = PlantedPolicy(
@@ -67,14 +66,12 @@ def planted_policy(seed: int, length: int, keys: int = 3, config: ModelConfig = 
     return policy
 
 
-def fresh_model(config: ModelConfig, seed: int, keys: int) -> tuple[Qwen2, torch.Tensor]:
+def fresh_model(seed: int, keys: int) -> tuple[Qwen2, torch.Tensor]:
     """The policy, and a cue (D,) for each key and one for all other positions."""
-    config = replace(config, vocab_size=len(SYMBOLS), tie_word_embeddings=False, eos_token_id=(),
-                     pad_token_id=None, bos_token_id=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed("planted", seed))
-        model = Qwen2(config)
-        cues = 0.02 * torch.randn(keys + 1, config.hidden_size)  # as large as fresh embeddings
+        model = Qwen2(SMALL)
+        cues = 0.02 * torch.randn(keys + 1, SMALL.hidden_size)  # as large as fresh embeddings
     return model, cues
 
 

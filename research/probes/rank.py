@@ -42,7 +42,7 @@ from engine.policy import Policy
 from harness.progress import Progress
 from harness.registry import make_advantage
 from engine.rollouts import Rollouts
-from grpo import dr_grpo, grpo, rloo
+from grpo import grpo, rloo
 from research.probes.common import Findings, Probe, answer_gradients, run_probe, sample_batch
 from research.probes.planted import planted_policy, sample_planted, true_rewards
 
@@ -85,9 +85,7 @@ def measure(probe: Probe) -> Findings:
              f"of its targets; batches that it learned from: {args.critic_batches}."]
     return Findings("Is the gradient of rank 2?", intro,
                     [sizes_table(on_countdown), arms_table(on_countdown, on_planted)],
-                    short=("z-score by definition", "against the z-score"), takes="some minutes",
-                    pictures=[draw(on_countdown, probe.folder)],
-                    places={"z-score by definition": ("rank",)})
+                    draw(on_countdown, probe.folder), "some minutes")
 
 
 def entropy_rank(s: torch.Tensor) -> float:
@@ -173,7 +171,7 @@ def answer_arms(rollouts: Rollouts, R: int) -> dict[str, torch.Tensor]:
     would give to a group of the first R answers."""
     beyond = torch.arange(len(rollouts.mask), device=rollouts.mask.device) >= R
     apart = replace(rollouts, group=beyond.long())
-    advantages = {Z: grpo(apart), "mean only": dr_grpo(apart), "rloo": rloo(apart)}
+    advantages = {Z: grpo(apart), "rloo": rloo(apart)}
     factors = {arm: advantage[:R, 0] for arm, advantage in advantages.items()}
     return {**factors, ONES: torch.ones_like(factors[Z])}
 
@@ -221,7 +219,7 @@ def about_2(e: Estimate) -> str:
 def arms_table(measured: Measurements, planted: Measurements) -> Table:
     """Entropy ranks minus the z-score's."""
     R, rows, by_verdict = measured.main, [], defaultdict(list)
-    tasks = {"": (measured, ("mean only", "rloo", ONES, CRITIC, NOISE)),
+    tasks = {"": (measured, ("rloo", ONES, CRITIC, NOISE)),
              "planted: ": (planted, (ONES, TRUE, EXACT, NOISE))}
     for task, (of_task, arms) in tasks.items():
         for arm in arms:

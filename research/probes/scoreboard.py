@@ -13,22 +13,18 @@ tokens:
     decided    0%     96%     4%    0%       0.25 and 0.01 of 0.26
     weight     1.0    3.0    0.5    0.5      of some weighting
 
-Every method, a weighting or an advantage, gets four scores:
+Every method, a weighting or an advantage, gets two scores:
 
     index       Order the tokens of each answer by weight, from -1 (least) to 1 (most). The index is
                 the mean place of what is decided: 1 if all of it is at the token with most weight,
                 0 by chance, -1 if all of it is at the token with least. Above 0.96 - 0.04 * 0.67.
-    aligned     The cosine of weight times advantage with the true credit, over all tokens: are sign
-                and size right?
-    idle        The share of the gradient that goes to tokens known to have no credit (the 95%
-                interval contains 0 and is narrower than 0.1): what the method wastes.
     direction   The cosine of its mean gradient over many batches with the true one (the mean of
                 leave-one-out gradients). The probe noise asks about single batches.
 
-Noise in the measured credit does not bias the scores (idle apart), as they are linear in it, and
-squares are products of independent estimates. A rank correlation with measured credit is biased:
-the noise is largest where the model was unsure, which is what entropy looks at. What can be reached
-is shown by one half of the continuations as a weight, judged by the other half. oracle, vine and
+Noise in the measured credit does not bias the index, which is linear in its squares, and these are
+products of independent estimates. A rank correlation with measured credit is biased: the noise is
+largest where the model was unsure, which is what entropy looks at. What can be reached is shown by
+one half of the continuations as a weight, judged by the other half. oracle, vine and
 causal_ablation sample continuations of their own.
 
 The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
@@ -100,8 +96,7 @@ def measure(probe: Probe) -> Findings:
     return Findings("Which tokens earned the reward, and who knows it",
                     introduction(args, policy, rollouts, credit),
                     [*by_partition, scores, checks_table(tokens, rollouts, planted)],
-                    ("scores", "kind", "section", "class", "checks"), ("checks",), "some minutes",
-                    [draw_decided(by_partition[0], probe.folder)], {"kind": ("decided",)},
+                    draw_decided(by_partition[0], probe.folder), "some minutes",
                     answers_of(run, policy.tokenizer, [1], 12_000))
 
 
@@ -138,29 +133,25 @@ def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
             of_decided = by(decided * inside), by(decided)
             of_gradient = by(gradient * inside), by(gradient)
             excess = difference_of_shares(of_gradient, of_decided)
-            idle = ratio_of_sums(by(gradient * inside * tokens.idle), of_gradient[0])
             row = [name, int(inside.sum()), inside.mean()]
             for share in (ratio_of_sums(*of_decided), ratio_of_sums(*of_gradient), excess):
                 row += [share.value, share.interval]
-            rows.append([*row, idle.value])
+            rows.append(row)
             excesses.append(excess)
     for row, excess, word in zip(rows, excesses,
                                  verdicts(excesses, ("too much", "too little"), null=0.0)):
         row.append("about even" if max(abs(excess.low), abs(excess.high)) < EVEN else word)
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%", "95%": ".1%",
-               "gradient": ".1%", "95% ": ".1%", "minus": "+.1%", "95%  ": "+.1%", "idle": ".0%",
-               "verdict": ""}
+               "gradient": ".1%", "95% ": ".1%", "minus": "+.1%", "95%  ": "+.1%", "verdict": ""}
     nothing = decided.sum() <= 0 or not gradient.any()
     return Table(
         partition, title, by_row(formats, rows), decided_in_words(rows, nothing),
         ["of what is decided: share of the sum of squared credits; of plain GRPO's gradient: "
-         "share of abs(A) s; idle: what goes to tokens known to have no credit, most of the rest "
-         "cannot be told apart from a little; too much and too little after Holm's correction, "
-         "about even where the interval is within a point"],
+         "share of abs(A) s; too much and too little after Holm's correction, about even where the "
+         "interval is within a point"],
         {"of all": "of all tokens", "decided": "of what is decided", "95%": "95% interval",
          "gradient": "of plain GRPO's gradient", "95% ": "95% interval",
-         "minus": "gradient minus decided", "95%  ": "95% interval",
-         "idle": "of its gradient, idle"})
+         "minus": "gradient minus decided", "95%  ": "95% interval"})
 
 
 def difference_of_shares(one: tuple[np.ndarray, np.ndarray],
@@ -189,74 +180,53 @@ def decided_in_words(rows: list[list], nothing: bool) -> str:
 
 
 def score_methods(policy: Policy, methods: Methods, tokens: MeasuredTokens,
-                  rollouts: Rollouts) -> dict[str, dict]:
-    """The scores of each by name. A weighting's size orders the tokens; weight times advantage, or
-    the advantage, is what multiplies their gradients."""
-    mask, scores = rollouts.mask, {}
-    for name, weight in methods.weights(policy, rollouts).items():
-        scores[name] = score(tokens, flat_tokens(weight, mask),
-                             flat_tokens(weight * rollouts.advantage, mask))
-    for name, credit in methods.credits(policy, rollouts).items():
-        signed = flat_tokens(credit, mask)
-        scores[name] = score(tokens, np.abs(signed), signed)
-    first, second = tokens.halves
-    scores[AGAIN] = score(tokens, np.abs(first), first, second, tokens.decided_by_half)
-    return scores
+                  rollouts: Rollouts) -> dict[str, Estimate | None]:
+    """The index of each by name; None where a method has the same for all tokens of an answer. A
+    weighting's size orders the tokens, or the size of an advantage."""
+    frames = {**methods.weights(policy, rollouts), **methods.credits(policy, rollouts)}
+    scores = {name: index(tokens, np.abs(flat_tokens(frame, rollouts.mask)), tokens.decided)
+              for name, frame in frames.items()}
+    return scores | {AGAIN: index(tokens, np.abs(tokens.first_half), tokens.decided_by_second)}
 
 
-def score(tokens: MeasuredTokens, size: np.ndarray, signed: np.ndarray,
-          credit: np.ndarray | None = None, decided: np.ndarray | None = None) -> dict:
-    if credit is None:
-        credit, decided = tokens.credit, tokens.decided
-    by, place, gradient = tokens.by_question, tokens.place(size), np.abs(signed) * tokens.size
-    return {"index": ratio_of_sums(by(decided * place), by(decided)),
-            "aligned": cosine_of_sums(by(signed * credit), by(signed ** 2), by(decided)),
-            "idle": ratio_of_sums(by(gradient * tokens.idle), by(gradient)),
-            "varies": bool(np.abs(place).max() > 1e-9)}  # within some answer
+def index(tokens: MeasuredTokens, size: np.ndarray, decided: np.ndarray) -> Estimate | None:
+    by, place = tokens.by_question, tokens.place(size)
+    return ratio_of_sums(by(decided * place), by(decided)) if np.abs(place).max() > 1e-9 else None
 
 
-def cosine_of_sums(product: np.ndarray, one: np.ndarray, other: np.ndarray) -> Estimate:
-    """sum of products / sqrt(sum of squares * sum of squares), from three numbers a problem."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        whole = product.sum() / np.sqrt(one.sum() * other.sum())
-        lengths = np.sqrt((one.sum() - one) * (other.sum() - other))
-        return jackknife(whole, (product.sum() - product) / lengths)
-
-
-def scores_table(scores: dict[str, dict], directions: Directions) -> Table:
-    indices = {name: of["index"] for name, of in scores.items() if of["varies"]}
+def scores_table(scores: dict[str, Estimate | None], directions: Directions) -> Table:
+    indices = {name: of for name, of in scores.items() if of}
     words = dict(zip(indices, verdicts(list(indices.values()), ("knows", "misleads"), null=0.0)))
     rows = []
     for name, of in scores.items():
-        row = [name, of["index"].value, of["index"].interval, of["aligned"].value,
-               of["idle"].value, None, None, words.get(name, "constant")]
+        row = [name, *([of.value, of.interval] if of else [0.0, None]), None, None,
+               words.get(name, "constant")]
         if name in directions.sums:
             direction = directions.estimates(name)["cosine"]
-            row[5:7] = direction.value, direction.interval
+            row[3:5] = direction.value, direction.interval
         rows.append(row)
-    formats = {"arm": "", "index": "+.2f", "95%": "+.2f", "aligned": "+.2f", "idle": ".0%",
-               "direction": ".2f", "direction 95%": ".2f", "verdict": ""}
+    formats = {"arm": "", "index": "+.2f", "95%": "+.2f", "direction": ".2f",
+               "direction 95%": ".2f", "verdict": ""}
     return Table("scores", "Methods against the true credit", by_row(formats, rows),
-                 scores_in_words(indices, scores[AGAIN]["index"]), [
+                 scores_in_words(indices), [
         f"constant: the same for all tokens of an answer; {AGAIN}: one half of the continuations "
         "as a weight, judged by the other half; knows and misleads after Holm's correction; the "
         "intervals of such ratios held 91 to 94% instead of 95 in simulations of 12 problems; "
         "direction from pairs of different batches, so that it can exceed 1"], {
-        "arm": "method", "95%": "95% interval of the index", "idle": "idle gradient",
-        "aligned": "cosine with the true credit", "direction": "cosine of the mean gradient",
-        "direction 95%": "95% interval of it"})
+        "arm": "method", "95%": "95% interval of the index",
+        "direction": "cosine of the mean gradient", "direction 95%": "95% interval of it"})
 
 
-def scores_in_words(indices: dict[str, Estimate], again: Estimate) -> str:
+def scores_in_words(indices: dict[str, Estimate]) -> str:
     own = {name: index for name, index in indices.items()
            if name not in ("oracle", AGAIN) and np.isfinite(index.value)}
-    if not own:
+    if not own or AGAIN not in indices:
         return "No weight differs within answers, or there is nothing to decide."
     best = max(own, key=lambda name: own[name].value)
     worst = min(own, key=lambda name: own[name].value)
     return (f"Apart from the oracle, {best} has the highest index: {with_interval(own[best])}.\n"
             f"{worst} has the lowest index: {with_interval(own[worst])}.\n"
-            f"The index that can be reached is {again.value:+.2f}, of {AGAIN}.")
+            f"The index that can be reached is {indices[AGAIN].value:+.2f}, of {AGAIN}.")
 
 
 def with_interval(estimate: Estimate) -> str:

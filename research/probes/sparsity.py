@@ -25,7 +25,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.plots import COLOURS, panels, save, whole_steps
+from analysis.plots import COLOURS, legend_below, panels, save, whole_steps
 from analysis.statistics import Estimate, estimate, mean_over
 from analysis.tables import Table, by_row
 from harness.credit_file import checkpoint_folders, credit_steps, read_columns
@@ -35,7 +35,6 @@ from harness.progress import Progress
 from harness.files import is_file
 from harness.run_folder import run_config
 from research.probes.common import COMMON, Findings, Probe, gradients, run_probe, sample_batch
-from research.probes.pictures import legend_under
 
 OF_A_RUN = {name: flag for name, flag in COMMON.items() if name != "model"}
 FLAGS = {
@@ -64,9 +63,7 @@ def measure(probe: Probe) -> Findings:
     intro = [f"{run}: {len(steps)} steps with a credit file, checkpoints of the steps "
              f"{' and '.join(map(str, paths))}."]
     return Findings("Does the gradient become sparse?", intro, [changes_table(series, hoyers)],
-                    short=("sparsity over steps",), takes="some minutes",
-                    pictures=[draw(steps, series, hoyers, probe.folder)],
-                    places={"sparsity over steps": ("sparsity",)})
+                    draw(steps, series, hoyers, probe.folder), "some minutes")
 
 
 def checkpoints(run: Path) -> dict[int, Path]:
@@ -167,7 +164,7 @@ def draw(steps: list[int], series: dict[str, np.ndarray], hoyers: dict[int, np.n
     axis.set(xlabel="step", ylabel=f"running mean of {window}", ylim=(0, 1),
              title="What carries no gradient, and how few parameters carry it")
     whole_steps(axis)
-    legend_under(axis, ncols=3)
+    legend_below(figure, axis, ncols=3)
     return save(figure, folder, "sparsity", "Does the gradient become sparse over training? Share "
                 "of groups, what tokens leave open, and Hoyer's sparsity of the parameters'")
 

@@ -1,7 +1,5 @@
 """Results beside the pages: published once, written into the pages, and what has changed since."""
 import json
-import shutil
-import subprocess
 
 import pytest
 
@@ -79,19 +77,6 @@ def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, compl
         pages.fill(f"<!-- {marked} --><!-- end -->", "page.md")
 
 
-def test_check_changes_nothing_and_fails(results, tmp_path, monkeypatch, capsys):
-    page = tmp_path / "page.md"
-    page.write_text("<!-- number small success none; end -->12%<!-- end -->")
-    monkeypatch.setattr(pages, "pages", lambda: [page])
-    with pytest.raises(SystemExit) as end:
-        pages.main(["--check"])
-    assert end.value.code == 1 and "12%" in page.read_text()
-    pages.main([])
-    assert "50.0%" in page.read_text()
-    pages.main(["--check"])
-    assert "all pages are as the results have them" in capsys.readouterr().out
-
-
 # publishing, and what has changed since
 
 def report(tmp_path, **changes):
@@ -132,51 +117,20 @@ def test_runs_of_several_codes_are_named_when_they_are_published(results, tmp_pa
     assert kept == [{**old, "runs": ["none-s0", "none-s1"]}, {**new, "runs": ["rloo-s0"]}]
 
 
-def git(folder, *words):
-    identity = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-def test_check_names_what_has_changed_since_a_result(results, tmp_path, monkeypatch, capsys):
-    """In a checkout with one commit: grpo.py and two files of engine/ are changed, a page as well.
-    A commit that is not known, or none, is said to be so."""
-    project = tmp_path / "project"
-    for name in ("grpo.py", "train.py", "engine/a.py", "engine/b.py", "README.md"):
-        (project / name).parent.mkdir(parents=True, exist_ok=True)
-        (project / name).write_text("before\n")
-    git(project, "init", "-q")
-    git(project, "add", ".")
-    git(project, "commit", "-qm", "all")
-    commit = git(project, "rev-parse", "HEAD")
-    monkeypatch.setattr(published, "PROJECT", project)
-    result = json.loads((results / "small.json").read_text()) | {"measured": "exact"}
-
-    def checked(commit):
-        (results / "small.json").write_text(json.dumps(result | {"git_commit": commit}))
-        main(["check"])
-        return capsys.readouterr().out
-
-    assert "nothing has changed since" in checked(commit)
-    for name in ("grpo.py", "engine/a.py", "engine/b.py", "README.md"):
-        (project / name).write_text("after\n")
-    said = checked(commit)
-    assert f"small: python -m research small (2026-11-21, commit {commit[:7]})\n" in said
-    assert said.endswith("changed since: engine (2 files), grpo.py\n")
-    for unknown in ("0" * 40, None):
-        assert "unknown: git does not know that commit here" in checked(unknown)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "unknown" in checked(commit)
-
-
 def test_what_says_nothing_is_not_published(results, tmp_path):
-    with pytest.raises(UserError, match="is a quick look"):
-        published.publish(report(tmp_path, quick_look=True))
     (tmp_path / "numbers.json").write_text('{"tables": []}')
-    with pytest.raises(UserError, match="has no measured: publish what an experiment"):
-        published.publish(tmp_path)
+    for folder in (report(tmp_path, quick_look=True), tmp_path):
+        with pytest.raises(UserError, match="is a quick look"):
+            published.publish(folder)
+
+
+def test_pages_are_written_where_they_differ(results, tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- number small success none; end -->12%<!-- end -->")
+    monkeypatch.setattr(pages, "pages", lambda: [page])
+    for said in ("written: page.md\n", ""):
+        pages.main([])
+        assert "50.0%" in page.read_text() and capsys.readouterr().out == said
 
 
 def test_a_command_is_published_as_anyone_types_it():

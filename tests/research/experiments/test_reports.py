@@ -13,7 +13,7 @@ from engine.labels import ANSWER, NUMBER, OPERATOR, THINK
 from engine.errors import UserError
 from research.experiments import leaderboard, report
 from research.experiments.experiments import EXPERIMENTS, LEADERBOARD, Experiment
-from research.experiments.finished import Study, moving_mean, read_study
+from research.experiments.finished import Study, read_study
 from research.experiments.plan import plan_runs
 from research.experiments.probes import PROBED
 from research.experiments.report import report_on, write_report
@@ -136,22 +136,6 @@ def test_where_the_gradient_lay(tmp_path):
     assert row["answer"] == row["operator"] == pytest.approx(0.25) and row["word"] == 0
 
 
-def test_what_a_critic_explains_in_the_last_third(tmp_path):
-    run = run_of(tmp_path / "gae", [0.5] * 7, [solving(2)])
-    values = [None, 0.4, 0.6, 0.3, 0.3, 0.2, 0.6]
-    for line, value in zip(run["metrics"], values):
-        line["explained_variance"] = value
-    plain = run_of(tmp_path / "none", [0.5] * 6, [solving(2)])
-    study = study_of(CONTROL, tmp_path, {"none": {0: plain}, "gae": {0: run}})
-    cost = table(report_on(study, tmp_path), "cost")
-    assert cost["gae"]["explained"] == pytest.approx(0.4) and cost["none"]["explained"] is None
-
-
-def test_a_moving_mean_has_as_many_values_behind_each():
-    assert moving_mean(np.array([1.0, 2, 3, 4]), 3) == pytest.approx([2, 3])
-    assert not len(moving_mean(np.array([1.0, 2]), 3))
-
-
 # the leaderboard
 
 def board_of(folder, successes):
@@ -230,8 +214,7 @@ def write_probed(arm, name, rows):
 
 
 def one_batch(arm, value):
-    return {"arm": arm, "one batch": value, "95%": [0.1, 0.2], "cosine": 0.5,
-            "cosine 95%": [None, None]}
+    return {"arm": arm, "one batch": value}
 
 
 def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
@@ -246,15 +229,14 @@ def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
     knows = {"none": 0.1, "entropy_weighted": 0.4, "rloo": 0.2, "span": 0.3, "gae": None}
     write_probed("noise-before", "noise", [one_batch(*pair) for pair in knows.items()])
     write_probed("noise-third", "noise", [one_batch("none", 0.25), one_batch("span", 0.5)])
-    write_probed("scoreboard-third", "scores", [{"arm": "rloo", "index": 0.25, "95%": [0.1, 0.3]}])
+    write_probed("scoreboard-third", "scores", [{"arm": "rloo", "index": 0.25}])
     findings = report_on(study_of(replace(LEADERBOARD, arms={}), tmp_path, runs), tmp_path)
     race = table(findings, "race")
     assert {arm: row["answers"] for arm, row in race.items()} == {
         "none": "136", "entropy_weighted": "56", "span": "96", "dr_grpo": "never",
         "rloo": "never", "gae": "40"}
     assert race["dr_grpo"]["one batch"] == race["rloo"]["one batch"] == 0.2
-    shown = ("index", "later index", "later index 95%", "direction", "one batch 95%")
-    assert [race["rloo"][column] for column in shown] == [None, 0.25, (0.1, 0.3), 0.5, (0.1, 0.2)]
+    assert (race["rloo"]["index"], race["rloo"]["later index"]) == (None, 0.25)
     [correlation] = [found for found in findings.tables if found.name == "correlation"]
     at_start, later = correlation.rows
     assert (at_start[1], later[1]) == (5, 2) and math.isnan(later[2])
@@ -266,28 +248,7 @@ def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
     assert "over 5 arms" in correlation.finding and "third" not in correlation.finding
 
 
-def test_the_mean_curve_of_all_seeds_decides(tmp_path, monkeypatch):
-    """One seed is there at once, one never: their mean is 0.5, after ten steps."""
-    monkeypatch.setattr(leaderboard, "RACE_TO", 0.5)
-    runs = {seed: run_of(tmp_path / str(seed), [1.0 - seed] * 12, [solving(1)], seed)
-            for seed in (0, 1)}
-    assert leaderboard.Entry("none", runs).answers == 10 * 4
-    assert leaderboard.Entry("none", {1: runs[1]}).answers == math.inf
-
-
-def test_a_probe_without_the_table_is_named():
-    write_probed("noise-before", "another", [])
-    with pytest.raises(UserError, match="no table of noise: .*--only noise --report_only"):
-        leaderboard.known_of([], "one batch", "before")
-
-
 # what is finished, and what is not
-
-def test_of_many_that_are_missing_some_are_named(tmp_path):
-    study = study_of(LEADERBOARD, tmp_path, {})
-    study.unfinished = [f"span-s{seed}" for seed in range(10)]
-    assert study.intro()[-1].endswith("span-s7, and 2 more.")
-
 
 def test_a_report_is_written_again_and_names_what_is_missing(tmp_path, learner, capsys):
     """One run is finished, one not begun, and of one a line is damaged."""

@@ -12,7 +12,7 @@ from engine.forward import response_log_probs
 from harness.progress import Progress
 from research import __main__ as overview
 from research.probes.common import (
-    Findings, answer_gradients, command_of, gradients, run_probe, summary_of)
+    Findings, answer_gradients, command_of, gradients, run_probe)
 
 KNOWN = {"answers": Flag(8, "answers", least=2, quick=2), "note": Flag(None, "a text")}
 
@@ -22,9 +22,11 @@ def measured(probe):
                "95%": ("+.1f", [(0.5, 1.5)] * 60)}
     gains = Table("gains", "The gains", columns, "One idea.\nAnother idea.",
                   headings={"95%": "95% interval"})
+    picture = probe.folder / "gains.png", "A picture"
+    picture[0].write_bytes(b"")
     checks = Table("checks", "Checks", {"left": ("d", [1])}, "The sides agree.\nTo 2e-7.")
     return Findings("Who gains?", ["model x: 2 problems.", "How to read it."], [gains, checks],
-                    ("gains",), ("checks",), "about 8 minutes")
+                    picture, "about 8 minutes")
 
 
 def run(folder, *flags, measure=measured):
@@ -44,21 +46,13 @@ def test_a_probe_prints_one_screen(tmp_path, capsys):
     assert "arm 59" in out and "## Checks" in out and "How to read it." in out
 
 
-def test_a_quick_look_prints_checks_and_what_to_type_and_keeps_everything(tmp_path, capsys):
+def test_a_quick_look_says_what_to_type(tmp_path, capsys):
     run(tmp_path / "quick", "--quick", "--note", "a b", "--seed", "3")
     out = " ".join(capsys.readouterr().out.split())
-    assert "- Measured: model x: 2 problems." in out and "- The sides agree." in out
-    assert "To 2e-7." not in out and "One idea." not in out and "arm 0" not in out
     assert "takes about 8 minutes: python -m research gains --note 'a b' --seed 3 " in out
     numbers = json.loads((tmp_path / "quick/numbers.json").read_text())
     assert numbers["quick_look"] and len(numbers["tables"][0]["rows"]) == 60
-    assert "(a quick look)" in (tmp_path / "quick/report.html").read_text()
-
-
-def test_a_summary_says_nothing_twice():
-    table = Table("gains", "", {}, "One idea.\nAnother idea.")
-    findings = SimpleNamespace(tables=[table, table], short=("gains",))
-    assert summary_of(findings) == ["One idea.", "Another idea."]
+    assert "A quick look: its numbers" in (tmp_path / "quick/report.html").read_text()
 
 
 def test_the_command_leaves_out_what_belongs_to_a_quick_look():

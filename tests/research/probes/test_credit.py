@@ -15,7 +15,7 @@ from engine.forward import response_log_probs
 from engine.policy import Policy
 from engine.sampler import generate
 from harness.settings import Settings
-from research.probes.credit import chain, true_credit, variance_of_mean
+from research.probes.credit import chain, true_credit
 from research.probes.direction import Directions
 from research.probes.planted import (
     PROMPT, draw_answers, planted_policy, sample_planted, true_rewards, worths)
@@ -214,13 +214,6 @@ def test_quarters_are_independent_estimates(measured):
     assert np.mean(squares) > true + 4 * error
 
 
-def test_few_equal_rewards_are_not_certain():
-    """Four rewards of 1 in 0 to 1: with half at either end the mean is 0.9, the variance 0.09."""
-    rewards = torch.ones(4, dtype=torch.float64)
-    assert variance_of_mean(rewards, 0.0, 1.0) == pytest.approx(0.09 / 4)
-    assert variance_of_mean(rewards, 1.0, 1.0) == 0
-
-
 def test_of_a_large_gradient_some_entries_are_kept(monkeypatch):
     monkeypatch.setattr("research.probes.direction.MOST", 100)
     directions, gradient = Directions("a", 2), torch.arange(1000.0)
@@ -247,17 +240,3 @@ def test_one_batch_by_hand():
     found = directions_of([[3, 1], [1, 1]], [[1, 0], [-1, 2]], 2).estimates("x")
     assert np.isnan(found["cosine"].value) and np.isnan(found["noise"].value)
     assert found["one batch"].value == pytest.approx((1 + -3 + 2) / 2 / np.sqrt(4 * 3))
-
-
-def test_signal_in_noise_is_found_and_its_interval_holds_it():
-    """A signal of 1 beside 400 entries of noise with a spread of 0.5, squared length 100: a batch
-    has the cosine 1 / sqrt(101). The method's sum of signal and noise is scaled by 7."""
-    rng, truth = np.random.default_rng(0), 1 / np.sqrt(101)
-    found = []
-    for _ in range(40):
-        true, method = rng.normal(0, 0.5, (2, 60, 400))
-        true[:, 0] += 1
-        method[:, 0] += 1
-        found.append(directions_of(true, 7 * method, 10).estimates("x")["one batch"])
-    assert np.mean([one.value for one in found]) == pytest.approx(truth, abs=0.01)
-    assert sum(one.low < truth < one.high for one in found) >= 34

@@ -50,15 +50,6 @@ def test_answers_are_all_that_can_be_written():
     assert len(all_answers(4)) == 31 == len(set(all_answers(4)))
 
 
-def test_right_is_a_one_after_the_first_tag():
-    rollouts = make_world(0, 3).rollouts
-    reward = dict(zip(rollouts.responses, rollouts.reward.tolist()))
-    for text in ("<answer>1<|im_end|>", "1<answer>1", "<answer>11", "<answer>1<answer>"):
-        assert reward[text] == 1
-    for text in ("1<|im_end|>", "<answer><answer>1", "<answer><|im_end|>", "1<answer><answer>"):
-        assert reward[text] == 0
-
-
 def test_probabilities_and_values_follow_from_the_model_alone(world):
     """Each answer's probability by its own forward pass, each V as a sum over what begins so."""
     reward = world.rollouts.reward.double()
@@ -101,31 +92,6 @@ def test_mean_and_variance_are_those_of_a_plain_loop(world, pairs, advantages, w
     mean, variance = brute(world, name, advantage)
     torch.testing.assert_close(listed.mean, mean, rtol=1e-4, atol=1e-6)
     assert listed.variance == pytest.approx(variance, rel=1e-4)
-
-
-def test_the_true_gradient_is_that_of_j(world):
-    """By finite differences of the probability to be right."""
-    parameter, step = world.model.model.layers[0].mlp.gate_proj.weight, 1e-2
-    start = 0
-    for other in world.model.parameters():
-        if other is parameter:
-            break
-        start += other.numel()
-
-    def J():
-        rows = torch.arange(len(world.probability))
-        log_prob = response_log_probs(world.model, world.rollouts, rows)
-        return (log_prob.double().sum(1).exp() @ world.rollouts.reward.double()).item()
-
-    with torch.no_grad():
-        for i in (0, 7):
-            parameter.view(-1)[i] += step
-            above = J()
-            parameter.view(-1)[i] -= 2 * step
-            below = J()
-            parameter.view(-1)[i] += step
-            slope = (above - below) / (2 * step)
-            assert world.gradient[start + i].item() == pytest.approx(slope, abs=2e-4)
 
 
 @pytest.mark.parametrize("p, G", [(0.02, 8), (0.5, 8), (0.3, 4)])

@@ -10,14 +10,13 @@ import grpo
 from conftest import StateIdea, hand_made
 from analysis.statistics import Estimate, ratio_of_sums
 from harness.credit_file import read_columns
-from engine.errors import UserError
 from research.probes import scoreboard
 from research.probes.common import run_probe
 from research.probes.credit import MeasuredTokens, mean_product
 from research.probes.direction import Directions
-from research.probes.methods import Methods, choices, make_methods
+from research.probes.methods import choices, make_methods
 from research.probes.scoreboard import (
-    AGAIN, checks_table, decided_table, score, scores_in_words, scores_table)
+    AGAIN, checks_table, decided_table, index, scores_in_words, scores_table)
 
 
 def by_hand(copies=1):
@@ -28,38 +27,20 @@ def by_hand(copies=1):
     answer = np.concatenate([np.array([0, 0, 0, 1, 1]) + 2 * n for n in range(copies)])
     return MeasuredTokens(
         questions=2 * copies, question=answer, answer=answer, before=repeat([0.6, 0, 0, 0.7, 0]),
-        credit=repeat([0.4, 0, -0.2, 0, 0.3]), decided=repeat([0.16, 0, 0.04, 0, 0.09]),
-        halves=np.stack([repeat([0.5, 0, -0.1, 0, 0.2]), repeat([0.3, 0, -0.3, 0, 0.4])]),
-        decided_by_half=repeat([0.1, 0, 0.1, 0, 0.1]),
-        size=repeat([1, 0.5, 0.5, 1, 0.25]), advantage=repeat([1, 1, 1, -2, -2.0]),
-        idle=repeat([False, True, False, True, False]), codes={"class": repeat([0, 1, 1, 0, 0])})
+        decided=repeat([0.16, 0, 0.04, 0, 0.09]), first_half=repeat([0.5, 0, -0.1, 0, 0.2]),
+        decided_by_second=repeat([0.1, 0, 0.1, 0, 0.1]), size=repeat([1, 0.5, 0.5, 1, 0.25]),
+        advantage=repeat([1, 1, 1, -2, -2.0]), codes={"class": repeat([0, 1, 1, 0, 0])})
 
 
 def test_shares_of_what_is_decided_and_of_the_gradient():
-    """Filler: decided (0.16 + 0.09) / 0.29, gradient (1 + 2 + 0.5) / 4.5, idle 2 of 3.5."""
+    """Filler: decided (0.16 + 0.09) / 0.29, gradient (1 + 2 + 0.5) / 4.5."""
     table = decided_table(by_hand(copies=8), "class")
     row = dict(zip(table.columns, table.rows[0]))
     assert row["class"] == "filler" and row["tokens"] == 24 and row["of all"] == 0.6
     assert row["decided"] == pytest.approx(0.25 / 0.29)
     assert row["gradient"] == pytest.approx(3.5 / 4.5)
     assert row["minus"] == pytest.approx(3.5 / 4.5 - 0.25 / 0.29)
-    assert row["idle"] == pytest.approx(2 / 3.5)
     assert "The filler tokens decide 86% (" in table.finding and "get 78% (" in table.finding
-
-
-def test_where_nothing_is_decided_nothing_is_said():
-    for field in ("decided", "advantage"):
-        tokens = by_hand()
-        setattr(tokens, field, np.zeros(5))
-        assert "nothing is decided" in decided_table(tokens, "class").finding
-
-
-@pytest.mark.parametrize("low, high, word", [
-    (-0.009, 0.009, "about even"), (-0.009, 0.02, "too little")])
-def test_shares_that_differ_by_less_than_a_point_are_even(monkeypatch, low, high, word):
-    difference = Estimate(0.0, low, high, 0.001)
-    monkeypatch.setattr(scoreboard, "difference_of_shares", lambda *_: difference)
-    assert decided_table(by_hand(), "class").rows[0][-1] == word
 
 
 def test_the_order_of_weights_in_an_answer():
@@ -71,44 +52,25 @@ def test_the_order_of_weights_in_an_answer():
     assert tokens.place(np.array([7.0, 1, 2, 3, 4])).tolist() == [0, -1, 1, 0, 0]
 
 
-def test_the_example_of_the_docstring():
-    """Credits 0, 0.5, -0.1, 0 and weights 1, 3, 0.5, 0.5."""
+def test_the_index_of_a_method():
+    """Weights 3 1 2 and 1 2: all of 0.29 but 0.04 at the top."""
     tokens = by_hand()
-    tokens.questions, tokens.answer = 1, np.zeros(4, int)
-    place = tokens.place(np.array([1, 3, 0.5, 0.5]))
-    decided = np.array([0, 0.25, 0.01, 0]) / 0.26
-    assert decided.round(2).tolist() == [0, 0.96, 0.04, 0]
-    assert decided @ place == pytest.approx(0.96 - 0.04 * 0.67, abs=0.005)
-
-
-def test_scores_of_a_method():
-    """Weights 3 1 2 and 1 2: all of 0.29 but 0.04 at the top. Aligned: the sum of w A times credit
-    over the sizes."""
-    weight, signed = np.array([3.0, 1, 2, 1, 2]), np.array([3.0, 1, 2, -2, -4])
-    scores = score(by_hand(), weight, signed)
-    assert scores["index"].value == pytest.approx((0.16 + 0.09) / 0.29) and scores["varies"]
-    product, squares = 1.2 - 0.4 - 1.2, 9 + 1 + 4 + 4 + 16
-    assert scores["aligned"].value == pytest.approx(product / np.sqrt(squares * 0.29))
-    assert scores["idle"].value == pytest.approx((0.5 + 2) / (3 + 0.5 + 1 + 2 + 1))
-
-
-def test_squares_are_products_of_different_quarters():
-    """1 2 3 4: the twelve products of two different ones add up to 100 - 30."""
-    assert mean_product(np.array([[1.0], [2], [3], [4]])).item() == pytest.approx(70 / 12)
+    found = index(tokens, np.array([3.0, 1, 2, 1, 2]), tokens.decided)
+    assert found.value == pytest.approx((0.16 + 0.09) / 0.29)
 
 
 def test_methods_that_are_constant_in_an_answer_say_so():
-    constant = score(by_hand(), np.ones(5), np.array([1.0, 1, 1, -2, -2]))
-    assert constant["index"].value == 0 and not constant["varies"]
+    tokens = by_hand()
+    constant = index(tokens, np.ones(5), tokens.decided)
     table = scores_table({"oracle": constant, AGAIN: constant}, Directions("rloo", 2))
-    assert [row[-1] for row in table.rows] == ["constant"] * 2
+    assert [(row[1], row[-1]) for row in table.rows] == [(0, "constant")] * 2
     assert table.finding.startswith("No weight differs within answers")
 
 
 def test_the_words_name_the_best_that_does_not_measure_the_credit():
     indices = {name: Estimate(value, value - 0.1, value + 0.1, 0.5) for name, value in {
         "oracle": 0.9, "a": 0.5, "b": -0.2, "c": float("nan"), AGAIN: 0.8}.items()}
-    assert scores_in_words(indices, indices[AGAIN]).splitlines() == [
+    assert scores_in_words(indices).splitlines() == [
         "Apart from the oracle, a has the highest index: +0.50 (+0.40 to +0.60).",
         "b has the lowest index: -0.20 (-0.30 to -0.10).",
         f"The index that can be reached is +0.80, of {AGAIN}."]
@@ -203,9 +165,3 @@ def test_any_idea_is_a_method(monkeypatch, policy, rollouts):
     torch.testing.assert_close(coefficients["answer_advantage"], expected)
     without = make_methods(policy).coefficients(policy, rollouts, without=("state_idea", "rloo"))
     assert set(without) == {"none", "state_advantage", "answer_advantage"}
-
-
-def test_a_wrong_advantage_is_one_line():
-    methods = Methods({}, {"idea": lambda rollouts, policy: torch.ones(3)})
-    with pytest.raises(UserError, match="should return a tensor"):
-        methods.credits(None, hand_made([[True, True, False], [True, True, False]]))

@@ -53,25 +53,6 @@ def test_what_counts_as_sparser(low, high, sign, expected):
     assert sparsity.verdict(SimpleNamespace(low=low, high=high), sign) == expected
 
 
-def test_changes_over_a_run_by_hand():
-    """Tokens leave less open, so they become sparser; Hoyer's sparsity falls in both batches."""
-    series = {"success": np.array([0.1] * 9), SATURATION: np.linspace(0.5, 0.1, 9)}
-    hoyers = {0: np.array([[0.5, 0.2], [0.6, 0.2]]), 40: np.array([[0.4, 0.2], [0.5, 0.2]])}
-    rows = {row[0]: row[1:] for row in sparsity.changes_table(series, hoyers).rows}
-    assert rows[SATURATION][-1] == "sparser" and rows["success"][-1] == "-"
-    assert rows[HOYER][:3] == pytest.approx((0.55, 0.45, -0.1))
-    assert rows[HOYER][-1] == "less sparse"
-
-
-def test_which_checkpoints_are_compared(tmp_path, learner):
-    run = write_log(tmp_path / "run", {}, config={"model": str(learner)})
-    for step in (10, 20, 30, 40):
-        (run / f"checkpoints/step_{step:06d}").mkdir(parents=True)
-    (run / "checkpoints/step_000050_kept").mkdir()
-    chosen = sparsity.checkpoints(run)
-    assert list(chosen) == [0, 40] and chosen[0] == learner
-
-
 def measure(tmp_path, run):
     sparsity.main(["--quick", "--threads", "1", "--run", str(run), "--out", str(tmp_path / "out")])
 
