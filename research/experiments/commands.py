@@ -13,16 +13,14 @@ from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.hints import python_command
 from research.experiments.experiments import EXPERIMENTS
 from research.experiments.plan import plan_runs
-from research.experiments.runner import PROCESSES, end_with, list_runs, make_runs, usable_cores
+from research.experiments.runner import FLAGS as RUN_FLAGS
+from research.experiments.runner import end_with, list_runs, make_runs, usable_cores
 
 FLAGS = {
-    "processes": PROCESSES,
+    **RUN_FLAGS,
     "seeds": Flag(0, "seeds of each arm; 0 is what the experiment has", least=0, most=10_000),
-    "out": Flag("runs/study", "folder of the runs; each experiment has its own below it"),
     "number": Flag(None, "make this run alone, as --dry_run counts them, and report nothing: for "
-                         "an array of jobs on a cluster", least=0, kind=int),
-    "dry_run": Flag(False, "list the runs, and start none"),
-    "report_only": Flag(False, "say what the finished runs show, and start none")}
+                         "an array of jobs on a cluster", least=0, kind=int)}
 
 
 def run_experiment(name: str, argv: list[str]) -> None:

@@ -26,7 +26,8 @@ from research.experiments.over_seeds import over_seeds
 from research.experiments.pages import table_of
 from research.experiments.plan import PlannedRun, State, plan_runs
 from research.experiments.published import made_by
-from research.experiments.runner import PROCESSES, end_with, list_runs, make_runs, usable_cores
+from research.experiments.runner import FLAGS as RUN_FLAGS
+from research.experiments.runner import end_with, list_runs, make_runs, usable_cores
 
 PROBED = Path("results/study-probes")  # where the seeds are put together
 BEFORE, THIRD = "before", "third"      # training; of its steps
@@ -43,13 +44,9 @@ WHOLE = replace(LEADERBOARD, arms=PLAIN, twice=())  # the runs that the board ha
 PROBES = {"scoreboard": "--batches 20", "noise": "", "phase1": "", "rank": "--questions 8",
           "sparsity": "", "baseline": ""}
 
-FLAGS = {
-    "processes": PROCESSES,
-    "seeds": Flag(LOOKED_AT.seeds, "seeds of each probe", least=2, most=10_000),
-    "only": Flag(None, "a single probe", choices=tuple(PROBES)),
-    "out": Flag("runs/study", "folder of the runs whose checkpoints are looked at"),
-    "dry_run": Flag(False, "list what is to be measured, and start nothing"),
-    "report_only": Flag(False, "put together what is measured, and start nothing")}
+FLAGS = {**RUN_FLAGS,
+         "seeds": Flag(LOOKED_AT.seeds, "seeds of each probe", least=2, most=10_000),
+         "only": Flag(None, "a single probe", choices=tuple(PROBES))}
 
 
 @dataclass

@@ -20,8 +20,12 @@ from harness.progress import say, show_status
 from harness.stopping import StopRequest
 from research.experiments.plan import PlannedRun, State, in_words, seconds_left
 
-PROCESSES = Flag(0, "runs at a time; 0 is one for each core that this program may use", least=0,
-                 most=MOST_THREADS)
+FLAGS = {
+    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use",
+                      least=0, most=MOST_THREADS),
+    "out": Flag("runs/study", "folder of the runs; each experiment has its own below it"),
+    "dry_run": Flag(False, "list what is to be made, and start nothing"),
+    "report_only": Flag(False, "say what the finished ones show, and start nothing")}
 PAUSE = 0.2            # seconds between two looks at the processes
 BETWEEN_STATUS = 2.0   # seconds
 

@@ -147,19 +147,6 @@ def board_of(folder, successes):
     return study_of(replace(LEADERBOARD, arms={}), folder, runs)
 
 
-def test_with_two_arms_the_difference_is_the_paired_one(tmp_path):
-    """Of 4 problems 1, 2, 3 against 2, 4, 4: differences 1/4, 2/4, 1/4, by Student's t with 2
-    degrees of freedom. A seed that only one arm has changes nothing."""
-    d = np.array([0.25, 0.5, 0.25])
-    reach = student_quantile(0.975, 2) * d.std(ddof=1) / math.sqrt(3)
-    for plain in ([1, 2, 3], [1, 2, 3, 4]):
-        study = board_of(tmp_path / str(len(plain)), {"none": plain, "rloo": [2, 4, 4]})
-        parts = leaderboard.parts_of_success(study)
-        found = parts.difference("rloo", "none")
-        assert parts.freedom == 2 and found.value == pytest.approx(d.mean())
-        assert found.interval == pytest.approx((d.mean() - reach, d.mean() + reach))
-
-
 def test_the_chance_is_that_of_all_arms_together(tmp_path):
     """Three arms, two seeds: what is left after arms and seeds has 6 - 3 - 1 degrees of freedom. By
     hand: success in quarters (1, 2), (2, 2), (3, 4); means by arm 1.5, 2, 3.5, by seed 2, 8/3, all

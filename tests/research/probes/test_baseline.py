@@ -1,7 +1,6 @@
 """The best baseline by hand, by a grid, and in a bandit of three actions small enough to draw every
 possible sample."""
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from conftest import spoken
 
 from engine.forward import response_log_probs
-from research.probes import baseline
 from research.probes.baseline import (
     BEST, LENGTH, MEAN, NOTHING, OWN, Answers, baselines_table, beside_the_mean, draw_others,
     measure_answers, noise_of_baselines, over_questions, second_moment, square_of_expectation,
@@ -150,15 +148,3 @@ def test_holm_leaves_out_what_is_not_a_comparison():
     more, equal = np.array([2.0, 2.2, 1.8, 2.0, 2.2, 1.8]), np.ones(6)
     found = beside_the_mean({(MEAN, 7): equal, (OWN, 7): more, (BEST, 7): more})
     assert {row: word for row, (_, word) in found.items()} == {(BEST, 7): "more noise"}
-
-
-def test_a_quick_run(tmp_path, learner, capsys):
-    folder = tmp_path / "x"
-    baseline.main(["--quick", "--threads", "1", "--questions", "2", "--out", str(folder),
-                   "--model", str(learner)])
-    [table] = json.loads((folder / "numbers.json").read_text())["tables"]
-    rows = [(row["baseline"], row["others"]) for row in table["rows"]]
-    made = [MEAN, BEST, LENGTH]
-    assert rows == [(NOTHING, None), *((name, 8) for name in made), (OWN, None),
-                    *((name, 7) for name in made)]
-    assert (folder / "baseline.png").stat().st_size > 5000

@@ -72,16 +72,6 @@ def test_a_folder_is_not_overwritten_and_appears_whole_or_not_at_all(tmp_path):
         run(tmp_path / "x")
 
 
-@pytest.mark.parametrize("argv, message", [
-    (["--answers", "1"], "--answers 1 should be at least 2"),
-    (["--answer", "3"], "unknown argument --answer, did you mean --answers"),
-    (["--answers", "x"], "invalid int value"),
-    (["--seed", "-1"], "--seed -1 should be at least 0")])
-def test_wrong_flags_are_one_line(argv, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        run(tmp_path / "x", *argv)
-
-
 def test_the_overview_names_every_probe_and_help_shows_what_it_asks(capsys):
     overview.main([])
     out = capsys.readouterr().out
@@ -93,6 +83,22 @@ def test_the_overview_names_every_probe_and_help_shows_what_it_asks(capsys):
         assert f"python -m research {name} [flags]" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(UserError, match="there is no probe or experiment scorebord"):
         overview.main(["scorebord"])
+
+
+ROWS = {"baseline": "baseline", "rank": "z-score", "length": "arm"}
+
+
+@pytest.mark.parametrize("name, first", ROWS.items())
+def test_a_quick_run_has_a_table_a_picture_and_a_page(name, first, tmp_path, learner, capsys):
+    model = ["--model", str(learner)] if name != "length" else []
+    overview.main([name, "--quick", "--threads", "1", *model, "--out", str(tmp_path / "x")])
+    numbers = json.loads((tmp_path / "x/numbers.json").read_text())
+    assert numbers["measured"] == name and numbers["quick_look"] and numbers["in_short"]
+    assert first in numbers["tables"][0]["columns"]
+    assert all(row for table in numbers["tables"] for row in table["rows"])
+    [picture] = (tmp_path / "x").glob("*.png")
+    page = (tmp_path / "x/report.html").read_text()
+    assert picture.stat().st_size > 5000 and page.count("data:image/png") == 1
 
 
 def test_gradients_of_single_log_probs(small_model, rollouts):

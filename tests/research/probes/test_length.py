@@ -1,21 +1,12 @@
 """Success and leads of the probe length by hand, and what every method spends."""
-import json
 from types import SimpleNamespace
 
 import pytest
 
 from research.probes import length
-from research.probes.common import run_probe
 from research.probes.length import METHODS, area, lead_over_grpo, trend_table
 
 LENGTHS = [8, 16, 32]
-
-
-def run(folder, *more):
-    argv = ["--quick", "--threads", "1", "--out", str(folder), *more]
-    run_probe("length", length.__doc__, length.FLAGS, length.measure, argv)
-    tables = json.loads((folder / "numbers.json").read_text())["tables"]
-    return {table["name"]: table for table in tables}
 
 
 def test_success_at_equal_tokens():
@@ -55,9 +46,3 @@ def test_every_method_spends_the_same_tokens(method):
         assert curve[1][0] > 2 * 4 * 8
     else:
         assert curve[1][0] == 2 * 4 * 8 and curve[-1][0] == budget
-
-
-def test_a_quick_run_has_every_method_at_every_length(tmp_path, capsys):
-    tables = run(tmp_path / "x")
-    assert [row["arm"] for row in tables["trend"]["rows"]] == [*METHODS][1:]
-    assert [path.name for path in (tmp_path / "x").glob("*.png")] == ["curves.png"]

@@ -133,7 +133,7 @@ def test_every_method_is_scored(board):
     assert found["keys whose credit exceeds two errors, found among the three largest"] > 0.8
 
 
-def test_the_batch_is_a_run_that_analysis_opens(board, capsys):
+def test_the_batch_is_a_run_that_analysis_opens(board, capsys, undrawn):
     folder, _ = board
     columns = read_columns(folder / "run", 1)
     shape = columns["token_id"].shape
