@@ -200,7 +200,7 @@ def test_a_run_that_another_process_writes_is_skipped(experiment, capfd):
     runner, said = Runner([run], 1), "skipped: none-s0: another process is making it\n"
     with RunFolder(run.folder):
         assert runner.make_all() and not runner.failed and not runner.finished
-        assert capfd.readouterr().out == said
+        assert capfd.readouterr().out == said and not run.log.exists()
         runner.running = [(run, SimpleNamespace(poll=lambda: 1))]
         runner.collect(was_stopped=False)
     assert capfd.readouterr().out == said and not runner.failed

@@ -53,10 +53,10 @@ def test_the_order_of_weights_in_an_answer():
 
 
 def test_the_index_of_a_method():
-    """Weights 3 1 2 and 1 2: all of 0.29 but 0.04 at the top."""
+    """Weights 1 2 3 and 1 2: of 0.29 there are 0.16 at the bottom, 0.04 and 0.09 at the top."""
     tokens = by_hand()
-    found = index(tokens, np.array([3.0, 1, 2, 1, 2]), tokens.decided)
-    assert found.value == pytest.approx((0.16 + 0.09) / 0.29)
+    found = index(tokens, np.array([1.0, 2, 3, 1, 2]), tokens.decided)
+    assert found.value == pytest.approx((-0.16 + 0.04 + 0.09) / 0.29)
 
 
 def test_methods_that_are_constant_in_an_answer_say_so():
