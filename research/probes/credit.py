@@ -79,7 +79,6 @@ class MeasuredTokens:
     decided: np.ndarray       # squared credit, a product of independent estimates: may be below 0
     first_half: np.ndarray    # credit by one half of the continuations
     decided_by_second: np.ndarray   # squared credit by the other half
-    before: np.ndarray        # V before the token
     codes: dict[str, np.ndarray]  # which kind, section and class it belongs to
 
     def by_question(self, values: np.ndarray) -> np.ndarray:
@@ -110,7 +109,6 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
         decided=mean_product(quarters),
         first_half=quarters[:2].mean(0),
         decided_by_second=quarters[2] * quarters[3],
-        before=flat_tokens(credit.before, mask),
         codes={"kind": flat_tokens(rollouts.kind, mask).astype(int),
                "section": flat_tokens(rollouts.section, mask).astype(int),
                "class": Vocabulary(policy.tokenizer).classes(rollouts.ids[mask].cpu().numpy())})

@@ -34,13 +34,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 from matplotlib.ticker import PercentFormatter
 
 from analysis.answers import answers_of
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save
-from analysis.statistics import (
-    Estimate, holm, jackknife, mean_over, ratio_of_sums, verdicts)
+from analysis.statistics import Estimate, jackknife, ratio_of_sums, verdicts
 from analysis.tables import Table, by_row
 from analysis.vocabulary import CLASSES
 from engine.labels import KINDS, SECTIONS
@@ -55,7 +53,6 @@ from research.probes.credit import (
     Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
 from research.probes.direction import Directions, measure_directions
 from research.probes.methods import Methods, make_methods
-from research.probes.planted import planted_policy, sample_planted
 
 FLAGS = {
     "questions": Flag(12, "problems whose credit is measured", least=2, most=10_000, quick=2),
@@ -78,8 +75,7 @@ PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what g
 
 def measure(probe: Probe) -> Findings:
     args, policy = probe.args, probe.policy()
-    progress = Progress(planted=2, true_gradient=50, credit=50, scores=6)
-    planted = planted_rows(args, lambda share: progress("planted", share))
+    progress = Progress(true_gradient=50, credit=50, scores=6)
     methods = make_methods(policy, args.oracle_k)
     directions = measure_directions(
         policy, methods, args.batches, args.batch_questions, args.batch_answers,
@@ -95,7 +91,7 @@ def measure(probe: Probe) -> Findings:
     run = write_run(probe.folder / "run", policy, rollouts, credit)
     return Findings("Which tokens earned the reward, and who knows it",
                     introduction(args, policy, rollouts, credit),
-                    [*by_partition, scores, checks_table(tokens, rollouts, planted)],
+                    [*by_partition, scores],
                     draw_decided(by_partition[0], probe.folder), "some minutes",
                     answers_of(run, policy.tokenizer, [1], 12_000))
 
@@ -231,47 +227,6 @@ def scores_in_words(indices: dict[str, Estimate]) -> str:
 
 def with_interval(estimate: Estimate) -> str:
     return f"{estimate.value:+.2f} ({estimate.low:+.2f} to {estimate.high:+.2f})"
-
-
-def checks_table(tokens: MeasuredTokens, rollouts: Rollouts, planted: list[list]) -> Table:
-    """Theory: squared credits add up to the reward's variance, and V starts at its mean. The rows
-    of `planted` stand below."""
-    reward = rollouts.reward.double().cpu().numpy().reshape(tokens.questions, -1)
-    variance = reward.var(1, ddof=1)
-    decided = tokens.by_question(tokens.decided) / reward.shape[1]
-    first = np.flatnonzero(np.diff(tokens.answer, prepend=-1))
-    start = tokens.before[first].reshape(tokens.questions, -1).mean(1)
-    share, off = ratio_of_sums(decided, variance), ratio_of_sums(decided - variance, variance)
-    gap = mean_over(start - reward.mean(1))
-    rows = [["sum of squared credits of an answer over variance of the reward",
-             share.value, share.interval, 1.0],
-            ["V before the first token minus mean reward", gap.value, gap.interval, 0.0], *planted]
-    words = "Too few problems to compare measured credit with theory."
-    if share.high - share.low < 1:
-        differ = min(holm([off.p, gap.p])) < 0.05
-        words = f"Measured credit and theory {'do not agree' if differ else 'agree'}."
-    return Table("checks", "Checks of the measured credit: against theory, and where it is planted",
-                 by_row({"check": "", "found": ".3f", "95%": ".3f", "expected": ".0f"}, rows),
-                 f"Planted credit is found: {planted[0][1]:.0%} of the keys.\n{words}",
-                 headings={"95%": "95% interval"})
-
-
-def planted_rows(args: SimpleNamespace, progress) -> list[list]:
-    """The same measurement where credit is planted, with four times as many continuations."""
-    policy = planted_policy(args.seed, 12 if args.quick else 24)
-    rollouts = sample_planted(policy, 1, 4, 2 if args.quick else 8)
-    credit = true_credit(policy, rollouts, 4 * args.continuations, progress)
-    exact, known = rollouts.true_credit, rollouts.mask & (credit.error > 0)
-    largest = credit.value.abs().topk(len(policy.keys)).indices
-    is_top = torch.zeros_like(known).scatter(1, largest, True)[:, policy.keys]
-    is_sure = (exact.abs() > 2 * credit.error)[:, policy.keys]
-    at_keys = torch.stack([of[:, policy.keys].double().flatten() for of in (exact, credit.value)])
-    z = ((credit.value - exact) / credit.error)[known].double()
-    return [["keys whose credit exceeds two errors, found among the three largest",
-             (is_top & is_sure).sum().item() / max(is_sure.sum().item(), 1), None, 1.0],
-            ["correlation of measured and exact credit at the keys",
-             torch.corrcoef(at_keys)[0, 1].item(), None, 1.0],
-            ["(measured - exact) / error: mean square", z.square().mean().item(), None, 1.0]]
 
 
 def draw_decided(table: Table, folder: Path) -> tuple[Path, str]:

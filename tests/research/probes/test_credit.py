@@ -160,6 +160,16 @@ def chance_of_first_right(policy):
         return policy.model(ids)[0, policy.keys[0]].softmax(-1)[policy.right[0]].item()
 
 
+def test_measured_credit_finds_what_is_planted(planted):
+    """The largest credits of an answer are those of the keys, and their sizes are right."""
+    batch, keys = sample_planted(planted, 1, 4, 4), planted.keys
+    credit, exact = true_credit(planted, batch, 200), batch.true_credit
+    at_keys = torch.stack([of[:, keys].flatten().double() for of in (credit.value, exact)])
+    assert torch.corrcoef(at_keys)[0, 1] > 0.95
+    between = [t for t in range(6) if t not in keys]
+    assert credit.value[:, between].abs().max() < at_keys[1].abs().max() / 2
+
+
 def test_true_rewards_add_up_and_stand_at_the_keys(planted):
     rollouts, between = sample_planted(planted, 4, 2, 4), [0, 2, 3, 5]
     rewards = true_rewards(planted, rollouts)

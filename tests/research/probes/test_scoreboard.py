@@ -7,7 +7,7 @@ import torch
 
 import analyze
 import grpo
-from conftest import StateIdea, hand_made
+from conftest import StateIdea
 from analysis.statistics import Estimate, ratio_of_sums
 from harness.credit_file import read_columns
 from research.probes import scoreboard
@@ -16,7 +16,7 @@ from research.probes.credit import MeasuredTokens, mean_product
 from research.probes.direction import Directions
 from research.probes.methods import choices, make_methods
 from research.probes.scoreboard import (
-    AGAIN, checks_table, decided_table, index, scores_in_words, scores_table)
+    AGAIN, decided_table, index, scores_in_words, scores_table)
 
 
 def by_hand(copies=1):
@@ -26,7 +26,7 @@ def by_hand(copies=1):
 
     answer = np.concatenate([np.array([0, 0, 0, 1, 1]) + 2 * n for n in range(copies)])
     return MeasuredTokens(
-        questions=2 * copies, question=answer, answer=answer, before=repeat([0.6, 0, 0, 0.7, 0]),
+        questions=2 * copies, question=answer, answer=answer,
         decided=repeat([0.16, 0, 0.04, 0, 0.09]), first_half=repeat([0.5, 0, -0.1, 0, 0.2]),
         decided_by_second=repeat([0.1, 0, 0.1, 0, 0.1]), size=repeat([1, 0.5, 0.5, 1, 0.25]),
         advantage=repeat([1, 1, 1, -2, -2.0]), codes={"class": repeat([0, 1, 1, 0, 0])})
@@ -94,23 +94,6 @@ def test_weights_that_know_nothing_score_as_chance_whatever_the_noise():
     assert np.mean([index.p < 0.05 for index in indices]) < 0.11
 
 
-@pytest.mark.parametrize("factor, word", [(1, "agree"), (3, "do not agree")])
-def test_measured_credit_is_checked_against_the_variance_of_the_reward(factor, word):
-    """Twelve problems of two answers with rewards 0 and 1, variance 1/2: each answer decides about
-    a half, and V starts at about a half."""
-    rng, answer = np.random.default_rng(0), np.arange(24)
-    tokens = by_hand()
-    tokens.questions, tokens.question, tokens.answer = 12, answer // 2, answer
-    tokens.decided = factor * (0.5 + 0.05 * rng.normal(size=24))
-    tokens.before = 0.5 + 0.05 * rng.normal(size=24)
-    batch = hand_made(np.ones((24, 1), bool), scores={"reward": torch.arange(24) % 2})
-    table = checks_table(tokens, batch, [["keys", 0.75, None, 1.0]])
-    assert table.rows[0][1] == pytest.approx(factor, rel=0.1)
-    assert table.rows[1][1] == pytest.approx(0, abs=0.05)
-    assert table.finding == ("Planted credit is found: 75% of the keys.\n"
-                             f"Measured credit and theory {word}.")
-
-
 @pytest.fixture(scope="module")
 def board(tmp_path_factory, learner):
     folder = tmp_path_factory.mktemp("board")
@@ -128,9 +111,6 @@ def test_every_method_is_scored(board):
     assert {row["arm"] for row in tables["scores"]["rows"]} == {*methods, AGAIN}
     kinds, classes = tables["kind"]["rows"], tables["class"]["rows"]
     assert sum(row["tokens"] for row in kinds) == sum(row["tokens"] for row in classes)
-    found = {row["check"]: row["found"] for row in tables["checks"]["rows"]}
-    assert found["correlation of measured and exact credit at the keys"] > 0.8
-    assert found["keys whose credit exceeds two errors, found among the three largest"] > 0.8
 
 
 def test_the_batch_is_a_run_that_analysis_opens(board, capsys, undrawn):
