@@ -25,6 +25,7 @@ from engine.errors import UserError
 from harness.program import run_as_program
 from research.experiments import commands, pages, probes, published
 from research.experiments.experiments import EXPERIMENTS
+from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "sparsity", "baseline", "length")
 OTHERS = {"probes": probes.main, "publish": published.main, "pages": pages.main}
@@ -36,7 +37,8 @@ def main(argv: list[str]) -> None:
         print(__doc__.strip() + "\n")
         commands.list_experiments()
     elif name in PROBES:
-        import_module(f"research.probes.{name}").main(flags)
+        probe = import_module(f"research.probes.{name}")
+        run_probe(name, probe.__doc__, probe.FLAGS, probe.measure, flags)
     elif name in OTHERS:
         OTHERS[name](flags)
     elif name in EXPERIMENTS:

@@ -41,10 +41,12 @@ from harness.flags import Flag
 from engine.policy import Policy
 from harness.progress import Progress
 from engine.rollouts import Rollouts
-from research.probes.common import Findings, Probe, answer_gradients, run_probe, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Probe, answer_gradients, sample_batch
 
-FLAGS = {"questions": Flag(16, "problems", least=2, most=10_000, quick=6),
-         "answers": Flag(64, "answers to each of them", least=8, most=1000, quick=9)}
+FLAGS = {
+    **OF_A_MODEL,
+    "questions": Flag(16, "problems", least=2, most=10_000, quick=6),
+    "answers": Flag(64, "answers to each of them", least=8, most=1000, quick=9)}
 GROUPS = (8, 16)  # sizes of a training group
 DRAWS = 50        # how often others are drawn, where these are not all there are
 NOTHING, MEAN, BEST = "nothing", "mean", "b*"
@@ -206,7 +208,3 @@ def draw(baselines: Table, folder: Path) -> tuple[Path, str]:
              yticklabels=[f"{name}, {k} others" if k else name for name, k, *_ in rows])
     return save(figure, folder, "baseline", "Noise of each baseline, intervals over problems. Blue "
                 "and orange: clearly less or more than a mean of as many others")
-
-
-def main(argv: list[str]) -> None:
-    run_probe("baseline", __doc__, FLAGS, measure, argv)

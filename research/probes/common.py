@@ -1,14 +1,12 @@
 """What every probe needs: flags, a batch of answers, gradients, a folder for its findings.
 
-A probe is a module with four things; python -m research NAME calls its `main`:
+A probe is a module whose docstring says what it asks, how it measures and how to read it, with two
+things; python -m research NAME runs it:
 
-    FLAGS = {"answers": Flag(8, "answers to each problem", least=2, quick=2)}
+    FLAGS = {**OF_A_MODEL, "answers": Flag(8, "answers to each problem", least=2, quick=2)}
 
     def measure(probe: Probe) -> Findings:
         ...
-
-    def main(argv: list[str]) -> None:
-        run_probe("my_probe", __doc__, FLAGS, measure, argv)
 """
 import json
 import shlex
@@ -36,11 +34,14 @@ from harness.settings import make_settings
 from grpo import grpo
 
 COMMON = {
-    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
-    "device": Flag("cpu", "cpu, cuda or cuda:N"),
     "threads": Flag(0, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
     "seed": Flag(0, "of all that is drawn; the same seed gives the same numbers", least=0,
                  most=MOST_SEED),
+}
+OF_A_MODEL = {
+    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, say a checkpoint"),
+    "device": Flag("cpu", "cpu, cuda or cuda:N"),
+    **COMMON,
 }
 QUICK_TOKENS = 48  # length limit with --quick: sampling takes as long as the longest answer
 
@@ -74,11 +75,11 @@ class Probe:
 
 
 def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Probe], Findings],
-              argv: list[str], common: dict[str, Flag] = COMMON) -> None:
+              argv: list[str]) -> None:
     """Read the flags, measure, and write the findings into a folder, which appears whole or not at
     all."""
-    usual = f"results/{name}-<model>-s<seed>" if "model" in common else f"results/{name}-s<seed>"
-    known = {**common, **flags,
+    usual = f"results/{name}-<model>-s<seed>" if "model" in flags else f"results/{name}-s<seed>"
+    known = {**flags,
              "out": Flag(None, f"a new folder, by default {usual}"),
              "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
              "all": Flag(False, "print every table, not only findings")}

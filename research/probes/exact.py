@@ -34,14 +34,13 @@ from harness.progress import Progress
 from grpo import gradient_size
 from research.probes.batches import (
     Batches, Estimator, Listed, estimator, list_advantages, list_weights)
-from research.probes.common import COMMON, Findings, Flag, Probe, run_probe
+from research.probes.common import COMMON, Findings, Flag, Probe
 from research.probes.world import World, make_world
 
 FLAGS = {
     "length": Flag(4, "most tokens of an answer", least=2, most=10, quick=3),
     "answers": Flag(3, "answers in a group", least=2, most=10, quick=2),
-    "seed": COMMON["seed"],
-    "threads": COMMON["threads"],
+    **COMMON,
 }
 MOST_GROUPS = 100_000  # half an hour
 HOLDS = 1e-5  # an identity holds when its sides differ by less, relative to the right one
@@ -235,7 +234,3 @@ def draw(table: Table, folder: Path) -> tuple[Path, str]:
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # they often span less than a decade
     return save(figure, folder, "cosine_and_noise",
                 "Direction and noise of each weighting, by enumeration: lower right is better")
-
-
-def main(argv: list[str]) -> None:
-    run_probe("exact", __doc__, FLAGS, measure, argv, common={})

@@ -38,12 +38,11 @@ from harness.flags import Flag, shortened
 from harness.progress import Progress
 from harness.registry import ADVANTAGES, make
 from grpo import update
-from research.probes.common import COMMON, Findings, Probe, run_probe
+from research.probes.common import COMMON, Findings, Probe
 from research.probes.planted import PlantedPolicy, planted_policy, sample_planted, worths
 
 FLAGS = {
-    "seed": COMMON["seed"],
-    "threads": COMMON["threads"],
+    **COMMON,
     "lengths": Flag("16,32,64,128", "tokens of an answer", quick="8,16"),
     "steps": Flag(60, "steps of plain GRPO; the others get as many tokens", least=1, most=1_000_000,
                   quick=2),
@@ -203,7 +202,3 @@ def draw(curves: Curves, lengths: list[int], folder: Path) -> tuple[Path, str]:
     legend_below(figure, axes[0][0], ncols=5)
     return save(figure, folder, "curves",
                 "Expected reward against tokens spent, means over seeds with 95% intervals")
-
-
-def main(argv: list[str]) -> None:
-    run_probe("length", __doc__, FLAGS, measure, argv, common={})

@@ -32,14 +32,16 @@ from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
 from harness.flags import Flag
 from harness.progress import Progress
-from research.probes.common import Findings, Probe, run_probe
+from research.probes.common import OF_A_MODEL, Findings, Probe
 from research.probes.direction import measure_directions
 from research.probes.methods import make_methods
 
-FLAGS = {"batches": Flag(40, "batches, each with the gradient of every method", least=4,
-                         most=1_000_000, quick=4),
-         "questions": Flag(8, "problems in each of them", least=1, most=10_000, quick=1),
-         "answers": Flag(8, "answers to each of those", least=2, most=1000, quick=2)}
+FLAGS = {
+    **OF_A_MODEL,
+    "batches": Flag(40, "batches, each with the gradient of every method", least=4,
+                    most=1_000_000, quick=4),
+    "questions": Flag(8, "problems in each of them", least=1, most=10_000, quick=1),
+    "answers": Flag(8, "answers to each of those", least=2, most=1000, quick=2)}
 COSTLY = ("oracle", "causal_ablation", "vine")
 PLAIN = "none"
 NOTE = ("one batch: cosine of a single batch's gradient with the true one. Estimates of the cosine "
@@ -100,7 +102,3 @@ def draw(table: Table, folder: Path) -> tuple[Path, str]:
              title="How much of a batch points the right way?")
     return save(figure, folder, "noise",
                 "Cosine of a single batch's gradient with the true gradient, with 95% intervals")
-
-
-def main(argv: list[str]) -> None:
-    run_probe("noise", __doc__, FLAGS, measure, argv)

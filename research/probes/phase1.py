@@ -45,9 +45,10 @@ from harness.progress import Progress
 from engine.rollouts import Rollouts
 from grpo import gradient_size, grpo
 from qwen2_model import Qwen2
-from research.probes.common import Findings, Probe, run_probe, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Probe, sample_batch
 
 FLAGS = {
+    **OF_A_MODEL,
     "questions": Flag(32, "problems", least=2, most=10_000, quick=6),
     "answers": Flag(16, "answers to each problem", least=2, most=1000, quick=5)}
 T_MEASURES = {"abs(t) > 3": lambda t: t > 3, "abs(t) < 1.5": lambda t: t < 1.5,
@@ -289,7 +290,3 @@ def draw(accounts: dict[str, Account], folder: Path) -> tuple[Path, str]:
     legend_below(figure, axis, ncols=2)
     return save(figure, folder, "size_by_place", "Size by tenth of the answer: phase 1, its "
                 "controls, and the gradient that GRPO applies")
-
-
-def main(argv: list[str]) -> None:
-    run_probe("phase1", __doc__, FLAGS, measure, argv)

@@ -43,10 +43,11 @@ from harness.progress import Progress
 from harness.registry import make_advantage
 from engine.rollouts import Rollouts
 from grpo import grpo, rloo
-from research.probes.common import Findings, Probe, answer_gradients, run_probe, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Probe, answer_gradients, sample_batch
 from research.probes.planted import planted_policy, sample_planted, true_rewards
 
 FLAGS = {
+    **OF_A_MODEL,
     "questions": Flag(16, "problems, each with matrices of its own", least=2, most=10_000,
                       quick=2),
     "answers": Flag(32, "answers to each; groups are the first 2, 4, 8, 16, 32 of them", least=2,
@@ -266,7 +267,3 @@ def draw(measured: Measurements, folder: Path) -> tuple[Path, str]:
         axis.minorticks_off()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return save(figure, folder, "rank", "Entropy rank by group size; dotted: the claimed 2")
-
-
-def main(argv: list[str]) -> None:
-    run_probe("rank", __doc__, FLAGS, measure, argv)

@@ -48,13 +48,14 @@ from harness.progress import Progress
 from harness.provenance import provenance
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
-from research.probes.common import Findings, Flag, Probe, run_probe, sample_batch
+from research.probes.common import OF_A_MODEL, Findings, Flag, Probe, sample_batch
 from research.probes.credit import (
     Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
 from research.probes.direction import Directions, measure_directions
 from research.probes.methods import Methods, make_methods
 
 FLAGS = {
+    **OF_A_MODEL,
     "questions": Flag(12, "problems whose credit is measured", least=2, most=10_000, quick=2),
     "answers": Flag(8, "answers to each of them", least=2, most=1000, quick=2),
     "continuations": Flag(32, "behind the credit of a token that is a free choice; fewer where it "
@@ -250,7 +251,3 @@ def draw_decided(table: Table, folder: Path) -> tuple[Path, str]:
     return save(figure, folder, "decided",
                 "Shares of the squared true credit, of plain GRPO's gradient and of the tokens, "
                 "with 95% intervals over problems; wide ones are cut off at the edge")
-
-
-def main(argv: list[str]) -> None:
-    run_probe("scoreboard", __doc__, FLAGS, measure, argv)

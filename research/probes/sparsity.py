@@ -34,10 +34,11 @@ from harness.flags import Flag
 from harness.progress import Progress
 from harness.files import is_file
 from harness.run_folder import run_config
-from research.probes.common import COMMON, Findings, Probe, gradients, run_probe, sample_batch
+from research.probes.common import COMMON, OF_A_MODEL, Findings, Probe, gradients, sample_batch
 
-OF_A_RUN = {name: flag for name, flag in COMMON.items() if name != "model"}
 FLAGS = {
+    "device": OF_A_MODEL["device"],
+    **COMMON,
     "run": Flag("runs/none-grpo-s0", "folder of a run with two credit files and a checkpoint"),
     "batch": Flag(16, "problems in a batch, and answers to each, 8 at most", least=2, most=1000,
                   quick=2),
@@ -167,7 +168,3 @@ def draw(steps: list[int], series: dict[str, np.ndarray], hoyers: dict[int, np.n
     legend_below(figure, axis, ncols=3)
     return save(figure, folder, "sparsity", "Does the gradient become sparse over training? Share "
                 "of groups, what tokens leave open, and Hoyer's sparsity of the parameters'")
-
-
-def main(argv: list[str]) -> None:
-    run_probe("sparsity", __doc__, FLAGS, measure, argv, OF_A_RUN)

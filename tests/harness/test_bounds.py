@@ -85,6 +85,7 @@ def test_the_other_programs_say_so_too(module, argv, words):
 
 
 def test_a_world_with_too_many_groups_is_not_listed(tmp_path, monkeypatch):
+    from research import __main__ as overview
     from research.probes import exact
     monkeypatch.setattr(exact, "make_world", lambda *_: pytest.fail("it was made"))
     exact.refuse_groups(4, 3)
@@ -92,8 +93,8 @@ def test_a_world_with_too_many_groups_is_not_listed(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="groups, 100,000 are the most that are listed here"):
             exact.refuse_groups(length, answers)
     with pytest.raises(UserError, match="--length 10 and --answers 10 make"):
-        exact.run_probe("exact", "", exact.FLAGS, exact.measure, common={}, argv=[
-            "--length", "10", "--answers", "10", "--out", str(tmp_path / "x")])
+        overview.main(["exact", "--length", "10", "--answers", "10",
+                       "--out", str(tmp_path / "x")])
 
 
 @pytest.mark.parametrize("text", ["8", "8,8", "6,5", "8," + "9" * 5000, "8,100001", "8,x"])

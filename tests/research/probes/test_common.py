@@ -12,9 +12,10 @@ from engine.forward import response_log_probs
 from harness.progress import Progress
 from research import __main__ as overview
 from research.probes.common import (
-    Findings, answer_gradients, command_of, gradients, run_probe)
+    OF_A_MODEL, Findings, answer_gradients, command_of, gradients, run_probe)
 
-KNOWN = {"answers": Flag(8, "answers", least=2, quick=2), "note": Flag(None, "a text")}
+KNOWN = {**OF_A_MODEL, "answers": Flag(8, "answers", least=2, quick=2),
+         "note": Flag(None, "a text")}
 
 
 def measured(probe):

@@ -176,7 +176,7 @@ ADVANTAGE_IDEAS = {
 
 def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("research.probes.batches.choices", lambda: (IDEAS, ADVANTAGE_IDEAS))
-    run_probe("exact", exact.__doc__, exact.FLAGS, exact.measure, common={}, argv=[
+    run_probe("exact", exact.__doc__, exact.FLAGS, exact.measure, argv=[
         "--quick", "--length", "2", "--threads", "1", "--out", str(tmp_path / "x")])
     numbers = json.loads((tmp_path / "x/numbers.json").read_text())
     tables = {table["name"]: table for table in numbers["tables"]}

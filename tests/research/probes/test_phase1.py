@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from conftest import spoken
 
 from qwen2_model import causal, rotary
+from research import __main__ as overview
 from research.probes import phase1
 from research.probes.common import sample_batch
 from research.probes.phase1 import (
@@ -37,9 +38,10 @@ def gradient_by_hand(model, batch, b):
     return torch.autograd.grad(loss, embeddings)[0][0, len(prompt):]
 
 
-def test_phase_1_is_the_gradient_of_the_mean_cross_entropy_at_the_embeddings(small_policy, rollouts):
+def test_phase_1_is_the_gradient_of_the_cross_entropy_at_the_embeddings(small_policy, rollouts):
     of_batch = phase_one(small_policy, rollouts)
-    expected = [gradient_by_hand(small_policy.model, rollouts, b) for b in range(len(rollouts.mask))]
+    expected = [gradient_by_hand(small_policy.model, rollouts, b)
+                for b in range(len(rollouts.mask))]
     assert all(g[-1].abs().max() == 0 for g in expected)  # the last token predicts nothing
     g = torch.cat([g[:-1] for g in expected]).double()
     np.testing.assert_allclose(of_batch.size, g.norm(dim=-1), rtol=1e-4, atol=1e-7)
@@ -135,7 +137,7 @@ def test_what_training_did_and_what_shuffling_changes_by_hand():
 
 def test_controls_keep_what_they_should(policy):
     batch, state = spoken(policy), torch.get_rng_state()
-    models = [untrained(policy.model, 1), untrained(policy.model, 1), untrained(policy.model, 2), policy.model]
+    models = [*(untrained(policy.model, seed) for seed in (1, 1, 2)), policy.model]
     assert torch.equal(torch.get_rng_state(), state)
     fresh, again, other, trained = (m.model.layers[0].mlp.up_proj.weight for m in models)
     assert torch.equal(fresh, again)
@@ -160,7 +162,8 @@ def test_a_quick_run(tmp_path, learner, capsys, monkeypatch, is_flat):
     if is_flat:
         monkeypatch.setattr(phase1, "sample_batch", sample)
     folder = tmp_path / "x"
-    phase1.main(["--quick", "--threads", "1", "--out", str(folder), "--model", str(learner)])
+    overview.main(["phase1", "--quick", "--threads", "1", "--out", str(folder),
+                   "--model", str(learner)])
     tables = json.loads((folder / "numbers.json").read_text())["tables"]
     phases, controls = ({row[table["columns"][0]]: row for row in table["rows"]}
                         for table in tables)

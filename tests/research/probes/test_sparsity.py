@@ -9,6 +9,7 @@ import torch
 from conftest import credit_columns, write_log
 
 from engine.errors import UserError
+from research import __main__ as overview
 from research.probes import sparsity
 from research.probes.sparsity import HOYER, SATURATION, WITHOUT
 
@@ -54,7 +55,8 @@ def test_what_counts_as_sparser(low, high, sign, expected):
 
 
 def measure(tmp_path, run):
-    sparsity.main(["--quick", "--threads", "1", "--run", str(run), "--out", str(tmp_path / "out")])
+    overview.main(["sparsity", "--quick", "--threads", "1", "--run", str(run),
+                   "--out", str(tmp_path / "out")])
 
 
 def test_a_run_that_is_none_is_refused_before_anything_is_measured(tmp_path, learner):
