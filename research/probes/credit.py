@@ -25,7 +25,6 @@ CERTAIN = 1e-4  # where 1 - p is less, credit counts as 0: it is at most (1 - p)
 class Credit:
     value: torch.Tensor      # (B, T) credit
     error: torch.Tensor      # (B, T) its standard error
-    before: torch.Tensor     # (B, T) V before the token
     quarters: torch.Tensor   # (4, B, T) from a quarter of the continuations each; mean: `value`
     spent: int               # tokens generated
 
@@ -41,9 +40,8 @@ def true_credit(policy: Policy, rollouts: Rollouts, k: int, progress=lambda shar
     others, variance = mean_rewards(rollouts, places, rewards)
     chains = [chain(rollouts, other_chance, quarter, variance) for quarter in others]
     device = rollouts.mask.device
-    quarters, before, spread = (torch.stack(parts).to(device) for parts in zip(*chains))
-    return Credit(quarters.mean(0).float(), spread[0].sqrt().float(), before.mean(0).float(),
-                  quarters.float(), spent)
+    quarters, _, spread = (torch.stack(parts).to(device) for parts in zip(*chains))
+    return Credit(quarters.mean(0).float(), spread[0].sqrt().float(), quarters.float(), spent)
 
 
 def mean_rewards(rollouts: Rollouts, places: list,

@@ -70,21 +70,6 @@ def test_a_mean_of_k_others_costs_the_variance_of_a_mean(k):
     assert likely @ noise[NOTHING, k] == pytest.approx(P @ (STEEP ** 2 * SQUARE))
 
 
-def test_noise_of_weighted_baselines_against_a_plain_loop():
-    rng = generator()
-    reward, square = rng.random((2, 4)), rng.random((2, 4)) + 1
-    length, others = rng.integers(1, 9, (2, 4)).astype(float), draw_others(4, 2, 3, rng)
-    noise = noise_of_baselines(known_answers(reward, square, length), {2: others})
-    weights = {MEAN: np.ones((2, 4)), BEST: square, LENGTH: length}
-    for (name, weight), q in itertools.product(weights.items(), range(2)):
-        R, w, terms = reward[q], weight[q], []
-        for draw, i in itertools.product(range(3), range(4)):
-            a, b = others[draw, i]
-            subtracted = (w[a] * R[a] + w[b] * R[b]) / (w[a] + w[b])
-            terms.append((R[i] - subtracted) ** 2 * square[q, i])
-        assert noise[name, 2][q] == pytest.approx(np.mean(terms))
-
-
 def test_the_square_of_the_expectation_is_without_bias():
     """Over every sample of three answers."""
     drawn, likely = samples(3)

@@ -95,20 +95,6 @@ def test_a_group_without_spread_is_left_out_and_multiples_have_one_rank(group):
         assert values[matrix, "rloo", 4][7] == pytest.approx(values[matrix, Z, 4][7])
 
 
-def test_means_and_paired_changes_by_hand():
-    measured = Measurements(4)
-    for q, (z, other) in enumerate([(1.0, 2.0), (2.0, 5.0), (3.0, None)]):
-        measured.values["A", Z, 4][q] = {"entropy rank": z}
-        if other:
-            measured.values["A", "other", 4][q] = {"entropy rank": other}
-    mean = measured.mean("A", Z, 4)  # Student's t with 2 degrees of freedom
-    assert mean.value == 2 and mean.high - 2 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-4)
-    change = measured.change(("A", "other", 4), ("A", Z, 4))  # of 1 and 3, standard error 1
-    assert change.value == 2 and change.high - 2 == pytest.approx(12.7062 * 1.0, rel=1e-3)
-    assert measured.change(("A", Z, 4), ("A", "other", 4)).value == -2
-    assert measured.mean("A", "absent", 4).value == NAN
-
-
 @pytest.mark.parametrize("low, high, expected", [
     (0.1, 0.3, "higher"), (-0.3, -0.1, "lower"), (-0.1, 0.3, "none seen"),
     (1e-9, 3e-8, "the same"), (1e-9, 0.3, "higher"), (math.nan, math.nan, "too few")])
