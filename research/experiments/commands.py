@@ -15,6 +15,7 @@ from research.experiments.experiments import EXPERIMENTS
 from research.experiments.plan import plan_runs
 from research.experiments.runner import FLAGS as RUN_FLAGS
 from research.experiments.runner import end_with, list_runs, make_runs, usable_cores
+from research.probes.common import command_of
 
 FLAGS = {
     **RUN_FLAGS,
@@ -30,15 +31,15 @@ def run_experiment(name: str, argv: list[str]) -> None:
     runs = plan_runs(experiment, args.out, args.seeds or experiment.seeds)
     if args.dry_run:
         return list_runs(runs, processes)
-    command = python_command("-m", "research", name, *argv)
+    go_on = python_command("-m", "research", name, *argv)
     if args.number is not None:
         if args.number >= len(runs):
             raise UserError(f"--number {args.number}: there are {len(runs)} runs, counted from 0")
-        return end_with(make_runs([runs[args.number]], processes, command))
-    failed = {} if args.report_only else make_runs(runs, processes, command)
+        return end_with(make_runs([runs[args.number]], processes, go_on))
+    failed = {} if args.report_only else make_runs(runs, processes, go_on)
     # matplotlib takes half a second to import
     from research.experiments.report import write_report
-    end_with(write_report(experiment, runs, command) | failed)
+    end_with(write_report(experiment, runs, command_of(name, typed)) | failed)
 
 
 def list_experiments() -> None:

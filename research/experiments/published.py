@@ -6,7 +6,6 @@
 A result holds its tables, the command that made them, the commit, the versions and the day.
 """
 import json
-import shlex
 import shutil
 from datetime import date
 from pathlib import Path
@@ -45,7 +44,7 @@ def publish(folder: Path, name: str | None = None) -> Path:
     for line in about_code(made):
         say(line)
     result = {**{key: numbers[key] for key in KEPT}, "day": date.today().isoformat(),
-              "command": as_anyone_types(numbers["command"]), "made_by": made}
+              "made_by": made}
     make_folder(RESULTS)
     name = name or numbers.get("name") or result["measured"].removeprefix("study-")
     path = RESULTS / f"{name}.json"
@@ -85,15 +84,6 @@ def about_code(made: list[dict]) -> list[str]:
 
 def pages() -> list[Path]:
     return [PROJECT / "README.md", *with_suffix(PROJECT / "docs", ".md")]
-
-
-def as_anyone_types(command: str) -> str:
-    """Without the path of an interpreter, and without what changes no number."""
-    words = shlex.split(command)[1:]
-    while "--out" in words:
-        place = words.index("--out")
-        del words[place:place + 2]
-    return shlex.join(["python", *(word for word in words if word != "--report_only")])
 
 
 def with_suffix(folder: Path, suffix: str) -> list[Path]:

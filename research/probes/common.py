@@ -99,9 +99,9 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
 
 
 def command_of(name: str, typed: dict) -> str:
-    """The command that was typed, without --quick and what belongs to it alone."""
+    """The command that was typed, without what changes no number, and without --quick."""
     flags = [f" --{flag} {shlex.quote(str(value))}" for flag, value in typed.items()
-             if flag not in ("quick", "all", "out")]
+             if flag not in ("quick", "all", "out", "processes", "report_only")]
     return f"python -m research {name}{''.join(flags)}"
 
 

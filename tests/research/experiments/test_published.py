@@ -7,7 +7,7 @@ from analysis.tables import Table, by_row
 from engine.errors import UserError
 from research.__main__ import main
 from research.experiments import pages, published
-from research.experiments.published import as_anyone_types, made_by
+from research.experiments.published import made_by
 
 TABLE = Table("success", "Success", by_row(
     {"arm": "", "when": "", "end": ".1%", "95%": "points"},
@@ -82,7 +82,7 @@ def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, compl
 def report(tmp_path, **changes):
     """The folder of a report of the experiment subject."""
     numbers = {"measured": "study-subject", "quick_look": False, "settings": {},
-               "command": "/usr/bin/python3 -m research subject --report_only", "git_commit": None,
+               "command": "python -m research subject", "git_commit": None,
                "versions": {}, "seconds": 1.0, "in_short": [], "tables": [], **changes}
     folder = tmp_path / "report"
     folder.mkdir(exist_ok=True)
@@ -131,8 +131,3 @@ def test_pages_are_written_where_they_differ(results, tmp_path, monkeypatch, cap
     for said in ("written: page.md\n", ""):
         pages.main([])
         assert "50.0%" in page.read_text() and capsys.readouterr().out == said
-
-
-def test_a_command_is_published_as_anyone_types_it():
-    typed = "/a/b/python -m research control --out /a/runs --seeds 3 --report_only"
-    assert as_anyone_types(typed) == "python -m research control --seeds 3"

@@ -56,8 +56,8 @@ def test_a_quick_look_says_what_to_type(tmp_path, capsys):
     assert "A quick look: its numbers" in (tmp_path / "quick/report.html").read_text()
 
 
-def test_the_command_leaves_out_what_belongs_to_a_quick_look():
-    typed = {"quick": True, "all": True, "out": "x", "model": "runs/it's"}
+def test_the_command_leaves_out_what_changes_no_number():
+    typed = {"quick": True, "all": True, "out": "x", "processes": 3, "model": "runs/it's"}
     assert command_of("rank", typed) == "python -m research rank --model 'runs/it'\"'\"'s'"
 
 
