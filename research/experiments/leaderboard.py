@@ -40,7 +40,6 @@ PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}
 WHEN = {BEFORE: "before training", THIRD: "after a third of it"}
 SAME_DIRECTION = {"dr_grpo": "rloo"}  # a multiple of it
-KNOWN = {"index": ("scoreboard", "scores"), "one batch": ("noise", "noise")}  # probe and table
 DRAWS = 4000
 FEWEST_ARMS = 4
 
@@ -179,44 +178,39 @@ def in_words(entries: list[Entry]) -> str:
     return "\n".join(texts)
 
 
-def known_of(entries: list[Entry], what: str, time: str) -> list[float | None]:
-    """What a probe measured of each arm; None of what it was not asked."""
-    probe, name = KNOWN[what]
-    path, known = PROBED / f"{probe}-{time}/numbers.json", {}
+def one_batch(entries: list[Entry], time: str) -> list[float | None]:
+    """What the probe noise measured of each arm; None of what it was not asked."""
+    path, known = PROBED / f"noise-{time}/numbers.json", {}
     if is_file(path):
-        [rows] = [table["rows"] for table in read_json(path)["tables"] if table["name"] == name]
-        known = {row["arm"]: row[what] for row in rows}
+        [table] = read_json(path)["tables"]
+        known = {row["arm"]: row["one batch"] for row in table["rows"]}
     return [known.get(SAME_DIRECTION.get(entry.arm, entry.arm)) for entry in entries]
 
 
 def race_table(entries: list[Entry]) -> Table:
-    """What the probes know of each arm beside what became of it."""
-    columns, headings = {"arm": ("", [entry.arm for entry in entries])}, {}
-    for what, spec in (("index", "+.2f"), ("one batch", ".3f")):
-        for time, when in WHEN.items():
-            key = what if time == BEFORE else f"later {what}"
-            columns[key] = (spec, known_of(entries, what, time))
-            headings[key] = f"{what} {when}"
-    answers = [f"{entry.answers:,.0f}" if np.isfinite(entry.answers) else "never"
-               for entry in entries]
-    columns |= {"answers": ("", answers), "end": (".1%", [entry.success for entry in entries])}
-    headings |= {"answers": "answers needed", "end": "success at the end"}
-    return Table("race", "What the probes know, and what became of it", columns, "",
-                 ["index: what the weights know of where the reward is decided, from -1 to 1, 0 by "
-                  "chance; one batch: cosine of a single batch's gradient with the true one; "
-                  "answers needed: trained on until the mean success of the last "
-                  f"{RACE_STEPS} training steps reaches {RACE_TO:.0%}"], headings)
+    """What could be known of each arm beside what became of it."""
+    rows = [[entry.arm, *known, f"{entry.answers:,.0f}" if np.isfinite(entry.answers) else "never",
+             entry.success] for entry, *known in zip(entries, one_batch(entries, BEFORE),
+                                                     one_batch(entries, THIRD))]
+    formats = {"arm": "", "one batch": ".3f", "later one batch": ".3f", "answers": "", "end": ".1%"}
+    return Table("race", "What could be known, and what became of it", by_row(formats, rows), "",
+                 ["one batch: cosine of a single batch's gradient with the true one; answers "
+                  "needed: trained on until the mean success of the last "
+                  f"{RACE_STEPS} training steps reaches {RACE_TO:.0%}"],
+                 {"one batch": f"one batch {WHEN[BEFORE]}",
+                  "later one batch": f"one batch {WHEN[THIRD]}", "answers": "answers needed",
+                  "end": "success at the end"})
 
 
 def correlation_table(entries: list[Entry]) -> Table:
     """Arms that never got there are last, and equal."""
     rows, findings = [], []
     for time, when in WHEN.items():
-        known = [(value, entry) for value, entry in zip(
-            known_of(entries, "one batch", time), entries) if is_number(value)]
-        one_batch = [value for value, _ in known]
-        answers = spearman(one_batch, [entry.answers for _, entry in known])
-        success = spearman(one_batch, [entry.success for _, entry in known])
+        known = [(value, entry) for value, entry in zip(one_batch(entries, time), entries)
+                 if is_number(value)]
+        values = [value for value, _ in known]
+        answers = spearman(values, [entry.answers for _, entry in known])
+        success = spearman(values, [entry.success for _, entry in known])
         rows.append([when, len(known), answers.value, answers.interval, success.value,
                      success.interval])
         if np.isfinite(success.value):

@@ -193,15 +193,12 @@ def test_without_its_controls_a_board_is_not_to_be_trusted(tmp_path):
         leaderboard.make_entries(study)
 
 
-def write_probed(arm, name, rows):
+def write_probed(time, known):
     """As python -m research probes does."""
-    folder = PROBED / arm
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "numbers.json").write_text(json.dumps({"tables": [{"name": name, "rows": rows}]}))
-
-
-def one_batch(arm, value):
-    return {"arm": arm, "one batch": value}
+    folder = PROBED / f"noise-{time}"
+    folder.mkdir(parents=True)
+    rows = [{"arm": arm, "one batch": value} for arm, value in known.items()]
+    (folder / "numbers.json").write_text(json.dumps({"tables": [{"name": "noise", "rows": rows}]}))
 
 
 def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
@@ -214,16 +211,15 @@ def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
     runs = {arm: {0: run_of(tmp_path / arm, [float(step >= n) for step in range(1, 41)],
                             [solving(solved[arm])])} for arm, n in begins.items()}
     knows = {"none": 0.1, "entropy_weighted": 0.4, "rloo": 0.2, "span": 0.3, "gae": None}
-    write_probed("noise-before", "noise", [one_batch(*pair) for pair in knows.items()])
-    write_probed("noise-third", "noise", [one_batch("none", 0.25), one_batch("span", 0.5)])
-    write_probed("scoreboard-third", "scores", [{"arm": "rloo", "index": 0.25}])
+    write_probed("before", knows)
+    write_probed("third", {"none": 0.25, "span": 0.5})
     findings = report_on(study_of(replace(LEADERBOARD, arms={}), tmp_path, runs), tmp_path)
     race = table(findings, "race")
     assert {arm: row["answers"] for arm, row in race.items()} == {
         "none": "136", "entropy_weighted": "56", "span": "96", "dr_grpo": "never",
         "rloo": "never", "gae": "40"}
     assert race["dr_grpo"]["one batch"] == race["rloo"]["one batch"] == 0.2
-    assert (race["rloo"]["index"], race["rloo"]["later index"]) == (None, 0.25)
+    assert race["span"]["later one batch"] == 0.5 and race["rloo"]["later one batch"] is None
     [correlation] = [found for found in findings.tables if found.name == "correlation"]
     at_start, later = correlation.rows
     assert (at_start[1], later[1]) == (5, 2) and math.isnan(later[2])
