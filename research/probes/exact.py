@@ -86,26 +86,19 @@ def in_numbers(world: World, batches: Batches) -> str:
 
 
 def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table:
-    """Advantages with weights of 1; the last rows are rloo, divided in other ways."""
-    def numbers(factor: torch.Tensor) -> list[float]:
-        return measures(world, estimator(world, batches, factor / batches.which.shape[1]))
-
-    rows = [[name, *numbers(credit)] for name, credit in advantages.values.items()]
+    """Each advantage with weights of 1."""
+    G = batches.which.shape[1]
+    rows = [[name, *measures(world, estimator(world, batches, credit / G))]
+            for name, credit in advantages.values.items()]
     unbiased = [row for row in rows if row[1] < HOLDS]
     quietest = min(unbiased, key=lambda row: row[3])
     rows += [[name, "n/a", "n/a", "n/a"] for name in advantages.reasons]
-    rloo, length = advantages.values["rloo"], world.rollouts.length.double()[batches.which]
-    by_token = world.mean_length / length.mean(1)[:, None, None]
-    by_sequence = world.mean_length / length[..., None]
-    rows += [["rloo, --loss_norm token", *numbers(by_token * rloo)],
-             ["rloo, --loss_norm sequence", *numbers(by_sequence * rloo)]]
     return Table("advantages", "Advantages, all weights 1",
                  by_row({"advantage": "", **MEASURES}, rows),
                  f"Without bias: {', '.join(row[0] for row in unbiased)}.\n"
                  f"Among these {quietest[0]} has the least noise: {quietest[3]:.2f}.",
                  ["critics know V exactly, wrong ones a random number for each index; vine has "
-                  "segments of two tokens and exact values; --loss_norm token and sequence are "
-                  "scaled by the mean length", *why_not(advantages)])
+                  "segments of two tokens and exact values", *why_not(advantages)])
 
 
 def weighting_table(world: World, batches: Batches, rloo: torch.Tensor, weights: Listed) -> Table:

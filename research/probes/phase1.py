@@ -54,12 +54,7 @@ FLAGS = {
 T_MEASURES = {"abs(t) > 3": lambda t: t > 3, "abs(t) < 1.5": lambda t: t < 1.5,
               "mean abs(t)": lambda t: t}
 EARLY, FILLER, WORDS = "early over late", "filler over reasoning", "words over numbers"
-SHUFFLED, NO_SIGN, MINUS = "change by shuffled rewards", "share of A = 0", "share of A < 0"
-PUBLISHED = {
-    "phase 1": {"size: abs(t) > 3": 0.83, "size: abs(t) < 1.5": 0.019, "signed: abs(t) > 3": 0.83,
-                "signed: abs(t) < 1.5": 0.019, EARLY: 4.0, FILLER: 1.75},
-    "phase 2": {"signed: abs(t) > 3": 0.20, "signed: abs(t) < 1.5": 0.39,
-                "signed: mean abs(t)": 1.92, EARLY: 1.6, FILLER: 1.31}}
+SHUFFLED, NO_SIGN = "change by shuffled rewards", "share of A = 0"
 
 
 @dataclass
@@ -224,9 +219,6 @@ def phases_table(accounts: dict[str, Account], shuffled: dict[str, Account]) -> 
     names = list(measures["phase 1"])
     columns, headings = {"": ("", names)}, {"": "measure"}
     for name, of_account in measures.items():
-        if name in PUBLISHED:
-            columns[f"pub. {name}"] = (".3f", [PUBLISHED[name].get(each) for each in names])
-            headings[f"pub. {name}"] = f"published of {name}"
         columns[name] = (".3f", [e.value for e in of_account.values()])
         columns[f"95%, {name}"] = (".3f", [e.interval for e in of_account.values()])
         headings[f"95%, {name}"] = f"95% interval of {name}"
@@ -235,13 +227,11 @@ def phases_table(accounts: dict[str, Account], shuffled: dict[str, Account]) -> 
     beside = [f"{name}: {one[name]} (gradient at the logits {logits[name]})"
               for name in (SHUFFLED, EARLY, FILLER, WORDS)]
     finding = (f"{beside[0]}.\n{', '.join(beside[1:])}.\n"
-               f"Share of phase 1 in answers of which training learns nothing: {one[NO_SIGN]}, in "
-               f"answers that it makes rarer: {one[MINUS]}.")
+               f"Share of phase 1 in answers of which training learns nothing: {one[NO_SIGN]}.")
     notes = ["size: norm(g), abs(A log p), abs(A) s; signed: mean of g over its dimensions, "
              "A log p, A s. Early and late: the first and the last fifth of an answer. Filler and "
              "reasoning by the earlier experiment's regex, words and numbers (with operators and "
-             "brackets) by spans. Published figures are other models' (phase 1: Qwen3-4B, 100 "
-             "answers; phase 2: Qwen2.5-0.5B-Instruct). Intervals leave out each problem in turn."]
+             "brackets) by spans. Intervals leave out each problem in turn."]
     title = "Phase 1 beside phase 2, and beside the gradient that GRPO applies at the logits"
     return Table("phases", title, columns, finding, notes, headings)
 
@@ -250,8 +240,7 @@ def measures_of(values: Account, shuffled: np.ndarray) -> dict[str, Estimate]:
     """`shuffled` are the signed numbers with shuffled rewards."""
     size, signed = values.size, values.signed
     shares = {SHUFFLED: np.abs(shuffled - signed).sum() / max(np.abs(signed).sum(), 1e-300),
-              NO_SIGN: size[values.advantage == 0].sum() / max(size.sum(), 1e-300),
-              MINUS: size[values.advantage < 0].sum() / max(size.sum(), 1e-300)}
+              NO_SIGN: size[values.advantage == 0].sum() / max(size.sum(), 1e-300)}
     return {**{f"{which}: {name}": t_measure(values, number, name) for which, number in
                (("size", size), ("signed", signed)) for name in T_MEASURES},
             EARLY: class_ratio(values, values.end), FILLER: class_ratio(values, values.regex),
@@ -264,14 +253,13 @@ def controls_table(controls: dict[str, Account]) -> Table:
     rows = []
     for name, values in controls.items():
         early, filler = (class_ratio(values, code) for code in (values.end, values.regex))
-        t = [t_measure(values, number, "abs(t) > 3").value
-             for number in (values.size, values.signed)]
-        rows.append((name, early.value, early.interval, filler.value, filler.interval, *t))
+        t = t_measure(values, values.size, "abs(t) > 3").value
+        rows.append((name, early.value, early.interval, filler.value, filler.interval, t))
     formats = {"phase 1 of": "", EARLY: ".2f", f"95%, {EARLY}": ".2f", FILLER: ".2f",
-               f"95%, {FILLER}": ".2f", "size: abs(t) > 3": ".1%", "signed: abs(t) > 3": ".1%"}
+               f"95%, {FILLER}": ".2f", "size: abs(t) > 3": ".1%"}
     finding = "\n".join(f"{name[0].upper()}{name[1:]}: early over late {shown(early, '.2f')}, "
                         f"filler over reasoning {shown(filler, '.2f')}, abs(t) > 3 at "
-                        f"{shown(t, '.1%')}." for name, early, _, filler, _, t, _ in rows)
+                        f"{shown(t, '.1%')}." for name, early, _, filler, _, t in rows)
     headings = {f"95%, {name}": f"95% interval of {name}" for name in (EARLY, FILLER)}
     return Table("controls", "The same where nothing was earned, or nothing learned",
                  by_row(formats, rows), finding, headings=headings)

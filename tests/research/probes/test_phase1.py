@@ -14,7 +14,7 @@ from research import __main__ as overview
 from research.probes import phase1
 from research.probes.common import sample_batch
 from research.probes.phase1 import (
-    EARLY, FILLER, MINUS, NO_SIGN, SHUFFLED, Account, account, class_ratio, controls_table,
+    EARLY, FILLER, NO_SIGN, SHUFFLED, Account, account, class_ratio, controls_table,
     measures_of, phase_one, random_text, shuffled_rewards, t_measure, term_count, three_accounts,
     untrained)
 
@@ -128,8 +128,7 @@ def test_what_training_did_and_what_shuffling_changes_by_hand():
     values = standing([1.0, 5, 4], advantage=[1, 0, -1], end=[0, 1, 2], regex=[0, 1, 2],
                       span=[0, 1, 2])
     measures = measures_of(values, np.array([3.0, 5, 2]))
-    assert [measures[name].value for name in (SHUFFLED, NO_SIGN, MINUS)] == (
-        pytest.approx([0.4, 0.5, 0.4]))
+    assert [measures[name].value for name in (SHUFFLED, NO_SIGN)] == pytest.approx([0.4, 0.5])
     table = controls_table({"x": values})
     row = dict(zip(table.columns, table.rows[0]))
     assert row[EARLY] == row[FILLER] == pytest.approx(1 / 5)
@@ -168,7 +167,6 @@ def test_a_quick_run(tmp_path, learner, capsys, monkeypatch, is_flat):
     phases, controls = ({row[table["columns"][0]]: row for row in table["rows"]}
                         for table in tables)
     assert (folder / "size_by_place.png").stat().st_size > 5000
-    assert phases[EARLY]["pub. phase 1"] == 4 and phases["size: abs(t) > 3"]["pub. phase 1"] == 0.83
     assert phases[SHUFFLED]["phase 1"] == 0
     assert phases[EARLY]["phase 1"] == controls["real answers, trained model"][EARLY] > 0
     assert (phases[EARLY]["abs(A) s"] is None) == is_flat
