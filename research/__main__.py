@@ -10,7 +10,7 @@
     python -m research length        does credit by token pay more as answers get longer?
 
 These are probes: each asks one question of one model, prints its findings and writes a folder with
-a page, its pictures and numbers.json. On a CPU with the tiny model a probe takes minutes; --quick
+a page, its picture and numbers.json. On a CPU with the tiny model a probe takes minutes; --quick
 takes seconds and only shows that it works. NAME --help lists the flags of one.
 
     python -m research probes            the probes with several seeds

@@ -74,10 +74,6 @@ def range_of(values: list) -> tuple:
 
 
 def most_common(texts: list[str]) -> str:
-    """With its count, unless all say the same. A text with a number in it is no verdict."""
+    """With its count, unless all say the same."""
     text, count = Counter(texts).most_common(1)[0]
-    if count == len(texts):
-        return text
-    if any(character.isdigit() for character in "".join(texts)):
-        return "differs"
-    return f"{text} ({count} of {len(texts)})"
+    return text if count == len(texts) else f"{text} ({count} of {len(texts)})"

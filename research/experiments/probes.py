@@ -15,7 +15,6 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from analysis.tables import Table
 from engine.errors import UserError
 from harness.files import is_file, is_there, make_folder, read_json, replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
@@ -151,7 +150,8 @@ def write_together(measured: list[PlannedProbe]) -> Path:
     """numbers.json of the first, with the tables of all."""
     first, numbers = measured[0], {probe.name: read_json(probe.folder / "numbers.json")
                                    for probe in measured}
-    tables = [over_seeds(tables) for tables in same_tables(list(numbers.values()))]
+    of_seeds = zip(*(each["tables"] for each in numbers.values()), strict=True)
+    tables = [over_seeds(list(map(table_of, stored))) for stored in of_seeds]
     folder = PROBED / first.arm
     make_folder(folder)
     together = {**numbers[first.name], "in_short": [],
@@ -165,12 +165,3 @@ def write_together(measured: list[PlannedProbe]) -> Path:
         from research.probes.scoreboard import draw_decided  # with matplotlib, half a second
         draw_decided(next(table for table in tables if table.name == "kind"), folder)
     return folder
-
-
-def same_tables(numbers: list[dict]) -> list[list[Table]]:
-    """The tables of each name, in the order of the first seed, without those that a seed lacks and
-    those that number what each seed drew for itself."""
-    by_seed = [{table["name"]: table_of(table) for table in each["tables"]} for each in numbers]
-    same = [[tables[name] for tables in by_seed] for name in by_seed[0]
-            if all(name in tables for tables in by_seed)]
-    return [tables for tables in same if tables[0].texts()[0]]

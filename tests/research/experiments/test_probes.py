@@ -60,12 +60,6 @@ def test_an_interval_is_about_the_number_before_it_if_it_holds_that():
     assert together.rows[0][2] == (0.1, 0.2)
 
 
-def test_what_each_seed_numbers_for_itself_is_left_out():
-    numbers = [{"tables": [small(("question", "mean"), [[1, 0.5], [2, 0.25]]).to_json(),
-                           small(("kind", "mean"), [["tag", 0.5]]).to_json() | {"name": "kept"}]}]
-    assert [tables[0].name for tables in probes.same_tables(numbers * 2)] == ["kept"]
-
-
 def numbers_of(probe, seed_table, commit="a" * 40, seconds=10.0):
     probe.folder.mkdir(parents=True)
     numbers = {"measured": probe.probe, "quick_look": False, "settings": {},
