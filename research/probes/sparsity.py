@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from analysis.plots import COLOURS, legend_below, panels, save, whole_steps
-from analysis.statistics import Estimate, estimate, mean_over
+from analysis.statistics import Estimate, estimate, mean_over, verdicts
 from analysis.tables import Table, by_row
 from harness.credit_file import checkpoint_folders, credit_steps, read_columns
 from engine.errors import UserError
@@ -117,27 +117,17 @@ def thirds(values: np.ndarray) -> tuple[float, float, Estimate]:
     return float(first.mean()), float(last.mean()), estimate(change, float(error), 2 * third - 2)
 
 
-def verdict(change: Estimate, sign: int = 1) -> str:
-    """`sign` is -1 for what becomes smaller as gradients become sparser."""
-    low, high = sorted((sign * change.low, sign * change.high))
-    if not np.isfinite(low):
-        return "too few"
-    if low > 0:
-        return "sparser"
-    return "less sparse" if high < 0 else "no change seen"
-
-
 def changes_table(series: dict[str, np.ndarray], hoyers: dict[int, np.ndarray]) -> Table:
-    rows, lines = [], []
-    for name, values in series.items():
-        first, last, change = thirds(values)
-        word = "-" if name == "success" else verdict(change, -1 if name == SATURATION else 1)
-        rows.append((name, first, last, change.value, change.interval, word))
+    measured = {name: thirds(values) for name, values in series.items()}
     first, last = hoyers[min(hoyers)], hoyers[max(hoyers)]
     for j, name in enumerate((HOYER, PLAIN)):
         change = mean_over(last[:, j] - first[:, j] if len(hoyers) > 1 else [])
-        rows.append((name, mean_over(first[:, j]).value, mean_over(last[:, j]).value, change.value,
-                     change.interval, verdict(change)))
+        measured[name] = mean_over(first[:, j]).value, mean_over(last[:, j]).value, change
+    rows = []
+    for name, (before, after, change) in measured.items():
+        words = ("less sparse", "sparser") if name == SATURATION else ("sparser", "less sparse")
+        [word] = verdicts([change], words, null=0.0) if name != "success" else "-"
+        rows.append((name, before, after, change.value, change.interval, word))
     lines = [f"{name}: {before:.3f} to {after:.3f}, {word}."
              for name, before, after, _, _, word in rows[1:]]
     formats = {"": "", "first": ".4f", "last": ".4f", "change": "+.4f", "95%": "+.4f", "it is": ""}

@@ -1,7 +1,6 @@
 """Sparsity by hand, and which runs it can be measured on."""
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,12 +45,14 @@ def test_thirds_by_hand():
     assert not np.isfinite(of_two_steps.low)
 
 
-@pytest.mark.parametrize("low, high, sign, expected", [
-    (0.1, 0.2, 1, "sparser"), (0.1, 0.2, -1, "less sparse"), (-0.2, -0.1, 1, "less sparse"),
-    (-0.2, -0.1, -1, "sparser"), (-0.1, 0.1, -1, "no change seen"),
-    (math.nan, math.nan, 1, "too few")])
-def test_what_counts_as_sparser(low, high, sign, expected):
-    assert sparsity.verdict(SimpleNamespace(low=low, high=high), sign) == expected
+def test_what_counts_as_sparser():
+    """Tokens leave less open, so they become sparser; Hoyer's sparsity falls in both batches."""
+    series = {"success": np.array([0.1] * 9), SATURATION: np.linspace(0.5, 0.1, 9)}
+    hoyers = {0: np.array([[0.5, 0.2], [0.6, 0.2]]), 40: np.array([[0.4, 0.2], [0.5, 0.2]])}
+    rows = {row[0]: row[1:] for row in sparsity.changes_table(series, hoyers).rows}
+    assert rows[SATURATION][-1] == "sparser" and rows["success"][-1] == "-"
+    assert rows[HOYER][:3] == pytest.approx((0.55, 0.45, -0.1))
+    assert rows[HOYER][-1] == "less sparse"
 
 
 def measure(tmp_path, run):
