@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from analysis.plots import COLOURS, panels, save
-from analysis.statistics import Estimate, mean_over
+from analysis.statistics import Estimate, mean_over, verdicts
 from analysis.tables import Table, by_row, shown
 from harness.flags import Flag
 from engine.policy import Policy
@@ -194,7 +194,7 @@ def sizes_table(measured: Measurements) -> Table:
     for matrix, rank in itertools.product("AB", RANKS):
         e, ones = (measured.mean(matrix, arm, R, rank) for arm in (Z, ONES))
         change = measured.change((matrix, Z, R), (matrix, Z, 2), rank)
-        is_2, it = about_2(e), change_verdict(change, "grows", "falls")
+        is_2, it = about_2(e), change_verdict(change, ("grows", "falls"))
         cells = [measured.mean(matrix, Z, size, rank).value for size in measured.sizes]
         cells.insert(measured.sizes.index(R) + 1, e.interval)
         rows.append((f"{matrix}: {rank}", *cells, is_2, ones.value, change.interval, it))
@@ -242,14 +242,10 @@ def arms_table(measured: Measurements, planted: Measurements) -> Table:
                  by_row(formats, rows), finding, notes, headings)
 
 
-def change_verdict(e: Estimate, rise: str = "higher", fall: str = "lower") -> str:
-    if not np.isfinite(e.low):
-        return "too few"
+def change_verdict(e: Estimate, words: tuple[str, str] = ("higher", "lower")) -> str:
     if max(abs(e.low), abs(e.high)) < 1e-3:  # rounding
         return "the same"
-    if e.low > 0:
-        return rise
-    return fall if e.high < 0 else "none seen"
+    return verdicts([e], words, null=0.0)[0]
 
 
 def draw(measured: Measurements, folder: Path) -> tuple[Path, str]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import hand_made
 
-from analysis.statistics import Estimate
+from analysis.statistics import mean_over
 from engine.forward import response_log_probs
 from research.probes.planted import planted_policy, sample_planted, true_rewards
 from research.probes.rank import (
@@ -95,11 +95,11 @@ def test_a_group_without_spread_is_left_out_and_multiples_have_one_rank(group):
         assert values[matrix, "rloo", 4][7] == pytest.approx(values[matrix, Z, 4][7])
 
 
-@pytest.mark.parametrize("low, high, expected", [
-    (0.1, 0.3, "higher"), (-0.3, -0.1, "lower"), (-0.1, 0.3, "none seen"),
-    (1e-9, 3e-8, "the same"), (1e-9, 0.3, "higher"), (math.nan, math.nan, "too few")])
-def test_verdicts_on_changes(low, high, expected):
-    assert change_verdict(Estimate(0.1, low, high, 0.5)) == expected
+@pytest.mark.parametrize("values, expected", [
+    ([1.0, 1.1, 1.2], "higher"), ([-1.0, -1.1, -1.2], "lower"), ([-1.0, 1.1, 1.2], "none seen"),
+    ([1e-9, 3e-8, 2e-8], "the same"), ([1.0], "too few")])
+def test_verdicts_on_changes(values, expected):
+    assert change_verdict(mean_over(values)) == expected
 
 
 def test_verdicts_follow_from_the_numbers():
