@@ -20,32 +20,32 @@ from types import SimpleNamespace
 import numpy as np
 
 import mitigations  # noqa: F401  fills the lists of choices, so that flags of a run are known
-from analysis import compare, earlier, report
+from analysis import earlier, report
 from analysis.answers import answers_of, steps_to_show
+from analysis.arms import Comparison, comparable
+from analysis.compare import chapters_of, paired_gain
+from analysis.comparison_plots import learning_curves
 from analysis.opening import opening
 from analysis.page import Picture, write_page
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
                             whole_steps)
-from analysis.ratios import (OVER_REST, REST_WORDS, different_cells, early_over_late, mean_sizes,
-                             over_the_rest, rest_columns, shares)
+from analysis.ratios import (OVER_REST, REST_WORDS, early_over_late, over_the_rest, rest_columns,
+                             shares)
 from analysis.runs import evaluations, is_done, read_runs, steps_done
-from analysis.sizes import size_label
+from analysis.sizes import SIZES
 from analysis.statistics import verdicts
 from analysis.sums import PARTITIONS
 from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import Tally, describe
 from analysis.token_rows import write_token_rows
-from analysis.why import why_tables
+from analysis.why import forks, ratio_and_size
 from harness.files import make_folder, writing
 from engine.labels import KINDS
 from harness.program import run_as_program
 from harness.progress import show_status
 
-CHANGE, GRADIENT = "What training changed", "Where the gradient went"  # chapters of the page
-LEGENDS = {GRADIENT: report.GRADIENT_LEGEND, earlier.TITLE: [earlier.LEGEND]}
-PLACES = {  # the table of the page that a picture stands below; two others stand at the top
-    "growth": ("over_training",), "gradient by position": ("position",),
-    "contribution": ("contributions", "log_prob_and_gradient")}
+FINDINGS = ("gradient by kind", "gradient by section", "first and last fifth")  # said in a sentence
+IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
 MODES = (("greedy", ORANGE), ("sampled", BLUE))  # of evaluations, with their colours
 
 
@@ -66,20 +66,23 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     tally = tally_of(run) if run["steps"] else None
     chapters = run_chapters(run, tally)
     if flags.json:
-        report.write_numbers(folder, sum(chapters.values(), []))
+        report.write_numbers(folder, chapters)
     if flags.csv:
         write_token_rows(run, folder / "tokens.csv", show_status)
     show_status("pictures and page")
     with writing(folder):
         pictures = draw_run(run, tally, folder)
     if tally:
-        answers = answers_of(run["folder"], tally.tokenizer, steps, flags.page_tokens)
-    sentences, findings = [describe(run, tally), *opening(run)], report.findings_of(chapters)
-    page = report.run_page(sentences, findings, chapters, LEGENDS, pictures, PLACES, bool(answers))
+        answers = answers_of(run["folder"], tally.tokenizer, steps)
+    tables = {table.name: table for table in sum(chapters.values(), [])}
+    sentences = [describe(run, tally), *opening(run)]
+    findings = [tables[name].finding for name in FINDINGS if name in tables]
+    page = report.run_page(sentences, findings, chapters, pictures, bool(answers))
     write_page(folder / "report.html", run["folder"].name, page, answers)
     show_status("")
-    report.print_run([*sentences, *findings], chapters, LEGENDS, flags)
-    report.print_written(folder, len(pictures), flags)
+    first = [tables[name] for name in IN_SHORT if name in tables]
+    report.print_report([*sentences, *findings], first, chapters, flags)
+    report.print_written(folder, flags)
 
 
 def tally_of(run: dict) -> Tally:
@@ -91,15 +94,17 @@ def tally_of(run: dict) -> Tally:
 
 def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
     """The tables by what they are about; those of the earlier experiment come last."""
-    change = []
+    change, change_title = [], "What training changed"
     if any(len(evaluations(run, mode)) > 1 for mode, _ in MODES):
         change.append(gains(run))
     if tally is None:
-        return {CHANGE: change}
-    return {CHANGE: [*change, growth(run, tally)],
-            GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
-                       position_gradients(tally), first_and_last_fifth(tally),
-                       *why_tables(tally)],
+        return {change_title: change}
+    why = [forks(tally)]
+    if tally.total("trained", "ratio").any():  # where a batch had several updates
+        why.append(ratio_and_size(tally))
+    return {change_title: [*change, growth(run, tally)],
+            report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
+                              position_gradients(tally), first_and_last_fifth(tally), *why],
             earlier.TITLE: earlier.earlier_tables(tally)}
 
 
@@ -108,7 +113,7 @@ def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
     pictures = []
     if run["metrics"] or run["evaluations"]:
         pictures.append(learning_curve(run, folder))
-    if tally and tally.total("all", f"abs {tally.final}")[0] > 0:
+    if tally and tally.total("all", "abs gradient")[0] > 0:
         pictures += [credit_by_kind(tally, folder), over_training(run, tally, folder),
                      position_bars(tally, folder), earlier.draw_contributions(tally, folder)]
     if tally:
@@ -118,23 +123,20 @@ def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
 
 def gains(run: dict) -> Table:
     """The gain is paired: the same held-out problems at the start and at the end."""
-    rows, findings = [], []
+    rows = []
     for mode in ("sampled", "greedy"):
         lines = evaluations(run, mode)
         if len(lines) < 2:
             continue
         start, end = lines[0], lines[-1]
-        gain = compare.paired_gain(start, end)
+        gain = paired_gain(start, end)
         more = [end.get(f"{name}_mean") for name in ("format", "finished", "length")]
         rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value,
                      gain.interval, *more])
-        change = "rose" if gain.low > 0 else "fell" if gain.high < 0 else "did not clearly change"
-        findings.append(f"Held-out success ({mode}) {change}: {start['success']:.1%} at step "
-                        f"{start['step']}, {end['success']:.1%} at {end['step']}.")
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",
                "95% interval": "+.1%", "format": ".2f", "finished": ".1%", "length": ".0f"}
     return Table("gains", "Held-out success, from the first evaluation to the last",
-                 by_row(formats, rows), " ".join(findings),
+                 by_row(formats, rows), "",
                  ["the gain is paired: the same problems at the start and at the end; format, "
                   "finished and tokens are those of the end"],
                  {"95% interval": "95% interval of the gain", "length": "tokens an answer"})
@@ -186,25 +188,20 @@ def growth(run: dict, tally: Tally) -> Table:
         success, finished, norm = (mean_of(lines, key)
                                    for key in ("success", "finished", "gradient_norm"))
         answers = tally.answers[blocks].sum()
-        early, _, late = tally.mean("ends", f"abs {tally.final}", blocks)
+        early, _, late = tally.mean("ends", "abs gradient", blocks)
         rows.append([f"{steps[0]}-{steps[-1]}" if len(steps) > 1 else f"{steps[0]}",
                      success, finished, tally.total("all", "tokens", blocks)[0] / answers,
                      tally.mean("all", "entropy", blocks)[0], norm,
                      tally.flat_answers[blocks].sum() / answers,
-                     tally.mean("all", f"abs {tally.final}", blocks)[0],
+                     tally.mean("all", "abs gradient", blocks)[0],
                      early / late if late else None])
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
                "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f", "e/l": ".2f"}
-    columns = by_row(formats, rows)
-    size, flat = columns["new"][1], columns["flat"][1]
-    return Table("growth", "Over training", columns,
-                 f"From the first to the last part of training the mean gradient size went from "
-                 f"{size[0]:.3f} to {size[-1]:.3f}, answers in groups without spread from "
-                 f"{flat[0]:.0%} to {flat[-1]:.0%}.",
+    return Table("growth", "Over training", by_row(formats, rows), "",
                  ["a group without spread: all its rewards are equal, so its advantages are 0"],
                  {"success": "success in training batches", "length": "tokens an answer",
                   "norm": "gradient norm", "flat": "answers in groups without spread",
-                  "new": f"mean gradient size {size_label(tally.final)}",
+                  "new": "mean gradient size abs(A) w s",
                   "e/l": "first fifth of an answer over last fifth"})
 
 
@@ -216,7 +213,7 @@ def mean_of(lines: list[dict], key: str) -> float | None:
 def over_training(run: dict, tally: Tally, folder: Path) -> Picture:
     """The share of each kind; the mean size is drawn by earlier.draw_contributions."""
     figure, axis = panels(1)
-    sizes = tally.by_block("kind", f"abs {tally.final}")
+    sizes = tally.by_block("kind", "abs gradient")
     shares_of = sizes / sizes.sum(1, keepdims=True).clip(1e-300)
     for k in np.argsort(-shares_of.mean(0)):
         if shares_of[:, k].max() >= 0.01:
@@ -237,23 +234,22 @@ def class_gradients(tally: Tally, partition: str) -> Table:
     tokens, share = tally.count(partition), shares(tally, partition)
     used = np.flatnonzero(tokens)  # those that occur in this run
     names = [PARTITIONS[partition][i] for i in used]
-    every_ratio = over_the_rest(tally, partition, tally.final)
+    every_ratio = over_the_rest(tally, partition)
     ratios = [every_ratio[i] for i in used]
     columns = {partition: ("", names),
                "tokens": (".1%", tokens[used] / tally.tokens),
                "gradient": (".1%", share[used]),
-               **mean_sizes(tally, partition, "gradient", used),
+               "abs(A) w s": (".4f", tally.mean(partition, "abs gradient")[used]),
                **rest_columns(ratios)}
     most, finding = int(share.argmax()), NOTHING
     if share[most]:
         name = PARTITIONS[partition][most]
         where = f"{name} tokens" if partition == "kind" else f"the {name} section"
         finding = (f"Most of the gradient went to {where}: {share[most]:.1%} of the summed sizes, "
-                   f"for {tokens[most] / tally.tokens:.1%} of the tokens."
-                   f"{different_cells(names, ratios)}")
+                   f"for {tokens[most] / tally.tokens:.1%} of the tokens.")
     title = "kind of token" if partition == "kind" else partition
     return Table(f"gradient by {partition}", f"Where the gradient went, by {title}", columns,
-                 finding, [OVER_REST.format(size_label(tally.final))],
+                 finding, [OVER_REST],
                  {**REST_WORDS, "tokens": "share of the tokens", "gradient": "of the gradient"})
 
 
@@ -278,29 +274,24 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     legend_below(figure, axis, ncols=2)
     return save(figure, folder, "credit_by_kind",
                 "Each kind of token: its share of all tokens, and of the summed sizes of the "
-                f"gradient {size_label(tally.final)}")
+                "gradient abs(A) w s")
 
 
 def position_gradients(tally: Tally) -> Table:
-    rest = over_the_rest(tally, "position", tally.final)
+    rest = over_the_rest(tally, "position")
     parts = [f"{10 * i}-{10 * i + 10}%" for i in range(10)]
     columns = {"bin": ("", parts),
                "entropy": (".3f", tally.mean("position", "entropy")),
                "s": (".3f", tally.mean("position", "s")),
-               **mean_sizes(tally, "position", "gradient"), **rest_columns(rest)}
-    value = np.nan_to_num([e.value for e in rest], nan=0, posinf=0)
-    finding = NOTHING
-    if value.any():
-        finding = (f"The largest gradient is that of the part {parts[value.argmax()]} of an "
-                   f"answer: {value.max():.2f} times that of all other tokens.")
-    return Table("gradient by position", "The gradient by position in the answer", columns,
-                 finding, [OVER_REST.format(size_label(tally.final))],
-                 {**REST_WORDS, "bin": "part of the answer"})
+               "abs(A) w s": (".4f", tally.mean("position", "abs gradient")),
+               **rest_columns(rest)}
+    return Table("gradient by position", "The gradient by position in the answer", columns, "",
+                 [OVER_REST], {**REST_WORDS, "bin": "part of the answer"})
 
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axes = panels(2)
-    units = ((tally.final, BLUE, "The gradient"),
+    units = (("gradient", BLUE, "The gradient"),
              ("contribution", ORANGE, "The old unit of an earlier experiment"))
     for axis, (unit, colour, what) in zip(axes, units):
         sizes, tokens = tally.drawn("position", unit)
@@ -309,7 +300,7 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
         mean = tally.mean("position", f"abs {unit}")
         axis.bar(range(1, 11), mean, 0.85, yerr=reach, color=colour,
                  error_kw={"lw": 0.8, "capsize": 2})
-        axis.set(xlabel="tenth of the answer", ylabel=f"mean {size_label(unit)}",
+        axis.set(xlabel="tenth of the answer", ylabel=f"mean {SIZES[unit]}",
                  xticks=range(1, 11), title=f"{what} is largest in tenth {np.nanargmax(mean) + 1}")
     return save(figure, folder, "position",
                 "Mean size in ten bins of relative position, 95% intervals over groups; lp is the "
@@ -318,30 +309,34 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
 
 def first_and_last_fifth(tally: Tally) -> Table:
     """How much more gradient the beginning of an answer gets than its end."""
-    units = [unit for unit in tally.units if "gradient" in unit]
-    estimates = [early_over_late(tally, "ends", unit) for unit in units]
-    columns = {"size": ("", [size_label(unit) for unit in units]),
-               "early over late": (".2f", [e.value for e in estimates]),
-               "95%": (".2f", [e.interval for e in estimates]),
-               "difference": ("", verdicts(estimates, ("early more", "late more")))}
-    final = estimates[-1]
+    found = early_over_late(tally, "gradient")
+    columns = {"size": ("", ["abs(A) w s"]), "early over late": (".2f", [found.value]),
+               "95%": (".2f", [found.interval]),
+               "difference": ("", verdicts([found], ("early more", "late more")))}
     return Table("first and last fifth",
                  "The first fifth of the answers over the last fifth", columns,
-                 f"The first fifth of an answer gets {final.value:.2f} times the gradient of the "
-                 f"last fifth (95%: {shown(final.interval, '.2f')}).",
+                 f"The first fifth of an answer gets {found.value:.2f} times the gradient of the "
+                 f"last fifth (95%: {shown(found.interval, '.2f')}).",
                  ["a token counts where its middle stands, (t + 1/2) / length"],
                  {**REST_WORDS, "early over late": "first fifth over last fifth"})
 
 
 def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:
+    """The arms of the runs that can be compared; what differs between the others is said."""
     make_folder(folder)
-    found = compare.report_on(runs, flags.baseline, folder, show_status)
+    chosen, left_out = comparable(runs, flags.baseline)
+    comparison = Comparison(chosen, flags.baseline)
+    chapters = chapters_of(comparison, show_status)
+    with writing(folder):
+        pictures = [learning_curves(comparison, folder)]
     if flags.json:
-        report.write_numbers(folder, found.tables)
-    write_page(folder / "report.html", "Runs compared", report.comparison_page(found))
+        report.write_numbers(folder, chapters)
+    intro = [f"{len(chosen)} runs.", *left_out]
+    page = report.comparison_page(intro, chapters, pictures)
+    write_page(folder / "report.html", "Runs compared", page)
     show_status("")
-    report.print_comparison(found, flags)
-    report.print_written(folder, len(found.pictures), flags)
+    report.print_report(intro, next(iter(chapters.values())), chapters, flags)
+    report.print_written(folder, flags)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.sizes import lay_flat
-from harness.credit_file import read_columns
+from analysis.sizes import read_tokens
 from engine.errors import UserError
 from engine.tokens import token_bytes
 
@@ -32,7 +31,7 @@ def answers_of(run: Path, tokenizer, steps: list[int], most_tokens: int = PER_PA
     rewards first."""
     answers = []
     for step in steps:
-        tokens = lay_flat(read_columns(run, step))
+        tokens = read_tokens(run, step)
         room = most_tokens // len(steps)
         for number, members in enumerate(groups_in_order(tokens)):
             size = int(tokens["length"][members].sum())
@@ -86,17 +85,13 @@ def rounded(value) -> float | None:
 
 
 def first_shown(answers: list[dict]) -> list[int]:
-    """Which answers the viewer starts with: one of the first step and one of the last."""
+    """Which answers the viewer starts with: one of the first step and one of the last, if there is
+    one a solved one with a gradient."""
     steps = [answer["step"] for answer in answers]
-    ends = dict.fromkeys([min(steps), max(steps)] if steps else [])
-    return [typical(answers, [i for i, step in enumerate(steps) if step == end]) for end in ends]
+    ends = dict.fromkeys(steps[:1] + steps[-1:])
+    return [max((i for i, step in enumerate(steps) if step == end),
+                key=lambda i: interest(answers[i])) for end in ends]
 
 
-def typical(answers: list[dict], places: list[int]) -> int:
-    """Of the answers at these places a solved one with a gradient, if there is one; of several the
-    one of median length, of equally long ones the first."""
-    with_gradient = [i for i in places if any(answers[i]["values"]["gradient size"])]
-    solved = [i for i in with_gradient if (answers[i]["answer"] or 0) > 0]
-    candidates = solved or with_gradient or places
-    in_order = sorted(candidates, key=lambda i: len(answers[i]["texts"]))
-    return in_order[(len(in_order) - 1) // 2]
+def interest(answer: dict) -> tuple[bool, bool]:
+    return any(answer["values"]["gradient size"]), (answer["answer"] or 0) > 0

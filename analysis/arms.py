@@ -1,13 +1,12 @@
 """Which runs can be compared, and which of them are one arm.
 
 Runs that differ in model, data, length of training, sampling or reward are not comparable: that is
-said, and they are not averaged. An arm is runs that differ in nothing but their seed.
+said, and they are left out. An arm is runs that differ in nothing but their seed.
 """
-import json
 from pathlib import Path
 
 from analysis.runs import is_done
-from analysis.settings import advantage_flags, effective_settings, task_flags
+from analysis.settings import effective_settings, task_flags
 from engine.errors import UserError
 from harness.settings import OPTIONS
 
@@ -39,88 +38,83 @@ def arm_of(run: dict) -> dict:
 
 def alike(runs: list[dict], of) -> list[list[dict]]:
     """The runs in parts that agree in `of`, in the order in which they came."""
-    parts = {}
+    parts = []  # what a part agrees in, and its runs
     for run in runs:
-        parts.setdefault(json.dumps(of(run), sort_keys=True), []).append(run)
-    return list(parts.values())
+        mine = of(run)
+        for common, part in parts:
+            if common == mine:
+                part.append(run)
+                break
+        else:
+            parts.append((mine, [run]))
+    return [part for _, part in parts]
 
 
-def what_differs(parts: list[list[dict]]) -> str:
-    """Why these parts are not compared with each other."""
-    settings = [setting_of(part[0]) for part in parts]
-    names = list(dict.fromkeys(name for setting in settings for name in setting))
-    names = [name for name in names if len({json.dumps(s.get(name)) for s in settings}) > 1]
-    sets = []
-    for i, (setting, part) in enumerate(zip(settings, parts), 1):
-        differences = ", ".join(f"{name} {setting[name]}" for name in names if name in setting)
+def comparable(runs: list[dict], baseline: str | None) -> tuple[list[dict], list[str]]:
+    """The largest set of runs that can be compared, or that of the named run; and of those left
+    out, in a sentence, why."""
+    sets = alike(runs, setting_of)
+    named = [part for part in sets if any(is_called(run, baseline) for run in part)]
+    chosen = max(named or sets, key=len)
+    here, reasons = setting_of(chosen[0]), []
+    for part in sets:
+        theirs = setting_of(part[0])
+        different = [f"{name} {theirs.get(name)} for {here.get(name)}"
+                     for name in {**here, **theirs} if theirs.get(name) != here.get(name)]
         folders = ", ".join(run["folder"].name for run in part)
-        sets.append(f"set {i}: {differences} ({folders})")
-    return ("Not comparable, so each set is compared by itself and nothing is averaged over them. "
-            f"{'; '.join(sets)}.")
+        reasons += [f"{folders} ({', '.join(different)})"] * bool(different)
+    return chosen, [f"Not comparable, so left out: {'; '.join(reasons)}."] * bool(reasons)
 
 
-def usual_values(arms: list[list[dict]]) -> dict:
-    """Of each common setting (a learning rate, say) that differs between arms, what most runs have.
-    An arm's name tells it only where it is something else."""
-    settings = [(arm_of(arm[0]), len(arm)) for arm in arms]
-    usual = {}
-    for key in OPTIONS:
-        values = [json.dumps(mine[key]) for mine, count in settings if key in mine
-                  for _ in range(count)]
-        if key != "mitigation" and len(set(values)) > 1:
-            default = json.dumps(OPTIONS[key].default)
-            most = max(values, key=lambda value: (values.count(value), value == default))
-            usual[key] = json.loads(most)
-    return usual
+def is_called(run: dict, wanted: str | None) -> bool:
+    """By its name, or by a path to it."""
+    folder = run["folder"]
+    return wanted is not None and (wanted == folder.name
+                                   or Path(wanted).resolve() == folder.resolve())
 
 
-def name_of(mine: dict, settings: list[dict], usual: dict) -> str:
-    """The mitigation, and what else tells this arm apart from those with the other settings."""
-    own = [key for key in mine if key not in OPTIONS and tells_apart(key, mine, settings)]
-    unusual = [key for key, value in usual.items() if key in mine and mine[key] != value]
-    return " ".join([mine["mitigation"], *(f"{key} {mine[key]}" for key in own + unusual)])
-
-
-def tells_apart(flag: str, mine: dict, settings: list[dict]) -> bool:
-    """Whether arms that have this flag, too, have another value of it."""
-    axes = ["mitigation", "advantage"] if flag in advantage_flags() else ["mitigation"]
-    rivals = [other for other in settings if all(other[axis] == mine[axis] for axis in axes)]
-    return any(rival.get(flag) != mine[flag] for rival in rivals)
+def name_of(mine: dict, settings: list[dict]) -> str:
+    """The mitigation, and which settings tell this arm apart; a default that all runs have is not
+    said."""
+    parts = [mine["mitigation"]]
+    for key, value in mine.items():
+        differs = any(key in other and other[key] != value for other in settings)
+        is_default = key in OPTIONS and value == OPTIONS[key].default
+        if key != "mitigation" and differs and not is_default:
+            parts.append(f"{key} {value}")
+    return " ".join(parts)
 
 
 class Comparison:
-    """Comparable runs, arm by arm; the baseline is the arm that all others are compared with."""
+    """Comparable runs, arm by arm; the baseline, which all others are compared with, comes first.
+    """
 
     def __init__(self, runs: list[dict], baseline: str | None):
-        arms = alike(runs, arm_of)
-        self.usual = usual_values(arms)
-        settings = [arm_of(arm[0]) for arm in arms]
-        self.arms = {}
-        for mine, arm in zip(settings, arms):  # settings that read alike, 1 and "1", are one arm
-            self.arms.setdefault(name_of(mine, settings, self.usual), []).extend(arm)
-        for arm in self.arms.values():
+        parts, arms = alike(runs, arm_of), {}
+        settings = [arm_of(part[0]) for part in parts]
+        for mine, part in zip(settings, parts):
+            arms.setdefault(name_of(mine, settings), []).extend(part)
+        for arm in arms.values():
             refuse_twins(arm)
-        named = self.arm_named(baseline) if baseline else None
-        self.baseline_was_named = named is not None
-        self.baseline = named or self.usual_baseline(baseline)
-        self.arms = {self.baseline: self.arms[self.baseline], **self.arms}  # it comes first
+        self.arms = arms
+        self.baseline = self.arm_named(baseline) if baseline else self.usual_baseline()
+        self.arms = {self.baseline: arms[self.baseline], **arms}
 
-    def arm_named(self, wanted: str) -> str | None:
+    def arm_named(self, wanted: str) -> str:
         """The arm of this name, or with a run of this name or folder."""
         for name, arm in self.arms.items():
-            folders = [run["folder"] for run in arm]
-            paths = [folder.resolve() for folder in folders]
-            if wanted in (name, *(f.name for f in folders)) or Path(wanted).resolve() in paths:
+            if wanted == name or any(is_called(run, wanted) for run in arm):
                 return name
-        return None
+        raise UserError(f"--baseline {wanted} is neither one of these runs nor one of the arms: "
+                        f"{', '.join(self.arms)}")
 
-    def usual_baseline(self, wanted: str | None) -> str:
-        """Plain GRPO with the settings that most runs have, otherwise the first arm."""
+    def usual_baseline(self) -> str:
+        """Plain GRPO, otherwise the first arm."""
         plain = [name for name, arm in self.arms.items()
                  if PLAIN.items() <= (PLAIN | arm[0]["config"]).items()]
         if "none" in plain:
             return "none"
-        if len(plain) > 1 and not wanted:
+        if len(plain) > 1:
             raise UserError(f"which arm is the baseline: {' or '.join(plain)}? Say so with "
                             "--baseline and the name of a run or an arm")
         return (plain or list(self.arms))[0]
@@ -150,10 +144,3 @@ def refuse_twins(arm: list[dict]) -> None:
         if twin is not run:
             raise UserError(f"{twin['folder']} and {run['folder']} are the same arm and seed: "
                             "one of them is enough")
-
-
-def refuse_unknown_baseline(comparisons: list[Comparison], wanted: str | None) -> None:
-    if wanted and not any(comparison.baseline_was_named for comparison in comparisons):
-        names = ", ".join(name for comparison in comparisons for name in comparison.arms)
-        raise UserError(f"--baseline {wanted} is neither one of these runs nor one of the arms: "
-                        f"{names}")

@@ -1,22 +1,16 @@
 """The tables of several runs: success, differences, stability and cost, where the gradient lies."""
-from dataclasses import dataclass, field
-from pathlib import Path
-
 import numpy as np
 
-from analysis.arms import Comparison, alike, refuse_unknown_baseline, setting_of, what_differs
-from analysis.comparison_plots import PLACES, draw_comparison
-from analysis.differences import MEASURES, PRIMARY, SPEED, differences
+from analysis.arms import Comparison
+from analysis.differences import MEASURES, differences
 from analysis.runs import evaluations
-from analysis.sizes import end_of, lay_flat, units
+from analysis.sizes import end_of, read_tokens, units
 from analysis.statistics import Estimate, mean_over, paired_difference
 from analysis.sums import PARTITIONS
 from analysis.tables import Table, by_row
 from analysis.vocabulary import Vocabulary
 from engine.labels import KINDS, SECTIONS
 from engine.tokens import load_tokenizer
-from harness.credit_file import read_columns
-from harness.files import writing
 
 PUBLISHED_ARMS = (
     "published (Qwen2.5-0.5B, another model, one seed, 128 problems): plain GRPO 15%, "
@@ -24,72 +18,28 @@ PUBLISHED_ARMS = (
     "step 60; filler over reasoning 1.31, and 1.41 with 0.75, in the old unit. 12% against 15% of "
     "128 is z = 0.74")
 LIKE_PUBLISHED = {"outcome_conditional", "inverse_logprob_as_published"}
-CHAPTERS = {  # what is folded on the page, and the tables in it; with several sets a number follows
-    "Learning speed": (SPEED,),
-    "Stability and cost": ("stability",),
-    "Where the gradient went": ("credit by class", "credit over seeds")}
 
 
-@dataclass
-class Report:
-    """What is printed of several runs, and stands on their page."""
-    intro: list[str]
-    short: list[str] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    pictures: list[tuple[Path, str]] = field(default_factory=list)
-    places: dict[str, tuple] = field(default_factory=dict)  # of pictures, by table
-    first: list[str] = field(default_factory=list)  # names of the tables that decide
-
-
-def report_on(runs: list[dict], baseline: str | None, folder: Path, status) -> Report:
-    """Runs that are not comparable are compared in sets, each by itself. The names of its tables
-    and pictures have its number then."""
-    sets = alike(runs, setting_of)
-    report = Report([f"{len(runs)} runs."])
-    if len(sets) > 1:
-        report.intro.append(what_differs(sets))
-    comparisons = [Comparison(part, baseline) for part in sets]
-    refuse_unknown_baseline(comparisons, baseline)
-    for number, comparison in enumerate(comparisons, 1):
-        tables = comparison_tables(comparison, status)
-        suffix = f"_{number}" if len(sets) > 1 else ""
-        with writing(folder):
-            report.pictures += draw_comparison(comparison, tables, folder, suffix)
-        for table in tables:
-            decides, picture = table.name in ("arms", PRIMARY), PLACES.get(table.name)
-            if len(sets) > 1:
-                table.name, table.title = f"{table.name} {number}", f"{table.title} (set {number})"
-            if decides:
-                report.first.append(table.name)
-                report.short += [table.finding] * bool(table.finding)
-            if picture:
-                report.places[table.name] = (picture + suffix,)
-        report.tables += tables
-    return report
-
-
-def comparison_tables(comparison: Comparison, status=lambda text: None) -> list[Table]:
-    tables = [arms_table(comparison)]
+def chapters_of(comparison: Comparison, status=lambda text: None) -> dict[str, list[Table]]:
+    """The tables by what they are about; the first chapter decides, the others explore."""
+    measured = []
     if len(comparison.arms) > 1:
-        tables += [differences(comparison, measure) for measure in MEASURES]
-    return [*tables, stability(comparison), *credit_tables(comparison, status)]
+        measured = [differences(comparison, measure) for measure in MEASURES]
+    return {"Which arm is better": [arms_table(comparison), *measured[:1]],
+            "Learning speed": measured[1:],
+            "Stability and cost": [stability(comparison)],
+            "Where the gradient went": credit_tables(comparison, status)}
 
 
 def arms_table(comparison: Comparison) -> Table:
     rows = [arm_row(comparison, name) for name in comparison.arms]
-    known = [f"{row[0]} {row[2]:.1%}" for row in rows if np.isfinite(row[2])]
-    finding = "No finished run was evaluated on held-out problems."
-    if known:
-        finding = f"Final held-out success, sampled: {'; '.join(known)}."
     config = comparison.arms[comparison.baseline][0]["config"]
-    usual = "".join(f"{key} {value} where nothing else is said; "
-                    for key, value in comparison.usual.items())
     count = sum(map(len, comparison.arms.values()))
     note = (f"{count} runs of {config['model']}, {config['steps']} steps; finished runs only; "
-            f"{usual}95% over seeds: Student's t over the seeds of an arm")
+            "95% over seeds: Student's t over the seeds of an arm")
     formats = {"arm": "", "seeds": "", "sampled": ".1%", "95% over seeds": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
-    return Table("arms", "The arms", by_row(formats, rows), finding, [note],
+    return Table("arms", "The arms", by_row(formats, rows), "", [note],
                  {"sampled": "held-out success, sampled",
                   "95% over seeds": "95% interval over seeds", "greedy": "success, greedy",
                   "length": "tokens an answer"})
@@ -174,7 +124,7 @@ def credit_tables(comparison: Comparison, status=lambda text: None) -> list[Tabl
               for name, (_, of_runs) in by_arm.items()]
     mitigations = {arm[0]["config"]["mitigation"] for arm in comparison.arms.values()}
     notes = [PUBLISHED_ARMS] * bool(mitigations & LIKE_PUBLISHED)
-    return [shares_table(shares, comparison.baseline), ratios_table(ratios, notes)]
+    return [shares_table(shares), ratios_table(ratios, notes)]
 
 
 def credit_of(run: dict, status) -> tuple[list[float], list[float]]:
@@ -185,10 +135,10 @@ def credit_of(run: dict, status) -> tuple[list[float], list[float]]:
             for name in ("kind", "section", "class", "ends")}
     for step in run["steps"]:
         status(f"{run['folder'].name}: step {step} of {run['steps'][-1]}")
-        tokens = lay_flat(read_columns(run["folder"], step))
+        tokens = read_tokens(run["folder"], step)
         factors, advantage = units(tokens), np.abs(tokens["advantage"])
         old = advantage * np.abs(factors["contribution"])
-        gradient = advantage * factors["weighted gradient"]
+        gradient = advantage * factors["gradient"]
         cells = {"kind": tokens["kind"], "section": tokens["section"],
                  "class": vocabulary.classes(tokens["token_id"]), "ends": end_of(tokens)}
         for name, total in sums.items():
@@ -202,17 +152,11 @@ def credit_of(run: dict, status) -> tuple[list[float], list[float]]:
     return [*kind, *section[1:]], ratios
 
 
-def shares_table(shares: dict[str, np.ndarray], baseline: str) -> Table:
-    finding = ""
-    if baseline in shares and len(shares) > 1:
-        moved = {name: np.abs(share - shares[baseline])[:len(KINDS)].sum() / 2
-                 for name, share in shares.items() if name != baseline}
-        finding = (f"Share of the gradient that lies on other kinds of tokens than in {baseline}: "
-                   + ", ".join(f"{name} {share:.0%}" for name, share in moved.items()) + ".")
+def shares_table(shares: dict[str, np.ndarray]) -> Table:
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
     rows = [[name, *share.tolist()] for name, share in shares.items()]
     return Table("credit by class", "Share of the gradient abs(A) w s by kind and section",
-                 by_row(formats, rows), finding,
+                 by_row(formats, rows), "",
                  ["means over the runs of an arm; policies that learned other things write other "
                   "texts, so this is not the weighting alone"])
 

@@ -1,34 +1,19 @@
-"""The two pictures of several arms. `suffix` tells sets of runs apart that are not comparable."""
-import textwrap
+"""The picture of several arms: how they learned."""
 from pathlib import Path
 
 import numpy as np
 
 from analysis.arms import Comparison
-from analysis.differences import PRIMARY
-from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plt, save,
-                            whole_steps)
+from analysis.plots import COLOURS, legend_below, panels, save, whole_steps
 from analysis.runs import evaluations
 from analysis.statistics import mean_reach
-from analysis.tables import Table
 
 Picture = tuple[Path, str]  # path and caption
 WINDOW = 5                  # steps whose mean is a point of a curve, but in a short run
-PLACES = {"arms": "learning_curves", PRIMARY: "differences"}  # below which table they stand
 LINES = ("-", "--", ":", "-.")
 
 
-def draw_comparison(comparison: Comparison, tables: list[Table], folder: Path,
-                    suffix: str) -> list[Picture]:
-    """`tables` are those of compare.py."""
-    pictures = [learning_curves(comparison, folder, suffix)]
-    for table in tables:
-        if table.name == PRIMARY and any(row[2] is not None for row in table.rows):
-            pictures.append(difference_bars(table, folder, suffix))
-    return pictures
-
-
-def learning_curves(comparison: Comparison, folder: Path, suffix: str) -> Picture:
+def learning_curves(comparison: Comparison, folder: Path) -> Picture:
     figure, (left, middle, right) = panels(3, figsize=(14, 4.4))
     shown = [run for name in comparison.arms for run in comparison.shown(name)]
     is_short = min(len(run["metrics"]) for run in shown) < 2 * WINDOW
@@ -53,7 +38,7 @@ def learning_curves(comparison: Comparison, folder: Path, suffix: str) -> Pictur
         right.set_ylim(min(norms) / 2, max(norms) * 2)
     whole_steps(left, middle, right)
     legend_below(figure, left, ncols=min(3, len(comparison.arms)))
-    return save(figure, folder, "learning_curves" + suffix,
+    return save(figure, folder, "learning_curves",
                 "Means over the runs of each arm, with 95% intervals over seeds (Student's t) and "
                 "each run as a thin line; held out, arms stand a little apart")
 
@@ -104,23 +89,3 @@ def held_out_means(axis, runs: list[dict], style: dict, shift: float) -> None:
     reach = [mean_reach(by_step[step]) if len(by_step[step]) > 1 else 0 for step in steps]
     axis.errorbar(np.array(steps) + shift, mean, reach, marker="o", ms=3, lw=1.3, capsize=2,
                   **style)
-
-
-def difference_bars(table: Table, folder: Path, suffix: str) -> Picture:
-    rows = [row for row in table.rows if row[2] is not None][::-1]
-    figure, axis = plt.subplots(figsize=(8.5, 1.4 + 0.42 * len(rows)), layout="constrained")
-    for y, (_, _, value, interval, *_, verdict) in enumerate(rows):
-        colour = {"better": BLUE, "worse": ORANGE}.get(verdict, GREY)
-        axis.plot(100 * np.array(interval), [y, y], color=colour, lw=2)
-        axis.plot(100 * value, y, "o", color=colour)
-        axis.annotate(verdict, (1.01, y), xycoords=("axes fraction", "data"), va="center",
-                      fontsize=8.5)
-    axis.axvline(0, color="#000000", lw=0.8)
-    labels = [f"{row[0]} ({row[1]} seed{'s' * (row[1] != 1)})" for row in rows]
-    axis.set(yticks=range(len(rows)), title=table.title,
-             yticklabels=[textwrap.fill(label, 38) for label in labels],
-             xlabel="points of final held-out success, 95% interval")
-    axis.set_ylim(-0.6, len(rows) - 0.4)
-    return save(figure, folder, "differences" + suffix,
-                "Each arm minus the baseline, paired by seed and problem; grey: no difference "
-                "seen, or one seed only")

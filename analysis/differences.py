@@ -16,9 +16,6 @@ NOTES = [
     "over problems alone; could see: the size that 80 of 100 such experiments would see, itself "
     "an estimate from few seeds"]
 PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
-IN_WORDS = {"better": "Better than {}", "worse": "Worse than {}",
-            "no difference seen": "No difference seen",
-            "one seed: no verdict": "One seed is one seed, and no verdict"}
 
 
 def evaluated(run: dict) -> list[int]:
@@ -78,14 +75,12 @@ def differences(comparison: Comparison, measure: str) -> Table:
     placebos = rows_of_family(comparison, measure, {
         f"{name} - {placebo}": (name, placebo) for name in comparison.arms
         for placebo in comparison.placebos_of(name)})
-    finding = in_words(against, comparison.baseline)
-    if measure != PRIMARY:
-        finding = f"Exploratory, Holm's correction does not reach over the measures. {finding}"
+    exploratory = "exploratory: Holm's correction does not reach over the measures"
+    notes = NOTES + [PLACEBO_NOTE] * bool(placebos) + [exploratory] * (measure != PRIMARY)
     formats = {"arm": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%", "Holm p": "p",
                "could see": ".1%", "verdict": ""}
     return Table(measure, f"{measure.capitalize()}: each arm minus {comparison.baseline}",
-                 by_row(formats, against + placebos), finding,
-                 NOTES + [PLACEBO_NOTE] * bool(placebos),
+                 by_row(formats, against + placebos), "", notes,
                  {"95%": "95% interval", "Holm p": "p, Holm's correction"})
 
 
@@ -102,20 +97,3 @@ def rows_of_family(comparison: Comparison, measure: str, pairs: dict[str, tuple]
         visible = estimate.visible if len(seeds) > 2 else None
         rows.append([label, len(seeds), *numbers, p, visible, verdict(seeds, estimate, p)])
     return rows
-
-
-def in_words(rows: list[list], baseline: str) -> str:
-    """Which arms are better, which worse; and of those without a difference what could be seen."""
-    findings = []
-    for word, sentence in IN_WORDS.items():
-        names = [row[0] + could_see(row[5]) * (word == "no difference seen")
-                 for row in rows if row[-1] == word]
-        if names:
-            findings.append(f"{sentence.format(baseline)}: {', '.join(names)}.")
-    return " ".join(findings)
-
-
-def could_see(visible: float | None) -> str:
-    if visible is None:
-        return " (with two seeds only a huge one would be seen)"
-    return f" (could have seen about {100 * visible:.0f} points)"

@@ -11,11 +11,11 @@ import numpy as np
 from analysis.histograms import ADVANTAGE_EDGES, LOG_PROB_EDGES, S_EDGES, VALUE_EDGES
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save, shade, whole_steps
 from analysis.positions import t_statistics
-from analysis.ratios import early_over_late, mean_sizes, pair
-from analysis.sizes import LABELS, size_label
+from analysis.ratios import early_over_late, filler_over_reasoning
+from analysis.sizes import LABELS, SIZES, UNITS
 from analysis.statistics import permutation_p, verdicts
-from analysis.sums import NORMALISED, PARTITIONS, SIGNS
-from analysis.tables import NOTHING, Table, by_row, shown
+from analysis.sums import NORMALISED, PARTITIONS
+from analysis.tables import Table, by_row
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES
 from engine.labels import KINDS
@@ -31,8 +31,7 @@ LEGEND = (
     "comparison.")
 WORDS = {  # full headings of the columns of these tables
     "A lp": "mean A log p", "log p": "mean log p",
-    "abs(A lp)": "mean abs(A log p), old unit", "abs(A w lp)": "mean abs(A w log p)",
-    "abs(A) s": "mean abs(A) s, gradient", "abs(A) w s": "mean abs(A) w s, weighted gradient",
+    "abs(A lp)": "mean abs(A log p), old unit", "abs(A) w s": "mean abs(A) w s, gradient",
     "pub.*": "published*", "log p*": "published* log p",
     "95%": "95% interval", "spread": "standard deviation", "of all": "share of all tokens",
     "bin": "tenth of the answer, from 0"}
@@ -77,27 +76,19 @@ def earlier_tables(tally: Tally) -> list[Table]:
 
 
 def contributions(tally: Tally) -> Table:
-    """Beside the old unit what the earlier log could not show: the gradient and the weights."""
     names = ("mean", "spread", "mean size", "smallest", "largest")
     columns = {"": ("", names)}
-    for measure in (*tally.units, "weight"):
-        values = [tally.mean("all", measure)[0], tally.spread("all", measure)[0],
-                  tally.mean("all", f"abs {measure}")[0], *tally.sums.extremes[measure]]
-        columns[LABELS.get(measure, measure)] = (".4f", values)
+    for unit in UNITS:
+        values = [tally.mean("all", unit)[0], tally.spread("all", unit)[0],
+                  tally.mean("all", f"abs {unit}")[0], *tally.sums.extremes[unit]]
+        columns[LABELS[unit]] = (".4f", values)
     columns["pub.* A lp"] = (".3f", [PUBLISHED[name] for name in names])
-    sizes = [max(map(abs, tally.sums.extremes[unit])) for unit in ("contribution", tally.final)]
-    means = [tally.mean("all", f"abs {unit}")[0] for unit in ("contribution", tally.final)]
-    finding = NOTHING
-    if all(means):
-        finding = (f"The largest size is {sizes[0] / means[0]:.0f} times the mean size in the old "
-                   f"unit and {sizes[1] / means[1]:.0f} times as gradient: A log p has no limit "
-                   "as p goes to 0.")
     return Table("contribution", "What a token was given: the old unit and the gradient, signed",
-                 columns, finding,
-                 ["spread: the sample's standard deviation; mean size: the mean of the absolute "
-                  "values"],
-                 {"A lp": "A log p, old unit", "A w lp": "A w log p", "A s": "A s, gradient",
-                  "A w s": "A w s, weighted gradient", "pub.* A lp": "published* A log p"})
+                 columns, "",
+                 ["A log p has no limit as p goes to 0, A w s has; spread: the sample's standard "
+                  "deviation; mean size: the mean of the absolute values"],
+                 {"A lp": "A log p, old unit", "A w s": "A w s, gradient",
+                  "pub.* A lp": "published* A log p"})
 
 
 def positions(tally: Tally) -> Table:
@@ -106,39 +97,28 @@ def positions(tally: Tally) -> Table:
                "log p": (".3f", tally.mean("position", "log_prob")),
                "A lp": (".4f", tally.mean("position", "contribution")),
                "spread": (".3f", tally.spread("position", "contribution")),
-               **mean_sizes(tally, "position", "contribution"),
+               "abs(A lp)": (".4f", tally.mean("position", "abs contribution")),
                "pub.*": (".3f", PUBLISHED["position"]),
                "log p*": (".2f", PUBLISHED["position log p"])}
-    peak = int(np.nanargmax(tally.mean("position", "abs contribution")))
-    early = early_over_late(tally, "ends", "contribution")
+    early = early_over_late(tally, "contribution")
     return Table("position", "Ten bins of relative position, in the old unit", columns,
-                 f"In the old unit the largest mean size is that of bin {peak} (published: bin 1); "
-                 f"the first fifth over the last is {early.value:.2f} (published: "
+                 f"In the old unit the first fifth over the last is {early.value:.2f} (published: "
                  f"{PUBLISHED['early over late']}).", [],
                  {**WORDS, "pub.*": "published* mean size"})
 
 
 def signs(tally: Tally) -> Table:
-    def both(values_of) -> list:
-        return [*values_of("sign"), *values_of("normalised")]
-
-    def means(measure: str) -> list:
-        return both(lambda partition: tally.mean(partition, measure))
-
-    unknown = [None] * len(SIGNS)
-    columns = {"with": ("", [*SIGNS, *NORMALISED]),
-               "tokens": (",d", both(tally.count)),
-               "answers": (",d", unknown + tally.sums.answers.tolist()),
-               "A lp": ("+.3f", means("contribution"))}
-    for unit in tally.units:
-        columns[size_label(unit)] = (".3f", means(f"abs {unit}"))
-    columns["pub.*"] = ("+.3f", unknown + list(PUBLISHED["signs"]))
-    none = tally.total("sign", "tokens")[SIGNS.index("A = 0")] / tally.tokens
-    return Table("signs", "By the sign of the advantage", columns,
-                 "The signs are a tautology: log p is never positive, so A log p always has the "
-                 f"sign of -A. {none:.0%} of the tokens had no advantage at all; the earlier table "
-                 "counted those as negative.", ["z: the reward normalised in its group"],
-                 {**WORDS, "with": "advantage A or reward z"})
+    columns = {"with": ("", NORMALISED),
+               "tokens": (",d", tally.count("normalised")),
+               "A lp": ("+.3f", tally.mean("normalised", "contribution"))}
+    for unit in UNITS:
+        columns[SIZES[unit]] = (".3f", tally.mean("normalised", f"abs {unit}"))
+    columns["pub.*"] = ("+.3f", PUBLISHED["signs"])
+    return Table("signs", "By the sign of the reward", columns, "",
+                 ["z: the reward normalised in its group. The signs are a tautology: log p is "
+                  "never positive, so A log p always has the sign of -A. Tokens without an "
+                  "advantage (z = 0) count as negative here, as in the earlier table"],
+                 {**WORDS, "with": "normalised reward z"})
 
 
 def classes(tally: Tally) -> Table:
@@ -147,19 +127,16 @@ def classes(tally: Tally) -> Table:
         rows.append([f"{name} (pub.*)", *figures, None])
     rows += class_rows(tally, "kind", "span")
     formats = {"class": "", "tokens": ",d", "of all": ".1%", "log p": ".3f", "A lp": "+.4f",
-               "abs(A lp)": ".4f", size_label(tally.final): ".4f"}
-    mean, spread = tally.mean("class", "contribution"), tally.spread("class", "contribution")
-    finding = (f"Signed means of filler and reasoning: {shown(mean[0], '+.4f')} and "
-               f"{shown(mean[1], '+.4f')}, beside spreads of {shown(spread[0], '.2f')} and "
-               f"{shown(spread[1], '.2f')}. Their sign says how advantages and log-probs go "
-               "together over answers; it is no credit to a class.")
+               "abs(A lp)": ".4f", "abs(A) w s": ".4f"}
     title = "Classes of tokens in the old unit: by the earlier regex, and by spans of the text"
-    return Table("classes", title, by_row(formats, rows), finding, [], WORDS)
+    return Table("classes", title, by_row(formats, rows), "",
+                 ["the sign of a mean A log p says how advantages and log-probs go together over "
+                  "answers; it is no credit to a class"], WORDS)
 
 
 def class_rows(tally: Tally, partition: str, made_by: str) -> list[list]:
     tokens = tally.count(partition)
-    measures = ("log_prob", "contribution", "abs contribution", f"abs {tally.final}")
+    measures = ("log_prob", "contribution", "abs contribution", "abs gradient")
     means = np.stack([tally.mean(partition, measure) for measure in measures], axis=1)
     return [[f"{name} ({made_by})", tokens[i], tokens[i] / tally.tokens, *means[i]]
             for i, name in enumerate(PARTITIONS[partition]) if tokens[i] or partition == "class"]
@@ -174,13 +151,13 @@ def classes_by_fifth(tally: Tally) -> Table:
     columns = {"part": ("", [f"{20 * fifth}-{20 * fifth + 20}%" for fifth, _ in rows]),
                "class": ("", [CLASSES[c] for _, c in rows]),
                "tokens": (",d", tokens[cells]),
-               "log p": (".3f", tally.mean("class by fifth", "log_prob")[cells]),
-               **mean_sizes(tally, "class by fifth", cells=cells, spec=".3f"),
-               "pub.*": (".3f", [published[c][fifth] for fifth, c in rows])}
+               "log p": (".3f", tally.mean("class by fifth", "log_prob")[cells])}
     ahead = []
-    for unit in tally.units:
+    for unit in UNITS:
         sizes = tally.mean("class by fifth", f"abs {unit}")
-        ahead.append(f"in {int((sizes[:5] > sizes[5:10]).sum())} of 5 bins by {size_label(unit)}")
+        columns[SIZES[unit]] = (".3f", sizes[cells])
+        ahead.append(f"in {int((sizes[:5] > sizes[5:10]).sum())} of 5 bins by {SIZES[unit]}")
+    columns["pub.*"] = (".3f", [published[c][fifth] for fifth, c in rows])
     return Table("class by position", "Classes (regex) in five bins of relative position", columns,
                  f"Filler is ahead of reasoning {', '.join(ahead)} (published: "
                  f"{sum(np.greater(*published[:2]))} of 5 in the old unit).", [],
@@ -189,19 +166,16 @@ def classes_by_fifth(tally: Tally) -> Table:
 
 def filler_at_like_position(tally: Tally) -> Table:
     """Is filler ahead because of where it stands?"""
-    estimates = [pair(tally, "class", unit, 0, 1) for unit in tally.units]
+    estimates = [filler_over_reasoning(tally, unit) for unit in UNITS]
     verdict = verdicts([like for _, like in estimates])
     rows = [["published*", published_of(tally)["filler over reasoning"], *[None] * 3, ""]]
-    for unit, (crude, like), word in zip(tally.units, estimates, verdict):
+    for unit, (crude, like), word in zip(UNITS, estimates, verdict):
         rows.append([f"filler/reasoning ({LABELS[unit]})", crude.value, crude.interval,
                      like.value, like.interval, word])
     formats = {"ratio": "", "crude": ".2f", "95%": ".2f", "20ths": ".2f", "95% of it": ".2f",
                "difference": ""}
-    (_, old), *_, (_, new) = estimates
     return Table("like position", "Filler over reasoning, crude and at like position",
-                 by_row(formats, rows),
-                 f"Filler over reasoning at like position: {old.value:.2f} in the old unit, "
-                 f"{new.value:.2f} as gradient (95%: {shown(new.interval, '.2f')}).",
+                 by_row(formats, rows), "",
                  ["at like position: as if both stood in the same places (twenty bins)"],
                  {"ratio": "filler over reasoning", "crude": "as it is", "95%": "95% interval",
                   "20ths": "at like position", "95% of it": "95% interval of that"})
@@ -213,16 +187,12 @@ def t_table(tally: Tally) -> Table:
         over, under, mean = PUBLISHED[phase]
         rows.append([f"{phase}*", over, None, None, under, None, mean, ""])
     rows.append(["no effect", 0.0027, None, None, 0.866, None, 0.80, ""])
-    many, finding = int((tally.positions.counts > 1).sum()), "No position occurs twice."
-    if many:
-        rows += [t_row(tally, unit) for unit in tally.units]
-        _, over, shuffled, interval, *_, verdict = rows[-1]  # the last unit is the one that counts
-        finding = (f"{over:.0%} of the positions have abs(t) > 3 as gradient, {shuffled:.0%} "
-                   f"({shown(interval, '.0%')}) with the answers of a group shuffled: {verdict}.")
+    many = int((tally.positions.counts > 1).sum())
+    rows += [t_row(tally, unit) for unit in UNITS if many]
     formats = {"unit": "", "over 3": ".1%", "shuffled": ".1%", "95%": ".1%", "under 1.5": ".1%",
                "shuffled, too": ".1%", "mean": ".2f", "over 3?": ""}
     return Table("t", f"abs(t), one t per absolute position over all answers ({many} positions)",
-                 by_row(formats, rows), finding,
+                 by_row(formats, rows), "",
                  ["tokens of one answer share one advantage, so these t are not independent and no "
                   "test; the shuffled columns show what they look like when credit has nothing to "
                   "do with the answer. More than shuffled: advantage and what stands at a position "
@@ -249,13 +219,11 @@ def t_row(tally: Tally, unit: str) -> list:
 
 def top_tokens(tally: Tally) -> Table:
     words = tally.vocabulary
-    count, kinds, most = words.sums["count"], words.kinds, words.most_frequent
+    count, most = words.sums["count"], words.most_frequent
     rows = [[f"{name} (regex)", most(count * (words.class_of == c))]
             for c, name in enumerate(CLASSES)]
     rows += [[f"{name} (pub.*)", texts] for name, texts in PUBLISHED["top"].items()]
-    rows += [[f"{name} (span)", most(kinds[:, k])]
-             for k, name in enumerate(KINDS) if kinds[:, k].any()]
-    pieces = (kinds[:, KINDS.index("tag")] > count / 2) & (words.class_of == 0)
+    pieces = (words.kinds[:, KINDS.index("tag")] > count / 2) & (words.class_of == 0)
     return Table("top tokens", "The most frequent tokens of each class",
                  by_row({"class": "", "tokens": ""}, rows),
                  f"Pieces of tags among the regex's filler: {most(count * pieces) or 'none'}.")
@@ -265,10 +233,9 @@ def draw_contributions(tally: Tally, folder: Path) -> tuple[Path, str]:
     """How often each value occurs, and the means over training; the gradient beside."""
     figure, (left, right) = panels(2)
     steps, tokens = [block.mean() for block in tally.blocks], tally.by_block("all", "tokens")
-    for unit, colour in (("contribution", ORANGE), (tally.final, BLUE)):
-        label = LABELS[unit]
+    for unit, colour in (("contribution", ORANGE), ("gradient", BLUE)):
         left.stairs(tally.histograms.values[unit], VALUE_EDGES, color=colour, lw=1.4)
-        for name, text, line in ((f"abs {unit}", size_label(unit), "-"), (unit, label, "--")):
+        for name, text, line in ((f"abs {unit}", SIZES[unit], "-"), (unit, LABELS[unit], "--")):
             right.plot(steps, tally.by_block("all", name) / tokens, color=colour, lw=1.2, ls=line,
                        label=f"mean {text}")
     left.axvline(0, color=GREY, lw=0.9, ls="--")

@@ -3,32 +3,20 @@ import numpy as np
 
 from analysis.runs import evaluations, is_done, steps_done
 
-SEVERAL_STEPS = 10  # whose mean is told
-
 
 def opening(run: dict) -> list[str]:
     sentences = []
     if not is_done(run):
-        sentences.append(f"This run is not finished: {so_far(run)}.")
+        sentences.append(f"This run is not finished: step {steps_done(run)} of "
+                         f"{run['config']['steps']} so far.")
     for part in run["config"].get("code", [])[1:]:
         sentences.append(f"The code was changed after step {part['after_step']} "
                          f"({', '.join(part['files'])}).")
     lines = evaluations(run, "sampled") or evaluations(run, "greedy")
-    solved = [line["success"] for line in run["metrics"]]
-    sentences += held_out_success(lines)
-    if solved and len(lines) < 2:
-        count = min(len(solved), SEVERAL_STEPS)
-        sentences.append(f"In training it solved {np.mean(solved[:count]):.1%} at first and "
-                         f"{np.mean(solved[-count:]):.1%} at last (means of {count} steps).")
-    sentences += cut_off(run, lines)
+    sentences += held_out_success(lines) + cut_off(run, lines)
     if not run["steps"]:
         sentences.append("There are no credit files, so nothing is known of single tokens.")
     return sentences
-
-
-def so_far(run: dict) -> str:
-    done, steps = steps_done(run), run["config"]["steps"]
-    return f"step {done} of {steps} so far" + (", not evaluated yet" if done == steps else "")
 
 
 def held_out_success(lines: list[dict]) -> list[str]:

@@ -3,26 +3,28 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from analysis import compare
+from analysis import earlier
 from analysis.page import (Picture, bullets, figure_of, folded, illustrated, named, paragraphs,
                            side_by_side, viewer)
-from analysis.tables import NOTHING, Table, show, show_in_short
+from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from harness.files import replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
 
+GRADIENT = "Where the gradient went"  # chapter of the page
 GRADIENT_LEGEND = [
     "A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size "
     "of the gradient of log p at the logits. The gradient of a token has the size abs(A) w s; "
     "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
     "clipping and later epochs do to the loss is not in it.",
     "Intervals: bootstrap over this run's groups. They do not cover seed-to-seed variation."]
-FINDINGS = ("gradient by kind", "gradient by section", "first and last fifth")  # said in a sentence
-IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
+LEGENDS = {GRADIENT: GRADIENT_LEGEND, earlier.TITLE: [earlier.LEGEND]}
+PLACES = {  # the table of the page that a picture stands below; two others stand at the top
+    "growth": ("over_training",), "gradient by position": ("position",),
+    "contribution": ("contributions", "log_prob_and_gradient"), "arms": ("learning_curves",)}
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
-    "page_tokens": Flag(60_000, "tokens of the answers on the page of one run, at most", least=1),
     "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
                      "runs (default: plain GRPO)")}
 SWITCHES = {  # take no value: a RUN may come after one
@@ -52,15 +54,8 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     return flags
 
 
-def findings_of(chapters: dict[str, list[Table]]) -> list[str]:
-    """The sentences of the tables in FINDINGS that found something."""
-    tables = sum(chapters.values(), [])
-    return [t.finding for t in tables if t.name in FINDINGS and t.finding != NOTHING]
-
-
 def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list[Table]],
-             legends: dict[str, list[str]], pictures: list[Picture], places: dict[str, tuple],
-             has_answers: bool) -> list[str]:
+             pictures: list[Picture], has_answers: bool) -> list[str]:
     """What the run did; its answers; where the credit went. Then all tables, folded."""
     curve, credit = ("".join(figure_of(*picture) for picture in named(pictures, (name,)))
                      for name in ("learning_curve", "credit_by_kind"))
@@ -71,52 +66,44 @@ def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list
         body.append(viewer())
     if credit:
         body += ["<h2>Where the credit went</h2>", side_by_side(credit, bullets(findings))]
-    for title, tables in chapters.items():
-        legend = paragraphs(legends.get(title, []), "note")
-        body.append(folded(title, [legend, *illustrated(tables, pictures, places)]))
-    return body
+    return [*body, *folded_chapters(chapters, pictures)]
 
 
-def comparison_page(found: compare.Report) -> list[str]:
+def comparison_page(intro: list[str], chapters: dict[str, list[Table]],
+                    pictures: list[Picture]) -> list[str]:
     """Which arm is better, with the curves; then the other tables, folded."""
-    first = [table for table in found.tables if table.name in found.first]
-    body = [paragraphs(found.intro, "note"), *illustrated(first, found.pictures, found.places)]
-    for title, names in compare.CHAPTERS.items():
-        tables = [table for table in found.tables if table.name.startswith(names)]
-        if tables:
-            body.append(folded(title, illustrated(tables, found.pictures, found.places)))
-    return body
+    (_, first), *others = chapters.items()
+    return [paragraphs(intro, "note"), *illustrated(first, pictures, PLACES),
+            *folded_chapters(dict(others), pictures)]
 
 
-def print_run(texts: list[str], chapters: dict[str, list[Table]], legends: dict[str, list[str]],
-              flags: SimpleNamespace) -> None:
-    """Findings and a table or two; with --all every table, with --earlier the last chapter."""
-    if not flags.all and not (flags.earlier and len(chapters) > 1):
-        tables = {table.name: table for table in sum(chapters.values(), [])}
-        show_in_short(texts, [tables[name] for name in IN_SHORT if name in tables])
-        return
+def folded_chapters(chapters: dict[str, list[Table]], pictures: list[Picture]) -> list[str]:
+    return [folded(title, [paragraphs(LEGENDS.get(title, []), "note"),
+                           *illustrated(tables, pictures, PLACES)])
+            for title, tables in chapters.items()]
+
+
+def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[Table]],
+                 flags: SimpleNamespace) -> None:
+    """What is said, and the tables that come first; with --all every table, with --earlier those
+    of the last chapter."""
     if flags.all:
         show(texts, [])
-    for title, tables in chapters.items() if flags.all else list(chapters.items())[-1:]:
-        show(legends.get(title, []), tables)
+    elif not flags.earlier:
+        return show_in_short(texts, first)
+    for title, tables in chapters.items():
+        if flags.all or title == earlier.TITLE:
+            show(LEGENDS.get(title, []), tables)
 
 
-def print_comparison(found: compare.Report, flags: SimpleNamespace) -> None:
-    if flags.all:
-        show(found.intro, found.tables, found.short)
-    else:
-        first = [table for table in found.tables if table.name in found.first]
-        show_in_short([*found.intro, *found.short], first)
+def write_numbers(folder: Path, chapters: dict[str, list[Table]]) -> None:
+    tables = [table.to_json() for tables in chapters.values() for table in tables]
+    replace_text(folder / "analysis.json", json.dumps(tables, indent=1, allow_nan=False) + "\n")
 
 
-def write_numbers(folder: Path, tables: list[Table]) -> None:
-    text = json.dumps([table.to_json() for table in tables], indent=1, allow_nan=False)
-    replace_text(folder / "analysis.json", text + "\n")
-
-
-def print_written(folder: Path, pictures: int, flags: SimpleNamespace) -> None:
+def print_written(folder: Path, flags: SimpleNamespace) -> None:
     """What was written, and which flags say more."""
-    print(f"\npage: {folder / 'report.html'}; {pictures} pictures beside it")
+    print(f"\npage: {folder / 'report.html'}, with its pictures beside it")
     if flags.json:
         print(f"numbers: {folder / 'analysis.json'}")
     if flags.csv:

@@ -1,23 +1,25 @@
 """The tokens of one step, end to end, and the two sizes that each of them has.
 
-A is the advantage of a token, w its weight, p its probability. The contribution `A log p` is the
-value of the objective, which an earlier experiment took for a gradient. The gradient at the
-logits is `A (onehot - p)`, of size `abs(A) s` with s = norm(onehot - p) (grpo.gradient_size).
-Both are looked at with the mitigation's weight and without.
+A is the advantage of a token, w its weight, p its probability. The gradient at the logits is
+`A w (onehot - p)`, of size `abs(A) w s` with s = norm(onehot - p) (grpo.gradient_size). The
+contribution `A log p` is what an earlier experiment took for it.
 """
+from pathlib import Path
+
 import numpy as np
 import torch
 
 from grpo import gradient_size
+from harness.credit_file import read_columns
 
-UNITS = ("contribution", "weighted contribution", "gradient", "weighted gradient")
-LABELS = dict(zip(UNITS, ("A lp", "A w lp", "A s", "A w s")))  # lp: log p
+UNITS = ("contribution", "gradient")
+LABELS = {"contribution": "A lp", "gradient": "A w s"}  # lp: log p
+SIZES = {"contribution": "abs(A lp)", "gradient": "abs(A) w s"}
 
 
-def size_label(unit: str) -> str:
-    """The heading of a unit's size: abs(A lp), but abs(A) s, as s is never negative."""
-    label = LABELS[unit]
-    return f"abs({label})" if "contribution" in unit else f"abs(A){label.removeprefix('A')}"
+def read_tokens(run: Path, step: int) -> dict[str, np.ndarray]:
+    """What a run has on record of the tokens of a step."""
+    return lay_flat(read_columns(run, int(step)))
 
 
 def lay_flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -47,6 +49,4 @@ def end_of(tokens: dict[str, np.ndarray]) -> np.ndarray:
 
 def units(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What is multiplied by the advantage in each unit."""
-    log_prob, weight, s = tokens["log_prob"], tokens["weight"], tokens["s"]
-    return {"contribution": log_prob, "weighted contribution": weight * log_prob,
-            "gradient": s, "weighted gradient": weight * s}
+    return {"contribution": tokens["log_prob"], "gradient": tokens["weight"] * tokens["s"]}

@@ -13,11 +13,10 @@ from engine.labels import KINDS, SECTIONS
 from grpo import group_z_score
 
 DRAWS = 1000     # of the bootstrap over groups
-SIGNS = ("A > 0", "A = 0", "A < 0")
 NORMALISED = ("z > 0", "z <= 0")  # z: the reward normalised in its group
-SIGNED = ("weight", "s", "ratio", *UNITS)
-MEASURES = ("tokens", "log_prob", "entropy", *SIGNED, *(f"abs {name}" for name in SIGNED),
-            *(f"squared {name}" for name in SIGNED))
+SQUARED = ("s", "ratio", *UNITS)
+MEASURES = ("tokens", "log_prob", "entropy", *SQUARED, *(f"abs {unit}" for unit in UNITS),
+            *(f"squared {name}" for name in SQUARED))
 RESAMPLED = ("tokens", *(f"abs {unit}" for unit in UNITS))
 
 
@@ -27,7 +26,6 @@ def crossed(rows, columns) -> list[tuple]:
 
 PARTITIONS = {  # name: what its cells are called
     "all": ("all",),
-    "sign": SIGNS,
     "normalised": NORMALISED,
     "class": CLASSES,
     "kind": KINDS,
@@ -36,8 +34,7 @@ PARTITIONS = {  # name: what its cells are called
     "position": tuple(range(10)),
     "ends": ("first fifth", "middle", "last fifth"),
     "class by fifth": crossed(CLASSES, range(5)),
-    "class by twentieth": crossed(CLASSES, range(20)),
-    "kind by twentieth": crossed(KINDS, range(20))}
+    "class by twentieth": crossed(CLASSES, range(20))}
 
 
 class Sums:
@@ -52,31 +49,27 @@ class Sums:
             self.of[name] = np.zeros((blocks, len(cells), len(MEASURES)))
             self.drawn[name] = np.zeros((DRAWS, len(cells), len(RESAMPLED)))
             self.live[name] = np.zeros(len(cells), np.int64)
-        self.extremes = {name: [np.inf, -np.inf] for name in (*UNITS, "weight")}
-        self.answers = np.zeros(len(NORMALISED), np.int64)  # with z above 0, and not
+        self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
 
     def add(self, tokens: dict, values: dict, block: int) -> None:
         groups, group = np.unique(tokens["token_group"], return_inverse=True)
         measures = measured(tokens, values)
-        normalised = (normalised_reward(tokens) <= 0).astype(np.int64)
-        self.answers += np.bincount(normalised, minlength=len(NORMALISED))
         drawn = poisson_draws(self.rng, DRAWS, len(groups))
         resampled = [MEASURES.index(name) for name in RESAMPLED]
-        for name, cell in self.cells(tokens, normalised).items():
+        for name, cell in self.cells(tokens).items():
             by_group = sums_by_group(group, len(groups), cell, len(PARTITIONS[name]), measures)
             self.of[name][block] += by_group.sum(0)
-            self.live[name] += (by_group[..., MEASURES.index("abs gradient")] > 0).sum(0)
+            self.live[name] += (by_group[..., MEASURES.index("abs contribution")] > 0).sum(0)
             self.drawn[name] += np.tensordot(drawn, by_group[..., resampled], axes=1)
         for name, (low, high) in self.extremes.items():
             self.extremes[name] = [min(low, measures[name].min()), max(high, measures[name].max())]
 
-    def cells(self, tokens: dict, normalised: np.ndarray) -> dict[str, np.ndarray]:
-        """Which cell of each partition a token falls into. `normalised` is per answer."""
-        kind, naive, twentieth = tokens["kind"], tokens["class"], self.bin_of(tokens, 20)
+    def cells(self, tokens: dict) -> dict[str, np.ndarray]:
+        """Which cell of each partition a token falls into."""
+        kind, naive = tokens["kind"], tokens["class"]
         trained = ("ratio" in tokens) & (tokens["weight"] * tokens["advantage"] != 0)
         return {"all": np.zeros_like(kind),
-                "sign": 1 - np.sign(tokens["advantage"]).astype(np.int64),
-                "normalised": normalised[tokens["answer"]],
+                "normalised": (normalised_reward(tokens) <= 0).astype(int)[tokens["answer"]],
                 "class": naive,
                 "kind": kind,
                 "section": tokens["section"],
@@ -84,8 +77,7 @@ class Sums:
                 "position": self.bin_of(tokens, 10),
                 "ends": end_of(tokens),
                 "class by fifth": 5 * naive + self.bin_of(tokens, 5),
-                "class by twentieth": 20 * naive + twentieth,
-                "kind by twentieth": 20 * kind + twentieth}
+                "class by twentieth": 20 * naive + self.bin_of(tokens, 20)}
 
     def bin_of(self, tokens: dict, bins: int) -> np.ndarray:
         return np.searchsorted(self.edges[bins], tokens["relative"]) - 1
@@ -94,10 +86,10 @@ class Sums:
 def measured(tokens: dict, values: dict) -> dict[str, np.ndarray | None]:
     """What is summed over tokens, by name; tokens themselves are counted."""
     ratio = np.asarray(tokens.get("ratio", np.zeros_like(tokens["s"])), np.float64)
-    signed = {"weight": tokens["weight"], "s": tokens["s"], "ratio": ratio, **values}
-    return {"tokens": None, "log_prob": tokens["log_prob"], "entropy": tokens["entropy"], **signed,
-            **{f"abs {name}": np.abs(value) for name, value in signed.items()},
-            **{f"squared {name}": value * value for name, value in signed.items()}}
+    squared = {"s": tokens["s"], "ratio": ratio, **values}
+    return {"tokens": None, "log_prob": tokens["log_prob"], "entropy": tokens["entropy"],
+            **squared, **{f"abs {unit}": np.abs(value) for unit, value in values.items()},
+            **{f"squared {name}": value * value for name, value in squared.items()}}
 
 
 def sums_by_group(group, groups: int, cell, cells: int, measures: dict) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from analysis.histograms import Histograms
 from analysis.positions import Positions
 from analysis.runs import steps_done
-from analysis.sizes import UNITS, lay_flat, lengths, units
+from analysis.sizes import lengths, read_tokens, units
 from analysis.sums import MEASURES, RESAMPLED, Sums
 from analysis.vocabulary import Vocabulary
 from harness.credit_file import credit_steps, read_columns
@@ -32,7 +32,7 @@ class Tally:
             raise UserError(f"{run} has no credit files yet")
         self.tokenizer = load_tokenizer(self.run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
-        self.tokens, self.groups, self.weights_are_one = 0, 0, True
+        self.tokens, self.groups = 0, 0
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks), np.int64)  # in groups of equal rewards
         self.vocabulary, self.histograms = Vocabulary(self.tokenizer), Histograms()
@@ -47,12 +47,11 @@ class Tally:
         for block, steps in enumerate(self.blocks):
             for step in steps:
                 status(f"{self.run.name}: step {step} of {self.steps[-1]}")
-                self.add(lay_flat(read_columns(self.run, int(step))), block)
+                self.add(read_tokens(self.run, step), block)
 
     def add(self, tokens: dict[str, np.ndarray], block: int) -> None:
         values = {unit: tokens["advantage"] * factor for unit, factor in units(tokens).items()}
         tokens["class"] = self.vocabulary.classes(tokens["token_id"])
-        self.weights_are_one &= bool((tokens["weight"] == 1).all())
         groups = [tokens["reward"][tokens["group"] == g] for g in np.unique(tokens["group"])]
         self.tokens += len(tokens["token_id"])
         self.groups += len(groups)
@@ -62,16 +61,6 @@ class Tally:
         self.vocabulary.add(tokens, values)
         self.positions.add(tokens, values)
         self.histograms.add(tokens, values)
-
-    @property
-    def units(self) -> tuple[str, ...]:
-        """Those to show: where all weights are 1, weighted and unweighted are the same."""
-        return UNITS[::2] if self.weights_are_one else UNITS
-
-    @property
-    def final(self) -> str:
-        """The unit that counts: the gradient with the weights on record."""
-        return "gradient" if self.weights_are_one else "weighted gradient"
 
     def total(self, partition: str, measure: str, blocks=slice(None)) -> np.ndarray:
         """(cells,) over all of training, or some blocks of it."""

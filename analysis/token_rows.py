@@ -5,7 +5,7 @@ in the row of each of its tokens; prompts are left out.
 """
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from analysis.sizes import lengths
 from analysis.vocabulary import text_of
 from engine.labels import KINDS, SECTIONS
 from harness.credit_columns import column_of
-from harness.credit_file import credit_path, read_columns
+from harness.credit_file import read_columns
 from engine.errors import UserError
 from harness.files import whole_file
 from engine.tokens import load_tokenizer
@@ -29,39 +29,30 @@ def write_token_rows(run: dict, path: Path, status=lambda text: None) -> None:
     folder, steps = run["folder"], run["steps"]
     if not steps:
         raise UserError(f"{folder} has no credit files yet")
-    names = names_of(read_columns(folder, steps[0]))
     text = cache(partial(quoted, load_tokenizer(folder)))
     with whole_file(path) as unfinished:
         with open(unfinished, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["step", "episode", "position", "text", *names])
             for step in steps:
                 status(f"{path.name}: step {step} of {steps[-1]}")
-                writer.writerows(rows_of(folder, step, names, text))
+                table = table_of(read_columns(folder, step), step, text)
+                if step == steps[0]:
+                    writer.writerow(table)
+                writer.writerows(zip(*table.values()))
 
 
-def names_of(columns: dict[str, np.ndarray]) -> list[str]:
-    """Those that have something to say of a token."""
-    names = [name for name in columns if name != "episode_start"]
-    return [name for name in names if column_of(name).per in ("token", "answer")]
-
-
-def rows_of(folder: Path, step: int, names: list[str], text: Callable) -> Iterator[tuple]:
-    """One tuple a token."""
-    columns = read_columns(folder, step)
-    if names_of(columns) != names:
-        raise UserError(f"{credit_path(folder, step)} has other columns than the first step: one "
-                        "table cannot hold both")
+def table_of(columns: dict[str, np.ndarray], step: int, text: Callable) -> dict[str, list]:
+    """What has something to say of a token: a list for each column, one entry a token."""
     length = lengths(columns)
     episode = np.repeat(np.arange(len(length)), length)
     position = np.arange(len(episode)) - columns["episode_start"][episode]
-    values = []
-    for name in names:
-        of_answer = column_of(name).per == "answer"
-        value = columns[name][episode] if of_answer else columns[name]
-        values.append(in_letters(name, value))
-    texts = map(text, columns["token_id"].tolist())
-    return zip([step] * len(episode), episode.tolist(), position.tolist(), texts, *values)
+    table = {"step": [step] * len(episode), "episode": episode.tolist(),
+             "position": position.tolist(), "text": list(map(text, columns["token_id"].tolist()))}
+    for name, values in columns.items():
+        per = column_of(name).per
+        if name != "episode_start" and per in ("token", "answer"):
+            table[name] = in_letters(name, values[episode] if per == "answer" else values)
+    return table
 
 
 def in_letters(name: str, values: np.ndarray) -> list:

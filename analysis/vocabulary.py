@@ -49,7 +49,7 @@ class Vocabulary:
         ids, size = tokens["token_id"], len(self.class_of)
         more = size - len(self.kinds)
         measures = {"count": None, "entropy": tokens["entropy"], "log_prob": tokens["log_prob"],
-                    "gradient": np.abs(values["weighted gradient"])}
+                    "gradient": np.abs(values["gradient"])}
         for name, value in measures.items():
             self.sums[name] = np.pad(self.sums[name], (0, more)) + np.bincount(ids, value, size)
         id_and_kind = ids * len(KINDS) + tokens["kind"]

@@ -1,41 +1,10 @@
-"""Why one token gets more gradient than another: its place, how unsure the model was, its ratio."""
+"""Why one token gets more gradient than another: how unsure the model was, and its ratio."""
 import numpy as np
 
-from analysis.ratios import REST_WORDS, different_cells, pair
-from analysis.sizes import size_label
-from analysis.statistics import verdicts
-from analysis.tables import Table, by_row
+from analysis.tables import Table
 from analysis.tally import Tally
 from analysis.vocabulary import text_of
 from engine.labels import KINDS
-
-
-def why_tables(tally: Tally) -> list[Table]:
-    tables = [kinds_at_like_position(tally), forks(tally)]
-    if tally.total("trained", "ratio").any():  # where a batch had several updates
-        tables.append(ratio_and_size(tally))
-    return tables
-
-
-def kinds_at_like_position(tally: Tally) -> Table:
-    """Is a kind of token ahead because of where it stands?"""
-    kinds = [k for k, name in enumerate(KINDS)
-             if tally.count("kind")[k] and name != "end"]  # has its own place in every answer
-    estimates = [pair(tally, "kind", tally.final, k, None) for k in kinds]
-    all_like, names = [like for _, like in estimates], [KINDS[k] for k in kinds]
-    rows = []
-    for name, (crude, like), word in zip(names, estimates, verdicts(all_like)):
-        rows.append([name, crude.value, crude.interval, like.value, like.interval, word])
-    formats = {"kind": "", "crude": ".2f", "95%": ".2f", "20ths": ".2f", "95% of it": ".2f",
-               "difference": ""}
-    cells = different_cells(names, all_like)
-    return Table("kinds at like position",
-                 "Each kind of token over all other tokens, as it is and at like position",
-                 by_row(formats, rows), f"At like position:{cells or ' no difference is seen.'}",
-                 ["at like position: as if the kind and all other tokens stood in the same places "
-                  "(twenty bins of relative position), with Holm's correction over the rows"],
-                 {"crude": "as it is", "95%": "95% interval", "20ths": "at like position",
-                  "95% of it": "95% interval of that"})
 
 
 def forks(tally: Tally) -> Table:
@@ -54,17 +23,13 @@ def forks(tally: Tally) -> Table:
                "count": (",.0f", count[ids]),
                "entropy": (".3f", means["entropy"][ids]),
                "log p": (".3f", means["log_prob"][ids]),
-               size_label(tally.final): (".4f", means["gradient"][ids])}
-    finding = "No token is frequent enough."
-    if half:
-        high, low = means["entropy"][order[[0, -1]]]
-        finding = (f"Most uncertain where it drew {texts[0]} (mean entropy {high:.3g}), surest "
-                   f"where it drew {texts[half]} (mean entropy {low:.3g}).")
+               "abs(A) w s": (".4f", means["gradient"][ids])}
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
-                 columns, finding,
+                 columns, "",
                  ["of tokens that make up at least 0.05% of the run and occur ten times; entropy "
                   "of the distribution they were drawn from"],
-                 {**REST_WORDS, "entropy": "mean entropy", "log p": "mean log p"})
+                 {"entropy": "mean entropy", "log p": "mean log p",
+                  "abs(A) w s": "mean size abs(A) w s"})
 
 
 def ratio_and_size(tally: Tally) -> Table:
@@ -82,8 +47,7 @@ def ratio_and_size(tally: Tally) -> Table:
                "mean s": (".4f", s / tokens),
                "spread of s": (".1%", of_s)}
     return Table("ratio and size", "What varies from token to token: the ratio, or s?", columns,
-                 f"From token to token the ratio at the last update varies by {of_r[-1]:.1%} of "
-                 f"its mean, the size of the gradient of log p by {of_s[-1]:.1%}.",
+                 "",
                  ["tokens that were trained on; r: probability before the last update from a batch "
                   "over that before the first; spread: standard deviation over the mean"])
 

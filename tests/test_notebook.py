@@ -55,7 +55,7 @@ def test_every_cell_runs_from_the_folder_of_the_notebook(project):
     script = "\n\n".join(map(with_fewer_steps, cells("code")))
     printed = run_as_script(project / "docs", script)
     assert printed.count("done. Everything is in") == 2
-    assert "weight  1.00   gradient" in printed and "no verdict" in printed
+    assert "weight  1.00   gradient" in printed and "one seed" in printed
     plain, paid = [text.split("\n\n")[0] for text in printed.split("reward 1.1, advantage")[1:]]
     assert pieces(plain) == pieces(paid) and plain != paid
 

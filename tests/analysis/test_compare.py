@@ -10,7 +10,6 @@ from logs import comparison_of, ids_of, make, rows_of, write_run
 import analyze
 from analysis import compare
 from analysis.differences import MEASURES
-from analysis.runs import read_run
 from engine.errors import UserError
 
 
@@ -42,16 +41,6 @@ def test_an_arm_is_what_its_runs_solved_at_the_end(tmp_path):
     low, high = row["95% over seeds"]
     reach = 12.706 * abs(ends[0] - ends[1]) / 2
     assert (low, high) == pytest.approx((sum(ends) / 2 - reach, sum(ends) / 2 + reach), rel=1e-3)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_each_set_has_its_own_tables_and_pictures(tmp_path):
-    runs = [read_run(write_run(tmp_path / str(answers), 0.5, answers=answers))
-            for answers in (4, 8)]
-    report = compare.report_on(runs, None, tmp_path, lambda text: None)
-    assert report.first == ["arms 1", "arms 2"]
-    assert report.places == {f"arms {i}": (f"learning_curves_{i}",) for i in (1, 2)}
-    assert [path.stem for path, _ in report.pictures] == ["learning_curves_1", "learning_curves_2"]
 
 
 def test_stability_by_hand(tmp_path):
@@ -121,7 +110,7 @@ def test_many_runs_on_one_page(tmp_path, capsys):
     assert len(out.out.splitlines()) <= 40 and "of an earlier experiment" not in out.out
     folder = tmp_path / "comparison"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "analysis.json", "differences.png", "learning_curves.png", "report.html"]
+        "analysis.json", "learning_curves.png", "report.html"]
     tables = [table["name"] for table in json.loads((folder / "analysis.json").read_text())]
     assert tables == ["arms", *MEASURES, "stability", "credit by class", "credit over seeds"]
     page = (folder / "report.html").read_text()

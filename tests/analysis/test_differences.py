@@ -29,11 +29,8 @@ def test_better_worse_and_no_difference_seen(tmp_path):
         low, high = row["95%"]
         assert row["seeds"] == 5 and low < row["difference"] < high
         assert (row["verdict"] == "no difference seen") == (low < 0 < high)
-    visible = 100 * rows["equal_gradient"]["could see"]
-    assert differences(comparison, PRIMARY).finding == (
-        "Better than none: entropy_ratio. Worse than none: random. No difference seen: "
-        f"equal_gradient (could have seen about {visible:.0f} points).")
-    assert differences(comparison, SPEED).finding.startswith("Exploratory")
+    assert 0 < rows["equal_gradient"]["could see"] < 0.2
+    assert "exploratory" in differences(comparison, SPEED).notes[-1]
 
 
 def test_pairs_are_of_the_same_seed_and_the_same_problem(tmp_path):

@@ -2,10 +2,10 @@
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import by_name, planted, tables_of, tallied
+from logs import by_name, ids_of, planted, tables_of, tallied
 
 import analyze
-from analysis import earlier, positions, sums, why
+from analysis import earlier, positions, sums
 from analysis.sizes import UNITS
 
 
@@ -17,8 +17,6 @@ def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
     assert number["over rest"] == pytest.approx(2, rel=0.1) and number["difference"] == "more"
     assert 1.5 < low < 2 < high < 2.5
     assert {row["difference"] for row in rows.values()} == {"less"}
-    like = {row["kind"]: row for row in tables["kinds at like position"]}
-    assert "space" in like and like["number"]["20ths"] == pytest.approx(2, rel=0.1)
 
 
 def test_a_trend_over_position_is_reported_so(tmp_path):
@@ -31,18 +29,19 @@ def test_a_trend_over_position_is_reported_so(tmp_path):
 
 
 def test_a_class_ahead_for_its_place_only_is_told_so(tmp_path):
-    """Numbers stand late, where everything is larger: ahead crude, not at like position."""
+    """Reasoning stands early, where everything is smaller: filler is ahead crude, not at like
+    position."""
     rng, files = np.random.default_rng(3), {}
     for step in range(1, 7):
         position = np.tile(np.arange(25) // 5, 24)
-        kind = np.where(rng.random(600) < (position + 0.5) / 5, 2, 0)
+        is_filler = rng.random(600) < (position + 0.5) / 5
         p = 1 - rng.uniform(0.1, 0.2, 600) * (1 + position) / 2**0.5
         files[step] = credit_columns(
             [25] * 24, np.repeat(np.arange(6), 4), log_prob=np.log(p),
-            collision=p**2 + (1 - p) ** 2, kind=kind,
+            collision=p**2 + (1 - p) ** 2,
+            token_id=np.where(is_filler, ids_of(" and")[0], ids_of(" 7")[0]),
             advantage=np.repeat(rng.choice([-1.0, 1.0], 24), 25))
-    tables = tables_of(write_log(tmp_path / "run", files))
-    row = {row["kind"]: row for row in tables["kinds at like position"]}["number"]
+    row = tables_of(write_log(tmp_path / "run", files))["like position"][-1]
     assert row["crude"] > 1.4 and row["20ths"] == pytest.approx(1, abs=0.06)
     assert row["difference"] == "none seen"
 
@@ -57,12 +56,12 @@ def test_a_true_null_is_called_null(tmp_path, monkeypatch):
         tally = tallied(planted(tmp_path / f"run{seed}", np.random.default_rng(seed), steps=4,
                                 groups=5, answers=4, length=20))
         tables = by_name([analyze.class_gradients(tally, "kind"),
-                          analyze.first_and_last_fifth(tally), why.kinds_at_like_position(tally)])
+                          analyze.first_and_last_fifth(tally)])
         for name, rows in tables.items():
             wrong[name] = wrong.get(name, 0) + any(r["difference"] != "none seen" for r in rows)
         verdict = earlier.t_table(tally).to_json()["rows"][-1]["over 3?"]
         wrong["t"] = wrong.get("t", 0) + (verdict != "as shuffled")
-    assert len(wrong) == 4 and max(wrong.values()) <= 12, wrong
+    assert len(wrong) == 3 and max(wrong.values()) <= 12, wrong
 
 
 def test_shuffling_shows_credit_that_goes_with_the_answer(tmp_path):
@@ -110,7 +109,7 @@ def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
                              kind=rng.integers(0, 3, 1200))
     tables = tables_of(write_log(tmp_path / "run", {1: columns}))
     for name in ("gradient by kind", "gradient by position", "like position",
-                 "kinds at like position", "first and last fifth"):
+                 "first and last fifth"):
         assert {row["difference"] for row in tables[name]} <= {"too few", ""}, name
 
 

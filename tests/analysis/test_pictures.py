@@ -7,7 +7,6 @@ from logs import comparison_of, make, tallied
 
 import analyze
 from analysis import comparison_plots, earlier, plots
-from analysis.compare import comparison_tables
 from analysis.runs import read_run
 from engine.errors import UserError
 
@@ -45,15 +44,6 @@ def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
     assert axis.get_xlabel() == "step (9 of 30 so far)"
 
 
-def test_where_the_credit_went(tmp_path, drawn):
-    """Four tokens: three words and a number of three times the weight, so half the gradient."""
-    columns = credit_columns([4], [0], weight=[1, 1, 1, 3], kind=[0, 0, 0, 2])
-    analyze.credit_by_kind(tallied(write_log(tmp_path / "run", {1: columns})), tmp_path)
-    [axis] = drawn["credit_by_kind"].axes
-    assert [bar.get_height() for bar in axis.patches] == pytest.approx([0.75, 0.25, 0.5, 0.5])
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["word", "number"]
-
-
 def test_contributions_are_drawn_with_their_sign(tmp_path, drawn):
     """log p is -2 in four tokens, advantages -1, 1, 1, 0.5: one contribution of 2, two of -2, one
     of -1."""
@@ -84,20 +74,17 @@ def test_no_picture_without_content(tmp_path, drawn):
 
 def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
     runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "pay_$x_and_$y"})}, seeds=3)
-    comparison = comparison_of(runs)
-    tables = comparison_tables(comparison)
-    comparison_plots.draw_comparison(comparison, tables, tmp_path, "")
+    comparison_plots.learning_curves(comparison_of(runs), tmp_path)
     left = drawn["learning_curves"].axes[0]
     assert [line.get_linewidth() for line in left.lines] == [0.6, 0.6, 0.6, 1.8] * 2
     assert labels_of(left) == ["none (3 runs)", "pay_$x_and_$y (3 runs)"]
-    assert set(drawn) == {"learning_curves", "differences"}
 
 
 def test_an_arm_that_is_not_finished_is_told_so(tmp_path, drawn):
     runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "random"})}, seeds=1)
     path = tmp_path / "b-s0/metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(True)[:3]))
-    comparison_plots.learning_curves(comparison_of(runs), tmp_path, "")
+    comparison_plots.learning_curves(comparison_of(runs), tmp_path)
     left = drawn["learning_curves"].axes[0]
     assert labels_of(left) == ["none (1 run)", "random (1 run, not finished)"]
     assert left.get_title("left") == "Success while training"  # too short for means of five
@@ -131,12 +118,3 @@ def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="a.png: No space left"):
         plots.save(figure, tmp_path, "a", "")
     assert (tmp_path / "a.png").read_bytes() == before
-
-
-def test_counts_have_a_colour_bar():
-    figure, axis = plots.panels(1)
-    plots.shade(figure, axis, np.arange(3), np.arange(3), np.array([[0, 10], [1, 100]]))
-    assert [axis.get_title("left") for axis in figure.axes] == ["", "tokens"]
-    cells = axis.collections[0].get_array()
-    assert cells.mask.sum() == 1 and cells.max() == 100
-    plots.plt.close(figure)

@@ -19,7 +19,7 @@ def test_the_size_of_the_gradient_is_that_of_autograd():
     p = logits.detach().softmax(0)
     columns = lay_flat(credit_columns([1], [0], log_prob=[p[1].log()], collision=[(p**2).sum()],
                                       weight=[1.5], advantage=[0.7]))
-    size = abs(0.7 * units(columns)["weighted gradient"][0])
+    size = abs(0.7 * units(columns)["gradient"][0])
     assert size == pytest.approx(logits.grad.norm().item(), rel=1e-6)
 
 

@@ -58,7 +58,7 @@ def test_a_step_is_gone_before_the_next_is_read(tmp_path, monkeypatch):
     folder, _ = random_log(tmp_path / "run", steps=4)
     alive = one_step_at_a_time(token_rows, monkeypatch)
     token_rows.write_token_rows(read_run(folder), tmp_path / "tokens.csv")
-    assert len(alive) == 5  # the first one for its columns, too
+    assert len(alive) == 4
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -66,11 +66,6 @@ def test_what_a_probe_measured_has_its_column(tmp_path):
     columns = {**credit_columns([2, 1], [0, 0]), "true_credit": np.array([0.5, 0, -0.25], "f4")}
     rows = written(write_log(tmp_path / "run", {1: columns}))
     assert [float(row["true_credit"]) for row in rows] == [0.5, 0, -0.25]
-    columns_of_2 = credit_columns([2, 1], [0, 0])
-    folder = write_log(tmp_path / "other", {1: columns, 2: columns_of_2})
-    with pytest.raises(UserError, match="step_000002.npz has other columns than the first step"):
-        written(folder)
-    assert not (folder / "analysis/tokens.csv").exists()
 
 
 def test_no_rows_without_tokens_and_not_of_several_runs(tmp_path):
