@@ -65,10 +65,6 @@ def pieces(answer: str) -> list[str]:
     return [line.partition("   weight")[0] for line in answer.splitlines() if "   weight" in line]
 
 
-def test_the_first_cell_also_works_from_the_project_folder(project):
-    assert run_as_script(project, cells("code")[0] + "\nprint(os.getcwd())") == f"{project}\n"
-
-
 def test_the_notebook_is_small_and_of_no_machine():
     """Its outputs are kept, for whoever reads it without running it; none names a folder."""
     text = NOTEBOOK.read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ file. countdown_task.py makes its problems with it, and lists right answers.
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TextIO
 
@@ -17,6 +18,8 @@ MAX_NUMBER = 999_999_999  # nine digits, as many as the score of the reasoning r
 MAX_NUMBERS = 30          # of a problem in a file
 MAX_LINE = 10_000         # characters of a line in it
 MOST_NUMBERS = 4          # five have too many expressions to list
+
+Step = tuple[int, str, int, int]  # x, operator, y and the result
 
 
 def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
@@ -81,25 +84,36 @@ def right_expressions(numbers: tuple[int, ...], target: int, max_result: int) ->
     if len(numbers) > MOST_NUMBERS:
         raise UserError(f"the right answers of {len(numbers)} numbers are not listed: four are the "
                         "most")
-    exceptions = {}  # by expression: how many of its sums and products name the smaller one first
-
-    def combine(items: list[tuple[int, str, int]]) -> None:
-        """Join two of the items, which are (value, expression, exceptions), until one is left."""
-        if len(items) == 1:
-            value, expression, count = items[0]
-            if value == target:
-                exceptions[expression] = count
-        for i, j in itertools.permutations(range(len(items)), 2):
-            x, left, left_count = items[i]
-            y, right, right_count = items[j]
-            others = [item for k, item in enumerate(items) if k not in (i, j)]
-            for _, operator, _, result in legal_steps(x, y, max_result):
-                joined = f"{in_parentheses(left)} {operator} {in_parentheses(right)}"
-                smaller_first = operator in "+*" and x < y
-                combine([*others, (result, joined, left_count + right_count + smaller_first)])
-
-    combine([(number, str(number), 0) for number in numbers])
+    exceptions = {expression: sum(map(smaller_first, steps))
+                  for value, expression, steps in expressions(numbers, max_result)
+                  if value == target}
     return sorted(exceptions, key=exceptions.get)
+
+
+def smaller_first(step: Step) -> bool:
+    """Whether a sum or a product names the smaller number first."""
+    x, operator, y, _ = step
+    return operator in "+*" and x < y
+
+
+def expressions(numbers: tuple[int, ...],
+                max_result: int) -> Iterator[tuple[int, str, tuple[Step, ...]]]:
+    """Every way to make one number of all: its value, its expression, and the steps to it."""
+    yield from joined([(number, str(number)) for number in numbers], (), max_result)
+
+
+def joined(items: list[tuple[int, str]], steps: tuple[Step, ...], max_result: int):
+    """Join two of the items, which are (value, expression), in every way, until one is left."""
+    if len(items) == 1:
+        yield *items[0], steps
+        return
+    for i, j in itertools.permutations(range(len(items)), 2):
+        (x, left), (y, right) = items[i], items[j]
+        others = [item for k, item in enumerate(items) if k not in (i, j)]
+        for step in legal_steps(x, y, max_result):
+            _, operator, _, result = step
+            expression = f"{in_parentheses(left)} {operator} {in_parentheses(right)}"
+            yield from joined([*others, (result, expression)], (*steps, step), max_result)
 
 
 def in_parentheses(expression: str) -> str:
@@ -107,8 +121,8 @@ def in_parentheses(expression: str) -> str:
     return f"( {expression} )" if " " in expression else expression
 
 
-def legal_steps(x: int, y: int, max_result: int) -> list[tuple[int, str, int, int]]:
-    """All (x, operator, y, result), in this order of x and y, with a result that is allowed."""
+def legal_steps(x: int, y: int, max_result: int) -> list[Step]:
+    """Those with this order of x and y and a result that is allowed."""
     steps = [(x, "*", y, x * y), (x, "+", y, x + y), (x, "-", y, x - y)]
     if x % y == 0:
         steps.append((x, "/", y, x // y))

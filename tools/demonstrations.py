@@ -18,7 +18,6 @@ Two tries are the most, so reinforcement learning gains little by trying longer:
 The teacher never looks at a solution; it draws legal expressions and finds out by computing. (One
 that knows the solution teaches to write "= target" after wrong arithmetic.)
 """
-import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from countdown_task import Problem, Task, held_out
-from tools.countdown_data import in_parentheses, legal_steps
+from tools.countdown_data import Step, expressions, smaller_first
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
@@ -60,8 +59,8 @@ Pieces = list[tuple[str, float]]  # texts of a demonstration, each with the weig
 
 @dataclass(frozen=True)
 class Candidate:
-    """An expression, its value, and the steps (a, operator, b, result) that compute it."""
-    steps: tuple[tuple[int, str, int, int], ...]
+    """An expression, its value, and the steps that compute it."""
+    steps: tuple[Step, ...]
     expression: str
     value: int
 
@@ -69,32 +68,9 @@ class Candidate:
 @lru_cache(maxsize=None)
 def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
     """Every legal expression of the (sorted) numbers. Sums and products name the larger first."""
-    by_expression = {}
-
-    def combine(items, steps):
-        """Join two of the items, which are (value, expression), in every way; until one is left."""
-        if len(items) == 1:
-            value, expression = items[0]
-            by_expression[expression] = Candidate(tuple(steps), expression, value)
-            return
-        for i, j in itertools.permutations(range(len(items)), 2):
-            (x, left), (y, right) = items[i], items[j]
-            rest = [item for k, item in enumerate(items) if k not in (i, j)]
-            for step in steps_from(x, y):
-                _, operator, _, result = step
-                joined = f"{in_parentheses(left)} {operator} {in_parentheses(right)}"
-                combine([*rest, (result, joined)], [*steps, step])
-
-    combine([(number, str(number)) for number in numbers], [])
-    return tuple(by_expression.values())
-
-
-def steps_from(x: int, y: int) -> list[tuple[int, str, int, int]]:
-    """The legal steps x op y = result; sums and products only if x is not the smaller."""
-    steps = legal_steps(x, y, TASK.max_result)
-    if x >= y:
-        return steps
-    return [step for step in steps if step[1] not in "+*"]
+    return tuple({expression: Candidate(steps, expression, value)
+                  for value, expression, steps in expressions(numbers, TASK.max_result)
+                  if not any(map(smaller_first, steps))}.values())
 
 
 def draw(problem: Problem, tried: list[Candidate], rng: random.Random) -> Candidate:

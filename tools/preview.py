@@ -25,24 +25,21 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer, token_bytes
 from harness.credit_file import checkpoint_folders, credit_steps, read_credit
-from harness.files import find_folder, is_file
+from harness.files import find_folder
 from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
-                          with_defaults)
-from harness.load import load_optimizer, load_policy, pick_device
+                           with_defaults)
+from harness.load import load_policy
 from harness.program import run_as_program, visible
-from harness.registry import (MITIGATIONS, NEVER_RESCALED, choice_flags, make_advantage,
-                              make_mitigation)
+from harness.registry import MITIGATIONS, NEVER_RESCALED, choice_flags, make_mitigation
 from harness.run_folder import run_config
 from harness.settings import Settings, make_settings
-from harness.trainer_state import TrainerState
 from tools.terminal import legend, put, shaded
 
 FLAGS = {
     "mitigation": Flag(None, "by default the run's own"),
     "rescale": Flag("mean", "how weights are scaled", choices=("mean", "gradient", "none")),
     "step": Flag(None, "by default the last one whose model was kept", kind=int),
-    "show": Flag(4, "answers to show", least=0, most=1_000_000),
-    "device": Flag("cpu", "where a model is asked, if one is")}
+    "show": Flag(4, "answers to show", least=0, most=1_000_000)}
 SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;38;5;0"),
           (1.25, "48;5;153;38;5;0"), (2.0, "48;5;111;38;5;0"), (4.0, "48;5;32;38;5;15"),
           (float("inf"), "48;5;18;38;5;15"))
@@ -52,23 +49,17 @@ class Recorded:
     """One step of a run. Its model is loaded when somebody asks for it."""
 
     def __init__(self, folder: Path, step: int | None, settings: Settings):
-        self.folder = folder
-        self.settings = settings
+        self.folder, self.settings = folder, settings
         # by the number of steps they were trained
         self.models = {0: find_folder(settings.model), **checkpoint_folders(folder)}
-        self.step = self.choose_step(step)
-
-    def choose_step(self, wanted: int | None) -> int:
-        """By default the last step whose model was kept, or else the last one."""
-        steps = credit_steps(self.folder)
+        steps = credit_steps(folder)
         if not steps:
-            raise UserError(f"{self.folder} has no credit files yet")
-        if wanted is None:
-            return max((step for step in steps if step - 1 in self.models), default=steps[-1])
-        if wanted not in steps:
-            raise UserError(f"{self.folder} has no credit file of step {wanted}, only of "
-                            f"{steps[0]} to {steps[-1]}")
-        return wanted
+            raise UserError(f"{folder} has no credit files yet")
+        kept = [known for known in steps if known - 1 in self.models]
+        self.step = step or max(kept, default=steps[-1])
+        if self.step not in steps:
+            raise UserError(f"{folder} has no credit file of step {step}, only of {steps[0]} to "
+                            f"{steps[-1]}")
 
     @cached_property
     def policy(self) -> Policy:
@@ -78,21 +69,7 @@ class Recorded:
         if trained != self.step - 1:
             which = f"after step {trained} (the one that sampled them was not kept)"
         print(f"looking with the model {which}: {self.models[trained]}")
-        self.checkpoint = self.models[trained]
-        return load_policy(self.settings, self.checkpoint)
-
-    def mitigation(self):
-        """With its state as the run had it, if the run used this mitigation and kept it."""
-        s, policy = self.settings, self.policy
-        mitigation = make_mitigation(s, policy)
-        has_state = is_file(self.checkpoint / "trainer" / "state.safetensors")
-        if has_state and run_config(self.folder)["mitigation"] == s.mitigation:
-            methods = {"advantage": make_advantage(s, policy), "mitigation": mitigation}
-            TrainerState(policy.model, load_optimizer(s, policy), methods).load(self.checkpoint)
-        elif hasattr(mitigation, "state_dict") and self.step > 1:
-            print(f"{s.mitigation} as it is at the start of a run: this run has no state of it "
-                  f"from before step {self.step}")
-        return mitigation
+        return load_policy(self.settings, self.models[trained])
 
     @cached_property
     def forward(self) -> Forward:
@@ -112,27 +89,25 @@ class Recorded:
         if self.needs_policy:
             problems = self.policy.task.training_problems(s.seed, self.step, s.questions)
         generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, self.step))
-        tokens = read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems,
-                             forward=self, generator=generator)
-        return tokens.to(s.device)
+        return read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems,
+                           forward=self, generator=generator)
 
     def weights(self, tokens: Rollouts) -> tuple[torch.Tensor, dict]:
         """(B, T) and the metrics, as training would have made them of this batch."""
-        s, policy = self.settings, None
-        if self.needs_policy:
-            policy, chosen = self.policy, self.mitigation()
-        else:
-            chosen = make_mitigation(s, None)
+        s, policy = self.settings, self.policy if self.needs_policy else None
+        mitigation = make_mitigation(s, policy)
+        if hasattr(mitigation, "state_dict") and self.step > 1:
+            print(f"{s.mitigation} as it is at the start of a run")
         if s.drop_unfinished:
             tokens = replace(tokens, mask=tokens.mask & tokens.finished[:, None])
-        return token_weight(chosen, s.mitigation, tokens, policy, s.rescale)
+        return token_weight(mitigation, s.mitigation, tokens, policy, s.rescale)
 
 
 def print_summary(tokens: Rollouts, weight: np.ndarray, mask: np.ndarray) -> None:
     """Where the weight goes, by section, by kind, and the tokens that get most and least of it."""
     print(f"{'':24s}{'tokens':>9s}{'of all':>8s}{'of weight':>11s}{'mean weight':>13s}")
-    print_rows("section", SECTIONS, tokens.section.cpu().numpy()[mask], weight)
-    print_rows("kind", KINDS, tokens.kind.cpu().numpy()[mask], weight)
+    print_rows("section", SECTIONS, tokens.section.numpy()[mask], weight)
+    print_rows("kind", KINDS, tokens.kind.numpy()[mask], weight)
     texts = [text for row in tokens.texts for text in row]
     heaviest_first = mean_weights(texts, weight)
     for words, rows in (("heaviest", heaviest_first), ("lightest", heaviest_first[::-1])):
@@ -209,14 +184,13 @@ def chosen_settings(folder: Path, given: dict) -> Settings:
     if name in NEVER_RESCALED:
         weighting.setdefault("rescale", "none")
     return make_settings({"config": folder / "config.json", "mitigation": name, "loss": "policy",
-                          "placebo": "none", "device": given.get("device", "cpu"), "shard": False,
+                          "placebo": "none", "device": "cpu", "shard": False,
                           **weighting})
 
 
 def main(argv: list[str]) -> None:
     given = make_parser().read(argv)
     flags = with_defaults({name: given[name] for name in FLAGS if name in given}, FLAGS)
-    pick_device(flags.device)
     folder = Path(given["run"])
     recorded = Recorded(folder, flags.step, chosen_settings(folder, given))
     tokens = recorded.tokens()
@@ -225,9 +199,9 @@ def main(argv: list[str]) -> None:
         if not 0 <= row < len(tokens.texts):
             raise UserError(f"--episode {row}: the batch has answers 0 to {len(tokens.texts) - 1}")
     weight, metrics = recorded.weights(tokens)
-    mask = tokens.mask.cpu().numpy()
+    mask = tokens.mask.numpy()
     print(headline(recorded, mask, metrics))
-    print_summary(tokens, weight.cpu().numpy()[mask], mask)
+    print_summary(tokens, weight.numpy()[mask], mask)
     tokenizer = load_tokenizer(folder)
     prompts = [b"".join(token_bytes(tokenizer, ids)).decode(errors="replace")
                for ids in tokens.prompt_ids]

@@ -115,9 +115,8 @@ def load_policies(folder: Path, settings: Settings, step: int | None) -> dict[st
     if step is None:
         step = max(checkpoints, default=0)
     if step and step not in checkpoints:
-        nearest = min([0, *checkpoints], key=lambda kept: abs(kept - step))
-        raise UserError(f"{folder} kept no model of step {step}, the nearest is that of step "
-                        f"{nearest}")
+        raise UserError(f"{folder} kept no model of step {step}, only of "
+                        f"{', '.join(map(str, checkpoints)) or 'none'}")
     policies = {"before training": load_policy(settings)}
     if step:
         policies[f"after step {step}"] = load_policy(settings, checkpoints[step])
@@ -147,15 +146,11 @@ def ask(policies: dict[str, Policy], task, problem, flags: SimpleNamespace, numb
 
 
 def problem_lines(example: str) -> Iterator[str]:
-    """The lines of stdin that are not blank. At a terminal a blank one ends, as Ctrl-D and Ctrl-C
-    do."""
-    if not (sys.stdin and sys.stdin.isatty()):  # None where it is closed
+    """The lines of stdin that are not blank."""
+    if sys.stdin and sys.stdin.isatty():  # None where it is closed
+        print(f"Type a problem, such as {example}. Ctrl-D ends.")
+    with suppress(KeyboardInterrupt):
         yield from filter(str.strip, sys.stdin or ())
-        return
-    print(f"Type a problem, such as {example}. An empty line ends.")
-    with suppress(EOFError, KeyboardInterrupt):
-        while line := input("\n> ").strip():
-            yield line
 
 
 def make_parser() -> Parser:

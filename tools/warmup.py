@@ -33,13 +33,10 @@ FLAGS = {
     "out": Flag("models/new", "folder to write; must not exist"),
     "steps": Flag(2000, "updates", least=1, most=10_000_000),
     "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
-    "muon_rate": Flag(0.02, "learning rate of the matrices", above=0, most=10),
-    "adam_rate": Flag(3e-3, "learning rate of embeddings, biases and norms", above=0,
-                      most=10),
     "seed": Flag(0, "of the initial weights and the demonstrations", least=0, most=MOST_SEED),
-    "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS),
-    "test_every": Flag(1000, "updates between tests on held-out problems", least=1,
-                       most=10_000_000)}
+    "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
+MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
+TEST_EVERY = 1000                  # updates between tests on held-out problems
 
 RECIPE = {  # the settings of a run that suit this model; flags override them
     "prompt": TASK.prompt, "numbers": TASK.numbers,
@@ -115,7 +112,7 @@ def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
         is_matrix = parameter.dim() == 2 and "embed" not in name
         (matrices if is_matrix else others).append(parameter)
     muon = Muon(matrices)
-    adam = torch.optim.AdamW(others, lr=flags.adam_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    adam = torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0)
     data = batches(tokenizer, random.Random(flags.seed), flags.batch)
     start = time.time()
     for step in range(1, flags.steps + 1):
@@ -124,13 +121,13 @@ def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
         model.zero_grad()
         loss.backward()
         share = share_of_the_rate(step, flags.steps)
-        adam.param_groups[0]["lr"] = flags.adam_rate * share
+        adam.param_groups[0]["lr"] = ADAM_RATE * share
         adam.step()
-        muon.step(flags.muon_rate * share)
+        muon.step(MUON_RATE * share)
         if step % 100 == 0 or step == flags.steps:
             print(f"step {step:6d}/{flags.steps}  loss {loss.item():.4f}  "
                   f"{time.time() - start:6.0f} s", flush=True)
-        if step % flags.test_every == 0:
+        if step % TEST_EVERY == 0:
             evaluate(model, tokenizer, 500)
 
 

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from countdown_task import Problem, held_out
-from engine.labels import ANSWER, TAG
-from engine.tokens import encode_prompt, token_bytes
+from engine.tokens import encode_prompt
 from tools import demonstrations as teacher
 from tools.demonstrations import (COUNTS, HIT, TASK, candidates, chance_of, demonstration, draw,
                                   make_tokenizer)
@@ -73,16 +72,6 @@ def test_every_mistake_of_the_teacher_comes_as_often_as_it_says():
     assert sum(lapses) / len(lapses) == pytest.approx(0.08, abs=0.02)
 
 
-def test_another_answer_was_not_tried(monkeypatch, always_right):
-    monkeypatch.setattr(teacher, "OTHER_ANSWER", 1.0)
-    rng, problem = random.Random(0), Problem((2, 6), 5)  # four expressions, none hits
-    for _ in range(50):
-        pieces = demonstration(problem, rng)
-        signs = [text.split()[1] for text, _ in pieces if text.endswith(" =")]
-        answer = pieces[-1][0].split("<answer>")[1].split()[1]
-        assert len(set(signs)) == 2 and answer not in signs
-
-
 def test_two_tries_at_most_and_one_where_the_first_is_said_to_hit():
     for _, text in demonstrations(300):
         assert text.count(" first") == 1 and text.count(" last") <= 1
@@ -104,14 +93,6 @@ def test_one_token_a_word_tags_in_pieces_and_every_demonstration_can_be_spelled(
                       "answer", ">"]
 
 
-def test_tags_in_pieces_are_labelled_as_tags():
-    tokenizer = make_tokenizer()
-    ids = tokenizer.encode(" no.</think>\n<answer> 3 + 5</answer><|im_end|>").ids
-    sections, kinds = TASK.label(token_bytes(tokenizer, ids))
-    assert [t for t, kind in enumerate(kinds) if kind == TAG] == [2, 3, 4, 5, 6, 7, 11, 12, 13]
-    assert [t for t, section in enumerate(sections) if section == ANSWER] == [8, 9, 10]
-
-
 def test_the_loss_weights_fall_on_results_verdicts_and_answers():
     """Weight 4 on two results a try and on its verdict, 2 on the answer."""
     pieces = demonstration(Problem((3, 5, 7), 22), random.Random(1))
@@ -121,11 +102,6 @@ def test_the_loss_weights_fall_on_results_verdicts_and_answers():
     results = [text for text in by_weight[4] if text.strip().isdigit()]
     assert len(results) == 2 * tries
     assert len(by_weight[2]) == 1 and by_weight[2][0].endswith("<|im_end|>")
-
-
-def test_candidates_of_two_numbers_by_hand():
-    values = {c.expression: c.value for c in candidates((2, 6))}
-    assert values == {"6 + 2": 8, "6 * 2": 12, "6 - 2": 4, "6 / 2": 3}
 
 
 def test_the_teacher_does_not_look_at_the_solution():

@@ -1,6 +1,5 @@
 """Asking a model: what is printed is what it answered, and nothing it wrote commands a terminal."""
 import io
-import json
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import train
 from conftest import ROOT
 from countdown_task import Problem, Task
 from engine.errors import UserError
-from harness.flags import with_defaults
 from runs import SHORT, copy_project, lines
 from tools import descending, sample, terminal
 
@@ -33,27 +31,6 @@ def ask(capsys):
         sample.main([*map(str, argv), "--threads", "1"])
         return capsys.readouterr().out
     return typed
-
-
-class Typing(io.StringIO):
-    """What somebody types at a terminal."""
-
-    def isatty(self):
-        return True
-
-
-def type_lines(monkeypatch, *typed):
-    """Each is a line, or what happens instead of one."""
-    left = list(typed)
-
-    def read(prompt):
-        line = left.pop(0)
-        if isinstance(line, type):
-            raise line
-        return line
-    monkeypatch.setattr("sys.stdin", Typing())
-    monkeypatch.setattr("builtins.input", read)
-    return left
 
 
 def test_one_problem_before_and_after_training(run, ask):
@@ -109,40 +86,6 @@ def test_an_answer_that_was_cut_off_is_told(ask):
     assert "5 tokens on average, 2 cut off" in printed
 
 
-def test_another_temperature_is_told(ask):
-    printed = ask(TINY, 3, 5, 7, 22, "--temperature", "0.5")
-    assert "the probabilities shown are those of temperature 1" in printed
-    assert "probabilities shown" not in ask(TINY, 3, 5, 7, 22)
-
-
-def test_a_run_without_checkpoints_shows_the_model_before(run, ask, tmp_path):
-    (tmp_path / "config.json").write_text((run / "config.json").read_text())
-    printed = ask(tmp_path, 3, 5, 7, 22)
-    assert "before training" in printed and "after step" not in printed
-
-
-def test_nothing_is_loaded_that_only_training_needs(run, tmp_path):
-    """No reference model, no optimizer on the CPU, no net that makes weights, no shards."""
-    config = json.loads((run / "config.json").read_text())
-    for changes in ({"kl": 0.1, "offload_optimizer": True, "mitigation": "learned_importance"},
-                    {"shard": True}):
-        (tmp_path / "config.json").write_text(json.dumps(config | changes))
-        settings = sample.read_settings(tmp_path, with_defaults({}, sample.FLAGS))
-        [asked] = sample.load_policies(tmp_path, settings, None).values()
-        assert not asked.settings.offload_optimizer and not asked.settings.shard
-
-
-def test_the_other_task(ask):
-    printed = ask(TINY, "--task", "tools.descending", 3, 12, 7, "--greedy")
-    assert "\n3 12 7\n" in printed and "note:" not in printed
-
-
-def test_a_task_that_cannot_read_says_so(ask, monkeypatch):
-    monkeypatch.delattr(Task, "read")
-    with pytest.raises(UserError, match="the task countdown_task cannot read problems"):
-        ask(TINY, 3, 5, 7, 22)
-
-
 def test_the_page_about_tasks_of_ones_own_shows_how_to_read(tmp_path):
     """Its task with its `read`, given on stdin what its `show` writes."""
     page = (ROOT / "docs/your_own_task.md").read_text()
@@ -155,40 +98,22 @@ def test_the_page_about_tasks_of_ones_own_shows_how_to_read(tmp_path):
     assert "\nlargest of 3 12 7\n" in result.stdout and "   reward " in result.stdout
 
 
-def test_a_task_that_reads_without_sentences_of_its_own(ask, monkeypatch):
-    monkeypatch.setattr(Task, "read", lambda task, words: Problem((int(words[0]), ), 3))
-    with pytest.raises(UserError, match="cannot read 'x y': invalid literal"):
-        ask(TINY, "x", "y")
-
-
-@pytest.mark.parametrize("end", ["", "  ", EOFError, KeyboardInterrupt])
-def test_problems_typed_at_a_terminal_until_the_end(ask, monkeypatch, end):
-    """What is wrong with a line is said, and the conversation goes on."""
-    left = type_lines(monkeypatch, "3 5 7 22", "3 five", "3 5 999999 22", "2 3 4 9", end, "never")
+def test_problems_come_from_stdin(ask, monkeypatch):
+    """What is wrong with a line is said; the same problem once more is answered anew."""
+    lines_typed = "3 5 7 22\n\n3 five\n3 5 999999 22\n3 5 7 22\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines_typed))
     printed = ask(TINY)
-    assert "such as 2 13 9 make 24. An empty line ends." in printed
-    assert "3 5 7 make 22" in printed and "2 3 4 make 9" in printed
     assert "'five' is not a whole positive number" in printed
     assert "the tokenizer cannot spell the prompt of the problem 3 5 999999 make 22" in printed
-    assert printed.count("   reward ") == 2
-    assert left == ["never"]
-
-
-@pytest.mark.parametrize("stdin, answers", [
-    (io.StringIO("3 5 7 22\n\nmake\n3 5 7 22\n"), 2), (io.StringIO("\n"), 0), (None, 0)])
-def test_problems_come_from_stdin_without_a_terminal(ask, monkeypatch, stdin, answers):
-    """The same problem once more is answered anew."""
-    monkeypatch.setattr("sys.stdin", stdin)
-    told = ask(TINY).split("3 5 7 make 22\n")[1:]
-    assert len(told) == answers == len(set(told))
+    told = printed.split("3 5 7 make 22\n")[1:]
+    assert len(told) == 2 == len(set(told))
 
 
 @pytest.mark.parametrize("argv, said", [
     ([], "are required: RUN"),
     (["nowhere", "3"], "nowhere is neither a run folder nor a model folder"),
     (["{run}", "3", "5"], "'3 5' is too short: expected numbers and then the target"),
-    (["{run}", "-3", "5", "7"], "'-3' is not a whole positive number"),
-    (["{run}", "3", "5", "7", "22", "--step", "9"], "no model of step 9, the nearest is .* 3"),
+    (["{run}", "3", "5", "7", "22", "--step", "9"], "no model of step 9, only of 1, 2, 3"),
     ([TINY, "3", "5", "7", "22", "--step", "1"], "--step 1 needs a run"),
     ([TINY, "3", "5", "7", "22", "--greedy", "--answers", "2"], "no effect with --greedy"),
     ([TINY, "3", "5", "7", "22", "--max_new_tokens", "9999"], "exceed the 1024"),
@@ -197,12 +122,6 @@ def test_problems_come_from_stdin_without_a_terminal(ask, monkeypatch, stdin, an
 def test_wrong_commands(run, argv, said):
     with pytest.raises(UserError, match=said):
         sample.main([argument.format(run=run) for argument in argv])
-
-
-def test_a_folder_of_something_else(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="no config.json that names a mitigation or a model_type"):
-        sample.main([str(tmp_path), "3", "5", "7", "22"])
 
 
 def test_control_characters_are_spelled_out():
@@ -247,18 +166,6 @@ def test_shades_by_probability(monkeypatch):
     assert terminal.legend(sample.SHADES).count("\033[0m") == 3
 
 
-@pytest.mark.parametrize("is_terminal, no_colour, term, coloured", [
-    (True, None, "xterm", True), (True, "", "xterm", True), (True, "1", "xterm", False),
-    (True, None, "dumb", False), (False, None, "xterm", False)])
-def test_when_there_is_colour(monkeypatch, is_terminal, no_colour, term, coloured):
-    monkeypatch.setattr("sys.stdout", Typing() if is_terminal else io.StringIO())
-    monkeypatch.setenv("TERM", term)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    if no_colour is not None:
-        monkeypatch.setenv("NO_COLOR", no_colour)
-    assert terminal.has_colour() == coloured
-
-
 @pytest.mark.parametrize("task", [Task(), descending.Task()])
 def test_a_task_reads_what_it_shows(task):
     for problem in task.held_out_problems(20):
@@ -272,17 +179,10 @@ def test_countdown_problems_that_were_typed(words, problem):
     assert Task().read(words.split()) == problem
 
 
-@pytest.mark.parametrize("words", ["", "3 5", "3 make 22", "make 3 5 7", "3 5 0", "3 5 -1",
-                                   "3 5 1.5", "3 5 ٣", "3 5 " + "9" * 5000])
+@pytest.mark.parametrize("words", ["", "3 5", "make 3 5 7", "3 5 0", "3 5 -1", "3 5 ٣"])
 def test_words_that_are_no_countdown_problem(words):
     with pytest.raises(UserError, match="expected numbers and then the target, such as 3 5 7 22"):
         Task().read(words.split())
-
-
-@pytest.mark.parametrize("words", ["", "3", "3 0"])
-def test_words_that_are_no_numbers_to_order(words):
-    with pytest.raises(UserError, match="expected two numbers or more, such as 3 12 7"):
-        descending.Task().read(words.split())
 
 
 UNSOLVABLE = ["the target cannot be reached with a whole positive result at every step"]
@@ -293,13 +193,6 @@ UNSOLVABLE = ["the target cannot be reached with a whole positive result at ever
     ((1, 1, 1), 9, UNSOLVABLE), ((1, ) * 5, 99, [])])
 def test_remarks_on_a_countdown_problem(numbers, target, remarks):
     assert Task().remarks(Problem(numbers, target)) == remarks
-
-
-def test_remarks_on_numbers_to_order():
-    assert descending.Task().remarks((3, 12, 15)) == []
-    for problem in ((3, 12), (3, 12, 16)):
-        assert descending.Task().remarks(problem) == [
-            "the task's own problems have 3 numbers from 1 to 15"]
 
 
 def test_a_remark_is_a_note_below_the_problem(ask):
