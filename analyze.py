@@ -25,18 +25,18 @@ from analysis.answers import answers_of, steps_to_show
 from analysis.arms import Comparison, comparable
 from analysis.compare import chapters_of, paired_gain
 from analysis.comparison_plots import learning_curves
-from analysis.opening import opening
+from analysis.opening import describe, opening
 from analysis.page import Picture, write_page
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
                             whole_steps)
 from analysis.ratios import (OVER_REST, REST_WORDS, early_over_late, over_the_rest, rest_columns,
                              shares)
-from analysis.runs import evaluations, is_done, read_runs, steps_done
+from analysis.runs import evaluations, read_runs
 from analysis.sizes import SIZES
 from analysis.statistics import verdicts
 from analysis.sums import PARTITIONS
 from analysis.tables import NOTHING, Table, by_row, shown
-from analysis.tally import Tally, describe
+from analysis.tally import Tally
 from analysis.token_rows import write_token_rows
 from analysis.why import forks, ratio_and_size
 from harness.files import make_folder, writing
@@ -114,7 +114,7 @@ def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
     if run["metrics"] or run["evaluations"]:
         pictures.append(learning_curve(run, folder))
     if tally and tally.total("all", "abs gradient")[0] > 0:
-        pictures += [credit_by_kind(tally, folder), over_training(run, tally, folder),
+        pictures += [credit_by_kind(tally, folder), over_training(tally, folder),
                      position_bars(tally, folder), earlier.draw_contributions(tally, folder)]
     if tally:
         pictures.append(earlier.draw_log_prob(tally, folder))
@@ -157,7 +157,7 @@ def learning_curve(run: dict, folder: Path) -> Picture:
             held_out_curve(axis, lines, colour, f"solved, held-out, {mode}")
             title = f"Held-out success, {mode}: {lines[0]['success']:.1%}"
             title += f" to {lines[-1]['success']:.1%}" if len(lines) > 1 else ""
-    axis.set(xlabel=step_label(run), ylabel="share of the answers", ylim=(0, 1.03), title=title)
+    axis.set(xlabel="step", ylabel="share of the answers", ylim=(0, 1.03), title=title)
     whole_steps(axis)
     legend_below(figure, axis, ncols=2)
     return save(figure, folder, "learning_curve",
@@ -170,12 +170,6 @@ def held_out_curve(axis, lines: list[dict], colour: str, label: str) -> None:
     bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
     axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
                   color=colour, marker="o", ms=3, lw=1.4, capsize=2, label=label)
-
-
-def step_label(run: dict) -> str:
-    if is_done(run):
-        return "step"
-    return f"step ({steps_done(run)} of {run['config']['steps']} so far)"
 
 
 def growth(run: dict, tally: Tally) -> Table:
@@ -210,7 +204,7 @@ def mean_of(lines: list[dict], key: str) -> float | None:
     return np.mean(known) if known else None
 
 
-def over_training(run: dict, tally: Tally, folder: Path) -> Picture:
+def over_training(tally: Tally, folder: Path) -> Picture:
     """The share of each kind; the mean size is drawn by earlier.draw_contributions."""
     figure, axis = panels(1)
     sizes = tally.by_block("kind", "abs gradient")
@@ -219,7 +213,7 @@ def over_training(run: dict, tally: Tally, folder: Path) -> Picture:
         if shares_of[:, k].max() >= 0.01:
             axis.plot([block.mean() for block in tally.blocks], shares_of[:, k], color=COLOURS[k],
                       lw=1.4, label=KINDS[k])
-    axis.set(xlabel=step_label(run), ylabel="share of the gradient", ylim=(0, None),
+    axis.set(xlabel="step", ylabel="share of the gradient", ylim=(0, None),
              title=f"Most of it goes to {KINDS[shares_of.mean(0).argmax()]} tokens")
     whole_steps(axis)
     legend_below(figure, axis, ncols=len(KINDS))

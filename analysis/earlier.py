@@ -14,7 +14,7 @@ from analysis.positions import t_statistics
 from analysis.ratios import early_over_late, filler_over_reasoning
 from analysis.sizes import LABELS, SIZES, UNITS
 from analysis.statistics import permutation_p, verdicts
-from analysis.sums import NORMALISED, PARTITIONS
+from analysis.sums import NORMALISED
 from analysis.tables import Table, by_row
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES
@@ -122,24 +122,19 @@ def signs(tally: Tally) -> Table:
 
 
 def classes(tally: Tally) -> Table:
-    rows = class_rows(tally, "class", "regex")
+    tokens = tally.count("class")
+    measures = ("log_prob", "contribution", "abs contribution", "abs gradient")
+    means = np.stack([tally.mean("class", measure) for measure in measures], axis=1)
+    rows = [[f"{name} (regex)", tokens[i], tokens[i] / tally.tokens, *means[i]]
+            for i, name in enumerate(CLASSES)]
     for name, figures in published_of(tally)["classes"].items():
         rows.append([f"{name} (pub.*)", *figures, None])
-    rows += class_rows(tally, "kind", "span")
     formats = {"class": "", "tokens": ",d", "of all": ".1%", "log p": ".3f", "A lp": "+.4f",
                "abs(A lp)": ".4f", "abs(A) w s": ".4f"}
-    title = "Classes of tokens in the old unit: by the earlier regex, and by spans of the text"
-    return Table("classes", title, by_row(formats, rows), "",
+    return Table("classes", "Classes of tokens by the earlier regex, in the old unit",
+                 by_row(formats, rows), "",
                  ["the sign of a mean A log p says how advantages and log-probs go together over "
                   "answers; it is no credit to a class"], WORDS)
-
-
-def class_rows(tally: Tally, partition: str, made_by: str) -> list[list]:
-    tokens = tally.count(partition)
-    measures = ("log_prob", "contribution", "abs contribution", "abs gradient")
-    means = np.stack([tally.mean(partition, measure) for measure in measures], axis=1)
-    return [[f"{name} ({made_by})", tokens[i], tokens[i] / tally.tokens, *means[i]]
-            for i, name in enumerate(PARTITIONS[partition]) if tokens[i] or partition == "class"]
 
 
 def classes_by_fifth(tally: Tally) -> Table:

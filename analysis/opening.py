@@ -2,6 +2,7 @@
 import numpy as np
 
 from analysis.runs import evaluations, is_done, steps_done
+from analysis.tally import Tally
 
 
 def opening(run: dict) -> list[str]:
@@ -45,3 +46,17 @@ def cut_off(run: dict, lines: list[dict]) -> list[str]:
         shares.append(f"{1 - np.mean(finished):.1%} of all training answers")
     limit = run["config"].get("max_new_tokens", "new")
     return [f"{' and '.join(shares)} were cut off by the limit of {limit} tokens."] * bool(shares)
+
+
+def describe(run: dict, tally: Tally | None) -> str:
+    """The run in a line: its settings, how many tokens are on record."""
+    config = run["config"]
+    text = (f"{run['folder']}: {config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
+            f"{config.get('seed', 0)}, {config.get('model', 'unknown model')}")
+    if tally:
+        text += (f"; {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
+                 f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}")
+    if config.get("temperature", 1) != 1:
+        text += (f"; sampled at temperature {config['temperature']}, while log p, entropy and s "
+                 "are those of temperature 1")
+    return text

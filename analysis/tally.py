@@ -12,7 +12,6 @@ import numpy as np
 
 from analysis.histograms import Histograms
 from analysis.positions import Positions
-from analysis.runs import steps_done
 from analysis.sizes import lengths, read_tokens, units
 from analysis.sums import MEASURES, RESAMPLED, Sums
 from analysis.vocabulary import Vocabulary
@@ -93,22 +92,3 @@ class Tally:
         """(draws, cells) sizes and tokens, with the groups drawn again."""
         drawn = self.sums.drawn[partition]
         return drawn[..., RESAMPLED.index(f"abs {unit}")], drawn[..., 0]
-
-
-def describe(run: dict, tally: Tally | None) -> str:
-    """The run in a line: its settings, how far it is, how many tokens are on record."""
-    config, done = run["config"], steps_done(run)
-    text = (f"{run['folder']}: {config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
-            f"{config.get('seed', 0)}, {config.get('model', 'unknown model')}")
-    if done < config["steps"]:
-        text += f", step {done} of {config['steps']} so far"
-    if tally:
-        first, last = tally.steps[0], tally.steps[-1]
-        text += (f"; {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
-                 f"{tally.groups:,} problems, steps {first} to {last}")
-        missing = max(done, last) - len(tally.steps)
-        text += f" ({missing} steps have no credit file)" if missing else ""
-    if config.get("temperature", 1) != 1:
-        text += (f"; sampled at temperature {config['temperature']}, while log p, entropy and s "
-                 "are those of temperature 1")
-    return text

@@ -22,18 +22,6 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
     assert len(alive) == 4
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_what_a_run_in_training_has_so_far(tmp_path, capsys):
-    folder, _ = random_log(tmp_path / "run", steps=2)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "steps": 9}))
-    line = '{"step": 1, "success": 0.1, "entropy": 0.5, "length": 4}'
-    (folder / "metrics.jsonl").write_text(f'{line}\n{{"step": 2, "suc')
-    analyze.main([str(folder)])
-    assert "step 1 of 9 so far" in capsys.readouterr().out
-    assert (folder / "analysis/report.html").exists()
-
-
 def test_gains_are_paired_by_problem(tmp_path):
     """Gains 1 0 0 0 1 0 0 0: mean 0.25, sample std sqrt(1.5/7) = 0.4629, half width 2.365 *
     0.4629 / sqrt 8 = 0.387."""

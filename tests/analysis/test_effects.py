@@ -6,7 +6,6 @@ from logs import by_name, ids_of, planted, tables_of, tallied
 
 import analyze
 from analysis import earlier, positions, sums
-from analysis.sizes import UNITS
 
 
 def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
@@ -85,18 +84,6 @@ def test_advantages_that_differ_within_an_answer_move_with_their_answer(tmp_path
     tally = tallied(write_log(tmp_path / "run", {1: columns}))
     found = {tuple(row) for row in (-tally.positions.shuffled["contribution"][0]).tolist()}
     assert found == {(1 + 3, 2 + 4, 5, 6), (3 + 1, 5 + 1, 2, 2)}
-
-
-def test_shuffling_equal_advantages_changes_nothing(tmp_path):
-    """So the sums of the shuffled log are those of the log, in every unit."""
-    rng = np.random.default_rng(0)
-    files = {step: credit_columns(
-        [3, 5, 2, 4], [0, 0, 1, 1], advantage=np.repeat([1.5, -0.5], [8, 6]),
-        log_prob=np.log(rng.uniform(0.1, 0.9, 14)), weight=rng.gamma(1, 1, 14))
-        for step in (1, 2)}
-    found = tallied(write_log(tmp_path / "run", files)).positions
-    for unit in UNITS:
-        assert found.shuffled[unit][:, 57] == pytest.approx(found.sums[unit])
 
 
 def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):

@@ -41,7 +41,6 @@ def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
                                "solved, held-out, sampled"]
     assert list(axis.lines[0].get_ydata()) == [0.75] * 9 and axis.get_ylim()[1] > 1
     assert "50.0% to 100.0%" in axis.get_title("left")
-    assert axis.get_xlabel() == "step (9 of 30 so far)"
 
 
 def test_contributions_are_drawn_with_their_sign(tmp_path, drawn):
@@ -78,30 +77,6 @@ def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
     left = drawn["learning_curves"].axes[0]
     assert [line.get_linewidth() for line in left.lines] == [0.6, 0.6, 0.6, 1.8] * 2
     assert labels_of(left) == ["none (3 runs)", "pay_$x_and_$y (3 runs)"]
-
-
-def test_an_arm_that_is_not_finished_is_told_so(tmp_path, drawn):
-    runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "random"})}, seeds=1)
-    path = tmp_path / "b-s0/metrics.jsonl"
-    path.write_text("".join(path.read_text().splitlines(True)[:3]))
-    comparison_plots.learning_curves(comparison_of(runs), tmp_path)
-    left = drawn["learning_curves"].axes[0]
-    assert labels_of(left) == ["none (1 run)", "random (1 run, not finished)"]
-    assert left.get_title("left") == "Success while training"  # too short for means of five
-    assert list(left.lines[1].get_xdata()) == [1, 2, 3]
-
-
-def test_a_dollar_is_a_dollar_and_a_power_of_ten_a_number():
-    figure, axis = plots.panels(1)
-    axis.plot([1, 1000], [0.01, 1])
-    axis.set(xscale="log", yscale="log", title="$x_1$")
-    plots.plain_log_ticks(figure)
-    figure.canvas.draw()
-    ticks = [tick.get_text() for side in (axis.xaxis, axis.yaxis)
-             for tick in side.get_ticklabels()]
-    assert {"1", "1,000", "0.01"} <= set(ticks) and not any("$" in tick for tick in ticks)
-    assert not axis._left_title.get_parse_math()
-    plots.plt.close(figure)
 
 
 def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):

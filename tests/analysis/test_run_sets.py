@@ -6,7 +6,7 @@ from logs import comparison_of, write_run
 import analyze
 from analysis.arms import SETTING, alike, arm_of, comparable, setting_of
 from analysis.runs import read_run
-from analysis.tally import describe
+from analysis.opening import describe
 from engine.errors import UserError
 
 

@@ -11,10 +11,8 @@ from tokenizers import Tokenizer
 import analyze
 from analysis.arms import Comparison
 from analysis.runs import read_run, read_runs
-from analysis.tally import describe
 from analysis.vocabulary import Vocabulary
 from engine.errors import UserError
-from harness.credit_file import credit_path
 
 HUGE, INF, NAN = 10 ** 400, float("inf"), float("nan")
 
@@ -56,35 +54,18 @@ def is_json(value):
 
 
 @pytest.mark.parametrize("name, key, values", [
-    ("metrics", "step", (-1, 1.0, "1\n", True, None, HUGE)),
-    ("metrics", "success", (1.01, -0.01, NAN, INF, HUGE, True, "0.5", None, [0.5])),
-    ("metrics", "entropy", (INF, NAN, HUGE, 1e39, "x", [], True)),
-    ("metrics", "gradient_norm", (INF, HUGE, "x", {})), ("metrics", "length", (NAN, "9", HUGE)),
-    ("evaluations", "step", (-1, 1.0, "1", False, None, HUGE)),
-    ("evaluations", "mode", ("other", 1, None, [])),
-    ("evaluations", "success", (1.01, NAN, HUGE, True)),
+    ("metrics", "step", (-1, 1.0, "1", True, None, HUGE)),
+    ("metrics", "success", (1.01, NAN, True, None)),
+    ("metrics", "entropy", (INF, HUGE, 1e39, "x", [])),
+    ("evaluations", "mode", ("other", None)),
     ("evaluations", "success_low", (-0.1, "x", None)),
-    ("evaluations", "success_high", (1.1, "x", None)),
-    ("evaluations", "answer", ("1010", {"0": 1}, [0, 2], [0, True], [0, "1"], [0.5], [NAN])),
-    ("evaluations", "format_mean", (None, "x", NAN)),
-    ("evaluations", "length_mean", (None, "x"))])
+    ("evaluations", "answer", ("1010", {"0": 1}, [0, 2], [0, True], [0.5])),
+    ("evaluations", "format_mean", (None, "x"))])
 def test_values_that_no_line_has(run, name, key, values):
     for value in values:
         changed_line(run, name, 2, **{key: value})
         wrong = f"not of this program: its {key} is" if is_json(value) else "not JSON"
         assert f"{name}.jsonl, line 2 is {wrong}" in refusal(read_run, run)
-
-
-def test_what_a_line_may_lack_and_what_not(run):
-    changed_line(run, "metrics", 3, entropy=None, gradient_norm=None, note="text", more=[1, None])
-    assert read_run(run)["metrics"][2]["note"] == "text"
-    lines = lines_of(run, "metrics")
-    write_lines(run, "metrics", [{key: line[key] for key in ("step", "success")} for line in lines])
-    assert read_run(run)["metrics"][0]["entropy"] is None
-    lines = lines_of(run, "evaluations")
-    del lines[1]["format_mean"]
-    write_lines(run, "evaluations", lines)
-    assert "line 2 is not of this program: its format_mean is None" in refusal(read_run, run)
 
 
 @pytest.mark.parametrize("order, said", [
@@ -108,14 +89,6 @@ def test_lines_that_are_missing_at_the_end_of_metrics_are_noticed(tmp_path, line
         assert "has 2 lines, while there are files from after step 3" in refusal(read_run, run)
 
 
-def test_a_training_run_has_metrics_beside_its_credit_files(tmp_path):
-    for steps, ranks in ((2, {}), (1, {"ranks": 1})):  # a probe, and a run in its first step
-        run, _ = random_log(tmp_path / str(steps), steps=steps, **ranks)
-        assert read_run(run)["steps"] == [*range(1, steps + 1)]
-    run, _ = random_log(tmp_path / "two", steps=2, ranks=1)
-    assert "has 0 lines, while there are files from after step 1" in refusal(read_run, run)
-
-
 @pytest.mark.parametrize("lost", ([0], [3], range(6)))
 def test_an_evaluation_that_is_lost_is_noticed(tmp_path, lost):
     """Ten steps: evaluations at 0 and 5 have to be there, the last can still be made."""
@@ -132,20 +105,9 @@ def test_an_evaluation_that_is_lost_is_noticed(tmp_path, lost):
     read_run(run)
 
 
-def test_steps_without_a_credit_file_are_counted(tmp_path):
-    run, _ = random_log(tmp_path / "run", steps=4)
-    write_lines(run, "metrics", [{"step": step, "success": 0.5} for step in range(1, 5)])
-    assert "no credit file" not in describe(read_run(run), tallied(run))
-    for step, missing in ((4, 1), (1, 2)):
-        credit_path(run, step).unlink()
-        assert f"({missing} steps have no credit file)" in describe(read_run(run), tallied(run))
-
-
 @pytest.mark.parametrize("name, values", [
-    ("mitigation", (3, None, [], {}, "")), ("advantage", ([], None)), ("model", (3, None, "")),
-    ("steps", (INF, NAN, 1.5, True, -1, "9", None, HUGE)), ("seed", ("x", -1, HUGE, None)),
-    ("temperature", ("x", 0, NAN, HUGE, [1.0])), ("questions", (0, "8")), ("task", (5,)),
-    ("loss", ("x" * 5000,)), ("min_number", ([],)), ("gamma", ("x",)), ("reward", (3, ["x"]))])
+    ("mitigation", (3, None, "")), ("steps", (INF, 1.5, True, -1, None)), ("seed", ("x", -1)),
+    ("temperature", ("x", 0, HUGE)), ("task", (5,)), ("gamma", ("x",)), ("reward", (3, ["x"]))])
 def test_settings_that_no_run_has(run, name, values):
     for value in values:
         changed_config(run, **{name: value})

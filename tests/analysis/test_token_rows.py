@@ -5,11 +5,9 @@ import json
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import one_step_at_a_time, random_log
+from logs import random_log
 
 import analyze
-from analysis import token_rows
-from analysis.runs import read_run
 from engine.labels import KINDS, SECTIONS
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
@@ -52,13 +50,6 @@ def check_row(row, columns, token, episode, tokenizer):
     assert row["section"] == SECTIONS[columns["section"][token]]
     text = tokenizer.decode([int(columns["token_id"][token])], skip_special_tokens=False)
     assert json.loads(row["text"]) == text and row["text"][0] == '"'
-
-
-def test_a_step_is_gone_before_the_next_is_read(tmp_path, monkeypatch):
-    folder, _ = random_log(tmp_path / "run", steps=4)
-    alive = one_step_at_a_time(token_rows, monkeypatch)
-    token_rows.write_token_rows(read_run(folder), tmp_path / "tokens.csv")
-    assert len(alive) == 4
 
 
 @pytest.mark.usefixtures("undrawn")
