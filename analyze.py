@@ -76,7 +76,8 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
         answers = answers_of(run["folder"], tally.tokenizer, steps)
     tables = {table.name: table for table in sum(chapters.values(), [])}
     sentences = [describe(run, tally), *opening(run)]
-    findings = [tables[name].finding for name in FINDINGS if name in tables]
+    findings = [tables[name].finding for name in FINDINGS
+                if name in tables and tables[name].finding != NOTHING]
     page = report.run_page(sentences, findings, chapters, pictures, bool(answers))
     write_page(folder / "report.html", run["folder"].name, page, answers)
     show_status("")

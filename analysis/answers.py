@@ -68,11 +68,10 @@ def answer_of(tokens: dict, tokenizer, step: int, b: int) -> dict:
 def shown_values(tokens: dict, of_answer: slice) -> dict[str, list[float | None]]:
     """What a token can be shaded by, the first at first. The true credit is there where it was
     measured."""
-    names = ("advantage", "weight", "log_prob", "s", "entropy")
-    advantage, weight, log_prob, s, entropy = (tokens[name][of_answer] for name in names)
-    values = {"gradient size": np.abs(advantage) * weight * s, "advantage": advantage,
-              "weight": weight, "entropy": entropy, "log-prob": log_prob,
-              "contribution": advantage * weight * log_prob}
+    names = {"advantage": "advantage", "weight": "weight", "entropy": "entropy",
+             "log-prob": "log_prob", "contribution": "contribution"}
+    values = {"gradient size": np.abs(tokens["gradient"][of_answer]),
+              **{shown: tokens[name][of_answer] for shown, name in names.items()}}
     for name in ("true_credit", "true_credit_se"):
         if name in tokens:
             values[name.replace("_", " ")] = tokens[name][of_answer].astype(float)

@@ -4,7 +4,7 @@ import numpy as np
 from analysis.arms import Comparison
 from analysis.differences import MEASURES, differences
 from analysis.runs import evaluations
-from analysis.sizes import end_of, read_tokens, units
+from analysis.sizes import end_of, read_tokens
 from analysis.statistics import Estimate, mean_over, paired_difference
 from analysis.sums import PARTITIONS
 from analysis.tables import Table, by_row
@@ -136,9 +136,7 @@ def credit_of(run: dict, status) -> tuple[list[float], list[float]]:
     for step in run["steps"]:
         status(f"{run['folder'].name}: step {step} of {run['steps'][-1]}")
         tokens = read_tokens(run["folder"], step)
-        factors, advantage = units(tokens), np.abs(tokens["advantage"])
-        old = advantage * np.abs(factors["contribution"])
-        gradient = advantage * factors["gradient"]
+        old, gradient = np.abs(tokens["contribution"]), np.abs(tokens["gradient"])
         cells = {"kind": tokens["kind"], "section": tokens["section"],
                  "class": vocabulary.classes(tokens["token_id"]), "ends": end_of(tokens)}
         for name, total in sums.items():

@@ -17,9 +17,9 @@ class Histograms:
         self.log_prob_and_s = 0.0          # (bins, bins)
         self.log_prob_and_advantage = 0.0
 
-    def add(self, tokens: dict, values: dict) -> None:
-        for unit, value in values.items():
-            self.values[unit] += np.histogram(within(value, VALUE_EDGES), VALUE_EDGES)[0]
+    def add(self, tokens: dict) -> None:
+        for unit in UNITS:
+            self.values[unit] += np.histogram(within(tokens[unit], VALUE_EDGES), VALUE_EDGES)[0]
         x = within(tokens["log_prob"], LOG_PROB_EDGES)
         s, advantage = tokens["s"], within(tokens["advantage"], ADVANTAGE_EDGES)
         self.log_prob_and_s += np.histogram2d(x, s, [LOG_PROB_EDGES, S_EDGES])[0]

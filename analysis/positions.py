@@ -17,10 +17,10 @@ class Positions:
         self.sums = {unit: np.zeros((2, longest)) for unit in UNITS}
         self.shuffled = {unit: np.zeros((2, SHUFFLES, longest)) for unit in UNITS}
 
-    def add(self, tokens: dict, values: dict) -> None:
+    def add(self, tokens: dict) -> None:
         self.counts += np.bincount(tokens["position"], minlength=self.longest)
-        for unit, value in values.items():
-            self.sums[unit] += self.sums_at(tokens["position"], value)
+        for unit in UNITS:
+            self.sums[unit] += self.sums_at(tokens["position"], tokens[unit])
         answers = np.arange(len(tokens["episode_start"]))
         donors = shuffle_within(answers, tokens["group"], SHUFFLES, self.rng).astype(np.int64)
         for draw, donor in enumerate(donors):

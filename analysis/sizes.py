@@ -27,13 +27,15 @@ def lay_flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     length = lengths(columns)
     answer = np.repeat(np.arange(len(length)), length)
     position = np.arange(len(answer)) - columns["episode_start"][answer]
-    numbers = ("log_prob", "entropy", "collision", "weight", "advantage")
-    floats = {name: columns[name].astype(np.float64) for name in numbers}
+    numbers = {"log_prob", "entropy", "collision", "weight", "advantage", "ratio"}
+    floats = {name: columns[name].astype(np.float64) for name in numbers & columns.keys()}
     codes = {name: columns[name].astype(np.int64) for name in ("kind", "section", "group")}
     s = gradient_size(torch.from_numpy(floats["log_prob"]), torch.from_numpy(floats["collision"]))
-    return {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
-            "position": position, "relative": position / length[answer],
-            "token_group": codes["group"][answer]}
+    tokens = {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
+              "position": position, "relative": position / length[answer],
+              "token_group": codes["group"][answer]}
+    signed = {unit: tokens["advantage"] * factor for unit, factor in units(tokens).items()}
+    return {**tokens, **signed}
 
 
 def lengths(columns: dict[str, np.ndarray]) -> np.ndarray:

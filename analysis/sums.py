@@ -51,9 +51,9 @@ class Sums:
             self.live[name] = np.zeros(len(cells), np.int64)
         self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
 
-    def add(self, tokens: dict, values: dict, block: int) -> None:
+    def add(self, tokens: dict, block: int) -> None:
         groups, group = np.unique(tokens["token_group"], return_inverse=True)
-        measures = measured(tokens, values)
+        measures = measured(tokens)
         drawn = poisson_draws(self.rng, DRAWS, len(groups))
         resampled = [MEASURES.index(name) for name in RESAMPLED]
         for name, cell in self.cells(tokens).items():
@@ -83,13 +83,11 @@ class Sums:
         return np.searchsorted(self.edges[bins], tokens["relative"]) - 1
 
 
-def measured(tokens: dict, values: dict) -> dict[str, np.ndarray | None]:
+def measured(tokens: dict) -> dict[str, np.ndarray | None]:
     """What is summed over tokens, by name; tokens themselves are counted."""
-    ratio = np.asarray(tokens.get("ratio", np.zeros_like(tokens["s"])), np.float64)
-    squared = {"s": tokens["s"], "ratio": ratio, **values}
-    return {"tokens": None, "log_prob": tokens["log_prob"], "entropy": tokens["entropy"],
-            **squared, **{f"abs {unit}": np.abs(value) for unit, value in values.items()},
-            **{f"squared {name}": value * value for name, value in squared.items()}}
+    measures = {"ratio": np.zeros_like(tokens["s"]), **tokens, "tokens": None}
+    measures |= {f"abs {unit}": np.abs(tokens[unit]) for unit in UNITS}
+    return measures | {f"squared {name}": measures[name] ** 2 for name in SQUARED}
 
 
 def sums_by_group(group, groups: int, cell, cells: int, measures: dict) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.histograms import Histograms
 from analysis.positions import Positions
-from analysis.sizes import lengths, read_tokens, units
+from analysis.sizes import lengths, read_tokens
 from analysis.sums import MEASURES, RESAMPLED, Sums
 from analysis.vocabulary import Vocabulary
 from harness.credit_file import credit_steps, read_columns
@@ -49,17 +49,15 @@ class Tally:
                 self.add(read_tokens(self.run, step), block)
 
     def add(self, tokens: dict[str, np.ndarray], block: int) -> None:
-        values = {unit: tokens["advantage"] * factor for unit, factor in units(tokens).items()}
         tokens["class"] = self.vocabulary.classes(tokens["token_id"])
         groups = [tokens["reward"][tokens["group"] == g] for g in np.unique(tokens["group"])]
         self.tokens += len(tokens["token_id"])
         self.groups += len(groups)
         self.answers[block] += len(tokens["group"])
         self.flat_answers[block] += sum(len(r) for r in groups if np.ptp(r) == 0)
-        self.sums.add(tokens, values, block)
-        self.vocabulary.add(tokens, values)
-        self.positions.add(tokens, values)
-        self.histograms.add(tokens, values)
+        self.sums.add(tokens, block)
+        for part in (self.vocabulary, self.positions, self.histograms):
+            part.add(tokens)
 
     def total(self, partition: str, measure: str, blocks=slice(None)) -> np.ndarray:
         """(cells,) over all of training, or some blocks of it."""

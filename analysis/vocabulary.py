@@ -44,12 +44,12 @@ class Vocabulary:
                 self.class_of[i] = CLASSES.index(naive_class(text_of(self.tokenizer, i)))
         return self.class_of[ids]
 
-    def add(self, tokens: dict, values: dict) -> None:
-        """`values` are the tokens' contributions and gradients by unit. Ask for `classes` first."""
+    def add(self, tokens: dict) -> None:
+        """Ask for `classes` first."""
         ids, size = tokens["token_id"], len(self.class_of)
         more = size - len(self.kinds)
         measures = {"count": None, "entropy": tokens["entropy"], "log_prob": tokens["log_prob"],
-                    "gradient": np.abs(values["gradient"])}
+                    "gradient": np.abs(tokens["gradient"])}
         for name, value in measures.items():
             self.sums[name] = np.pad(self.sums[name], (0, more)) + np.bincount(ids, value, size)
         id_and_kind = ids * len(KINDS) + tokens["kind"]

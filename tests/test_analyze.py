@@ -179,7 +179,7 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path):
         assert e["reward"] == pytest.approx(files[e["step"]]["reward"][e["episode"]])
         s = np.sqrt(1 - 2 * np.exp(c["log_prob"].astype(float)) + c["collision"])
         expected = {"gradient size": np.abs(c["advantage"]) * c["weight"] * s,
-                    "contribution": c["advantage"] * c["weight"] * c["log_prob"],
+                    "contribution": c["advantage"] * c["log_prob"],
                     "log-prob": c["log_prob"],
                     **{name: c[name] for name in ("advantage", "weight", "entropy")}}
         assert set(e["values"]) == set(expected)  # without true credit

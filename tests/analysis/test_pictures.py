@@ -79,6 +79,16 @@ def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
     assert labels_of(left) == ["none (3 runs)", "pay_$x_and_$y (3 runs)"]
 
 
+def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
+    runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "random"})}, seeds=1)
+    for name in ("metrics.jsonl", "credit/step_000001.npz"):
+        (tmp_path / "b-s0" / name).unlink()
+    evaluations_path = tmp_path / "b-s0/evaluations.jsonl"
+    evaluations_path.write_text("".join(evaluations_path.read_text().splitlines(True)[:2]))
+    comparison_plots.learning_curves(comparison_of(runs), tmp_path)
+    assert labels_of(drawn["learning_curves"].axes[0]) == ["none (1 run)"]
+
+
 def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     figure, _ = plots.panels(1)
     plots.save(figure, tmp_path, "a", "")
