@@ -11,7 +11,7 @@ import numpy as np
 from analysis.histograms import ADVANTAGE_EDGES, LOG_PROB_EDGES, S_EDGES, VALUE_EDGES
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save, shade, whole_steps
 from analysis.positions import t_statistics
-from analysis.ratios import early_over_late, filler_over_reasoning
+from analysis.ratios import cell_over_cell, early_over_late
 from analysis.sizes import LABELS, SIZES, UNITS
 from analysis.statistics import permutation_p, verdicts
 from analysis.sums import NORMALISED
@@ -71,7 +71,7 @@ def published_of(tally: Tally) -> dict:
 
 def earlier_tables(tally: Tally) -> list[Table]:
     return [contributions(tally), positions(tally), signs(tally), classes(tally),
-            classes_by_fifth(tally), filler_at_like_position(tally), t_table(tally),
+            classes_by_fifth(tally), filler_over_reasoning(tally), t_table(tally),
             top_tokens(tally)]
 
 
@@ -159,21 +159,17 @@ def classes_by_fifth(tally: Tally) -> Table:
                  {**WORDS, "pub.*": "published* abs(A lp)"})
 
 
-def filler_at_like_position(tally: Tally) -> Table:
-    """Is filler ahead because of where it stands?"""
-    estimates = [filler_over_reasoning(tally, unit) for unit in UNITS]
-    verdict = verdicts([like for _, like in estimates])
-    rows = [["published*", published_of(tally)["filler over reasoning"], *[None] * 3, ""]]
-    for unit, (crude, like), word in zip(UNITS, estimates, verdict):
-        rows.append([f"filler/reasoning ({LABELS[unit]})", crude.value, crude.interval,
-                     like.value, like.interval, word])
-    formats = {"ratio": "", "crude": ".2f", "95%": ".2f", "20ths": ".2f", "95% of it": ".2f",
-               "difference": ""}
-    return Table("like position", "Filler over reasoning, crude and at like position",
-                 by_row(formats, rows), "",
-                 ["at like position: as if both stood in the same places (twenty bins)"],
-                 {"ratio": "filler over reasoning", "crude": "as it is", "95%": "95% interval",
-                  "20ths": "at like position", "95% of it": "95% interval of that"})
+def filler_over_reasoning(tally: Tally) -> Table:
+    found = [cell_over_cell(tally, "class", unit, 0, 1) for unit in UNITS]
+    names = [f"filler/reasoning ({LABELS[unit]})" for unit in UNITS]
+    published = published_of(tally)["filler over reasoning"]
+    columns = {"ratio": ("", ["published*", *names]),
+               "crude": (".2f", [published, *(e.value for e in found)]),
+               "95%": (".2f", [None, *(e.interval for e in found)]),
+               "difference": ("", ["", *verdicts(found)])}
+    return Table("filler over reasoning", "Filler over reasoning: mean sizes, wherever they stand",
+                 columns, "", [],
+                 {"ratio": "filler over reasoning", "crude": "ratio", "95%": "95% interval"})
 
 
 def t_table(tally: Tally) -> Table:

@@ -46,52 +46,16 @@ def rest_columns(estimates: list[Estimate]) -> dict[str, tuple]:
             "difference": ("", verdicts(estimates))}
 
 
-def early_over_late(tally: Tally, unit: str) -> Estimate:
-    """Mean size in the first fifth of the answers over that in the last."""
+def cell_over_cell(tally: Tally, partition: str, unit: str, one: int, other: int) -> Estimate:
+    """Mean size in one cell over that in another."""
     def value(sizes, tokens):
-        return mean_ratio((sizes[..., 0], tokens[..., 0]), (sizes[..., 2], tokens[..., 2]))
+        return mean_ratio((sizes[..., one], tokens[..., one]),
+                          (sizes[..., other], tokens[..., other]))
 
-    observed, draws = value(*tally.summed("ends", unit)), value(*tally.drawn("ends", unit))
-    return ratio(float(observed), draws, int(tally.sums.live["ends"][[0, 2]].min()))
-
-
-def filler_over_reasoning(tally: Tally, unit: str) -> tuple[Estimate, Estimate]:
-    """By the regex: as it is, and at like position.
-
-    Twentieths of relative position count in which each of the two has at least 1% of what an even
-    spread would give it.
-    """
-    filler, reasoning = by_class(*tally.summed("class by twentieth", unit))
-    drawn = by_class(*tally.drawn("class by twentieth", unit))
-    both = np.flatnonzero(well_filled(filler[1]) & well_filled(reasoning[1]))
-    groups = int(tally.sums.live["class"][:2].min())
-    return (ratio(float(crude_ratio(filler, reasoning)), crude_ratio(*drawn), groups),
-            ratio(float(standardised(filler, reasoning, both)), standardised(*drawn, both),
-                  groups))
+    observed, draws = value(*tally.summed(partition, unit)), value(*tally.drawn(partition, unit))
+    return ratio(float(observed), draws, int(tally.sums.live[partition][[one, other]].min()))
 
 
-def by_class(sizes, tokens, bins: int = 20) -> list[tuple]:
-    """(..., classes x bins) sums -> (sizes, tokens) of the first two classes, each (..., bins)."""
-    both = [sums.reshape(*sums.shape[:-1], -1, bins) for sums in (sizes, tokens)]
-    return [tuple(sums[..., number, :] for sums in both) for number in (0, 1)]
-
-
-def well_filled(tokens: np.ndarray) -> np.ndarray:
-    return (tokens > 0) & (tokens >= 0.01 * tokens.mean())
-
-
-def crude_ratio(above, below) -> np.ndarray:
-    return mean_ratio([sums.sum(-1) for sums in above], [sums.sum(-1) for sums in below])
-
-
-def standardised(above, below, bins) -> np.ndarray:
-    """Ratio of two mean sizes if both classes stood where the two together stand.
-
-    Each is (sizes, tokens), last axis bins of position, of which those in `bins` count, weighted by
-    the tokens of both.
-    """
-    weight = (above[1] + below[1])[..., bins]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        one = (weight * above[0][..., bins] / above[1][..., bins]).sum(-1)
-        other = (weight * below[0][..., bins] / below[1][..., bins]).sum(-1)
-        return one / other
+def early_over_late(tally: Tally, unit: str) -> Estimate:
+    """The first fifth of the answers over the last."""
+    return cell_over_cell(tally, "ends", unit, 0, 2)

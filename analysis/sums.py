@@ -3,6 +3,8 @@
 Every sum is made twice: as it is, by blocks of training, and with the groups drawn again
 (bootstrap), which is where the intervals come from.
 """
+import itertools
+
 import numpy as np
 import torch
 
@@ -20,10 +22,6 @@ MEASURES = ("tokens", "log_prob", "entropy", *SQUARED, *(f"abs {unit}" for unit 
 RESAMPLED = ("tokens", *(f"abs {unit}" for unit in UNITS))
 
 
-def crossed(rows, columns) -> list[tuple]:
-    return [(row, column) for row in rows for column in columns]
-
-
 PARTITIONS = {  # name: what its cells are called
     "all": ("all",),
     "normalised": NORMALISED,
@@ -33,8 +31,7 @@ PARTITIONS = {  # name: what its cells are called
     "trained": (*KINDS, "without a ratio or a gradient"),
     "position": tuple(range(10)),
     "ends": ("first fifth", "middle", "last fifth"),
-    "class by fifth": crossed(CLASSES, range(5)),
-    "class by twentieth": crossed(CLASSES, range(20))}
+    "class by fifth": tuple(itertools.product(CLASSES, range(5)))}
 
 
 class Sums:
@@ -43,7 +40,7 @@ class Sums:
 
     def __init__(self, blocks: int, longest: int):
         self.rng = np.random.default_rng(0)
-        self.edges = {bins: cut_edges(longest, bins) for bins in (5, 10, 20)}
+        self.edges = {bins: cut_edges(longest, bins) for bins in (5, 10)}
         self.of, self.drawn, self.live = {}, {}, {}  # live: groups with a gradient in a cell
         for name, cells in PARTITIONS.items():
             self.of[name] = np.zeros((blocks, len(cells), len(MEASURES)))
@@ -76,8 +73,7 @@ class Sums:
                 "trained": np.where(trained, kind, len(KINDS)),
                 "position": self.bin_of(tokens, 10),
                 "ends": end_of(tokens),
-                "class by fifth": 5 * naive + self.bin_of(tokens, 5),
-                "class by twentieth": 20 * naive + self.bin_of(tokens, 20)}
+                "class by fifth": 5 * naive + self.bin_of(tokens, 5)}
 
     def bin_of(self, tokens: dict, bins: int) -> np.ndarray:
         return np.searchsorted(self.edges[bins], tokens["relative"]) - 1

@@ -10,6 +10,7 @@ import analyze
 from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
 from analysis.sizes import UNITS
 from analysis.statistics import wilson_interval
+from analysis.vocabulary import CLASSES
 from analysis.why import forks
 from engine.labels import KINDS, SECTIONS
 from engine.tokens import naive_class
@@ -108,6 +109,10 @@ def test_classes_and_classes_by_fifth(log):
         assert found["abs(A lp)"] == pytest.approx(mean_of(part, "abs contribution"))
         seen += len(part)
     assert seen == len(rows)
+    filler, reasoning = ([r for r in rows if r["class"] == name] for name in CLASSES[:2])
+    for found, unit in zip(tables["filler over reasoning"][1:], UNITS):
+        expected = mean_of(filler, f"abs {unit}") / mean_of(reasoning, f"abs {unit}")
+        assert found["crude"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_shares_of_the_gradient(log):
@@ -181,7 +186,7 @@ def test_a_run_with_the_published_discount_has_its_published_figures_beside_it(t
         for name in ("filler", "reasoning"):
             assert [row["pub.*"] for row in tables["class by position"]
                     if row["class"] == name] == list(known[f"{name} by fifth"])
-        assert tables["like position"][0]["crude"] == known["filler over reasoning"]
+        assert tables["filler over reasoning"][0]["crude"] == known["filler over reasoning"]
         sizes = {row["class"]: row["abs(A lp)"] for row in tables["classes"]}
         assert sizes["filler (pub.*)"] == known["classes"]["filler"][-1]
 

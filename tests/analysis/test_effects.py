@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import by_name, ids_of, planted, tables_of, tallied
+from logs import by_name, planted, tables_of, tallied
 
 import analyze
 from analysis import earlier, positions, sums
@@ -25,24 +25,6 @@ def test_a_trend_over_position_is_reported_so(tmp_path):
     row = tables["first and last fifth"][-1]
     assert row["early over late"] == pytest.approx(1.083 / 1.883, rel=0.04)
     assert row["difference"] == "late more"
-
-
-def test_a_class_ahead_for_its_place_only_is_told_so(tmp_path):
-    """Reasoning stands early, where everything is smaller: filler is ahead crude, not at like
-    position."""
-    rng, files = np.random.default_rng(3), {}
-    for step in range(1, 7):
-        position = np.tile(np.arange(25) // 5, 24)
-        is_filler = rng.random(600) < (position + 0.5) / 5
-        p = 1 - rng.uniform(0.1, 0.2, 600) * (1 + position) / 2**0.5
-        files[step] = credit_columns(
-            [25] * 24, np.repeat(np.arange(6), 4), log_prob=np.log(p),
-            collision=p**2 + (1 - p) ** 2,
-            token_id=np.where(is_filler, ids_of(" and")[0], ids_of(" 7")[0]),
-            advantage=np.repeat(rng.choice([-1.0, 1.0], 24), 25))
-    row = tables_of(write_log(tmp_path / "run", files))["like position"][-1]
-    assert row["crude"] > 1.4 and row["20ths"] == pytest.approx(1, abs=0.06)
-    assert row["difference"] == "none seen"
 
 
 def test_a_true_null_is_called_null(tmp_path, monkeypatch):
@@ -95,7 +77,7 @@ def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
                              log_prob=np.log(p), collision=p**2 + (1 - p) ** 2,
                              kind=rng.integers(0, 3, 1200))
     tables = tables_of(write_log(tmp_path / "run", {1: columns}))
-    for name in ("gradient by kind", "gradient by position", "like position",
+    for name in ("gradient by kind", "gradient by position", "filler over reasoning",
                  "first and last fifth"):
         assert {row["difference"] for row in tables[name]} <= {"too few", ""}, name
 

@@ -5,9 +5,7 @@ import pytest
 import torch
 from conftest import credit_columns
 
-from analysis.earlier import PUBLISHED
 from analysis.positions import t_statistics
-from analysis.ratios import standardised
 from analysis.sizes import lay_flat
 from analysis.sums import cut_edges
 from engine.tokens import naive_class
@@ -28,17 +26,6 @@ def test_the_size_of_the_gradient_is_that_of_autograd():
     ("reasoning", (" 12", "x2", "+", " =", "()", " times", "2 + 3"))])
 def test_the_earlier_classes(name, texts):
     assert {naive_class(text) for text in texts} == {name}
-
-
-def test_published_tables_standardised_give_1_24():
-    """The earlier classes by position, with their counts: crude 1.31, and 1.24 at like position."""
-    counts = np.array([[56173, 41634, 44111, 26507, 36985],
-                       [7016, 18880, 16635, 34007, 21094]], float)
-    sizes = counts * [PUBLISHED["filler by fifth"], PUBLISHED["reasoning by fifth"]]
-    above, below = (sizes[0], counts[0]), (sizes[1], counts[1])
-    filler, reasoning = sizes.sum(1) / counts.sum(1)
-    assert filler / reasoning == pytest.approx(1.31, abs=0.005)
-    assert standardised(above, below, range(5)) == pytest.approx(1.24, abs=0.005)
 
 
 def test_bins_are_those_of_pandas_cut():
