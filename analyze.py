@@ -5,8 +5,7 @@
 
 1. Read the run: settings, metrics, evaluations (analysis/runs.py).
 2. Go through its credit files once and sum up what tokens were given (analysis/tally.py).
-3. Make the tables and pictures: the core ones stand below, in the order in which the page tells
-   them; what explains them is in analysis/why.py.
+3. Make the tables and pictures, in the order in which the page tells them.
 4. Write the page (analysis/report.py).
 
 A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size of the
@@ -145,7 +144,6 @@ def gains(run: dict) -> Table:
 
 def learning_curve(run: dict, folder: Path) -> Picture:
     figure, axis = panels(1, figsize=(5.6, 3.8))
-    title = "Success while training"
     for key, colour, label in (("finished", GREEN, "not cut off, in training"),
                                ("success", GREY, "solved, in training")):
         lines = [line for line in run["metrics"] if line.get(key) is not None]
@@ -156,9 +154,8 @@ def learning_curve(run: dict, folder: Path) -> Picture:
         lines = evaluations(run, mode)
         if lines:
             held_out_curve(axis, lines, colour, f"solved, held-out, {mode}")
-            title = f"Held-out success, {mode}: {lines[0]['success']:.1%}"
-            title += f" to {lines[-1]['success']:.1%}" if len(lines) > 1 else ""
-    axis.set(xlabel="step", ylabel="share of the answers", ylim=(0, 1.03), title=title)
+    axis.set(xlabel="step", ylabel="share of the answers", ylim=(0, 1.03),
+             title="Success while training")
     whole_steps(axis)
     legend_below(figure, axis, ncols=2)
     return save(figure, folder, "learning_curve",

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
+from analysis.tables import Table, by_row
 from credit.weight import token_weight
 from engine.errors import UserError
 from engine.forward import Forward
@@ -105,24 +106,21 @@ class Recorded:
 
 def print_summary(tokens: Rollouts, weight: np.ndarray, mask: np.ndarray) -> None:
     """Where the weight goes, by section, by kind, and the tokens that get most and least of it."""
-    print(f"{'':24s}{'tokens':>9s}{'of all':>8s}{'of weight':>11s}{'mean weight':>13s}")
-    print_rows("section", SECTIONS, tokens.section.numpy()[mask], weight)
-    print_rows("kind", KINDS, tokens.kind.numpy()[mask], weight)
+    rows = []
+    for names, codes in ((SECTIONS, tokens.section), (KINDS, tokens.kind)):
+        for code, name in enumerate(names):
+            part = weight[codes.numpy()[mask] == code]
+            if len(part):
+                rows.append([name, len(part), len(part) / len(weight),
+                             part.sum() / max(weight.sum(), 1e-30), part.mean()])
+    formats = {"section or kind": "", "tokens": "d", "of all": ".1%", "of weight": ".1%",
+               "mean weight": ".3f"}
+    print(Table("weight", "", by_row(formats, rows)).to_text())
     texts = [text for row in tokens.texts for text in row]
     heaviest_first = mean_weights(texts, weight)
-    for words, rows in (("heaviest", heaviest_first), ("lightest", heaviest_first[::-1])):
-        listed = "  ".join(f"{text!r} {mean:.2f}" for mean, text in rows[:10])
+    for words, found in (("heaviest", heaviest_first), ("lightest", heaviest_first[::-1])):
+        listed = "  ".join(f"{text!r} {mean:.2f}" for mean, text in found[:10])
         print(f"  {words} tokens:  {listed}")
-
-
-def print_rows(title: str, names: tuple[str, ...], codes: np.ndarray, weight: np.ndarray) -> None:
-    """A row for each name that has tokens: how many, and how much of the weight they get."""
-    total = max(weight.sum(), 1e-30)
-    for code, name in enumerate(names):
-        part = weight[codes == code]
-        if len(part):
-            print(f"  {title:9s}{name:13s}{len(part):9d}{len(part) / len(weight):8.1%}"
-                  f"{part.sum() / total:11.1%}{part.mean():13.3f}")
 
 
 def mean_weights(texts: list[str], weight: np.ndarray) -> list[tuple[float, str]]:
