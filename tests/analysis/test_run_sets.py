@@ -27,10 +27,10 @@ def test_arms_are_told_apart_by_what_differs(tmp_path):
         tmp_path, fast, fast, {"learning_rate": 5e-6},
         {**fast, **discounted, "think_discount": 0.5},
         {**fast, **discounted, "think_discount": 0.25},
-        {**fast, "critic_lr": 9.0, "threads": 4, "out": "x"}), "r0")
+        {**fast, "critic_lr": 9.0, "threads": 4, "out": "x"}, {**fast, "critic_lr": 8.0}), "r0")
     usual, half, quarter = "learning_rate 0.001", "think_discount 0.5", "think_discount 0.25"
     assert {name: len(arm) for name, arm in comparison.arms.items()} == {
-        f"none {usual}": 3, "none": 1, f"outcome_conditional {usual} {half}": 1,
+        f"none {usual}": 4, "none": 1, f"outcome_conditional {usual} {half}": 1,
         f"outcome_conditional {usual} {quarter}": 1}
 
 
