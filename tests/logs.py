@@ -30,32 +30,19 @@ def random_log(folder, steps=3, groups=3, answers=4, longest=9, weights=True, se
     """Any tokens, any numbers: what the definitions are checked on."""
     rng, files, G = np.random.default_rng(seed), {}, groups * answers
     for step in range(1, steps + 1):
-        lengths, group = rng.integers(1, longest + 1, G).tolist(), np.repeat(
-            np.arange(groups), answers
-        )
+        lengths = rng.integers(1, longest + 1, G).tolist()
+        group = np.repeat(np.arange(groups), answers)
         n, reward = sum(lengths), rng.choice([0.0, 0.1, 1.1], G)
         reward[group == 0] = 0.1  # one group without spread
-        z = np.concatenate(
-            [
-                (r - r.mean()) / (r.std() + 1e-4) if r.std() > 1e-8 else 0 * r
-                for r in reward.reshape(groups, answers)
-            ]
-        )
+        z = [(r - r.mean()) / (r.std() + 1e-4) if r.std() > 1e-8 else 0 * r
+             for r in reward.reshape(groups, answers)]
         p = rng.uniform(0.01, 0.99, n)
         files[step] = credit_columns(
-            lengths,
-            group,
-            token_id=rng.integers(0, 200, n),
-            log_prob=np.log(p),
-            collision=p**2 + (1 - p) ** 2 / 2,
-            entropy=rng.uniform(0, 2, n),
+            lengths, group, token_id=rng.integers(0, 200, n), log_prob=np.log(p),
+            collision=p**2 + (1 - p) ** 2 / 2, entropy=rng.uniform(0, 2, n),
             weight=rng.gamma(1, 1, n) if weights else np.ones(n),
-            advantage=np.repeat(z, lengths),
-            section=rng.integers(0, 3, n),
-            kind=rng.integers(0, 7, n),
-            reward=reward,
-            reward_answer=reward > 1,
-        )
+            advantage=np.repeat(np.concatenate(z), lengths), section=rng.integers(0, 3, n),
+            kind=rng.integers(0, 7, n), reward=reward, reward_answer=reward > 1)
     return write_log(folder, files, config), files
 
 
@@ -81,27 +68,15 @@ def plain_rows(folder, files):
         ends = [*c["episode_start"][1:].tolist(), len(c["token_id"])]
         for b, (start, end) in enumerate(zip(c["episode_start"].tolist(), ends)):
             for i in range(start, end):
-                row = {
-                    name: float(c[name][i])
-                    for name in ("log_prob", "advantage", "weight", "entropy", "collision")
-                }
-                rows.append(
-                    row
-                    | {
-                        "step": step,
-                        "episode": (step, b),
-                        "position": i - start,
-                        "length": end - start,
-                        "kind": int(c["kind"][i]),
-                        "section": int(c["section"][i]),
-                        "id": int(c["token_id"][i]),
-                        "text": tokenizer.decode(
-                            [int(c["token_id"][i])], skip_special_tokens=False
-                        ),
-                        "contribution": row["advantage"] * row["log_prob"],
-                        "group": (step, int(c["group"][b])),
-                    }
-                )
+                token = int(c["token_id"][i])
+                row = {name: float(c[name][i]) for name in ("log_prob", "advantage", "weight",
+                                                            "entropy", "collision")}
+                row |= {"step": step, "episode": (step, b), "group": (step, int(c["group"][b])),
+                        "position": i - start, "length": end - start,
+                        "kind": int(c["kind"][i]), "section": int(c["section"][i]),
+                        "id": token, "text": tokenizer.decode([token], skip_special_tokens=False),
+                        "contribution": row["advantage"] * row["log_prob"]}
+                rows.append(row)
     return rows
 
 
@@ -112,28 +87,19 @@ def by_name(tables):
 def planted(folder, rng, steps=10, groups=6, answers=6, length=30, twice=None, trend=0.0):
     """Tokens of two kinds in random places; p is drawn alike for all, but `twice` a kind's
     gradient and a trend over position."""
-    files = {}
+    files, B = {}, groups * answers
+    n, position = B * length, np.tile(np.arange(length) / length, B)
     for step in range(1, steps + 1):
-        B = groups * answers
-        lengths, group = [length] * B, np.repeat(np.arange(groups), answers)
-        n, position = B * length, np.tile(np.arange(length) / length, B)
-        kind, advantage = rng.integers(0, 4, n), np.repeat(
-            rng.normal(size=(groups, answers)) * rng.gamma(2, 1, (groups, 1)), length
-        )
+        kind = rng.integers(0, 4, n)
+        advantage = rng.normal(size=(groups, answers)) * rng.gamma(2, 1, (groups, 1))
         p = rng.uniform(0.3, 0.9, n)
         s = 0.3 * (1 - p) * np.where(kind == twice, 2.0, 1.0) * (1 + trend * position)
         p = 1 - s / 2**0.5  # with the rest on one token s = sqrt 2 (1 - p)
         ids = np.array([ids_of(t)[0] for t in (" and", "\n", " 7", " +")])[kind]
         files[step] = credit_columns(
-            lengths,
-            group,
-            token_id=ids,
-            log_prob=np.log(p),
-            collision=p**2 + (1 - p) ** 2,
-            advantage=advantage.ravel(),
-            kind=kind,
-            reward=advantage.reshape(B, length)[:, 0],
-        )
+            [length] * B, np.repeat(np.arange(groups), answers), token_id=ids, log_prob=np.log(p),
+            collision=p**2 + (1 - p) ** 2, advantage=np.repeat(advantage, length), kind=kind,
+            reward=advantage.ravel())
     return write_log(folder, files)
 
 
@@ -149,28 +115,12 @@ def write_run(folder, success, seed=0, steps=10, rng=None, **config):
     rng = rng or np.random.default_rng(seed)
     start = (np.arange(ITEMS) % 4 == 0).astype(int).tolist()
     end = (rng.random(ITEMS) < success).astype(int).tolist()
-    lines = [
-        line
-        for step, answer in ((0, start), (steps, end))
-        for line in (evaluation(step, answer, "sampled"), evaluation(step, answer, "greedy"))
-    ]
-    metrics = [
-        {
-            "step": i,
-            "success": success * i / steps,
-            "entropy": 0.5,
-            "gradient_norm": 0.1 * i,
-            "length": 9.0,
-        }
-        for i in range(1, steps + 1)
-    ]
-    return write_log(
-        folder,
-        {1: credit_columns([3, 4], [0, 0])},
-        {"seed": seed, "steps": steps, **config},
-        metrics,
-        lines,
-    )
+    lines = [evaluation(step, answer, mode) for step, answer in ((0, start), (steps, end))
+             for mode in ("sampled", "greedy")]
+    metrics = [{"step": i, "success": success * i / steps, "entropy": 0.5,
+                "gradient_norm": 0.1 * i, "length": 9.0} for i in range(1, steps + 1)]
+    return write_log(folder, {1: credit_columns([3, 4], [0, 0])},
+                     {"seed": seed, "steps": steps, **config}, metrics, lines)
 
 
 def make(tmp_path, arms, seeds=5, spread=0.02, rng=None):
@@ -178,17 +128,9 @@ def make(tmp_path, arms, seeds=5, spread=0.02, rng=None):
     rng, folders = rng or np.random.default_rng(7), []
     for name, (success, config) in arms.items():
         for seed in range(seeds):
-            folders.append(
-                str(
-                    write_run(
-                        tmp_path / f"{name}-s{seed}",
-                        float(np.clip(success + rng.normal(0, spread), 0, 1)),
-                        seed,
-                        rng=rng,
-                        **config,
-                    )
-                )
-            )
+            drawn = float(np.clip(success + rng.normal(0, spread), 0, 1))
+            run = write_run(tmp_path / f"{name}-s{seed}", drawn, seed, rng=rng, **config)
+            folders.append(str(run))
     return folders
 
 
