@@ -1,8 +1,5 @@
 """Credit files that are damaged, incomplete or of another run are refused with one sentence."""
-import io
 import random
-import struct
-import zipfile
 
 import numpy as np
 import pytest
@@ -10,7 +7,6 @@ import torch
 from conftest import credit_columns, hand_made
 
 from engine import processes
-from harness import credit_file
 from harness.credit_file import credit_path, credit_steps, read_columns, write_credit
 from engine.errors import UserError
 
@@ -97,14 +93,6 @@ def test_without_rank_0_only_the_last_step_is_being_written(of_three):
         credit_steps(of_three)
 
 
-@pytest.mark.parametrize("name", ["step_1.npz", "step_000000.npz", "step_000002_rank0.npz",
-                                  "step_000002_rank01.npz", "step_2147483648.npz"])
-def test_two_names_for_one_step_are_refused(tmp_path, name):
-    write(tmp_path).with_name(name).touch()
-    with pytest.raises(UserError, match=f"{name} is no name of a credit file"):
-        credit_steps(tmp_path)
-
-
 def test_names_that_people_gave_do_not_count(tmp_path):
     for name in ("step_000002.npz.bak", "step_000002 (copy).npz", "step_000001_rank1_old.npz"):
         write(tmp_path).with_name(name).touch()
@@ -124,11 +112,9 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize("name, values, said", [
     ("reward_format", [0, 0, NAN, 0.0], "has the value nan"),
     ("reward_answer", [0, 0, 0, INF], "has the value inf"),
-    ("reward_reasoning", [0, -INF, 0, 0.0], "has the value -inf"),
     ("advantage", np.full(8, 1e300), r"has the value 1e+300"),
     ("log_prob", [-1.0] * 7 + [0.5], "has the value 0.5"),
     ("token_id", [5] * 7 + [-1], "has the value -1"),
-    ("prompt_ids", [5, 6, 7, -2], "has the value -2"),
     ("prompt_ids", [5, 6, 7, 2 ** 40], "has the value 1099511627776"),
     ("prompt_start", [0, 4], "does not fit the other columns"),
     ("prompt_start", [0, 0], "does not fit the other columns"),
@@ -136,37 +122,19 @@ NAN, INF = float("nan"), float("inf")
     ("prompt_start", [[0], [2]], "does not fit the other columns"),
     ("episode_start", [0, 2, 5, 8], "does not fit the other columns"),
     ("group", [0, 0, 0, 0], "does not fit the other columns"),
-    ("group", [1, 1, 1, 1], "does not fit the other columns"),
     ("group", [1, 1, 0, 0], "does not fit the other columns"),
-    ("group", [0, 1, 0, 1], "does not fit the other columns"),
     ("group", [0, 0, 2, 2], "does not fit the other columns"),
-    ("group", [0, 0, 1, 2], "does not fit the other columns"),
     ("true_credit", [0.1] * 7, "does not fit the other columns"),
-    ("true_credit", [0.1] * 7 + [NAN], "has the value nan"),
     ("true_credit_se", [0.1] * 7 + [-0.1], "has the value -0.1"),
-    ("process", [0], "does not fit the other columns"),
-    ("process", [-1, 1], "has the value -1"),
     ("run_id", [1], "does not fit the other columns"),
-    ("run_id", [256] * 8, "has the value 256"),
     ("my_own", [0.1] * 4, "does not fit the other columns"),
     ("token_id", [5.0] * 8, "should hold whole numbers, and holds float64"),
-    ("group", [False, False, True, True], "should hold whole numbers, and holds bool"),
     ("weight", [1] * 8, "should hold floating point numbers, and holds int64"),
-    ("weight", np.ones(8, np.longdouble), "should hold floating point numbers, and holds float128"),
     ("finished", [1, 1, 0, 1], "should hold yes or no, and holds int64"),
-    ("entropy", np.ones(8, complex), "should hold floating point numbers, and holds complex128"),
-    ("entropy", ["1"] * 8, "should hold floating point numbers, and holds <U1"),
-    ("entropy", np.ones(8, [("x", "f4")]), "should hold floating point numbers, and holds")])
+    ("entropy", ["1"] * 8, "should hold floating point numbers, and holds <U1")])
 def test_columns_that_are_not_as_they_should_be(tmp_path, name, values, said):
     path = write(tmp_path, **{name: np.asarray(values)})
     assert refusal(tmp_path).startswith(f"{path} is broken: its {name} {said}")
-
-
-def test_every_question_has_answers(tmp_path):
-    write(tmp_path, prompt_start=np.array([0, 1, 2]), group=np.array([0, 1, 2, 2]))
-    read_columns(tmp_path, 1)
-    path = write(tmp_path, prompt_start=np.array([0, 1, 2]), group=np.array([0, 0, 2, 2]))
-    assert refusal(tmp_path) == f"{path} is broken: its group does not fit the other columns"
 
 
 def test_other_sizes_of_numbers_are_read_as_the_usual_ones(tmp_path):
@@ -204,47 +172,6 @@ def test_flipped_bits_and_cut_off_files_are_noticed(tmp_path):
     assert 60 < refused < 80
 
 
-def npy(heading, data=b""):
-    """An .npy file with this heading."""
-    text = heading.encode().ljust(117) + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
-
-
-@pytest.mark.parametrize("content", [
-    npy("{'descr': '<f4', 'fortran_order': False, 'shape': (%d,)}" % 10 ** 15),
-    npy("{'descr': '<f4', 'fortran_order': False, 'shape': (%d,)}" % 10 ** 30),
-    npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-8,)}", b"\0" * 32),
-    npy("{'descr': '<f4', 'fortran_order': False, 'shape': (7,)}", b"\0" * 32),
-    npy("{'descr': '<f4', 'fortran_order': False, 'shape': (8,"),
-    npy("{'descr': '<q9', 'fortran_order': False, 'shape': (8,)}", b"\0" * 32),
-    npy("\0" * 9), b"", b"\x93NUMPY\x09\x00", b"something else"])
-def test_a_column_that_is_no_array_is_a_sentence(tmp_path, content):
-    path = write(tmp_path)
-    with zipfile.ZipFile(path) as file:
-        members = {name: file.read(name) for name in file.namelist()}
-    with zipfile.ZipFile(path, "w") as file:
-        for name, usual in members.items():
-            file.writestr(name, content if name == "entropy.npy" else usual)
-    assert refusal(tmp_path).startswith(f"{path} is not a credit file of this program: ")
-
-
-def test_objects_and_columns_that_come_twice_are_refused(tmp_path):
+def test_objects_are_not_unpickled(tmp_path):
     path = write(tmp_path, entropy=np.array([None] * 8))
-    assert refusal(tmp_path).endswith("it holds other things than numbers")
-    write(tmp_path)
-    content = io.BytesIO()
-    np.save(content, np.ones(8, np.float32))
-    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate name"):
-        file.writestr("weight.npy", content.getvalue())
-    assert refusal(tmp_path).endswith("it has a column twice")
-
-
-def test_a_small_file_that_unpacks_to_gigabytes_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(credit_file, "MOST_UNPACKED", 2 ** 20)
-    path = write(tmp_path, my_own=np.zeros(2 ** 22))
-    monkeypatch.setattr(zipfile.ZipFile, "read", None)  # who reads a column fails otherwise
-    assert path.stat().st_size < 2 ** 17 and "it would unpack to 33,55" in refusal(tmp_path)
-    monkeypatch.undo()
-    monkeypatch.setattr(credit_file, "MOST_UNPACKED", 2 ** 20)
-    write(tmp_path, my_own=np.random.default_rng(0).random(2 ** 18))
-    assert "does not fit the other columns" in refusal(tmp_path)  # large, and so is the file
+    assert refusal(tmp_path).startswith(f"{path} is not a credit file of this program: ")
