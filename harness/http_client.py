@@ -9,7 +9,6 @@ the deadline: parsing holds the interpreter, and threads that did it would delay
 import json
 import queue
 import re
-import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from harness.flags import shortened
 
 AT_ONCE = 128  # requests under way; the others wait for their turn
 LARGEST_ANSWER = 2 ** 20  # bytes, where nothing else is said
-LOOK_EVERY = 5.0  # seconds without an answer after which the port is looked at
-MISSES = 3        # looks in a row at which nobody took connections there
 CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 ADDRESS = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?")
 LAST_PORT = 65535
@@ -88,7 +85,10 @@ class Client:
         deadline = time.monotonic() + self.seconds
         answers = {}
         while len(answers) < len(requests):
-            number, reply = self.next_one(done, deadline)
+            try:
+                number, reply = done.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise self.too_late() from None
             if isinstance(reply, Exception):
                 raise reply
             path = requests[number][1]
@@ -108,42 +108,13 @@ class Client:
             except Exception as error:  # whatever it is, somebody waits for it
                 done.put((number, error))
 
-    def next_one(self, done: queue.SimpleQueue, deadline: float) -> tuple:
-        """The next number with its reply or error, waited for until the deadline, or until nobody
-        takes connections at the port any more: a server that was told to stop may leave the open
-        ones open for ever."""
-        misses = 0
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                return done.get(timeout=min(LOOK_EVERY, left))
-            except queue.Empty:
-                misses = 0 if self.is_there() else misses + 1
-            if misses == MISSES:
-                raise self.error("it was stopped while its answer was awaited: nobody takes "
-                                 "connections there any more")
-        raise self.too_late()
-
-    def is_there(self) -> bool:
-        connection = self.connection()
-        try:
-            socket.create_connection((connection.host, connection.port), LOOK_EVERY).close()
-        except TimeoutError:  # it may be too busy
-            return True
-        except OSError:
-            return False
-        return True
-
-    def connection(self) -> HTTPConnection:
-        scheme, _, place = self.address.partition("://")
-        connection = CONNECTIONS[scheme](place, timeout=self.seconds)
-        connection.response_class = Response
-        return connection
-
     def exchange(self, method: str, path: str, content: dict | None, largest: int) -> Reply:
         """Send one request and receive what the server replies."""
         body = None if content is None else json.dumps(content)
         headers = {} if content is None else {"Content-Type": "application/json"}
-        connection = self.connection()
+        scheme, _, place = self.address.partition("://")
+        connection = CONNECTIONS[scheme](place, timeout=self.seconds)
+        connection.response_class = Response
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()

@@ -40,6 +40,12 @@ LOWEST = -1e5    # of a log-prob; vLLM writes -9999 for -inf
 ROUNDING = 1e-4  # a log-prob may be above 0 by that much
 BYTES_A_TOKEN = 512  # of an answer as JSON, with all that vLLM writes about a token
 SCORED = 64      # tokens of each known answer
+LOADING = {  # by server: address, request, what a 404 there may mean
+    "vllm": ("/collective_rpc", lambda path: {"method": "reload_weights",
+                                              "kwargs": {"weights_path": path}},
+             "vLLM opens this address with VLLM_SERVER_DEV_MODE=1 only"),
+    "sglang": ("/update_weights_from_disk", lambda path: {"model_path": path},
+               "is it an SGLang server?")}
 # Mean differences in log-prob; docs/rollouts_by_a_server.md has some that were measured
 LARGE_AT_FIRST = 0.1  # another model, or other weights of this one
 TIMES = 3             # the most that a difference may be of that at first
@@ -84,7 +90,7 @@ class RolloutServer:
         self.policy, self.optimizer, self.run = policy, optimizer, run
         self.client = Client(FLAG, read_address(s.rollouts, FLAG), s.rollouts_timeout)
         self.model = ""         # as the server calls it
-        self.is_vllm = False
+        self.kind = ""          # in LOADING
         self.salt = ""          # see `load`
         self.weights_of = run.step + 1  # the step before which it got its weights
         self.latest = None      # beginnings of the answers of the step before
@@ -99,7 +105,7 @@ class RolloutServer:
         if not isinstance(first, dict) or not isinstance(first.get("id"), str):
             raise self.client.error("its /v1/models names no model")
         self.model = first["id"]
-        self.is_vllm = first.get("owned_by") == "vllm"
+        self.kind = "vllm" if first.get("owned_by") == "vllm" else "sglang"
         say(f"answers to train on come from {self.model} at {self.client.address}, evaluations "
             "from the sampler of this program")
 
@@ -123,19 +129,14 @@ class RolloutServer:
         processes.barrier()
 
     def ask_to_load(self, path: str) -> None:
+        address, request, missing = LOADING[self.kind]
         try:
-            if self.is_vllm:
-                call = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-                self.client.post("/collective_rpc", call)
-                return
-            answer = self.client.post("/update_weights_from_disk", {"model_path": path})
+            answer = self.client.post(address, request(path))
         except Refused as error:
-            missing = ("vLLM opens this address with VLLM_SERVER_DEV_MODE=1 only" if self.is_vllm
-                       else "is it an SGLang server?")
             failed = (f"does the server see {path}, and was it started on this model? A vLLM that "
                       "failed to load is of no more use, whatever its /health says: start it again")
             raise UserError(f"{error} ({missing if error.status == 404 else failed})") from None
-        if answer.get("success") is not True:
+        if answer.get("success", True) is not True:
             raise self.client.error(f"it did not load {path}: {one_line(answer.get('message'))}")
 
     def refuse_other_weights(self) -> None:
@@ -259,14 +260,11 @@ def flaw_of_tokens(choice: dict, prompt: list[int], limits: Limits) -> str:
         return f"has token_ids outside the model's vocabulary of {limits.vocabulary}"
     if choice.get("prompt_token_ids") != prompt:
         return "does not answer the prompt that was sent"
-    if ids[:len(prompt)] == prompt:
-        return "begins with the prompt, which should not be echoed"
     if len(ids) > limits.tokens:
         return f"has {len(ids)} tokens, no more than {limits.tokens} were asked for"
-    is_end = [token in limits.ends for token in ids]
-    if any(is_end[:-1]):
+    if any(token in limits.ends for token in ids[:-1]):
         return "goes on behind a token that ends it"
-    if not is_end[-1] and len(ids) < limits.tokens:
+    if ids[-1] not in limits.ends and len(ids) < limits.tokens:
         return (f"breaks off after {len(ids)} tokens with none that ends it: does the server allow "
                 f"{limits.tokens}?")
     return ""

@@ -48,7 +48,6 @@ SPOILT = {  # what an answer of the server becomes
     "negative": set_tokens(lambda ids, prompt: [-1, *ids[1:]]),
     "true": set_tokens(lambda ids, prompt: [True, *ids[1:]]),
     "too long": set_tokens(lambda ids, prompt: [5] * 1000),
-    "echoed": set_tokens(lambda ids, prompt: [*prompt, *ids]),
     "breaks off": set_tokens(lambda ids, prompt: [5, 6]),
     "goes on": set_tokens(lambda ids, prompt: [5, END, 6, END]),
     "no log-probs": set_in_first("logprobs", None),
@@ -139,20 +138,11 @@ class Strange(Handler):
     def be_list(self):
         self.raw(200, b"[]")
 
-    def be_bytes(self):
-        self.raw(200, bytes(range(256)))
-
     def be_nested(self):
         self.raw(200, b"[" * 100_000)
 
     def be_huge(self):
         self.raw(200, b" " * 2 ** 22)
-
-    def be_lists(self):
-        self.raw(200, b'{"choices": [' + b"[]," * 2 ** 21 + b"[]]}")
-
-    def be_backwards(self):
-        self.raw(200, b"-5\r\nhello", Transfer_Encoding="chunked")
 
     def be_endless(self):
         """The size -1 once read until the end, and there is none."""

@@ -146,15 +146,14 @@ WORDS = {
     "other prompt": "does not answer the prompt", "no tokens": "has no token_ids",
     "outside": "outside the model's vocabulary", "negative": "outside the model's vocabulary",
     "true": "outside the model's vocabulary", "too long": "has 1000 tokens, no more than 24",
-    "echoed": "begins with the prompt", "breaks off": "breaks off after 2 tokens",
+    "breaks off": "breaks off after 2 tokens",
     "goes on": "goes on behind a token that ends it", "no log-probs": "a log-prob for each token",
     "too few log-probs": "a log-prob for each token", "null": "has a log-prob of None",
     "positive": "has a log-prob of 0.5", "nan": "is not JSON: NaN is not a finite number",
     "far below": "has a log-prob of -1e+300",
     "halved": "closed in the middle", "gone": "no answer to /v1/completions (Remote end closed",
-    "html": "is not JSON", "list": "should hold a JSON object", "bytes": "is not JSON",
+    "html": "is not JSON", "list": "should hold a JSON object",
     "nested": "is not JSON: nested too deeply", "huge": "is longer than 1.1 MiB",
-    "lists": "is longer than 1.1 MiB", "backwards": "(a chunk of -5 bytes)",
     "endless": "(a chunk of -1 bytes)",
     "broken": "with 500: CUDA out of", "elsewhere": "a redirect, which is not followed",
     "silent": "no whole answer within 1 s", "slow": "no whole answer within 1 s"}
@@ -199,10 +198,8 @@ def test_answers_stand_in_the_order_of_their_requests(monkeypatch):
             second_is_done.set()
         return {"number": number}
 
-    assert all_by(the_first_is_last, 2, monkeypatch) == [{"number": 0}, {"number": 1}]
     monkeypatch.setattr(http_client, "AT_ONCE", 2)
-    many = all_by(lambda number: {"number": number}, 9, monkeypatch)
-    assert many == [{"number": number} for number in range(9)]
+    assert all_by(the_first_is_last, 5, monkeypatch) == [{"number": i} for i in range(5)]
 
 
 def test_the_first_that_fails_is_told_while_others_are_still_awaited(monkeypatch):
@@ -210,45 +207,19 @@ def test_the_first_that_fails_is_told_while_others_are_still_awaited(monkeypatch
 
     def fails_at_once(number):
         if number == 1:
-            raise UserError("it is broken")
+            raise ZeroDivisionError("whatever it is")
         is_told.wait(60)
         return {}
 
-    assert said_by(all_by, fails_at_once, 3, monkeypatch) == "it is broken"
-    is_told.set()
-
-
-def test_a_mistake_in_the_client_ends_the_waiting_too(monkeypatch):
     with pytest.raises(ZeroDivisionError):
-        all_by(lambda number: 1 / number, 2, monkeypatch)
-
-
-def test_a_server_that_was_stopped_is_not_waited_for(monkeypatch):
-    """As vLLM does it: the port is closed, the open connection stays open and silent."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    client = Client("--rollouts", f"http://127.0.0.1:{listener.getsockname()[1]}", 60.0)
-    monkeypatch.setattr(http_client, "LOOK_EVERY", 0.1)
-    open_ones = []
-
-    def take_one_and_stop():
-        open_ones.append(listener.accept()[0])
-        listener.close()
-
-    thread = threading.Thread(target=take_one_and_stop)
-    thread.start()
-    assert "nobody takes connections there any more" in said_by(client.get, "/v1/models")
-    thread.join()
-    open_ones[0].close()
+        all_by(fails_at_once, 3, monkeypatch)
+    is_told.set()
 
 
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
-
-
-def everything(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_server_that_is_not_there_is_told_before_anything_is_written(tmp_path, address):
@@ -259,10 +230,6 @@ def test_a_server_that_is_not_there_is_told_before_anything_is_written(tmp_path,
     encrypted = address.replace("http", "https")
     assert "no answer to /v1/models (" in run(*argv, "--rollouts", encrypted, expect=1).stderr
     assert not (tmp_path / "x").exists()
-    run(*argv, "--rollouts", address, "--steps", "1")
-    before = everything(tmp_path / "x")
-    run("--resume", tmp_path / "x", "--steps", "2", "--rollouts", nobody, expect=1)
-    assert everything(tmp_path / "x") == before
 
 
 def test_a_server_that_takes_no_weights_is_told_before_anything_is_written(tmp_path, address,
@@ -285,7 +252,7 @@ def test_vllm_is_told_in_its_own_words(policy, behave, tmp_path):
     server.weights_of, server.salt, server.latest = 0, "other weights", policy.server.latest
     (tmp_path / "run").mkdir()
     server.sample(policy.task.training_problems(0, 1, 1), 4, 77)
-    assert server.is_vllm and (tmp_path / "run/serve/step_000000/model.safetensors").is_file()
+    assert server.kind == "vllm" and (tmp_path / "run/serve/step_000000/model.safetensors").is_file()
     assert server.salt != "other weights" and server.weights_of == 1
 
 
