@@ -10,9 +10,6 @@ def opening(run: dict) -> list[str]:
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")
-    for part in run["config"].get("code", [])[1:]:
-        sentences.append(f"The code was changed after step {part['after_step']} "
-                         f"({', '.join(part['files'])}).")
     lines = evaluations(run, "sampled") or evaluations(run, "greedy")
     sentences += held_out_success(lines) + cut_off(run, lines)
     if not run["steps"]:

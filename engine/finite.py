@@ -17,10 +17,6 @@ class BrokenModel(NotFinite):
     """What the model computes is not finite."""
 
 
-class BrokenMethod(NotFinite):
-    """What a mitigation or an advantage computes is not finite."""
-
-
 def refuse_undefined(what: str, *tensors: torch.Tensor, kind=NotFinite) -> None:
     """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say."""
     is_defined = all(own_part(tensor).isfinite().all() for tensor in tensors)

@@ -3,7 +3,7 @@ idea, and a new idea may be wrong."""
 import torch
 
 from engine.errors import UserError
-from engine.finite import BrokenMethod
+from engine.finite import NotFinite
 from engine.rollouts import Rollouts
 from harness.own_code import expect, own_code, place_of
 
@@ -21,8 +21,7 @@ def call_method(chosen, whose: str, tokens: Rollouts, policy=None) -> torch.Tens
     expect(lambda: fits_frame(values, mask), whose, chosen,
            f"a tensor (B, T) = {tuple(mask.shape)} of real numbers on {mask.device}", values)
     frame = torch.broadcast_to(values.detach().float(), mask.shape).masked_fill(~mask, 0.0)
-    refuse_tokens(~frame.isfinite(), mask, f"{place_of(chosen)}{whose} is not finite",
-                  BrokenMethod)
+    refuse_tokens(~frame.isfinite(), mask, f"{place_of(chosen)}{whose} is not finite", NotFinite)
     return frame
 
 

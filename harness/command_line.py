@@ -13,54 +13,41 @@ from harness.settings import EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, rea
 from harness.tasks import about_flag_of_another, load_task
 
 RESERVED = (  # names that no other flag can have
-    "resume", "continue", "restart", "config", "help", "own")
+    "resume", "continue", "config", "help", "own")
 ABOUT_FILES = """\
-A model folder's recipe.json sets its own defaults (models/tiny has one). With --model MODEL beside
-it, --help shows those of that model. Flags override them, and config.json in the run folder shows
-what was used. Hyphens work as well as underscores."""
+A model folder's recipe.json sets its own defaults (models/tiny has one). Flags override them, and
+config.json in the run folder shows what was used. Hyphens work as well as underscores."""
 
 
 def read_flags(argv: list[str]) -> dict:
     """The flags that were typed, by name."""
-    task, file_defaults = look_ahead(argv)
-    return make_parser(task, file_defaults).read(argv, partial(about_unknown_of, task))
+    task = look_for_task(argv)
+    return make_parser(task).read(argv, partial(about_unknown_of, task))
 
 
-def look_ahead(argv: list[str]) -> tuple[str, dict[str, str]]:
-    """What other flags depend on: the task, and for --help the default of each flag that a recipe
-    or --config sets, in words: "0.0005, from models/tiny/recipe.json; else 5e-06"."""
+def look_for_task(argv: list[str]) -> str:
+    """The task, on which depends what other flags there are."""
     parser = Parser(usage="", add_help=False)
-    for name in ("task", "model"):
-        parser.add_argument(f"--{name}")
-    for name in ("config", "resume"):
+    for name in ("task", "model", "config", "resume"):
         parser.add_argument(f"--{name}", type=some_text)
     given = vars(parser.parse_known_args(argv)[0])
     if "resume" in given:
         path = Path(given["resume"]) / "config.json"
-        return (read_json(path) if is_file(path) else {}).get("task", Settings.task), {}
+        return (read_json(path) if is_file(path) else {}).get("task", Settings.task)
     recipe, config = read_files(given)
-    task = ({"task": Settings.task} | recipe | config | given)["task"]
-    flags = OPTIONS | choice_flags() | fields_as_flags(load_task(task))
-    recipe_path = Path(given.get("model", config.get("model", Settings.model))) / "recipe.json"
-    defaults = {}
-    for values, path in ((recipe, recipe_path), (config, given.get("config"))):
-        defaults |= {name: f"{value}, from {path}; else {flags[name].default}"
-                     for name, value in values.items() if value != flags[name].default}
-    return task, defaults
+    return ({"task": Settings.task} | recipe | config | given)["task"]
 
 
-def make_parser(task: str, file_defaults: dict[str, str]) -> Parser:
-    """The parser for what `look_ahead` found."""
+def make_parser(task: str) -> Parser:
     refuse_taken_names(task)
     parser = Parser("python train.py [flags]",
                     "Train with GRPO and write down what every token was given.",
-                    epilog=f"{describe_choices(file_defaults)}\n\n{ABOUT_FILES}")
+                    epilog=f"{describe_choices()}\n\n{ABOUT_FILES}")
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
     for name, flag in OPTIONS.items():
-        help = describe_option(name, flag, file_defaults.get(name, ""))
-        add_flag(topics[flag.topic], name, flag, help)
+        add_flag(topics[flag.topic], name, flag, describe_option(name, flag))
     for name, flag in fields_as_flags(load_task(task)).items():
-        add_flag(topics[PROBLEMS], name, flag, describe(flag, file_defaults.get(name, "")))
+        add_flag(topics[PROBLEMS], name, flag)
     for name, flag in choice_flags().items():
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
@@ -73,14 +60,14 @@ def about_unknown_of(task: str, argument: str) -> str:
     return about_flag_of_another(name, task) or about_unknown(argument)
 
 
-def describe_option(name: str, flag: Flag, file_default: str) -> str:
+def describe_option(name: str, flag: Flag) -> str:
     """The help of a setting, with the condition under which it has an effect."""
     if name in ("mitigation", "advantage"):  # their choices are listed below
         flag = replace(flag, choices=())
     needs = ""
     if flag.only and flag.only not in (POLICY, EVALUATED):
         needs = f"; needs {flag.only[1].split(' (')[0]}"
-    return describe(flag, file_default) + needs
+    return describe(flag) + needs
 
 
 def add_resuming(group) -> None:
@@ -91,9 +78,6 @@ def add_resuming(group) -> None:
                        help="if the run folder exists and has these settings, resume it (a "
                        "finished run is passed over): for loops that can be stopped and started "
                        "again")
-    group.add_argument("--restart", action="store_true",
-                       help="with one of these two: erase the record of a run that has no "
-                       "checkpoint to go on from, and start again at step 1")
     group.add_argument("--config", metavar="FILE", type=some_text,
                        help="take the settings of a run's config.json, or of a YAML file of "
                        "GRPO-Zero; flags override them")

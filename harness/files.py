@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -23,8 +22,6 @@ from safetensors import SafetensorError
 from engine.errors import UserError, is_file, is_folder, is_there  # noqa: F401  for all rooms
 
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
-LARGEST_JSON = 2 ** 26  # bytes of one object: of a file, or of a line
-MAX_BYTES = 2 ** 30     # of a file that a person brings
 
 
 def find_folder(name: str) -> Path:
@@ -47,7 +44,7 @@ def read_json(path: Path) -> dict:
     """Read a JSON object; an error names the file and what is wrong with it."""
     try:
         with reading(path) as file:
-            return parse_object(file.read(LARGEST_JSON + 1), path)
+            return parse_object(file.read(), path)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
 
@@ -60,17 +57,16 @@ def read_lines(path: Path) -> list[dict]:
         try:
             objects.append(parse_object(line, f"{path}, line {number}"))
         except UserError:
-            if line.endswith("\n") or len(line) > LARGEST_JSON:
+            if line.endswith("\n"):
                 raise
     return objects
 
 
 def lines_in(path: Path) -> Iterator[str]:
-    """The lines of a text file, none if there is no file. One that is too long comes in pieces."""
+    """The lines of a text file, none if there is no file."""
     try:
         with reading(path) as file:
-            while line := file.readline(LARGEST_JSON + 1):
-                yield line
+            yield from file
     except FileNotFoundError:
         return
 
@@ -88,8 +84,6 @@ def parse_object(text: str, where: str | Path) -> dict:
 def parse_json(text: str):
     """What a JSON text holds. Whatever is wrong with it is a ValueError, also a number that JSON
     does not have (NaN) or floats cannot hold (1e999)."""
-    if len(text) > LARGEST_JSON:
-        raise ValueError(f"longer than {LARGEST_JSON // 2 ** 20} MiB")
     try:
         return json.loads(text, parse_constant=finite, parse_float=finite)
     except RecursionError:
@@ -121,12 +115,10 @@ def reading(path: Path, encoding: str = "utf-8"):
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-def read_given(name: str, flag: str, parse):
-    """What `parse` makes of the file that a flag names."""
+def read_given(name: str, parse):
+    """What `parse` makes of a file that a person brings."""
     try:
         with reading(find_folder(name), "utf-8-sig") as file:
-            if os.fstat(file.fileno()).st_size > MAX_BYTES:
-                raise UserError(f"{flag} {name} is larger than {MAX_BYTES:,} bytes")
             return parse(file)
     except FileNotFoundError:
         raise UserError(f"cannot read {name[:200]}: there is no such file") from None
@@ -174,15 +166,11 @@ def whole_file(path: Path):
 @contextmanager
 def whole_folder(path: Path):
     """Make a folder whole or not at all: `with` gives one to fill, and renames it to `path` at the
-    end. If something goes wrong, it is removed. So is one for the same `path` that a killed process
-    left unfinished, but not one that another process is filling at this moment."""
+    end. If something goes wrong, it is removed."""
     unfinished = unfinished_name(path)
     with writing(path):
         refuse_full_folder(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(path)
-        unfinished.mkdir()
-        lock = lock_folder(unfinished)
+        unfinished.mkdir(parents=True)
     try:
         yield unfinished
         with writing(path):
@@ -191,8 +179,6 @@ def whole_folder(path: Path):
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    finally:
-        let_go(lock)
 
 
 def unfinished_name(path: Path) -> Path:
@@ -206,41 +192,22 @@ def refuse_full_folder(path: Path) -> None:
         raise UserError(f"{path} exists already")
 
 
-def remove_abandoned(path: Path) -> None:
-    """Remove the unfinished folders of this name that no living process holds."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
-    for folder in paths_in(path.parent):
-        if not name.fullmatch(folder.name):
-            continue
-        try:
-            lock = lock_folder(folder)
-        except OSError:
-            continue
-        if lock is not None:  # Windows knows no such lock: there it stays
-            shutil.rmtree(folder, ignore_errors=True)
-        let_go(lock)
-
-
 def lock_folder(path: Path) -> int | None:
     """Lock a folder for this process, or fail with BlockingIOError. The lock goes with the process,
     and stays with the folder when that is renamed."""
-    descriptor = hold_folder(path)
-    if descriptor is not None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
-def hold_folder(path: Path) -> int | None:
-    """Open a folder, so that another one that takes its place later can be noticed."""
-    return os.open(path, os.O_RDONLY) if fcntl else None
-
-
 def let_go(descriptor: int | None) -> None:
-    """Close a folder that was held or locked."""
+    """Give a lock back."""
     if descriptor is not None:
         os.close(descriptor)
 

@@ -42,7 +42,7 @@ class Flag:
     quick: object = None         # its value with --quick, where that differs
     topic: str = ""              # of the settings: under which heading of --help it stands
     only: tuple | None = None    # of the settings: (test, words); no effect unless the test holds
-    is_path: bool = False        # of the settings: a relative one holds from any directory
+    is_path: bool = False        # of the settings: what is there counts, not what it is called
     changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
 
     @property
@@ -168,12 +168,12 @@ def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:
     return parser
 
 
-def describe(flag: Flag, file_default: str = "") -> str:
-    """A flag's line in --help. `file_default` is a default that a file sets, in words."""
+def describe(flag: Flag) -> str:
+    """A flag's line in --help."""
     choices = ": " + " | ".join(flag.choices) if flag.choices else ""
     quick = "" if flag.quick is None else f", quick {flag.quick}"
-    default = f" (default {file_default or flag.default}{quick})"
-    if not file_default and (flag.default is None or flag.default is False):
+    default = f" (default {flag.default}{quick})"
+    if flag.default is None or flag.default is False:
         default = ""
     return (flag.text + choices + default).replace("%", "%%")  # argparse fills in %(default)s
 

@@ -6,7 +6,6 @@ The problem is written as the task shows it, an answer as a model would go on fr
 <|im_end|> included. A step takes some of the pairs instead of sampling, in the frame that a sampled
 batch has; nothing but --loss dpo can be trained with it.
 """
-import json
 import random
 from dataclasses import dataclass
 from typing import TextIO
@@ -17,9 +16,8 @@ from engine.errors import UserError
 from engine.forward import with_facts
 from engine.rollouts import Rollouts, stop_ids
 from engine.tokens import encode, encode_prompt
-from harness.files import read_given
+from harness.files import parse_json, read_given
 
-MAX_LINE = 1_000_000  # characters
 KEYS = ("problem", "chosen", "rejected")
 EXPECTED = "expected {" + ", ".join(f'"{key}": "..."' for key in KEYS) + "}"
 
@@ -40,7 +38,7 @@ class GivenPairs:
         if not hasattr(policy.task, "read"):
             raise UserError(f"--pairs: --task {policy.settings.task} has no method read, which "
                             "makes a problem of a text")
-        self.pairs = read_given(name, "--pairs", lambda file: parse_pairs(file, name, policy))
+        self.pairs = read_given(name, lambda file: parse_pairs(file, name, policy))
         if not self.pairs:
             raise UserError(f"{name} holds no pairs")
 
@@ -67,38 +65,29 @@ class GivenPairs:
 
 
 def parse_pairs(file: TextIO, name: str, policy) -> list[Pair]:
-    # a line without an end is not read to its end
-    lines = enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1)
     return [parse_pair(line, f"{name}, line {number}", policy)
-            for number, line in lines if line.strip()]
+            for number, line in enumerate(file, 1) if line.strip()]
 
 
 def parse_pair(line: str, where: str, policy) -> Pair:
-    texts = texts_of(line)
-    if texts is None:
+    try:
+        raw = parse_json(line)
+        texts = [raw[key] for key in KEYS]
+    except (ValueError, KeyError, TypeError):
+        texts = []
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise UserError(f"{where}: {EXPECTED}, got {line.strip()[:80]!r}")
-    problem_text, chosen, rejected = texts
-    if chosen == rejected:
-        raise UserError(f"{where}: both answers are the same")
+    problem_text, *answers = texts
     try:
         problem = policy.task.read(problem_text.split())
         prompt = encode_prompt(policy.tokenizer, policy.task.prompt_for(problem), problem_text)
-        answers = [encode(policy.tokenizer, text, "an answer") for text in (chosen, rejected)]
+        chosen, rejected = (encode(policy.tokenizer, text, "an answer") for text in answers)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    longest = len(prompt) + max(map(len, answers))
+    if chosen == rejected:
+        raise UserError(f"{where}: both answers are the same")
+    longest = len(prompt) + max(len(chosen), len(rejected))
     limit = policy.model.config.max_position_embeddings
     if longest > limit:
         raise UserError(f"{where}: prompt and answer are {longest} tokens, the model takes {limit}")
-    return Pair(problem, prompt, *answers)
-
-
-def texts_of(line: str) -> list[str] | None:
-    """The three texts of a line, none of them empty; None if it holds anything else."""
-    try:
-        raw = json.loads(line)
-        texts = [raw[key] for key in KEYS]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    are_texts = all(isinstance(text, str) and text.strip() for text in texts)
-    return texts if are_texts else None
+    return Pair(problem, prompt, chosen, rejected)

@@ -1,11 +1,9 @@
 """What to type instead: commands to paste, and what settings of other libraries are called here."""
 import re
 import shlex
-import shutil
-import sys
 from pathlib import Path
 
-from harness.files import PROJECT, find_folder, is_file, is_folder, is_there
+from harness.files import find_folder, is_file, is_folder, is_there
 
 THEIR_NAMES = {  # of our flags, in TRL, verl and others
     "--learning_rate": "lr",
@@ -69,31 +67,16 @@ def about_missing_model(name: str) -> str:
         owner = "Qwen"
     if owner is None or is_folder(owner) or is_there(find_folder(name)):
         return ""
-    command = shlex.join([program("hf"), "download", f"{owner}/{last}",
-                          "--local-dir", f"models/{last}"])
+    command = shlex.join(["hf", "download", f"{owner}/{last}", "--local-dir", f"models/{last}"])
     return (f"there is no model folder {name}. This makes one: {command}, "
             f"and then --model models/{last} takes it")
 
 
 def python_command(*words) -> str:
-    """A command to paste that works as it stands, in an environment that is active or not, and
-    from this directory: python_command("train.py", "--resume", folder)."""
-    script, *flags = map(str, words)
-    if script.endswith(".py"):
-        script = path_from_here(PROJECT / script)
-    return shlex.join([program("python"), script, *flags])
+    """A command to paste: python_command("train.py", "--resume", folder)."""
+    return shlex.join(["python", *map(str, words)])
 
 
 def path_from_here(path: Path) -> str:
     here = Path.cwd()
     return str(path.relative_to(here) if here in path.parents else path)
-
-
-def program(name: str) -> str:
-    """How to call `python` or `hf` of this environment: by name if the shell finds it there, else
-    by its path. Folders are compared: the python of a venv is a link to that of the system."""
-    folder = Path(sys.executable).parent
-    path = Path(sys.executable) if name == "python" else folder / name
-    found = shutil.which(name)
-    is_ours = found and Path(found).parent.resolve() == folder.resolve()
-    return name if is_ours or not is_there(path) else str(path)

@@ -1,10 +1,7 @@
-"""A step's line of metrics.jsonl: numbers of the batch, of credit and update, of time. And how long
-the run will take."""
+"""A step's line of metrics.jsonl: numbers of the batch, of credit and update, of time."""
 import sys
 import time
-from collections import deque
 from contextlib import contextmanager
-from statistics import mean, median
 
 try:
     import resource
@@ -71,28 +68,3 @@ def peak_memory(device: torch.device) -> int | None:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-class Pace:
-    """Seconds of the last steps: how long the rest will take, and a word where one step took far
-    longer than usual."""
-
-    def __init__(self):
-        self.seconds = deque(maxlen=20)  # of the last steps
-        self.quiet = 0                   # for so many steps no comment is made
-
-    def left(self, steps: int) -> float:
-        """Seconds that so many steps will take."""
-        return mean(self.seconds) * steps
-
-    def add(self, seconds: float) -> str | None:
-        """A comment, at most every twenty steps, if this step took five times the median."""
-        usual = median(self.seconds or [seconds])
-        is_known = len(self.seconds) >= 5
-        self.seconds.append(seconds)
-        self.quiet = max(0, self.quiet - 1)
-        if self.quiet or not is_known or seconds < 5 * usual:
-            return None
-        self.quiet = 20
-        return (f"this step took {seconds:.0f} s, {seconds / usual:.0f} times the usual "
-                f"{usual:.1f} s. Is something else running here, or the memory full?")

@@ -3,7 +3,6 @@
 What it prints cannot steer the terminal, whatever a model wrote; and what ends it is one line,
 unless it is a mistake in this code.
 """
-import os
 import signal
 import sys
 from typing import NoReturn
@@ -21,7 +20,6 @@ SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens 
 def run_as_program(name: str, main, interrupted: str = "") -> None:
     """Run main(argv). An error that the user can put right is one line, and so is one of the
     system; `interrupted` is what to say after Ctrl-C."""
-    open_closed_streams()
     sys.stdout = Visible(sys.stdout)
     try:
         main(sys.argv[1:])
@@ -90,15 +88,3 @@ class Visible:
 
     def __getattr__(self, name: str):
         return getattr(self.stream, name)
-
-
-def open_closed_streams() -> None:
-    """A program can be started without output (`>&-`). The next file that it opened would get the
-    number of the stream that is missing, and what is printed would be written into that file."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))

@@ -73,8 +73,7 @@ HEADER = ("    step  reward  success  format  length  finished  entropy  grad no
           "      left")
 
 
-def print_step(line: dict, steps: int, seconds_left: float, with_header: bool,
-               comment: str | None = None) -> None:
+def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -> None:
     """A line of metrics.jsonl, for people."""
     if with_header:
         say(HEADER)
@@ -86,9 +85,8 @@ def print_step(line: dict, steps: int, seconds_left: float, with_header: bool,
         f"{minutes:7d}:{seconds:02d}")
     if line["skipped"]:
         say(f"          no update: {line['skipped']}")
-    for note in (line.get("weight_note"), comment):
-        if note:
-            say(f"          {note}")
+    if line.get("weight_note"):
+        say(f"          {line['weight_note']}")
 
 
 def print_evaluation(line: dict, seconds: float) -> None:

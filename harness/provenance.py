@@ -7,7 +7,6 @@ import hashlib
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,30 +30,6 @@ def provenance() -> dict:
         result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
         commit = result.stdout.strip() if result.returncode == 0 else None
     return {"git_commit": commit, "versions": versions}
-
-
-def code_files() -> dict[str, str]:
-    """The beginning of a sha256 of every file of this project that the process has imported."""
-    home = Path(__file__).parent.parent
-    files = [Path(module.__file__) for module in list(sys.modules.values())
-             if getattr(module, "__file__", None)]
-    own = [file for file in files if home in file.parents and "site-packages" not in file.parts]
-    return {str(file.relative_to(home)): sha256_of(file)[:12] for file in sorted(own)}
-
-
-def code_of_steps(record: list[dict], done: int) -> tuple[list[dict], list[str]]:
-    """The entry `code` of config.json for a run that goes on after step `done`: of each step at
-    which it changed, the files that did. And the files that changed now."""
-    now, before = code_files(), {}
-    kept = [part for part in record if part["after_step"] < done]
-    for part in kept:
-        before |= part["files"]
-    if not kept:
-        return [{"after_step": 0, "files": now}], []
-    edited = {name: now[name] for name in now if before.get(name, now[name]) != now[name]}
-    if edited:
-        kept.append({"after_step": done, "files": edited})
-    return kept, list(edited)
 
 
 def fingerprints(settings: Settings) -> dict[str, str]:

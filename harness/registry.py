@@ -93,23 +93,20 @@ def choice_flags() -> dict[str, Flag]:
     return flags
 
 
-def describe_choices(file_defaults: dict[str, str]) -> str:
-    """The choices of both lists with their flags, for --help. `file_defaults` are the defaults that
-    files set, in words."""
-    mitigations, advantages = (
-        "\n".join(describe_choice(*choice, file_defaults) for choice in registry.items())
-        for registry in (MITIGATIONS, ADVANTAGES))
+def describe_choices() -> str:
+    """The choices of both lists with their flags, for --help."""
+    mitigations, advantages = ("\n".join(describe_choice(*choice) for choice in registry.items())
+                               for registry in (MITIGATIONS, ADVANTAGES))
     return (f"choices of --mitigation, each with its own flags:\n{mitigations}\n\n"
             f"choices of --advantage:\n{advantages}")
 
 
-def describe_choice(name: str, function, file_defaults: dict[str, str]) -> str:
+def describe_choice(name: str, function) -> str:
     """The first paragraph of its docstring, and a line for each of its flags."""
     paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
     lines = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
     for flag_name, flag in parameters_as_flags(function).items():
         text = f" {flag.text}" if flag.text else ""
-        default = file_defaults.get(flag_name, flag.default)
         limits = "".join(f", {words} {limit:g}" for words, limit, _ in flag.limits())
-        lines.append(f"  --{flag_name}{text} (default {default}{limits})")
+        lines.append(f"  --{flag_name}{text} (default {flag.default}{limits})")
     return "\n".join(f"  {name if row == 0 else '':29s} {line}" for row, line in enumerate(lines))

@@ -12,7 +12,7 @@ from harness.files import is_file, paths_in, read_json
 from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, check_seal, missing_evaluations,
                               refuse_gaps)
 from harness.progress import say
-from harness.provenance import code_of_steps, refuse_other_sources
+from harness.provenance import refuse_other_sources
 from harness.run_folder import RunFolder
 from harness.settings import OPTIONS, Settings, own_flags
 
@@ -25,14 +25,11 @@ def refuse_changes(given: dict) -> None:
         raise UserError(f"--{fixed[0]} cannot be changed in a resumed run, only {flags} can")
 
 
-def keep_changes(run: RunFolder, config: dict, settings: Settings, done: int) -> None:
-    """Write what is changed after step `done`, settings and code, into config.json. Print a note
-    of what may change results."""
+def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
+    """Write the settings that are changed into config.json. Print a note of what may change
+    results."""
     values = {name: getattr(settings, name) for name in CHANGEABLE}
     values["threads"] = torch.get_num_threads()
-    edited = []
-    if "code" in config:  # not in a run from before it was kept
-        values["code"], edited = code_of_steps(config["code"], done)
     changes = {name: value for name, value in values.items() if config.get(name, value) != value}
     if changes:
         run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
@@ -40,9 +37,6 @@ def keep_changes(run: RunFolder, config: dict, settings: Settings, done: int) ->
     if flags:
         say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
             "this is not bit for bit the run it would have been")
-    if edited:
-        say(f"note: the code that made the first {done} steps was another: {', '.join(edited)} "
-            "changed since. config.json keeps what made which steps")
 
 
 def what_differs(settings: Settings) -> str:
@@ -102,8 +96,7 @@ def refuse_to_erase(run: RunFolder, config: dict) -> None:
     if steps > first_due:
         why = "--checkpoint_every is 0" if not first_due else "they were removed"
         raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "
-                        f"from ({why}). The record stays as it is: add --restart to erase it and "
-                        "start again at step 1, or name another folder with --out")
+                        f"from ({why}). Remove it, or name another folder with --out")
 
 
 def check_what_is_there(run: RunFolder, settings: Settings, config: dict,

@@ -8,15 +8,17 @@
             run.save_if_due(step)    a checkpoint; after Ctrl-C also the end
         run.end()
 """
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import mean
 
 import torch
 
 from engine import processes
 from engine.errors import UserError
-from engine.finite import BrokenMethod, BrokenModel, NotFinite
+from engine.finite import BrokenModel, NotFinite
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.command_line import read_flags
@@ -24,9 +26,8 @@ from harness.credit_file import step_of
 from harness.files import is_there
 from harness.hints import python_command
 from harness.identity import CHANGEABLE, run_id_of
-from harness.metrics import Pace
 from harness.progress import print_step, say
-from harness.provenance import code_files, fingerprints, provenance
+from harness.provenance import fingerprints, provenance
 from harness.registry import ADVANTAGES, MITIGATIONS
 from harness.resume import (check_what_is_there, how_far, is_finished, keep_changes,
                             refuse_changes, refuse_to_erase, refuse_to_overwrite, what_differs)
@@ -47,7 +48,7 @@ class Run:
         self.done = step_of(checkpoint) if checkpoint else 0
         self.step = self.done
         self.is_finished = False
-        self.pace = Pace()
+        self.seconds = deque(maxlen=20)  # of the last steps
         self.cleanup = ExitStack()
 
     def begin(self, policy: Policy, state: TrainerState, reference) -> None:
@@ -61,7 +62,7 @@ class Run:
             if self.checkpoint:
                 state.load(self.checkpoint)
             processes.barrier()  # until all have read what is changed now
-            keep_changes(self.folder, self.config, self.settings, self.done)
+            keep_changes(self.folder, self.config, self.settings)
             # -1: the evaluation at step 0 is made again, too
             self.folder.truncate(self.done if self.done else -1)
             processes.barrier()  # until there is nothing left of what is made again
@@ -118,9 +119,9 @@ class Run:
         """A line of metrics.jsonl, and one for people."""
         steps, step = self.settings.steps, line["step"]
         self.append("metrics.jsonl", line)
-        comment = self.pace.add(line["seconds"])
+        self.seconds.append(line["seconds"])
         with_header = step % 20 == 1 or step == self.done + 1
-        print_step(line, steps, self.pace.left(steps - step), with_header, comment)
+        print_step(line, steps, mean(self.seconds) * (steps - step), with_header)
 
     def save_if_due(self, step: int) -> None:
         """A checkpoint, when it is due or somebody asked to stop. Then the run ends here."""
@@ -145,11 +146,11 @@ def open_run(argv: list[str]) -> Iterator[Run]:
     """The run that a command line asks for. What ends it is one sentence where the user can do
     something about it; a first step that failed leaves nothing in the way of the next attempt."""
     given = read_flags(argv)
-    may_continue, restart = given.pop("continue", False), given.pop("restart", False)
+    may_continue = given.pop("continue", False)
     if "resume" in given:
-        run = resumed(Path(given.pop("resume")), given, restart)
+        run = resumed(Path(given.pop("resume")), given)
     else:
-        run = new_or_continued(given, may_continue, restart)
+        run = new_or_continued(given, may_continue)
     is_new = run.folder is None
     with run.cleanup:
         try:
@@ -162,20 +163,18 @@ def open_run(argv: list[str]) -> Iterator[Run]:
             raise error
 
 
-def new_or_continued(given: dict, may_continue: bool, restart: bool) -> Run:
-    if restart and not may_continue:
-        raise UserError("--restart needs --resume RUN or --continue")
+def new_or_continued(given: dict, may_continue: bool) -> Run:
     settings = make_settings(given)
     if not is_there(settings.folder):
         return Run(settings)
     difference = what_differs(settings)
     if may_continue and not difference:
         given = {name: value for name, value in given.items() if name in CHANGEABLE}
-        return resumed(settings.folder, given, restart)
+        return resumed(settings.folder, given)
     refuse_to_overwrite(settings.folder, difference)
 
 
-def resumed(path: Path, given: dict, restart: bool) -> Run:
+def resumed(path: Path, given: dict) -> Run:
     """The run of a folder. `given` are the flags typed now; few may be changed."""
     refuse_changes(given)
     config = run_config(path)
@@ -185,24 +184,21 @@ def resumed(path: Path, given: dict, restart: bool) -> Run:
     processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
     with ExitStack() as opened:
         folder = opened.enter_context(open_folder(path))
-        run = checked_run(folder, config, settings, restart)
+        run = checked_run(folder, config, settings)
         run.cleanup = opened.pop_all()
     return run
 
 
-def checked_run(folder: RunFolder, config: dict, settings: Settings, restart: bool) -> Run:
-    """From the last checkpoint, or from the start with `restart` or where nothing can be lost."""
+def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
+    """From the last checkpoint, or from the start where nothing can be lost."""
     folder.remove_old_states()  # a kill may have come before the run did this
     checkpoints = folder.checkpoints()
     run = Run(settings, folder, config, checkpoints[-1] if checkpoints else None)
-    if restart and run.checkpoint:
-        raise UserError(f"{folder.path} can go on after step {run.done}: --restart is for runs "
-                        "without a checkpoint")
-    if not restart and is_finished(folder, config, settings, run.done):
+    if is_finished(folder, config, settings, run.done):
         say(how_far(folder, config["steps"], run.done))
         run.is_finished = True
         return run
-    if not run.checkpoint and not restart:
+    if not run.checkpoint:
         refuse_to_erase(folder, config)
     check_what_is_there(folder, settings, config, run.checkpoint)
     say(f"going on after step {run.done}" if run.done else
@@ -218,7 +214,6 @@ def create_folder(s: Settings, policy: Policy) -> RunFolder:
     if processes.rank() == 0:
         config["made_of"] = fingerprints(s)
         config["run_id"] = run_id_of(config)
-        config["code"] = [{"after_step": 0, "files": code_files()}]
         RunFolder.create(s.folder, config, policy.folder / "tokenizer.json")
     processes.barrier()
     return open_folder(s.folder)
@@ -244,16 +239,11 @@ def where_to_look(error: NotFinite, run: Run) -> str:
     s, steps = run.settings, run.folder.last_step()
     if steps == 0 and isinstance(error, BrokenModel):
         return f"{error}, in the first step. Is {run.policy.folder} a sound model?"
-    # a strength or a learning rate can be too large; before the first update the latter is no cause
     own = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
-    values = {name: value for name, value in own.items() if isinstance(value, float)}
-    if steps > 0 or not isinstance(error, BrokenMethod):
-        values = {"learning_rate": s.learning_rate, **values}
-    flags = ", ".join(f"--{name} {value:g}" for name, value in values.items())
-    if steps == 0:
-        return f"{error}, in the first step. Look at {flags or 'its code'}"
-    way_on = "there is no checkpoint from before"
+    values = {"learning_rate": s.learning_rate, **own}  # either can be too large
+    flags = ", ".join(f"--{name} {value:g}" for name, value in values.items()
+                      if isinstance(value, float))
     checkpoints = run.folder.checkpoints()
-    if checkpoints:
-        way_on = f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
+    way_on = (f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
+              if checkpoints else "there is no checkpoint from before")
     return f"{error}. The last step on record is {steps}. Look at {flags}; {way_on}"

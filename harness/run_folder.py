@@ -5,7 +5,6 @@ Lines are appended; the last one may be cut off, and is forgotten when the run g
 is sealed (identity.py): it knows the lines that were there before it.
 """
 import json
-import os
 import shutil
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +15,8 @@ from engine import processes
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders, credit_path, step_of, write_credit
-from harness.files import (append_line, hold_folder, is_file, is_folder, is_there, let_go,
-                           lines_in, lock_folder, paths_in, read_json, replace_text, whole_folder,
-                           writing)
+from harness.files import (append_line, is_file, is_folder, is_there, let_go, lines_in,
+                           lock_folder, paths_in, read_json, replace_text, whole_folder, writing)
 from harness.identity import (LOGS, lines_of_run, make_seal, refuse_changed_config,
                               run_id_on_record)
 from qwen2_model import Qwen2, write_tensors
@@ -31,7 +29,7 @@ TRAVELS_ALONG = (  # from the model's folder to every checkpoint
 class RunFolder:
     def __init__(self, path: Path):
         self.path = Path(path)
-        self.descriptor = None  # of the folder, once it is locked
+        self.lock = None
 
     @classmethod
     def create(cls, path: Path, config: dict, tokenizer: Path) -> "RunFolder":
@@ -51,43 +49,23 @@ class RunFolder:
         """Lock the folder for the one process that writes it. The lock goes with the process."""
         with writing(self.path):
             try:
-                self.descriptor = lock_folder(self.path)
+                self.lock = lock_folder(self.path)
             except BlockingIOError:
                 raise UserError(f"{self.path} is being written by another process") from None
         return self
 
     def __exit__(self, *_) -> None:
-        let_go(self.descriptor)
-        self.descriptor = None
-
-    def is_where_it_was(self) -> bool:
-        """Whether the path still leads to the folder that was locked."""
-        if self.descriptor is None:
-            return True
-        try:
-            return os.path.samestat(os.fstat(self.descriptor), os.stat(self.path))
-        except OSError:
-            return False
-
-    def refuse_other_folder(self) -> None:
-        """Stop before a write if the folder was moved, or another one put in its place."""
-        if not self.is_where_it_was():
-            raise UserError(f"{self.path} was moved, replaced or removed while this run was "
-                            "writing it, so the run ends here. Where it is now, it is whole: "
-                            "--resume goes on there")
+        let_go(self.lock)
 
     def replace(self, name: str, text: str) -> None:
-        self.refuse_other_folder()
         replace_text(self.path / name, text)
 
     def append(self, name: str, line: dict) -> None:
-        self.refuse_other_folder()
         append_line(self.path / name, {**line, **self.origin})
 
     def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                      **more: torch.Tensor) -> None:
         """Write what every token was given, of the answers to this process's problems."""
-        self.refuse_other_folder()
         path = self.credit(step, processes.rank())
         with writing(path):
             write_credit(path, rollouts, weight, {"step": step, **self.origin}, **more)
@@ -114,7 +92,6 @@ class RunFolder:
 
     def truncate(self, step: int) -> None:
         """Remove what a stopped run wrote past its last checkpoint: it will be written again."""
-        self.refuse_other_folder()
         with writing(self.path):
             for name in LOGS:
                 self.shorten(name, step)
@@ -139,7 +116,6 @@ class RunFolder:
                         source: Path, state: dict[str, torch.Tensor]) -> None:
         """Write a model folder with the trainer's state in trainer/. `source` is the folder from
         which the model was loaded: its tokenizer and the like are copied."""
-        self.refuse_other_folder()
         checkpoint = self.path / "checkpoints" / f"step_{step:06d}"
         with whole_folder(checkpoint) as unfinished, writing(checkpoint):
             model.save_pretrained(unfinished, parameters)
@@ -155,7 +131,6 @@ class RunFolder:
     def write_weights(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor]) -> Path:
         """Write serve/step_N, for the server of --rollouts, in place of the one before."""
         folder = self.path / "serve" / f"step_{step:06d}"
-        self.refuse_other_folder()
         with writing(folder):
             if is_there(folder.parent):
                 shutil.rmtree(folder.parent)
@@ -174,7 +149,7 @@ class RunFolder:
     def remove_unless_begun(self) -> None:
         """Remove the folder if no step is on record, so that it is not in the way of the next
         attempt."""
-        if self.is_where_it_was() and not is_there(self.path / "metrics.jsonl"):
+        if not is_there(self.path / "metrics.jsonl"):
             shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -182,8 +157,6 @@ class OtherRank(RunFolder):
     """The folder for a process that writes only its own credit, and leaves the rest to rank 0."""
 
     def __enter__(self) -> "OtherRank":
-        with writing(self.path):
-            self.descriptor = hold_folder(self.path)
         return self
 
     def replace(self, *_) -> None:

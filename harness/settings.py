@@ -7,14 +7,13 @@ Three settings name something that brings flags of its own: --task (harness/task
 and --advantage (harness/registry.py). Those flags are not listed here; their values are in `own`.
 How a command line is read is in harness/command_line.py.
 """
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 from engine.errors import UserError
 from harness.earlier_settings import is_yaml, read_earlier_settings
-from harness.files import PROJECT, find_folder, is_file, is_there, read_json
+from harness.files import find_folder, is_file, is_there, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
 from harness.hints import about_missing_model, hint_for
@@ -192,9 +191,6 @@ def make_settings(given: dict) -> Settings:
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
     drop_what_has_no_effect(values, flags, given)
-    for name in given:
-        if flags[name].is_path:
-            values[name] = lasting_path(values[name])
     options = {name: values.pop(name) for name in OPTIONS}
     own = {name: float(value) if type(value) is int and flags[name].type is float else value
            for name, value in values.items()}
@@ -263,16 +259,6 @@ def refuse_flags_of_others(values: dict, flags: dict[str, Flag], given: dict) ->
                             f"{values[axis]}{hint}")
         raise UserError(about_flag_of_another(name, values["task"])
                         or f"--{name} is no flag of --task {values['task']}")
-
-
-def lasting_path(name: str) -> str:
-    """A typed path relative to the project's folder if it lies inside, since `find_folder` looks
-    there; otherwise absolute: it holds from any directory, as in files it already does. One that
-    does not exist from here may ship with the project, and stays."""
-    if os.path.isabs(name) or not is_there(name):
-        return name
-    path = Path(os.path.abspath(name))
-    return str(path.relative_to(PROJECT) if PROJECT in path.parents else path)
 
 
 def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:

@@ -5,7 +5,6 @@ It may be somebody's own, and may be wrong: what its methods return is checked (
 import dataclasses
 import importlib
 import inspect
-import sys
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -111,17 +110,17 @@ class CheckedTask:
         return problems
 
 
-def are_problems(problems, most: int = sys.maxsize) -> bool:
-    return isinstance(problems, (list, tuple)) and 0 < len(problems) <= most
+def are_problems(problems, *asked) -> bool:
+    return isinstance(problems, (list, tuple)) and len(problems) > 0
 
 
-def are_below(limit: int, codes) -> bool:
-    return isinstance(codes, (list, tuple)) and all(code in range(limit) for code in codes)
+def are_codes(codes, pieces: list[bytes], names: tuple) -> bool:
+    return len(codes) == len(pieces) and all(code in range(len(names)) for code in codes)
 
 
 def are_labels(labels, pieces: list[bytes]) -> bool:
-    fits = [len(codes) for codes in labels] == [len(pieces)] * 2
-    return fits and all(map(are_below, (len(SECTIONS), len(KINDS)), labels))
+    sections, kinds = labels
+    return are_codes(sections, pieces, SECTIONS) and are_codes(kinds, pieces, KINDS)
 
 
 def is_score(score, problem, response: str) -> bool:
@@ -135,17 +134,11 @@ def is_text(text, problem) -> bool:
     return isinstance(text, str)
 
 
-def are_answers(answers, problem) -> bool:
-    text, right = answers
-    are_texts = isinstance(right, list) and all(isinstance(each, str) and each for each in right)
-    return isinstance(text, str) and are_texts
-
-
 EXPECTED = {  # of a method: in words, and a test of what it returned, with what it was asked
     "training_problems": ("a list of as many problems as it is asked for", lambda given, *asked:
                           are_problems(given) and len(given) == asked[-1]),
     "held_out_problems": ("a list of problems, at least one and not more than it is asked for",
-                          are_problems),
+                          lambda given, count: are_problems(given) and len(given) <= count),
     "extreme_problems": ("a list of problems", are_problems),
     "prompt_for": ("a text", is_text),
     "show": ("a text", is_text),
@@ -153,10 +146,5 @@ EXPECTED = {  # of a method: in words, and a test of what it returned, with what
               "1 or 0", is_score),
     "label": (f"two lists with a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
               f"kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)", are_labels),
-    "right_steps": ("a list of tokens, counted from 0", lambda places, problem, pieces:
-                    are_below(len(pieces), places)),
-    "right_answers": ("a text that ends the thinking and a list of right answers to follow it",
-                      are_answers),
 }
-NEEDED = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
-          "score", "label", "reward")
+NEEDED = (*EXPECTED, "reward")

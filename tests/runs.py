@@ -67,7 +67,7 @@ def assert_same_run(a: Path, b: Path):
 def older(folder):
     """As a version of this program left it that knew no run_id and sealed nothing."""
     config = json.loads((folder / "config.json").read_text())
-    del config["run_id"], config["code"], config["made_of"]
+    del config["run_id"], config["made_of"]
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("metrics", "evaluations", "samples"):
         known = [{key: value for key, value in line.items() if key != "run_id"}

@@ -7,12 +7,11 @@ import pytest
 
 import train
 from analysis.runs import is_done, read_run
-from harness import files, provenance
+from harness import files
 from harness.credit_file import read_columns
 from engine.errors import UserError
 from harness.identity import run_id_of
 from runs import lines, older, run
-from tools import sample
 
 FLAGS = ["--steps", "4", "--eval_every", "3", "--checkpoint_every", "2", "--sample_every", "1"]
 
@@ -84,11 +83,8 @@ def go_on(folder):
 BOTH, LOOK, GO_ON = (look, go_on), (look,), (go_on,)
 DAMAGE = {
     **{f"{name} edited": (edit(name, value), "config.json was changed", BOTH) for name, value in (
-        ("seed", 5), ("learning_rate", 0.5), ("advantage", "rloo"), ("temperature", 0.5),
-        ("kl", 0.1), ("epochs", 2), ("reward", "another"), ("run_id", "0" * 16), ("run_id", None),
-        ("made_of", 3))},
-    **{f"code {value}": (edit("code", value), "its code is not as", BOTH)
-       for value in (None, [3], [{"after_step": "x", "files": {}}], [{"after_step": 0}])},
+        ("seed", 5), ("advantage", "rloo"), ("reward", "another"), ("run_id", "0" * 16),
+        ("run_id", None), ("made_of", 3))},
     "config.json": (exchange("config.json"), "does not belong there: its run_id", BOTH),
     "a credit file": (exchange("credit/step_000003.npz"),
                       "credit/step_000003.npz does not belong there: its run_id", LOOK),
@@ -102,7 +98,7 @@ DAMAGE = {
     "a checkpoint": (exchange("checkpoints/step_000004"), "step_000004 does not belong there",
                      GO_ON),
     "the last evaluation": (lose_the_last_line("evaluations.jsonl"), "evaluations.jsonl", BOTH),
-    "the last step": (lose_the_last_line("metrics.jsonl"), "metrics.jsonl has 3 lines", BOTH)}
+    "the last step": (lose_the_last_line("metrics.jsonl"), "metrics.jsonl", BOTH)}
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -149,25 +145,6 @@ def test_a_run_that_lost_its_last_evaluation_before_any_checkpoint_is_not_finish
     assert not is_done(read_run(pair[0]))
 
 
-def test_other_code_is_said_once_and_kept(pair, made, monkeypatch):
-    """Steps 1 and 2 by one code, what follows by another, and later the first steps once more."""
-    folder, sha256_of = pair[0], provenance.sha256_of
-    shutil.rmtree(folder / "checkpoints/step_000004")
-    for name in ("metrics", "evaluations", "samples"):
-        whole = lines(folder / f"{name}.jsonl")
-        kept = [json.dumps(line) + "\n" for line in whole if line["step"] <= 2]
-        (folder / f"{name}.jsonl").write_text("".join(kept))
-    monkeypatch.setattr(provenance, "sha256_of", lambda path: (
-        "f" * 64 if path.name == "countdown_task.py" else sha256_of(path)))
-    said = run("--resume", folder).stdout
-    assert "the code that made the first 2 steps was another: countdown_task.py changed" in said
-    [first, second] = config_of(folder)["code"]
-    assert first == config_of(made / "0")["code"][0] and first["after_step"] == 0
-    assert second == {"after_step": 2, "files": {"countdown_task.py": "f" * 12}}
-    assert "the code" not in run("--resume", folder, "--steps", 5).stdout
-    assert config_of(folder)["code"] == [first, second]
-
-
 def forbid(monkeypatch, place):
     """Root may look everywhere, so what the system would say to others is said for it."""
     def refusing(ask):
@@ -182,15 +159,8 @@ def forbid(monkeypatch, place):
 
 
 @pytest.mark.parametrize("name, reader", [
-    ("checkpoints", go_on), ("checkpoints", look), ("credit", look), ("config.json", look),
-    ("config.json", go_on), ("metrics.jsonl", look), ("metrics.jsonl", go_on)])
+    ("checkpoints", go_on), ("credit", look), ("config.json", look), ("metrics.jsonl", go_on)])
 def test_what_may_not_be_read_is_not_taken_for_lost(pair, monkeypatch, name, reader):
     forbid(monkeypatch, pair[0] / name)
     with pytest.raises(UserError, match=f"cannot read .*/{name}.*: Permission denied"):
         reader(pair[0])
-
-
-def test_a_model_that_may_not_be_read_is_not_left_out_by_sample(pair, monkeypatch):
-    forbid(monkeypatch, pair[0] / "checkpoints")
-    with pytest.raises(UserError, match="cannot read .*/checkpoints: Permission denied"):
-        sample.main([str(pair[0]), "3", "5", "7", "15"])

@@ -66,7 +66,7 @@ def giving(values):
 @pytest.mark.parametrize("idea, words", [
     (misspelled, r'"return 1 \+ tokens.logprob": the mitigation mine raises AttributeError'),
     (lambda: 1.0, "the mitigation mine raises TypeError: .* takes 0 positional"),
-    (undefined, "the mitigation mine is not finite at .* in the first step. Look at its code$"),
+    (undefined, "the mitigation mine is not finite at .* The last step on record is 0"),
     (changes_the_batch, "the mitigation mine changed a tensor of the batch"),
     (changes_the_scores, "the mitigation mine changed a tensor of the batch"),
     (NotMade, '"self.layers = policy.layers": mine raises AttributeError'),

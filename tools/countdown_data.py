@@ -24,7 +24,7 @@ Step = tuple[int, str, int, int]  # x, operator, y and the result
 
 def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
     """Read JSON lines {"nums": [3, 5, 7], "target": 22}: numbers and target of each."""
-    problems = read_given(name, "--data", lambda file: parse_problems(file, name))
+    problems = read_given(name, lambda file: parse_problems(file, name))
     if not problems:
         raise UserError(f"{name} holds no problems")
     return problems

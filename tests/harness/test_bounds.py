@@ -57,7 +57,7 @@ def test_what_a_large_run_would_use_is_allowed():
     (["--config", ""], "argument --config: '' is empty"),
     (["--config", "/dev/zero"], "/dev/zero: it is not a file"),
     (["--resume", ""], "argument --resume: '' is empty"),
-    (["--model", ""], "--model '' should be a text"),
+    (["--model", ""], "argument --model: '' is empty"),
     (["--out", "a\x1b[1m"], "characters that cannot be shown"),
     (["--mitigation", "lambda_grpo", "--lambda_lr", "11"], "should be at most 10"),
     (["--advantage", "vine", "--values_every", "9" * 5000], "should be line, uncertain or"),
@@ -103,15 +103,6 @@ def test_lengths_are_read_with_their_bounds(text):
     with pytest.raises(UserError, match="two different numbers of tokens, 6 to 100000") as error:
         read_lengths(text)
     assert len(str(error.value)) < 300
-
-
-@pytest.mark.parametrize("place", ["file/below", "file", "there"])
-def test_warmup_looks_at_its_place_before_it_trains(tmp_path, monkeypatch, place):
-    monkeypatch.setattr(warmup, "train", lambda *_: pytest.fail("it trained"))
-    (tmp_path / "file").touch()
-    (tmp_path / "there").mkdir()
-    with pytest.raises(UserError, match="cannot write|exists already"):
-        warmup.main(["--out", str(tmp_path / place), "--threads", "1"])
 
 
 def test_an_error_while_it_trains_leaves_nothing(tmp_path, monkeypatch):

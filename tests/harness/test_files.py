@@ -4,8 +4,8 @@ import math
 import pytest
 
 from engine.errors import UserError
-from harness.files import (PROJECT, append_line, find_folder, read_json, read_lines, replace_text,
-                          whole_folder, writing)
+from harness.files import (PROJECT, append_line, find_folder, read_json, read_lines, whole_folder,
+                           writing)
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
@@ -23,14 +23,6 @@ def test_a_folder_that_was_not_finished_leaves_nothing(tmp_path, error):
             (unfinished / "x").write_text("1")
             raise error
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_killed_process_left_is_not_taken_over(tmp_path):
-    (tmp_path / ".b.tmp").mkdir()
-    (tmp_path / ".b.tmp" / "old").write_text("")
-    with whole_folder(tmp_path / "b"):
-        pass
-    assert list((tmp_path / "b").iterdir()) == []
 
 
 def test_a_folder_that_is_there_is_not_overwritten(tmp_path):
@@ -69,13 +61,6 @@ def test_an_undefined_number_becomes_null(tmp_path):
     assert not (tmp_path / "y.jsonl").exists()
 
 
-def test_a_text_is_replaced_and_nothing_else_stays(tmp_path):
-    replace_text(tmp_path / "x", "old")
-    replace_text(tmp_path / "x", "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-    assert (tmp_path / "x").read_text() == "new"
-
-
 def test_a_shipped_folder_is_found_from_anywhere_and_a_folder_of_ones_own_comes_first(
         tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -103,12 +88,3 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path):
     with pytest.raises(UserError, match="cannot write .*: No such file or directory"):
         with writing(tmp_path / "x"):
             open(tmp_path / "none" / "x", "w")
-
-
-def test_a_file_that_cannot_be_read_is_not_called_wrong_json(tmp_path):
-    (tmp_path / "x.json").write_bytes(b"\xff\xfe")
-    for path, words in ((tmp_path, "^cannot read .*: Is a directory$"),
-                        (tmp_path / "x.json", "x.json is not text$")):
-        with pytest.raises(UserError, match=words) as error:
-            read_json(path)
-        assert "JSON" not in str(error.value)

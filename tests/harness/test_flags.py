@@ -9,13 +9,6 @@ from harness.flags import (Count, Flag, Parser, Positive, Range, add_flags, chec
                           fields_as_flags, option, parameters_as_flags, with_defaults)
 
 
-@pytest.mark.parametrize("flag, kind", [
-    (Flag(8), int), (Flag(0.5), float), (Flag(False), bool), (Flag("line"), str), (Flag(None), str),
-    (Flag(None, kind=float), float)])
-def test_the_type_of_a_flag_is_that_of_its_default_unless_it_is_said(flag, kind):
-    assert flag.type is kind
-
-
 @pytest.mark.parametrize("flag, value, words", [
     (Flag(8), 1.5, "--n 1.5 should be a whole number"),
     (Flag(8), True, "--n True should be a whole number"),

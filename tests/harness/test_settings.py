@@ -8,12 +8,10 @@ import torch
 import train
 from engine.errors import UserError
 from harness.command_line import read_flags
-from harness.files import PROJECT, find_folder
 from harness.flags import Positive, parameters_as_flags
 from harness.registry import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
 from harness.resume import what_differs
 from harness.settings import make_settings
-from harness.tasks import make_task
 
 DESCENDING = "tools.descending"
 
@@ -61,41 +59,6 @@ def test_the_task_is_known_before_the_other_flags_are_read(tmp_path, model):
         read_flags(["--count", "5"])
     with pytest.raises(UserError, match=f"--max_number is no flag of --task {DESCENDING}"):
         make_settings({"task": DESCENDING, "max_number": 5})
-
-
-def test_paths_that_were_typed_hold_from_another_directory(tmp_path, model, monkeypatch):
-    """A run started here by relative paths finds the same files when it is resumed elsewhere."""
-    problems = [{"nums": [2, 3, number], "target": 5 + number} for number in range(1, 60)]
-    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    started = settings_of(["--model", "model/", "--data", "./problems.jsonl"])
-    assert (started.steps, started.model) == (7, model)  # 7 is in the recipe of that folder
-    config = write(tmp_path / "c.json", started.to_json())
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    resumed = settings_of(["--config", config])
-    assert resumed == started and find_folder(resumed.model).samefile(tmp_path / "model")
-    task = make_task(resumed)
-    assert len(task.to_train) + len(task.to_test) == 59
-
-
-@pytest.mark.parametrize("place, typed, kept", [
-    (PROJECT, "models/tiny", "models/tiny"), (PROJECT, "models/tiny/", "models/tiny"),
-    (PROJECT / "models", "tiny", "models/tiny"), (PROJECT / "models", "../models/tiny",
-                                                  "models/tiny"),
-    (PROJECT, str(PROJECT / "models/tiny"), str(PROJECT / "models/tiny")),
-    (PROJECT / "models" / "tiny", "../..", str(PROJECT)), ("/", "models/tiny", "models/tiny"),
-    ("/", "nowhere/at/all", "nowhere/at/all")])
-def test_a_typed_path_is_kept_relative_to_the_project_or_absolute(monkeypatch, place, typed, kept):
-    monkeypatch.chdir(place)
-    assert make_settings({"model": typed}).model == kept
-    assert find_folder(kept).absolute() == (find_folder(typed) / ".").resolve()
-
-
-def test_a_path_of_a_file_stays_as_it_stands(tmp_path, model, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = write(tmp_path / "c.json", {"model": "model"})
-    assert settings_of(["--config", config]).model == "model"
 
 
 def test_a_recipe_can_name_the_task(tmp_path, model):
