@@ -45,7 +45,7 @@ def train(run: Run) -> None:
     mitigation = make_mitigation(s, policy)         # rollouts -> (B, T), of --mitigation
     source = answers_from(run, policy, optimizer)   # the policy itself, a server, or a file
     methods = {"advantage": advantage, "mitigation": mitigation}
-    run.begin(policy, TrainerState(policy.model, optimizer, methods), reference)
+    run.begin(policy, TrainerState(policy.model, optimizer, methods))
 
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)

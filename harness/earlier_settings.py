@@ -29,10 +29,6 @@ NAMES = {  # there -> here; None for what changes nothing here: folders, a limit
     "training.credit_save_interval": None}
 
 
-def is_yaml(path: Path) -> bool:
-    return path.suffix in (".yaml", ".yml")
-
-
 def read_earlier_settings(path: Path) -> dict:
     """Their values under the names they have here, and the prompt that went without saying."""
     if not is_there(path):

@@ -22,10 +22,7 @@ from types import SimpleNamespace
 from engine.errors import UserError
 
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}  # of a flag
-LIMIT = 2 ** 63           # torch takes no whole number from here on
-SMALLEST = 2.0 ** -126    # float32 has no smaller number with all its digits
-LONGEST_TEXT = 10_000     # characters
-NEAR = 0.75               # how alike two names are where one may be meant for the other
+NEAR = 0.75  # how alike two names are where one may be meant for the other
 MOST_SEED = 2 ** 32 - 1
 MOST_THREADS = 1024
 
@@ -187,8 +184,8 @@ def yes_or_no(text: str) -> bool:
 
 def some_text(text: str) -> str:
     """Read the name of a file or a folder. For arguments that no `Flag` describes, as --resume."""
-    if not text.strip() or len(text) > LONGEST_TEXT:
-        raise argparse.ArgumentTypeError(f"{shortened(repr(text))} is empty or too long")
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is empty")
     return text
 
 
@@ -213,8 +210,8 @@ def check_value(name: str, value, flag: Flag) -> None:
     said = f"--{name} {shortened(repr(value) if isinstance(value, str) else str(value))}"
     if not has_type(value, flag):
         raise UserError(f"{said} should be {KINDS[flag.type]}")
-    if isinstance(value, str) and not (value.isprintable() and len(value) <= LONGEST_TEXT):
-        raise UserError(f"{said} is too long or has characters that cannot be shown")
+    if isinstance(value, str) and not value.isprintable():
+        raise UserError(f"{said} has characters that cannot be shown")
     if flag.choices and value is not None and value not in flag.choices:
         nearest = sorted(flag.choices, key=lambda choice: -likeness(choice, value))
         raise UserError(f"--{name} {shortened(value)} is not one of: {', '.join(nearest)}")
@@ -222,10 +219,6 @@ def check_value(name: str, value, flag: Flag) -> None:
         for words, limit, holds in flag.limits():
             if not holds(value, limit):
                 raise UserError(f"{said} should be {words} {limit}")
-        if type(value) is int and abs(value) >= LIMIT:
-            raise UserError(f"{said} is too large a number")
-        if type(value) is float and 0 < abs(value) < SMALLEST:
-            raise UserError(f"{said} is too small a number")
 
 
 def has_type(value, flag: Flag) -> bool:

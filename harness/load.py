@@ -11,8 +11,6 @@ from engine.policy import Policy
 from engine.sharded import load_shard
 from engine.tokens import encode_prompt, load_tokenizer
 from harness.files import find_folder
-from harness.given_pairs import GivenPairs
-from harness.remote_rollouts import connect
 from harness.settings import OWN_SAMPLER, Settings
 from harness.tasks import make_task
 from qwen2_model import Qwen2
@@ -67,8 +65,10 @@ def answers_from(run, policy: Policy, optimizer: AdamW):
     server, or pairs of a file."""
     s = policy.settings
     if s.pairs:
+        from harness.given_pairs import GivenPairs  # few runs need it
         return GivenPairs(s.pairs, policy, run)
     if s.rollouts != OWN_SAMPLER:
+        from harness.remote_rollouts import connect
         return connect(policy, optimizer, run)
     return policy
 

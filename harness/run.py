@@ -51,12 +51,12 @@ class Run:
         self.seconds = deque(maxlen=20)  # of the last steps
         self.cleanup = ExitStack()
 
-    def begin(self, policy: Policy, state: TrainerState, reference) -> None:
+    def begin(self, policy: Policy, state: TrainerState) -> None:
         """Make the folder, or read back the trainer's state; from here on Ctrl-C waits for the end
         of a step."""
         self.policy, self.state = policy, state
         if self.folder is None:
-            introduce(self.settings, state, reference)
+            introduce(self.settings, policy)
             self.folder = self.cleanup.enter_context(create_folder(self.settings, policy))
         else:
             if self.checkpoint:
@@ -67,16 +67,8 @@ class Run:
             self.folder.truncate(self.done if self.done else -1)
             processes.barrier()  # until there is nothing left of what is made again
         self.stop = self.cleanup.enter_context(StopRequest())
-        self.try_problems()
-
-    def try_problems(self) -> None:
-        """Ask the task, which is checked (tasks.py), for all that the next step and evaluation
-        need. From here on training may not meet what is evaluated."""
-        s, task = self.settings, self.policy.task
-        if s.eval_every:
-            task.held_out_problems(s.eval_tasks)
-        if not s.pairs:
-            task.training_problems(s.seed, self.done + 1, s.questions)
+        if self.settings.eval_every:  # from here on training may not meet what is evaluated
+            policy.task.held_out_problems(self.settings.eval_tasks)
 
     def steps(self) -> Iterator[int]:
         for self.step in range(self.done + 1, self.settings.steps + 1):
@@ -219,14 +211,10 @@ def create_folder(s: Settings, policy: Policy) -> RunFolder:
     return open_folder(s.folder)
 
 
-def introduce(s: Settings, state: TrainerState, reference) -> None:
+def introduce(s: Settings, policy: Policy) -> None:
     """Print what is about to be trained, and where."""
-    beside = state.extra_parameters
-    if reference is not None:
-        beside += sum(p.numel() for p in reference.parameters())
-    extra = f" and {beside:,} beside them" if beside else ""
-    millions = sum(p.numel() for p in state.model.parameters()) / 1e6
-    say(f"{s.model}: {millions:.2f} million parameters{extra} on {s.device}, "
+    millions = sum(p.numel() for p in policy.model.parameters()) / 1e6
+    say(f"{s.model}: {millions:.2f} million parameters on {s.device}, "
         f"{torch.get_num_threads()} threads; {s.questions} problems x {s.answers} answers a step; "
         f"writing to {s.folder}")
     if s.temperature != 1:

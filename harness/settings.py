@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.errors import UserError
-from harness.earlier_settings import is_yaml, read_earlier_settings
 from harness.files import find_folder, is_file, is_there, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
@@ -212,7 +211,11 @@ def read_values(path: Path, left_out: tuple = ()) -> dict:
     """The settings in a file, which may hold the entries in `left_out` as well."""
     if is_there(path) and not is_file(path):  # a device would be read without end
         raise UserError(f"cannot read {path}: it is not a file")
-    content = read_earlier_settings(path) if is_yaml(path) else read_json(path)
+    if path.suffix in (".yaml", ".yml"):
+        from harness.earlier_settings import read_earlier_settings
+        content = read_earlier_settings(path)
+    else:
+        content = read_json(path)
     values = {name: value for name, value in content.items() if name not in left_out}
     task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
     for name in values:

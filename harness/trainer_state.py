@@ -26,18 +26,6 @@ class TrainerState:
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         return parameters_by_name(self.model, self.optimizer)
 
-    @property
-    def extra_parameters(self) -> int:
-        """How many parameters learn beside the policy's: of a critic, of a net that makes
-        weights."""
-        count = 0
-        for method in self.methods.values():
-            for value in getattr(method, "__dict__", {}).values():
-                module = getattr(value, "module", None)  # of credit.trained
-                if isinstance(module, torch.nn.Module):
-                    count += sum(p.numel() for p in module.parameters())
-        return count
-
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = optimizer_tensors(self.optimizer, self.parameters)
         for part, method in self.methods.items():

@@ -2,7 +2,6 @@
 import re
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +11,7 @@ from conftest import put_in
 from credit.trained import Trained
 from engine.optimizer import AdamW
 from harness.registry import ADVANTAGES
-from runs import assert_same_run, lines, run, timeless
+from runs import assert_same_run, lines, run
 
 
 def spoil(monkeypatch, value, step):
@@ -118,20 +117,3 @@ def test_a_critic_that_broke_is_not_kept(start, tmp_path, monkeypatch):
     said = start("--advantage", "gae")
     assert "what is trained beside the policy is not finite" in said and "--critic_lr 0.01" in said
     assert saved(tmp_path / "x") == ["step_000001"]
-
-
-def test_metrics_are_plain_whatever_a_choice_keeps(learner, tmp_path, monkeypatch):
-    class Tells:
-        """Numbers of numpy and of torch."""
-        def __init__(self, policy):
-            self.metrics = {}
-
-        def __call__(self, tokens, policy):
-            self.metrics = {"a": np.float32(0.5), "b": np.int64(3), "c": torch.tensor(2.0),
-                            "d": np.array(7), "e": None}
-            return torch.ones_like(tokens.log_prob)
-    put_in(monkeypatch, Tells, "tells")
-    run("--model", learner, "--out", tmp_path / "x", "--mitigation", "tells", "--steps", 1,
-        "--eval_every", 0)
-    line = timeless(lines(tmp_path / "x/metrics.jsonl")[0])
-    assert {name: line[name] for name in "abcde"} == {"a": 0.5, "b": 3, "c": 2.0, "d": 7, "e": None}

@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -113,11 +114,13 @@ def test_an_advantage_that_asks_for_the_advantage_is_told_so(monkeypatch, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_metric_that_no_float_can_hold_is_null(monkeypatch, tmp_path):
-    put_in(monkeypatch, with_metrics({"a": 10 ** 400, "b": float("inf"), "c": 10 ** 20}), "mine")
+def test_metrics_are_plain_numbers_and_null_where_no_float_can_hold_them(monkeypatch, tmp_path):
+    metrics = {"a": 10 ** 400, "b": float("inf"), "c": 10 ** 20, "d": np.float32(0.5),
+               "e": torch.tensor(2.0), "f": "a text"}
+    put_in(monkeypatch, with_metrics(metrics), "mine")
     run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine")
     [line] = lines(tmp_path / "x/metrics.jsonl")
-    assert (line["a"], line["b"], line["c"]) == (None, None, 10 ** 20)
+    assert [line[name] for name in metrics] == [None, None, 10 ** 20, 0.5, 2.0, "a text"]
 
 
 @pytest.fixture

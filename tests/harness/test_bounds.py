@@ -71,19 +71,6 @@ def test_train_says_so_in_one_sentence(tmp_path, argv, words):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("module, argv, words", [
-    (speed, ["--case", "5"], "--case 5 is no case as JSON"),
-    (speed, ["--case", "[" * 9000], "is no case as JSON"),
-    (speed, ["--case", '{"size": "tiny", "what": "step", "x": 1}'], "is no case as JSON"),
-    (speed, ["--case", '{"size": "tiny", "what": "x"}'], "there is no work 'x'"),
-    (preview, [""], "argument RUN: '' is empty"),
-    (warmup, ["--out", "x" * 5000], "File name too long")])
-def test_the_other_programs_say_so_too(module, argv, words):
-    with pytest.raises(UserError) as error:
-        module.main(argv)
-    assert words in str(error.value)
-
-
 def test_a_world_with_too_many_groups_is_not_listed(tmp_path, monkeypatch):
     from research import __main__ as overview
     from research.probes import exact

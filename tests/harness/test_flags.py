@@ -12,13 +12,9 @@ from harness.flags import (Count, Flag, Parser, Positive, Range, add_flags, chec
 @pytest.mark.parametrize("flag, value, words", [
     (Flag(8), 1.5, "--n 1.5 should be a whole number"),
     (Flag(8), True, "--n True should be a whole number"),
-    (Flag(8), 2 ** 63, f"--n {2 ** 63} is too large a number"),
     (Flag(0.5), float("nan"), "--n nan should be a number"),
-    (Flag(0.5, above=0), 1e-320, "--n 1e-320 is too small a number"),
     (Flag("line"), "   ", "--n '   ' should be a text"),
-    (Flag("line"), "a\0b", "--n 'a\\x00b' is too long or has characters that cannot be shown"),
-    (Flag("line"), "a" * 10_001, f"--n '{'a' * 79}... is too long or has characters that cannot "
-                                 "be shown"),
+    (Flag("line"), "a\0b", "--n 'a\\x00b' has characters that cannot be shown"),
     (Flag("line", choices=("a",)), "b" * 9999, f"--n {'b' * 80}... is not one of: a"),
     (Flag(8), "7" * 9999, f"--n '{'7' * 79}... should be a whole number"),
     (Flag(0.5), None, "--n None should be a number"),
@@ -36,7 +32,7 @@ def test_a_value_that_does_not_fit_is_refused(flag, value, words):
 
 @pytest.mark.parametrize("flag, value", [
     (Flag(8, least=2), 2), (Flag(0.5, most=1), 1), (Flag(0.5, above=0), 1e-9), (Flag(None), None),
-    (Flag(""), ""), (Flag(8), 2 ** 63 - 1), (Flag("mean", choices=("mean", "none")), "none")])
+    (Flag(""), ""), (Flag("mean", choices=("mean", "none")), "none")])
 def test_the_limits_themselves_are_allowed(flag, value):
     check_value("n", value, flag)
 

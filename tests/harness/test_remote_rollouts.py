@@ -252,7 +252,8 @@ def test_vllm_is_told_in_its_own_words(policy, behave, tmp_path):
     server.weights_of, server.salt, server.latest = 0, "other weights", policy.server.latest
     (tmp_path / "run").mkdir()
     server.sample(policy.task.training_problems(0, 1, 1), 4, 77)
-    assert server.kind == "vllm" and (tmp_path / "run/serve/step_000000/model.safetensors").is_file()
+    assert server.kind == "vllm"
+    assert (tmp_path / "run/serve/step_000000/model.safetensors").is_file()
     assert server.salt != "other weights" and server.weights_of == 1
 
 

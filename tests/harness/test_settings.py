@@ -188,21 +188,6 @@ def test_an_advantage_of_ones_own_is_a_choice_with_flags_from_the_command_to_the
     assert list(parameters_as_flags(ADVANTAGES["mine"])) == ["strength"]
 
 
-def test_a_run_from_before_a_setting_existed_had_its_default(learner, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    settings = settings_of(["--model", str(learner), "--advantage", "gae", "--out", str(folder)])
-    config = settings.to_json()
-    for name in ("task", "weight_decay", "gae_lambda"):
-        del config[name]
-    write(folder / "config.json", config)
-    assert what_differs(settings) == ""
-    settings.weight_decay = 0.5
-    assert what_differs(settings) == ", with weight_decay 0.0 instead of 0.5:"
-    settings.weight_decay, settings.own["gae_lambda"] = 0.0, 0.5
-    assert what_differs(settings) == ", with gae_lambda 1.0 instead of 0.5:"
-
-
 @pytest.mark.parametrize("argv, said", [
     (["--mitigation", "entropy_maskin"],
      "--mitigation entropy_maskin is not one of: entropy_masking, "),
