@@ -1,7 +1,6 @@
 """The command line of train.py: the flags that were typed, and what --help says."""
 from argparse import SUPPRESS
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from engine.errors import UserError
@@ -10,7 +9,7 @@ from harness.flags import Flag, Parser, add_flag, describe, fields_as_flags, som
 from harness.hints import about_unknown
 from harness.registry import ADVANTAGES, MITIGATIONS, choice_flags, describe_choices, flags_of
 from harness.settings import EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, read_files
-from harness.tasks import about_flag_of_another, load_task
+from harness.tasks import load_task
 
 RESERVED = (  # names that no other flag can have
     "resume", "continue", "config", "help", "own")
@@ -21,8 +20,7 @@ config.json in the run folder shows what was used. Hyphens work as well as under
 
 def read_flags(argv: list[str]) -> dict:
     """The flags that were typed, by name."""
-    task = look_for_task(argv)
-    return make_parser(task).read(argv, partial(about_unknown_of, task))
+    return make_parser(look_for_task(argv)).read(argv, about_unknown)
 
 
 def look_for_task(argv: list[str]) -> str:
@@ -52,12 +50,6 @@ def make_parser(task: str) -> Parser:
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
     return parser
-
-
-def about_unknown_of(task: str, argument: str) -> str:
-    """A sentence about an argument that is no flag of train.py with this task, or an empty text."""
-    name = argument.partition("=")[0].removeprefix("--")
-    return about_flag_of_another(name, task) or about_unknown(argument)
 
 
 def describe_option(name: str, flag: Flag) -> str:

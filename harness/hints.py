@@ -51,25 +51,21 @@ def about_unknown(argument: str) -> str:
     hint = hint_for(argument)
     if hint:
         return f"{argument.partition('=')[0]} is called {hint} here (--help lists the flags)"
-    if argument.startswith("-"):
-        return ""
     if is_file(find_folder(argument) / "config.json"):
         return f"{argument} needs a flag before it: --model for a model, --resume for a run"
-    return about_missing_model(argument)
+    return ""
 
 
 def about_missing_model(name: str) -> str:
     """How to get a model that is no folder and named as on the Hugging Face Hub, OWNER/NAME; else
-    an empty text. Qwen2.5-0.5B and models/Qwen2.5-0.5B are Qwen/Qwen2.5-0.5B."""
-    match = re.fullmatch(r"(?:([\w-][\w.-]*)/)?([\w-][\w.-]*)", name, re.ASCII)
-    owner, last = match.groups() if match else (None, "")
-    if owner in (None, "models") and re.match("Qwen[23]", last):
-        owner = "Qwen"
-    if owner is None or is_folder(owner) or is_there(find_folder(name)):
+    an empty text. models/Qwen2.5-0.5B is Qwen/Qwen2.5-0.5B."""
+    hub_name = re.sub("^models/(?=Qwen[23])", "Qwen/", name)
+    match = re.fullmatch(r"([\w-]+)/([\w-][\w.-]*)", hub_name, re.ASCII)
+    if not match or is_folder(match[1]) or is_there(find_folder(name)):
         return ""
-    command = shlex.join(["hf", "download", f"{owner}/{last}", "--local-dir", f"models/{last}"])
+    command = shlex.join(["hf", "download", hub_name, "--local-dir", f"models/{match[2]}"])
     return (f"there is no model folder {name}. This makes one: {command}, "
-            f"and then --model models/{last} takes it")
+            f"and then --model models/{match[2]} takes it")
 
 
 def python_command(*words) -> str:

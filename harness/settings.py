@@ -19,7 +19,7 @@ from harness.hints import about_missing_model, hint_for
 from harness.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of,
                               owners_of)
 from harness.run_name import run_name
-from harness.tasks import about_flag_of_another, load_task
+from harness.tasks import load_task
 
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code")
@@ -260,8 +260,7 @@ def refuse_flags_of_others(values: dict, flags: dict[str, Flag], given: dict) ->
             hint = f"; elsewhere it means {hint_for(name)} here" if hint_for(name) else ""
             raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is "
                             f"{values[axis]}{hint}")
-        raise UserError(about_flag_of_another(name, values["task"])
-                        or f"--{name} is no flag of --task {values['task']}")
+        raise UserError(f"--{name} is no flag of --task {values['task']}")
 
 
 def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:

@@ -17,7 +17,6 @@ from harness.files import PROJECT, is_file
 from harness.flags import fields_as_flags, shortened
 from harness.own_code import described, expect, own_code, place_of
 
-SHIPPED_TASKS = ("countdown_task", "tools.descending")
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
 
@@ -36,17 +35,8 @@ def load_task(name: str) -> type:
     is_own = inspect.isclass(task) and task.__module__ == name  # one it imports is another's
     if not is_own or not dataclasses.is_dataclass(task):
         raise UserError(f"--task {name}: this module has no class Task of its own that is a "
-                        f"dataclass; {' and '.join(SHIPPED_TASKS)} have one")
+                        "dataclass; countdown_task and tools.descending have one")
     return task
-
-
-def about_flag_of_another(name: str, task: str) -> str:
-    """A sentence about a flag that this task lacks, and a task that ships with it has; else an
-    empty one."""
-    for other in SHIPPED_TASKS:
-        if other != task and is_module(other) and name in fields_as_flags(load_task(other)):
-            return f"--{name} is no flag of --task {task}, it belongs to --task {other}"
-    return ""
 
 
 def make_task(settings) -> "CheckedTask":

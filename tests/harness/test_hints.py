@@ -51,10 +51,8 @@ def test_other_unknown_arguments_are_no_names_of_other_libraries():
 def test_a_model_of_the_hub_is_told_how_to_get_it():
     line = ("This makes one: hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir "
             "models/Qwen2.5-0.5B-Instruct, and then --model models/Qwen2.5-0.5B-Instruct takes it")
-    for name in ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct",
-                 "models/Qwen2.5-0.5B-Instruct"):
+    for name in ("Qwen/Qwen2.5-0.5B-Instruct", "models/Qwen2.5-0.5B-Instruct"):
         assert said_of("--model", name) == f"there is no model folder {name}. {line}"
-    assert said_of("Qwen/Qwen2.5-0.5B-Instruct").endswith(line)
     for name in ("nowhere", "some/where/else", "/nowhere/Qwen2.5-0.5B", "../x", "docs/nothing", "",
                  "models/tiny"):
         assert about_missing_model(name) == ""
@@ -64,18 +62,11 @@ def test_a_folder_without_its_flag_is_told_the_flag():
     assert said_of("models/tiny").startswith("models/tiny needs a flag before it: --model")
 
 
-def test_a_flag_of_another_task_is_told_whose_it_is(tmp_path):
-    said = said_of("--task", "tools.descending", "--max_number", "9")
-    assert said == ("--max_number is no flag of --task tools.descending, it belongs to --task "
-                    "countdown_task")
-    assert said_of("--largest", "9").endswith("it belongs to --task tools.descending")
-
-
 def test_a_flag_of_the_runs_own_task_is_known_and_cannot_be_changed(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"task": "tools.descending"}))
     with pytest.raises(UserError, match="^--largest cannot be changed in a resumed run"):
         train.main(["--resume", str(tmp_path), "--largest", "9"])
-    with pytest.raises(UserError, match="^--max_number is no flag of --task tools.descending"):
+    with pytest.raises(UserError, match="^unknown argument --max_number"):
         train.main(["--resume", str(tmp_path), "--max_number", "9"])
 
 

@@ -55,7 +55,7 @@ def test_the_task_is_known_before_the_other_flags_are_read(tmp_path, model):
     assert settings_of(["--model", model, "--config", config, "--largest", "9"]).own == {
         "count": 4, "largest": 9}
     assert settings_of(["--count", "5", f"--task={DESCENDING}"]).own["count"] == 5
-    with pytest.raises(UserError, match=f"--count is no flag .* belongs to --task {DESCENDING}$"):
+    with pytest.raises(UserError, match="^unknown argument --count"):
         read_flags(["--count", "5"])
     with pytest.raises(UserError, match=f"--max_number is no flag of --task {DESCENDING}"):
         make_settings({"task": DESCENDING, "max_number": 5})

@@ -95,10 +95,8 @@ def test_the_run_is_on_record_and_can_be_told_from_one_of_countdown(run):
 
 
 def test_flags_of_another_task_are_refused():
-    with pytest.raises(UserError, match="--max_target is no flag of --task tools.descending"):
+    with pytest.raises(UserError, match="unknown argument --max_target"):
         read_flags(["--task", "tools.descending", "--max_target", "9"])
-    with pytest.raises(UserError, match="--largest is no flag of --task countdown_task"):
-        read_flags(["--largest", "9"])
     with pytest.raises(UserError, match="--largest 4 should be at least 5"):
         make_settings(read_flags(["--task", "tools.descending", "--largest", "4"]))
 
