@@ -3,8 +3,7 @@
     config.json            "run_id": "9f2c61d0a8b3e457"
     metrics.jsonl, ...     the same in every line
     credit/step_N.npz      columns run_id, step and process
-    a checkpoint           run_id and step in trainer/state.json, with a seal: a sha256 of its own
-                           files, and of the lines that were there before it
+    a checkpoint           run_id and step in trainer/state.json, with a sha256 of its files
 
 The run_id is a sha256 of all that makes a run what it is, so the same command has the same one, and
 config.json can be compared with its own: a setting that was changed by hand no longer fits. A run
@@ -15,7 +14,7 @@ import json
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import is_there, lines_in, read_json, read_lines, sha256_of
+from harness.files import is_there, read_json, read_lines, sha256_of
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
                     "shard")
@@ -102,36 +101,17 @@ def refuse_gaps(run: Path, config: dict, metrics: list[dict], evaluations: list[
 
 
 def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
-    """For trainer/state.json: run and step, the number of lines of every log, and a sha256 of each
-    file."""
-    logs = {}
-    for name in LOGS:
-        lines = whole_lines(run / name)
-        logs[name] = {"lines": len(lines), "sha256": hash_of(lines)}
+    """For trainer/state.json: run and step, and a sha256 of each file."""
     files = {name: sha256_of(checkpoint / name) for name in SEALED}
-    return {"run_id": run_id_on_record(run), "step": step, "logs": logs, "files": files}
+    return {"run_id": run_id_on_record(run), "step": step, "files": files}
 
 
 def check_seal(run: Path, checkpoint: Path, step: int) -> None:
-    """Compare the seal with the files and logs as they are now. In a checkpoint of an older version
-    it holds nothing to compare with."""
+    """Compare the seal with the files as they are now. In a checkpoint of an older version it holds
+    nothing to compare with."""
     seal = read_json(checkpoint / "trainer" / "state.json")
     check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})
     for name, sha256 in seal.get("files", {}).items():
         if sha256_of(checkpoint / name) != sha256:
             raise UserError(f"{checkpoint / name} was changed after it was written. Move "
                             f"{checkpoint} away, and --resume goes on from the one before it")
-    for name, log in seal.get("logs", {}).items():
-        lines = whole_lines(run / name)[:log["lines"]]
-        if hash_of(lines) != log["sha256"]:
-            raise UserError(f"the first {log['lines']} lines of {run / name} are not those that "
-                            f"were there when {checkpoint.name} was written")
-
-
-def whole_lines(path: Path) -> list[str]:
-    """The lines that end with a line break; no file is no lines."""
-    return [line[:-1] for line in lines_in(path) if line.endswith("\n")]
-
-
-def hash_of(lines: list[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

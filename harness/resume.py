@@ -55,11 +55,7 @@ def what_differs(settings: Settings) -> str:
     if not different:
         return ""
     name = different[0]
-    difference = f", with {name} {config[name]} instead of {wanted[name]}:"
-    if different == ["steps"]:
-        folder = shlex.quote(str(settings.folder))
-        difference += f" go on with --resume {folder} --steps {wanted['steps']}, or"
-    return difference
+    return f", with {name} {config[name]} instead of {wanted[name]}:"
 
 
 def refuse_to_overwrite(folder: Path, difference: str) -> None:

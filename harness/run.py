@@ -217,9 +217,6 @@ def introduce(s: Settings, policy: Policy) -> None:
     say(f"{s.model}: {millions:.2f} million parameters on {s.device}, "
         f"{torch.get_num_threads()} threads; {s.questions} problems x {s.answers} answers a step; "
         f"writing to {s.folder}")
-    if s.temperature != 1:
-        say(f"  note: answers are sampled at temperature {s.temperature}. The loss, and log_prob, "
-            "entropy and collision on record, are those of temperature 1: another distribution.")
 
 
 def where_to_look(error: NotFinite, run: Run) -> str:

@@ -1,8 +1,7 @@
 """The folder a run leaves behind, written so that a kill at any moment costs nothing but time.
 
 Files and checkpoints appear whole or not at all: they are written under another name, then renamed.
-Lines are appended; the last one may be cut off, and is forgotten when the run goes on. A checkpoint
-is sealed (identity.py): it knows the lines that were there before it.
+Lines are appended; the last one may be cut off, and is forgotten when the run goes on.
 """
 import json
 import shutil
@@ -105,7 +104,7 @@ class RunFolder:
                         shutil.rmtree(path) if is_folder(path) else path.unlink()
 
     def shorten(self, name: str, step: int) -> None:
-        """Keep the lines up to this step, letter for letter: a seal has a sha256 of them."""
+        """Keep the lines up to this step, letter for letter."""
         if is_there(self.path / name):
             texts = lines_in(self.path / name)
             kept = [text.rstrip("\n") + "\n" for text, line in zip(texts, self.lines(name))

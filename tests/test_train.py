@@ -23,7 +23,6 @@ from grpo import update
 from harness import run_folder
 from harness.run import Run
 from harness.run_folder import open_folder
-from harness.settings import OPTIONS
 from qwen2_model import Qwen2
 from runs import assert_same_run, lines, run
 
@@ -218,21 +217,10 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
     for more, said in (
             (["--learning_rate", "0.5"], "with learning_rate 0.001 instead of 0.5: name another"),
             (["--temperature", "0.3"], "with temperature 1.0 instead of 0.3: name another"),
-            (["--steps", "6"], f"with steps 3 instead of 6: {on} --steps 6, or name another"),
-            (["--steps", "6", "--seed", "1"], "with steps 3 instead of 6: name another"),
+            (["--steps", "6"], "with steps 3 instead of 6: name another"),
             (["--out", str(tmp_path / "notes")], "notes exists already and is not a run folder")):
         assert said in run(*flags, *more, expect=1).stderr
     assert f"exists already: {on}, or name another" in run(*flags[:-1], expect=1).stderr
-
-
-def test_more_steps_are_remembered_by_a_run_that_is_stopped_again(learner, tmp_path, monkeypatch):
-    folder = tmp_path / "x"
-    run("--model", learner, "--out", folder, "--steps", 2, "--eval_every", 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "steps", lambda run: [])  # killed before it got anywhere
-        run("--resume", folder, "--steps", "3")
-    run("--resume", folder)
-    assert len(lines(folder / "metrics.jsonl")) == 3
 
 
 def test_problems_from_a_file_are_the_ones_trained_on(learner, tmp_path):
@@ -370,10 +358,3 @@ def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeyp
         run("--model", learner, "--out", folder, *FLAGS)
     run("--resume", folder)
     assert_same_run(whole[0], folder)
-
-
-def test_help_names_every_flag_and_mitigation(capsys):
-    with pytest.raises(SystemExit):
-        train.main(["--help"])
-    text = capsys.readouterr().out
-    assert all(f"--{name} " in text for name in OPTIONS) and "plain GRPO" in text

@@ -11,7 +11,7 @@ from harness.command_line import read_flags
 from harness.flags import Positive, parameters_as_flags
 from harness.registry import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
 from harness.resume import what_differs
-from harness.settings import make_settings
+from harness.settings import OPTIONS, make_settings
 
 DESCENDING = "tools.descending"
 
@@ -158,6 +158,7 @@ def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
     printed = capsys.readouterr().out
     text = " ".join(printed.split())
     assert all(f"\n  {name} " in printed for name in MITIGATIONS)
+    assert all(f"--{name} " in printed for name in OPTIONS)
     assert "silent (no docstring)" in text and "late Words below." in text
     assert "--power (default 2.0, above 0, at most 1e+06)" in text
 
