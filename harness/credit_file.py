@@ -138,10 +138,6 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
         if run_id is None:  # an older version may have left out any of them
             wanted = {name: wanted[name] for name in ("run_id", *found)}
         check_origin(path, found, wanted)
-        if set(part) != set(parts[0]):
-            different = min(set(part) ^ set(parts[0]))
-            raise UserError(f"{path} and {paths[0].name} are not of one run: only one of them has "
-                            f"the column {different}")
     return joined(parts)
 
 

@@ -76,12 +76,23 @@ class Client:
     def all(self, requests: list[tuple], largest: int = LARGEST_ANSWER) -> list[dict]:
         """The answers to requests (method, path, content), in their order, each of `largest` bytes
         at most. The first request that fails ends the waiting for all."""
-        waiting = queue.SimpleQueue()
-        done = queue.SimpleQueue()
+        waiting, done = queue.SimpleQueue(), queue.SimpleQueue()
         for number_and_request in enumerate(requests):
             waiting.put(number_and_request)
+
+        def work() -> None:
+            while True:
+                try:
+                    number, request = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                try:
+                    done.put((number, self.exchange(*request, largest)))
+                except Exception as error:  # whatever it is, somebody waits for it
+                    done.put((number, error))
+
         for _ in range(min(AT_ONCE, len(requests))):  # as daemons: none of them delays an exit
-            threading.Thread(target=self.work, args=(waiting, done, largest), daemon=True).start()
+            threading.Thread(target=work, daemon=True).start()
         deadline = time.monotonic() + self.seconds
         answers = {}
         while len(answers) < len(requests):
@@ -91,22 +102,8 @@ class Client:
                 raise self.too_late() from None
             if isinstance(reply, Exception):
                 raise reply
-            path = requests[number][1]
-            answers[number] = self.read(path, reply, largest)
+            answers[number] = self.read(requests[number][1], reply, largest)
         return [answers[number] for number in range(len(requests))]
-
-    def work(self, waiting: queue.SimpleQueue, done: queue.SimpleQueue, largest: int) -> None:
-        """Send what waits, one request after another; put each one's number and reply, or its
-        error, into `done`."""
-        while True:
-            try:
-                number, request = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                done.put((number, self.exchange(*request, largest)))
-            except Exception as error:  # whatever it is, somebody waits for it
-                done.put((number, error))
 
     def exchange(self, method: str, path: str, content: dict | None, largest: int) -> Reply:
         """Send one request and receive what the server replies."""

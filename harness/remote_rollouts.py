@@ -157,22 +157,21 @@ class RolloutServer:
         """(B, T): the server's log-probs of these tokens. It gets them as the end of a prompt:
         with `echo`, vLLM and SGLang tell those of the prompt, and then of one token behind it."""
         limits = Limits(1, 1, self.policy.model.config.vocab_size, ())
-        lengths = known.length.tolist()
-        requests, starts = [], []
-        for group, ids, length in zip(known.group.tolist(), known.ids.tolist(), lengths):
-            prompt = known.prompt_ids[group]
-            content = self.request(prompt + ids[:length], limits, 0)
+        prompts = [known.prompt_ids[group] for group in known.group.tolist()]
+        answers = [ids[row].tolist() for ids, row in zip(known.ids, known.mask)]
+        requests = []
+        for prompt, answer in zip(prompts, answers):
+            content = self.request(prompt + answer, limits, 0)
             requests.append(("POST", "/v1/completions", {**content, "echo": True, "logprobs": 1}))
-            starts.append(len(prompt))
         scores = torch.zeros_like(known.log_prob)
         for row, response in enumerate(self.client.all(requests)):
             choices = response.get("choices")
             values = log_probs_of(choices[0] if isinstance(choices, list) and choices else None)
-            values = values[starts[row]:][:lengths[row]]
-            flaw = flaw_of_log_probs(values, lengths[row])
+            values = values[len(prompts[row]):][:len(answers[row])]
+            flaw = flaw_of_log_probs(values, len(answers[row]))
             if flaw:
                 raise self.client.error(f"a prompt that it should score {flaw}")
-            scores[row, :lengths[row]] = torch.tensor(values, device=scores.device)
+            scores[row, :len(values)] = torch.tensor(values, device=scores.device)
         return scores
 
     def sample(self, problems: list, answers: int, seed: int) -> Rollouts:

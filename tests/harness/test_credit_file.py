@@ -79,12 +79,6 @@ def test_a_hole_in_the_files_of_older_runs_is_noticed(tmp_path):
                                  "No such file or directory")
 
 
-def test_files_with_other_columns_are_not_put_together(tmp_path):
-    write(tmp_path)
-    write(tmp_path, rank=1, true_credit=np.zeros(8, np.float32))
-    assert "only one of them has the column true_credit" in refusal(tmp_path)
-
-
 def test_without_rank_0_only_the_last_step_is_being_written(of_three):
     credit_path(of_three, 2).unlink()
     assert credit_steps(of_three) == [1]
