@@ -118,7 +118,6 @@ def test_an_error_in_somebodys_code_is_printed_by_every_process():
     rank_1 = ("import os; os.environ.update(WORLD_SIZE='2', RANK='1'); "
               "from engine import errors, processes; processes.PATIENCE = 0; ")
     assert ends(f"{rank_1}raise errors.OwnCodeError('mine')") == (1, "", "name: mine\n")
-    assert ends(f"{rank_1}raise errors.UserError('mine')") == (1, "", "")
 
 
 BEFORE_TORCH = """
