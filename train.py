@@ -26,14 +26,14 @@ from credit.weight import token_weight
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
-from harness.checked import call_method
-from harness.load import answers_from, load_optimizer, load_policy, load_reference
+from harness.load import (TrainerState, answers_from, load_optimizer, load_policy,
+                          load_reference)
 from harness.metrics import Clock, step_metrics
+from harness.own_code import call_method
 from harness.program import run_as_program
 from harness.progress import print_evaluation, say, show_status
 from harness.registry import WHOLE_ANSWERS, make_advantage, make_mitigation
 from harness.run import Run, open_run
-from harness.trainer_state import TrainerState
 
 
 def train(run: Run) -> None:

@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 from analysis.sizes import lengths
 from analysis.vocabulary import text_of
 from engine.labels import KINDS, SECTIONS
-from harness.credit_columns import column_of
-from harness.credit_file import read_columns
+from harness.credit_file import column_of, read_columns
 from engine.errors import UserError
 from harness.files import whole_file
 from engine.tokens import load_tokenizer

@@ -7,8 +7,7 @@ import torch
 from credit.placebo import shuffled_weight
 from engine.rollouts import Rollouts
 from grpo import rescaling
-from harness.checked import call_method, joined, metrics_of, refuse_tokens
-from harness.own_code import place_of
+from harness.own_code import call_method, joined, metrics_of, place_of, refuse_tokens
 
 SIGNED = " (credit with a sign is an advantage: see docs/weightings.md)"
 

@@ -11,7 +11,7 @@ except ImportError:  # Windows keeps no record of peak memory
 import torch
 
 from engine.rollouts import Rollouts
-from harness.checked import joined, metrics_of
+from harness.own_code import joined, metrics_of
 from harness.progress import show_status
 
 

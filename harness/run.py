@@ -26,6 +26,7 @@ from harness.credit_file import step_of
 from harness.files import is_there
 from harness.hints import python_command
 from harness.identity import CHANGEABLE, run_id_of
+from harness.load import TrainerState
 from harness.progress import print_step, say
 from harness.provenance import fingerprints, provenance
 from harness.registry import ADVANTAGES, MITIGATIONS
@@ -34,7 +35,6 @@ from harness.resume import (check_what_is_there, how_far, is_finished, keep_chan
 from harness.run_folder import RunFolder, open_folder, run_config
 from harness.settings import Settings, make_settings
 from harness.stopping import StopRequest
-from harness.trainer_state import TrainerState
 
 
 class Run:

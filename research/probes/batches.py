@@ -19,7 +19,7 @@ from credit.belief import credit_of_beliefs, thought_lengths
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
 from credit.weight import token_weight
-from harness.checked import call_method
+from harness.own_code import call_method
 from harness.registry import make
 from engine.rollouts import Rollouts
 from research.probes.methods import choices, rescaling

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from credit.weight import token_weight
-from harness.checked import call_method
+from harness.own_code import call_method
 from engine.policy import Policy
 from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
 from engine.rollouts import Rollouts
