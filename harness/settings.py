@@ -12,10 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.errors import UserError
-from harness.files import find_folder, is_file, is_there, read_json
+from harness.files import find_folder, is_file, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
-from harness.hints import about_missing_model, hint_for
+from harness.hints import about_missing_model
 from harness.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of,
                               owners_of)
 from harness.run_name import run_name
@@ -209,8 +209,6 @@ def read_files(given: dict) -> tuple[dict, dict]:
 
 def read_values(path: Path, left_out: tuple = ()) -> dict:
     """The settings in a file, which may hold the entries in `left_out` as well."""
-    if is_there(path) and not is_file(path):  # a device would be read without end
-        raise UserError(f"cannot read {path}: it is not a file")
     if path.suffix in (".yaml", ".yml"):
         from harness.earlier_settings import read_earlier_settings
         content = read_earlier_settings(path)
@@ -257,9 +255,8 @@ def refuse_flags_of_others(values: dict, flags: dict[str, Flag], given: dict) ->
             continue
         if owners := owners_of(name):
             axis = "mitigation" if owners[0] in MITIGATIONS else "advantage"
-            hint = f"; elsewhere it means {hint_for(name)} here" if hint_for(name) else ""
             raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is "
-                            f"{values[axis]}{hint}")
+                            f"{values[axis]}")
         raise UserError(f"--{name} is no flag of --task {values['task']}")
 
 

@@ -5,14 +5,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import train
-from conftest import SPOKEN, spoken
+from conftest import SPOKEN
 from countdown_task import Problem
 from harness.credit_file import read_credit
 from engine.errors import UserError
-from engine.forward import with_facts
 from harness.given_pairs import GivenPairs
 from engine.tokens import load_tokenizer
 from runs import SHORT, assert_same_run, lines
@@ -27,17 +25,6 @@ OTHER = {"problem": "2 4 6 2", "chosen": UNFINISHED, "rejected": GOOD}  # agains
 def written(path, *pairs):
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     return str(path)
-
-
-def test_numbers_of_tokens_that_were_not_sampled(policy):
-    """As the model gives them when it is asked for each answer alone."""
-    tokens = spoken(policy)
-    nothing = torch.zeros_like(tokens.log_prob)
-    blank = replace(tokens, log_prob=nothing, entropy=nothing, collision=nothing)
-    found = with_facts(policy.model, blank, 4)
-    for name in ("log_prob", "entropy", "collision"):
-        torch.testing.assert_close(getattr(found, name), getattr(tokens, name), rtol=1e-3,
-                                   atol=1e-4)
 
 
 def test_a_step_takes_pairs_of_the_file(policy, tmp_path):

@@ -30,12 +30,6 @@ def test_a_name_from_another_library_is_told_the_one_here(argv, flag):
     assert f" is called {flag}" in said_of(*argv)
 
 
-def test_a_name_that_a_mitigation_has_too_is_told_both():
-    said = said_of("--epsilon", "0.2")
-    assert "--epsilon belongs to inverse_logprob" in said and "--clip_low" in said
-    assert "elsewhere" not in said_of("--gamma", "0.5")
-
-
 def test_the_table_of_names_holds_no_flag_and_tells_only_flags():
     flags = {*OPTIONS, *choice_flags(), "data", "resume"}
     assert flags & set(HINTS) == {"epsilon"}
