@@ -39,13 +39,15 @@ def read_earlier_settings(path: Path) -> dict:
         if name and not line.startswith(" ") and not value:
             section = name
         elif f"{section}.{name}" in NAMES and line.startswith(" "):
-            settings[NAMES[f"{section}.{name}"]] = value_of(value.strip())
+            settings[NAMES[f"{section}.{name}"]] = value = value_of(value.strip())
+            if name == "betas" and value != [0.9, 0.999]:
+                raise UserError(f"{path}: training.betas should be [0.9, 0.999]: no flag sets it")
         elif name:
             raise UserError(f"{path}, line {number}: {line.strip()[:80]!r} is no setting that is "
                             "known here, as `  name: value` below its `section:`")
     settings.pop(None, None)
     if "data" in settings:  # a folder of parquet files there, a file of JSON lines beside it here
-        settings["data"] = f"{settings['data']}.jsonl"
+        settings["data"] = f"{str(settings['data']).rstrip('/')}.jsonl"
     if "answers" in settings:
         settings["answers"] = answers_to_each(path, **settings)
     return settings

@@ -80,6 +80,7 @@ def test_every_name_is_one_of_a_setting():
 @pytest.mark.parametrize("text, said", [
     ("training:\n  warmup: 3", "line 2: 'warmup: 3' is no setting that is known here"),
     ("training:\n  - 1", "line 2: '- 1' is no setting"), ("seed: 3", "line 1: 'seed: 3' is no"),
+    ("training:\n  betas: [0.9, 0.95]", "training.betas should be [0.9, 0.999]"),
     ("training:\n  batch_size: 64", "64 should be a multiple of num_questions_per_batch None"),
     ("training:\n  batch_size: 20\n  num_questions_per_batch: 8", "20 should be a multiple of"),
     ("training:\n  max_gen_len: many", "--max_new_tokens 'many' should be a whole number")])
