@@ -12,7 +12,7 @@ from conftest import (ASKED, ROOT, SPOKEN, assert_same_gradient, copied, gradien
 from engine.labels import ANSWER
 from credit.weight import token_weight
 from grpo import gradient_size, update
-from harness.checked import call_method
+from harness.own_code import call_method
 from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
 from engine.errors import UserError
 
