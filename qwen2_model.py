@@ -163,12 +163,15 @@ class Attention(nn.Module):
 
 
 def attention(q, k, v, mask=None) -> torch.Tensor:
-    """Softmax attention over (rows, heads, length, head_dim); causal unless a mask is given."""
+    """Softmax attention over (rows, heads, length, head_dim); causal unless a mask (rows, 1,
+    length, keys) is given: there the query heads of one key head are taken as more queries of it.
+    """
     H, K = q.shape[1], k.shape[1]
-    if mask is not None and q.is_cuda:  # the CUDA kernel with a mask wants keys for every head
-        k, v = k.repeat_interleave(H // K, 1), v.repeat_interleave(H // K, 1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None,
-                                          enable_gqa=k.shape[1] != H)
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
+    q = q.unflatten(1, (K, -1)).flatten(2, 3)  # (rows, K, H / K * length, head_dim)
+    attended = F.scaled_dot_product_attention(q, k, v, mask.repeat(1, 1, H // K, 1))
+    return attended.unflatten(2, (H // K, -1)).flatten(1, 2)
 
 
 def causal(layer: int, q, k, v) -> torch.Tensor:

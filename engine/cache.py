@@ -1,223 +1,154 @@
 """The cache of the sampler: keys and values of all earlier tokens, and the attention to them.
 
-Example: prompts p (3 tokens) and r (5 tokens), two answers each, at most 4 new tokens. The model
-has H = 4 query heads, and every 2 of them share one of K = 2 key heads.
+Rows that answer the same prompt stand in blocks of G rows, which share one copy of the prompt.
+Example: prompts p (3 tokens) and r (5 tokens), three answers to p and two to r, G = 2. A block with
+too few answers is filled up with a copy of its first one, whose results nobody reads:
 
-    row          0   1   2   3       R = 4
-    question     0   0   1   1       rows 0 and 1 answer p, rows 2 and 3 answer r
+    row      0   1   2   3   4   5
+    answer   p0  p1  p2 (p2) r0  r1        3 blocks; row 3 is a copy
 
-What is stored, for every layer (keys and values alike):
+For every layer, keys and values are each (blocks, K, P + slots * G, head_dim), K the key heads. A
+block's prompt comes first, padded to P = 5 tokens. Then come the tokens of its rows, slot by slot:
+slot t holds token t of every row. Where the model has 2 query heads for each key head, a block asks
+with G * 2 = 4 queries, and one call of attention serves a whole layer. Its mask in the step that
+feeds token 1 (x is seen, . is not, _ is not written yet):
 
-    prompt_keys  (Q, K, P, head_dim)   = (2, 2, 5, head_dim)   padded on the right
-    keys         (E, slots, head_dim)  = (8, 3, head_dim)      E = R * K pairs: a row, a key head
+                         prompt       slot 0  slot 1  slot 2
+    row 0, both heads    x x x . .    x .     x .     _ _
+    row 1, both heads    x x x . .    . x     . x     _ _
+    row 2, both heads    x x x . .    x .     x .     _ _
+    row 3, both heads    x x x . .    . x     . x     _ _
+    row 4, both heads    x x x x x    x .     x .     _ _
+    row 5, both heads    x x x x x    . x     . x     _ _
 
-Slot t of a pair belongs to token t of its row. There are 3 slots for 4 tokens, because the last
-token is sampled but never fed to the model. The step that feeds token 1 writes slot 1 and sees
-(x is seen, . is padding or not written yet):
+A larger G reads a prompt less often, but G - 1 of G scores in the slots are in vain. So G falls
+while the answers grow (`rows_of_block`). Rows may also go on from within a prompt: then they see
+only its first tokens.
 
-                 prompt        slots
-    row 0        x x x . .     x x .
-    row 1        x x x . .     x x .
-    row 2        x x x x x     x x .
-    row 3        x x x x x     x x .
-
-Pairs are ordered by question, then key head, then answer. So those that meet the same keys of a
-prompt are neighbours. They form a grid (Q, K, G) of G = 2 answers, and one product serves them:
-
-    pair         0   1   2   3   4   5   6   7
-    row          0   1   0   1   2   3   2   3
-    key head     0   0   1   1   0   0   1   1
-
-    queries      (E, H / K, head_dim)        = (8, 2, head_dim)
-      in grid    (Q, K, G * H / K, head_dim) = (2, 2, 4, head_dim)
-    scores       (Q, K, G * H / K, P)        = (2, 2, 4, 5)    with prompt_keys
-                 (E, H / K, slots)           = (8, 2, 3)       with keys
-
-When row 1 leaves, 6 pairs remain, and the grid has two holes. There pair 0 is computed once more,
-and its result is dropped:
-
-    place in grid    0   1   2   3   4   5   6   7
-    pair             0   -   1   -   2   3   4   5
-
-Rows may also go on from within a prompt. Such a row sees only the first tokens of it; `seen` says
-how many. Here rows 2 and 3 go on from the first 4 and the first 2 tokens of r:
-
-                 prompt        slots        seen
-    row 2        x x x x .     x x .        4
-    row 3        x x . . .     x x .        2
+When rows leave or the slots run out, the rows that stay are arranged anew (`arrange`).
 """
 import torch
+import torch.nn.functional as F
 
 from qwen2_model import ModelConfig
 
 FIRST_SLOTS = 32  # the cache begins with so many and grows: most answers end long before the limit
 
 
-class Layout:
-    """Where the E pairs of R rows and K key heads stand, and how tensors get there and back.
-
-    question (R,): which question each row answers, ascending from 0 to Q - 1
-    answers (Q,):  how many rows each question has
-    """
-
-    def __init__(self, question: torch.Tensor, answers: torch.Tensor, key_heads: int):
-        device = question.device
-        self.K = key_heads
-        self.G = int(answers.max())
-        first_row = answers.cumsum(0) - answers
-        answer = torch.arange(len(question), device=device) - first_row[question]
-        head = torch.arange(self.K, device=device)
-        place = (question[:, None] * self.K + head) * self.G + answer[:, None]  # (R, K)
-        place = place.flatten()
-        self.order = place.argsort()      # (E,) which of the flat (R, K) each pair is
-        self.back = self.order.argsort()  # (E,) the inverse: which pair each of (R, K) is
-        self.place = place[self.order]    # (E,) the place of each pair in the grid
-        self.pair = torch.zeros(len(answers) * self.K * self.G, dtype=torch.long, device=device)
-        self.pair[self.place] = torch.arange(len(place), device=device)  # a hole keeps 0
-        self.has_holes = len(self.place) < len(self.pair)
-
-    def rows_to_pairs(self, x: torch.Tensor) -> torch.Tensor:
-        """(R, K * n, m) -> (E, n, m)"""
-        return x.reshape(len(self.order), -1, x.shape[-1]).index_select(0, self.order)
-
-    def pairs_to_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """(E, n, m) -> (R, K * n, m)"""
-        return x.index_select(0, self.back).view(-1, self.K * x.shape[1], x.shape[2])
-
-    def pairs_to_grid(self, x: torch.Tensor) -> torch.Tensor:
-        """(E, n, m) -> (Q, K, G * n, m)"""
-        by_place = x.index_select(0, self.pair) if self.has_holes else x
-        return by_place.unflatten(0, (-1, self.K, self.G)).flatten(2, 3)
-
-    def grid_to_pairs(self, x: torch.Tensor) -> torch.Tensor:
-        """(Q, K, G * n, m) -> (E, n, m)"""
-        by_place = x.unflatten(2, (self.G, -1)).flatten(0, 2)
-        return by_place.index_select(0, self.place) if self.has_holes else by_place
-
-
 class Cache:
-    """Keys and values of Q prompts and of the R rows that answer them.
+    """Keys and values of R rows in blocks of G, and of the prompts that they answer.
 
-    Fill it with `show_prompts` and, a layer after the other, `add_prompts`. Then steps follow:
-    after `set_window` and `set_slot` the model calls `attend` in every layer. Between steps `keep`
-    lets rows leave, and `set_window` makes room for more tokens.
-
-    During a step only the content of tensors changes, never their place in memory: a CUDA graph
+    First `arrange`, and `add_prompts` for one layer after the other. Then steps follow: after
+    `set_window`, each calls `open_slot`, `attend` in every layer, and `close_slot`. Between two
+    arrangements only the content of tensors changes, never their place in memory: a CUDA graph
     repeats what it recorded at the same addresses.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, question: torch.Tensor,
-                 slots: int):
-        """`slots` is the most that a row may need."""
-        pairs = len(question) * config.num_key_value_heads
-        self.most_slots = slots
-        shape = (config.num_hidden_layers, pairs, min(slots, FIRST_SLOTS), config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=question.device)
-        self.values = torch.zeros(shape, dtype=dtype, device=question.device)
-        self.prompt_keys = []    # of each layer (Q, K, P, head_dim)
-        self.prompt_values = []
-        self.seen = None         # (R,) how many tokens of its prompt each row sees
-        self.unseen = None       # (Q, 1, G, 1, P) to be added to scores: -inf if not seen, else 0
-        self.arrange(question, config.num_key_value_heads)
-        self.end = 0
-        self.ahead = False
-        self.slot = None         # (1,)
-        self.unwritten = None    # (end,) to be added to scores: -inf after the slot, else 0
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int):
+        self.heads = config.num_attention_heads // config.num_key_value_heads  # for each key head
+        self.dtype = dtype
+        self.P = longest_prompt
+        self.G = 1
+        self.slots = 0
+        self.keys = []       # of each layer (blocks, K, P + slots * G, head_dim)
+        self.values = []
+        self.mask = None     # (blocks, 1, G * heads, P + slots * G): 0 where seen, -inf elsewhere
+        self.columns = None  # (G,) where the tokens of the present slot stand
+        self.own = None      # (blocks, 1, G * heads, G): the mask of a slot
+        self.end = 0         # the steps look at what stands before it
 
-    def show_prompts(self, seen: torch.Tensor, longest: int) -> None:
-        """Let each row see its first `seen` (R,) tokens of a prompt; P is `longest`."""
-        self.seen = seen
-        self.hide_unseen(longest)
+    def add_prompts(self, keys: torch.Tensor, values: torch.Tensor, prompt: torch.Tensor) -> None:
+        """The next layer of the prompts (Q, K, P, head_dim); row r answers prompt[r]."""
+        for stored, new in ((self.keys, keys), (self.values, values)):
+            of_blocks = new[prompt[::self.G]]
+            stored.append(F.pad(of_blocks, (0, 0, 0, self.slots * self.G)))
 
-    def hide_unseen(self, longest: int) -> None:
-        """Make the mask `unseen` in the order of the grid; a hole sees only the first token."""
-        layout = self.layout
-        of_heads = self.seen[:, None, None].expand(-1, layout.K, 1)           # (R, K, 1)
-        seen = torch.ones_like(layout.pair)                                   # (Q * K * G,)
-        seen[layout.place] = layout.rows_to_pairs(of_heads).flatten()
-        seen = seen.view(-1, layout.K, layout.G)[:, :1, :, None, None]        # (Q, 1, G, 1, 1)
-        is_unseen = torch.arange(longest, device=seen.device) >= seen         # (Q, 1, G, 1, P)
-        zeros = torch.zeros(is_unseen.shape, device=seen.device)
-        self.unseen = zeros.masked_fill(is_unseen, float("-inf"))
+    def arrange(self, rows: torch.Tensor, seen: torch.Tensor, G: int, slots: int,
+                written: int) -> None:
+        """Let place r be taken by what is row rows[r] now, in blocks of G, with room for `slots`.
 
-    def add_prompts(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep the next layer's keys and values (Q, K, P, head_dim), contiguous to read fast."""
-        self.prompt_keys.append(keys.contiguous())
-        self.prompt_values.append(values.contiguous())
-
-    def set_window(self, end: int, ahead: bool) -> None:
-        """Let the coming steps look at slots 0 to end - 1.
-
-        With `ahead`, some of these are written only by a later one of the steps.
+        seen (R,):  how many tokens of its prompt each row sees
+        written:    how many slots have been written
         """
-        self.end = end
-        self.ahead = ahead
-        if end > self.keys.shape[2]:
-            slots = min(max(end, 2 * self.keys.shape[2]), self.most_slots)
-            self.keys = self.with_slots(self.keys, slots)
-            self.values = self.with_slots(self.values, slots)
+        for stored in (self.keys, self.values):
+            for layer in range(len(stored)):
+                stored[layer] = self.moved(stored[layer], rows, G, slots, written)
+        self.G = G
+        self.slots = slots
+        self.columns = self.P + (written - 1) * G + torch.arange(G, device=seen.device)
+        self.make_mask(seen, written)
 
-    def with_slots(self, stored: torch.Tensor, slots: int) -> torch.Tensor:
-        """(layers, E, slots, head_dim): what is stored of the E pairs, with room for more slots."""
-        layers, _, old_slots, size = stored.shape
-        pairs = len(self.layout.order)
-        larger = stored.new_zeros(layers, pairs, slots, size)
-        larger[:, :, :old_slots] = stored[:, :pairs]
-        return larger
+    def moved(self, old: torch.Tensor, rows, G: int, slots: int, written: int) -> torch.Tensor:
+        """Keys or values of one layer after `arrange`."""
+        block, place = rows // self.G, rows % self.G
+        P = self.P
+        _, K, _, size = old.shape
+        new = old.new_zeros(len(rows) // G, K, P + slots * G, size)
+        new[:, :, :P] = old[block[::G], :, :P]
+        old_slots = old[:, :, P:P + written * self.G].unflatten(2, (written, self.G))
+        of_rows = old_slots[block, :, :, place]  # (R, K, written, head_dim)
+        new_slots = new[:, :, P:P + written * G].unflatten(2, (written, G))
+        new_slots.copy_(of_rows.unflatten(0, (-1, G)).permute(0, 2, 3, 1, 4))
+        return new
 
-    def set_slot(self, slot: torch.Tensor) -> None:
-        """Let this step write the slot (1,), and see no slot after it."""
-        self.slot = slot
-        if self.ahead:
-            slots = torch.arange(self.end, device=slot.device)
-            zeros = torch.zeros_like(slots, dtype=torch.float32)
-            self.unwritten = zeros.masked_fill(slots > slot, float("-inf"))
+    def make_mask(self, seen: torch.Tensor, written: int) -> None:
+        """The mask before the next slot is written."""
+        blocks, P, G = len(seen) // self.G, self.P, self.G
+        # a GPU's kernel asks for lines that begin at multiples of 16 numbers
+        width = -(-(P + self.slots * G) // 16) * 16
+        hidden = torch.full((blocks, G, width), float("-inf"), dtype=self.dtype, device=seen.device)
+        in_prompt = torch.arange(P, device=seen.device) < seen.view(blocks, G, 1)
+        own = torch.eye(G, dtype=torch.bool, device=seen.device)
+        self.own = hidden[..., :G].masked_fill(own, 0)
+        hidden[..., :P].masked_fill_(in_prompt, 0)
+        hidden[..., P:P + written * G].unflatten(2, (written, G)).masked_fill_(own[:, None], 0)
+        self.own, self.mask = (mask.repeat_interleave(self.heads, 1)[:, None]
+                               for mask in (self.own, hidden))
+
+    def set_window(self, end: int) -> None:
+        """Let the coming steps look at slots 0 to end - 1, of those that are written by then."""
+        self.end = self.P + end * self.G
+
+    def open_slot(self) -> None:
+        """Go on to the next slot, where every row sees its own token."""
+        self.columns += self.G
+        self.mask.index_copy_(3, self.columns, self.own)
 
     def attend(self, layer: int, q, k, v) -> torch.Tensor:
         """(R, H, head_dim): each row's queries, one softmax over its prompt's and its own keys."""
-        layout = self.layout
-        q = layout.rows_to_pairs(q * q.shape[-1] ** -0.5)         # (E, H / K, head_dim)
-        keys = self.write(self.keys[layer], k)                    # (E, end, head_dim)
+        keys = self.write(self.keys[layer], k)
         values = self.write(self.values[layer], v)
-        slot_scores = q @ keys.transpose(1, 2)                    # (E, H / K, end)
-        if self.ahead:
-            slot_scores = slot_scores + self.unwritten
-        prompt_scores = layout.pairs_to_grid(q) @ self.prompt_keys[layer].transpose(2, 3)
-        prompt_scores.unflatten(2, (layout.G, -1)).add_(self.unseen)
-        prompt_scores = layout.grid_to_pairs(prompt_scores)       # (E, H / K, P)
-        P = prompt_scores.shape[-1]
-        scores = torch.cat([prompt_scores, slot_scores], -1)
-        weight = scores.softmax(-1, dtype=torch.float32).type_as(v)
-        from_slots = weight[..., P:] @ values                     # (E, H / K, head_dim)
-        from_prompt = layout.pairs_to_grid(weight[..., :P]) @ self.prompt_values[layer]
-        return layout.pairs_to_rows(from_slots + layout.grid_to_pairs(from_prompt))
+        mask = self.mask[..., :self.end]
+        R, H, size = q.shape
+        q = q.reshape(R // self.G, self.G, -1, self.heads, size).transpose(1, 2).flatten(2, 3)
+        attended = F.scaled_dot_product_attention(q, keys, values, mask)  # (blocks, K, G * heads, )
+        return attended.unflatten(2, (self.G, self.heads)).transpose(1, 2).reshape(R, H, size)
 
     def write(self, stored: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Store the keys or values (R, K, head_dim) of the new tokens in their slot, and return the
-        slots 0 to end - 1 of all pairs: (E, end, head_dim)."""
-        pairs = self.layout.rows_to_pairs(new)
-        stored = stored[:len(pairs)]
-        stored.index_copy_(1, self.slot, pairs)
-        return stored[:, :self.end]
+        """Store the keys or values (R, K, head_dim) of the new tokens, and return what the step
+        looks at: (blocks, K, end, head_dim)."""
+        stored.index_copy_(2, self.columns, new.unflatten(0, (-1, self.G)).transpose(1, 2))
+        return stored[:, :, :self.end]
 
-    def keep(self, stay: torch.Tensor) -> None:
-        """Drop the rows where `stay` (R,) is False, and the prompts that no row answers any more.
 
-        The pairs that stay move up. The memory behind them stays allocated and is not read again.
-        """
-        pairs = stay[self.layout.order // self.layout.K].nonzero().squeeze(1)
-        for stored in (*self.keys, *self.values):  # a layer at a time
-            stored[:len(pairs), :self.end] = stored[:, :self.end].index_select(0, pairs)
-        remaining = self.arrange(self.question[stay], self.layout.K)
-        if len(remaining) < len(self.unseen):
-            self.prompt_keys = [keys[remaining] for keys in self.prompt_keys]
-            self.prompt_values = [values[remaining] for values in self.prompt_values]
-        self.show_prompts(self.seen[stay], self.unseen.shape[-1])
+def rows_of_block(answers: list[int], P: int, slots: int) -> int:
+    """G for prompts of P tokens with so many answers each: the largest with G^2 slots <= 24 P that
+    fills up blocks with few copies."""
+    for G in (4, 2):
+        places = sum(-(-count // G) * G for count in answers)
+        if G * G * slots <= 24 * P and 16 * places <= 17 * sum(answers):
+            return G
+    return 1
 
-    def arrange(self, question: torch.Tensor, key_heads: int) -> torch.Tensor:
-        """Number these questions (R,) from 0 again and lay out their rows; returns the numbers that
-        the Q questions had before."""
-        old_numbers, self.question, answers = question.unique(return_inverse=True,
-                                                              return_counts=True)
-        self.layout = Layout(self.question, answers, key_heads)
-        return old_numbers
+
+def fill_blocks(answers: torch.Tensor, G: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which row stands at each place of the blocks, and whether it is a copy.
+
+    answers (Q,): how many rows each prompt has, in their order
+    """
+    places = -(-answers // G) * G  # of each prompt
+    first_place = (places.cumsum(0) - places).repeat_interleave(places)
+    first_row = (answers.cumsum(0) - answers).repeat_interleave(places)
+    number = torch.arange(len(first_place), device=answers.device) - first_place  # in its prompt
+    is_copy = number >= answers.repeat_interleave(places)
+    return first_row + number.masked_fill(is_copy, 0), is_copy

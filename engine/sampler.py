@@ -16,7 +16,9 @@ token 1; V is the vocabulary, D the width.
                               1 1 1 1
                               1 1 1 1
 
-Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py.
+Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. No step
+looks at what it sampled: between steps, every few of them, the rows that are done leave. Until then
+they are computed like all others, and in the end each answer is cut after its first stop token.
 
 Answers may also go on from places within a sequence, which is still computed once: its state at
 the place predicts their first token. Here the sequence r0 to r4 is asked for three rows by
@@ -27,23 +29,22 @@ the last one may have any first token but 7:
     prefill    r0 r1 r2 r3 r4               0 1 2 3 4      (5, D) -> (3, V)      from states 4 1 1
     step 1     token 0 of rows 0 1 2        5 2 2          (3, D) -> (3, V)      token 1 of 3 rows
 
-On a GPU a step is recorded as a CUDA graph and replayed. So within a step no shape and no decision
-may depend on what was sampled: a step changes tensors in place, and rows that are done are still
-computed until they leave between two recordings. On a CPU the same step is simply called.
+On a GPU a step is recorded as a CUDA graph and replayed, so within a step no shape and no decision
+may depend on what was sampled, and tensors are changed in place. On a CPU it is simply called.
 """
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn as nn
+import torch.nn.functional as F
 
-from engine.cache import Cache
+from engine.cache import FIRST_SLOTS, Cache, fill_blocks, rows_of_block
 from engine.errors import UserError
+from engine.fused import FusedQwen2
 from engine.packing import SharedPrompts, to_rows
-from engine.sharded import whole_model
 from qwen2_model import Qwen2
 
-STEPS_BETWEEN_DEPARTURES = {"cpu": 1, "cuda": 64}
+STEPS_BETWEEN_DEPARTURES = {"cpu": 4, "cuda": 64}
 
 
 class Start(NamedTuple):
@@ -69,23 +70,21 @@ class Generation:
     collision: torch.Tensor  # (B, T) float32
 
     @classmethod
-    def empty(cls, B: int, T: int, device) -> "Generation":
-        return cls(tokens=torch.zeros(B, T, dtype=torch.long, device=device),
-                   mask=torch.zeros(B, T, dtype=torch.bool, device=device),
-                   finished=torch.zeros(B, dtype=torch.bool, device=device),
-                   log_prob=torch.zeros(B, T, device=device),
-                   entropy=torch.zeros(B, T, device=device),
-                   collision=torch.zeros(B, T, device=device))
+    def of_tokens(cls, tokens, facts, limits: torch.Tensor, stop: torch.Tensor) -> "Generation":
+        """Cut each row of tokens (B, T) and of facts (3, B, T) after its first stop token, or at
+        its limit (B,)."""
+        is_stop = torch.isin(tokens, stop)
+        stopped_before = is_stop.cumsum(1) > is_stop.long()
+        below_limit = torch.arange(tokens.shape[1], device=tokens.device) < limits[:, None]
+        mask = below_limit & ~stopped_before
+        facts = facts.masked_fill(~mask, 0)
+        return cls(tokens * mask, mask, (is_stop & mask).any(1), *facts)
 
-    def record(self, rows, live, t, token, distribution: "Distribution", stop) -> None:
-        """Write token t of these rows, or 0 where a row is no longer live."""
-        log_prob, entropy, collision = distribution.facts(token)
-        self.tokens[rows, t] = token * live
-        self.mask[rows, t] = live
-        self.log_prob[rows, t] = log_prob * live
-        self.entropy[rows, t] = entropy * live
-        self.collision[rows, t] = collision * live
-        self.finished[rows] |= (token[:, None] == stop).any(1) & live
+    @classmethod
+    def empty(cls, B: int, T: int, device) -> "Generation":
+        tokens = torch.zeros(B, T, dtype=torch.long, device=device)
+        nothing = torch.zeros(B, dtype=torch.long, device=device)
+        return cls.of_tokens(tokens, torch.zeros(3, B, T, device=device), nothing, nothing)
 
 
 class Distribution:
@@ -129,7 +128,6 @@ class Distribution:
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn, and which of them end an answer."""
-    uniform: torch.Tensor  # (B, T) a random number in [0, 1) for every token of every answer
     stop: torch.Tensor     # ids of the stop tokens
     temperature: float
     greedy: bool
@@ -137,105 +135,127 @@ class Sampling:
 
 @dataclass
 class Rows:
-    """The R answers that are still growing."""
-    index: torch.Tensor          # (R,) which answer, as a row of the Generation
-    prompt_length: torch.Tensor  # (R,) how many tokens of its prompt it sees
-    limit: torch.Tensor          # (R,) the most tokens it may have
-    token: torch.Tensor          # (R,) the token sampled last
-    done: torch.Tensor           # (R,) bool
+    """The R answers that are still growing, by prompt. Some are copies, which fill up a block of
+    the cache: they are computed like the others, and nobody reads what they draw."""
+    answer: torch.Tensor    # (R,) which row of the Generation each is; B for a copy
+    prompt: torch.Tensor    # (R,) ascending
+    seen: torch.Tensor      # (R,) how many tokens of its prompt it sees
+    limit: torch.Tensor     # (R,) the most tokens it may have
+    token: torch.Tensor     # (R,) the token sampled last
+    position: torch.Tensor  # (R,) of that token
+    done: torch.Tensor      # (R,) bool; copies are
 
-    @classmethod
-    def of_starts(cls, starts: list[Start], limits: list[int], numbers: range, device) -> "Rows":
-        """The rows with these numbers, those of one prompt side by side for the cache."""
-        order = sorted(numbers, key=lambda row: starts[row].prompt)
-        index = torch.tensor(order, device=device)
-        return cls(index=index,
-                   prompt_length=torch.tensor([starts[row].seen for row in order], device=device),
-                   limit=torch.tensor([limits[row] for row in order], device=device),
-                   token=torch.zeros_like(index),
-                   done=torch.zeros_like(index, dtype=torch.bool))
-
-    def keep(self, stay: torch.Tensor) -> "Rows":
-        return Rows(**{name: values[stay] for name, values in vars(self).items()})
+    def take(self, rows: torch.Tensor) -> "Rows":
+        return Rows(**{name: values[rows] for name, values in vars(self).items()})
 
 
 class Decoding:
     """Answers being sampled: `prefill` samples the first token of every row, each `step` one more.
 
-    `result` is filled in place. `t` is the index of the next token, a tensor because a CUDA graph
-    must read it from memory.
+    What is drawn goes into tables of T lines with B + 1 columns: a line for each token, a column
+    for each answer, the last column for copies. They are kept flat, with token t at `line`.
     """
 
-    def __init__(self, model: Qwen2, rows: Rows, cache: Cache, sampling: Sampling,
-                 result: Generation):
+    def __init__(self, model: FusedQwen2, rows: Rows, cache: Cache, uniform: torch.Tensor,
+                 sampling: Sampling):
+        B, T = uniform.shape
         self.model = model
         self.rows = rows
         self.cache = cache
         self.sampling = sampling
-        self.result = result
-        self.t = torch.zeros(1, dtype=torch.long, device=model.device)
+        self.columns = B + 1
+        self.line = torch.zeros(1, dtype=torch.long, device=uniform.device)
+        self.uniform = F.pad(uniform.t(), (0, 1)).flatten()  # a random number in [0, 1) for each
+        self.tokens = torch.zeros(T * self.columns, dtype=torch.long, device=uniform.device)
+        self.facts = torch.zeros(T * self.columns, 3, device=uniform.device)
 
     def prefill(self, prompts: list[list[int]], without: torch.Tensor | None = None) -> None:
         """Compute every prompt once, keep its keys and values, sample token 0 of every row.
 
-        without: (R,) for each row a token that may not come first, or -1
+        without: (B + 1,) for each answer a token that may not come first, or -1
         """
-        device = self.model.device
+        rows, device = self.rows, self.uniform.device
         lengths = [len(prompt) for prompt in prompts]
         packed = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long, device=device))
-        self.cache.show_prompts(self.rows.prompt_length, max(lengths))
 
         def attend(layer, q, k, v):
-            self.cache.add_prompts(to_rows(k, packed.prompts), to_rows(v, packed.prompts))
+            keys, values = to_rows(k, packed.prompts), to_rows(v, packed.prompts)
+            self.cache.add_prompts(keys, values, rows.prompt)
             return packed(layer, q, k, v)
 
         ids = torch.tensor(sum(prompts, []), device=device)
-        hidden = self.model.model(ids, packed.positions, attend)   # (N, D)
-        last_seen = packed.prompts[self.cache.question, self.rows.prompt_length - 1]  # (R,)
-        self.sample(hidden[last_seen], without)
+        hidden = self.model.hidden(ids, packed.positions, attend)           # (N, D)
+        last_seen = packed.prompts[rows.prompt, rows.seen - 1]              # (R,)
+        self.sample(hidden[last_seen], None if without is None else without[rows.answer])
 
     def step(self) -> None:
         """Feed the last token of every row, sample the next. A CUDA graph can record this."""
-        slot = self.t - 1
-        self.cache.set_slot(slot)
-        positions = self.rows.prompt_length + slot
-        self.sample(self.model.model(self.rows.token, positions, self.cache.attend))
+        rows = self.rows
+        rows.position += 1
+        self.cache.open_slot()
+        self.sample(self.model.hidden(rows.token, rows.position, self.cache.attend))
 
     def sample(self, hidden: torch.Tensor, without: torch.Tensor | None = None) -> None:
-        """Draw and record token t of every row, from the state (R, D) that predicts it."""
+        """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         rows, sampling = self.rows, self.sampling
         distribution = Distribution(self.model.logits(hidden))  # (R, V)
         allowed = distribution if without is None else distribution.without(without)
-        uniform = sampling.uniform[rows.index, self.t]
+        place = self.line + rows.answer
+        uniform = self.uniform.index_select(0, place)
         rows.token.copy_(allowed.pick(uniform, sampling.temperature, sampling.greedy))
-        self.result.record(rows.index, ~rows.done, self.t, rows.token, distribution, sampling.stop)
-        rows.done.copy_(self.result.finished[rows.index] | (self.t + 1 >= rows.limit))
-        self.t += 1
+        self.tokens.index_copy_(0, place, rows.token)
+        self.facts.index_copy_(0, place, torch.stack(distribution.facts(rows.token), 1))
+        self.line += self.columns
 
-    def leave(self) -> None:
-        """Drop the rows that are done."""
-        stay = ~self.rows.done
-        self.rows = self.rows.keep(stay)
-        self.cache.keep(stay)
+    def find_done(self, t: int, count: int) -> None:
+        """Mark the rows that have t tokens or more than they may, or that drew a stop token in the
+        last `count` steps."""
+        rows = self.rows
+        drawn = self.tokens.view(-1, self.columns)[t - count:t, rows.answer]  # (count, R)
+        rows.done |= torch.isin(drawn, self.sampling.stop).any(0) | (rows.limit <= t)
+
+    def arrange(self, slots: int, written: int) -> None:
+        """Drop the rows that are done, put the others into blocks of the cache, with room for
+        `slots` tokens each; `written` of them are there already."""
+        stay = (~self.rows.done).nonzero().squeeze(1)
+        prompt = self.rows.prompt[stay]
+        answers = prompt.unique_consecutive(return_counts=True)[1]
+        G = rows_of_block(answers.tolist(), self.cache.P, slots)
+        row, is_copy = fill_blocks(answers, G)
+        self.rows = self.rows.take(stay[row])
+        self.rows.answer[is_copy] = self.columns - 1
+        self.rows.done |= is_copy
+        self.cache.arrange(stay[row], self.rows.seen, G, slots, written)
+
+    def result(self, limits: torch.Tensor) -> Generation:
+        """limits (B,): the most tokens of each answer; 0 if it was not asked for."""
+        tokens = self.tokens.view(-1, self.columns)[:, :-1].t()                # (B, T)
+        facts = self.facts.view(-1, self.columns, 3)[:, :-1].permute(2, 1, 0)  # (3, B, T)
+        return Generation.of_tokens(tokens, facts, limits, self.sampling.stop)
 
 
 def step_until_done(decoding: Decoding, longest: int) -> None:
     """Sample tokens 1 to longest - 1, or stop when every row is done.
 
-    Rows leave once an eighth of them are done, since every departure moves the cache.
+    Rows leave once an eighth of them are done, since a departure moves the cache.
     """
-    device = decoding.model.device
-    t = 1  # token 0 came with the prefill
+    cache = decoding.cache
+    device = decoding.line.device
+    t = count = 1  # token 0 came with the prefill
     while t < longest:
+        decoding.find_done(t, count)
         rows = len(decoding.rows.done)
         done = int(decoding.rows.done.sum())
         if done == rows:
             return
-        if 8 * done >= rows:
-            decoding.leave()
         count = min(STEPS_BETWEEN_DEPARTURES[device.type], longest - t)
-        last_written = t + count - 2  # the last of these steps feeds this token
-        decoding.cache.set_window(last_written + 1, ahead=count > 1)
+        needed = t + count - 1  # slots: the last of these steps feeds token t + count - 2
+        slots = cache.slots
+        if needed > slots:
+            slots = min(max(needed, 2 * slots), longest - 1)
+        if 8 * done >= rows or slots > cache.slots:
+            decoding.arrange(slots, written=t - 1)
+        cache.set_window(needed)
         repeat(decoding.step, count, device)
         t += count
 
@@ -262,44 +282,6 @@ def repeat(step, count: int, device) -> None:
         step()  # recorded, not carried out
     for _ in range(count - 1):
         graph.replay()
-
-
-def copy_for_sampling(model: Qwen2) -> Qwen2:
-    """A copy of the model, its matrices in the layout in which they are multiplied fastest.
-
-    They are cast to the compute type here, once, and not in every step. On a CPU they are
-    column-major, which suits products with few rows; the embeddings stay row-major, since rows are
-    looked up there. What needs no change is shared, not copied.
-    """
-    embeddings = model.model.embed_tokens.weight
-    parameters = {}
-    for name, parameter in model.named_parameters():
-        fast = parameter.detach()
-        if parameter.dim() == 2:
-            fast = fast.to(model.compute_dtype)
-            if fast.device.type == "cpu" and parameter is not embeddings:
-                fast = fast.t().contiguous().t()
-        parameters[name] = nn.Parameter(fast, requires_grad=False)
-    return with_parameters(model, parameters)
-
-
-def with_parameters(module: nn.Module, parameters: dict[str, nn.Parameter],
-                    prefix: str = "") -> nn.Module:
-    """A copy of the module and all inside it that has these parameters, by their full names.
-
-    All else is shared. A new Qwen2 would do as well, but it first draws random numbers for every
-    matrix, which takes as long as the sampling in a short call of `generate`.
-    """
-    copy = module.__new__(type(module))
-    copy.__dict__ = dict(module.__dict__)
-    copy._parameters = {}
-    for name, parameter in module._parameters.items():
-        is_absent = parameter is None  # the bias of a Linear without one
-        copy._parameters[name] = None if is_absent else parameters[prefix + name]
-    copy._modules = {}
-    for name, child in module._modules.items():
-        copy._modules[name] = with_parameters(child, parameters, f"{prefix}{name}.")
-    return copy
 
 
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int],
@@ -329,46 +311,43 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
         stop_ids = model.config.stop_ids
     if share is None:
         share = range(len(starts))
-    model = whole_model(model)  # all processes have to call it, those with an empty share, too
-    result = Generation.empty(len(starts) * answers, max(limits), model.device)
-    if share:
-        uniform = random_numbers(result.mask.shape, seed, model.device)
-        stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
-        sampling = Sampling(uniform, stop, temperature, greedy)
-        numbers = range(share.start * answers, share.stop * answers)
-        decode(model, prompts, repeated(starts, answers), repeated(limits, answers), numbers,
-               sampling, result)
-    return result
+    # all processes have to make it, those with an empty share, too
+    fused = FusedQwen2(model, longest=max(map(len, prompts)) + max(limits))
+    starts = [start for start in starts for _ in range(answers)]
+    limits = [limit for limit in limits for _ in range(answers)]
+    asked = range(share.start * answers, share.stop * answers)
+    # drawn on the CPU: the same ones whatever the device is
+    chance = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(len(starts), max(limits), generator=chance).to(model.device)
+    if not asked:
+        return Generation.empty(*uniform.shape, model.device)
+    stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
+    with torch.inference_mode():  # cheaper than no_grad
+        decoding = decode(fused, prompts, starts, limits, asked, uniform,
+                          Sampling(stop, temperature, greedy))
+    limits = [limit if row in asked else 0 for row, limit in enumerate(limits)]
+    return decoding.result(torch.tensor(limits, device=model.device))
 
 
-def random_numbers(shape: torch.Size, seed: int, device) -> torch.Tensor:
-    """Uniform in [0, 1), drawn on the CPU: the same ones whatever the device is."""
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).to(device)
-
-
-def repeated(values: list, count: int) -> list:
-    """a b -> a a a b b b"""
-    result = []
-    for value in values:
-        result += [value] * count
-    return result
-
-
-def decode(model: Qwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
-           numbers: range, sampling: Sampling, result: Generation) -> None:
-    """Fill in the rows with these numbers. Only the prompts that they go on from are computed."""
-    fast_model = copy_for_sampling(model)
-    # cheaper than no_grad; `result` was made outside, so autograd can use it like any tensor
-    with torch.inference_mode():
-        rows = Rows.of_starts(starts, limits, numbers, model.device)
-        prompt = torch.tensor([start.prompt for start in starts], device=model.device)[rows.index]
-        without = torch.tensor([start.without for start in starts], device=model.device)
-        longest = result.mask.shape[1]
-        cache = Cache(model.config, model.compute_dtype, prompt, slots=longest - 1)
-        decoding = Decoding(fast_model, rows, cache, sampling, result)
-        needed = [prompts[number] for number in prompt.unique().tolist()]
-        decoding.prefill(needed, without[rows.index] if (without >= 0).any() else None)
-        step_until_done(decoding, longest)
+def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
+           asked: range, uniform: torch.Tensor, sampling: Sampling) -> Decoding:
+    """Sample the rows that are asked for. Only the prompts that they go on from are computed."""
+    device, longest = uniform.device, uniform.shape[1]
+    needed = sorted({starts[row].prompt for row in asked})
+    number_of = {prompt: number for number, prompt in enumerate(needed)}
+    order = sorted(asked, key=lambda row: starts[row].prompt)
+    columns = [(row, number_of[starts[row].prompt], starts[row].seen, limits[row]) for row in order]
+    answer, prompt, seen, limit = torch.tensor(columns, device=device).unbind(1)
+    rows = Rows(answer, prompt, seen, limit, token=torch.zeros_like(answer), position=seen - 1,
+                done=torch.zeros_like(answer, dtype=torch.bool))
+    prompts = [prompts[prompt] for prompt in needed]
+    cache = Cache(model.config, model.dtype, max(map(len, prompts)))
+    decoding = Decoding(model, rows, cache, uniform, sampling)
+    decoding.arrange(min(longest - 1, FIRST_SLOTS), written=0)
+    without = torch.tensor([start.without for start in starts] + [-1], device=device)
+    decoding.prefill(prompts, without if (without >= 0).any() else None)
+    step_until_done(decoding, longest)
+    return decoding
 
 
 def check_request(model: Qwen2, starts: list[Start], limits: list[int], answers: int,

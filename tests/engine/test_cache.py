@@ -2,12 +2,13 @@
 import pytest
 import torch
 
-from engine.cache import Cache, Layout
+from engine.cache import Cache, fill_blocks, rows_of_block
 from qwen2_model import ModelConfig
 
-TOKENS = 20  # p0 p1 p2, r0 to r4, then 3 slots for each of 4 rows
+TOKENS = 26  # p0 p1 p2, r0 to r4, then 3 slots for each of 6 rows
 CONFIG = ModelConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                      num_attention_heads=4, num_key_value_heads=2, head_dim=TOKENS)
+P, R = [0, 1, 2], [3, 4, 5, 6, 7]
 
 
 def token_values(tokens):
@@ -16,20 +17,20 @@ def token_values(tokens):
     return torch.stack([one_hot, 2 * one_hot], 1)
 
 
-def docstring_example(seen=None):
-    """Two prompts of 3 and 5 tokens, two answers each, 3 slots; keys are 0, so scores are equal."""
-    cache = Cache(CONFIG, torch.float32, question=torch.tensor([0, 0, 1, 1]), slots=3)
+def docstring_example(slots=3, seen=(3, 3, 3, 3, 5, 5)):
+    """Prompts of 3 and 5 tokens, blocks of 2 rows; keys are 0, so scores are equal."""
+    cache = Cache(CONFIG, torch.float32, longest_prompt=5)
+    cache.arrange(torch.arange(6), torch.tensor(seen), G=2, slots=slots, written=0)
     places = torch.tensor([[0, 1, 2, 0, 0], [3, 4, 5, 6, 7]])
-    cache.show_prompts(torch.tensor([3, 3, 5, 5]) if seen is None else seen, longest=5)
     values = token_values(places.flatten()).unflatten(0, (2, 5)).transpose(1, 2)
-    cache.add_prompts(torch.zeros_like(values), values)
+    cache.add_prompts(torch.zeros_like(values), values, torch.tensor([0, 0, 0, 0, 1, 1]))
     return cache
 
 
-def feed(cache, rows, token, window, ahead):
-    """Feed this token of these rows. (rows, TOKENS): the tokens that each row saw."""
-    cache.set_window(window, ahead)
-    cache.set_slot(torch.tensor([token]))
+def feed(cache, rows, token, window):
+    """Feed this token of these rows: the tokens that each row saw."""
+    cache.set_window(window)
+    cache.open_slot()
     own = torch.tensor([8 + 3 * row + token for row in rows])
     keys = torch.zeros(len(rows), 2, TOKENS)
     mixed = cache.attend(0, torch.zeros(len(rows), 4, TOKENS), keys, token_values(own))
@@ -42,79 +43,64 @@ def feed(cache, rows, token, window, ahead):
     return [row.nonzero().flatten().tolist() for row in sees]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_who_sees_whom_is_what_the_docstring_says(ahead):
+def visible(row, tokens):
+    """What a row sees of prompt and answer when it has so many tokens."""
+    return (P if row < 4 else R) + [8 + 3 * row + token for token in range(tokens)]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_who_sees_whom_is_what_the_docstring_says(window):
     """Also where the window has slots that are not written yet."""
-    cache, p, r = docstring_example(), [0, 1, 2], [3, 4, 5, 6, 7]
-    everyone, window = [0, 1, 2, 3], (lambda token: 3 if ahead else token + 1)
-    assert feed(cache, everyone, 0, window(0), ahead) == [p + [8], p + [11], r + [14], r + [17]]
-    sees = feed(cache, everyone, 1, window(1), ahead)
-    assert sees == [p + [8, 9], p + [11, 12], r + [14, 15], r + [17, 18]]
-    cache.keep(torch.tensor([True, False, True, True]))
-    sees = feed(cache, [0, 2, 3], 2, 3, False)
-    assert sees == [p + [8, 9, 10], r + [14, 15, 16], r + [17, 18, 19]]
+    cache, everyone = docstring_example(), range(6)
+    for token in range(3):
+        sees = feed(cache, everyone, token, window or token + 1)
+        assert sees == [visible(row, token + 1) for row in everyone]
 
 
-def test_the_shapes_of_the_docstring():
+def test_the_picture_of_the_docstring():
     cache = docstring_example()
-    assert cache.keys.shape == cache.values.shape == (1, 8, 3, TOKENS)
-    assert cache.prompt_keys[0].shape == cache.prompt_values[0].shape == (2, 2, 5, TOKENS)
-    assert cache.unseen.shape == (2, 1, 2, 1, 5)
-    layout = cache.layout
-    assert (layout.order // 2).tolist() == [0, 1, 0, 1, 2, 3, 2, 3]  # rows
-    assert (layout.order % 2).tolist() == [0, 0, 1, 1, 0, 0, 1, 1]   # key heads
-    assert layout.place.tolist() == layout.pair.tolist() == list(range(8)) and not layout.has_holes
-    queries = layout.rows_to_pairs(torch.zeros(4, 4, TOKENS))
-    assert queries.shape == (8, 2, TOKENS)
-    assert layout.pairs_to_grid(queries).shape == (2, 2, 4, TOKENS)
+    feed(cache, range(6), 0, 1)
+    feed(cache, range(6), 1, 2)
+    assert cache.keys[0].shape == cache.values[0].shape == (3, 2, 5 + 3 * 2, TOKENS)
+    assert cache.mask.shape == (3, 1, 4, 16)  # lines are padded to a multiple of 16
+    lines = ["".join("x" if seen else "." for seen in line[:11])
+             for line in (cache.mask == 0).flatten(0, 2)[::2]]
+    assert lines == ["xxx..x.x...", "xxx...x.x..", "xxx..x.x...", "xxx...x.x..",
+                     "xxxxxx.x...", "xxxxx.x.x.."]
 
 
-def test_the_grid_of_the_docstring_after_row_1_has_left():
-    cache = docstring_example()
-    cache.keep(torch.tensor([True, False, True, True]))
-    assert cache.question.tolist() == [0, 1, 1] and len(cache.prompt_keys[0]) == 2
-    layout = cache.layout
-    assert layout.has_holes
-    assert layout.place.tolist() == [0, 2, 4, 5, 6, 7]
-    assert layout.pair[layout.place].tolist() == [0, 1, 2, 3, 4, 5]
-    assert layout.pair[[1, 3]].tolist() == [0, 0]
-
-
-def test_a_prompt_leaves_with_its_last_row():
-    cache = docstring_example()
-    assert feed(cache, [0, 1, 2, 3], 0, 1, False)[3] == [3, 4, 5, 6, 7, 17]
-    cache.keep(torch.tensor([False, False, False, True]))
-    assert cache.question.tolist() == [0]
-    assert cache.prompt_keys[0].shape == cache.prompt_values[0].shape == (1, 2, 5, TOKENS)
-    assert feed(cache, [3], 1, 2, False) == [[3, 4, 5, 6, 7, 17, 18]]
-
-
-@pytest.mark.parametrize("answers", [[2, 2], [1, 3], [4, 1, 2]])
-def test_layouts_lead_back_to_where_they_came_from(answers):
-    count = torch.tensor(answers)
-    layout = Layout(torch.arange(len(answers)).repeat_interleave(count), count, key_heads=3)
-    x = torch.randn(sum(answers), 3 * 2, 5)
-    pairs = layout.rows_to_pairs(x)
-    assert torch.equal(layout.pairs_to_rows(pairs), x)
-    assert torch.equal(layout.grid_to_pairs(layout.pairs_to_grid(pairs)), pairs)
+@pytest.mark.parametrize("stay, G", [([0, 2, 4, 5], 1), ([0, 2, 4, 5], 2), ([1, 5], 1), ([4], 1)])
+def test_rows_that_stay_keep_what_they_have(stay, G):
+    """Rows leave, others share a block with new neighbours, and there is room for more tokens."""
+    cache = docstring_example(slots=1)
+    feed(cache, range(6), 0, 1)
+    seen = torch.tensor([3 if row < 4 else 5 for row in stay])
+    cache.arrange(torch.tensor(stay), seen, G, slots=3, written=1)
+    assert cache.keys[0].shape == cache.values[0].shape == (len(stay) // G, 2, 5 + 3 * G, TOKENS)
+    for token in (1, 2):
+        assert feed(cache, stay, token, 3) == [visible(row, token + 1) for row in stay]
 
 
 def test_a_row_sees_the_first_tokens_of_its_prompt_only():
-    """Rows 2 and 3 go on from within r, as the docstring has it; also when row 2 has left."""
-    cache = docstring_example(seen=torch.tensor([3, 3, 4, 2]))
-    p = [0, 1, 2]
-    assert feed(cache, [0, 1, 2, 3], 0, 1, False) == [
-        p + [8], p + [11], [3, 4, 5, 6, 14], [3, 4, 17]]
-    cache.keep(torch.tensor([True, True, False, True]))
-    assert feed(cache, [0, 1, 3], 1, 2, False) == [p + [8, 9], p + [11, 12], [3, 4, 17, 18]]
+    cache = docstring_example(seen=(3, 3, 1, 3, 4, 2))
+    sees = feed(cache, range(6), 0, 1)
+    assert sees[2:] == [[0, 14], P + [17], [3, 4, 5, 6, 20], [3, 4, 23]]
 
 
-def test_the_cache_grows_and_keeps_what_it_has(monkeypatch):
-    monkeypatch.setattr("engine.cache.FIRST_SLOTS", 1)
-    cache, p, r = docstring_example(), [0, 1, 2], [3, 4, 5, 6, 7]
-    assert cache.keys.shape[2] == 1
-    feed(cache, [0, 1, 2, 3], 0, 1, False)
-    cache.keep(torch.tensor([True, False, True, True]))
-    assert feed(cache, [0, 2, 3], 1, 2, False) == [p + [8, 9], r + [14, 15], r + [17, 18]]
-    assert feed(cache, [0, 2, 3], 2, 3, False)[0] == p + [8, 9, 10]
-    assert cache.keys.shape == cache.values.shape == (1, 6, 3, TOKENS)
+def test_blocks_are_filled_up_with_copies():
+    """The docstring's three and two answers."""
+    row, is_copy = fill_blocks(torch.tensor([3, 2]), G=2)
+    assert row.tolist() == [0, 1, 2, 0, 3, 4]
+    assert is_copy.tolist() == [False, False, False, True, False, False]
+    row, is_copy = fill_blocks(torch.tensor([1, 5]), G=4)
+    assert row.tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5, 1, 1, 1]
+    assert is_copy.nonzero().flatten().tolist() == [1, 2, 3, 9, 10, 11]
+    row, is_copy = fill_blocks(torch.tensor([3, 2]), G=1)
+    assert row.tolist() == [0, 1, 2, 3, 4] and not is_copy.any()
+
+
+@pytest.mark.parametrize("answers, P, slots, G", [
+    ([8, 8], 100, 32, 4), ([8, 8], 100, 150, 4), ([8, 8], 100, 151, 2), ([8, 8], 100, 601, 1),
+    ([6, 6], 100, 32, 2), ([7, 7], 100, 32, 1), ([31, 31], 100, 32, 4), ([1] * 9, 100, 32, 1)])
+def test_blocks_shrink_while_answers_grow_and_leave(answers, P, slots, G):
+    assert rows_of_block(answers, P, slots) == G

@@ -1,0 +1,122 @@
+"""The model as the sampler computes it: its matrices joined, so that a token takes fewer operations.
+
+A token step has only one row for each answer. To start an operation then takes as long as to carry
+it out, so what counts is how many there are. The products with matrices in a layer (D the width, I
+that of the MLP, H query and K key heads):
+
+    qwen2_model.py            here
+    q_proj, k_proj, v_proj    qkv (D, (H + 2 K) * head_dim); q and k are then rotated together
+    o_proj, + x               o (H * head_dim, D); the same call adds x
+    gate_proj, up_proj        gate_up (D, 2 I)
+    down_proj, + x            down (I, D); the same call adds x
+
+A matrix stands as (inputs, outputs), as a product with few rows reads it fastest, in the compute
+type. Where it multiplies a norm's output, the norm's weight is multiplied into it: the weight of
+input i scales line i. The results are those of the model but for rounding.
+"""
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engine.sharded import whole
+from qwen2_model import Block, Linear, Qwen2, RMSNorm, at_least_float32, rotary, rotate
+
+
+@dataclass
+class FusedLayer:
+    qkv: torch.Tensor               # (D, (H + 2 K) * head_dim)
+    qkv_bias: torch.Tensor | None   # of Qwen2
+    qk_norm: torch.Tensor | None    # of Qwen3: (H + K, head_dim)
+    o: torch.Tensor                 # (H * head_dim, D)
+    gate_up: torch.Tensor           # (D, 2 I)
+    down: torch.Tensor              # (I, D)
+
+
+class FusedQwen2:
+    """A copy of a Qwen2 to sample from. If the model is sharded, every process has to make it."""
+
+    def __init__(self, model: Qwen2, longest: int):
+        """`longest` is the number of positions that may be asked for."""
+        self.config = model.config
+        self.dtype = model.compute_dtype
+        self.wide = at_least_float32(self.dtype)  # the type of what goes from layer to layer
+        self.output = whole(model.output_matrix.detach().to(self.dtype))  # (V, D)
+        self.embeddings = self.output
+        if not self.config.tie_word_embeddings:
+            self.embeddings = whole(model.model.embed_tokens.weight.detach().to(self.dtype))
+        self.layers = [self.fuse_layer(layer) for layer in model.model.layers]
+        self.norm = self.weight_of(model.model.norm)
+        self.least = {n: (n * self.norm.new_tensor(self.config.rms_norm_eps)).sqrt()
+                      for n in (self.config.hidden_size, self.config.head_dim)}  # see `normed`
+        positions = torch.arange(longest, device=self.output.device)
+        self.cos, self.sin = rotary(positions, self.config, self.wide)  # (longest, 1, head_dim)
+
+    def fuse_layer(self, layer: Block) -> FusedLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        bias = norm = None
+        if attention.q_proj.bias is not None:
+            bias = torch.cat([whole(part.bias.detach()) for part in qkv]).to(self.dtype)
+        if hasattr(attention, "q_norm"):
+            H, K = self.config.num_attention_heads, self.config.num_key_value_heads
+            norm = torch.cat([self.weight_of(attention.q_norm).expand(H, -1),
+                              self.weight_of(attention.k_norm).expand(K, -1)])
+        return FusedLayer(qkv=self.fuse(qkv, layer.input_layernorm),
+                          qkv_bias=bias,
+                          qk_norm=norm,
+                          o=self.fuse([attention.o_proj]),
+                          gate_up=self.fuse([mlp.gate_proj, mlp.up_proj],
+                                            layer.post_attention_layernorm),
+                          down=self.fuse([mlp.down_proj]))
+
+    def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> torch.Tensor:
+        """(inputs, outputs of all parts)"""
+        matrices = []
+        for part in parts:
+            matrix = whole(part.weight.detach())  # (outputs, inputs)
+            matrices.append(matrix if norm is None else matrix * self.weight_of(norm))
+        return torch.cat(matrices).to(self.dtype).t().contiguous()
+
+    def weight_of(self, norm: RMSNorm) -> torch.Tensor:
+        """The weight, and the sqrt(n) that `normed` leaves out."""
+        weight = whole(norm.weight.detach()).to(self.wide)
+        return weight * len(weight) ** 0.5
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """x / sqrt(|x|^2 + n eps) over the last axis, of n numbers: RMSNorm without its weight and
+        sqrt(n). hypot(a, b) is sqrt(a^2 + b^2)."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x / torch.hypot(length, self.least[x.shape[-1]])
+
+    def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend) -> torch.Tensor:
+        """(N,) ids and positions -> (N, D): what `Decoder.forward` computes."""
+        x = F.embedding(ids, self.embeddings).to(self.wide)
+        cos, sin = self.cos[positions], self.sin[positions]
+        for number, layer in enumerate(self.layers):
+            q, k, v = self.heads(layer, self.normed(x).to(self.dtype), cos, sin)
+            x = add_product(x, attend(number, q, k, v).flatten(1), layer.o)
+            gate, up = (self.normed(x).to(self.dtype) @ layer.gate_up).chunk(2, -1)
+            x = add_product(x, F.silu(gate).mul_(up), layer.down)
+        return (self.normed(x) * self.norm).to(self.dtype)
+
+    def heads(self, layer: FusedLayer, x, cos, sin):
+        """Queries, keys and values, each (N, heads, head_dim)."""
+        H, K = self.config.num_attention_heads, self.config.num_key_value_heads
+        qkv = x @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, x, layer.qkv)
+        qk, v = qkv.view(len(x), -1, self.config.head_dim).split([H + K, K], 1)
+        if layer.qk_norm is not None:
+            qk = (self.normed(qk.to(self.wide)) * layer.qk_norm).to(self.dtype)
+        q, k = rotate(qk, cos, sin).type_as(v).split([H, K], 1)
+        return q, k, v
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(N, D) -> (N, V)"""
+        return F.linear(hidden, self.output)
+
+
+def add_product(x: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """x + y @ matrix, in one call if the types agree."""
+    if x.dtype == y.dtype:
+        return torch.addmm(x, y, matrix)
+    return x + y @ matrix

@@ -1,0 +1,60 @@
+"""The sampler's copy of the model against the model itself."""
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conftest import copied
+from engine.fused import FusedQwen2
+from engine.packing import SharedPrompts
+from qwen2_model import ModelConfig, Qwen2
+
+CONFIG = ModelConfig(vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                     num_attention_heads=4, num_key_value_heads=2, head_dim=8, rms_norm_eps=0.1)
+LENGTHS = [5, 3]
+IDS = torch.tensor([7, 8, 9, 3, 4, 11, 12, 13])
+
+
+def make_model(**changes):
+    torch.manual_seed(0)
+    model = Qwen2(replace(CONFIG, **changes))
+    with torch.no_grad():
+        for parameter in model.parameters():  # no norm of ones, no bias of zeros
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def logits_of(model, fused):
+    """(8, V) twice: of the model, and of its copy."""
+    packed = SharedPrompts(LENGTHS, [], torch.zeros(0, dtype=torch.long))
+    with torch.no_grad():
+        expected = model.logits(model.model(IDS, packed.positions, packed))
+        return expected, fused.logits(fused.hidden(IDS, packed.positions, packed))
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"tie_word_embeddings": True}, {"model_type": "qwen3"}, {"num_key_value_heads": 4}])
+def test_it_computes_what_the_model_does(changes):
+    model = make_model(**changes).double().compute_in(torch.float64)
+    expected, logits = logits_of(model, FusedQwen2(model, longest=5))
+    torch.testing.assert_close(logits, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_what_it_keeps_is_in_the_compute_type():
+    """The trainer keeps matrices in float32 and multiplies in bfloat16."""
+    model = make_model().compute_in(torch.bfloat16)
+    fused = FusedQwen2(model, longest=5)
+    layer = fused.layers[0]
+    for matrix in (layer.qkv, layer.qkv_bias, layer.o, layer.gate_up, layer.down, fused.output,
+                   fused.embeddings):
+        assert matrix.dtype == torch.bfloat16 and not matrix.requires_grad
+    exact, logits = logits_of(copied(model).compute_in(torch.float32), fused)
+    rounding = (logits_of(model, fused)[0] - exact).float().std()
+    assert (logits - exact).std() < 1.5 * rounding  # it loses no more digits than the model
+
+
+def test_a_tied_matrix_is_not_copied():
+    model = make_model(tie_word_embeddings=True)
+    fused = FusedQwen2(model, longest=5)
+    own = model.model.embed_tokens.weight.data_ptr()
+    assert fused.output.data_ptr() == fused.embeddings.data_ptr() == own
