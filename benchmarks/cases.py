@@ -20,7 +20,7 @@ from qwen2_model import ModelConfig, Qwen2
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
     "tiny": (512, 128, 384, 4, 4, 2, 32),
-    "small": (4096, 256, 768, 6, 8, 4, 32),
+    "small": (4096, 256, 1024, 6, 8, 2, 32),
     "0.5B": (151936, 896, 4864, 24, 14, 2, 64),
 }
 DTYPES = ("float32", "bfloat16")
@@ -48,6 +48,7 @@ class Case:
     micro_batch: int = 8
     checkpointing: bool = False
     offload_optimizer: bool = False
+    grpo_zero: str = ""  # a checkout of GRPO-Zero, which then does the work
 
     @property
     def ragged(self) -> bool:
@@ -62,13 +63,25 @@ def read_sizes(text: str) -> list[str]:
 
 
 def in_a_process(case: Case) -> dict:
-    """What `python -m benchmarks.speed --case ...` prints in its last line."""
+    """What `python -m benchmarks.speed --case ...` prints in its last line; for a case of GRPO-Zero,
+    what benchmarks/grpo_zero.py prints."""
     command = [sys.executable, "-m", "benchmarks.speed", "--case", json.dumps(asdict(case))]
+    if case.grpo_zero:
+        command = [sys.executable, "benchmarks/grpo_zero.py", case.grpo_zero]
+        command.append(case_for_grpo_zero(case))
     result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     if result.returncode:
         reason = result.stderr.strip() or f"ended with {result.returncode}"
         raise UserError(f"{case.size}, {case.what}: {reason.splitlines()[-1]}")
     return json.loads(result.stdout.splitlines()[-1])
+
+
+def case_for_grpo_zero(case: Case) -> str:
+    """As JSON, with all that has to be known about model and batch."""
+    config = {**make_config(case).to_json(), "torch_dtype": "float32", "initializer_range": 0.02,
+              "max_window_layers": 0, "sliding_window": None, "use_cache": True}
+    return json.dumps({**asdict(case), "config": config, "prompts": make_prompts(case),
+                       "stop_ids": stop_tokens(case)})
 
 
 def case_from(text: str) -> Case:

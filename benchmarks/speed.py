@@ -1,6 +1,7 @@
-"""How fast rollouts, updates and whole steps are, beside this machine's limit and `transformers`.
+"""How fast rollouts, updates and whole steps are, beside this machine's limit and other code.
 
     python -m benchmarks.speed                                # tiny and small, a few minutes
+    python -m benchmarks.speed --grpo_zero FOLDER             # beside GRPO-Zero, a checkout of it
     python -m benchmarks.speed --sizes 0.5B --questions 2 --answers 4 --new_tokens 64 --repeats 1
     python -m benchmarks.speed --sizes 0.5B --device cuda --dtype bfloat16
 
@@ -12,18 +13,18 @@ is the median of the ratios within a turn.
     ragged rollout   each token ends its answer with a chance of 1 in 40
     update           one, of random answers
     step             rollout, advantage, update, credit file; rewards are random
+    calls a token    operations of torch, with those that they call, in one token step of all rows
     of the limit     the seconds that the products with matrices take at the machine's measured
                      rates, as a share of the seconds taken; attention is left out
 """
-import importlib.util
 import json
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 import torch
 
@@ -31,7 +32,7 @@ from analysis.tables import Table, by_row
 from benchmarks.cases import (DTYPES, SHARED_FLAGS, Case, as_rollouts, case_from,
                               in_a_process, make_batch, make_config, make_model, make_prompts,
                               read_sizes, stop_tokens)
-from engine.errors import UserError
+from engine.errors import UserError, is_folder
 from engine.optimizer import make_optimizer
 from engine.sampler import generate
 from grpo import update
@@ -57,6 +58,17 @@ def rollout(case: Case) -> Callable:
         lengths = mask.sum(1).tolist()
         return {"tokens": sum(lengths), "needs": rollout_needs(model, prompts, lengths)}
     return work
+
+
+def calls_a_token(case: Case) -> float:
+    """How many operations of torch a token step of the rollout makes, counted by its profiler."""
+    model, prompts = make_model(case), make_prompts(case)
+    counts = []
+    for tokens in (8, 24):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            generate(model, prompts, answers=case.answers, max_new_tokens=tokens, stop_ids=())
+        counts.append(len(profiler.events()))
+    return (counts[1] - counts[0]) / 16
 
 
 def updating(case: Case) -> Callable:
@@ -160,12 +172,18 @@ def limits(case: Case) -> Callable:
 
 
 OURS = {"rollout": rollout, "ragged rollout": rollout, "update": updating, "step": whole_step}
-RIVALS = {  # whose work, and beside which of ours it stands
-    "transformers": {"rollout": transformers_rollout, "ragged rollout": transformers_rollout},
-}
-WORK = {**OURS, "limits": limits}
-for rival, works in RIVALS.items():
-    WORK |= {f"{what}, {rival}": work for what, work in works.items()}
+THEIRS = "{}, transformers"
+WORK = {**OURS, "limits": limits, THEIRS.format("rollout"): transformers_rollout,
+        THEIRS.format("ragged rollout"): transformers_rollout}
+RIVALS = ("transformers", "GRPO-Zero")
+
+
+def case_of(rival: str, case: Case, grpo_zero: str | None) -> Case | None:
+    """The same work done by a rival; None if it cannot."""
+    if rival == "GRPO-Zero":
+        return replace(case, grpo_zero=grpo_zero) if grpo_zero and case.device == "cpu" else None
+    what = THEIRS.format(case.what)
+    return replace(case, what=what) if what in WORK and find_spec("transformers") else None
 
 
 def seconds_of(function: Callable, case: Case) -> tuple[float, object]:
@@ -204,7 +222,9 @@ def measure(case: Case) -> dict:
     while not seconds or sum(seconds) < 1 and len(seconds) < 9:
         duration, result = seconds_of(work, case)
         seconds.append(duration)
-    return {**result, "seconds": median(seconds), "memory": peak_memory(device) - before}
+    memory = peak_memory(device) - before
+    calls = calls_a_token(case) if case.what == "rollout" and case.device == "cpu" else None
+    return {**result, "seconds": median(seconds), "memory": memory, "calls": calls}
 
 
 def take_turns(cases: list[Case], repeats: int) -> dict[Case, list[dict]]:
@@ -228,44 +248,33 @@ def share_of_limit(turn: dict, limit: dict) -> float:
     return least / turn["seconds"]
 
 
-def row_of(case: Case, results: dict[Case, list[dict]], limit: list[dict]) -> list:
+def row_of(case: Case, results: dict[Case, list[dict]], limit: list[dict],
+           grpo_zero: str | None) -> list:
     turns = results[case]
     speeds = list(map(speed, turns))
-    share = None
-    if "needs" in turns[0]:
-        share = median(map(share_of_limit, turns, limit))
     times = []
     for rival in RIVALS:
-        theirs = results.get(replace(case, what=f"{case.what}, {rival}"), [])
+        theirs = results.get(case_of(rival, case, grpo_zero), [])
         ratios = [ours / speed(turn) for ours, turn in zip(speeds, theirs)]
         times.append(median(ratios) if ratios else None)
     rows = case.questions * case.answers
     return [case.size, case.what, f"{rows} x {turns[0]['tokens'] / rows:.0f}", median(speeds),
-            (min(speeds), max(speeds)), share, *times,
+            (min(speeds), max(speeds)), *times, turns[0]["calls"],
+            median(map(share_of_limit, turns, limit)),
             median(turn["memory"] for turn in turns) / MEBIBYTE]
 
 
-def table_of(results: dict[Case, list[dict]], limit: list[dict]) -> Table:
-    columns = {"size": "", "what": "", "answers x tokens": "", "tokens a second": ",.0f",
-               "lowest to highest": ",.0f", "of the limit": ".0%",
-               **{f"times {rival}": ".1f" for rival in RIVALS}, "peak memory, MiB": ",.0f"}
-    return Table("speed", "", by_row(columns, [row_of(case, results, limit) for case in results]))
-
-
+COLUMNS = {"size": "", "what": "", "answers x tokens": "", "tokens a second": ",.0f",
+           "lowest to highest": ",.0f", **{f"times {rival}": ".2f" for rival in RIVALS},
+           "calls a token": ",.0f", "of the limit": ".0%", "peak memory, MiB": ",.0f"}
 FLAGS = {
     **SHARED_FLAGS,
     "dtype": Flag("float32", "numbers to compute with", choices=DTYPES),
+    "grpo_zero": Flag(None, "folder of policy-gradient/GRPO-Zero, to measure it beside; CPU only"),
     "repeats": Flag(3, "turns of every measurement", least=1, most=1000),
     "case": Flag(None, "measure this one case, given as JSON, and print JSON: what a process of "
                        "its own is started with"),
 }
-
-
-def cases_of(size: str, given: SimpleNamespace, rivals: list[str]) -> list[Case]:
-    names = list(OURS)
-    names += [f"{what}, {rival}" for rival in rivals for what in RIVALS[rival]]
-    return [Case(size, name, given.questions, given.answers, given.new_tokens, given.device,
-                 given.dtype, given.threads) for name in names]
 
 
 def main(argv: list[str]) -> None:
@@ -274,20 +283,25 @@ def main(argv: list[str]) -> None:
     if given.case is not None:
         print(json.dumps(measure(case_from(given.case))))
         return
-    sizes = read_sizes(given.sizes)
     pick_device(given.device)
-    rivals = [rival for rival in RIVALS if importlib.util.find_spec(rival)]
-    for rival in RIVALS.keys() - set(rivals):
-        print(f"{rival} is not installed: nothing to compare with\n")
-    limit_case = Case("", "limits", device=given.device, dtype=given.dtype, threads=given.threads)
-    cases = [case for size in sizes for case in cases_of(size, given, rivals)]
-    results = take_turns([limit_case, *cases], given.repeats)
-    limit = results.pop(limit_case)
+    if given.grpo_zero and not is_folder(given.grpo_zero):
+        raise UserError(f"--grpo_zero: there is no folder {given.grpo_zero}")
+    shared = dict(device=given.device, dtype=given.dtype, threads=given.threads)
+    ours = [Case(size, what, given.questions, given.answers, given.new_tokens, **shared)
+            for size in read_sizes(given.sizes) for what in OURS]
+    limit_case = Case("", "limits", **shared)
+    cases = [limit_case]
+    for case in ours:
+        theirs = [case_of(rival, case, given.grpo_zero) for rival in RIVALS]
+        cases += [case, *filter(None, theirs)]
+    results = take_turns(cases, given.repeats)
+    limit = results[limit_case]
+    rows = [row_of(case, results, limit, given.grpo_zero) for case in ours]
     print(f"{given.device}, {given.dtype}, {given.threads or 'all'} threads: "
           f"{median(turn['rate'] for turn in limit) / 1e9:,.0f} * 10^9 operations a second in a "
           f"large product, {median(turn['bandwidth'] for turn in limit) / 1e9:,.1f} GB a second "
           f"from memory; {given.repeats} turns\n")
-    print(table_of(results, limit).to_text(limit=1000))
+    print(Table("speed", "", by_row(COLUMNS, rows)).to_text(limit=1000))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The model as the sampler computes it: its matrices joined, so that a token takes fewer operations.
+"""The model as the sampler computes it: with joined matrices, in few operations.
 
 A token step has only one row for each answer. To start an operation then takes as long as to carry
 it out, so what counts is how many there are. The products with matrices in a layer (D the width, I

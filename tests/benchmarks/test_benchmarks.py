@@ -1,4 +1,5 @@
 """The programs that measure: their cases, flags and tables. Nothing is timed."""
+import json
 import sys
 from dataclasses import replace
 
@@ -80,16 +81,54 @@ def test_wrong_flags_get_one_line(module, argv, words):
         module.main(argv)
 
 
-def test_a_row_of_speeds_by_hand():
+def test_a_row_of_speeds_by_hand(monkeypatch):
     """100 and 80 tokens in a second. One part of the work takes 0.4 s for its operations, another
     0.1 s for its bytes."""
+    monkeypatch.setattr(speed, "find_spec", lambda name: name == "transformers")
     case = Case("tiny", "rollout", questions=2, answers=5)
-    turns = [{"tokens": tokens, "seconds": 1.0, "memory": size * 2 ** 20,
+    turns = [{"tokens": tokens, "seconds": 1.0, "memory": size * 2 ** 20, "calls": 600,
               "needs": [[40, 10], [1, 10]]} for tokens, size in ((100, 1), (80, 2))]
-    theirs = [{"tokens": 50, "seconds": 1.0, "memory": 0}] * 2
-    results = {case: turns, replace(case, what="rollout, transformers"): theirs}
-    row = speed.row_of(case, results, [{"rate": 100, "bandwidth": 100}] * 2)
-    assert row == ["tiny", "rollout", "10 x 10", 90, (80, 100), 0.5, 1.8, 1.5]
+    results = {case: turns,
+               replace(case, what="rollout, transformers"): [{"tokens": 50, "seconds": 1.0}] * 2,
+               replace(case, grpo_zero="there"): [{"tokens": 30, "seconds": 1.0}] * 2}
+    row = speed.row_of(case, results, [{"rate": 100, "bandwidth": 100}] * 2, "there")
+    assert row == ["tiny", "rollout", "10 x 10", 90, (80, 100), 1.8, 3.0, 600, 0.5, 1.5]
+
+
+def test_who_can_do_the_same_work(monkeypatch):
+    monkeypatch.setattr(speed, "find_spec", lambda name: None)
+    assert speed.case_of("transformers", SMALL, "there") is None
+    assert speed.case_of("GRPO-Zero", SMALL, None) is None
+    assert speed.case_of("GRPO-Zero", replace(SMALL, device="cuda"), "there") is None
+    assert speed.case_of("GRPO-Zero", SMALL, "there") == replace(SMALL, grpo_zero="there")
+    monkeypatch.setattr(speed, "find_spec", lambda name: name == "transformers")
+    assert speed.case_of("transformers", replace(SMALL, what="update"), None) is None
+    assert speed.case_of("transformers", SMALL, None).what == "rollout, transformers"
+
+
+def test_calls_are_counted_for_one_token_step():
+    """All layers are called alike, and a step of more rows makes as many calls."""
+    calls = speed.calls_a_token(SMALL)
+    assert calls == pytest.approx(speed.calls_a_token(replace(SMALL, answers=4)), rel=0.1)
+    assert 200 < calls < 1500
+
+
+def test_grpo_zero_gets_the_same_work(monkeypatch):
+    """The command that starts it. Its config has what a Transformer of GRPO-Zero asks for."""
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        return type("Result", (), {"returncode": 0, "stdout": '{"tokens": 1}', "stderr": ""})
+    monkeypatch.setattr(cases.subprocess, "run", run)
+    case = replace(SMALL, what="ragged rollout", grpo_zero="there")
+    assert cases.in_a_process(case) == {"tokens": 1}
+    (_, script, folder, text), = commands
+    given = json.loads(text)
+    assert (script, folder) == ("benchmarks/grpo_zero.py", "there")
+    assert given["prompts"] == cases.make_prompts(SMALL) and given["what"] == "ragged rollout"
+    assert given["stop_ids"] == list(cases.stop_tokens(case)) and given["threads"] == 1
+    assert given["config"]["num_key_value_heads"] == 2 and given["config"]["hidden_act"] == "silu"
 
 
 def test_shares_of_memory_are_of_the_plain_update_and_step(monkeypatch):
