@@ -32,7 +32,7 @@ import torch.nn.functional as F
 
 from qwen2_model import ModelConfig
 
-FIRST_SLOTS = 32  # the cache begins with so many and grows: most answers end long before the limit
+FIRST_SLOTS = 64  # the cache begins with so many and grows: most answers end long before the limit
 
 
 class Cache:
@@ -83,8 +83,9 @@ class Cache:
         block, place = rows // self.G, rows % self.G
         P = self.P
         _, K, _, size = old.shape
-        new = old.new_zeros(len(rows) // G, K, P + slots * G, size)
+        new = old.new_empty(len(rows) // G, K, P + slots * G, size)
         new[:, :, :P] = old[block[::G], :, :P]
+        new[:, :, P + written * G:] = 0
         old_slots = old[:, :, P:P + written * self.G].unflatten(2, (written, self.G))
         of_rows = old_slots[block, :, :, place]  # (R, K, written, head_dim)
         new_slots = new[:, :, P:P + written * G].unflatten(2, (written, G))
