@@ -63,8 +63,8 @@ def read_sizes(text: str) -> list[str]:
 
 
 def in_a_process(case: Case) -> dict:
-    """What `python -m benchmarks.speed --case ...` prints in its last line; for a case of GRPO-Zero,
-    what benchmarks/grpo_zero.py prints."""
+    """The last line that `python -m benchmarks.speed --case ...` prints; for a case of GRPO-Zero,
+    that of benchmarks/grpo_zero.py."""
     command = [sys.executable, "-m", "benchmarks.speed", "--case", json.dumps(asdict(case))]
     if case.grpo_zero:
         command = [sys.executable, "benchmarks/grpo_zero.py", case.grpo_zero]

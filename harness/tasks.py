@@ -124,6 +124,12 @@ def is_text(text, problem) -> bool:
     return isinstance(text, str)
 
 
+def are_answers(answers, problem) -> bool:
+    opening, right = answers
+    are_texts = all(isinstance(text, str) and text for text in (opening, *right))
+    return isinstance(right, list) and are_texts
+
+
 EXPECTED = {  # of a method: in words, and a test of what it returned, with what it was asked
     "training_problems": ("a list of as many problems as it is asked for", lambda given, *asked:
                           are_problems(given) and len(given) == asked[-1]),
@@ -136,5 +142,10 @@ EXPECTED = {  # of a method: in words, and a test of what it returned, with what
               "1 or 0", is_score),
     "label": (f"two lists with a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
               f"kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)", are_labels),
+    "right_steps": ("a list of tokens, counted from 0", lambda places, problem, pieces:
+                    all(place in range(len(pieces)) for place in places)),
+    "right_answers": ("a text that ends the thinking and a list of right answers to follow it",
+                      are_answers),
 }
-NEEDED = (*EXPECTED, "reward")
+OPTIONAL = ("right_steps", "right_answers")
+NEEDED = [*(name for name in EXPECTED if name not in OPTIONAL), "reward"]

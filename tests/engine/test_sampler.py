@@ -3,11 +3,10 @@ departures, recorded steps. The attention to the cache is in test_cache.py."""
 import pytest
 import torch
 
-from conftest import copied
 from engine import sampler
 from engine.cache import Cache
 from engine.fused import FusedQwen2
-from engine.sampler import Decoding, Distribution, Generation, Rows, Sampling, Start, generate
+from engine.sampler import Decoding, Distribution, Rows, Sampling, Start, generate
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
 MANY_STOPS = (2, 4, 9, 17, 30)
