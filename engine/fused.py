@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.sharded import whole
+from engine.sharded import keep_parts_only, whole
 from qwen2_model import Block, Linear, Qwen2, RMSNorm, at_least_float32, rotary, rotate
 
 
@@ -38,6 +38,7 @@ class FusedQwen2:
 
     def __init__(self, model: Qwen2, longest: int):
         """`longest` is the number of positions that may be asked for."""
+        keep_parts_only(model)  # what is left of the last pass is in another type
         self.config = model.config
         self.dtype = model.compute_dtype
         self.wide = at_least_float32(self.dtype)  # the type of what goes from layer to layer

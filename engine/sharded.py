@@ -11,7 +11,8 @@ Loop, loss and files are those of a run without it. The code that differs is her
 
     micro_batches      (forward.py) processes wait for each other at every layer, so all of them
                        make equally many passes; one that has no answers left passes empty batches
-    whole_model        a copy to sample from: gathering 28 layers for every token takes too long
+    FusedQwen2         (fused.py) a whole copy to sample from: gathering 28 layers for every token
+                       takes too long
     whole, part_for    a whole tensor for a file, and a process's rows of one; a checkpoint is the
                        same however many processes wrote it
 
@@ -88,12 +89,11 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def whole_model(model, dtype: torch.dtype | None = None):
-    """A model to sample from: this one, or if it is sharded, a whole copy with its matrices in
-    `dtype`, by default the compute type. Every process has to call this."""
+def whole_model(model, dtype: torch.dtype):
+    """This model, or if it is sharded, a whole copy with its matrices in `dtype`. Every process has
+    to call this."""
     if not any(is_part(parameter) for parameter in model.parameters()):
         return model
-    dtype = dtype or model.compute_dtype
     keep_parts_only(model)
     gathered = {}
     for name, parameter in model.named_parameters():
