@@ -226,7 +226,7 @@ class Decoder(nn.Module):
             positions = torch.arange(ids.shape[-1], device=ids.device)
         wide = at_least_float32(self.norm.output_dtype)  # x has this type from layer to layer
         cos, sin = rotary(positions, self.config, wide)
-        x = self.embed_tokens(ids).to(wide)
+        x = self.embed(ids, positions).to(wide)
         for layer in self.layers:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False,
@@ -234,6 +234,10 @@ class Decoder(nn.Module):
             else:
                 x = layer(x, cos, sin, attend)
         return self.norm(x)
+
+    def embed(self, ids, positions):
+        """(..., D). Positions are for a model of another kind: here they come in by `rotary`."""
+        return self.embed_tokens(ids)
 
 
 class Qwen2(nn.Module):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.sharded import keep_parts_only, whole
+from engine.sharded import is_part, keep_parts_only, whole
 from qwen2_model import Block, Linear, Qwen2, RMSNorm, at_least_float32, rotary, rotate
 
 
@@ -43,9 +43,10 @@ class FusedQwen2:
         self.dtype = model.compute_dtype
         self.wide = at_least_float32(self.dtype)  # the type of what goes from layer to layer
         self.output = whole(model.output_matrix.detach().to(self.dtype))  # (V, D)
-        self.embeddings = self.output
-        if not self.config.tie_word_embeddings:
-            self.embeddings = whole(model.model.embed_tokens.weight.detach().to(self.dtype))
+        self.embed = model.model.embed
+        if is_part(model.model.embed_tokens.weight):
+            rows = whole(model.model.embed_tokens.weight.detach().to(self.dtype))
+            self.embed = lambda ids, positions: F.embedding(ids, rows)
         self.layers = [self.fuse_layer(layer) for layer in model.model.layers]
         self.norm = self.weight_of(model.model.norm)
         self.least = {n: (n * self.norm.new_tensor(self.config.rms_norm_eps)).sqrt()
@@ -92,7 +93,7 @@ class FusedQwen2:
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend) -> torch.Tensor:
         """(N,) ids and positions -> (N, D): what `Decoder.forward` computes."""
-        x = F.embedding(ids, self.embeddings).to(self.wide)
+        x = self.embed(ids, positions).to(self.wide)
         cos, sin = self.cos[positions], self.sin[positions]
         for number, layer in enumerate(self.layers):
             q, k, v = self.heads(layer, self.normed(x).to(self.dtype), cos, sin)

@@ -27,7 +27,7 @@ from engine.rollouts import Rollouts
 from engine.sampler import Distribution, Generation
 from harness.settings import Settings
 from grpo import grpo
-from qwen2_model import ModelConfig, Qwen2
+from qwen2_model import Decoder, ModelConfig, Qwen2
 
 SYMBOLS, PROMPT = "abcd", [0]
 SMALL = ModelConfig(vocab_size=len(SYMBOLS), hidden_size=32, intermediate_size=64,
@@ -62,7 +62,8 @@ def planted_policy(seed: int, length: int, keys: int = 3, **settings) -> Planted
         length=length,
         keys=[(2 * j + 1) * length // (2 * keys) for j in range(keys)],
         right=[draw.randrange(len(SYMBOLS)) for _ in range(keys)])
-    add_cues(model, cues, policy.keys, length)
+    model.model.__class__ = CuedDecoder
+    model.model.set_cues(cues, policy.keys, length)
     return policy
 
 
@@ -75,29 +76,21 @@ def fresh_model(seed: int, keys: int) -> tuple[Qwen2, torch.Tensor]:
     return model, cues
 
 
-def add_cues(model: Qwen2, cues: torch.Tensor, keys: list[int], length: int) -> None:
-    """Add to each embedding the cue for what it predicts; hide what was written between the keys.
+class CuedDecoder(Decoder):
+    """Adds to each embedding the cue for what it predicts; hides what was written between the keys.
 
     Token t stands at position 1 + t, after the prompt, and is predicted at position t.
     """
-    cue, visible = cues[-1].repeat(length + 1, 1), torch.zeros(length + 1, 1)
-    cue[keys] = cues[:-1]
-    visible[[0, *(1 + t for t in keys)]] = 1
-    latest = {}  # the positions of the forward pass that is under way
 
-    def note_positions(decoder, inputs):
-        ids, positions = (*inputs, None)[:2]
-        if positions is None:
-            positions = torch.arange(ids.shape[-1])
+    def set_cues(self, cues: torch.Tensor, keys: list[int], length: int) -> None:
+        self.cue, self.visible = cues[-1].repeat(length + 1, 1), torch.zeros(length + 1, 1)
+        self.cue[keys] = cues[:-1]
+        self.visible[[0, *(1 + t for t in keys)]] = 1
+
+    def embed(self, ids, positions):
         # rows that are done may stay in a batch a little longer
-        latest["positions"] = positions.clamp(max=length)
-
-    def hide_and_cue(embedding, inputs, output):
-        positions = latest["positions"]
-        return output * visible[positions] + cue[positions]
-
-    model.model.register_forward_pre_hook(note_positions)
-    model.model.embed_tokens.register_forward_hook(hide_and_cue)
+        positions = positions.clamp(max=len(self.cue) - 1)
+        return self.embed_tokens(ids) * self.visible[positions] + self.cue[positions]
 
 
 @torch.no_grad()
@@ -105,19 +98,19 @@ def draw_answers(policy: PlantedPolicy, count: int, seed: int) -> Generation:
     """The same distribution as generate(), one pass for each stretch up to a key."""
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(count, policy.length, generator=generator)
-    drawn = Generation.empty(count, policy.length, "cpu")
-    rows, live = torch.arange(count), torch.ones(count, dtype=torch.bool)
-    no_stop = torch.empty(0, dtype=torch.long)
+    tokens = torch.zeros(count, policy.length, dtype=torch.long)
+    facts = torch.zeros(3, count, policy.length)
     prompt = torch.tensor(PROMPT).expand(count, 1)
     ends = [*(t + 1 for t in policy.keys), policy.length]
     for start, end in zip([0, *ends], ends):
-        ids = torch.cat([prompt, drawn.tokens[:, :-1]], 1)
+        ids = torch.cat([prompt, tokens[:, :-1]], 1)
         logits = policy.model(ids[:, :end])  # (B, end, V)
         for t in range(start, end):
             distribution = Distribution(logits[:, t])
-            token = distribution.pick(uniform[:, t])
-            drawn.record(rows, live, t, token, distribution, stop=no_stop)
-    return drawn
+            tokens[:, t] = distribution.pick(uniform[:, t])
+            facts[:, :, t] = torch.stack(distribution.facts(tokens[:, t]))
+    limits = torch.full((count,), policy.length)
+    return Generation.of_tokens(tokens, facts, limits, stop=torch.empty(0, dtype=torch.long))
 
 
 def sample_planted(policy: PlantedPolicy, step: int, Q: int, G: int) -> Rollouts:

@@ -110,4 +110,5 @@ def test_log_probs_of_a_prompt_are_those_of_training(server):
     batch = Rollouts([None], [ids[:1]], torch.tensor([0]), answer, torch.ones_like(answer) == 1,
                      torch.tensor([True]), unknown, unknown, unknown)
     ours = response_log_probs(Handler.sampler.model, batch, torch.tensor([0]))
-    torch.testing.assert_close(torch.tensor([told[1:]]), ours, atol=1e-5, rtol=0)
+    # after a prompt without sense, float32 is up to 7e-5 from float64, in sampling and in training
+    torch.testing.assert_close(torch.tensor([told[1:]]), ours, atol=2e-4, rtol=0)
