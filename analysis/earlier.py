@@ -70,7 +70,9 @@ def published_of(tally: Tally) -> dict:
 
 
 def earlier_tables(tally: Tally) -> list[Table]:
-    return [contributions(tally), positions(tally), signs(tally), classes(tally),
+    has_rewards = np.isfinite(tally.flat_answers).all()  # a run can be imported without
+    of_signs = [signs(tally)] if has_rewards else []
+    return [contributions(tally), positions(tally), *of_signs, classes(tally),
             classes_by_fifth(tally), filler_over_reasoning(tally), t_table(tally),
             top_tokens(tally)]
 

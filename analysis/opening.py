@@ -6,6 +6,8 @@ from analysis.tally import Tally
 
 
 def opening(run: dict) -> list[str]:
+    if "imported" in run["config"]:
+        return run["config"]["imported"]
     sentences = []
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
@@ -48,8 +50,10 @@ def cut_off(run: dict, lines: list[dict]) -> list[str]:
 def describe(run: dict, tally: Tally | None) -> str:
     """The run in a line: its settings, how many tokens are on record."""
     config = run["config"]
-    text = (f"{run['folder']}: {config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
-            f"{config.get('seed', 0)}, {config.get('model', 'unknown model')}")
+    made = (f"{config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
+            f"{config.get('seed', 0)}")
+    text = (f"{run['folder']}: {'imported' if 'imported' in config else made}, "
+            f"{config.get('model', 'unknown model')}")
     if tally:
         text += (f"; {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
                  f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}")

@@ -62,9 +62,10 @@ function when(step) {
 function verdict(answer) {
   const group = answers.filter(a => a.step === answer.step && a.group === answer.group);
   const mean = group.reduce((sum, a) => sum + a.reward, 0) / group.length;
-  const solved = answer.answer > 0 ? 'solved' : 'not solved';
+  const solved = answer.answer === null ? '' : answer.answer > 0 ? ': solved' : ': not solved';
   const cut = answer.finished ? '' : ', cut off by the limit';
-  return `Reward ${answer.reward}: ${solved}${cut}. The ${group.length} answers to this problem `
+  if (answer.reward === null) return `Reward unknown${cut}.`;
+  return `Reward ${answer.reward}${solved}${cut}. The ${group.length} answers to this problem `
     + `got ${mean.toPrecision(2)} on average.`;
 }
 

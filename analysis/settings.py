@@ -20,6 +20,9 @@ def check_settings(path: Path, config: dict) -> None:
     for key in NEEDED:
         if key not in config:
             raise UserError(f"{path} says nothing of {key}")
+    imported = config.get("imported", [])
+    if not isinstance(imported, list) or not all(isinstance(text, str) for text in imported):
+        raise UserError(f"{path}: its imported should be a list of sentences")
     flags = {**OPTIONS, **choice_flags(), **task_flags(config), "reward": Flag(None)}
     for name in ("mitigation", "advantage"):  # it may have been deleted since
         flags[name] = replace(flags[name], choices=())

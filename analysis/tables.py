@@ -9,7 +9,8 @@ LINES = 35           # of findings and tables, so that with what is said besides
 MOST_LINES = 5       # of one finding, where all of them have to fit on a screen
 FEWEST_LINES = 8     # of a table of which only the beginning is printed
 LONGEST_WORD = 30    # in a table; a longer one is cut where there is no room
-NOTHING = "Nothing to compare: no token of one side has a gradient, or none was there."
+NOTHING = ("Nothing to compare: no token of one side has a gradient, none was there, or its size "
+           "is not known.")
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
 
 

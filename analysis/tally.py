@@ -33,7 +33,7 @@ class Tally:
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
         self.tokens, self.groups = 0, 0
         self.answers = np.zeros(len(self.blocks), np.int64)
-        self.flat_answers = np.zeros(len(self.blocks), np.int64)  # in groups of equal rewards
+        self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.vocabulary, self.histograms = Vocabulary(self.tokenizer), Histograms()
 
     def read(self, status=lambda text: None) -> None:
@@ -54,7 +54,8 @@ class Tally:
         self.tokens += len(tokens["token_id"])
         self.groups += len(groups)
         self.answers[block] += len(tokens["group"])
-        self.flat_answers[block] += sum(len(r) for r in groups if np.ptp(r) == 0)
+        flat = sum(len(r) for r in groups if np.ptp(r) == 0)
+        self.flat_answers[block] += np.nan if np.isnan(tokens["reward"]).any() else flat
         self.sums.add(tokens, block)
         for part in (self.vocabulary, self.positions, self.histograms):
             part.add(tokens)

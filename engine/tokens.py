@@ -10,12 +10,13 @@ from tokenizers import Tokenizer
 from engine.errors import UserError, is_file
 
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
-NEEDED = ("<|im_start|>", "<|im_end|>")  # of ChatML, in which every prompt is written
+CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn: every prompt is written so
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
-    """The tokenizer of a folder. A model that knows `vocabulary` tokens can take no others."""
+    """The tokenizer of a folder. A model that knows `vocabulary` tokens can take no others, and is
+    asked in ChatML; without a model it only has to spell what was sampled."""
     path = Path(folder) / "tokenizer.json"
     if not is_file(path):
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
@@ -25,8 +26,8 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
         raise UserError(f"{path} is not a tokenizer file: {error}") from None
     if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
         raise UserError(f"{path}: only byte-level tokenizers (as Qwen's) are implemented here")
-    for token in NEEDED:
-        if tokenizer.token_to_id(token) is None:
+    for token in CHATML:
+        if vocabulary is not None and tokenizer.token_to_id(token) is None:
             raise UserError(f"{path} has no token {token}: the prompt is ChatML")
     refuse_tokens(spellings(tokenizer), vocabulary, path)
     return tokenizer

@@ -33,13 +33,14 @@ class Column(NamedTuple):
     dtype: type               # as it is written
     low: float = -LARGEST     # the range of its values, rounding allowed for
     high: float = LARGEST
+    may_be_unknown: bool = False  # then it is nan throughout: a run was imported without it
 
 
 COLUMNS = {
     "token_id": Column("token", np.int32, 0, 2 ** 24),
-    "log_prob": Column("token", np.float32, high=1e-3),
-    "entropy": Column("token", np.float32, low=-1e-3),
-    "collision": Column("token", np.float32, 0, 1.001),
+    "log_prob": Column("token", np.float32, high=1e-3, may_be_unknown=True),
+    "entropy": Column("token", np.float32, low=-1e-3, may_be_unknown=True),
+    "collision": Column("token", np.float32, 0, 1.001, may_be_unknown=True),
     "weight": Column("token", np.float32, low=0),
     "advantage": Column("token", np.float32),
     "section": Column("token", np.uint8, 0, len(SECTIONS) - 1),
@@ -47,10 +48,10 @@ COLUMNS = {
     "episode_start": Column("answer", np.int32, 0, MOST),
     "group": Column("answer", np.int32, 0, MOST),
     "finished": Column("answer", np.bool_, 0, 1),
-    "reward": Column("answer", np.float32),
-    "reward_format": Column("answer", np.float32),
-    "reward_answer": Column("answer", np.float32),
-    "reward_reasoning": Column("answer", np.float32),
+    "reward": Column("answer", np.float32, may_be_unknown=True),
+    "reward_format": Column("answer", np.float32, may_be_unknown=True),
+    "reward_answer": Column("answer", np.float32, may_be_unknown=True),
+    "reward_reasoning": Column("answer", np.float32, may_be_unknown=True),
     "prompt_ids": Column("prompt token", np.int32, 0, 2 ** 24),
     "prompt_start": Column("question", np.int32, 0, MOST)}
 OTHERS = {  # columns that not every file has
@@ -265,5 +266,7 @@ def flaw_of(column: Column, values: np.ndarray, sizes: dict[str, int]) -> str:
         return f"should hold {WORDS[kind]}, and holds {values.dtype}"
     if values.shape != (sizes[column.per],):
         return "does not fit the other columns"
+    if column.may_be_unknown and np.isnan(values).all():
+        return ""
     is_right = (values >= column.low) & (values <= column.high)  # NaN fails both comparisons
     return "" if is_right.all() else f"has the value {values[~is_right][0]}"

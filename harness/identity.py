@@ -22,7 +22,8 @@ CHANGEABLE = (  # in a resumed run: how many steps it has and how it is made, no
     "steps", *CHANGES_ROUNDING, "rollouts", "rollouts_timeout", "sample_every",
     "checkpoint_every")
 # a name more or less in these makes another run_id of every config.json that has it
-NOT_IN_RUN_ID = (*CHANGEABLE, "out", "ranks", "versions", "git_commit", "code", "run_id")
+NOT_IN_RUN_ID = (*CHANGEABLE, "out", "ranks", "versions", "git_commit", "code", "imported",
+                 "run_id")
 
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 SEALED = ("config.json", "model.safetensors", "tokenizer.json", "trainer/state.safetensors")

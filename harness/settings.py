@@ -22,7 +22,8 @@ from harness.run_name import run_name
 from harness.tasks import load_task
 
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
-    "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code")
+    "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code",
+    "imported")
 MOST_STEPS = 10 ** 9
 
 OWN_SAMPLER = "own"  # --rollouts

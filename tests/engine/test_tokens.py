@@ -49,7 +49,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tokenizer_file, changes, words
     byte_level_tokenizer([]).save(str(tokenizer_file))
     tokenizer_file.write_text(json.dumps(json.loads(tokenizer_file.read_text()) | changes))
     with pytest.raises(UserError, match=words):
-        load_tokenizer(tokenizer_file.parent)
+        load_tokenizer(tokenizer_file.parent, vocabulary=1000)
     tokenizer_file.unlink()
     with pytest.raises(UserError, match="does not exist"):
         load_tokenizer(tokenizer_file.parent)

@@ -1,0 +1,346 @@
+"""Runs of other trainers become run folders: of files written by hand, by this lab, and by TRL."""
+import builtins
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+
+import analyze
+from analysis.runs import read_run
+from engine.errors import UserError
+from engine.labels import OTHER, SECTIONS, THINK
+from engine.tokens import load_tokenizer
+from harness.credit_file import credit_steps, read_columns
+from qwen2_model import Qwen2
+from runs import SHORT, run
+from tools.import_run import main
+
+TINY = ROOT / "models/tiny"
+PROMPT = "<|im_start|>user\n 3 5 7 make 22<|im_end|>\n<|im_start|>assistant\n<think>"
+RIGHT = " 3 * 5 = 15, 15 + 7 = 22 hit.</think>\n<answer> ( 3 * 5 ) + 7</answer>"
+WRONG = " 3 + 5 = 8, 8 + 7 = 15 wrong."
+OURS = {"step": 1, "prompt": PROMPT, "completion": RIGHT, "reward": 1}
+
+
+def encoded(text):
+    return load_tokenizer(TINY).encode(text).ids
+
+
+def write(path, *lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def imported(folder, *files, model=TINY, flags=()):
+    main([*map(str, files), "--model", str(model), "--out", str(folder / "mine"), *flags])
+    return folder / "mine"
+
+
+def facts_of(ids, prompt):
+    """log p, entropy and sum p^2 of each token, from the logits of the whole sequence."""
+    with torch.no_grad():
+        logits = Qwen2.from_pretrained(TINY)(torch.tensor([prompt + ids]))[0, len(prompt) - 1:-1]
+    p = logits.double().softmax(-1)
+    return (p[range(len(ids)), ids].log().numpy(), -(p * p.log()).sum(-1).numpy(),
+            p.square().sum(-1).numpy())
+
+
+def test_verl_has_texts_and_scores_and_the_rest_is_computed(tmp_path):
+    """Two files of a step each; groups are equal inputs, wherever they stand, and have lost their
+    special tokens. With rewards 1 and 0 the z-score is 0.5 / (0.5 + 1e-4)."""
+    written = PROMPT.replace("<|im_start|>", "").replace("<|im_end|>", "")
+    other = written.replace("22", "15")
+    lines = [{"input": i, "output": o, "gts": "22", "score": s, "step": step, "acc": True}
+             for step, i, o, s in ((3, written, RIGHT, 1.0), (3, other, WRONG, 0.0),
+                                   (3, written, WRONG, 0), (7, written, "", 0.0))]
+    files = [write(tmp_path / "3.jsonl", *lines[:3]), write(tmp_path / "7.jsonl", *lines[3:])]
+    folder = imported(tmp_path, *files)
+    assert credit_steps(folder) == [3, 7]
+    columns = read_columns(folder, 3)
+    assert columns["prompt_ids"].tolist()[:16] == encoded(PROMPT)
+    ids = [encoded(text) for text in (RIGHT, WRONG, WRONG)]
+    assert columns["token_id"].tolist() == sum(ids, [])
+    assert columns["group"].tolist() == [0, 0, 1] and columns["reward"].tolist() == [1, 0, 0]
+    z = 0.5 / 0.5001
+    expected = np.repeat([z, -z, 0], list(map(len, ids)))
+    assert np.allclose(columns["advantage"], expected, atol=1e-6)
+    facts = facts_of(ids[0], encoded(PROMPT))
+    for name, values in zip(("log_prob", "entropy", "collision"), facts):
+        assert np.allclose(columns[name][:len(ids[0])], values, atol=1e-4), name
+    assert (columns["weight"] == 1).all() and np.isnan(columns["reward_answer"]).all()
+    assert read_columns(folder, 7)["token_id"].tolist() == encoded("<|im_end|>")
+
+
+def prime_rl(**more):
+    """Two tokens of a prompt, four behind it, of which the third came from a tool. Numbers before
+    the answer, and behind it, are fillers."""
+    line = {"schema_version": 1, "step": 4, "export_step": 0, "rank": 0, "env_name": "countdown",
+            "token_ids": [5, 6, 10, 11, 12, 2, 0],
+            "loss_mask": [False, False, True, True, False, True, False],
+            "advantages": [0, 0, 0.5, 0.5, 0.5, 0.25, 0.0], "rewards": [0.75] * 7,
+            "inference_logprobs": [-5, -5, -1, -2, -3, -0.5, -5],
+            "trainer_logprobs": [-5, -5, -1.5, -2, -3, -0.5, -5],
+            "entropy": [9, 9, 1, 2, 3, 0.5, 9], "importance_ratio": [1, 1, 0.5, 1, 1, 1, 1],
+            "is_masked": [False, False, False, True, False, False, False],
+            "rl_weights": [1, 1, 1, 1, 1, 2, 1]}
+    return {**line, **more}
+
+
+def test_prime_rl_says_all_but_the_collision(tmp_path):
+    """Its steps count from 0, ours from 1."""
+    absent = {"rl_weights": [None] * 7, "is_masked": [None] * 7, "rewards": [0.25] * 7}
+    first = write(tmp_path / "step_0/rank_0.jsonl", prime_rl(), prime_rl(**absent))
+    second = write(tmp_path / "step_1/rank_0.jsonl", prime_rl(export_step=1, rewards=None))
+    folder = imported(tmp_path, first, second)
+    assert credit_steps(folder) == [1, 2]
+    columns = read_columns(folder, 1)
+    assert columns["prompt_ids"].tolist() == [5, 6] and columns["group"].tolist() == [0, 0]
+    assert columns["token_id"].tolist() == [10, 11, 12, 2] * 2
+    assert columns["log_prob"].tolist() == [-1, -2, -3, -0.5] * 2
+    assert columns["entropy"].tolist() == [1, 2, 3, 0.5] * 2
+    assert columns["advantage"].tolist() == [0.5, 0.5, 0.5, 0.25] * 2
+    assert columns["weight"].tolist() == [1, 0, 0, 2, 1, 1, 0, 1]
+    assert columns["ratio"].tolist() == [0.5, 1, 1, 1] * 2
+    assert columns["reward"].tolist() == [0.75, 0.25] and columns["finished"].all()
+    collision = facts_of([10, 11, 12, 2], [5, 6])[2]
+    assert np.allclose(columns["collision"][:4], collision, atol=1e-5)
+    assert np.isnan(read_columns(folder, 2)["reward"]).all()
+    said = read_run(folder)["config"]["imported"]
+    assert any(text.endswith("which need not be those that sampled: collision.") for text in said)
+    assert any("left out: reward." in text for text in said)
+
+
+def test_lines_of_trl_add_up_the_rewards_of_each_function(tmp_path):
+    """As the table says them that pandas makes of it; messages are written as ChatML."""
+    messages = [{"role": "user", "content": " 3 5 7 make 22"}]
+    answers = [{"role": "assistant", "content": " hmm."}]
+    table = write(tmp_path / "t.jsonl",
+                  {"step": 2, "prompt": messages, "completion": answers, "right": 1.0,
+                   "form": 0.25, "advantage": 0.7},
+                  {"step": 2, "prompt": PROMPT, "completion": " hmm.", "right": None,
+                   "form": 0.5, "advantage": -0.7})
+    columns = read_columns(imported(tmp_path, table), 2)
+    assert columns["reward"].tolist() == [1.25, 0.5]
+    assert columns["advantage"].tolist() == np.float32([0.7, 0.7, -0.7, -0.7]).tolist()
+    prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
+    assert [prompt.tolist() for prompt in prompts] == [
+        encoded(PROMPT.removesuffix("<think>")), encoded(PROMPT)]
+
+
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own") / "run"
+    run(*SHORT, "--out", folder, "--mitigation", "entropy_weighted", "--eval_every", "0")
+    return folder
+
+
+def lines_of(folder):
+    """The credit files of a run as JSON lines."""
+    per_token = ("advantage", "weight", "log_prob", "entropy", "collision")
+    for step in credit_steps(folder):
+        columns = read_columns(folder, step)
+        parts = {name: np.split(columns[name], columns["episode_start"][1:])
+                 for name in ("token_id", "section", *per_token)}
+        prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
+        for b, group in enumerate(columns["group"].tolist()):
+            yield {"step": step, "group": group, "prompt_ids": prompts[group].tolist(),
+                   "token_ids": parts["token_id"][b].tolist(),
+                   "reward": float(columns["reward"][b]),
+                   "finished": bool(columns["finished"][b]),
+                   "sections": [SECTIONS[code] for code in parts["section"][b]],
+                   **{name: parts[name][b].astype(float).tolist() for name in per_token}}
+
+
+def test_an_imported_own_run_equals_its_credit_files(tmp_path, own_run):
+    folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines_of(own_run)))
+    for step in credit_steps(own_run):
+        ours, theirs = read_columns(own_run, step), read_columns(folder, step)
+        for name in ours:
+            if name not in ("reward_format", "reward_answer", "reward_reasoning"):
+                assert np.array_equal(ours[name], theirs[name]), name
+    assert read_run(folder)["config"]["imported"] == [
+        "Imported from 1 file of JSON lines. Which answers are right is not known."]
+
+
+def test_what_is_left_out_of_an_own_run_is_computed_as_it_was(tmp_path, own_run):
+    """Of the first step, which the same weights sampled: the rounding of float32 alone differs."""
+    left_out = ("advantage", "log_prob", "entropy", "collision", "sections", "group")
+    lines = [{name: value for name, value in line.items() if name not in left_out}
+             for line in lines_of(own_run) if line["step"] == 1]
+    folder = imported(tmp_path, write(tmp_path / "own.jsonl", *lines),
+                      flags=["--task", "countdown_task"])
+    ours, theirs = read_columns(own_run, 1), read_columns(folder, 1)
+    for name in ("group", "kind", "section", "prompt_ids"):
+        assert np.array_equal(ours[name], theirs[name]), name
+    for name in ("advantage", "log_prob", "entropy", "collision"):
+        assert np.allclose(ours[name], theirs[name], atol=1e-4), name
+
+
+@pytest.mark.parametrize("prompt, answer, section", [
+    (PROMPT, " hmm. 3 * 5", THINK), (PROMPT.removesuffix("<think>"), " hmm. 3 * 5", OTHER),
+    (PROMPT.removesuffix("<think>"), "<think> hmm. 3 * 5", THINK)])
+def test_nothing_is_thinking_without_a_tag(tmp_path, prompt, answer, section):
+    line = {**OURS, "prompt": prompt, "completion": answer}
+    columns = read_columns(imported(tmp_path, write(tmp_path / "t.jsonl", line)), 1)
+    assert columns["section"][-1] == section
+
+
+def analyzed(folder, capsys):
+    capsys.readouterr()
+    analyze.main([str(folder), "--all"])
+    return capsys.readouterr().out
+
+
+def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
+    lines = [{**OURS, "completion": text, "reward": reward, "prompt": prompt}
+             for prompt in (PROMPT, PROMPT.replace("22", "15"))
+             for text, reward in ((RIGHT, 1), (WRONG, 0))]
+    folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
+    said = analyzed(folder, capsys)
+    page = (folder / "analysis/report.html").read_text()
+    for words in ("Imported from 1 file of JSON lines", "4 answers were texts", "which need not be "
+                  "those that sampled", "advantage of 4 answers"):
+        assert words in " ".join(said.split()) and words in page, words
+    assert "not finished" not in said and '"answer":null' in page
+    config = json.loads((folder / "config.json").read_text())
+    assert set(config["made_of"]) == {"model", str(tmp_path / "t.jsonl")}
+
+
+def test_without_rewards_nothing_is_said_of_them(tmp_path, capsys, undrawn):
+    """A group whose rewards are not known is none of equal rewards, and has no z-score."""
+    folder = imported(tmp_path, write(tmp_path / "t.jsonl", prime_rl(rewards=None)))
+    said = analyzed(folder, capsys)
+    assert "In the old unit" in said and "By the sign of the advantage" not in said
+    assert "0%" not in said[said.index("## Over training"):said.index("## Where the gradient went")]
+
+
+def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn):
+    """Its tokenizer need not know ChatML."""
+    model = shutil.copytree(TINY, tmp_path / "other")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    tokenizer = (model / "tokenizer.json").read_text().replace("<|im_start|>", "<|turn|>")
+    (model / "tokenizer.json").write_text(tokenizer)
+    prompt = PROMPT.replace("<|im_start|>", "<|turn|>")
+    lines = [{**OURS, "prompt": prompt, "reward": None, "advantage": sign} for sign in (1, -1)]
+    folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines), model=model)
+    columns = read_columns(folder, 1)
+    assert np.isnan(columns["log_prob"]).all() and np.isnan(columns["collision"]).all()
+    said = " ".join(analyzed(folder, capsys).split())
+    assert "left out: log-prob, entropy, collision, reward" in said and "type llama" in said
+    assert "its size is not known" in said
+
+
+ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
+
+
+@pytest.mark.parametrize("line, said", [
+    ('{"step": 1', "t.jsonl, line 2 is not JSON"), ("[1]", "line 2 should hold a JSON object"),
+    ("{}", "line 2 is no answer"), ({**OURS, "step": None}, "line 2 has no step"),
+    ({**OURS, "step": 1.5}, "line 2: its step should be a whole number, not 1.5"),
+    ({**OURS, "reward": "1"}, "line 2: its reward should be a number"),
+    ({**OURS, "prompt": None}, "line 2 has no prompt"), ({**ID, "token_ids": []}, "has no answer"),
+    ({**OURS, "completion": " unheard"}, "cannot spell the completion of .*line 2"),
+    ({**ID, "token_ids": [7, -1]}, "line 2: its token_ids should be"),
+    ({**ID, "token_ids": [7, 211]}, "line 2 has 4 tokens up to number 211"),
+    ({**ID, "prompt_ids": [5] * 1023}, "line 2 has 1025 tokens"),
+    ({**ID, "log_prob": [-1.0]}, "line 2: its log_prob has 1 values, the answer 2 tokens"),
+    ({**ID, "log_prob": [-1.0, 2.0]}, "line 2: its log_prob should be"),
+    ({**ID, "weight": -1}, "line 2: its weight should be"),
+    ({**ID, "advantage": [1, 10 ** 400]}, "line 2: its advantage should be"),
+    ({**ID, "sections": ["think", "x"]}, "line 2: its sections should be a list of other, think")])
+def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, said):
+    path = tmp_path / "t.jsonl"
+    path.write_text(f"{json.dumps(ID)}\n{line if isinstance(line, str) else json.dumps(line)}\n")
+    with pytest.raises(UserError, match=said):
+        imported(tmp_path, path)
+    assert [left.name for left in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+@pytest.mark.parametrize("lines, said", [
+    ([], "there is no answer"),
+    ([{**ID, "step": 2}, ID, {**ID, "step": 2}], "line 3: step 2 comes after"),
+    ([ID, {**ID, "step": 0}], "line 2: step 0 comes after"),
+    ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt is not that"),
+    ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
+    ([prime_rl(entropy=[1.0])], "line 1: entropy has 1 values, token_ids 7"),
+    ([prime_rl(loss_mask=[False] * 7)], "line 1: its token_ids should be"),
+    ([prime_rl(loss_mask=[True] * 7)], "line 1 has no prompt")])
+def test_lines_that_do_not_go_together(tmp_path, lines, said):
+    with pytest.raises(UserError, match=said):
+        imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
+
+
+def test_a_step_is_in_memory_at_a_time(tmp_path, monkeypatch):
+    """The lines of a step are read when those of the step before are written."""
+    from tools import import_run
+    lines = [{**ID, "step": step} for step in (1, 1, 2, 2, 3, 3)]
+    taken, written = [], []
+    read, write_credit = import_run.lines_of, import_run.write_credit
+
+    def watched(files):
+        for found in read(files):
+            taken.append(found)
+            yield found
+
+    monkeypatch.setattr(import_run, "lines_of", watched)
+    monkeypatch.setattr(import_run, "write_credit", lambda *args, **more: (
+        written.append(len(taken)), write_credit(*args, **more)))
+    imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
+    assert written == [3, 5, 6]
+
+
+def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
+    importer = builtins.__import__
+
+    def without(name, *args, **more):
+        if name.split(".")[0] == "pyarrow":
+            raise ImportError(name)
+        return importer(name, *args, **more)
+
+    (tmp_path / "t.parquet").touch()
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match="pip install pyarrow.*JSON lines instead"):
+        imported(tmp_path, tmp_path / "t.parquet")
+
+
+def test_a_table_that_is_damaged_is_one_sentence(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(UserError, match="cannot read .*t.parquet as parquet"):
+        imported(tmp_path, tmp_path / "t.parquet")
+
+
+def test_what_trl_writes_is_read(tmp_path):
+    """One step of its trainer: texts, rewards and advantages are those that it used."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    seen = []
+
+    def length(completions, **_):
+        seen.extend(completions)
+        return [len(text) / 100 for text in completions]
+
+    args = trl.GRPOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=8, num_generations=4,
+        max_completion_length=16, max_steps=1, log_completions=True, logging_steps=1, report_to=[],
+        use_cpu=True, bf16=False, save_strategy="no", num_completions_to_print=0)
+    data = datasets.Dataset.from_list([{"prompt": PROMPT}, {"prompt": PROMPT.replace("22", "15")}])
+    trl.GRPOTrainer(AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
+                    reward_funcs=length, args=args, train_dataset=data,
+                    processing_class=AutoTokenizer.from_pretrained(TINY)).train()
+    columns = read_columns(imported(tmp_path, *(tmp_path / "completions").iterdir()), 1)
+    answers = np.split(columns["token_id"], columns["episode_start"][1:])
+    tokenizer = load_tokenizer(TINY)
+    texts = [tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in answers]
+    assert texts == [text or "<|im_end|>" for text in seen] and len(texts) == 8
+    assert np.allclose(columns["reward"], [len(text) / 100 for text in seen])
+    advantage = columns["advantage"][columns["episode_start"]].reshape(2, 4)
+    rewards = columns["reward"].reshape(2, 4)
+    std = rewards.std(1, ddof=1, keepdims=True)
+    assert np.allclose(advantage, (rewards - rewards.mean(1, keepdims=True)) / (std + 1e-4),
+                       atol=1e-5)

@@ -1,0 +1,154 @@
+"""How TRL, verl and prime-rl write the answers of a run: each line or row becomes a line of ours.
+
+    TRL        completions/*.parquet               texts, a column for each reward, advantages
+    verl       rollout_data_dir/*.jsonl            texts, score
+    prime-rl   token_exports/step_N/rank_R.jsonl   tokens of prompt and answer, numbers of each
+
+docs/your_own_run.md says what becomes of their fields. A file is read line by line.
+"""
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.errors import UserError, is_file
+from engine.labels import SECTIONS
+from engine.tokens import CHATML
+from harness.credit_file import LARGEST, column_of
+from harness.files import lines_in, parse_object
+from harness.flags import shortened
+
+PER_TOKEN = ("log_prob", "entropy", "collision", "weight", "advantage", "ratio")
+
+
+def is_number(value, low: float = -LARGEST, high: float = LARGEST) -> bool:
+    return type(value) in (int, float) and low <= value <= high  # not so for NaN
+
+
+def are_numbers(name: str):
+    """A test of one number for an answer, or one for each token, in the range of a column."""
+    low, high = column_of(name)[2:4]
+    return lambda value: all(is_number(x, low, high)
+                             for x in (value if isinstance(value, list) else [value]))
+
+
+def are_ids(value) -> bool:
+    return isinstance(value, list) and all(type(i) is int and 0 <= i < 2 ** 24 for i in value)
+
+
+def is_text(value) -> bool:
+    """A text, or messages."""
+    return isinstance(value, str) or isinstance(value, list) and value != [] and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+        for m in value)
+
+
+TEXT, IDS = ("a text or a list of messages", is_text), ("a list of token numbers", are_ids)
+FIELDS = {  # of a line: what it has to be, in words, and a test; null is as if it were not there
+    "step": ("a whole number", lambda value: type(value) is int and 0 <= value < 2 ** 30),
+    "group": ("a whole number or a text", lambda value: type(value) in (int, str)),
+    "prompt": TEXT, "completion": TEXT, "prompt_ids": IDS, "token_ids": IDS,
+    "reward": ("a number", is_number),
+    "finished": ("true or false", lambda value: type(value) is bool),
+    "sections": (f"a list of {', '.join(SECTIONS)}", lambda value: isinstance(value, list)
+                 and all(name in SECTIONS for name in value)),
+    **{name: ("a number, or one for each token, that this column can hold", are_numbers(name))
+       for name in PER_TOKEN}}
+
+
+def from_trl(line: dict, where: str) -> dict:
+    """Every other column of numbers is a reward; None and nan are 0, as they are there."""
+    others = line.keys() - FIELDS.keys()
+    return {**line, "reward": sum(filter(is_number, map(line.get, others))) if others else None}
+
+
+def from_verl(line: dict, where: str) -> dict:
+    """It leaves special tokens out. Those of ChatML are put back where a line names a role."""
+    prompt = line["input"]
+    if isinstance(prompt, str) and re.match("(system|user)\n(?!\n)", prompt):
+        begin, end = CHATML
+        prompt = re.sub("(^|\n)(system|user|assistant)\n", lambda role: (
+            f"{role[1] and end}{role[1]}{begin}{role[2]}\n"), prompt)
+    return {"step": line.get("step"), "prompt": prompt, "completion": line["output"],
+            "reward": line["score"]}
+
+
+def from_prime_rl(line: dict, where: str) -> dict:
+    """Prompt and answer are one sequence. The answer goes from the first token that was trained on
+    to the last; what stands between and was not, the result of a tool say, has weight 0."""
+    ids, mask = line["token_ids"], line["loss_mask"]
+    trained = [t for t, kept in enumerate(mask) if kept] if isinstance(mask, list) else []
+    if not are_ids(ids) or not trained:
+        raise UserError(f"{where}: its token_ids should be {IDS[0]}, and its loss_mask a list with "
+                        "a token that was trained on")
+    first, end = trained[0], trained[-1] + 1
+
+    def part(name: str, default=None):
+        values = line.get(name)
+        if not isinstance(values, list) or None in values:
+            return default
+        if len(values) != len(ids):
+            raise UserError(f"{where}: {name} has {len(values)} values, token_ids {len(ids)}")
+        return values[first:end]
+
+    factors = zip(part("rl_weights", [1.0] * (end - first)), part("loss_mask"),
+                  part("is_masked", [False] * (end - first)))
+    return {"step": line.get("export_step", line.get("step")), "reward": part("rewards", [None])[0],
+            "prompt_ids": ids[:first], "token_ids": ids[first:end],
+            "weight": [weight if kept and not dropped else 0 for weight, kept, dropped in factors],
+            "advantage": part("advantages"), "log_prob": part("inference_logprobs"),
+            "entropy": part("entropy"), "ratio": part("importance_ratio")}
+
+
+def checked(line: dict, where: str) -> dict:
+    """A line in our own fields, without those that are null or not ours."""
+    line = {name: value for name, value in line.items() if name in FIELDS and value is not None}
+    for name, value in line.items():
+        words, test = FIELDS[name]
+        if not test(value):
+            raise UserError(f"{where}: its {name} should be {words}, not {shortened(repr(value))}")
+    if "step" not in line or line.keys().isdisjoint(("reward", "advantage")):
+        lacks = "reward and no advantage" if "step" in line else "step"
+        raise UserError(f"{where} has no {lacks}")
+    return line
+
+
+FORMATS = (  # name, the fields that tell it, and what makes a line of ours of one
+    ("prime-rl", {"token_ids", "loss_mask"}, from_prime_rl),
+    ("verl", {"input", "output", "score"}, from_verl),
+    ("JSON lines", {"reward"}, lambda line, where: line),
+    ("TRL", {"prompt", "completion", "advantage"}, from_trl),
+    ("JSON lines", {"advantage"}, lambda line, where: line))
+
+
+def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
+    """Where a line stands, who wrote it, and what it says in our own fields; one at a time."""
+    for path in files:
+        if not is_file(path):
+            raise UserError(f"cannot read {path}: there is no such file")
+        rows = enumerate(read_table(path) if path.suffix == ".parquet" else lines_in(path), 1)
+        for number, row in rows:
+            where = f"{path}, line {number}"
+            if isinstance(row, str) and not row.strip():
+                continue
+            line = parse_object(row, where) if isinstance(row, str) else row
+            fitting = [entry for entry in FORMATS if entry[1] <= line.keys()]
+            if not fitting:
+                raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
+                                f"but {shortened(', '.join(line))}")
+            name, _, translate = fitting[0]
+            yield where, name, checked(translate(line, where), where)
+
+
+def read_table(path: Path) -> Iterator[dict]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise UserError(f"{path}: parquet needs pyarrow (pip install pyarrow), or JSON lines "
+                        "instead: pandas.read_parquet(FILE).to_json(FILE + '.jsonl', "
+                        "orient='records', lines=True)") from None
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=64):
+            yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"cannot read {path} as parquet: {str(error).splitlines()[0]}") from None
