@@ -2,7 +2,8 @@
 // KINDS, SECTIONS, TAG and START are written before this by page.py.
 const $ = id => document.getElementById(id);
 const answers = JSON.parse($('episodes').textContent);
-const quantities = Object.keys(answers[0].values);
+const quantities = Object.keys(answers[0].values)  // those that are known of any token
+  .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
 const BLUE = 'var(--blue)', ORANGE = 'var(--orange)';
 
 function fill(select, choices) {
