@@ -76,10 +76,11 @@ def from_prime_rl(line: dict, where: str) -> dict:
     """Prompt and answer are one sequence. The answer goes from the first token that was trained on
     to the last; what stands between and was not, the result of a tool say, has weight 0."""
     ids, mask = line["token_ids"], line["loss_mask"]
-    trained = [t for t, kept in enumerate(mask) if kept] if isinstance(mask, list) else []
-    if not are_ids(ids) or not trained:
-        raise UserError(f"{where}: its token_ids should be {IDS[0]}, and its loss_mask a list with "
-                        "a token that was trained on")
+    are_lists = are_ids(ids) and isinstance(mask, list) and len(mask) == len(ids)
+    trained = [t for t, kept in enumerate(mask) if kept] if are_lists else []
+    if not trained:
+        raise UserError(f"{where}: its token_ids should be {IDS[0]}, and its loss_mask as many yes "
+                        "and no, with a token that was trained on")
     first, end = trained[0], trained[-1] + 1
 
     def part(name: str, default=None):
@@ -90,7 +91,7 @@ def from_prime_rl(line: dict, where: str) -> dict:
             raise UserError(f"{where}: {name} has {len(values)} values, token_ids {len(ids)}")
         return values[first:end]
 
-    factors = zip(part("rl_weights", [1.0] * (end - first)), part("loss_mask"),
+    factors = zip(part("rl_weights", [1.0] * (end - first)), mask[first:end],
                   part("is_masked", [False] * (end - first)))
     return {"step": line.get("export_step", line.get("step")), "reward": part("rewards", [None])[0],
             "prompt_ids": ids[:first], "token_ids": ids[first:end],

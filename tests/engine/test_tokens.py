@@ -3,13 +3,13 @@ import json
 import shutil
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from conftest import ROOT
 from engine.errors import UserError
 from harness.load import load_policy
 from harness.settings import make_settings
-from engine.tokens import encode_prompt, load_tokenizer, token_bytes
+from engine.tokens import encode, encode_prompt, load_tokenizer, token_bytes
 from qwen2_model import Qwen2
 
 @pytest.fixture
@@ -41,6 +41,13 @@ def test_the_bytes_of_a_byte_level_tokenizer():
     pieces = token_bytes(tokenizer, tokenizer.encode(text).ids)
     assert b"".join(pieces).decode() == text and b">\n" in pieces and b"<|im_end|>" in pieces
     assert token_bytes(tokenizer, [10_000])[0].decode() == "\ufffd"  # beyond the vocabulary
+
+
+def test_an_accent_that_a_tokenizer_composes_is_no_loss():
+    tokenizer = byte_level_tokenizer([])
+    tokenizer.normalizer = normalizers.NFC()
+    ids = encode(tokenizer, "e\u0301", "a text")
+    assert b"".join(token_bytes(tokenizer, ids)).decode() == "\u00e9"
 
 
 @pytest.mark.parametrize("changes, words", [

@@ -268,6 +268,7 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt is not that"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
     ([prime_rl(entropy=[1.0])], "line 1: entropy has 1 values, token_ids 7"),
+    ([prime_rl(loss_mask=[False, True] * 4)], "line 1: its token_ids should be"),
     ([prime_rl(loss_mask=[False] * 7)], "line 1: its token_ids should be"),
     ([prime_rl(loss_mask=[True] * 7)], "line 1 has no prompt")])
 def test_lines_that_do_not_go_together(tmp_path, lines, said):
