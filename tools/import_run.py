@@ -145,7 +145,7 @@ class Reader:
             finished=torch.tensor([self.is_finished(answer) for answer in answers]),
             section=section, kind=kind, scores=unknown | {"reward": reward},
             **{name: given[name] for name in (*FACTS, "advantage")})
-        self.count.update({"steps": 1, "answers": len(answers), 
+        self.count.update({"steps": 1, "answers": len(answers),
                            "tokens": int(mask.sum()), "no reward": int(reward.isnan().sum())})
         ratio = {} if given["ratio"].isnan().any() else {"ratio": given["ratio"]}
         return self.add_advantage(self.add_facts(batch)), given["weight"].nan_to_num(1), ratio
