@@ -220,6 +220,22 @@ def test_the_first_that_fails_is_told_while_others_are_still_awaited(monkeypatch
     is_told.set()
 
 
+def test_a_server_that_was_stopped_is_not_waited_for(monkeypatch):
+    """As vLLM does it: the port is closed, the open connection stays open and silent."""
+    monkeypatch.setattr(http_client, "LOOK_EVERY", 0.1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = Client("--rollouts", f"http://127.0.0.1:{listener.getsockname()[1]}", 20.0)
+    taken = []
+
+    def take_one_and_stop():
+        taken.append(listener.accept()[0])
+        listener.close()
+
+    threading.Thread(target=take_one_and_stop).start()
+    assert "no answer to /v1/" in said_by(client.post, "/v1/completions", {})
+    taken[0].close()
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
