@@ -149,7 +149,8 @@ class RolloutServer:
             raise self.client.error(
                 f"its log-probs of known tokens are {apart:.2g} from ours on average, and rounding "
                 f"explains {largest:.2g}: it does not have the weights that it was told to load, "
-                "or not all of them, or it takes those of another training as well")
+                "or not all of them, or it takes those of another training as well "
+                "(docs/rollouts_by_a_server.md)")
         if self.usual is None:
             self.usual = apart
 

@@ -14,7 +14,8 @@ SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze
 ROOMS = ("engine", "harness", "credit", "analysis", "research", "tools", "benchmarks")
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
-DOORS = {"tools.import_formats": {"pyarrow"}}  # to other tools, and what they alone import
+DOORS = {  # to other tools, and what they alone import
+    "tools.import_formats": {"pyarrow"}, "tools.vllm_worker": {"vllm"}}
 
 # Room or file -> what it may import; a name stands for itself and for all that lies in it.
 ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]
