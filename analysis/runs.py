@@ -59,6 +59,10 @@ def is_share(value) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 
+def is_share_or_null(value) -> bool:
+    return value is None or is_share(value)
+
+
 def is_step(value) -> bool:
     return type(value) is int and 0 <= value < 2 ** 31
 
@@ -69,7 +73,7 @@ def are_answers(values) -> bool:
 
 
 VALUES = {  # what is read of each line, and what it has to be
-    "metrics": {"step": is_step, "success": is_share, "entropy": is_number_or_null,
+    "metrics": {"step": is_step, "success": is_share_or_null, "entropy": is_number_or_null,
                 "gradient_norm": is_number_or_null, "length": is_number_or_null,
                 "seconds": is_number_or_null},
     "evaluations": {"step": is_step, "mode": lambda value: value in MODES, "success": is_share,

@@ -118,8 +118,9 @@ def step_of(path: Path) -> int | None:
 
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, origin: dict = {},
                  **more: torch.Tensor) -> None:
-    """Write a batch's record. `origin` has the run_id and the step, if it is of a run; `more` are
-    further (B, T) by name, the true credit of a probe say."""
+    """Write a batch's record. `origin` has the run_id and the step, if it is of a run, and the
+    process where one writes for all; `more` are further (B, T) by name, the true credit of a probe
+    say."""
     tokens = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
               "collision": rollouts.collision, "weight": weight, "advantage": rollouts.advantage,
               **more, "section": rollouts.section, "kind": rollouts.kind}
@@ -130,7 +131,7 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, origin: d
     columns |= {name: rollouts.scores[part].cpu().numpy() for name, part in SCORES.items()}
     columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids)
     columns["prompt_start"] = starts([len(prompt) for prompt in rollouts.prompt_ids])
-    columns["process"] = [processes.rank(), processes.count()]
+    columns["process"] = origin.get("process", [processes.rank(), processes.count()])
     if "run_id" in origin:
         columns["step"] = [origin["step"]]
         columns["run_id"] = list(bytes.fromhex(origin["run_id"]))

@@ -2,7 +2,9 @@
 same."""
 import io
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -96,3 +98,23 @@ def program(folder: Path, *argv, expect=0) -> str:
                             text=True)
     assert result.returncode == expect, result.stdout + result.stderr
     return result.stdout + result.stderr
+
+
+PRINTING = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def environment(**more) -> dict:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def start_ranks(command: list, count: int, more={}, **pipes) -> list[subprocess.Popen]:
+    """So many processes that share their work, without torchrun: it takes seconds itself."""
+    place = dict(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    return [subprocess.Popen(list(map(str, command)), **pipes, env=environment(
+        RANK=str(rank), LOCAL_RANK=str(rank), **place, **more)) for rank in range(count)]

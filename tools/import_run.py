@@ -15,6 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -181,12 +182,10 @@ class Reader:
         return answer.line.get("finished", ended)
 
     def labels(self, answer: Answer) -> tuple[list[int], list[int]]:
-        """Section and kind of each token. Without a tag nothing is called thinking."""
-        pieces = token_bytes(self.tokenizer, answer.ids)
-        sections, kinds = self.task.label(pieces) if self.task else annotate(pieces)
-        opened = b"".join(token_bytes(self.tokenizer, answer.prompt)).rstrip().endswith(b"<think>")
-        if not (self.task or opened or b"think>" in b"".join(pieces)):
-            sections = [OTHER if code == THINK else code for code in sections]
+        """Section and kind of each token."""
+        prompt, pieces = (token_bytes(self.tokenizer, ids) for ids in (answer.prompt, answer.ids))
+        label = self.task.label if self.task else partial(label_by_tags, b"".join(prompt))
+        sections, kinds = label(pieces)
         if "sections" in answer.line:
             sections = [SECTIONS.index(name) for name in answer.line["sections"]]
         return sections, kinds
@@ -214,6 +213,15 @@ class Reader:
              "answers, a z-score in the group."),
             (unknown, f"Not known, and left out: {unknown}{why}."))
         return [sentence for holds, sentence in sentences if holds]
+
+
+def label_by_tags(prompt: bytes, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+    """Section and kind of each token, by its text alone. Without a tag, in the answer or at the end
+    of the prompt, nothing is called thinking."""
+    sections, kinds = annotate(pieces)
+    if not (prompt.rstrip().endswith(b"<think>") or b"think>" in b"".join(pieces)):
+        sections = [OTHER if code == THINK else code for code in sections]
+    return sections, kinds
 
 
 def as_text(value, field: str) -> str:

@@ -55,7 +55,7 @@ def is_json(value):
 
 @pytest.mark.parametrize("name, key, values", [
     ("metrics", "step", (-1, 1.0, "1", True, None, HUGE)),
-    ("metrics", "success", (1.01, NAN, True, None)),
+    ("metrics", "success", (1.01, NAN, True, "x")),
     ("metrics", "entropy", (INF, HUGE, 1e39, "x", [])),
     ("evaluations", "mode", ("other", None)),
     ("evaluations", "success_low", (-0.1, "x", None)),

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,7 +28,7 @@ from harness.load import load_policy, load_reference
 from harness.registry import make_advantage, make_mitigation
 from harness.run_folder import RunFolder
 from harness.settings import make_settings
-from runs import lines
+from runs import PRINTING, environment, free_port, lines, start_ranks
 from train import main, with_advantage
 
 ARMS = {
@@ -83,24 +82,6 @@ from test_processes import measured
 save_file(measured(sys.argv[3]), f"{sys.argv[4]}/{processes.rank()}.safetensors")
 processes.stop()
 """
-PRINTING = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def environment(**more) -> dict:
-    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
-
-
-def start_ranks(command: list, count: int, more={}, **pipes) -> list[subprocess.Popen]:
-    """So many processes that share their work, without torchrun: it takes seconds itself."""
-    place = dict(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    return [subprocess.Popen(list(map(str, command)), **pipes, env=environment(
-        RANK=str(rank), LOCAL_RANK=str(rank), **place, **more)) for rank in range(count)]
 
 
 def torchrun(*arguments, program=ROOT / "train.py") -> subprocess.Popen:
