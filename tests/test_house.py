@@ -15,7 +15,8 @@ ROOMS = ("engine", "harness", "credit", "analysis", "research", "tools", "benchm
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # to other tools, and what they alone import
-    "tools.import_formats": {"pyarrow"}, "tools.vllm_worker": {"vllm"}}
+    "tools.import_formats": {"pyarrow"}, "tools.vllm_worker": {"vllm"},
+    "tools.trl_trainer": {"trl", "transformers", "accelerate"}}
 
 # Room or file -> what it may import; a name stands for itself and for all that lies in it.
 ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]

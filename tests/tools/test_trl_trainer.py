@@ -1,0 +1,337 @@
+"""TRL's trainer with a weighting of ours: TRL's own run without one, our gradient with one. All but
+the first test are skipped where TRL is not installed."""
+import re
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import analyze
+from conftest import ASKED, ROOT, StateIdea, copied, put_in
+from countdown_task import Problem
+from credit.weight import token_weight
+from engine.errors import UserError
+from engine.forward import Forward, response_log_probs, with_facts
+from engine.policy import derived_seed
+from grpo import length_factor, policy_loss
+from harness.credit_file import read_credit, read_file
+from harness.flags import parameters_as_flags
+from harness.registry import MITIGATIONS, make
+from harness.load import load_policy
+from harness.settings import make_settings
+from runs import PRINTING, copy_project, lines, program, start_ranks
+
+if find_spec("trl"):
+    import trl
+    from datasets import Dataset
+    from tools import trl_trainer
+    from tools.trl_trainer import CreditGRPOTrainer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+else:
+    trl, TrainerCallback = None, object
+needs_trl = pytest.mark.skipif(trl is None, reason="TRL is not installed")
+TINY = str(ROOT / "models/tiny")
+PROBLEMS = [ASKED[0], Problem((2, 4, 6, 8), 20), ASKED[1]]  # one prompt is longer
+
+
+def test_without_trl_one_sentence_says_what_to_install():
+    """Whether TRL is installed or not."""
+    blocked = ("import sys; sys.modules['trl'] = None; sys.path.insert(0, '.')\n"
+               "from engine.errors import UserError\n"
+               "try:\n    import tools.trl_trainer\n"
+               "except UserError as error:\n    print(error)")
+    said = program(ROOT, "-c", blocked)
+    assert "pip install trl==" in said and said.count("\n") == 1
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradient of each update, before it is forgotten."""
+
+    def __init__(self):
+        self.kept = []
+
+    def on_pre_optimizer_step(self, args, state, control, model, **_):
+        self.kept.append({name: p.grad.clone() for name, p in model.named_parameters()})
+
+
+def length_reward(completions, **_):
+    """It differs within groups."""
+    return [len(text) / 100 for text in completions]
+
+
+def has_hit(completions, **_):
+    """1 or None: it says nothing of most answers."""
+    return [1.0 if "hit" in text else None for text in completions]
+
+
+def trained(policy, out, kind=None, steps=1, resume=None, dropout=0.0, **given):
+    """A trainer after so many steps of three problems with four answers each, in two micro-batches,
+    and the gradient of each step. What is given is an argument of the trainer or of GRPOConfig."""
+    names = ("mitigation", "mitigation_flags", "rescale", "credit", "task", "reward_funcs")
+    of_trainer = {name: given.pop(name) for name in names if name in given}
+    usual = dict(max_steps=steps, per_device_train_batch_size=6, gradient_accumulation_steps=2,
+                 num_generations=4, max_completion_length=60, learning_rate=1e-3, use_cpu=True,
+                 bf16=False, seed=0, report_to=[], logging_steps=1, save_strategy="no",
+                 disable_tqdm=True, shuffle_dataset=False, max_grad_norm=0.0)
+    rows = [{"prompt": policy.task.prompt_for(problem)} for problem in PROBLEMS * steps]
+    gradients = Gradients()
+    trainer = (kind or CreditGRPOTrainer)(
+        AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32, attention_dropout=dropout),
+        args=trl.GRPOConfig(output_dir=str(out), **usual | given), callbacks=[gradients],
+        train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(TINY),
+        **{"reward_funcs": [length_reward, has_hit], **of_trainer})
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer, gradients.kept
+
+
+def ours(policy, folder, name, flags={}, rescale="mean", loss_norm="token", step=1):
+    """Weight and gradient that this lab gives the answers of a TRL run: its own log-probs,
+    entropies and weights; TRL's ids, rewards and advantages."""
+    model = copied(policy.model)
+    forward = Forward(model, 64)
+    generator = torch.Generator().manual_seed(derived_seed("credit", 0, step))
+    batch = read_credit(folder, step, policy.tokenizer, forward=forward, generator=generator)
+    batch = with_facts(model, batch, 64)
+    function = MITIGATIONS[name]
+    values = {flag: known.default for flag, known in parameters_as_flags(function).items()} | flags
+    weight, _ = token_weight(make(function, values, policy), name, batch, policy, rescale)
+    factor = length_factor(batch, loss_norm, 60)
+    log_prob = response_log_probs(model, batch, torch.arange(len(batch.ids)))
+    policy_loss(log_prob, batch.advantage, weight * factor, batch.mask,
+                int(batch.mask.sum())).backward()
+    return batch, weight, {name: p.grad for name, p in model.named_parameters()}
+
+
+def flat(gradient):
+    return torch.cat([gradient[name].flatten() for name in sorted(gradient)])
+
+
+def assert_same_vector(found, wanted):
+    """As vectors. Two forward passes tell 1 - p of a token that is almost sure with few digits, and
+    some weightings go by it."""
+    assert (flat(found) - flat(wanted)).norm() < 1e-3 * flat(wanted).norm()
+
+
+def weights_on_file(folder, step=1):
+    return read_file(folder / f"credit/step_{step:06d}.npz")["weight"]
+
+
+@needs_trl
+@pytest.mark.numerics
+@pytest.mark.parametrize("name, flags, more, norm", [
+    ("none", {}, {}, "token"), ("entropy_ratio", {"entropy_beta": 2.0}, {}, "token"),
+    ("entropy_ratio", {}, {"loss_type": "grpo"}, "sequence"),
+    ("equal_gradient", {}, {"loss_type": "dr_grpo"}, "constant"),
+    ("equal_gradient", {}, {"rescale": "gradient"}, "token"),
+    ("outcome_conditional", {}, {}, "token"), ("by_kind", {}, {}, "token"),
+    ("covariance", {"covariance_low": 0.1}, {}, "token"),
+    ("attention_credit", {}, {}, "token"), ("inverse_logprob_as_published", {}, {}, "token"),
+    ("learned_importance", {"importance_warmup": 0}, {}, "token"),
+    ("lambda_grpo", {"lambda_init": 5.0}, {}, "token")])
+def test_the_gradient_is_ours_on_the_same_batch(policy, tmp_path, name, flags, more, norm):
+    """Weights from TRL's numbers and from ours are the same, and so is the gradient of TRL's loss,
+    its answers shuffled and cut into micro-batches."""
+    _, [found] = trained(policy, tmp_path / "out", mitigation=name, mitigation_flags=flags,
+                         credit=tmp_path / "run", **more)
+    rescale = "none" if "published" in name else more.get("rescale", "mean")
+    batch, weight, wanted = ours(policy, tmp_path / "run", name, flags, rescale, norm)
+    assert name == "none" or weight[batch.mask].std() > 0.01
+    torch.testing.assert_close(torch.from_numpy(weights_on_file(tmp_path / "run")),
+                               weight[batch.mask], rtol=0.01, atol=1e-3)  # 1 - p near 1, squared
+    assert_same_vector(found, wanted)
+
+
+def numbers(trainer):
+    """The log without times."""
+    return [{key: value for key, value in line.items() if "time" not in key and "second" not in key}
+            for line in trainer.state.log_history]
+
+
+@needs_trl
+@pytest.mark.parametrize("credit", [False, True])
+def test_without_a_weighting_the_run_is_trls_own_to_the_digit(policy, tmp_path, credit):
+    """Also where credit files are written, which takes a forward pass more. Dropout draws random
+    numbers in each."""
+    plain, wanted = trained(policy, tmp_path / "plain", trl.GRPOTrainer, steps=2, dropout=0.1)
+    watched, found = trained(policy, tmp_path / "watched", steps=2, dropout=0.1,
+                             credit=tmp_path / "run" if credit else None)
+    assert numbers(plain) == numbers(watched)
+    assert all(torch.equal(flat(a), flat(b)) for a, b in zip(wanted, found, strict=True))
+
+
+@needs_trl
+def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
+    """Numbers in the files are those of our model; a text that TRL was rewarded for is what the
+    tokens spell. analyze.py makes its tables of them."""
+    seen = []
+
+    def noted(completions, prompts, **_):
+        seen.append((prompts, completions))
+        return length_reward(completions)
+
+    folder = tmp_path / "run"
+    trained(policy, tmp_path / "out", steps=2, credit=folder, reward_funcs=[noted, has_hit],
+            task="countdown_task", reward_weights=[1.0, 0.5])
+    prompts, texts = seen[0]
+    batch = read_credit(folder, 1, policy.tokenizer)
+    told = with_facts(policy.model, batch, 64)
+    for name in ("log_prob", "entropy", "collision"):
+        torch.testing.assert_close(getattr(batch, name), getattr(told, name), rtol=0, atol=1e-5)
+    assert [text.removesuffix("<|im_end|>") for text in batch.responses] == texts
+    assert batch.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and batch.step == 1
+    spelled = [policy.tokenizer.decode(batch.prompt_ids[g], skip_special_tokens=False)
+               for g in batch.group.tolist()]
+    assert spelled == prompts
+    hits = [0.5 * ("hit" in text) for text in texts]
+    assert batch.reward.tolist() == pytest.approx(np.add(length_reward(texts), hits).tolist())
+    assert batch.finished.tolist() == [text.endswith("<|im_end|>") for text in batch.responses]
+    own = batch.reward.view(3, 4)
+    wanted = (own - own.mean(1, keepdim=True)) / (own.std(1, keepdim=True) + 1e-4)
+    torch.testing.assert_close(batch.advantage[:, 0], wanted.flatten(), rtol=1e-4, atol=1e-5)
+    section, kind = policy.task.label([piece.encode() for piece in batch.texts[0]])
+    n = len(section)
+    assert batch.section[0, :n].tolist() == section and batch.kind[0, :n].tolist() == kind
+    analyze.main([str(folder)])
+    assert "Where the gradient went" in capsys.readouterr().out
+
+
+@needs_trl
+def test_an_answer_that_trl_leaves_out_is_on_record_with_weight_0(policy, tmp_path):
+    """mask_truncated_completions; the other answers are weighted among themselves."""
+    folder = tmp_path / "run"
+    trained(policy, tmp_path / "out", mitigation="entropy_ratio", credit=folder,
+            max_completion_length=44, mask_truncated_completions=True)
+    batch = read_credit(folder, 1, policy.tokenizer)
+    weight = torch.zeros(batch.mask.shape).masked_scatter(
+        batch.mask, torch.from_numpy(weights_on_file(folder)))
+    assert 0 < batch.finished.sum() < len(batch.finished)
+    assert (batch.length[~batch.finished] == 44).all() and not weight[~batch.finished].any()
+    told = with_facts(policy.model, batch, 64)
+    torch.testing.assert_close(batch.log_prob, told.log_prob, rtol=0, atol=1e-5)
+    kept = batch.mask & batch.finished[:, None]
+    assert weight[kept].mean() == pytest.approx(1.0, abs=1e-5)
+
+
+WORKER = """
+import sys
+sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests", f"{sys.argv[1]}/tests/tools"]
+import torch
+torch.set_num_threads(1)
+from test_trl_trainer import *
+policy = load_policy(make_settings({"model": TINY}))
+trainer, [gradient] = trained(policy, sys.argv[2], credit=f"{sys.argv[2]}/run",
+                              mitigation="attention_credit", per_device_train_batch_size=3,
+                              ddp_backend="gloo")
+save_file(gradient, f"{sys.argv[2]}/{trainer.accelerator.process_index}.safetensors")
+"""
+
+
+@needs_trl
+@pytest.mark.numerics
+def test_two_processes_weigh_one_batch(policy, tmp_path):
+    """A group is shared by both, prompts and answers of each are padded to their own longest."""
+    command = [sys.executable, "-c", WORKER, ROOT, tmp_path]
+    workers = start_ranks(command, 2, **PRINTING)
+    printed = [worker.communicate(timeout=300)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], "".join(printed)
+    batch, weight, wanted = ours(policy, tmp_path / "run", "attention_credit")
+    assert len(batch.ids) == 12 and weight[batch.mask].mean() == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(torch.from_numpy(weights_on_file(tmp_path / "run")),
+                               weight[batch.mask], rtol=1e-3, atol=1e-4)
+    for rank in range(2):
+        assert_same_vector(load_file(tmp_path / f"{rank}.safetensors"), wanted)
+
+
+@needs_trl
+def test_the_program_on_the_page_works_as_it_stands_there(tmp_path):
+    """Pasted with two steps instead of 60."""
+    page = (ROOT / "docs/your_own_run.md").read_text()
+    [pasted] = [text for text in re.findall("```python\n(.*?)```", page, flags=re.S)
+                if "CreditGRPOTrainer" in text]
+    folder = copy_project(tmp_path)
+    (folder / "models").symlink_to(ROOT / "models")
+    (folder / "pasted.py").write_text(pasted.replace("max_steps=60", "max_steps=2"))
+    program(folder, "pasted.py")
+    assert [line["step"] for line in lines(folder / "runs/trl/metrics.jsonl")] == [1, 2]
+    assert len(list((folder / "runs/trl/credit").iterdir())) == 2
+
+
+@needs_trl
+@pytest.mark.parametrize("more", [
+    {"loss_type": "cispo", "epsilon_high": 5.0}, {"loss_type": "sapo"}, {"loss_type": "bnpo"},
+    {"loss_type": "luspo"}, {"loss_type": "vespo"}, {"top_entropy_quantile": 0.2}, {"beta": 0.1},
+    {"off_policy_mask_threshold": 0.1, "num_iterations": 2}, {"scale_rewards": "batch"},
+    {"temperature": 1.5}, {"delta": 2.0, "steps_per_generation": 4}],
+    ids=lambda more: "-".join(map(str, more.values())))
+def test_what_else_trl_can_do_goes_on_working(policy, tmp_path, monkeypatch, more):
+    """A weighting of 3 everywhere, rescaled to 1, is TRL's own run: in each loss, with each mask.
+    One that leaves out tokens is another."""
+    put_in(monkeypatch, lambda tokens: torch.full_like(tokens.log_prob, 3.0), "threes")
+    put_in(monkeypatch, lambda tokens: (tokens.kind > 1).float(), "some")
+    gradients = {}
+    for name in ("none", "threes", "some"):
+        gradients[name] = trained(policy, tmp_path / name, steps=2, mitigation=name, **more)[1]
+    for plain, threes, some in zip(*gradients.values(), strict=True):
+        torch.testing.assert_close(flat(threes), flat(plain), rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(flat(some), flat(plain), rtol=0.1, atol=1e-4)
+
+
+@needs_trl
+def test_a_state_goes_on_where_it_was(policy, tmp_path, monkeypatch):
+    """A class may keep a state; it lies in TRL's checkpoint, and so does the number of the step."""
+    put_in(monkeypatch, StateIdea, "state_idea")
+    given = dict(mitigation="state_idea", mitigation_flags={"speed": 0.25}, save_strategy="steps",
+                 save_steps=1, max_steps=2, credit=tmp_path / "run")
+    whole, _ = trained(policy, tmp_path / "out", steps=2, **given)
+    wanted = weights_on_file(tmp_path / "run", 2)
+    resumed, _ = trained(policy, tmp_path / "out", steps=2, **given,
+                         resume=str(tmp_path / "out/checkpoint-1"))
+    assert np.array_equal(weights_on_file(tmp_path / "run", 2), wanted)
+    for trainer in (whole, resumed):
+        assert trainer.credit.batches == 2 and trainer.credit.weighting.mean > 0
+    assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [1, 2]
+
+
+@needs_trl
+@pytest.mark.parametrize("given, said", [
+    ({"mitigation": "entropy_ration"}, "entropy_ration is not one of"),
+    ({"mitigation": "entropy_ratio", "mitigation_flags": {"beta": 1}},
+     "entropy_ratio has no flag beta, it has entropy_beta"),
+    ({"mitigation": "entropy_ratio", "mitigation_flags": {"entropy_beta": -1.0}}, "at least 0"),
+    ({"mitigation": "entropy_ratio", "importance_sampling_level": "sequence"}, "need 'token'"),
+    ({"mitigation": "causal_ablation"}, "needs train.py"),
+    ({"mitigation": "oracle"}, "needs train.py"),
+    ({"mitigation": lambda tokens: tokens.scores["format"]}, "no score 'format'"),
+    ({"mitigation": lambda tokens: -tokens.log_prob.abs()}, "is negative"),
+    ({"rescale": "sum"}, "sum is not one of")])
+def test_what_cannot_be_is_refused_in_a_sentence(policy, tmp_path, given, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        trained(policy, tmp_path, **given)
+
+
+@needs_trl
+def test_tokens_of_tools_are_refused(policy, tmp_path, monkeypatch):
+    made = trl.GRPOTrainer._generate_and_score_completions
+
+    def with_tools(self, inputs):
+        output = made(self, inputs)
+        return output | {"tool_mask": output["completion_mask"]}
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_and_score_completions", with_tools)
+    with pytest.raises(UserError, match="has tool_mask"):
+        trained(policy, tmp_path, mitigation="entropy_ratio")
+
+
+@needs_trl
+def test_another_trl_is_refused_in_a_sentence(monkeypatch):
+    trl_trainer.refuse_other_trl()
+    with monkeypatch.context() as patch:
+        patch.delattr(trl.GRPOTrainer, "_calculate_rewards")
+        with pytest.raises(UserError, match="has no _calculate_rewards"):
+            trl_trainer.refuse_other_trl()
+    monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", Gradients.__init__)
+    with pytest.raises(UserError, match="one advantage an answer"):
+        trl_trainer.refuse_other_trl()
