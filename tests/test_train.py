@@ -300,8 +300,8 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
     weights = load_file(folder / "checkpoints/step_000002/model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     gaps = [line["sampler_gap"] for line in lines(folder / "metrics.jsonl")]
-    gaps = [gap for gap in gaps if gap is not None]
-    assert gaps and all(1e-5 < gap < 0.2 for gap in gaps)  # float32 has about 1e-7
+    # in float32 it is about 1e-7; in bfloat16 it may be 0 in a step, where both round alike
+    assert 1e-5 < max(gap for gap in gaps if gap is not None) < 0.2
 
 
 @pytest.mark.parametrize(
