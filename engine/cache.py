@@ -2,10 +2,10 @@
 
 Rows that answer the same prompt stand in blocks of G rows, which share one copy of the prompt.
 Example: prompts p (3 tokens) and r (5 tokens), three answers to p and two to r, G = 2. A block with
-too few answers is filled up with a copy of its first one, whose results nobody reads:
+too few answers is filled up with copies of the prompt's first row, whose results nobody reads:
 
     row      0   1   2   3   4   5
-    answer   p0  p1  p2 (p2) r0  r1        3 blocks; row 3 is a copy
+    answer   p0  p1  p2 (p0) r0  r1        3 blocks; row 3 is a copy
 
 For every layer, keys and values are each (blocks, K, P + slots * G, head_dim), K the key heads. A
 block's prompt comes first, padded to P = 5 tokens. Then come the tokens of its rows, slot by slot:
@@ -21,7 +21,7 @@ feeds token 1 (x is seen, . is not, _ is not written yet):
     row 4, both heads    x x x x x    x .     x .     _ _
     row 5, both heads    x x x x x    . x     . x     _ _
 
-A larger G reads a prompt less often, but G - 1 of G scores in the slots are in vain. So G falls
+A larger G reads a prompt less often, but of G scores in the slots G - 1 are masked. So G falls
 while the answers grow (`rows_of_block`). Rows may also go on from within a prompt: then they see
 only its first tokens.
 
@@ -39,9 +39,9 @@ class Cache:
     """Keys and values of R rows in blocks of G, and of the prompts that they answer.
 
     First `arrange`, and `add_prompts` for one layer after the other. Then steps follow: after
-    `set_window`, each calls `open_slot`, `attend` in every layer, and `close_slot`. Between two
-    arrangements only the content of tensors changes, never their place in memory: a CUDA graph
-    repeats what it recorded at the same addresses.
+    `set_window`, each calls `open_slot`, and `attend` in every layer. Between two arrangements only
+    the content of tensors changes, never their place in memory: a CUDA graph repeats what it
+    recorded at the same addresses.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int):
@@ -122,7 +122,8 @@ class Cache:
         mask = self.mask[..., :self.end]
         R, H, size = q.shape
         q = q.reshape(R // self.G, self.G, -1, self.heads, size).transpose(1, 2).flatten(2, 3)
-        attended = F.scaled_dot_product_attention(q, keys, values, mask)  # (blocks, K, G * heads, )
+        # (blocks, K, G * heads, head_dim), like the queries
+        attended = F.scaled_dot_product_attention(q, keys, values, mask)
         return attended.unflatten(2, (self.G, self.heads)).transpose(1, 2).reshape(R, H, size)
 
     def write(self, stored: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

@@ -118,6 +118,25 @@ def test_finished_rows_leave_the_batch(small_model, fed, look_at_every_step):
         assert alive <= rows <= alive * 8 / 7 * 17 / 16 + 1
 
 
+def test_rows_at_their_limit_leave_the_batch(small_model, fed, look_at_every_step):
+    generate(small_model, PROMPTS, max_new_tokens=[3, 6, 6], stop_ids=())
+    assert [len(ids) for ids, _ in fed] == [3 + 6 + 1, 3, 3, 2, 2, 2]
+
+
+def test_a_copy_is_done_and_writes_into_a_column_of_its_own(small_model):
+    """31 answers to one prompt make 8 blocks of 4."""
+    zeros = torch.zeros(31, dtype=torch.long)
+    rows = Rows(answer=torch.arange(31), prompt=zeros, seen=zeros + 3, limit=zeros + 5,
+                token=zeros.clone(), position=zeros + 2, done=zeros.bool())
+    cache = Cache(small_model.config, torch.float32, longest_prompt=3)
+    sampling = Sampling(torch.tensor([2]), 1.0, False)
+    decoding = Decoding(FusedQwen2(small_model, 20), rows, cache, torch.rand(31, 5), sampling)
+    decoding.arrange(slots=4, written=0)
+    assert decoding.cache.G == 4
+    assert decoding.rows.answer.tolist() == list(range(32))
+    assert decoding.rows.done.nonzero().flatten().tolist() == [31]
+
+
 def test_alone_or_in_company(small_model):
     request = dict(max_new_tokens=20, greedy=True, stop_ids=())
     company = generate(small_model, PROMPTS, **request)

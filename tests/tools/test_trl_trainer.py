@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import analyze
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
@@ -20,8 +20,6 @@ from grpo import length_factor, policy_loss
 from harness.credit_file import read_credit, read_file
 from harness.flags import parameters_as_flags
 from harness.registry import MITIGATIONS, make
-from harness.load import load_policy
-from harness.settings import make_settings
 from runs import PRINTING, copy_project, lines, program, start_ranks
 
 if find_spec("trl"):
