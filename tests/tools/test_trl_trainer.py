@@ -218,7 +218,10 @@ import sys
 sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests", f"{sys.argv[1]}/tests/tools"]
 import torch
 torch.set_num_threads(1)
-from test_trl_trainer import *
+from safetensors.torch import save_file
+from harness.load import load_policy
+from harness.settings import make_settings
+from test_trl_trainer import TINY, trained
 policy = load_policy(make_settings({"model": TINY}))
 trainer, [gradient] = trained(policy, sys.argv[2], credit=f"{sys.argv[2]}/run",
                               mitigation="attention_credit", per_device_train_batch_size=3,
