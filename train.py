@@ -14,6 +14,7 @@ sampled from the weights that are updated with it (unless --rollouts_every says 
 import textwrap
 import time
 from dataclasses import replace
+from statistics import mean
 
 import engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
@@ -26,6 +27,7 @@ from credit.weight import token_weight
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
+from harness.identity import MODES
 from harness.load import (TrainerState, answers_from, load_optimizer, load_policy,
                           load_reference)
 from harness.metrics import Clock, step_metrics
@@ -98,8 +100,8 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
 
 
 def evaluate(policy: Policy, run: Run, step: int) -> None:
-    """One answer to every held-out problem, first sampled, then greedy."""
-    for mode in ("sampled", "greedy"):
+    """Answers to every held-out problem, first sampled, then a greedy one."""
+    for mode in MODES[run.settings.eval_modes]:
         start = time.perf_counter()
         line, answer = answer_held_out(policy, step, mode)
         run.append("evaluations.jsonl", line)
@@ -109,27 +111,26 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
 
 
 def answer_held_out(policy: Policy, step: int, mode: str) -> tuple[dict, str]:
-    """The line of evaluations.jsonl, and the first problem with its answer. Problems are answered
-    in parts no larger than a training batch."""
+    """The line of evaluations.jsonl, and the first problem with its answer. Problems are asked in
+    parts no larger than a training batch."""
     s = policy.settings
     problems = policy.task.held_out_problems(s.eval_tasks)
-    rows = s.questions * s.answers
+    is_greedy = mode == "greedy"
+    each, rows = 1 if is_greedy else s.eval_answers, s.questions * s.answers
     answer, well_formed, length, finished, texts = [], [], [], [], []
     for start in range(0, len(problems), rows):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
-        part = policy.ask(problems[start:start + rows], 1, derived_seed("evaluation", start),
-                          greedy=mode == "greedy")
-        answer += [int(value) for value in part.scores["answer"].tolist()]
-        well_formed += [round(value, 3) for value in part.scores["format"].tolist()]
-        length += part.length.tolist()
-        finished += part.finished.int().tolist()
+        part = policy.ask(problems[start:start + rows], each, derived_seed("evaluation", start),
+                          is_greedy)
+        for values, found in ((answer, part.scores["answer"]), (well_formed, part.scores["format"]),
+                              (length, part.length), (finished, part.finished)):
+            values += found.double().view(-1, each).mean(1).tolist()  # a number a problem
         texts += part.responses[:1]
-    count = len(problems)
-    low, high = wilson_interval(sum(answer), count)
-    line = {"step": step, "mode": mode, "success": sum(answer) / count, "success_low": low,
-            "success_high": high, "format_mean": sum(well_formed) / count,
-            "length_mean": sum(length) / count, "finished_mean": sum(finished) / count,
-            "answer": answer, "format": well_formed, "length": length}
+    low, high = wilson_interval(sum(answer), len(answer))  # of problems: wide, where each has more
+    line = {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
+            "success_high": high, "format_mean": mean(well_formed), "length_mean": mean(length),
+            "finished_mean": mean(finished), "answer": answer, "format": well_formed,
+            "length": length}
     return line, f"{policy.task.show(problems[0])}: {texts[0]}"
 
 

@@ -13,8 +13,9 @@ from harness.settings import OPTIONS
 SETTING = ("model", "task", "reward", "steps", "questions", "answers", "max_new_tokens",
            "temperature")  # and the flags of the task
 ASIDE = (  # what may differ within an arm
-    "seed", "out", "own", "eval_tasks", "device", "threads", "checkpointing", "offload_optimizer",
-    "shard", "micro_batch", "rollouts_timeout", "eval_every", "sample_every", "checkpoint_every")
+    "seed", "out", "own", "eval_tasks", "eval_answers", "eval_modes", "device", "threads",
+    "checkpointing", "offload_optimizer", "shard", "micro_batch", "rollouts_timeout", "eval_every",
+    "sample_every", "checkpoint_every")
 PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
 

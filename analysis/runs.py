@@ -68,17 +68,18 @@ def is_step(value) -> bool:
 
 
 def are_answers(values) -> bool:
-    """Right or wrong for each of the held-out problems."""
-    return isinstance(values, list) and all(is_number(v) and v in (0, 1) for v in values)
+    """The share of right answers to each of the held-out problems: 0 or 1 of a single answer."""
+    return isinstance(values, list) and all(map(is_share, values))
 
 
 VALUES = {  # what is read of each line, and what it has to be
     "metrics": {"step": is_step, "success": is_share_or_null, "entropy": is_number_or_null,
                 "gradient_norm": is_number_or_null, "length": is_number_or_null,
                 "seconds": is_number_or_null},
-    "evaluations": {"step": is_step, "mode": lambda value: value in MODES, "success": is_share,
-                    "success_low": is_share, "success_high": is_share, "format_mean": is_number,
-                    "finished_mean": is_number, "length_mean": is_number, "answer": are_answers}}
+    "evaluations": {"step": is_step, "mode": lambda value: value in MODES["both"],
+                    "success": is_share, "success_low": is_share, "success_high": is_share,
+                    "format_mean": is_number, "finished_mean": is_number,
+                    "length_mean": is_number, "answer": are_answers}}
 
 
 def check_lines(path: Path, lines: list[dict], tests: dict) -> None:

@@ -56,7 +56,7 @@ class causal_ablation:
         prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
         own_tokens = [ids[row][t] for row, t in places]
         rewards, spent = continuation_rewards(policy, tokens, prefixes, 1, without=own_tokens)
-        self.metrics = {"extra_tokens": spent}
+        self.metrics = spent
         return tokens.reward[[row for row, _ in places]] - rewards[:, 0]
 
 

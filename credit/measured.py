@@ -48,7 +48,7 @@ class measured:
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         places = (chance_of_others(rollouts) > self.above).nonzero().tolist()
         credit, spent = credit_at(policy, rollouts, places, [self.k] * len(places))
-        self.metrics = {"extra_tokens": spent}
+        self.metrics = spent
         return credit
 
 
@@ -71,7 +71,7 @@ class oracle:
         places = (other_chance > SURE).nonzero().tolist()
         counts = [math.ceil(self.k * other_chance[b, t].item()) for b, t in places]
         credit, spent = credit_at(policy, tokens, places, counts)
-        self.metrics = {"extra_tokens": spent}
+        self.metrics = spent
         return credit.abs()
 
 
@@ -87,9 +87,9 @@ def chance_of_others(rollouts: Rollouts) -> torch.Tensor:
 
 
 def credit_at(policy, rollouts: Rollouts, places: list,
-              counts: list[int]) -> tuple[torch.Tensor, int]:
-    """(B, T) credit, 0 but at these places (b, t), from so many fresh answers at each; and how many
-    tokens those took."""
+              counts: list[int]) -> tuple[torch.Tensor, dict]:
+    """(B, T) credit, 0 but at these places (b, t), from so many fresh answers at each; and what was
+    sampled for it."""
     rewards, spent = deviations(policy, rollouts, places, counts)
     others = torch.full(rollouts.mask.shape, float("nan"), dtype=torch.float64)
     for (b, t), reward in zip(places, rewards):
@@ -99,10 +99,10 @@ def credit_at(policy, rollouts: Rollouts, places: list,
 
 
 def deviations(policy, rollouts: Rollouts, places: list, counts: list[int],
-               progress=lambda share: None) -> tuple[list[torch.Tensor], int]:
+               progress=lambda share: None) -> tuple[list[torch.Tensor], dict]:
     """Rewards of answers that have another token at each place (b, t) and go on from there."""
     if not counts:
-        return [], 0
+        return [], {}
     ids, groups = rollouts.ids.tolist(), rollouts.group.tolist()
     prefixes, own_tokens = [], []
     for (b, t), count in zip(places, counts):

@@ -58,7 +58,7 @@ class vine:
         else:
             cuts = [segment_starts(texts, self.every) for texts in rollouts.texts]
         values, spent = prefix_values(policy, rollouts, cuts, self.k)
-        self.metrics = {"extra_tokens": spent}
+        self.metrics = spent
         advantage, lengths = torch.zeros_like(rollouts.log_prob), rollouts.length.tolist()
         for row, (starts, before) in enumerate(zip(cuts, values)):
             ends = [*starts[1:], lengths[row]]
@@ -83,16 +83,16 @@ def decision_starts(probability: list[float]) -> list[int]:
 
 
 def prefix_values(policy, rollouts: Rollouts, cuts: list[list[int]],
-                  k: int) -> tuple[list[list[float]], int]:
-    """Values of answer b's first cuts[b][j] tokens, and how many tokens were sampled for them.
-    Equal prefixes of one problem share theirs."""
+                  k: int) -> tuple[list[list[float]], dict]:
+    """Values of answer b's first cuts[b][j] tokens, and what was sampled for them. Equal prefixes
+    of one problem share theirs."""
     answers = [ids[:length] for ids, length in zip(rollouts.ids.tolist(), rollouts.length.tolist())]
     prefixes = []  # of each answer
     for group, answer, at in zip(rollouts.group.tolist(), answers, cuts):
         prefixes.append([(group, tuple(answer[:n])) for n in at])
     distinct = list(dict.fromkeys(prefix for of_answer in prefixes for prefix in of_answer))
     if not distinct:
-        return [[] for _ in cuts], 0
+        return [[] for _ in cuts], {}
     rewards, spent = continuation_rewards(policy, rollouts, distinct, k)
     value = dict(zip(distinct, rewards.mean(1).tolist()))
     return [[value[prefix] for prefix in of_answer] for of_answer in prefixes], spent
@@ -101,8 +101,9 @@ def prefix_values(policy, rollouts: Rollouts, cuts: list[list[int]],
 @torch.no_grad()
 def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: int,
                          progress=lambda share: None,
-                         without: list[int] | None = None) -> tuple[torch.Tensor, int]:
-    """Rewards (n, k) of k fresh answers that go on from each prefix, and how many tokens they took.
+                         without: list[int] | None = None) -> tuple[torch.Tensor, dict]:
+    """Rewards (n, k) of k fresh answers that go on from each prefix, and the price: how many
+    answers were sampled and scored, and their tokens.
 
     `without` names for each prefix a token that may not come next, -1 for none. A prefix that has
     ended, or that has reached the limit, is worth its own reward. Random numbers follow from the
@@ -143,7 +144,8 @@ def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: 
     for i, prefix in enumerate(prefixes):
         if room[i] <= 0:
             rewards[i] = reward_of(prefix)
-    return rewards.to(rollouts.mask.device), int(total)
+    price = {"extra_tokens": int(total), "extra_answers": len(cells)}
+    return rewards.to(rollouts.mask.device), price
 
 
 def tokens_left(ids: tuple[int, ...], limit: int, ends: tuple[int, ...]) -> int:

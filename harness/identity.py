@@ -27,7 +27,7 @@ NOT_IN_RUN_ID = (*CHANGEABLE, "out", "ranks", "versions", "git_commit", "code", 
 
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
 SEALED = ("config.json", "model.safetensors", "tokenizer.json", "trainer/state.safetensors")
-MODES = ("sampled", "greedy")  # of an evaluation
+MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evaluation
 
 
 def run_id_of(config: dict) -> str:
@@ -82,7 +82,8 @@ def missing_evaluations(config: dict, evaluations: list[dict], done: int) -> lis
     if done == config["steps"] and done % every:
         steps.append(done)
     made = {(line["step"], line.get("mode")) for line in evaluations}
-    return [(step, mode) for step in steps for mode in MODES if (step, mode) not in made]
+    modes = MODES[config.get("eval_modes", "both")]
+    return [(step, mode) for step in steps for mode in modes if (step, mode) not in made]
 
 
 def refuse_gaps(run: Path, config: dict, metrics: list[dict], evaluations: list[dict],

@@ -20,7 +20,7 @@ class Clock:
 
     def __init__(self, step: int):
         self.step = step
-        self.begin = time.perf_counter()
+        self.begin, self.processor = time.perf_counter(), time.process_time()
         self.seconds = {}  # of each stage
 
     @contextmanager
@@ -34,17 +34,19 @@ class Clock:
 def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weights: dict,
                  s) -> dict:
     """`update` are the metrics of the update, `weights` those of the weights; an advantage has its
-    own. None of them may take the name of another. Tokens that advantage and weights sampled for
-    themselves are added up."""
+    own. None of them may take the name of another. Tokens and answers that advantage and weights
+    sampled for themselves are added up."""
     batch = batch_metrics(rollouts)
     credit = metrics_of(advantage, f"the advantage {s.advantage}")
-    extra = sum(metrics.pop("extra_tokens", 0) for metrics in (credit, weights))
+    extra = {name: sum(metrics.pop(name, 0) for metrics in (credit, weights))
+             for name in ("extra_tokens", "extra_answers")}
     stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}
     speed = {**stages, "seconds": time.perf_counter() - clock.begin,
+             "processor_seconds": time.process_time() - clock.processor,
              "rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
              "update_tokens_per_second": update["trained_tokens"] / clock.seconds["update"],
              "peak_memory_bytes": peak_memory(rollouts.mask.device)}
-    return joined({"step": clock.step}, weights, credit, {"extra_tokens": extra}, batch, update,
+    return joined({"step": clock.step}, weights, credit, extra, batch, update,
                   speed)
 
 

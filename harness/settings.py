@@ -148,6 +148,10 @@ class Settings:
                              "never", least=0, most=MOST_STEPS, topic=RECORD)
     eval_tasks: int = option(500, "held-out problems of an evaluation",
                              least=1, most=100_000, only=EVALUATED, topic=RECORD)
+    eval_answers: int = option(1, "sampled answers to each of them: success is the share that is "
+                               "right", least=1, most=1000, only=EVALUATED, topic=RECORD)
+    eval_modes: str = option("both", "sampled answers alone, or greedy ones as well",
+                             choices=("both", "sampled"), only=EVALUATED, topic=RECORD)
     sample_every: int = option(10, "steps between sample answers kept in samples.jsonl, 0 for "
                                "never", least=0, most=MOST_STEPS, topic=RECORD,
                                changes_result=False)

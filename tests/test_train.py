@@ -101,6 +101,18 @@ def test_training_changes_the_model_and_the_seed_changes_the_run(whole, learner,
     assert not (tmp_path / "x/checkpoints").exists()
 
 
+def test_an_evaluation_may_take_several_answers_to_each_problem(learner, tmp_path):
+    """And leave out the greedy ones. With one answer it is what it is by default."""
+    for name, more in (("one", ()), ("four", ("--eval_answers", 4, "--eval_modes", "sampled"))):
+        run("--model", learner, "--out", tmp_path / name, "--steps", 0, "--eval_tasks", 8, *more)
+    [sampled, greedy], [four] = (lines(tmp_path / name / "evaluations.jsonl")
+                                 for name in ("one", "four"))
+    assert set(sampled["answer"] + greedy["answer"]) <= {0, 1} and len(four["answer"]) == 8
+    assert all(4 * share == round(4 * share) for share in four["answer"])
+    assert four["length_mean"] != sampled["length_mean"] and any(n % 1 for n in four["length"])
+    assert four["success"] == pytest.approx(sum(four["answer"]) / 8)
+
+
 def test_a_run_repeats_from_its_own_config(whole, tmp_path):
     run("--config", whole[0] / "config.json", "--out", tmp_path / "again")
     assert_same_run(whole[0], tmp_path / "again")

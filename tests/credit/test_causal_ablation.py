@@ -13,7 +13,7 @@ def test_causal_ablation_by_hand(policy, monkeypatch):
 
     def rewards(policy, tokens, prefixes, k, without):
         asked.extend(zip(prefixes, without))
-        return torch.tensor([[0.0], [1.0], [0.5], [1.0]]), 17
+        return torch.tensor([[0.0], [1.0], [0.5], [1.0]]), {"extra_tokens": 17}
     monkeypatch.setattr("credit.causal_ablation.continuation_rewards", rewards)
     mask = torch.tensor([[True] * 5, [True] + [False] * 4])
     tokens = hand_made(mask, ids=torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]]),

@@ -163,7 +163,7 @@ def test_vine_by_hand(monkeypatch, every, expected):
     Only the third token of the first answer is a decision."""
     worth = {0: 0.5, 2: 0.25, 4: 0.75}
     monkeypatch.setattr(monte_carlo, "continuation_rewards", lambda policy, batch, prefixes, k:
-                        (torch.tensor([[worth[len(ids)]] * k for _, ids in prefixes]), 9))
+                        (torch.tensor([[worth[len(ids)]] * k for _, ids in prefixes]), {"extra_tokens": 9}))
     chance = torch.full((3, 5), 0.95)
     chance[0, 2] = 0.5
     batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, log_prob=chance.log())
@@ -177,7 +177,7 @@ def test_equal_prefixes_of_one_question_share_their_continuations(policy, monkey
 
     def rewards(policy, batch, prefixes, k):
         asked.extend(prefixes)
-        return torch.arange(len(prefixes) * 1.0)[:, None], 0
+        return torch.arange(len(prefixes) * 1.0)[:, None], {}
 
     monkeypatch.setattr(monte_carlo, "continuation_rewards", rewards)
     batch = hand_made(torch.ones(3, 2, dtype=torch.bool), group=torch.tensor([0, 0, 1]),
@@ -206,7 +206,7 @@ def test_continuations_are_scored_whole_and_against_their_own_question(policy, m
     ids = tuple(policy.tokenizer.encode(start).ids)
     rewards, spent = continuation_rewards(policy, batch, [(0, ids), (1, ids)], 2)
     assert rewards[0].tolist() == pytest.approx([1.1, 1.1]) and (rewards[1] < 0.2).all()
-    assert spent == 4 * len(rest) and len(scored) == 2
+    assert spent == {"extra_tokens": 4 * len(rest), "extra_answers": 4} and len(scored) == 2
 
 
 def test_a_prefix_that_has_ended_or_is_full_is_worth_its_own_reward(policy, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_prefix_that_has_ended_or_is_full_is_worth_its_own_reward(policy, monk
     rewards, spent = continuation_rewards(policy, spoken(policy), prefixes, 3)
     expected = torch.tensor([1.1, 0.1, 0.0])[:, None].expand(3, 3)
     torch.testing.assert_close(rewards, expected)
-    assert spent == 0
+    assert spent == {"extra_tokens": 0, "extra_answers": 0}
 
 
 def test_continuations_stop_at_the_limit_of_the_whole_answer(policy, monkeypatch):
@@ -233,7 +233,8 @@ def test_continuations_stop_at_the_limit_of_the_whole_answer(policy, monkeypatch
     prefixes = [(0, tuple(batch.ids[0, :n].tolist())) for n in (1, 5, 9)]
     rewards, spent = continuation_rewards(policy, batch, prefixes, 2)
     [(limits, lengths)] = seen
-    assert rewards.shape == (3, 2) and spent == lengths.sum()
+    assert rewards.shape == (3, 2)
+    assert spent == {"extra_tokens": lengths.sum(), "extra_answers": 6}
     assert limits == [59, 59, 55, 55, 51, 51]  # of 60
     assert (lengths <= torch.tensor(limits)).all()
 

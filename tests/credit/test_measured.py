@@ -18,7 +18,7 @@ def test_oracle_by_hand(policy, monkeypatch):
 
     def rewards(policy, tokens, prefixes, k, progress, without):
         asked.extend(zip(prefixes, without))
-        return torch.tensor([[worth[ids]] * k for _, ids in prefixes]), 5
+        return torch.tensor([[worth[ids]] * k for _, ids in prefixes]), {"extra_tokens": 5}
 
     monkeypatch.setattr("credit.measured.continuation_rewards", rewards)
     half = math.log(0.5)
