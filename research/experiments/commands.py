@@ -44,5 +44,5 @@ def run_experiment(name: str, argv: list[str]) -> None:
 
 def list_experiments() -> None:
     for experiment in EXPERIMENTS.values():
-        count = sum(experiment.seeds_of(arm, experiment.seeds) for arm in experiment.arms)
+        count = sum(len(experiment.seeds_of(arm, experiment.seeds)) for arm in experiment.arms)
         print(f"{experiment.name:12s}{count:4d} runs  {experiment.question}")

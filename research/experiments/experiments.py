@@ -27,6 +27,26 @@ INVERSE = {name: f"--mitigation {name}"
 
 ONE_BATCH = {"common": "--questions 8 --answers 8 --steps 60 --eval_every 30", "seeds": 5,
              "shared": "8x8"}
+TUNED_ON = 100  # the first of the seeds on which batches and learning rates are chosen
+SAMPLED_ONLY = "--eval_modes sampled --checkpoint_every 0"
+
+# of each method its flags, the seconds of one core that an answer takes, and the batches
+# and learning rates it may have; the one in the middle of each is in all that is tried
+SECONDS = 45  # of a run
+FEW, SOME, MANY = (("2x4", "4x4", "4x8"), ("4x4", "4x8", "8x8"), ("4x8", "8x8", "16x8"))
+SLOW, FAST = ("1.2e-4", "2.5e-4", "5e-4"), ("2.5e-4", "5e-4", "1e-3")
+PRICED = {
+    "none": ("", 0.0075, MANY, SLOW),
+    "rloo": ("--advantage rloo", 0.0075, MANY, SLOW),
+    "gae": ("--advantage gae", 0.009, MANY, SLOW),
+    "belief": ("--advantage belief", 0.016, MANY, SLOW),
+    "hindsight": ("--advantage hindsight", 0.014, MANY, SLOW),
+    "vine": ("--advantage vine", 0.02, SOME, FAST),
+    "measured1": ("--advantage measured --measured_k 1", 0.032, SOME, FAST),
+    "measured2": (MEASURED, 0.06, SOME, FAST),
+    "measured8": ("--advantage measured --measured_k 8", 0.24, FEW, FAST),
+    "oracle": ("--mitigation oracle", 0.2, FEW, FAST),
+}
 
 # the success in training that the arms of the leaderboard race to, as the mean of the last steps:
 # half of what plain GRPO gains in the control
@@ -40,6 +60,7 @@ class Experiment:
     common: str            # flags of train.py that all its runs have
     arms: dict[str, str]   # name of an arm -> the flags that make it
     seeds: int             # 0, 1, ... of each arm
+    first_seed: int = 0
     twice: tuple[str, ...] = ()  # arms with twice as many, as all others are compared with them
     shared: str = ""       # the folder of runs that it shares with others; else it has its own
     is_board: bool = False  # all its arms are tested as one family (leaderboard.py)
@@ -48,8 +69,9 @@ class Experiment:
     def place(self) -> str:
         return self.shared or self.name
 
-    def seeds_of(self, arm: str, seeds: int) -> int:
-        return 2 * seeds if arm in self.twice else seeds
+    def seeds_of(self, arm: str, seeds: int) -> range:
+        count = 2 * seeds if arm in self.twice else seeds
+        return range(self.first_seed, self.first_seed + count)
 
     def plain_of(self, arm: str) -> str:
         """The arm that this one is compared with: none-4x8-1e-4 for measured-4x8-1e-4, where there
@@ -70,6 +92,24 @@ def regime_arms() -> dict[str, str]:
             cell = f"{questions}x{answers}-{learning_rate}"
             arms |= {f"none-{cell}": flags, f"measured-{cell}": f"{flags} {MEASURED}"}
     return arms
+
+
+def price_arm(method: str, cell: str, evaluations: int) -> dict[str, str]:
+    """A method with a cell, such as 4x8-2.5e-4, for as many steps as take about SECONDS."""
+    flags, each, *_ = PRICED[method]
+    batch, _, learning_rate = cell.partition("-")
+    questions, answers = map(int, batch.split("x"))
+    part = max(1, round(SECONDS / (each * questions * answers) / evaluations))
+    return {f"{method}-{cell}": (
+        f"{flags} --questions {questions} --answers {answers} --learning_rate {learning_rate} "
+        f"--steps {part * evaluations} --eval_every {part}")}
+
+
+def cells_of(method: str) -> list[str]:
+    """The middle batch with each learning rate, and the middle rate with each batch."""
+    *_, batches, rates = PRICED[method]
+    cells = [f"{batches[1]}-{rate}" for rate in rates] + [f"{b}-{rates[1]}" for b in batches]
+    return list(dict.fromkeys(cells))
 
 
 def leaderboard_arms() -> dict[str, str]:
@@ -107,6 +147,12 @@ ALL = (
         "regime", "At which batch sizes and learning rates is measured credit worth something?",
         common="", arms=regime_arms(), seeds=2),
     LEADERBOARD,
+    Experiment(
+        "price_choice", "Which batch and which learning rate suit each method, at an equal price?",
+        common=f"--eval_tasks 1000 {SAMPLED_ONLY}",
+        arms={name: flags for method in PRICED for cell in cells_of(method)
+              for name, flags in price_arm(method, cell, 2).items()},
+        seeds=1, first_seed=TUNED_ON),
 
     # the three that an earlier experiment proposed
     Experiment(
