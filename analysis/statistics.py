@@ -97,6 +97,17 @@ def mean_over(values) -> Estimate:
     return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1)
 
 
+def welch(mine, theirs, tests: int = 1) -> Estimate:
+    """The difference of two means over seeds, each with its own variance (Welch 1947)."""
+    parts = [(np.var(values, ddof=1) / len(values), len(values) - 1)
+             for values in (mine, theirs) if len(values) > 1]
+    value, variance = float(np.mean(mine) - np.mean(theirs)), sum(part for part, _ in parts)
+    if len(parts) < 2 or not variance:
+        return Estimate(value, np.nan, np.nan, np.nan)
+    freedom = variance ** 2 / sum(part ** 2 / count for part, count in parts)
+    return estimate(value, float(np.sqrt(variance)), float(freedom), tests)
+
+
 def jackknife(value: float, left: np.ndarray) -> Estimate:
     """A number, and what it becomes without each of the problems (or seeds) it was made from."""
     n = len(left)

@@ -76,9 +76,9 @@ class Experiment:
     def plain_of(self, arm: str) -> str:
         """The arm that this one is compared with: none-4x8-1e-4 for measured-4x8-1e-4, where there
         is one, else the first."""
-        _, dash, place = arm.partition("-")
-        plain = f"none{dash}{place}"
-        return plain if plain in self.arms else next(iter(self.arms))
+        parts = arm.split("-")
+        places = ["-".join(["none", *parts[count:]]) for count in range(1, len(parts))]
+        return next((plain for plain in places if plain in self.arms), next(iter(self.arms)))
 
 
 def regime_arms() -> dict[str, str]:
@@ -131,6 +131,15 @@ def leaderboard_arms() -> dict[str, str]:
             **advantages, "gae-trunk": "--advantage gae --critic trunk", **placebos}
 
 
+def finalists() -> dict[str, str]:
+    """Plain GRPO and what is within two points of it on the leaderboard, `dr_grpo` left out, which
+    is a multiple of `rloo`."""
+    arms = leaderboard_arms()
+    return {name: arms[name] for name in (
+        "none", "outcome_conditional", "low_probability", "covariance", "attention_credit", "rloo",
+        "lambda_grpo", "gae-trunk", "ktae", "gae", "taco", "shared_prefix", "belief", "gtpo")}
+
+
 LEADERBOARD = Experiment(
     "leaderboard",
     "Which way of spreading credit is ahead of plain GRPO, and who could have known?",
@@ -147,6 +156,13 @@ ALL = (
         "regime", "At which batch sizes and learning rates is measured credit worth something?",
         common="", arms=regime_arms(), seeds=2),
     LEADERBOARD,
+    Experiment(
+        "finals_rates", "Which learning rate suits each of those that are near plain GRPO?",
+        common=f"--questions 8 --answers 8 --steps 60 --eval_every 60 --eval_tasks 1000 "
+               f"{SAMPLED_ONLY}",
+        arms={f"{name}-{rate}": f"{flags} --learning_rate {rate}".strip()
+              for rate in SLOW for name, flags in finalists().items()},
+        seeds=1, first_seed=TUNED_ON),
     Experiment(
         "price_choice", "Which batch and which learning rate suit each method, at an equal price?",
         common=f"--eval_tasks 1000 {SAMPLED_ONLY}",

@@ -69,6 +69,14 @@ def middle(run: dict) -> int | None:
     return (count - 1) // 2 if count > 2 else None
 
 
+def late_success(run: dict) -> float:
+    """The mean of the sampled evaluations after the middle of training: the last one alone has the
+    chance of its answers in it, and of where the curve just was."""
+    lines = evaluations(run, "sampled")
+    late = [line["success"] for line in lines if 2 * line["step"] > run["config"]["steps"]]
+    return float(np.mean(late or lines[-1]["success"]))
+
+
 def success_by_seed(runs: dict[int, dict], place: int) -> list[float]:
     """Held out, sampled."""
     return [evaluated(run, place)["success"] for run in runs.values()]
@@ -80,6 +88,25 @@ def ahead(study: Study, arm: str, other: str, place: int) -> tuple[int, Estimate
     rows = [np.array(evaluated(mine[seed], place)["answer"], float)
             - evaluated(theirs[seed], place)["answer"] for seed in sorted(set(mine) & set(theirs))]
     return len(rows), paired_difference(np.stack(rows)) if rows else None
+
+
+PRICES = {  # what a run costs, from its metrics
+    "seconds": ("processor_seconds",), "tokens": ("tokens", "extra_tokens"),
+    "rewards": ("answers", "extra_answers")}
+
+
+def cost_of(run: dict, price: str) -> np.ndarray:
+    """(1 + steps,) what the training has cost after each step, evaluations not counted."""
+    answers = run["config"]["questions"] * run["config"]["answers"]
+    steps = [sum({"answers": answers, **line}.get(key) or 0 for key in PRICES[price])
+             for line in run["metrics"]]
+    return np.cumsum([0.0, *steps])
+
+
+def curve_of(run: dict, price: str) -> tuple[np.ndarray, np.ndarray]:
+    """Held-out success, sampled, against the price."""
+    lines, cost = evaluations(run, "sampled"), cost_of(run, price)
+    return cost[[line["step"] for line in lines]], np.array([line["success"] for line in lines])
 
 
 def verdict_on(seeds: int, difference: float, p: float) -> str:

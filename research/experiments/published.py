@@ -17,7 +17,7 @@ from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
 from harness.progress import say
 
 RESULTS = PROJECT / "docs/results"
-KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables")
+KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")
 FLAGS = {"name": Flag(None, "of the result, by default that of the experiment or the probe")}
 
 
@@ -43,8 +43,8 @@ def publish(folder: Path, name: str | None = None) -> Path:
     made = numbers["settings"].get("made_by", [])
     for line in about_code(made):
         say(line)
-    result = {**{key: numbers[key] for key in KEPT}, "day": date.today().isoformat(),
-              "made_by": made}
+    result = {**{key: numbers[key] for key in KEPT if key in numbers},
+              "day": date.today().isoformat(), "made_by": made}
     make_folder(RESULTS)
     name = name or numbers.get("name") or result["measured"].removeprefix("study-")
     path = RESULTS / f"{name}.json"

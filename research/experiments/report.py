@@ -10,22 +10,25 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.plots import COLOURS, GREY, legend_below, panels, save, whole_steps
+from analysis.plots import COLOURS, legend_below, panels, save
+from analysis.runs import evaluations
 from analysis.sizes import lay_flat
-from analysis.statistics import holm, mean_over
+from analysis.statistics import holm, mean_over, mean_reach, welch
 from analysis.tables import Table, by_row, show
 from engine.labels import KINDS, SECTIONS
 from harness.credit_file import read_columns
 from harness.files import make_folder
 from harness.progress import show_status
 from research.experiments import leaderboard
-from research.experiments.experiments import RACE_STEPS, Experiment
-from research.experiments.finished import (END, FEWEST_SEEDS, START, Study, ahead, middle,
-                                           moving_mean, numbers, read_study, success_by_seed,
+from research.experiments.experiments import Experiment
+from research.experiments.finished import (END, FEWEST_SEEDS, PRICES, START, Study, ahead, cost_of,
+                                           curve_of, middle, numbers, read_study, success_by_seed,
                                            told_apart, verdict_on)
 from research.experiments.plan import PlannedRun
 from research.experiments.published import made_by
 from research.probes.common import Findings, summary_of, write_findings
+
+IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
 
 
 def write_report(experiment: Experiment, planned: list[PlannedRun], command: str) -> dict[str, str]:
@@ -49,12 +52,24 @@ def write_report(experiment: Experiment, planned: list[PlannedRun], command: str
 
 def report_on(study: Study, folder: Path) -> Findings:
     name = study.experiment.name
-    everywhere = [cost_table(study), credit_table(study)]
+    everywhere = [price_table(study), cost_table(study), credit_table(study)]
     if study.experiment.is_board:
         tables, picture = leaderboard.report(study, folder)
-        return Findings(name, study.intro(), [*tables, *everywhere], picture)
-    tables = [success_table(study), differences_table(study), *everywhere]
-    return Findings(name, study.intro(), tables, draw(study, folder))
+    else:
+        tables, picture = [success_table(study), differences_table(study)], draw(study, folder)
+    return Findings(name, study.intro(), [*tables, *everywhere], picture,
+                    values=values_by_seed(study))
+
+
+def values_by_seed(study: Study) -> dict:
+    """What the tables are made of: of each run its success at every evaluation, and the price."""
+    def of(run: dict) -> dict:
+        steps = [line["step"] for line in evaluations(run, "sampled")]
+        prices = {price: cost_of(run, price)[steps].round(3).tolist() for price in PRICES}
+        return {"steps": steps, "success": curve_of(run, "seconds")[1].tolist(), **prices}
+
+    return {arm: {str(seed): of(run) for seed, run in runs.items()}
+            for arm, runs in study.runs.items()}
 
 
 def success_table(study: Study) -> Table:
@@ -106,32 +121,71 @@ def differences_table(study: Study) -> Table:
 def cost_table(study: Study) -> Table:
     rows = []
     for arm, runs in study.runs.items():
+        whole = [[cost_of(run, price)[-1] for run in runs.values()] for price in PRICES]
         norms = numbers(runs, "gradient_norm")
         explained = [np.mean(values[-(len(values) // 3):])
                      for values in numbers(runs, "explained_variance") if len(values) > 2]
         norm = [np.mean(list(map(np.mean, norms))), max(map(max, norms))] if all(norms) else None
-        rows.append([arm, mean_sum(runs, "seconds"), mean_sum(runs, "trained_tokens"),
-                     tokens_beside(runs), *(norm or [None, None]),
+        rows.append([arm, *map(np.mean, whole), tokens_beside(runs), *(norm or [None, None]),
                      np.mean(explained) if explained else None])
-    formats = {"arm": "", "seconds": ",.0f", "tokens": ",.0f", "beside": ".1f", "norm": ".3f",
+    formats = {"arm": "", **dict.fromkeys(PRICES, ",.0f"), "beside": ".1f", "norm": ".3f",
                "largest": ".3f", "explained": ".3f"}
     return Table("cost", "What a run took, and its gradient's norm before clipping",
                  by_row(formats, rows), "",
-                 ["means over seeds, the largest norm of all steps. Seconds of all steps, with "
-                  "other runs beside; tokens beside: sampled for the credit, by trained token; "
-                  "explained: variance of the rewards that a critic explains in the last third"],
-                 {"tokens": "trained tokens", "beside": "tokens beside", "norm": "mean norm",
+                 ["means over seeds, the largest norm of all steps; processor seconds, sampled "
+                  "tokens and scored answers are those of training alone; tokens beside: sampled "
+                  "for the credit, by trained token; explained: variance of the rewards that a "
+                  "critic explains in the last third"],
+                 {"seconds": "processor seconds", "tokens": "sampled tokens",
+                  "rewards": "scored answers", "beside": "tokens beside", "norm": "mean norm",
                   "largest": "largest norm"})
-
-
-def mean_sum(runs: dict[int, dict], key: str) -> float:
-    return float(np.mean(list(map(sum, numbers(runs, key)))))
 
 
 def tokens_beside(runs: dict[int, dict]) -> float:
     """Tokens sampled for the credit, for each token that was trained on."""
-    extra, trained = mean_sum(runs, "extra_tokens"), mean_sum(runs, "trained_tokens")
+    extra, trained = (sum(map(sum, numbers(runs, key)))
+                      for key in ("extra_tokens", "trained_tokens"))
     return extra / trained if trained else float("nan")
+
+
+def price_table(study: Study) -> Table:
+    """What each arm had reached when it had cost as much as the cheapest run of all."""
+    least = {price: min(cost_of(run, price)[-1] for runs in study.runs.values()
+                        for run in runs.values()) for price in PRICES}
+    reached = {price: {arm: [float(np.interp(least[price], *curve_of(run, price)))
+                             for run in runs.values()] for arm, runs in study.runs.items()}
+               for price in PRICES}
+    rows, finding = [], []
+    for arm in study.runs:
+        cells = [[np.mean(reached[price][arm]), interval_over_seeds(reached[price][arm])]
+                 for price in PRICES]
+        rows.append([arm, len(study.of(arm)), *sum(cells, [])])
+    for price, words in IN_WORDS.items():
+        if least[price] > 0:
+            finding += [f"At {least[price]:,.0f} {words}:", *ahead_at(study, reached[price])]
+    formats = {"arm": "", "seeds": "d"}
+    for price in PRICES:
+        formats |= {price: ".1%", f"95% of {price}": ".1%"}
+    headings = {f"95% of {price}": "95% interval" for price in PRICES}
+    headings |= {price: f"{least[price]:,.0f} {words}" for price, words in IN_WORDS.items()}
+    return Table("price", "Held-out success at the same price: time, tokens, or rewards",
+                 by_row(formats, rows), " ".join(finding),
+                 ["straight between evaluations, at the price of the cheapest run; intervals by "
+                  "Student's t over seeds, verdicts by Welch's t test and Holm's correction"],
+                 headings)
+
+
+def ahead_at(study: Study, reached: dict[str, list[float]]) -> list[str]:
+    """Who is told apart from plain GRPO."""
+    found = {}
+    for arm, mine in reached.items():
+        plain = study.experiment.plain_of(arm)
+        if arm != plain and plain in reached:
+            found[arm] = welch(mine, reached[plain])
+    known = [arm for arm, estimate in found.items() if np.isfinite(estimate.p)]
+    p = dict(zip(known, holm([found[arm].p for arm in known])))
+    return told_apart({arm: verdict_on(len(reached[arm]), estimate.value, p.get(arm, np.nan))
+                       for arm, estimate in found.items()})
 
 
 def credit_table(study: Study) -> Table:
@@ -159,14 +213,21 @@ def gradient_shares(run: dict) -> np.ndarray:
 
 
 def draw(study: Study, folder: Path):
-    figure, axis = panels(1)
-    for number, (arm, runs) in enumerate(study.runs.items()):
-        curve = moving_mean(np.mean(numbers(runs, "success"), axis=0), RACE_STEPS)
-        steps = np.arange(RACE_STEPS, RACE_STEPS + len(curve))
-        colour = COLOURS[number] if number < len(COLOURS) else GREY
-        axis.plot(steps, curve, color=colour, label=arm)
-    axis.set(xlabel="step", ylabel="success in training", title="Success on the way")
-    whole_steps(axis)
-    legend_below(figure, axis, ncols=4)
-    return save(figure, folder, "success",
-                f"Mean over seeds of the success in training, over the last {RACE_STEPS} steps")
+    """Held-out success against each price, a line an arm and its interval over seeds."""
+    figure, axes = panels(len(PRICES))
+    for axis, (price, words) in zip(axes, IN_WORDS.items()):
+        for number, (arm, runs) in enumerate(study.runs.items()):
+            curves = [curve_of(run, price) for run in runs.values()]
+            cost, success = np.mean([cost for cost, _ in curves], axis=0), [s for _, s in curves]
+            colour = COLOURS[number % len(COLOURS)]
+            line = "-" if number < len(COLOURS) else "--"
+            axis.plot(cost, np.mean(success, axis=0), line, marker="o", ms=3, color=colour,
+                      label=arm)
+            if len(success) > 1:
+                middle, reach = np.mean(success, axis=0), mean_reach(success)
+                axis.fill_between(cost, middle - reach, middle + reach, color=colour, alpha=0.12)
+        axis.set(xlabel=words)
+    axes[0].set(ylabel="held-out success, sampled")
+    legend_below(figure, axes[0], ncols=5)
+    return save(figure, folder, "success", "Held-out success against what the training has cost, "
+                "means and 95% intervals over seeds")

@@ -56,6 +56,7 @@ class Findings:
     picture: tuple[Path, str]                           # file and caption
     takes: str = ""                                     # time of the whole probe
     episodes: list[dict] = field(default_factory=list)  # answers to show by token
+    values: dict = field(default_factory=dict)          # that tables were made of, for whoever asks
 
 
 @dataclass
@@ -129,7 +130,8 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     numbers = {"measured": name, "quick_look": args.quick, "command": command,
                "settings": vars(args), **provenance(),
                "seconds": round(seconds, 1), "in_short": summary,
-               "tables": [table.to_json() for table in findings.tables]}
+               "tables": [table.to_json() for table in findings.tables],
+               "values": findings.values}
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
 

@@ -2,6 +2,7 @@
 repeated draws with a known truth."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from analysis.statistics import (Estimate, average_ranks, detectable, holm,
                                  ratio_of_sums,
                                  shuffle_within,
                                  student_quantile,
-                                 two_sided_p, verdicts,
+                                 two_sided_p, verdicts, welch,
                                  wilson_interval)
 
 
@@ -177,3 +178,13 @@ def test_the_interval_of_a_share_by_hand():
     assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     low, high = wilson_interval(0, 10)
     assert low == pytest.approx(0, abs=1e-12) and high == pytest.approx(0.2775, abs=1e-4)
+
+
+def test_welch_by_hand():
+    """Means 3 and 5, errors^2 1/3 of 1 and 1/2 of 2; the degrees of freedom are Satterthwaite's."""
+    found = welch([2.0, 3.0, 4.0], [4.0, 6.0])
+    error, freedom = math.sqrt(1 / 3 + 1), (4 / 3) ** 2 / ((1 / 3) ** 2 / 2 + 1)
+    assert found.value == -2
+    assert found.low == pytest.approx(-2 - student_quantile(0.975, freedom) * error)
+    assert found.p == pytest.approx(two_sided_p(2 / error, freedom))
+    assert math.isnan(welch([1.0], [2.0, 3.0]).p) and math.isnan(welch([1, 1], [2, 2]).p)

@@ -1,12 +1,15 @@
 """Results beside the pages: published once, written into the pages, and what has changed since."""
 import json
 
+import numpy as np
 import pytest
 
+from analysis.statistics import holm, welch
 from analysis.tables import Table, by_row
 from engine.errors import UserError
+from harness.files import paths_in
 from research.__main__ import main
-from research.experiments import pages, published
+from research.experiments import leaderboard, pages, published
 from research.experiments.published import made_by
 
 TABLE = Table("success", "Success", by_row(
@@ -27,6 +30,49 @@ LOG = Table("log", "A log", {"line": ("", ["   1/2  0.5", " ..."])})
 def test_pages_are_as_the_results_have_them(page):
     text = page.read_text(encoding="utf-8")
     assert pages.fill(text, page.name) == text
+
+
+WITH_VALUES = [path for path in paths_in(published.RESULTS)
+               if path.suffix == ".json" and json.loads(path.read_text()).get("values")]
+
+
+def table_of(result, name):
+    """The rows of a table by arm, if it is there."""
+    [found] = [table["rows"] for table in result["tables"] if table["name"] == name] or [[]]
+    return {row["arm"]: row for row in found}
+
+
+@pytest.mark.parametrize("path", WITH_VALUES, ids=lambda path: path.stem)
+def test_a_published_table_can_be_made_again_from_the_values_of_its_seeds(path):
+    result = json.loads(path.read_text())
+    runs = {arm: list(seeds.values()) for arm, seeds in result["values"].items()}
+    for arm, row in table_of(result, "success").items():
+        ends = [run["success"][-1] for run in runs[arm]]
+        assert row["seeds"] == len(ends) and row["end"] == pytest.approx(np.mean(ends))
+    check_prices(table_of(result, "price"), runs)
+    check_board(table_of(result, "board"), runs)
+
+
+def check_prices(rows, runs):
+    for price in ("seconds", "tokens", "rewards"):
+        least = min(run[price][-1] for arm in runs.values() for run in arm)
+        for arm, row in rows.items():
+            reached = [np.interp(least, run[price], run["success"]) for run in runs[arm]]
+            assert row[price] == pytest.approx(np.mean(reached), abs=1e-6)
+
+
+def check_board(rows, runs):
+    """Leads, intervals and p; Holm's correction is over all but controls and placebos."""
+    late = {arm: [np.mean([success for step, success in zip(run["steps"], run["success"])
+                           if 2 * step > run["steps"][-1]]) for run in runs[arm]] for arm in rows}
+    found = {arm: welch(late[arm], late["none"]) for arm in rows if arm != "none"}
+    family = [arm for arm in found if arm not in leaderboard.CONTROLS and "placebo" not in arm]
+    p = {arm: estimate.p for arm, estimate in found.items()}
+    p |= dict(zip(family, holm([p[arm] for arm in family])))
+    for arm, estimate in found.items():
+        row = rows[arm]
+        assert [row["ahead"], *row["95%"], row["p"]] == pytest.approx(
+            [estimate.value, *estimate.interval, p[arm]])
 
 
 @pytest.fixture

@@ -8,18 +8,18 @@ import pytest
 from conftest import credit_columns, evaluation, write_log
 
 from analysis.runs import read_run
-from analysis.statistics import Estimate, holm, student_quantile
+from analysis.statistics import holm, student_quantile
 from engine.labels import ANSWER, NUMBER, OPERATOR, THINK
 from engine.errors import UserError
 from research.experiments import leaderboard, report
 from research.experiments.experiments import EXPERIMENTS, LEADERBOARD, Experiment
-from research.experiments.finished import Study, read_study
+from research.experiments.finished import Study, late_success, read_study
 from research.experiments.plan import plan_runs
 from research.experiments.probes import PROBED
 from research.experiments.report import report_on, write_report
 
 ITEMS = 4  # held-out problems
-CONTROL, REGIME = EXPERIMENTS["control"], EXPERIMENTS["regime"]
+CONTROL, RATES = EXPERIMENTS["control"], EXPERIMENTS["finals_rates"]
 
 
 def table(findings, name):
@@ -31,7 +31,8 @@ def table(findings, name):
 def run_of(folder, training, held_out, seed=0, steps=None, config=(), **more):
     """A finished run: training success by step, held-out answers by evaluation."""
     lines = [{"step": step, "success": success, "entropy": 0.5, "seconds": 2.0,
-              "trained_tokens": 10, "extra_tokens": 0, "gradient_norm": step / 2, **more}
+              "trained_tokens": 10, "tokens": 12, "extra_tokens": 0, "processor_seconds": 1.0,
+              "gradient_norm": step / 2, **more}
              for step, success in enumerate(training, 1)]
     at = np.linspace(0, len(lines), len(held_out)).round().astype(int).tolist()
     evaluations = []
@@ -81,6 +82,9 @@ def test_success_differences_and_cost(control, tmp_path):
     n: n / 2, up to 20 steps."""
     findings = report_on(control, tmp_path)
     success, cost = table(findings, "success"), table(findings, "cost")
+    assert findings.values["none"]["1"] == {
+        "steps": [0, 10, 20], "success": [0.25, 0.5, 0.5], "seconds": [0, 10, 20],
+        "tokens": [0, 120, 240], "rewards": [0, 40, 80]}
     plain = success["none"]
     assert [plain[when] for when in ("start", "middle", "end")] == [0.25, 0.5, 0.625]
     reach = student_quantile(0.975, 1) / 8
@@ -91,9 +95,26 @@ def test_success_differences_and_cost(control, tmp_path):
     assert [row[:4] for row in differences.rows] == [  # shuffled has no seed in common
         ("measured", "middle", 2, 0.0), ("measured", "end", 2, 0.25)]
     assert cost["measured"]["beside"] == 3 and cost["none"]["beside"] == 0
-    assert cost["none"]["tokens"] == 200 and cost["none"]["seconds"] == 40
+    assert cost["none"]["tokens"] == 240 and cost["measured"]["tokens"] == 840
+    assert cost["none"]["seconds"] == 20 and cost["none"]["rewards"] == 20 * 4
     assert cost["none"]["norm"] == pytest.approx(5.25) and cost["none"]["largest"] == 10
     assert (tmp_path / "success.png").exists()
+
+
+def test_success_at_the_same_price(tmp_path):
+    """Twenty steps cost 240 tokens, or with 30 beside 840: at 240 tokens measured has made 240 / 42
+    of its steps, and is that far on the way from 1/4 (at the start) to 1 (after ten steps). It
+    scores 4 + 6 answers a step."""
+    runs = {arm: {seed: run_of(tmp_path / f"{arm}{seed}", [0.5] * 20,
+                               [solving(1), solving(middle), solving(4)], seed, **more)
+                  for seed in (0, 1)} for arm, middle, more in (
+        ("none", 2, {}), ("measured", 4, {"extra_tokens": 30, "extra_answers": 6}))}
+    findings = report_on(study_of(replace(CONTROL, arms={}), tmp_path, runs), tmp_path)
+    row = table(findings, "price")["measured"]
+    assert row["tokens"] == pytest.approx(0.25 + 0.75 * (240 / 42) / 10)
+    assert row["rewards"] == pytest.approx(0.25 + 0.75 * 0.8) and row["seconds"] == 1
+    assert table(findings, "price")["none"]["tokens"] == 1
+    assert table(findings, "cost")["measured"]["rewards"] == 200
 
 
 def test_a_verdict_counts_all_arms_and_needs_two_seeds(tmp_path, monkeypatch):
@@ -109,17 +130,18 @@ def test_a_verdict_counts_all_arms_and_needs_two_seeds(tmp_path, monkeypatch):
     findings = report_on(study_of(replace(CONTROL, arms={"none": ""}), tmp_path, runs), tmp_path)
     verdicts = {arm: row["verdict"] for arm, row in table(findings, "differences").items()}
     assert verdicts["lost"] == "behind" and verdicts["alone"] == "too few seeds"
-    assert verdicts["same"] != "ahead" and tested == [2]
+    assert verdicts["same"] != "ahead" and tested[-1] == 2
     [differences] = [found for found in findings.tables if found.name == "differences"]
     assert differences.finding == "Ahead of plain GRPO: none.\nBehind it: lost."
 
 
 def test_an_arm_is_compared_with_plain_grpo_of_its_own_cell(tmp_path):
     """measured-4x8 is a quarter ahead of none-4x8, and half ahead of the first arm."""
+    assert RATES.plain_of("gae-trunk-5e-4") == "none-5e-4"
     solved = {"none-4x8-1e-4": 1, "none-4x8-6e-4": 2, "measured-4x8-6e-4": 3}
     runs = {name: {0: run_of(tmp_path / name, [0.5], [solving(0), solving(count)])}
             for name, count in solved.items()}
-    rows = table(report_on(study_of(REGIME, tmp_path, runs), tmp_path), "differences")
+    rows = table(report_on(study_of(replace(CONTROL, arms={}), tmp_path, runs), tmp_path), "differences")
     assert list(rows) == ["measured-4x8-6e-4"] and rows["measured-4x8-6e-4"]["difference"] == 0.25
     assert LEADERBOARD.plain_of("gae-trunk") == "none"
 
@@ -141,49 +163,44 @@ def test_where_the_gradient_lay(tmp_path):
 def board_of(folder, successes):
     """Arms with these numbers of solved problems at the end, by seed."""
     runs = {}
-    for arm, counts in successes.items():
+    for arm, counts in filter(lambda item: item[1], successes.items()):
         runs[arm] = {seed: run_of(folder / f"{arm}{seed}", [0.5] * 12, [solving(count)], seed)
                      for seed, count in enumerate(counts)}
-    return study_of(replace(LEADERBOARD, arms={}), folder, runs)
+    return study_of(replace(LEADERBOARD, arms=dict.fromkeys(successes)), folder, runs)
 
 
-def test_the_chance_is_that_of_all_arms_together(tmp_path):
-    """Three arms, two seeds: what is left after arms and seeds has 6 - 3 - 1 degrees of freedom. By
-    hand: success in quarters (1, 2), (2, 2), (3, 4); means by arm 1.5, 2, 3.5, by seed 2, 8/3, all
-    7/3; what is left -1/6, 1/6, 1/3, -1/3, -1/6, 1/6 of a quarter."""
-    study = board_of(tmp_path, {"none": [1, 2], "rloo": [2, 2], "span": [3, 4]})
-    parts = leaderboard.parts_of_success(study)
-    left = np.array([-1 / 6, 1 / 6, 1 / 3, -1 / 3, -1 / 6, 1 / 6]) / 4
-    error = math.sqrt(np.square(left).sum() / 2 * (1 / 2 + 1 / 2))
-    found = parts.difference("span", "none")
-    assert parts.freedom == 2 and found.value == pytest.approx(0.5)
-    assert found.high == pytest.approx(0.5 + student_quantile(0.975, 2) * error)
-
-
-def test_the_board_is_sorted_and_knows_its_controls(tmp_path, monkeypatch):
-    """Candidates go by the parts of success, controls by the comparison of the experiment control,
-    which has too few problems here to tell anything apart."""
-    paired = {"measured": Estimate(0.4, 0.1, 0.7, 0.01),
-              "shuffled": Estimate(-0.4, -0.7, -0.1, 0.01)}
-    monkeypatch.setattr(leaderboard, "ahead", lambda study, arm, plain, place: (2, paired[arm]))
+def test_the_board_is_sorted_and_each_arm_has_its_own_variance(tmp_path, monkeypatch):
+    """Welch's t by hand: plain GRPO solves 2, 2, 2, 3 of 4, so 9/16 with variance 1/64 and error^2
+    1/256; entropy 1, 4, so 5/8 with variance 9/32 and error^2 9/64. Holm counts the candidates:
+    entropy and rloo."""
+    counted = []
+    monkeypatch.setattr(leaderboard, "holm", lambda p: counted.append(len(p)) or holm(p))
     findings = report_on(board_of(tmp_path, {
-        "none": [2, 2, 2, 3], "measured": [4, 4], "shuffled": [0, 0], "entropy": [2, 3],
-        "entropy-placebo": [2, 2]}), tmp_path)
+        "none": [2, 2, 2, 3], "measured": [4, 4, 4, 3], "shuffled": [0, 0, 1, 0],
+        "entropy": [1, 4], "entropy-placebo": [2, 3], "rloo": [2, 3]}), tmp_path)
     board = table(findings, "board")
-    assert list(board) == ["measured", "entropy", "none", "entropy-placebo", "shuffled"]
-    assert board["measured"]["ahead"] == 0.4
-    assert board["entropy"]["ahead"] == pytest.approx(0.125)
-    assert board["entropy"]["placebo"] == pytest.approx(0.125)
-    assert board["none"]["ahead"] is None and board["none"]["verdict"] == ""
+    assert list(board)[:2] == ["measured", "entropy"] and list(board)[-1] == "shuffled"
+    row, error = board["entropy"], math.sqrt(1 / 256 + 9 / 64)
+    freedom = error ** 4 / ((1 / 256) ** 2 / 3 + (9 / 64) ** 2 / 1)
+    assert row["ahead"] == pytest.approx(1 / 16) and row["placebo"] == pytest.approx(0)
+    assert row["95%"][1] == pytest.approx(1 / 16 + student_quantile(0.975, freedom) * error)
+    assert board["none"]["ahead"] is None and board["none"]["verdict"] == "" and counted == [2]
     verdicts = {arm: board[arm]["verdict"] for arm in ("measured", "entropy", "shuffled")}
     assert verdicts == {"measured": "ahead", "entropy": "open", "shuffled": "behind"}
     assert "Ahead of plain GRPO: measured.\nBehind it: shuffled." in findings.tables[0].finding
-    assert "Both controls are where they should be." in findings.tables[0].finding
+    assert "What has to be told apart is." in findings.tables[0].finding
     assert (tmp_path / "board.png").exists()
 
 
+def test_the_evaluations_after_the_middle_count(tmp_path):
+    """Of those at 0, 5, 10, 15 and 20 the last two."""
+    curve = [solving(count) for count in (4, 4, 4, 1, 2)]
+    assert late_success(run_of(tmp_path / "run", [0.5] * 20, curve)) == 0.375
+
+
 def test_without_its_controls_a_board_is_not_to_be_trusted(tmp_path):
-    study = board_of(tmp_path, {"none": [2, 3], "measured": [2, 3], "entropy": [3, 2], "span": [0]})
+    study = board_of(tmp_path, {"none": [2, 3], "measured": [2, 3], "entropy": [3, 2], "span": [0],
+                                "shuffled": []})
     board = report_on(study, tmp_path).tables[0]
     assert "measured and shuffled should be told apart" in board.finding
     assert dict(zip(*(board.columns[key][1] for key in ("arm", "verdict"))))["span"] \
