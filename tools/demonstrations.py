@@ -17,6 +17,10 @@ training can find the better one. All that the teacher computes is right. The re
 Two tries are the most, so reinforcement learning gains little by trying longer: it has to choose.
 The teacher never looks at a solution; it draws legal expressions and finds out by computing. (One
 that knows the solution teaches to write "= target" after wrong arithmetic.)
+
+A talking teacher also says sentences that mean nothing, such as " okay then see what.", before each
+step and before the answer. Each word is drawn from four, whatever the problem, so to whoever gives
+credit to tokens they are noise.
 """
 import random
 import re
@@ -40,6 +44,8 @@ CONTINUE = [" wait,", " next,", " again,", " or", " then", " now", " but"]
 JOINERS = [",", ",", " and", " so"]
 MISS = [" no.", " not {target}.", " too {size}.", " wrong."]
 HIT = [" yes!", " good, that is {target}.", " hit.", " exactly."]
+TALK = [[" okay", " hmm", " so", " maybe"], [" now", " then", " again", " next"],
+        [" try", " take", " see", " need"], [" the", " that", " what", " about"], [",", "."]]
 
 AIMED = 0.4            # share of the tries that aim at the target
 AIM, HABIT = 0.5, 4.0  # how well those aim, and how much the others like sums: see chance_of
@@ -90,33 +96,41 @@ def chance_of(candidate: Candidate, problem: Problem, is_aimed: bool) -> float:
     return HABIT ** sums / (20 + distance)
 
 
-def demonstration(problem: Problem, rng: random.Random) -> Pieces:
-    """An answer to the problem."""
+def demonstration(problem: Problem, rng: random.Random, talk: int = 0) -> Pieces:
+    """An answer to the problem, with at most `talk` irrelevant sentences in each place for them."""
     pieces, tried = [(rng.choice(OPENERS).format(target=problem.target), 1.0)], []
     for count in COUNTS:
         if tried:
             pieces.append((rng.choice(CONTINUE), 1.0))
         tried.append(draw(problem, tried, rng))
         says_hit = (tried[-1].value == problem.target) != (rng.random() < WRONG_VERDICT)
-        pieces += one_try(count, tried[-1], says_hit, problem.target, rng)
+        pieces += one_try(count, tried[-1], says_hit, problem.target, rng, talk)
         if says_hit:
             break
     is_other = rng.random() < OTHER_ANSWER
     answer = draw(problem, tried, rng) if is_other else tried[-1]
     ending = rng.choice(LAPSES) if rng.random() < LAPSE else ENDING
-    return [*pieces, (ending.format(expression=answer.expression), ANSWER_WEIGHT)]
+    ending = ending.format(expression=answer.expression)
+    return [*pieces, *irrelevant(rng, talk), (ending, ANSWER_WEIGHT)]
 
 
 def one_try(count: str, candidate: Candidate, says_hit: bool, target: int,
-            rng: random.Random) -> Pieces:
+            rng: random.Random, talk: int) -> Pieces:
     """Pieces such as " last try 5 * 3 = 15, 15 + 7 = 22 yes!"."""
     pieces = [(count, 1.0), (rng.choice(STARTERS), 1.0)]
     for index, (a, operator, b, result) in enumerate(candidate.steps):
         joiner = rng.choice(JOINERS) if index else ""
-        pieces += [(joiner, 1.0), (f" {a} {operator} {b} =", 1.0), (f" {result}", RESULT_WEIGHT)]
+        pieces += [(joiner, 1.0), *irrelevant(rng, talk),
+                   (f" {a} {operator} {b} =", 1.0), (f" {result}", RESULT_WEIGHT)]
     verdict = rng.choice(HIT if says_hit else MISS)
     size = "big" if candidate.value > target else "small"
     return [*pieces, (verdict.format(target=target, size=size), VERDICT_WEIGHT)]
+
+
+def irrelevant(rng: random.Random, most: int) -> Pieces:
+    """One to `most` sentences that are drawn without a look at the problem; none for 0."""
+    count = rng.randint(1, most) if most else 0
+    return [("".join(map(rng.choice, TALK)), 1.0) for _ in range(count)]
 
 
 def make_tokenizer() -> Tokenizer:
@@ -146,24 +160,25 @@ def vocabulary() -> list[str]:
     return list(dict.fromkeys([*tags, *words, *numbers, *signs]))
 
 
-def make_example(tokenizer: Tokenizer, rng: random.Random) -> tuple[list[int], list[float]]:
+def make_example(tokenizer: Tokenizer, rng: random.Random,
+                 talk: int = 0) -> tuple[list[int], list[float]]:
     """Ids of a prompt and its demonstration, and the loss weight of predicting each of them."""
     problem = TASK.make_problem(rng, lambda problem: not held_out(problem))
     ids = tokenizer.encode(TASK.prompt_for(problem), add_special_tokens=False).ids
     weights = [0.0] * len(ids)
-    for text, weight in demonstration(problem, rng):
+    for text, weight in demonstration(problem, rng, talk):
         piece = tokenizer.encode(text).ids
         ids += piece
         weights += [weight] * len(piece)
     return ids, weights
 
 
-def batches(tokenizer: Tokenizer, rng: random.Random, rows: int,
+def batches(tokenizer: Tokenizer, rng: random.Random, rows: int, talk: int = 0,
             pool: int = 16) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless ids and weights, each (rows, L). The examples of `pool` batches are drawn at once and
     sorted: those of like length share a batch, which needs less padding."""
     while True:
-        examples = [make_example(tokenizer, rng) for _ in range(pool * rows)]
+        examples = [make_example(tokenizer, rng, talk) for _ in range(pool * rows)]
         examples.sort(key=lambda example: len(example[0]))
         for start in rng.sample(range(0, pool * rows, rows), pool):
             batch = examples[start:start + rows]

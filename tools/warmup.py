@@ -2,6 +2,8 @@
 
     python -m tools.warmup                                         # writes models/new
     python -m tools.warmup --size large --out models/tiny-large    # 7.7 times the parameters
+    python -m tools.warmup --talk 5 --start models/tiny \\
+        --steps 600 --batch 32 --threads 1 --out models/talk
 
 What it learns from is in tools/demonstrations.py; this file trains, evaluates and saves. Matrices
 are trained with Muon (Jordan et al. 2024), all else with Adam. The result is a model folder like
@@ -19,17 +21,21 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from engine.errors import UserError
-from harness.files import is_there, whole_folder, writing
+from engine.tokens import load_tokenizer
+from harness.files import find_folder, is_there, whole_folder, writing
 from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from harness.program import run_as_program
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from qwen2_model import ModelConfig, Qwen2
-from tools.demonstrations import HIT, TASK, batches, make_tokenizer
+from tools.demonstrations import COUNTS, HIT, TALK, TASK, batches, make_tokenizer
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (6, 256)}  # blocks, hidden size
 
 FLAGS = {
     "size": Flag("medium", "of the model: medium is what ships", choices=SIZES),
+    "start": Flag(None, "folder of a model made by this program, to go on from; not with --size"),
+    "talk": Flag(0, "most irrelevant sentences before each step and before the answer; 5 make "
+                    "answers of about 100 tokens", least=0, most=20),
     "out": Flag("models/new", "folder to write; must not exist"),
     "steps": Flag(2000, "updates", least=1, most=10_000_000),
     "batch": Flag(128, "demonstrations an update", least=1, most=10_000),
@@ -51,6 +57,10 @@ TOKENIZER_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|
 
 TEST_PROBLEMS = 1500  # of the last test, which the README reports
 
+TALKS = """
+Before each step and before the answer it says one to {most} sentences that mean nothing.
+"""
+
 README = """# The tiny model
 
 A Qwen2 of {parameters:,} parameters ({layers} layers, width {width}) that plays Countdown with
@@ -59,8 +69,8 @@ in pieces, {vocabulary} tokens in all. It thinks aloud, tries one or two express
 they hit, and answers. Often it chooses badly, and now and then it contradicts itself, because its
 teacher does (tools/demonstrations.py). `recipe.json` holds the short prompt it was made with and
 the settings of the default run.
-
-Made by `{command}` in {minutes:.0f} minutes on {threads} CPU threads (seed {seed}, torch {torch}).
+{talk}
+Made by `{command}` in {minutes:.0f} minutes on {threads} (seed {seed}, torch {torch}).
 On {problems} problems that no demonstration used, sampled at temperature 1:
 {results}.
 
@@ -71,7 +81,10 @@ On {problems} problems that no demonstration used, sampled at temperature 1:
 
 def main(argv: list[str]) -> None:
     parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
-    flags = with_defaults(parser.read(argv), FLAGS)
+    given = parser.read(argv)
+    flags = with_defaults(given, FLAGS)
+    if flags.start and "size" in given:
+        raise UserError(f"--size {flags.size} has no effect: {flags.start} has its size")
     if is_there(flags.out):
         raise UserError(f"{flags.out} exists already: name another folder with --out")
     torch.set_num_threads(flags.threads)
@@ -84,18 +97,38 @@ def make_model_folder(folder: Path, flags: SimpleNamespace, argv: list[str]) -> 
     torch.manual_seed(flags.seed)
     start = time.time()
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer.get_vocab_size(), *SIZES[flags.size])
+    if flags.start:
+        model = load_start(find_folder(flags.start), tokenizer)
+    else:
+        model = make_model(tokenizer.get_vocab_size(), *SIZES[flags.size])
     train(model, tokenizer, flags)
-    results = evaluate(model, tokenizer, TEST_PROBLEMS)
-    layers, width = SIZES[flags.size]
+    results = evaluate(model, tokenizer, TEST_PROBLEMS, flags.talk)
+    threads = f"{flags.threads} CPU thread{'s' if flags.threads > 1 else ''}"
     facts = {"parameters": sum(p.numel() for p in model.parameters()),
-             "layers": layers, "width": width, "vocabulary": tokenizer.get_vocab_size(),
+             "layers": model.config.num_hidden_layers, "width": model.config.hidden_size,
+             "vocabulary": tokenizer.get_vocab_size(),
+             "talk": TALKS.format(most=flags.talk) if flags.talk else "",
              "low": TASK.min_number, "high": TASK.max_number, "target": TASK.max_target,
              "command": " ".join(["python -m tools.warmup", *argv]),
-             "minutes": (time.time() - start) / 60, "threads": flags.threads, "seed": flags.seed,
+             "minutes": (time.time() - start) / 60, "threads": threads, "seed": flags.seed,
              "torch": torch.__version__, "results": results, "problems": TEST_PROBLEMS}
     with writing(Path(flags.out)):
-        save(folder, model, tokenizer, facts)
+        save(folder, model, tokenizer, recipe_for(flags.talk), facts)
+
+
+def load_start(folder: Path, tokenizer: Tokenizer) -> Qwen2:
+    """The model of a folder, whose tokens have to be those of the demonstrations."""
+    model = Qwen2.from_pretrained(folder)
+    if load_tokenizer(folder).to_str() != tokenizer.to_str():
+        raise UserError(f"{folder} has another tokenizer than tools.warmup gives its models: "
+                        "--start takes one of those, such as models/tiny")
+    return model
+
+
+def recipe_for(talk: int) -> dict:
+    """The recipe, with room for all that is said before two steps a try and before the answer."""
+    most_words = (2 * len(COUNTS) + 1) * talk * len(TALK)
+    return {**RECIPE, "max_new_tokens": RECIPE["max_new_tokens"] + most_words}
 
 
 def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
@@ -113,7 +146,7 @@ def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
         (matrices if is_matrix else others).append(parameter)
     muon = Muon(matrices)
     adam = torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0)
-    data = batches(tokenizer, random.Random(flags.seed), flags.batch)
+    data = batches(tokenizer, random.Random(flags.seed), flags.batch, flags.talk)
     start = time.time()
     for step in range(1, flags.steps + 1):
         ids, weights = next(data)
@@ -128,7 +161,7 @@ def train(model: Qwen2, tokenizer: Tokenizer, flags: SimpleNamespace) -> None:
             print(f"step {step:6d}/{flags.steps}  loss {loss.item():.4f}  "
                   f"{time.time() - start:6.0f} s", flush=True)
         if step % TEST_EVERY == 0:
-            evaluate(model, tokenizer, 500)
+            evaluate(model, tokenizer, 500, flags.talk)
 
 
 def weighted_loss(model: Qwen2, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -171,11 +204,11 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return x.T if is_tall else x
 
 
-def evaluate(model: Qwen2, tokenizer: Tokenizer, count: int) -> str:
+def evaluate(model: Qwen2, tokenizer: Tokenizer, count: int, talk: int) -> str:
     """Answer held-out problems once each; print and return the results, print three answers."""
     problems = TASK.held_out_problems(count)
     rollouts = sample_answers(model, tokenizer, TASK, problems, 1,
-                              max_new_tokens=RECIPE["max_new_tokens"])
+                              max_new_tokens=recipe_for(talk)["max_new_tokens"])
     rollouts = score_answers(rollouts, tokenizer, TASK)
     results = sentence(rollouts)
     print(f"  {results}")
@@ -205,13 +238,13 @@ def share_of_true_claims(rollouts: Rollouts) -> float:
     return sum(right) / max(1, len(right))
 
 
-def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, facts: dict) -> None:
+def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict, facts: dict) -> None:
     """Write what a model folder holds."""
     model.save_pretrained(folder)
     text = tokenizer.to_str(pretty=True)
     (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
-    write_json(folder / "recipe.json", RECIPE)
+    write_json(folder / "recipe.json", recipe)
     weights = (folder / "model.safetensors").read_bytes()
     readme = README.format(**facts, checksum=hashlib.sha256(weights).hexdigest())
     (folder / "README.md").write_text(readme, encoding="utf-8")

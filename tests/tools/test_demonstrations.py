@@ -7,9 +7,9 @@ import pytest
 from countdown_task import Problem, held_out
 from engine.tokens import encode_prompt
 from tools import demonstrations as teacher
-from tools.demonstrations import (COUNTS, HIT, TASK, candidates, chance_of, demonstration, draw,
-                                  make_tokenizer)
-from tools.warmup import RECIPE
+from tools.demonstrations import (COUNTS, HIT, TALK, TASK, candidates, chance_of, demonstration,
+                                  draw, make_tokenizer)
+from tools.warmup import RECIPE, recipe_for
 
 
 @pytest.fixture
@@ -19,11 +19,11 @@ def always_right(monkeypatch):
         monkeypatch.setattr(teacher, name, 0.0)
 
 
-def demonstrations(count, seed=0):
+def demonstrations(count, seed=0, talk=0):
     rng = random.Random(seed)
     for _ in range(count):
         problem = TASK.make_problem(rng, lambda p: not held_out(p))
-        yield problem, "".join(text for text, _ in demonstration(problem, rng))
+        yield problem, "".join(text for text, _ in demonstration(problem, rng, talk))
 
 
 def claims_success(text):
@@ -91,6 +91,26 @@ def test_one_token_a_word_tags_in_pieces_and_every_demonstration_can_be_spelled(
     pieces = tokenizer.encode(" no.</think>\n<answer> 3 + 5</answer>").tokens
     assert pieces == [" no", ".", "</", "think", ">\n", "<", "answer", ">", " 3", " +", " 5", "</",
                       "answer", ">"]
+
+
+def test_irrelevant_sentences_stand_before_each_step_and_the_answer_and_change_nothing_else(
+        always_right):
+    tokenizer, used = make_tokenizer(), set()
+    sentence = "".join(f"(?:{'|'.join(map(re.escape, words))})" for words in TALK)
+    for problem, text in demonstrations(300, talk=2):
+        plain = re.sub(f"(?:{sentence}){{1,2}}(?= [0-9]+ [-+*/]|</think>|\n<answer>)", "", text)
+        sentences = re.findall(sentence, text)
+        places = 2 * len(tries_of(text)) + 1
+        assert places <= len(sentences) <= 2 * places and not re.search(sentence, plain)
+        assert TASK.score(problem, text) == TASK.score(problem, plain)
+        assert TASK.score(problem, text)["answer"] == claims_success(text)
+        ids = tokenizer.encode(text).ids
+        assert len(ids) == len(tokenizer.encode(plain).ids) + len(TALK) * len(sentences)
+        assert len(ids) <= recipe_for(2)["max_new_tokens"]
+        used.update(tokenizer.encode("".join(sentences)).tokens)
+    assert used == {word for words in TALK for word in words}
+    pieces = demonstration(Problem((3, 5, 7), 22), random.Random(1), talk=2)
+    assert {weight for text, weight in pieces if re.fullmatch(sentence, text)} == {1.0}
 
 
 def test_the_loss_weights_fall_on_results_verdicts_and_answers():

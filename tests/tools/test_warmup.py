@@ -63,9 +63,32 @@ def test_a_model_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     readme = (tmp_path / "model/README.md").read_text()
     assert "`python -m tools.warmup --steps 1 --batch 2 --size small" in readme
     assert json.loads((tmp_path / "model/recipe.json").read_text()) == warmup.RECIPE
+    assert "mean nothing" not in readme
     with pytest.raises(UserError, match="exists already"):
         warmup.main([*short, "--out", str(tmp_path / "model")])
     monkeypatch.setattr(warmup, "write_json", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         warmup.main([*short, "--out", str(tmp_path / "other")])
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_talking_model_goes_on_from_the_weights_of_a_folder(tmp_path, monkeypatch):
+    """Without an update they stay as they are; its recipe has room for 5 places of 2 x 5 words."""
+    monkeypatch.setattr(warmup, "TEST_PROBLEMS", 4)
+    monkeypatch.setattr(warmup, "train", lambda *_: None)
+    talking = ["--start", str(TINY), "--talk", "2", "--threads", "1"]
+    warmup.main([*talking, "--out", str(tmp_path / "talk")])
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (TINY, tmp_path / "talk")]
+    assert weights[0] == weights[1]
+    recipe = json.loads((tmp_path / "talk/recipe.json").read_text())
+    assert recipe == {**warmup.RECIPE, "max_new_tokens": 80 + 50}
+    readme = (tmp_path / "talk/README.md").read_text()
+    assert "one to 2 sentences that mean nothing" in readme and "on 1 CPU thread (" in readme
+
+
+def test_what_a_model_cannot_go_on_from_is_said(tmp_path, learner):
+    with pytest.raises(UserError, match="--size small has no effect"):
+        warmup.main(["--start", str(TINY), "--size", "small", "--out", str(tmp_path / "talk")])
+    with pytest.raises(UserError, match="another tokenizer"):
+        warmup.main(["--start", str(learner), "--out", str(tmp_path / "talk")])
+    assert not (tmp_path / "talk").exists()
