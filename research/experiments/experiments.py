@@ -13,9 +13,11 @@ two of them has one name and one folder, and is trained once.
 """
 from dataclasses import dataclass
 
+from research.experiments import prices
+
 # the arms that occur in several experiments
 PLAIN = {"none": ""}
-MEASURED = "--advantage measured --measured_k 2"  # credit of every undecided token, at every step
+MEASURED = prices.MEASURED  # credit of every undecided token, at every step
 CONTROLS = {"measured": MEASURED,
             "shuffled": f"{MEASURED} --placebo advantages"}  # at other tokens of the group
 ENTROPY = "--mitigation entropy_weighted"
@@ -27,26 +29,8 @@ INVERSE = {name: f"--mitigation {name}"
 
 ONE_BATCH = {"common": "--questions 8 --answers 8 --steps 60 --eval_every 30", "seeds": 5,
              "shared": "8x8"}
-TUNED_ON = 100  # the first of the seeds on which batches and learning rates are chosen
+TUNED_ON = 100  # the seed on which batches and learning rates are chosen; no reported run has it
 SAMPLED_ONLY = "--eval_modes sampled --checkpoint_every 0"
-
-# of each method its flags, the seconds of one core that an answer takes, and the batches
-# and learning rates it may have; the one in the middle of each is in all that is tried
-SECONDS = 45  # of a run
-FEW, SOME, MANY = (("2x4", "4x4", "4x8"), ("4x4", "4x8", "8x8"), ("4x8", "8x8", "16x8"))
-SLOW, FAST = ("1.2e-4", "2.5e-4", "5e-4"), ("2.5e-4", "5e-4", "1e-3")
-PRICED = {
-    "none": ("", 0.0075, MANY, SLOW),
-    "rloo": ("--advantage rloo", 0.0075, MANY, SLOW),
-    "gae": ("--advantage gae", 0.009, MANY, SLOW),
-    "belief": ("--advantage belief", 0.016, MANY, SLOW),
-    "hindsight": ("--advantage hindsight", 0.014, MANY, SLOW),
-    "vine": ("--advantage vine", 0.02, SOME, FAST),
-    "measured1": ("--advantage measured --measured_k 1", 0.032, SOME, FAST),
-    "measured2": (MEASURED, 0.06, SOME, FAST),
-    "measured8": ("--advantage measured --measured_k 8", 0.24, FEW, FAST),
-    "oracle": ("--mitigation oracle", 0.2, FEW, FAST),
-}
 
 # the success in training that the arms of the leaderboard race to, as the mean of the last steps:
 # half of what plain GRPO gains in the control
@@ -92,24 +76,6 @@ def regime_arms() -> dict[str, str]:
             cell = f"{questions}x{answers}-{learning_rate}"
             arms |= {f"none-{cell}": flags, f"measured-{cell}": f"{flags} {MEASURED}"}
     return arms
-
-
-def price_arm(method: str, cell: str, evaluations: int) -> dict[str, str]:
-    """A method with a cell, such as 4x8-2.5e-4, for as many steps as take about SECONDS."""
-    flags, each, *_ = PRICED[method]
-    batch, _, learning_rate = cell.partition("-")
-    questions, answers = map(int, batch.split("x"))
-    part = max(1, round(SECONDS / (each * questions * answers) / evaluations))
-    return {f"{method}-{cell}": (
-        f"{flags} --questions {questions} --answers {answers} --learning_rate {learning_rate} "
-        f"--steps {part * evaluations} --eval_every {part}")}
-
-
-def cells_of(method: str) -> list[str]:
-    """The middle batch with each learning rate, and the middle rate with each batch."""
-    *_, batches, rates = PRICED[method]
-    cells = [f"{batches[1]}-{rate}" for rate in rates] + [f"{b}-{rates[1]}" for b in batches]
-    return list(dict.fromkeys(cells))
 
 
 def leaderboard_arms() -> dict[str, str]:
@@ -161,14 +127,19 @@ ALL = (
         common=f"--questions 8 --answers 8 --steps 60 --eval_every 60 --eval_tasks 1000 "
                f"{SAMPLED_ONLY}",
         arms={f"{name}-{rate}": f"{flags} --learning_rate {rate}".strip()
-              for rate in SLOW for name, flags in finalists().items()},
+              for rate in prices.RATES for name, flags in finalists().items()},
         seeds=1, first_seed=TUNED_ON),
     Experiment(
         "price_choice", "Which batch and which learning rate suit each method, at an equal price?",
-        common=f"--eval_tasks 1000 {SAMPLED_ONLY}",
-        arms={name: flags for method in PRICED for cell in cells_of(method)
-              for name, flags in price_arm(method, cell, 2).items()},
-        seeds=1, first_seed=TUNED_ON),
+        common=f"--eval_tasks 1000 {SAMPLED_ONLY}", arms=prices.choices(), seeds=1,
+        first_seed=TUNED_ON),
+    Experiment(
+        "price", "What is credit by token worth at its price, in time, tokens and rewards?",
+        common=f"--eval_tasks 1000 {SAMPLED_ONLY}", arms=prices.chosen(), seeds=5),
+    Experiment(
+        "price_talk", "And where answers are long and mostly irrelevant?",
+        common=f"--model {prices.TALK} --eval_tasks 1000 {SAMPLED_ONLY}",
+        arms=prices.chosen_for_talk(), seeds=3),
 
     # the three that an earlier experiment proposed
     Experiment(
