@@ -20,8 +20,10 @@ METHODS = {  # flags, seconds of one core that an answer takes, and batches
     "measured2": (MEASURED, 0.06, SOME),
     "measured8": ("--advantage measured --measured_k 8", 0.24, FEW),
     "oracle": ("--mitigation oracle", 0.2, FEW)}
-CHOSEN = {  # of each method the cell that ended highest in `price_choice`
-}
+CHOSEN = {  # of each method the cell that was highest in `price_choice` after the same time
+    "none": "16x8-2.5e-4", "rloo": "8x8-2.5e-4", "gae": "8x8-2.5e-4", "belief": "4x8-2.5e-4",
+    "hindsight": "16x8-2.5e-4", "vine": "4x8-2.5e-4", "measured1": "4x8-2.5e-4",
+    "measured2": "4x4-2.5e-4", "measured8": "4x4-2.5e-4", "oracle": "2x4-2.5e-4"}
 TALK, TALK_SECONDS = "models/talk", 90  # made as docs/results.md says; seconds of a run
 TALKING = {"none": 0.027, "gae": 0.028, "hindsight": 0.047, "vine": 0.069, "measured1": 0.49}
 
