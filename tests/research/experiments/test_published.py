@@ -58,7 +58,7 @@ def check_prices(rows, runs):
         least = min(run[price][-1] for arm in runs.values() for run in arm)
         for arm, row in rows.items():
             reached = [np.interp(least, run[price], run["success"]) for run in runs[arm]]
-            assert row[price] == pytest.approx(np.mean(reached), abs=1e-6)
+            assert row[price] == pytest.approx(np.mean(reached), abs=1e-4)  # rounded prices
 
 
 def check_board(rows, runs):
