@@ -11,7 +11,6 @@ have sampled, bit for bit on the same CPU.
 Left out: a replay buffer, a reward model, and sampling while training goes on. Every answer is
 sampled from the weights that are updated with it (unless --rollouts_every says less often).
 """
-import textwrap
 import time
 from dataclasses import replace
 from statistics import mean
@@ -33,7 +32,7 @@ from harness.load import (TrainerState, answers_from, load_optimizer, load_polic
 from harness.metrics import Clock, step_metrics
 from harness.own_code import call_method
 from harness.program import run_as_program
-from harness.progress import print_evaluation, say, show_status
+from harness.progress import print_evaluation, show_status, telling
 from harness.registry import WHOLE_ANSWERS, make_advantage, make_mitigation
 from harness.run import Run, open_run
 
@@ -52,7 +51,7 @@ def train(run: Run) -> None:
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)
     for step in run.steps():
-        clock = Clock(step)
+        clock = Clock(step, run.curve())
         with clock("rollout"):
             problems = policy.task.training_problems(s.seed, step, s.questions)
             rollouts = source.sample(problems, s.answers, derived_seed("train", s.seed, step))
@@ -103,21 +102,19 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
     """Answers to every held-out problem, first sampled, then a greedy one."""
     for mode in MODES[run.settings.eval_modes]:
         start = time.perf_counter()
-        line, answer = answer_held_out(policy, step, mode)
+        line, examples = answer_held_out(policy, step, mode)
         run.append("evaluations.jsonl", line)
-        print_evaluation(line, time.perf_counter() - start)
-        if mode == "sampled":
-            say("  " + textwrap.shorten(answer, 600, placeholder=" ..."))
+        print_evaluation(line, time.perf_counter() - start, examples if mode == "sampled" else [])
 
 
-def answer_held_out(policy: Policy, step: int, mode: str) -> tuple[dict, str]:
-    """The line of evaluations.jsonl, and the first problem with its answer. Problems are asked in
-    parts no larger than a training batch."""
+def answer_held_out(policy: Policy, step: int, mode: str) -> tuple[dict, list[tuple[str, bool]]]:
+    """The line of evaluations.jsonl, and a few problems, each with its answer and whether that is
+    right. Problems are asked in parts no larger than a training batch."""
     s = policy.settings
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"
     each, rows = 1 if is_greedy else s.eval_answers, s.questions * s.answers
-    answer, well_formed, length, finished, texts = [], [], [], [], []
+    answer, well_formed, length, finished, first = [], [], [], [], []
     for start in range(0, len(problems), rows):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
         part = policy.ask(problems[start:start + rows], each, derived_seed("evaluation", start),
@@ -125,13 +122,15 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> tuple[dict, str]:
         for values, found in ((answer, part.scores["answer"]), (well_formed, part.scores["format"]),
                               (length, part.length), (finished, part.finished)):
             values += found.double().view(-1, each).mean(1).tolist()  # a number a problem
-        texts += part.responses[:1]
+        first += zip(part.responses[::each], part.scores["answer"][::each].tolist())
     low, high = wilson_interval(sum(answer), len(answer))  # of problems: wide, where each has more
     line = {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
             "success_high": high, "format_mean": mean(well_formed), "length_mean": mean(length),
             "finished_mean": mean(finished), "answer": answer, "format": well_formed,
             "length": length}
-    return line, f"{policy.task.show(problems[0])}: {texts[0]}"
+    shown = [policy.task.show(problem) for problem in problems]
+    return line, [(f"{shown[place]}: {first[place][0]}", first[place][1] > 0)
+                  for place in telling(shown)]
 
 
 def main(argv: list[str]) -> None:

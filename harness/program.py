@@ -12,6 +12,7 @@ import torch
 from engine import processes
 from engine.errors import OwnCodeError, UserError
 from harness.progress import go_on_for_nobody, though_nobody_reads
+from harness.terminal import Visible, visible
 
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
            "does a smaller model")
@@ -66,25 +67,3 @@ def of_the_system(error: Exception) -> str | None:
     if isinstance(error, refused) or "can't allocate memory" in str(error):
         return f"there is not enough memory: {SMALLER}"
     return None
-
-
-def visible(text: str) -> str:
-    """The text with control characters written out, as \\x1b; new lines and tabs stay."""
-    return "".join(character if character.isprintable() or character in "\n\t"
-                   else character.encode("unicode_escape").decode() for character in text)
-
-
-class Visible:
-    """A text stream for people. Our own escape sequences, which shade text in a terminal, go to
-    `.stream` itself."""
-
-    def __init__(self, stream):
-        self.stream = stream
-        if hasattr(stream, "reconfigure"):  # there are characters that no terminal can show
-            stream.reconfigure(errors="replace")
-
-    def write(self, text: str) -> int:
-        return self.stream.write(visible(text))
-
-    def __getattr__(self, name: str):
-        return getattr(self.stream, name)

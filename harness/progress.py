@@ -1,17 +1,25 @@
 """What people see while something runs: lines that stay, and one that the next overwrites."""
 import os
 import sys
+import textwrap
 import time
 from contextlib import contextmanager
+from statistics import mean
 
 from engine import processes
+from harness.terminal import put, right_or_wrong, visible
+
+BARS = "▁▂▃▄▅▆▇█"
+EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 
 
-def say(text: str) -> None:
-    """Print a line at once, from the first process."""
+def say(text: str, mark: str = "") -> None:
+    """Print a line at once, from the first process. `mark` stands before it and is ours: it may be
+    coloured."""
+    show_status("")
     with though_nobody_reads(sys.stdout):
         if processes.is_main_process():
-            print(text, flush=True)
+            put(mark + visible(text))
 
 
 def show_status(text: str) -> None:
@@ -89,10 +97,30 @@ def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -
         say(f"          {line['weight_note']}")
 
 
-def print_evaluation(line: dict, seconds: float) -> None:
-    """A line of evaluations.jsonl, for people."""
+def sparkline(values: list[float], most: int = 40) -> str:
+    """▁▃▅█ 22% to 41%, the lowest and the highest bar. Of many values, neighbours share a bar."""
+    each = -(-len(values) // most)
+    means = [mean(values[start:start + each]) for start in range(0, len(values), each)]
+    low, high = min(means), max(means)
+    bars = [BARS[round(7 * (value - low) / (high - low or 1))] for value in means]
+    return f"{''.join(bars)} {low:.0%} to {high:.0%}"
+
+
+def print_evaluation(line: dict, seconds: float, answers: list[tuple[str, bool]]) -> None:
+    """A line of evaluations.jsonl, for people, and some of its answers, each right or wrong."""
     say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
         f"{line['success_low']:.1%} to {line['success_high']:.1%}  "
         f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, "
         f"length {line['length_mean']:.0f}, finished "
         f"{line['finished_mean']:.0%}, {seconds:.0f} s)")
+    for text, is_right in answers:
+        say(textwrap.shorten(text, MOST_OF_ANSWER, placeholder=" ..."),
+            f"  {right_or_wrong(is_right)}  ")
+
+
+def telling(shown: list[str]) -> list[int]:
+    """The first problems with the fewest words that repeat: 11 11 11 shows little."""
+    def repeats(place: int) -> int:
+        words = shown[place].split()
+        return len(words) - len(set(words))
+    return sorted(range(len(shown)), key=repeats)[:EXAMPLES]

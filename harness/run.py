@@ -8,6 +8,7 @@
             run.save_if_due(step)    a checkpoint; after Ctrl-C also the end
         run.end()
 """
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,7 +28,8 @@ from harness.files import is_there
 from harness.hints import python_command
 from harness.identity import CHANGEABLE, run_id_of
 from harness.load import TrainerState
-from harness.progress import print_step, say
+from harness.outcome import tell_outcome
+from harness.progress import print_step, say, sparkline
 from harness.provenance import fingerprints, provenance
 from harness.registry import ADVANTAGES, MITIGATIONS
 from harness.resume import (check_what_is_there, how_far, is_finished, keep_changes,
@@ -35,6 +37,8 @@ from harness.resume import (check_what_is_there, how_far, is_finished, keep_chan
 from harness.run_folder import RunFolder, open_folder, run_config
 from harness.settings import Settings, make_settings
 from harness.stopping import StopRequest
+
+NEVER_RIGHT = 5  # steps without one right answer: then people are told
 
 
 class Run:
@@ -49,6 +53,8 @@ class Run:
         self.step = self.done
         self.is_finished = False
         self.seconds = deque(maxlen=20)  # of the last steps
+        self.success = []  # of each step since it was started
+        self.start = time.monotonic()
         self.cleanup = ExitStack()
 
     def begin(self, policy: Policy, state: TrainerState) -> None:
@@ -112,8 +118,16 @@ class Run:
         steps, step = self.settings.steps, line["step"]
         self.append("metrics.jsonl", line)
         self.seconds.append(line["seconds"])
+        self.success.append(line["success"])
         with_header = step % 20 == 1 or step == self.done + 1
         print_step(line, steps, mean(self.seconds) * (steps - step), with_header)
+        if len(self.success) == NEVER_RIGHT and not any(self.success):
+            say(f"          not one answer of {NEVER_RIGHT} steps was right: the model never found "
+                "a right answer, so there is none to learn from")
+
+    def curve(self) -> str:
+        """Success of the steps since it was started, small."""
+        return f"success {sparkline(self.success)}" if self.success else ""
 
     def save_if_due(self, step: int) -> None:
         """A checkpoint, when it is due or somebody asked to stop. Then the run ends here."""
@@ -131,6 +145,7 @@ class Run:
     def end(self) -> None:
         self.policy.refuse_broken_model()
         say(f"done. Everything is in {self.folder.path}")
+        tell_outcome(self)
 
 
 @contextmanager

@@ -30,11 +30,12 @@ from harness.files import find_folder
 from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
                            with_defaults)
 from harness.load import load_policy
-from harness.program import run_as_program, visible
+from harness.program import run_as_program
 from harness.registry import MITIGATIONS, NEVER_RESCALED, choice_flags, make_mitigation
 from harness.run_folder import run_config
 from harness.settings import Settings, make_settings
-from tools.terminal import legend, put, shaded
+from harness.terminal import put, visible
+from tools.terminal import legend, shaded
 
 FLAGS = {
     "mitigation": Flag(None, "by default the run's own"),

@@ -23,10 +23,11 @@ from harness.credit_file import checkpoint_folders
 from harness.files import find_folder, is_file, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.load import load_policy
-from harness.program import run_as_program, visible
+from harness.program import run_as_program
 from harness.settings import Settings, make_settings
 from harness.tasks import make_task
-from tools.terminal import BOLD, GREEN, RED, legend, put, shaded, styled, token_texts
+from harness.terminal import BOLD, put, right_or_wrong, styled, visible
+from tools.terminal import legend, shaded, token_texts
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
@@ -71,8 +72,7 @@ def percent(probability: float) -> str:
 
 def verdict(rollouts: Rollouts, row: int) -> str:
     """right   reward 1.10   31 tokens"""
-    is_right = rollouts.scores["answer"][row] > 0
-    word = styled("right", GREEN) if is_right else styled("wrong", RED)
+    word = right_or_wrong(rollouts.scores["answer"][row] > 0)
     length = int(rollouts.length[row])
     tokens = "1 token" if length == 1 else f"{length} tokens"
     cut_off = "" if rollouts.finished[row] else ", cut off"

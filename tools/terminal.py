@@ -4,30 +4,12 @@
     -> first·47% 7 * 3·46% = 21 wrong·37%
 """
 import codecs
-import os
-import sys
 
-from harness.program import visible
+from harness.terminal import has_colour, styled, visible
 
 # A token whose number is below the limit gets this style, in numbers of ANSI escape sequences: 48;5
 # is the colour behind the text and 38;5 the one in it, of a terminal's 256.
 Shades = tuple[tuple[float, str], ...]
-BOLD, GREEN, RED = "1", "1;32", "1;31"
-
-
-def has_colour() -> bool:
-    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return sys.stdout.isatty() and wanted
-
-
-def styled(text: str, style: str) -> str:
-    return f"\033[{style}m{text}\033[0m" if style and has_colour() else text
-
-
-def put(line: str) -> None:
-    """Print a line whose escape sequences are ours. stdout itself spells them out
-    (harness/program.py): all that a model wrote goes through `visible` first."""
-    print(line, file=getattr(sys.stdout, "stream", sys.stdout))
 
 
 def token_texts(pieces: list[bytes]) -> list[str]:
