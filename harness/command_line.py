@@ -1,18 +1,30 @@
-"""The command line of train.py: the flags that were typed, and what --help says."""
+"""The command line of train.py: the flags that were typed, and what --help says.
+
+--help lists what a first day needs, --help all every flag, --help gae a method with its own.
+"""
+import textwrap
 from argparse import SUPPRESS
 from dataclasses import replace
 from pathlib import Path
 
 from engine.errors import UserError
 from harness.files import is_file, read_json
-from harness.flags import Flag, Parser, add_flag, describe, fields_as_flags, some_text
+from harness.flags import (Flag, Parser, add_flag, describe, fields_as_flags, shortened,
+                           some_text)
 from harness.hints import about_unknown
-from harness.registry import ADVANTAGES, MITIGATIONS, choice_flags, describe_choices, flags_of
+from harness.registry import (ADVANTAGES, MITIGATIONS, choice_flags, describe_choice,
+                              describe_choices, flags_of)
 from harness.settings import EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, read_files
 from harness.tasks import load_task
 
 RESERVED = (  # names that no other flag can have
     "resume", "continue", "config", "help", "own")
+FIRST_DAY = (  # what --help lists
+    "model", "device", "task", "mitigation", "rescale", "advantage", "loss", "kl", "steps",
+    "questions", "answers", "max_new_tokens", "temperature", "learning_rate", "seed", "eval_every",
+    "eval_tasks", "checkpoint_every", "out")
+ABOUT_HELP = """\
+--help METHOD describes one of them and its flags; --help all lists every flag and every method."""
 ABOUT_FILES = """\
 A model folder's recipe.json sets its own defaults (models/tiny has one). Flags override them, and
 config.json in the run folder shows what was used. Hyphens work as well as underscores."""
@@ -20,7 +32,29 @@ config.json in the run folder shows what was used. Hyphens work as well as under
 
 def read_flags(argv: list[str]) -> dict:
     """The flags that were typed, by name."""
-    return make_parser(look_for_task(argv)).read(argv, about_unknown)
+    task, topic = look_for_task(argv), topic_of_help(argv)
+    if topic is not None:
+        print(help_about(topic, task))
+        raise SystemExit(0)
+    return make_parser(task).read(argv, about_unknown)
+
+
+def topic_of_help(argv: list[str]) -> str | None:
+    """What stands behind --help, empty if nothing does; None where nobody asks."""
+    for argument, following in zip(argv, [*argv[1:], ""]):
+        if argument in ("-h", "--help"):
+            return "" if following.startswith("-") else following
+    return None
+
+
+def help_about(topic: str, task: str) -> str:
+    if topic in ("", "all"):
+        return make_parser(task, OPTIONS if topic else FIRST_DAY).format_help()
+    for registry in (MITIGATIONS, ADVANTAGES):
+        if topic in registry:
+            return describe_choice(topic, registry[topic])
+    raise UserError(f"--help {shortened(topic)}: there is no method of this name (--help lists "
+                    "them)")
 
 
 def look_for_task(argv: list[str]) -> str:
@@ -36,20 +70,31 @@ def look_for_task(argv: list[str]) -> str:
     return ({"task": Settings.task} | recipe | config | given)["task"]
 
 
-def make_parser(task: str) -> Parser:
+def make_parser(task: str, listed=()) -> Parser:
+    """It reads every flag, and its help lists these settings."""
     refuse_taken_names(task)
-    parser = Parser("python train.py [flags]",
-                    "Train with GRPO and write down what every token was given.",
-                    epilog=f"{describe_choices()}\n\n{ABOUT_FILES}")
+    is_all = listed is OPTIONS
+    epilog = describe_choices() if is_all else f"{choices_by_name()}\n{ABOUT_HELP}"
+    parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
+                    "was given.", epilog=f"{epilog}\n\n{ABOUT_FILES}", add_help=False)
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
     for name, flag in OPTIONS.items():
-        add_flag(topics[flag.topic], name, flag, describe_option(name, flag))
+        add_flag(topics[flag.topic], name, flag,
+                 describe_option(name, flag) if name in listed else SUPPRESS)
+    of_task = None if is_all or task != Settings.task else SUPPRESS  # None: described in full
     for name, flag in fields_as_flags(load_task(task)).items():
-        add_flag(topics[PROBLEMS], name, flag)
+        add_flag(topics[PROBLEMS], name, flag, of_task)
     for name, flag in choice_flags().items():
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
     return parser
+
+
+def choices_by_name() -> str:
+    """The choices of both lists, without a word about them."""
+    return "".join(textwrap.fill(f"choices of --{axis}: {', '.join(registry)}", 95,
+                                 subsequent_indent="  ", break_long_words=False) + "\n\n"
+                   for axis, registry in (("mitigation", MITIGATIONS), ("advantage", ADVANTAGES)))
 
 
 def describe_option(name: str, flag: Flag) -> str:

@@ -181,7 +181,7 @@ def test_a_weighting_of_ones_own_is_one_function(tmp_path):
     (folder / "mitigations.py").write_text(before + IDEA + border + after)
     mine = ["--mitigation", "my_idea", "--strength", "3"]
     help_text, _, refused, preview, _ = type_commands(
-        folder, ["train", "--help"], ["train", *SHORT, "--steps", "1", *mine, "--out", "run"],
+        folder, ["train", "--help", "all"], ["train", *SHORT, "--steps", "1", *mine, "--out", "run"],
         ["train", "--strength", "2"], ["preview", "run", *mine, "--episode", "2"])
     assert "\n  my_idea                       One line that becomes the help text.\n" in help_text
     assert "--strength (default 1.0)" in help_text

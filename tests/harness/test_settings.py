@@ -7,7 +7,7 @@ import torch
 
 import train
 from engine.errors import UserError
-from harness.command_line import read_flags
+from harness.command_line import FIRST_DAY, read_flags
 from harness.flags import Positive, parameters_as_flags
 from harness.registry import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
 from harness.resume import what_differs
@@ -153,14 +153,24 @@ def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
         Words below.
         """
 
-    with pytest.raises(SystemExit):
-        read_flags(["--help"])
-    printed = capsys.readouterr().out
+    def help_of(*topic):
+        with pytest.raises(SystemExit):
+            read_flags(["--steps", "3", "--help", *topic])
+        return capsys.readouterr().out
+
+    printed = help_of("all")
     text = " ".join(printed.split())
     assert all(f"\n  {name} " in printed for name in MITIGATIONS)
     assert all(f"--{name} " in printed for name in OPTIONS)
     assert "silent (no docstring)" in text and "late Words below." in text
-    assert "--power (default 2.0, above 0, at most 1e+06)" in text
+    flag = "--power (default 2.0, above 0, at most 1e+06)"
+    assert flag in text and flag in help_of("late") and "silent" not in help_of("late")
+    first = help_of()
+    assert all(f" {name}" in first for name in (*MITIGATIONS, *ADVANTAGES))
+    assert {name for name in OPTIONS if f"\n  --{name} " in first} == set(FIRST_DAY)
+    assert "--power" not in first and "--max_number" not in first
+    with pytest.raises(UserError, match="--help latex: there is no method of this name"):
+        read_flags(["--help", "latex"])
 
 
 def test_an_advantage_of_ones_own_is_a_choice_with_flags_from_the_command_to_the_record(
