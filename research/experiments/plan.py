@@ -3,6 +3,7 @@
 A planned run is known from its flags alone, before anything is computed; what is on disk says the
 rest. So an experiment can be stopped at any moment, and nothing has to be kept beside the runs.
 """
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,17 @@ from analysis.runs import is_number, read_run
 from harness.command_line import read_flags
 from harness.credit_file import step_of
 from engine.errors import UserError
-from harness.files import PROJECT, is_there, read_lines
+from harness.files import PROJECT, find_folder, is_file, is_there, read_lines
 from harness.provenance import refuse_other_sources
 from harness.resume import is_finished, refuse_to_overwrite, what_differs
 from harness.run_folder import RunFolder, run_config
 from harness.settings import Settings, make_settings
 from research.experiments.experiments import Experiment
+from research.experiments.prices import METHODS
+
+# of the default run, whose answers have 46 tokens: of an answer in an evaluation, on one core, and
+# of one in the credit files
+EVALUATED_SECONDS, CREDIT_BYTES = 0.0033, 440
 
 
 @dataclass
@@ -48,6 +54,32 @@ class PlannedRun:
     @property
     def answers_a_step(self) -> int:
         return self.settings.questions * self.settings.answers
+
+    @property
+    def seconds_an_answer(self) -> float:
+        """Of one core, with the shipped model (prices.py). A method that is not there counts as
+        plain GRPO."""
+        values = self.settings.to_json()
+        return max(seconds for flags, seconds, *_ in METHODS.values()
+                   if all(str(values.get(name.removeprefix("--"))) == value
+                          for name, value in zip(flags.split()[::2], flags.split()[1::2])))
+
+    def evaluated_after(self, step: int) -> int:
+        """Answers of the evaluations that are left."""
+        s = self.settings
+        if not s.eval_every:
+            return 0
+        times = -(-(s.steps - step) // s.eval_every) + (step == 0)
+        return times * s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """What the run will leave: credit files, and checkpoints, of which two can be resumed."""
+        s, model = self.settings, find_folder(self.settings.model) / "model.safetensors"
+        kept = -(-s.steps // s.checkpoint_every) if s.checkpoint_every else 0
+        size = os.path.getsize(model) if is_file(model) else 0
+        credit = CREDIT_BYTES * s.steps * self.answers_a_step
+        return credit + (kept + 2 * min(kept, 2)) * size
 
     @property
     def command(self) -> list[str]:
@@ -114,26 +146,24 @@ def plan_run(experiment: Experiment, arm: str, seed: int, out: str) -> PlannedRu
     return PlannedRun(arm, seed, folder, flags, make_settings(given))
 
 
-def seconds_left(runs: list[PlannedRun], states: dict[str, State],
-                 processes: int) -> float | None:
-    """Until all of these runs are finished; None if no step is on record yet. An answer takes what
-    it took so far in its arm, or else in all arms. `states` are by the name of the run."""
+def seconds_left(runs: list[PlannedRun], states: dict[str, State], processes: int) -> float:
+    """Until all of these runs are finished. An answer takes what it took so far in its arm, or else
+    in all arms, or what it took here before. `states` are by the name of the run."""
     def pace(known: list[PlannedRun]) -> float | None:
         answers = sum(states[run.name].steps * run.answers_a_step for run in known)
         return sum(states[run.name].seconds for run in known) / answers if answers else None
 
     left = []
     for run in runs:
-        each = pace([other for other in runs if other.arm == run.arm]) or pace(runs)
-        if each is None:
-            return None
-        left.append(each * run.answers_a_step * max(0, run.steps - states[run.name].steps))
+        done = states[run.name].steps
+        each = (pace([other for other in runs if other.arm == run.arm]) or pace(runs)
+                or run.seconds_an_answer)
+        left.append(each * run.answers_a_step * max(0, run.steps - done)
+                    + EVALUATED_SECONDS * run.evaluated_after(done))
     return max(sum(left) / processes, max(left, default=0.0))
 
 
-def in_words(seconds: float | None) -> str:
+def in_words(seconds: float) -> str:
     """1 h 20 min of 4,800; half a minute counts as one."""
-    if seconds is None:
-        return "no step is done yet that says how long it takes"
     hours, minutes = divmod(max(1, round(seconds / 60)), 60)
     return f"about {hours} h {minutes:02d} min" if hours else f"about {minutes} min"

@@ -4,7 +4,9 @@ One report serves every experiment: held-out success, each arm minus plain GRPO,
 and how large their gradients were, and on which tokens the gradient lay. The leaderboard has a test
 of all its arms together in the place of the differences (leaderboard.py).
 """
+import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ from analysis.statistics import holm, mean_over, mean_reach, welch
 from analysis.tables import Table, by_row, show
 from engine.labels import KINDS, SECTIONS
 from harness.credit_file import read_columns
-from harness.files import make_folder
+from harness.files import is_file, make_folder
 from harness.progress import show_status
 from research.experiments import leaderboard
 from research.experiments.experiments import Experiment
@@ -28,6 +30,7 @@ from research.experiments.plan import PlannedRun
 from research.experiments.published import made_by
 from research.probes.common import Findings, summary_of, write_findings
 
+A_STEP = re.compile(r" *\d+/\d+ ")  # a line of a run's log
 IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
 
 
@@ -57,6 +60,8 @@ def report_on(study: Study, folder: Path) -> Findings:
         tables, picture = leaderboard.report(study, folder)
     else:
         tables, picture = [success_table(study), differences_table(study)], draw(study, folder)
+    if len(study.experiment.arms) == 1:
+        tables += transcript_table(study.planned[0])
     return Findings(name, study.intro(), [*tables, *everywhere], picture,
                     values=values_by_seed(study))
 
@@ -70,6 +75,19 @@ def values_by_seed(study: Study) -> dict:
 
     return {arm: {str(seed): of(run) for seed, run in runs.items()}
             for arm, runs in study.runs.items()}
+
+
+def transcript_table(run: PlannedRun) -> list[Table]:
+    """What a run printed at its beginning and at its end, if its log is there; under the name that
+    its folder has without --out."""
+    if not is_file(run.log):
+        return []
+    usual = str(replace(run.settings, out=None).folder)
+    printed = run.log.read_text(encoding="utf-8").replace(str(run.folder), usual)
+    lines = printed.splitlines()[1:]
+    steps = [place for place, line in enumerate(lines) if A_STEP.match(line)]
+    shown = [*lines[:steps[0] + 1], " ...", *lines[steps[-1]:]] if steps else lines
+    return [Table("transcript", f"What {run.name} printed", {"line": ("", shown)})]
 
 
 def success_table(study: Study) -> Table:

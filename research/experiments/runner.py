@@ -74,7 +74,7 @@ class Runner:
         """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
         its runs, so that they are told once."""
         if is_written(run):
-            return self.announce(f"skipped: {run.name}: another process is making it")
+            return say(f"skipped: {run.name}: another process is making it")
         make_folder(run.log.parent)
         with writing(run.log), open(run.log, "ab") as log:
             process = subprocess.Popen(
@@ -97,16 +97,12 @@ class Runner:
             self.running.remove((run, process))
             state = self.states[run.name] = run.state()
             if state.finished:
-                self.announce(f"finished: {run.name} ({self.finished} of {len(self.runs)})")
+                say(f"finished: {run.name} ({self.finished} of {len(self.runs)})")
             elif is_written(run):
-                self.announce(f"skipped: {run.name}: another process is making it")
+                say(f"skipped: {run.name}: another process is making it")
             elif not was_stopped:
                 self.failed[run.name] = f"{last_line(run)} (log: {run.log})"
-                self.announce(f"failed: {run.name}: {self.failed[run.name]}")
-
-    def announce(self, text: str) -> None:
-        show_status("")
-        say(text)
+                say(f"failed: {run.name}: {self.failed[run.name]}")
 
     def show(self) -> None:
         """The status line, now and then."""
@@ -125,7 +121,7 @@ class Runner:
         if self.failed:
             parts.append(f"{len(self.failed)} failed")
         left = seconds_left(self.not_failed(), self.states, self.processes)
-        parts.append("time left unknown" if left is None else f"{in_words(left)} left")
+        parts.append(f"{in_words(left)} left")
         for run, _ in self.running:
             parts.append(f"{run.name} {self.states[run.name].steps}/{run.steps}")
         return ", ".join(parts)
@@ -181,8 +177,10 @@ def list_runs(runs: list[PlannedRun], processes: int) -> None:
     finished = sum(state.finished for state in states.values())
     print(f"\n{finished} of {len(runs)} runs are finished")
     if finished < len(runs):
-        print(f"the rest, {processes} at a time, evaluations not counted: "
-              f"{in_words(seconds_left(runs, states, processes))}")
+        new = sum(run.bytes_on_disk for run in runs if not is_there(run.folder))
+        print(f"the rest, {processes} at a time: {in_words(seconds_left(runs, states, processes))}"
+              f", and about {new / 1e6:,.0f} MB of disk (where no step is on record, by what the "
+              "shipped model took on one core; other methods than those timed may take longer)")
 
 
 def how_far(run: PlannedRun, state: State) -> str:

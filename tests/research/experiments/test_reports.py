@@ -250,6 +250,20 @@ def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
 
 # what is finished, and what is not
 
+def test_what_a_run_printed_at_its_beginning_and_its_end(tmp_path):
+    """Under the name that the run has when nobody says --out."""
+    [run] = plan_runs(Experiment("one", "", "", {"none": ""}, 1), str(tmp_path), 1)
+    assert report.transcript_table(run) == []
+    run.log.parent.mkdir(parents=True)
+    first, last = "   1/3    0.319    22.3%", "   3/3    0.439    34.0%"
+    run.log.write_text(f"a model; writing to {run.folder}\n  held-out  23.1%\n{first}\n   2/3    0\n"
+                       f"{last}\n  held-out  48.9%\ndone. Everything is in {run.folder}\n")
+    [found] = report.transcript_table(run)
+    assert [line for line, in found.rows] == [
+        "  held-out  23.1%", first, " ...", last, "  held-out  48.9%",
+        "done. Everything is in runs/none-grpo-s0"]
+
+
 def test_a_report_is_written_again_and_names_what_is_missing(tmp_path, learner, capsys):
     """One run is finished, one not begun, and of one a line is damaged."""
     common = f"--model {learner} --questions 2 --answers 2 --steps 2 --eval_every 0"

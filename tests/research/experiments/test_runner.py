@@ -1,10 +1,12 @@
 """Runs of an experiment: planned, made side by side, stopped and started again, refused."""
 import json
 import os
+import re
 import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +22,9 @@ from harness.run_folder import RunFolder
 from research.__main__ import main
 from research.experiments import commands
 from research.experiments.experiments import EXPERIMENTS, Experiment
-from research.experiments.plan import State, in_words, plan_runs, seconds_left
+from research.experiments.plan import (CREDIT_BYTES, EVALUATED_SECONDS, State, in_words, plan_runs,
+                                       seconds_left)
+from research.experiments.prices import METHODS
 from research.experiments.runner import Runner
 
 TINY = "--questions 2 --answers 2"
@@ -99,14 +103,14 @@ def test_one_run_by_its_number(experiment, monkeypatch, tmp_path):
 def test_time_left_follows_from_the_steps_of_the_same_arm(experiment):
     """Of 10 steps each: none-s0 has 10 at 2 s, none-s1 none; rloo-s0 4 at 5 s; gae-s0 has none,
     and as many answers a step as the others: their mean of 40 s / 14 steps a step."""
-    made = experiment({"none": "", "rloo": "--advantage rloo", "gae": "--advantage gae"}, steps=10)
+    made = experiment({"none": "", "rloo": "--advantage rloo", "gae": "--advantage gae"}, steps=10,
+                      more="--eval_every 0")
     runs = plan_runs(made, "runs", 1) + plan_runs(made, "runs", 2)[3:4]
     states = {"none-s0": State(10, 20.0), "none-s1": State(0, 0.0), "rloo-s0": State(4, 20.0),
                "gae-s0": State(0, 0.0)}
     left = [10 * 2, 6 * 5, 10 * 40 / 14]
     assert seconds_left(runs, states, 1) == pytest.approx(sum(left))
     assert seconds_left(runs, states, 8) == pytest.approx(30)  # the longest run of all
-    assert seconds_left(runs, {run.name: State(0, 0.0) for run in runs}, 1) is None
     assert in_words(4800) == "about 1 h 20 min" and in_words(100) == "about 2 min"
 
 
@@ -115,9 +119,23 @@ def test_a_dry_run_lists_every_run_and_starts_none(experiment, capsys, tmp_path)
     main(["small", "--dry_run", "--seeds", "1"])
     printed = capsys.readouterr().out
     assert "  1  runs/study/small/rloo-s0  (not begun)" in printed and "--advantage rloo" in printed
-    assert "0 of 2 runs are finished" in printed and printed.endswith(
-        "not counted: no step is done yet that says how long it takes\n")
-    assert not (tmp_path / "runs").exists()
+    assert "0 of 2 runs are finished" in printed and not (tmp_path / "runs").exists()
+    assert re.search(r"the rest, \d+ at a time: about 1 min, and about \d+ MB of disk", printed)
+
+
+def test_before_the_first_step_time_and_disk_follow_from_what_was_measured(experiment):
+    """20 answers, two evaluations of 8 problems with 3 sampled answers and a greedy one each."""
+    evaluated = "--steps 5 --eval_every 5 --eval_tasks 8 --eval_answers 3 --checkpoint_every 1"
+    made = experiment({"none": "", "measured": "--advantage measured --measured_k 1",
+                       "gae": "--advantage gae --critic trunk"}, steps=5, more=evaluated)
+    plain, measured, gae = plan_runs(made, "runs", 1)
+    assert [run.seconds_an_answer for run in (plain, measured, gae)] == [
+        METHODS[name][1] for name in ("none", "measured1", "gae")]
+    assert plain.evaluated_after(0) == 2 * 8 * 4 and plain.evaluated_after(5) == 0
+    seconds = seconds_left([plain], {"none-s0": State()}, 1)
+    assert seconds == pytest.approx(20 * METHODS["none"][1] + 64 * EVALUATED_SECONDS)
+    model = (Path(plain.settings.model) / "model.safetensors").stat().st_size
+    assert plain.bytes_on_disk == 20 * CREDIT_BYTES + (5 + 4) * model
 
 
 def test_a_run_of_other_settings_or_another_model_is_in_trouble(experiment, learner, tmp_path):
