@@ -70,8 +70,9 @@ class Settings:
         "finds", least=0, most=MOST_THREADS, topic=MACHINE, changes_result=False)
 
     task: str = option(
-        "countdown_task", "module with the class Task: countdown_task, tools.descending, or "
-        "my_task for a file my_task.py of yours in the project's folder", topic=PROBLEMS)
+        "countdown_task", "module of the task: countdown_task, tools.largest_last, or my_task for "
+        "a file my_task.py of yours in the project's folder (docs/your_own_task.md)",
+        topic=PROBLEMS)
 
     mitigation: str = option(
         "none", "how an answer's advantage is spread over its tokens, listed below",

@@ -1,4 +1,5 @@
-"""The task that --task names: the class Task of a module in the project's folder.
+"""The task that --task names: a module in the project's folder, with a class Task, or with no more
+than a list of problems and a reward (harness/short_task.py).
 
 It may be somebody's own, and may be wrong: what its methods return is checked (EXPECTED).
 """
@@ -16,12 +17,14 @@ from engine.labels import KINDS, SECTIONS
 from harness.files import PROJECT, is_file
 from harness.flags import fields_as_flags, shortened
 from harness.own_code import described, expect, own_code, place_of
+from harness.short_task import is_short_task, short_task
 
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
 
 def load_task(name: str) -> type:
-    """The class Task of a module of the project's folder. Its fields are flags."""
+    """The class Task of a module of the project's folder, or the one made for it. Its fields are
+    flags."""
     if not isinstance(name, str):
         raise UserError(f"--task {name!r} should be a text")
     if not is_module(name):
@@ -33,10 +36,13 @@ def load_task(name: str) -> type:
         module = importlib.import_module(name)
     task = getattr(module, "Task", None)
     is_own = inspect.isclass(task) and task.__module__ == name  # one it imports is another's
-    if not is_own or not dataclasses.is_dataclass(task):
-        raise UserError(f"--task {name}: this module has no class Task of its own that is a "
-                        "dataclass; countdown_task and tools.descending have one")
-    return task
+    if is_own and dataclasses.is_dataclass(task):
+        return task
+    if is_short_task(module):
+        return short_task(module)
+    raise UserError(f"--task {name}: this module has neither `problems` and a function "
+                    "`reward(problem, text)` nor a class Task of its own that is a dataclass "
+                    "(docs/your_own_task.md)")
 
 
 def make_task(settings) -> "CheckedTask":

@@ -22,7 +22,7 @@ import train
 for flags in json.loads(sys.argv[1]):
     train.main(flags)
 """
-RUNS = {"task": ["--task", "my_task", "--count", "4"],
+RUNS = {"task": ["--task", "my_task"],
         "advantage": ["--advantage", "my_credit", "--process", "0.25", "--seed", "1"],
         "plain": ["--steps", "3", "--max_new_tokens", "80", "--out", "runs/none-grpo-s0",
                   "--eval_every", "1", "--eval_tasks", "8"]}
@@ -56,13 +56,13 @@ def paste(project, page: str, words: str, stub: str = "") -> str:
     return program(project, "pasted.py")
 
 
-def test_a_task_of_ones_own_is_one_file(project, folder_of):
-    """The page's task shares nothing with Countdown: own problems, own prompt, own labels."""
+def test_a_task_of_ones_own_is_a_list_and_a_reward(project, folder_of):
+    """The page's task: own problems, own reward, no labels."""
     folder = folder_of["task"]
     assert folder.name.startswith("my_task-")
     config = json.loads((folder / "config.json").read_text())
-    assert config["task"] == "my_task" and config["count"] == 4 and "numbers" not in config
-    assert config["reward"] == "answer + 0.1 format"
+    assert config["task"] == "my_task" and "numbers" not in config
+    assert config["reward"] == "reward of my_task"
     with np.load(folder / "credit/step_000001.npz") as credit:
         assert not credit["section"].any() and len(credit["group"]) == 8
 

@@ -92,8 +92,8 @@ def test_a_task_that_shares_nothing_with_countdown_trains(tmp_path):
     ("my_tsk", "there is no such module"),
     ("../my_task", "there is no such module"),
     ("countdown_task.py", "did you mean --task countdown_task?"),
-    ("tools/descending.py", "did you mean --task tools.descending?"),
-    ("harness.files", "this module has no class Task of its own"),
+    ("tools/largest_last.py", "did you mean --task tools.largest_last?"),
+    ("harness.files", "this module has neither `problems` and"),
 ])
 def test_a_module_that_is_no_task_is_named(name, words):
     with pytest.raises(UserError) as error:

@@ -57,7 +57,7 @@ def test_the_same_arm_and_seed_twice_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("name", [*SETTING, "data"])
 def test_every_setting_that_matters_keeps_runs_apart(tmp_path, name):
-    another = {"task": "tools.descending", "reward": "another", "model": "elsewhere",
+    another = {"task": "tools.largest_last", "reward": "another", "model": "elsewhere",
                "data": "problems.jsonl"}.get(name, 5)
     runs = read(tmp_path, {}, {}, {name: another})
     assert len(alike(runs, setting_of)) == 2

@@ -13,7 +13,7 @@ from tools.countdown_data import right_expressions
 from engine.errors import UserError
 from harness.tasks import CheckedTask
 from tools.demonstrations import TASK, candidates
-from tools.descending import Task as Descending
+from tools.largest_last import Task as LargestLast
 
 
 def probability(policy, prompt, continuation):
@@ -104,9 +104,9 @@ def test_the_long_prompt_has_its_own_spelling_and_the_list_an_end():
 
 
 def test_a_task_without_a_list_is_refused_and_a_wrong_list_is_one_line(policy):
-    with pytest.raises(UserError, match="tools.descending has no method right_answers"):
-        belief(SimpleNamespace(task=Descending(),
-                               settings=SimpleNamespace(task="tools.descending")))
+    with pytest.raises(UserError, match="tools.largest_last has no method right_answers"):
+        belief(SimpleNamespace(task=LargestLast(),
+                               settings=SimpleNamespace(task="tools.largest_last")))
     tokens = spoken(policy)
     for answers in (["a", "b"], ("a", "b"), ("a", [""]), 3):
         task = CheckedTask(SimpleNamespace(right_answers=lambda problem: answers))

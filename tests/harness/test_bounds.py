@@ -12,7 +12,7 @@ from engine.errors import UserError
 from harness.flags import Flag, check_value, fields_as_flags
 from harness.registry import choice_flags
 from harness.settings import OPTIONS, make_settings
-from tools import descending, preview, warmup
+from tools import largest_last, preview, warmup
 
 PROBES = ("exact", "length", "rank", "sparsity", "baseline", "phase1", "scoreboard", "noise")
 UNBOUNDED = {"step"}  # of the preview: a step that the run has
@@ -21,7 +21,7 @@ UNBOUNDED = {"step"}  # of the preview: a step that the run has
 def flags_of_all() -> dict[str, Flag]:
     """Every flag of every program, by program and name."""
     groups = {"settings": OPTIONS, "task": fields_as_flags(Task), "choices": choice_flags(),
-              "descending": fields_as_flags(descending.Task), "warmup": warmup.FLAGS,
+              "largest_last": fields_as_flags(largest_last.Task), "warmup": warmup.FLAGS,
               "preview": preview.FLAGS, "speed": speed.FLAGS, "memory": memory.FLAGS,
               "cost": cost.FLAGS}
     for name in ("common", *PROBES):

@@ -57,7 +57,7 @@ def test_a_folder_without_its_flag_is_told_the_flag():
 
 
 def test_a_flag_of_the_runs_own_task_is_known_and_cannot_be_changed(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"task": "tools.descending"}))
+    (tmp_path / "config.json").write_text(json.dumps({"task": "tools.largest_last"}))
     with pytest.raises(UserError, match="^--largest cannot be changed in a resumed run"):
         train.main(["--resume", str(tmp_path), "--largest", "9"])
     with pytest.raises(UserError, match="^unknown argument --max_number"):

@@ -21,7 +21,7 @@ def name_of(*argv):
 @pytest.mark.parametrize("argv, name", [
     ("--learning_rate 0.001", "none-grpo-lr1e-3-s0"),
     ("--steps 30 --seed 2", "none-grpo-steps30-s2"),
-    ("--task tools.descending --largest 9", "descending-none-grpo-largest9-s0"),
+    ("--task tools.largest_last --largest 9", "largest_last-none-grpo-largest9-s0"),
     ("--max_number 9 --kl 0.1", "none-grpo-kl0.1-max_number9-s0"),
     ("--device cuda:1 --dtype bfloat16", "none-grpo-cuda_1.af20fe-bfloat16-s0"),
     ("--data own.jsonl --temperature 2", "none-grpo-own.jsonl-temperature2-s0"),
@@ -56,7 +56,7 @@ def test_whatever_changes_a_result_names_another_folder():
                "pairs": ["--loss", "dpo"], "rescale": ["--mitigation", "random"],
                "rollouts_every": ["--rollouts", "http://127.0.0.1:8000"],
                "rollouts_timeout": ["--rollouts", "http://127.0.0.1:8000"]}
-    special = {"task": "tools.descending", "device": "cuda", "placebo": "advantages"}
+    special = {"task": "tools.largest_last", "device": "cuda", "placebo": "advantages"}
     values = {bool: "yes", int: "3", float: "0.625", str: "anything"}
     for name, flag in OPTIONS.items():
         value = special.get(name, values[flag.type])
@@ -112,8 +112,8 @@ def test_the_table_of_the_page_is_right(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("harness.run_name.PROJECT", tmp_path)
     readme = (ROOT / "README.md").read_text()
-    assert "--task tools.descending --steps 30\n" in readme
-    assert f"`runs/{name_of('--task', 'tools.descending', '--steps', '30')}`" in readme
+    assert "--task tools.largest_last --steps 30\n" in readme
+    assert f"`runs/{name_of('--task', 'tools.largest_last', '--steps', '30')}`" in readme
     page = (ROOT / "docs/credit_files.md").read_text()
     rows = re.findall(r"^\| `python train.py ?([^`]*)` \| `runs/([^`]*)` \|$", page, flags=re.M)
     assert len(rows) == 5

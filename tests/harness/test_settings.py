@@ -13,7 +13,7 @@ from harness.registry import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, 
 from harness.resume import what_differs
 from harness.settings import OPTIONS, make_settings
 
-DESCENDING = "tools.descending"
+LARGEST_LAST = "tools.largest_last"
 
 
 def write(path, values: dict):
@@ -51,27 +51,27 @@ def test_typed_wins_over_config_over_recipe_over_default(tmp_path, model):
 
 
 def test_the_task_is_known_before_the_other_flags_are_read(tmp_path, model):
-    config = write(tmp_path / "c.json", {"task": DESCENDING, "count": 4})
+    config = write(tmp_path / "c.json", {"task": LARGEST_LAST, "count": 4})
     assert settings_of(["--model", model, "--config", config, "--largest", "9"]).own == {
         "count": 4, "largest": 9}
-    assert settings_of(["--count", "5", f"--task={DESCENDING}"]).own["count"] == 5
+    assert settings_of(["--count", "5", f"--task={LARGEST_LAST}"]).own["count"] == 5
     with pytest.raises(UserError, match="^unknown argument --count"):
         read_flags(["--count", "5"])
-    with pytest.raises(UserError, match=f"--max_number is no flag of --task {DESCENDING}"):
-        make_settings({"task": DESCENDING, "max_number": 5})
+    with pytest.raises(UserError, match=f"--max_number is no flag of --task {LARGEST_LAST}"):
+        make_settings({"task": LARGEST_LAST, "max_number": 5})
 
 
 def test_a_recipe_can_name_the_task(tmp_path, model):
-    write(tmp_path / "model" / "recipe.json", {"task": DESCENDING, "count": 5})
+    write(tmp_path / "model" / "recipe.json", {"task": LARGEST_LAST, "count": 5})
     settings = settings_of(["--model", model, "--largest", "9"])
-    assert settings.task == DESCENDING and settings.own == {"count": 5, "largest": 9}
+    assert settings.task == LARGEST_LAST and settings.own == {"count": 5, "largest": 9}
 
 
 def test_flags_of_the_task_of_a_file_stay_with_it(tmp_path, model):
-    config = write(tmp_path / "c.json", {"task": DESCENDING, "count": 4, "steps": 3})
+    config = write(tmp_path / "c.json", {"task": LARGEST_LAST, "count": 4, "steps": 3})
     other = settings_of(["--model", model, "--config", config, "--task", "countdown_task"])
     assert "count" not in other.own and (other.own["max_number"], other.steps) == (15, 3)
-    other = settings_of(["--model", model, "--task", DESCENDING])
+    other = settings_of(["--model", model, "--task", LARGEST_LAST])
     assert other.own == {"count": 3, "largest": 15} and other.steps == 7
 
 

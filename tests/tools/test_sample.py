@@ -11,7 +11,7 @@ from conftest import ROOT
 from countdown_task import Problem, Task
 from engine.errors import UserError
 from runs import SHORT, copy_project, lines
-from tools import descending, sample, terminal
+from tools import largest_last, sample, terminal
 
 TINY = str(ROOT / "models/tiny")
 
@@ -86,16 +86,17 @@ def test_an_answer_that_was_cut_off_is_told(ask):
     assert "5 tokens on average, 2 cut off" in printed
 
 
-def test_the_page_about_tasks_of_ones_own_shows_how_to_read(tmp_path):
-    """Its task with its `read`, given on stdin what its `show` writes."""
+def test_the_task_of_the_page_reads_what_it_shows(tmp_path):
+    """With the labels that the page adds; given on stdin."""
     page = (ROOT / "docs/your_own_task.md").read_text()
-    task, read = re.findall(r"```python\n(.*?)```", page, flags=re.S)
-    (copy_project(tmp_path) / "my_task.py").write_text(f"{task}\n{read}")
+    task, label = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    (copy_project(tmp_path) / "my_task.py").write_text(f"{task}\n{label}")
     command = [sys.executable, "-m", "tools.sample", TINY, "--task", "my_task"]
-    result = subprocess.run(command, cwd=tmp_path, input="largest of 3 12 7\n",
+    result = subprocess.run(command, cwd=tmp_path, input="1 2 3\n11 7 6 make 24\n",
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert "\nlargest of 3 12 7\n" in result.stdout and "   reward " in result.stdout
+    assert "'1 2 3' is none of the 455 problems of my_task; " in result.stdout
+    assert "\n11 7 6 make 24\n" in result.stdout and "   reward " in result.stdout
 
 
 def test_problems_come_from_stdin(ask, monkeypatch):
@@ -167,7 +168,7 @@ def test_shades_by_probability(monkeypatch):
     assert terminal.legend(sample.SHADES).count("\033[0m") == 3
 
 
-@pytest.mark.parametrize("task", [Task(), descending.Task()])
+@pytest.mark.parametrize("task", [Task(), largest_last.Task()])
 def test_a_task_reads_what_it_shows(task):
     for problem in task.held_out_problems(20):
         assert task.read(task.show(problem).split()) == problem

@@ -12,11 +12,11 @@ from harness.command_line import read_flags
 from harness.settings import make_settings
 from engine.tokens import encode_prompt, load_tokenizer
 from runs import lines
-from tools.descending import Task, is_held_out
+from tools.largest_last import Task, is_held_out
 
 TINY = ROOT / "models" / "tiny"
 SMALL = [
-    "--task", "tools.descending", "--questions", "2", "--answers", "4", "--max_new_tokens", "40",
+    "--task", "tools.largest_last", "--questions", "2", "--answers", "4", "--max_new_tokens", "40",
     "--threads", "1", "--steps", "2", "--eval_every", "2", "--eval_tasks", "6",
     "--checkpoint_every", "1", "--sample_every", "0"
 ]
@@ -27,24 +27,24 @@ def parts(response, problem=(3, 12, 7)):
     return score["reward"], score["format"], score["answer"]
 
 
-@pytest.mark.parametrize("response, reward, well_formed, in_order", [
-    (" hmm.</think>\n<answer> ( 12 + 7 ) + 3</answer><|im_end|>", 1.1, 1, 1),
-    (" hmm.</think>\n<answer>12, 7, 3</answer>", 1.1, 1, 1),
+@pytest.mark.parametrize("response, reward, well_formed, right", [
+    (" hmm.</think>\n<answer> ( 7 - 3 ) + 12</answer><|im_end|>", 1.1, 1, 1),
+    (" hmm.</think>\n<answer>3, 7, 12</answer>", 1.1, 1, 1),
     (" hmm.</think>\n<answer> ( 12 + 3 ) + 7</answer><|im_end|>", 0.1, 1, 0),
-    (" hmm.</think>\n<answer> 12 7</answer>", 0.1, 1, 0),             # one is missing
-    (" hmm.</think>\n<answer> 12 7 7 3</answer>", 0.1, 1, 0),         # one too many
-    (" hmm.</think>\n<answer> 127 3</answer>", 0.1, 1, 0),
+    (" hmm.</think>\n<answer> 7 12</answer>", 0.1, 1, 0),             # one is missing
+    (" hmm.</think>\n<answer> 3 7 7 12</answer>", 0.1, 1, 0),         # one too many
+    (" hmm.</think>\n<answer> 37 12</answer>", 0.1, 1, 0),
     (" hmm.</think>\n<answer></answer>", 0.1, 1, 0),
-    ("<answer>12 7 3</answer>", 1.0, 0, 1),                           # the thinking did not end
-    ("<answer>12 7 3</answer></think>", 1.0, 0, 1),                   # or too late
-    (" hmm.</think>\n<answer> 12 7 3", 0.0, 0, 0),                    # cut off
-    (" hmm. 12 7 3", 0.0, 0, 0),
+    ("<answer>3 7 12</answer>", 1.0, 0, 1),                           # the thinking did not end
+    ("<answer>3 7 12</answer></think>", 1.0, 0, 1),                   # or too late
+    (" hmm.</think>\n<answer> 3 7 12", 0.0, 0, 0),                    # cut off
+    (" hmm. 3 7 12", 0.0, 0, 0),
     ("", 0.0, 0, 0),
-    ("</think><answer>12 7 3</answer><answer>3</answer>", 1.1, 1, 1),  # the first one counts
+    ("</think><answer>3 7 12</answer><answer>3</answer>", 1.1, 1, 1),  # the first one counts
     ("\x00é\ud83d<answer>" + "9" * 5000, 0.0, 0, 0),
 ])
-def test_the_score_by_hand(response, reward, well_formed, in_order):
-    assert parts(response) == (pytest.approx(reward), well_formed, in_order)
+def test_the_score_by_hand(response, reward, well_formed, right):
+    assert parts(response) == (pytest.approx(reward), well_formed, right)
 
 
 def test_nothing_held_out_is_ever_trained_on():
@@ -52,7 +52,8 @@ def test_nothing_held_out_is_ever_trained_on():
     held_out = {tuple(sorted(problem)) for problem in task.held_out_problems(1000)}
     trained = {tuple(sorted(problem)) for step in range(300)
                for problem in task.training_problems(0, step, 16)}
-    assert len(held_out) > 100 and len(trained) > 400 and not held_out & trained
+    assert len(held_out) > 50 and len(trained) > 300 and not held_out & trained
+    assert all(len(set(problem)) == 3 for problem in held_out | trained)
     for order in itertools.permutations((3, 12, 7)):
         assert is_held_out(order) == is_held_out((3, 7, 12))
 
@@ -78,17 +79,17 @@ def test_the_tiny_model_can_spell_every_prompt(flags):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run that was never stopped, named by itself."""
-    place = tmp_path_factory.mktemp("descending")
+    place = tmp_path_factory.mktemp("largest_last")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         train.main(SMALL)
-    [folder] = place.glob("runs/descending-none-grpo-*-s0")
+    [folder] = place.glob("runs/largest_last-none-grpo-*-s0")
     return folder
 
 
 def test_the_run_is_on_record_and_can_be_told_from_one_of_countdown(run):
     config = json.loads((run / "config.json").read_text())
-    assert config["task"] == "tools.descending" and config["reward"].startswith("descending order")
+    assert config["task"] == "tools.largest_last" and config["reward"].startswith("largest last")
     assert config["count"] == 3 and "max_target" not in config
     assert len(lines(run / "metrics.jsonl")) == 2 and len(lines(run / "evaluations.jsonl")) == 4
     assert read_flags(["--config", str(run / "config.json"), "--count", "2"])["count"] == 2
@@ -96,9 +97,9 @@ def test_the_run_is_on_record_and_can_be_told_from_one_of_countdown(run):
 
 def test_flags_of_another_task_are_refused():
     with pytest.raises(UserError, match="unknown argument --max_target"):
-        read_flags(["--task", "tools.descending", "--max_target", "9"])
+        read_flags(["--task", "tools.largest_last", "--max_target", "9"])
     with pytest.raises(UserError, match="--largest 4 should be at least 5"):
-        make_settings(read_flags(["--task", "tools.descending", "--largest", "4"]))
+        make_settings(read_flags(["--task", "tools.largest_last", "--largest", "4"]))
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -1,16 +1,16 @@
-"""A second task, to copy from: write the given numbers in descending order.
+"""A second task, to copy from: the answer should end with the largest of the numbers.
 
     numbers 3 12 7     the prompt ends with an opened <think>, the answer follows:
-    " hmm. first 12 + 7 = 19, ...</think>\\n<answer> ( 12 + 7 ) + 3</answer><|im_end|>"
+    " hmm. first 7 - 3 = 4, ...</think>\\n<answer> ( 7 - 3 ) + 12</answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 0.0}
 
-Signs in the answer are ignored: what counts is the order of its numbers, here 12 7 3. So the tiny
+It names every number once, in whatever order; what stands between them does not count. So the tiny
 model, which writes expressions, can be trained on it as it is:
 
-    python train.py --task tools.descending --steps 30
+    python train.py --task tools.largest_last --steps 30
 
-For a task of your own, copy this file to my_task.py beside train.py, change what the methods do,
-and type `--task my_task`. The lab asks for nothing but the class Task (docs/your_own_task.md).
+The same task in a few lines, without flags, is in docs/your_own_task.md. For one of your own with
+flags copy this file to my_task.py beside train.py and change what the methods do.
 """
 import hashlib
 import random
@@ -32,7 +32,7 @@ class Task:
     count: int = option(3, "how many numbers", least=2, most=5)
     largest: int = option(15, "largest number", least=5, most=75)
 
-    reward = f"descending order + {FORMAT_WEIGHT} format"  # in config.json: tells comparable runs
+    reward = f"largest last + {FORMAT_WEIGHT} format"  # in config.json: tells comparable runs
 
     def training_problems(self, seed: int, step: int, count: int) -> list[tuple[int, ...]]:
         """The problems of a step. They follow from seed and step alone."""
@@ -50,7 +50,7 @@ class Task:
 
     def draw(self, rng: random.Random, wanted_held_out: bool) -> tuple[int, ...]:
         while True:
-            numbers = tuple(rng.randint(1, self.largest) for _ in range(self.count))
+            numbers = tuple(rng.sample(range(1, self.largest + 1), self.count))
             if is_held_out(numbers) == wanted_held_out:
                 return numbers
 
@@ -85,9 +85,9 @@ class Task:
         before_answer = response.partition("<answer>")[0]
         well_formed = float(answer is not None and "</think>" in before_answer)
         written = [int(digits) for digits in re.findall("[0-9]{1,9}", answer or "")]
-        in_order = float(written == sorted(problem, reverse=True))
-        return {"reward": in_order + FORMAT_WEIGHT * well_formed, "format": well_formed,
-                "answer": in_order, "reasoning": 0.0}
+        right = float(sorted(written) == sorted(problem) and written[-1] == max(problem))
+        return {"reward": right + FORMAT_WEIGHT * well_formed, "format": well_formed,
+                "answer": right, "reasoning": 0.0}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
         """Section and kind of each token, for the tables: Countdown's fit this task, too."""

@@ -1,0 +1,115 @@
+"""A task in its smallest form, as in TRL: a module with a list of problems and a reward.
+
+    problems = [...]              prompts; or dicts with "prompt" and whatever the reward looks at
+    def reward(problem, text):    a number for an answer; 1 or more counts as success
+
+A prompt is the whole text that ends where the answer begins. The rest of what the lab asks of a
+task follows from these two; a function of the module with one of the names in METHODS takes the
+place of what is made here.
+"""
+import hashlib
+import random
+import re
+from dataclasses import dataclass
+from functools import cache
+from numbers import Real
+from pathlib import Path
+
+import torch
+
+from engine.errors import UserError
+from engine.tokens import END_OF_TURN
+from harness.own_code import described, expect, own_code, place_of
+
+METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
+           "read", "remarks", "score", "label", "right_steps", "right_answers")
+MOST_EXTREME = 1000  # prompts that are tried before a run begins
+ASKED = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
+
+
+def is_short_task(module) -> bool:
+    return hasattr(module, "problems") and callable(getattr(module, "reward", None))
+
+
+@cache
+def short_task(module) -> type:
+    """Its class Task, which has no flags."""
+    return type("Task", (ShortTask,), {"module": module})
+
+
+@dataclass
+class ShortTask:
+    def __post_init__(self):
+        module = self.module
+        vars(self).update({name: getattr(module, name) for name in METHODS
+                           if callable(getattr(module, name, None))})
+        self.reward = f"reward of {module.__name__}"
+        self.to_train, self.to_test = self.split(module.problems)
+
+    def split(self, problems) -> tuple[list, list]:
+        """A fifth is held out, chosen by a hash of the prompt, so that it is the same in every run
+        and program. A prompt that occurs twice counts once."""
+        place, by_prompt = place_of(Path(self.module.__file__)), {}
+        if not isinstance(problems, (list, tuple)):
+            raise UserError(f"{place}`problems` should be a list, got {described(problems)}")
+        for number, problem in enumerate(problems):
+            with own_code(f"prompt_for({described(problem)})", self.prompt_for):
+                prompt = self.prompt_for(problem)
+            if not isinstance(prompt, str) or not prompt:
+                raise UserError(f"{place}problem {number} should be a text, or a dict with the "
+                                f"text \"prompt\", got {described(problem)}")
+            by_prompt[prompt] = problem
+        if len(by_prompt) < 2:
+            raise UserError(f"{place}`problems` has {len(by_prompt)} different prompts: training "
+                            "needs one and the evaluation another")
+        every = [by_prompt[prompt] for prompt in sorted(by_prompt, key=sha256)]
+        count = -(-len(every) // 5)
+        return every[count:], every[:count]
+
+    def training_problems(self, seed: int, step: int, count: int) -> list:
+        return random.Random(f"train {seed} {step}").choices(self.to_train, k=count)
+
+    def held_out_problems(self, count: int) -> list:
+        return self.to_test[:count]
+
+    def extreme_problems(self) -> list:
+        every = self.to_train + self.to_test
+        return sorted(every, key=lambda problem: -len(self.prompt_for(problem)))[:MOST_EXTREME]
+
+    def prompt_for(self, problem) -> str:
+        return problem.get("prompt") if isinstance(problem, dict) else problem
+
+    def show(self, problem) -> str:
+        """What the user says in the prompt, in one line."""
+        prompt = self.prompt_for(problem)
+        return " ".join((ASKED.findall(prompt) or [prompt])[-1].split())
+
+    def read(self, words: list[str]):
+        """The problem that is shown so."""
+        typed, every = " ".join(words), self.to_test + self.to_train
+        for problem in every:
+            if " ".join(self.show(problem).split()) == typed:
+                return problem
+        raise UserError(f"{described(typed)} is none of the {len(every)} problems of "
+                        f"{self.module.__name__}; {self.show(every[0])} is one")
+
+    def score(self, problem, response: str) -> dict[str, float]:
+        """Success is a reward of 1 or more. Format and reasoning are not judged."""
+        reward = self.module.reward
+        end = next((end for end in END_OF_TURN if response.endswith(end)), "")
+        text = response.removesuffix(end)
+        what = f"reward({described(problem)}, {described(text)})"
+        with own_code(what, reward):
+            value = reward(problem, text)
+        expect(lambda: isinstance(value, Real) and abs(value) <= torch.finfo(torch.float32).max,
+               what, reward, "a finite number", value)
+        return {"reward": float(value), "format": 0.0, "answer": float(value >= 1),
+                "reasoning": 0.0}
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        """Every token is a word of no section."""
+        return [0] * len(pieces), [0] * len(pieces)
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

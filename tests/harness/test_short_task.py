@@ -1,0 +1,85 @@
+"""A task that is a list of problems and a reward: what follows from them, and what is refused."""
+from types import ModuleType
+
+import pytest
+
+from engine.errors import UserError
+from harness.short_task import short_task
+from harness.tasks import CheckedTask, load_task
+
+PROMPT = "<|im_start|>user\n say {}<|im_end|>\n<|im_start|>assistant\n"
+PROMPTS = [PROMPT.format(number) for number in range(20)]
+
+
+def task_of(problems, reward=lambda problem, text: 0, **more):
+    module = ModuleType("my_task")
+    vars(module).update(__file__="my_task.py", problems=problems, reward=reward, **more)
+    return CheckedTask(short_task(module)())
+
+
+def test_a_fifth_is_held_out_whatever_the_order_and_never_trained_on():
+    task, again = task_of(PROMPTS), task_of([*PROMPTS[::-1], PROMPTS[3]])
+    held_out = task.held_out_problems(100)
+    assert len(held_out) == 4 and held_out == again.held_out_problems(100)
+    assert task.held_out_problems(2) == held_out[:2]
+    trained = [task.training_problems(0, step, 8) for step in range(50)]
+    assert {*sum(trained, [])} == {*PROMPTS} - {*held_out} and trained[0] != trained[1]
+    assert trained[7] == again.training_problems(0, 7, 8) != task.training_problems(1, 7, 8)
+
+
+def test_success_is_a_reward_of_1_and_the_end_of_the_turn_is_cut_off():
+    def reward(problem, text):
+        seen.append((problem, text))
+        return {"a": 1, "b": 0.9, "c": -2}[text]
+
+    seen, task = [], task_of(PROMPTS, reward)
+    parts = [task.score(PROMPTS[0], text) for text in ("a<|im_end|>", "b", "c<|endoftext|>")]
+    assert [(part["reward"], part["answer"]) for part in parts] == [(1, 1), (0.9, 0), (-2, 0)]
+    assert seen == [(PROMPTS[0], text) for text in "abc"]
+
+
+def test_problems_are_shown_and_read_by_what_the_user_says():
+    task = task_of([{"prompt": prompt, "number": n} for n, prompt in enumerate(PROMPTS)])
+    problem = task.read(["say", "7"])
+    assert problem["number"] == 7 and task.show(problem) == "say 7"
+    assert task.prompt_for(problem) == PROMPTS[7] and task.label([b"a", b"b"]) == ([0, 0], [0, 0])
+    with pytest.raises(UserError, match="'say 77' is none of the 20 problems of my_task; say "):
+        task.read(["say", "77"])
+
+
+def test_a_function_with_the_name_of_a_method_takes_its_place():
+    task = task_of([3, 5], prompt_for=PROMPT.format, show=lambda problem: f"number {problem}")
+    [problem] = task.held_out_problems(9)
+    assert task.prompt_for(problem) == PROMPTS[problem] and task.show(5) == "number 5"
+
+
+@pytest.mark.parametrize("problems, words", [
+    ("one text", "`problems` should be a list, got 'one text'"),
+    ([PROMPTS[0], 7], "problem 1 should be a text, or a dict with the text"),
+    ([{"question": "x"}], "problem 0 should be a text, or a dict with the text"),
+    (PROMPTS[:1] * 3, "`problems` has 1 different prompts"), ([], "has 0 different prompts")])
+def test_wrong_problems_are_one_sentence(problems, words):
+    with pytest.raises(UserError, match="^my_task.py, line 1: ") as error:
+        task_of(problems)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, "1", float("nan"), float("inf"), 1e39])
+def test_a_reward_is_a_finite_number(value):
+    with pytest.raises(UserError, match=r"reward\(.* should return a finite number, got"):
+        task_of(PROMPTS, lambda problem, text: value).score(PROMPTS[0], "a")
+
+
+def test_a_reward_that_raises_is_named_with_its_line():
+    with pytest.raises(UserError, match=r"test_short_task.py, line \d+, .*ZeroDivisionError"):
+        task_of(PROMPTS, lambda problem, text: 1 / 0).score(PROMPTS[0], "a")
+
+
+def test_a_module_needs_both(monkeypatch, tmp_path):
+    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "half_a_task.py").write_text("problems = ['a', 'b']\n")
+    with pytest.raises(UserError, match="--task half_a_task: this module has neither `problems`"):
+        load_task("half_a_task")
+    (tmp_path / "whole_task.py").write_text("problems = ['a', 'b']\nreward = len\n")
+    assert load_task("whole_task") is load_task("whole_task")  # its flags are looked up by it
