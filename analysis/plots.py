@@ -65,6 +65,17 @@ def legend_below(figure, axis, **more) -> None:
         figure.legend(handles, labels, loc="outside lower center", **more)
 
 
+def points_with_names(axis, points: dict[str, tuple[float, float]], named) -> None:
+    """All points; names only of the few that a text speaks of, since those of like points would lie
+    on each other."""
+    for name, place in points.items():
+        is_named = name in named
+        axis.plot(*place, "o", color=BLUE if is_named else GREY, ms=5, zorder=2 + is_named)
+        if is_named:
+            axis.annotate(name, place, xytext=(6, 0), textcoords="offset points", va="center",
+                          fontsize=8.5)
+
+
 def shade(figure, axis, x_edges, y_edges, counts: np.ndarray) -> None:
     """Counts of two quantities, on a logarithmic scale with its colour bar; empty cells stay
     white."""

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from matplotlib.ticker import LogLocator
 
-from analysis.plots import BLUE, GREY, panels, save
+from analysis.plots import panels, points_with_names, save
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.progress import Progress
@@ -44,6 +44,7 @@ FLAGS = {
 }
 MOST_GROUPS = 100_000  # half an hour
 HOLDS = 1e-5  # an identity holds when its sides differ by less, relative to the right one
+OFF = 0.95    # a cosine below this is another direction
 MEASURES = {"bias": ".3f", "cosine": ".4f", "noise": ".2f"}
 LEGEND = (
     "bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: "
@@ -213,17 +214,13 @@ def z_score_factor(p: float, G: int, epsilon: float = 1e-4) -> float:
 
 
 def draw(table: Table, folder: Path) -> tuple[Path, str]:
-    """Names stand in a column beside the axis, in the order of height, each tied to its point:
-    beside the points themselves names of like points would lie on each other."""
-    points = [(name, cosine, noise) for name, _, cosine, noise, *_ in table.rows if noise != "n/a"]
+    points = {name: (cosine, noise) for name, _, cosine, noise in table.rows if noise != "n/a"}
     figure, axis = panels(1)
-    for i, (name, cosine, noise) in enumerate(sorted(points, key=lambda point: point[2])):
-        axis.plot(cosine, noise, "o", color=BLUE, ms=5)
-        axis.annotate(name, (cosine, noise), xytext=(1.06, (i + 0.5) / len(points)),
-                      textcoords="axes fraction", va="center", fontsize=7.5,
-                      arrowprops=dict(arrowstyle="-", color=GREY, lw=0.6, relpos=(0, 0.5)))
+    elsewhere = {name for name, (cosine, _) in points.items() if cosine < OFF}
+    points_with_names(axis, points, {"none", *elsewhere})
     axis.set(xlabel="cosine with the true gradient", ylabel="noise over signal", yscale="log",
              title="Weightings, with the advantage rloo")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # they often span less than a decade
     return save(figure, folder, "cosine_and_noise",
-                "Direction and noise of each weighting, by enumeration: lower right is better")
+                "Direction and noise of each weighting, by enumeration: lower right is better. Named: "
+                f"none, and those that point elsewhere (cosine below {OFF})")

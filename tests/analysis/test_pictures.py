@@ -88,6 +88,14 @@ def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
     assert labels_of(drawn["learning_curves"].axes[0]) == ["none (1 run)"]
 
 
+def test_of_many_points_few_have_names():
+    figure, axis = plots.panels(1)
+    plots.points_with_names(axis, {"a": (0, 1), "b": (1, 1), "c": (0, 2)}, ["b", "absent"])
+    assert [(text.get_text(), text.xy) for text in axis.texts] == [("b", (1, 1))]
+    assert len(axis.lines) == 3
+    plots.plt.close(figure)
+
+
 def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     figure, _ = plots.panels(1)
     plots.save(figure, tmp_path, "a", "")
