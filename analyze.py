@@ -28,8 +28,8 @@ from analysis.opening import describe, opening
 from analysis.page import Picture, write_page
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
                             whole_steps)
-from analysis.ratios import (OVER_REST, REST_WORDS, early_over_late, over_the_rest, rest_columns,
-                             shares)
+from analysis.ratios import (OVER_REST, RARE, REST_WORDS, early_over_late, is_common, over_the_rest,
+                             rest_columns, shares)
 from analysis.runs import evaluations, read_runs
 from analysis.sizes import SIZES
 from analysis.statistics import verdicts
@@ -248,7 +248,7 @@ def class_gradients(tally: Tally, partition: str) -> Table:
 def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     """Share of the tokens beside share of the gradient."""
     tokens, gradient = tally.count("kind") / tally.tokens, shares(tally, "kind")
-    used = np.flatnonzero(tokens)
+    used = np.flatnonzero(is_common(tally, "kind"))
     figure, axis = panels(1, figsize=(5.6, 3.8))
     for offset, values, colour, label in ((-0.21, tokens, GREY, "share of the tokens"),
                                           (0.21, gradient, BLUE, "share of the gradient")):
@@ -266,7 +266,7 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     legend_below(figure, axis, ncols=2)
     return save(figure, folder, "credit_by_kind",
                 "Each kind of token: its share of all tokens, and of the summed sizes of the "
-                "gradient abs(A) w s")
+                f"gradient abs(A) w s (kinds below {RARE:.1%} of the tokens left out)")
 
 
 def position_gradients(tally: Tally) -> Table:

@@ -8,8 +8,10 @@ import numpy as np
 from analysis.statistics import Estimate, ratio, verdicts
 from analysis.tally import Tally
 
-OVER_REST = ("mean abs(A) w s over that of all other tokens; interval by drawing the groups again, "
-             "Holm's correction over the rows (of this table alone)")
+RARE = 0.001  # share of the tokens: what is rarer has neither a ratio nor a bar
+OVER_REST = ("mean abs(A) w s over that of all other tokens, where a row has at least "
+             f"{RARE:.1%} of the tokens; interval by drawing the groups again, Holm's correction "
+             "over the rows (of this table alone)")
 REST_WORDS = {  # full headings of the columns that these functions make
     "abs(A) w s": "mean size abs(A) w s",
     "s": "mean s", "over rest": "over all other tokens", "95%": "95% interval"}
@@ -19,6 +21,11 @@ def shares(tally: Tally, partition: str) -> np.ndarray:
     """Of each cell, its share of the gradient."""
     sizes = tally.total(partition, "abs gradient")
     return sizes / max(sizes.sum(), 1e-300)
+
+
+def is_common(tally: Tally, partition: str) -> np.ndarray:
+    """Of each cell, whether it has enough tokens to say something of them."""
+    return tally.count(partition) >= max(1, RARE * tally.tokens)
 
 
 def mean_ratio(above, below) -> np.ndarray:
@@ -34,6 +41,7 @@ def over_the_rest(tally: Tally, partition: str) -> list[Estimate]:
         return mean_ratio((sizes, tokens), others)
 
     values = value(*tally.summed(partition, "gradient"))
+    values = np.where(is_common(tally, partition), values, np.nan)
     draws = value(*tally.drawn(partition, "gradient"))
     live = tally.sums.live[partition]
     return [ratio(float(values[i]), draws[:, i], int(live[i])) for i in range(len(live))]

@@ -18,6 +18,21 @@ def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
     assert {row["difference"] for row in rows.values()} == {"less"}
 
 
+def test_of_a_rare_kind_nothing_is_said(tmp_path, monkeypatch):
+    """Of 8,000 tokens 7 are spaces and 8, 0.1%, are brackets: one in each of these answers."""
+    kind = np.zeros((80, 100), int)
+    kind[:7, 0], kind[:8, 1] = 1, 4
+    folder = write_log(tmp_path / "run", {1: credit_columns(
+        [100] * 80, np.arange(80) // 2, kind=kind.ravel(), advantage=np.tile([1.0, -1.0], 4000))})
+    tally, figures = tallied(folder), []
+    rows = {row["kind"]: row for row in analyze.class_gradients(tally, "kind").to_json()["rows"]}
+    assert rows["space"]["over rest"] is None and rows["space"]["difference"] == "too few"
+    assert rows["bracket"]["over rest"] == pytest.approx(1)
+    monkeypatch.setattr(analyze, "save", lambda figure, *_: figures.append(figure))
+    analyze.credit_by_kind(tally, tmp_path)
+    assert [text.get_text() for text in figures[0].axes[0].get_xticklabels()] == ["word", "bracket"]
+
+
 def test_a_trend_over_position_is_reported_so(tmp_path):
     """Size 1 + x: over the first and last fifth 1.1 and 1.9 (positions 0..5 and 24..29 of 30:
     1.083 and 1.883)."""
