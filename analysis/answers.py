@@ -9,6 +9,17 @@ from engine.errors import UserError
 from engine.tokens import token_bytes
 
 PER_PAGE = 60_000  # tokens that the viewer shows
+MEANING = {  # of what a token can be shaded by, the first at first: the stronger its colour, ...
+    "gradient size": "the larger the gradient that it was given: abs(advantage) x weight x s, where "
+                     "s is the size of the gradient of its log-prob at the logits",
+    "advantage": "the further its advantage is from 0: blue makes it more likely, orange less",
+    "weight": "the larger the weight that the method gave it",
+    "entropy": "the less sure the model was what to write there",
+    "log-prob": "the less likely the token was",
+    "contribution": "the further advantage x log-prob is from 0, which an earlier experiment took "
+                    "for the gradient",
+    "true credit": "the more the expected reward rose (blue) or fell (orange) with it",
+    "true credit se": "the less sure its true credit is: the standard error"}
 
 
 def steps_to_show(run: dict, wanted: list[int]) -> list[int]:
@@ -66,8 +77,7 @@ def answer_of(tokens: dict, tokenizer, step: int, b: int) -> dict:
 
 
 def shown_values(tokens: dict, of_answer: slice) -> dict[str, list[float | None]]:
-    """What a token can be shaded by, the first at first. The true credit is there where it was
-    measured."""
+    """What a token can be shaded by. The true credit is there where it was measured."""
     names = {"advantage": "advantage", "weight": "weight", "entropy": "entropy",
              "log-prob": "log_prob", "contribution": "contribution"}
     values = {"gradient size": np.abs(tokens["gradient"][of_answer]),

@@ -1,5 +1,5 @@
 // The viewer: panes with one answer at a time, its tokens shaded by a number.
-// KINDS, SECTIONS, TAG and START are written before this by page.py.
+// KINDS, SECTIONS, TAG, MEANING and START are written before this by page.py.
 const $ = id => document.getElementById(id);
 const answers = JSON.parse($('episodes').textContent);
 const quantities = Object.keys(answers[0].values)  // those that are known of any token
@@ -19,18 +19,24 @@ function largest(sizes) {
   return sizes.reduce((a, b) => Math.max(a, b), 0);
 }
 
-// The full colour: 98% of the tokens on this page are smaller.
+function sizesOf(answer, name) {
+  return answer.values[name].map(v => Math.abs(v ?? 0));
+}
+
+// The full colour: the largest on this page.
 const limit = {};
 for (const name of quantities) {
-  const sizes = answers.flatMap(answer => answer.values[name].map(v => Math.abs(v ?? 0)));
-  sizes.sort((a, b) => a - b);
-  limit[name] = sizes[Math.floor(0.98 * (sizes.length - 1))] || largest(sizes) || 1;
+  limit[name] = largest(answers.map(answer => largest(sizesOf(answer, name)))) || 1;
+}
+
+// By the square root: so small numbers can be seen beside the largest, and all are told apart.
+function strength(share) {
+  return (0.8 * Math.sqrt(share)).toFixed(3);
 }
 
 function shade(value, most) {
   if (value === null) return 'transparent';
-  const strength = 0.8 * Math.min(1, Math.abs(value) / most);
-  return `rgba(${value < 0 ? ORANGE : BLUE},${strength.toFixed(3)})`;
+  return `rgba(${value < 0 ? ORANGE : BLUE},${strength(Math.abs(value) / most)})`;
 }
 
 function hasReward(answer, wanted) {
@@ -41,8 +47,7 @@ function hasReward(answer, wanted) {
 }
 
 function fullColour(answer, name) {
-  const sizes = answer.values[name].map(v => Math.abs(v ?? 0));
-  return $('local').checked ? largest(sizes) || 1 : limit[name];
+  return $('local').checked ? largest(sizesOf(answer, name)) || 1 : limit[name];
 }
 
 function tokenSpan(answer, t, name, most) {
@@ -156,14 +161,19 @@ class Pane {
 
 // On one page one key for all panes; with the largest of each answer it has no one number.
 function drawKey() {
-  const name = $('quantity').value, most = limit[name].toPrecision(2);
-  const signed = answers.some(answer => answer.values[name].some(v => v < 0));
-  const ramp = colour => `linear-gradient(90deg, rgba(${colour},0), rgba(${colour},.8))`;
+  const name = $('quantity').value, most = limit[name].toPrecision(3);
+  const has = test => answers.some(answer => answer.values[name].some(test));
+  const ramp = colour => 'linear-gradient(90deg,' + [0, .02, .1, .25, .5, 1]
+    .map(share => `rgba(${colour},${strength(share)}) ${100 * share}%`) + ')';
   $('positive').style.background = ramp(BLUE);
   $('negative').style.background = ramp(ORANGE);
-  $('below').hidden = !signed;
-  $('most').textContent = $('local').checked ? 'the largest' : `${most} and more`;
-  $('least').textContent = $('local').checked ? 'the largest below 0' : `-${most} and less`;
+  $('above').hidden = !has(v => v > 0);
+  $('below').hidden = !has(v => v < 0);
+  $('most').textContent = $('local').checked ? 'the largest' : most;
+  $('least').textContent = $('local').checked ? 'the largest below 0' : `-${most}`;
+  const same = answers.every(answer => new Set(answer.values[name]).size < 2);
+  $('meaning').textContent = `The stronger a token's colour, ${MEANING[name]}.`
+    + (same ? ' Here all tokens of an answer have the same.' : '');
 }
 
 function drawAll() {

@@ -11,14 +11,13 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from analysis.answers import first_shown
+from analysis.answers import MEANING, first_shown
 from analysis.tables import Table
 from engine.labels import KINDS, SECTIONS, TAG
 from harness.files import replace_text
 
 HERE = Path(__file__).resolve().parent
 Picture = tuple[Path, str]  # path and caption
-BROAD = 700                 # pixels: a broader picture cannot be read on a telephone
 
 
 def write_page(path: Path, title: str, body: list[str], answers: list[dict] = ()) -> None:
@@ -38,7 +37,8 @@ def part(name: str) -> str:
 def constants(answers: list[dict]) -> str:
     """What page.js knows of the task, and which answers it starts with."""
     return (f"const SECTIONS = {json.dumps(SECTIONS)}, KINDS = {json.dumps(KINDS)}, "
-            f"TAG = {TAG}, START = {json.dumps(first_shown(answers))};\n")
+            f"TAG = {TAG}, MEANING = {json.dumps(MEANING)}, "
+            f"START = {json.dumps(first_shown(answers))};\n")
 
 
 def as_data(answers: list[dict]) -> str:
@@ -137,11 +137,7 @@ def table_row(table: Table, cells: list[str]) -> str:
 
 
 def figure_of(path: Path, caption: str) -> str:
-    """A picture inside the page. Its caption is read out once, as the text that stands for it. One
-    of several panels is scrolled on a narrow screen."""
-    png, text = path.read_bytes(), escape(caption)
-    is_broad = int.from_bytes(png[16:20], "big") > BROAD  # where a PNG has its width
-    start = "<figure class=broad tabindex=0>" if is_broad else "<figure>"
-    data = base64.b64encode(png).decode()
-    return (f'{start}<img alt="{text}" src="data:image/png;base64,{data}">'
+    """A picture inside the page. Its caption is read out once, as the text that stands for it."""
+    data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
+    return (f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
             f"<figcaption aria-hidden=true>{text}</figcaption></figure>")
