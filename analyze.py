@@ -24,7 +24,7 @@ from analysis.answers import answers_of, steps_to_show
 from analysis.arms import Comparison, comparable
 from analysis.compare import chapters_of, paired_gain
 from analysis.comparison_plots import learning_curves
-from analysis.opening import describe, opening
+from analysis.opening import about, before_and_after, compared, describe, opening
 from analysis.page import Picture, write_page
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
                             whole_steps)
@@ -72,12 +72,16 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     with writing(folder):
         pictures = draw_run(run, tally, folder)
     if tally:
-        answers = answers_of(run["folder"], tally.tokenizer, steps)
+        pair = tally.asked_twice()
+        steps = steps if flags.steps else sorted({*steps, *pair})
+        pair = pair if pair.keys() <= set(steps) else {}
+        answers = answers_of(run["folder"], tally.tokenizer, steps, pair)
     tables = {table.name: table for table in sum(chapters.values(), [])}
-    sentences = [describe(run, tally), *opening(run)]
+    sentences = [about(run), describe(run, tally), *opening(run)]
     findings = [tables[name].finding for name in FINDINGS
                 if name in tables and tables[name].finding != NOTHING]
-    page = report.run_page(sentences, findings, chapters, pictures, bool(answers))
+    page = report.run_page(sentences, findings, chapters, pictures, before_and_after(run),
+                           bool(answers))
     write_page(folder / "report.html", run["folder"].name, page, answers)
     show_status("")
     first = [tables[name] for name in IN_SHORT if name in tables]
@@ -323,7 +327,7 @@ def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None
         pictures = [learning_curves(comparison, folder)]
     if flags.json:
         report.write_numbers(folder, chapters)
-    intro = [f"{len(chosen)} runs.", *left_out]
+    intro = [compared(chosen), *left_out]
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
     show_status("")

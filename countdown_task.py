@@ -107,6 +107,9 @@ class Task:
                 f"{self.data}: {len(self.to_train)} problems to train on and {len(self.to_test)} "
                 "held out by their hash (about a fifth): both are needed, the file is too small")
 
+    solved = ("the expression in <answer> makes the target from the numbers, each used exactly "
+              "once, with + - * /")  # in words, for the page of a run
+
     @property
     def reward(self) -> str:
         """The formula, for config.json: only runs with the same one are compared."""

@@ -10,8 +10,8 @@ from engine.tokens import token_bytes
 
 PER_PAGE = 60_000  # tokens that the viewer shows
 MEANING = {  # of what a token can be shaded by, the first at first: the stronger its colour, ...
-    "gradient size": "the larger the gradient that it was given: abs(advantage) x weight x s, where "
-                     "s is the size of the gradient of its log-prob at the logits",
+    "gradient size": "the larger the gradient that it was given: abs(advantage) x weight x s, "
+                     "where s is the size of the gradient of its log-prob at the logits",
     "advantage": "the further its advantage is from 0: blue makes it more likely, orange less",
     "weight": "the larger the weight that the method gave it",
     "entropy": "the less sure the model was what to write there",
@@ -37,26 +37,30 @@ def steps_to_show(run: dict, wanted: list[int]) -> list[int]:
     return [steps[place] for place in sorted(places)]
 
 
-def answers_of(run: Path, tokenizer, steps: list[int], most_tokens: int = PER_PAGE) -> list[dict]:
+def answers_of(run: Path, tokenizer, steps: list[int], paired: dict[int, int],
+               most_tokens: int = PER_PAGE) -> list[dict]:
     """What the viewer shows: of each step whole groups, as many as fit, those with different
-    rewards first."""
+    rewards first. Before them stand the groups, by step, that were asked the same problem."""
     answers = []
     for step in steps:
         tokens = read_tokens(run, step)
         room = most_tokens // len(steps)
-        for number, members in enumerate(groups_in_order(tokens)):
+        for number, members in enumerate(groups_in_order(tokens, paired.get(step))):
             size = int(tokens["length"][members].sum())
             if size > room and number:  # the first group is shown, however long
                 break
             room -= size
             answers += [answer_of(tokens, tokenizer, step, int(b)) for b in members]
+    for answer in answers:
+        answer["paired"] = paired.get(answer["step"]) == answer["group"]
     return answers
 
 
-def groups_in_order(tokens: dict) -> list[np.ndarray]:
+def groups_in_order(tokens: dict, first: int | None) -> list[np.ndarray]:
     """The answers of each group."""
     groups = [np.flatnonzero(tokens["group"] == g) for g in np.unique(tokens["group"])]
-    return sorted(groups, key=lambda members: np.ptp(tokens["reward"][members]) == 0)
+    return sorted(groups, key=lambda members: (tokens["group"][members[0]] != first,
+                                               np.ptp(tokens["reward"][members]) == 0))
 
 
 def answer_of(tokens: dict, tokenizer, step: int, b: int) -> dict:
@@ -94,12 +98,15 @@ def rounded(value) -> float | None:
 
 
 def first_shown(answers: list[dict]) -> list[int]:
-    """Which answers the viewer starts with: one of the first step and one of the last, if there is
-    one a solved one with a gradient."""
-    steps = [answer["step"] for answer in answers]
-    ends = dict.fromkeys(steps[:1] + steps[-1:])
-    return [max((i for i, step in enumerate(steps) if step == end),
-                key=lambda i: interest(answers[i])) for end in ends]
+    """Which answers the viewer starts with: an early one and a late one to the same problem; if
+    there is none, one of the first step and one of the last. Rather a solved one with a
+    gradient."""
+    paired = [i for i, answer in enumerate(answers) if answer.get("paired")]
+    places = paired or range(len(answers))
+    steps = [answers[i]["step"] for i in places]
+    return [max((i for i in places if answers[i]["step"] == end),
+                key=lambda i: interest(answers[i]))
+            for end in dict.fromkeys(steps[:1] + steps[-1:])]
 
 
 def interest(answer: dict) -> tuple[bool, bool]:

@@ -33,10 +33,8 @@ def chapters_of(comparison: Comparison, status=lambda text: None) -> dict[str, l
 
 def arms_table(comparison: Comparison) -> Table:
     rows = [arm_row(comparison, name) for name in comparison.arms]
-    config = comparison.arms[comparison.baseline][0]["config"]
-    count = sum(map(len, comparison.arms.values()))
-    note = (f"{count} runs of {config['model']}, {config['steps']} steps; finished runs only; "
-            "95% over seeds: Student's t over the seeds of an arm")
+    note = ("seeds: how many of them are finished, of which the row is made; 95% over seeds: "
+            "Student's t")
     formats = {"arm": "", "seeds": "", "sampled": ".1%", "95% over seeds": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
     return Table("arms", "The arms", by_row(formats, rows), "", [note],
@@ -47,7 +45,7 @@ def arms_table(comparison: Comparison) -> Table:
 
 def arm_row(comparison: Comparison, name: str) -> list:
     arm, done = comparison.arms[name], comparison.seeds(name)
-    seeds = " ".join(map(str, sorted(done))) or "none"
+    seeds = f"{len(done)}"
     if len(arm) > len(done):
         seeds += f" ({len(arm) - len(done)} still going)"
     final, greedy = at_the_end(done.values(), "sampled"), at_the_end(done.values(), "greedy")

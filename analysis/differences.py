@@ -81,7 +81,8 @@ def differences(comparison: Comparison, measure: str) -> Table:
                "could see": ".1%", "verdict": ""}
     return Table(measure, f"{measure.capitalize()}: each arm minus {comparison.baseline}",
                  by_row(formats, against + placebos), "", notes,
-                 {"95%": "95% interval", "Holm p": "p, Holm's correction"})
+                 {"seeds": "seeds of both arms", "95%": "95% interval",
+                  "Holm p": "p, Holm's correction"})
 
 
 def rows_of_family(comparison: Comparison, measure: str, pairs: dict[str, tuple]) -> list[list]:

@@ -1,8 +1,53 @@
 """What a run did, in a few sentences for somebody who sees it for the first time."""
+import inspect
+import re
+
 import numpy as np
 
+from analysis.arms import PLAIN
 from analysis.runs import evaluations, is_done, steps_done
+from analysis.settings import task_of
+from analysis.tables import Table, by_row
 from analysis.tally import Tally
+from harness.registry import ADVANTAGES, MITIGATIONS
+from harness.settings import OPTIONS
+
+
+def about(run: dict) -> str:
+    """The task, what solved means, and the method, in one sentence."""
+    config = run["config"]
+    if "imported" in config:
+        return "A run of another program."
+    changed = [in_words(axis, config[axis]) for axis, usual in PLAIN.items()
+               if config.get(axis, usual) != usual]
+    method = f"plain GRPO but for {' and '.join(changed)}" if changed else "plain GRPO"
+    return f"{task_in_words(config)}; the method is {method}."
+
+
+def compared(runs: list[dict]) -> str:
+    """What runs that are compared have in common."""
+    config, lines = runs[0]["config"], runs[0]["evaluations"]
+    success = "They were not evaluated on held-out problems."
+    if lines:
+        success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, "
+                   "which none of the runs trained on.")
+    return (f"{len(runs)} runs of {config['model']}, {config['steps']} steps. "
+            f"{task_in_words(config)}. {success}")
+
+
+def task_in_words(config: dict) -> str:
+    """A task says what a right answer is in its `solved`."""
+    means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
+    return f"Task {config.get('task', OPTIONS['task'].default)}: a problem is solved if {means}"
+
+
+def in_words(axis: str, name: str) -> str:
+    """A choice, with the first sentence of its docstring if it is a function that is there."""
+    function = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}.get(axis, {}).get(name)
+    words = " ".join((inspect.getdoc(function) or "").split()) if function else ""
+    first = re.split(r"\.( |$)", words)[0]
+    axis = "weighting" if axis == "mitigation" else axis
+    return f"the {axis} {name}" + f" ({first})" * bool(first)
 
 
 def opening(run: dict) -> list[str]:
@@ -12,7 +57,7 @@ def opening(run: dict) -> list[str]:
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")
-    lines = evaluations(run, "sampled") or evaluations(run, "greedy")
+    lines = headline(run)
     sentences += held_out_success(lines) + cut_off(run, lines)
     if not run["steps"]:
         sentences.append("There are no credit files, so nothing is known of single tokens.")
@@ -29,6 +74,28 @@ def held_out_success(lines: list[dict]) -> list[str]:
         found.append(f"{end['success']:.1%} {time_of(end)}")
     return [f"With {end['mode']} answers it solved {', and '.join(found)} (95% interval "
             f"{end['success_low']:.1%} to {end['success_high']:.1%})."]
+
+
+def before_and_after(run: dict) -> list[Table]:
+    """The answers on record of a few held-out problems, in the first evaluation and the last."""
+    lines = headline(run)
+    if len(lines) < 2 or not (lines[0]["shown"] and lines[-1]["shown"]):
+        return []
+    ends = lines[0], lines[-1]
+    rows = [[first["problem"], *map(answer_in_words, (first, last))]
+            for first, last in zip(*(line["shown"] for line in ends))]
+    return [Table("before and after", "The same held-out problems before and after",
+                  by_row(dict.fromkeys(("problem", *map(time_of, ends)), ""), rows))]
+
+
+def answer_in_words(shown: dict) -> str:
+    text = " ".join(shown["text"].split())
+    return f"{'right' if shown['answer'] else 'wrong'}: {text}"
+
+
+def headline(run: dict) -> list[dict]:
+    """The evaluations that are spoken of."""
+    return evaluations(run, "sampled") or evaluations(run, "greedy")
 
 
 def time_of(line: dict) -> str:

@@ -181,6 +181,16 @@ function drawAll() {
   for (const pane of panes) pane.draw();
 }
 
+// What the panes begin with.
+function tellPair() {
+  if (START.length < 2) return;
+  const [left, right] = START.map(place => answers[place].prompt);
+  $('pair').textContent = left === right
+    ? 'Left and right begin with the same problem, early and late in training.'
+    : 'Left and right begin with two problems: no problem was found that training asked both '
+      + 'early and late.';
+}
+
 fill($('quantity'), quantities.map(name => [name, name]));
 const panes = START.map(place => new Pane(answers[place]));
 $('quantity').onchange = $('local').onchange = drawAll;
@@ -188,3 +198,4 @@ document.addEventListener('keydown', event => {
   if (event.target === document.body) for (const pane of panes) pane.press(event);
 });
 drawKey();
+tellPair();

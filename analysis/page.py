@@ -65,10 +65,10 @@ def side_by_side(*parts: str) -> str:
     return f"<div class=beside>{''.join(f'<div>{text}</div>' for text in parts)}</div>"
 
 
-def folded(title: str, body: list[str]) -> str:
+def folded(title: str, body: list[str], level: int = 2) -> str:
     """A section that opens on a click or a key."""
-    return (f"<details id={anchor(title)}><summary><h2>{escape(title)}</h2></summary>"
-            f"{''.join(body)}</details>")
+    heading = f"<h{level}>{escape(title)}</h{level}>"
+    return f"<details id={anchor(title)}><summary>{heading}</summary>{''.join(body)}</details>"
 
 
 def report_body(intro: list[str], short: list[str], tables: list[Table], pictures: list[Picture],

@@ -55,32 +55,40 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
 
 
 def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list[Table]],
-             pictures: list[Picture], has_answers: bool) -> list[str]:
-    """What the run did; its answers; where the credit went. Then all tables, folded."""
+             pictures: list[Picture], before_and_after: list[Table],
+             has_answers: bool) -> list[str]:
+    """What the run did; its answers; where the gradient went. Then the other tables, folded."""
     curve, credit = ("".join(figure_of(*picture) for picture in named(pictures, (name,)))
                      for name in ("learning_curve", "credit_by_kind"))
-    description, *opening_sentences = sentences
-    words = paragraphs(opening_sentences, "lead") + paragraphs([description], "note")
-    body = [side_by_side(words, curve)]
+    about, description, *opening_sentences = sentences
+    words = (paragraphs([about]) + paragraphs(opening_sentences, "lead")
+             + paragraphs([description], "note"))
+    body = [side_by_side(words, curve), *illustrated(before_and_after, [], {})]
     if has_answers:
         body.append(viewer())
+    others = dict(chapters)
     if credit:
-        body += ["<h2>Where the credit went</h2>", side_by_side(credit, bullets(findings))]
-    return [*body, *folded_chapters(chapters, pictures)]
+        tables = chapter_body(GRADIENT, others.pop(GRADIENT), pictures)
+        body += [f"<h2>{GRADIENT}</h2>", side_by_side(credit, bullets(findings)),
+                 folded("Its tables", tables, 3)]
+    return [*body, *folded_chapters(others, pictures)]
 
 
 def comparison_page(intro: list[str], chapters: dict[str, list[Table]],
                     pictures: list[Picture]) -> list[str]:
     """Which arm is better, with the curves; then the other tables, folded."""
     (_, first), *others = chapters.items()
-    return [paragraphs(intro, "note"), *illustrated(first, pictures, PLACES),
+    return [paragraphs(intro), *illustrated(first, pictures, PLACES),
             *folded_chapters(dict(others), pictures)]
 
 
 def folded_chapters(chapters: dict[str, list[Table]], pictures: list[Picture]) -> list[str]:
-    return [folded(title, [paragraphs(LEGENDS.get(title, []), "note"),
-                           *illustrated(tables, pictures, PLACES)])
+    return [folded(title, chapter_body(title, tables, pictures))
             for title, tables in chapters.items()]
+
+
+def chapter_body(title: str, tables: list[Table], pictures: list[Picture]) -> list[str]:
+    return [paragraphs(LEGENDS.get(title, []), "note"), *illustrated(tables, pictures, PLACES)]
 
 
 def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[Table]],

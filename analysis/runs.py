@@ -72,6 +72,14 @@ def are_answers(values) -> bool:
     return isinstance(values, list) and all(map(is_share, values))
 
 
+def are_shown(values) -> bool:
+    """Some held-out problems with their answers; none in a run of an older version."""
+    return values is None or isinstance(values, list) and all(
+        isinstance(value, dict) and isinstance(value.get("problem"), str)
+        and isinstance(value.get("text"), str) and value.get("answer") in (0, 1)
+        for value in values)
+
+
 VALUES = {  # what is read of each line, and what it has to be
     "metrics": {"step": is_step, "success": is_share_or_null, "entropy": is_number_or_null,
                 "gradient_norm": is_number_or_null, "length": is_number_or_null,
@@ -79,7 +87,7 @@ VALUES = {  # what is read of each line, and what it has to be
     "evaluations": {"step": is_step, "mode": lambda value: value in MODES["both"],
                     "success": is_share, "success_low": is_share, "success_high": is_share,
                     "format_mean": is_number, "finished_mean": is_number,
-                    "length_mean": is_number, "answer": are_answers}}
+                    "length_mean": is_number, "answer": are_answers, "shown": are_shown}}
 
 
 def check_lines(path: Path, lines: list[dict], tests: dict) -> None:

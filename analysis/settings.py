@@ -58,7 +58,12 @@ def flags_beside(config: dict) -> dict[str, Flag]:
 
 def task_flags(config: dict) -> dict[str, Flag]:
     """The flags of a run's task; none if its module is not there any more."""
+    task = task_of(config)
+    return fields_as_flags(task) if task else {}
+
+
+def task_of(config: dict) -> type | None:
     try:
-        return fields_as_flags(load_task(config.get("task", OPTIONS["task"].default)))
+        return load_task(config.get("task", OPTIONS["task"].default))
     except (UserError, OSError):  # a name that no file can have
-        return {}
+        return None

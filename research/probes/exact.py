@@ -222,5 +222,5 @@ def draw(table: Table, folder: Path) -> tuple[Path, str]:
              title="Weightings, with the advantage rloo")
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # they often span less than a decade
     return save(figure, folder, "cosine_and_noise",
-                "Direction and noise of each weighting, by enumeration: lower right is better. Named: "
-                f"none, and those that point elsewhere (cosine below {OFF})")
+                "Direction and noise of each weighting, by enumeration: lower right is better. "
+                f"Named: none, and those that point elsewhere (cosine below {OFF})")

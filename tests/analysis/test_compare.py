@@ -26,7 +26,7 @@ def test_a_run_still_going_is_shown_and_not_compared(tmp_path):
     shorten(tmp_path / "arm-s1/metrics.jsonl", 4)
     comparison = comparison_of(runs)
     assert rows_of(comparison)["random"]["seeds"] == 1
-    assert rows(compare.arms_table(comparison))[1]["seeds"] == "0 (1 still going)"
+    assert rows(compare.arms_table(comparison))[1]["seeds"] == "1 (1 still going)"
     assert [row["runs"] for row in rows(compare.stability(comparison))] == [2, 1]
     shorten(tmp_path / "arm-s0/metrics.jsonl", 4)  # none is finished: what there is
     assert [row["runs"] for row in rows(compare.stability(comparison_of(runs)))] == [2, 2]

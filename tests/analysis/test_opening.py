@@ -2,7 +2,8 @@
 
 from conftest import evaluation
 
-from analysis.opening import opening
+from analysis.opening import about, before_and_after, compared, opening
+from harness.registry import MITIGATIONS
 
 
 def run_of(steps_done, evaluations=(), steps=30):
@@ -28,3 +29,47 @@ def test_a_run_that_has_less_says_so():
     assert opening({**run_of(0, steps=0), "steps": []}) == [
         "It was not evaluated on held-out problems.",
         "There are no credit files, so nothing is known of single tokens."]
+
+
+def test_one_sentence_says_the_task_what_solved_means_and_the_method(monkeypatch):
+    def idea(tokens):
+        """Weight 1.5 for
+        some. What follows is not said."""
+
+    monkeypatch.setitem(MITIGATIONS, "idea", idea)
+    text = about({"config": {"mitigation": "none", "task": "countdown_task"}})
+    assert text.startswith("Task countdown_task: a problem is solved if the expression in <answer>")
+    assert text.endswith("; the method is plain GRPO.")
+    changed = {"mitigation": "idea", "advantage": "of_yesterday", "loss": "policy",
+               "task": "not.there.any.more"}
+    assert about({"config": changed}) == (
+        "Task not.there.any.more: a problem is solved if the score that its task calls answer is "
+        "1; the method is plain GRPO but for the weighting idea (Weight 1.5 for some) and the "
+        "advantage of_yesterday.")
+
+
+def test_a_comparison_names_its_task_and_its_problems():
+    runs = [{"config": {"model": "models/tiny", "steps": 20, "task": "countdown_task"},
+             "evaluations": [evaluation(0, [0, 1])]}] * 3
+    text = compared(runs)
+    assert text.startswith("3 runs of models/tiny, 20 steps. Task countdown_task: a problem is")
+    assert "on the same 2 problems" in text
+    runs[0]["evaluations"].clear()
+    assert "not evaluated" in compared(runs)
+
+
+def test_the_same_problem_stands_beside_itself():
+    def line(step, mode, answers):
+        shown = [{"problem": f"{n} make", "text": text, "answer": right}
+                 for n, (text, right) in enumerate(answers)]
+        return {**evaluation(step, [0, 1], mode), "shown": shown}
+
+    before = line(0, "sampled", [("no</think>\n<answer>", 0), ("yes", 1)])
+    run = run_of(30, [before, line(0, "greedy", []), line(15, "sampled", [("x", 0)] * 2),
+                      line(30, "sampled", [("a", 1), ("b", 0)]), line(30, "greedy", [])])
+    [table] = before_and_after(run)
+    assert table.heads() == ["problem", "before training", "after 30 steps"]
+    assert table.rows == [("0 make", "wrong: no</think> <answer>", "right: a"),
+                          ("1 make", "right: yes", "wrong: b")]
+    older = [{**evaluation(step, [0, 1]), "shown": None} for step in (0, 30)]
+    assert before_and_after(run_of(30, older)) == before_and_after(run_of(30, [before])) == []

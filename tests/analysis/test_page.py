@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 from conftest import credit_columns, write_log
+from logs import tallied
 
 from analysis import page as page_file
 from analysis.answers import answers_of, first_shown
@@ -17,9 +18,9 @@ def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_p
     columns = credit_columns([2] * 6, [0, 0, 1, 1, 2, 2], reward=[1, 1, 0, 1, 0, 0],
                              true_credit=np.arange(12, dtype=np.float32) / 10)
     folder = write_log(tmp_path / "run", {1: columns})
-    found = answers_of(folder, load_tokenizer(folder), [1], most_tokens=3)
+    found = answers_of(folder, load_tokenizer(folder), [1], {}, most_tokens=3)
     assert [e["group"] for e in found] == [1, 1] and found[1]["values"]["true credit"] == [0.6, 0.7]
-    everything = answers_of(folder, load_tokenizer(folder), [1])
+    everything = answers_of(folder, load_tokenizer(folder), [1], {})
     assert [e["group"] for e in everything] == [1, 1, 0, 0, 2, 2]
     assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first
 
@@ -31,11 +32,34 @@ def test_the_page_starts_with_an_answer_of_the_first_step_and_one_of_the_last(tm
 
     files = {1: columns([0, 1, 0, 1]), 3: columns([0, 1, 1, 1]), 5: columns([0, 0, 1, 0])}
     folder = write_log(tmp_path / "run", files)
-    answers = answers_of(folder, load_tokenizer(folder), [1, 3, 5])
+    answers = answers_of(folder, load_tokenizer(folder), [1, 3, 5], {})
     shown = [answers[place] for place in first_shown(answers)]
     assert [(a["step"], a["episode"]) for a in shown] == [(1, 1), (5, 2)]
-    one_step = answers_of(folder, load_tokenizer(folder), [5])
+    one_step = answers_of(folder, load_tokenizer(folder), [5], {})
     assert len(first_shown(one_step)) == 1 and first_shown([]) == []
+
+
+def test_left_and_right_are_the_same_problem_where_it_was_asked_twice(tmp_path):
+    """Problem 7 in steps 1 and 3, 8 in 2 and 5, with different rewards; 9 in 1 and 6, but all of
+    step 6 got the same; 5 only in neighbouring steps."""
+    def columns(first, second, rewards=(0, 1, 0, 1)):
+        return credit_columns([2] * 4, [0, 0, 1, 1], reward=rewards, reward_answer=rewards,
+                              prompt_ids=[first, second], prompt_start=[0, 1])
+
+    files = {1: columns(7, 9), 2: columns(5, 8), 3: columns(5, 7), 4: columns(1, 2),
+             5: columns(8, 3), 6: columns(4, 9, (1, 1, 1, 1))}
+    folder = write_log(tmp_path / "run", files)
+    tally = tallied(folder)
+    assert tally.asked_twice() == {2: 1, 5: 0}
+    answers = answers_of(folder, tally.tokenizer, [1, 2, 5, 6], {2: 1, 5: 0}, most_tokens=4)
+    left, right = (answers[place] for place in first_shown(answers))
+    assert (left["step"], left["group"], right["step"], right["group"]) == (2, 1, 5, 0)
+    assert left["prompt"] == right["prompt"]
+    (folder / "credit/step_000005.npz").unlink()
+    assert tallied(folder).asked_twice() == {1: 1, 6: 1}
+    for step in (3, 6):
+        (folder / f"credit/step_00000{step}.npz").unlink()
+    assert tallied(folder).asked_twice() == {}
 
 
 def test_what_a_model_wrote_stays_text(tmp_path):
