@@ -2,6 +2,7 @@
 from pathlib import Path
 
 import numpy as np
+from matplotlib.ticker import LogLocator
 
 from analysis.arms import Comparison
 from analysis.plots import COLOURS, legend_below, panels, save, whole_steps
@@ -13,22 +14,24 @@ LINES = ("-", "--", ":", "-.")
 
 
 def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
+    """What is decided comes first."""
     figure, (left, middle, right) = panels(3, figsize=(14, 4.4))
     for number, name in enumerate(comparison.arms):
         line = LINES[number // len(COLOURS) % len(LINES)]
         style = {"color": COLOURS[number % len(COLOURS)], "ls": line}
         runs = comparison.shown(name)
-        seeds_and_mean(left, runs, "success", style, label_of(comparison, name))
+        seeds_and_mean(middle, runs, "success", style, label_of(comparison, name))
         seeds_and_mean(right, runs, "gradient_norm", style)
-        held_out_means(middle, runs, style)
-    left.set(xlabel="step", ylabel="success in training batches", ylim=(0, 1),
-             title="Success while training")
-    middle.set(xlabel="step", ylabel="share of held-out problems solved", ylim=(0, 1),
-               title="Held-out success, sampled")
+        held_out_means(left, runs, style)
+    left.set(xlabel="step", ylabel="share of held-out problems solved", ylim=(0, 1),
+             title="Held-out success, sampled")
+    middle.set(xlabel="step", ylabel="success in training batches", ylim=(0, 1),
+               title="Success in training batches")
     right.set(xlabel="step", ylabel="gradient norm before clipping", yscale="log",
               title="Gradient norm")
+    right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # it may span less than a decade
     whole_steps(left, middle, right)
-    legend_below(figure, left, ncols=min(3, len(comparison.arms)))
+    legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
     return save(figure, folder, "learning_curves",
                 f"Means over the runs of each arm, each run as a thin line, smoothed over {WINDOW} "
                 "steps where there are twice as many; held out with 95% intervals over seeds "

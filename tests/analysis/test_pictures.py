@@ -73,9 +73,9 @@ def test_no_picture_without_content(tmp_path, drawn):
 def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
     runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "pay_$x_and_$y"})}, seeds=3)
     comparison_plots.learning_curves(comparison_of(runs), tmp_path)
-    left = drawn["learning_curves"].axes[0]
-    assert [line.get_linewidth() for line in left.lines] == [0.6, 0.6, 0.6, 1.8] * 2
-    assert labels_of(left) == ["none (3 runs)", "pay_$x_and_$y (3 runs)"]
+    training = drawn["learning_curves"].axes[1]
+    assert [line.get_linewidth() for line in training.lines] == [0.6, 0.6, 0.6, 1.8] * 2
+    assert labels_of(training) == ["none (3 runs)", "pay_$x_and_$y (3 runs)"]
 
 
 def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
@@ -85,7 +85,7 @@ def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
     evaluations_path = tmp_path / "b-s0/evaluations.jsonl"
     evaluations_path.write_text("".join(evaluations_path.read_text().splitlines(True)[:2]))
     comparison_plots.learning_curves(comparison_of(runs), tmp_path)
-    assert labels_of(drawn["learning_curves"].axes[0]) == ["none (1 run)"]
+    assert labels_of(drawn["learning_curves"].axes[1]) == ["none (1 run)"]
 
 
 def test_of_many_points_few_have_names():
