@@ -102,14 +102,14 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
     """Answers to every held-out problem, first sampled, then a greedy one."""
     for mode in MODES[run.settings.eval_modes]:
         start = time.perf_counter()
-        line, examples = answer_held_out(policy, step, mode)
+        line = answer_held_out(policy, step, mode)
         run.append("evaluations.jsonl", line)
-        print_evaluation(line, time.perf_counter() - start, examples if mode == "sampled" else [])
+        print_evaluation(line, time.perf_counter() - start)
 
 
-def answer_held_out(policy: Policy, step: int, mode: str) -> tuple[dict, list[tuple[str, bool]]]:
-    """The line of evaluations.jsonl, and a few problems, each with its answer and whether that is
-    right. Problems are asked in parts no larger than a training batch."""
+def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
+    """The line of evaluations.jsonl. Problems are asked in parts no larger than a training
+    batch."""
     s = policy.settings
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"
@@ -124,13 +124,13 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> tuple[dict, list[tu
             values += found.double().view(-1, each).mean(1).tolist()  # a number a problem
         first += zip(part.responses[::each], part.scores["answer"][::each].tolist())
     low, high = wilson_interval(sum(answer), len(answer))  # of problems: wide, where each has more
-    line = {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
+    asked = [policy.task.show(problem) for problem in problems]
+    shown = [{"problem": asked[place], "text": first[place][0], "answer": int(first[place][1] > 0)}
+             for place in telling(asked)]
+    return {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
             "success_high": high, "format_mean": mean(well_formed), "length_mean": mean(length),
             "finished_mean": mean(finished), "answer": answer, "format": well_formed,
-            "length": length}
-    shown = [policy.task.show(problem) for problem in problems]
-    return line, [(f"{shown[place]}: {first[place][0]}", first[place][1] > 0)
-                  for place in telling(shown)]
+            "length": length, "shown": shown}
 
 
 def main(argv: list[str]) -> None:

@@ -106,16 +106,18 @@ def sparkline(values: list[float], most: int = 40) -> str:
     return f"{''.join(bars)} {low:.0%} to {high:.0%}"
 
 
-def print_evaluation(line: dict, seconds: float, answers: list[tuple[str, bool]]) -> None:
-    """A line of evaluations.jsonl, for people, and some of its answers, each right or wrong."""
+def print_evaluation(line: dict, seconds: float) -> None:
+    """A line of evaluations.jsonl, for people, and some of its sampled answers, each right or
+    wrong."""
     say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
         f"{line['success_low']:.1%} to {line['success_high']:.1%}  "
         f"({len(line['answer'])} problems, format {line['format_mean']:.2f}, "
         f"length {line['length_mean']:.0f}, finished "
         f"{line['finished_mean']:.0%}, {seconds:.0f} s)")
-    for text, is_right in answers:
+    for shown in line["shown"] if line["mode"] == "sampled" else []:
+        text = f"{shown['problem']}: {shown['text']}"
         say(textwrap.shorten(text, MOST_OF_ANSWER, placeholder=" ..."),
-            f"  {right_or_wrong(is_right)}  ")
+            f"  {right_or_wrong(shown['answer'])}  ")
 
 
 def telling(shown: list[str]) -> list[int]:

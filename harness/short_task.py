@@ -39,6 +39,8 @@ def short_task(module) -> type:
 
 @dataclass
 class ShortTask:
+    solved = "its reward is 1 or more"
+
     def __post_init__(self):
         module = self.module
         vars(self).update({name: getattr(module, name) for name in METHODS

@@ -32,6 +32,7 @@ class Task:
     count: int = option(3, "how many numbers", least=2, most=5)
     largest: int = option(15, "largest number", least=5, most=75)
 
+    solved = "the answer names each number once, the largest last"
     reward = f"largest last + {FORMAT_WEIGHT} format"  # in config.json: tells comparable runs
 
     def training_problems(self, seed: int, step: int, count: int) -> list[tuple[int, ...]]:
