@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.plots import BLUE, GREY, ORANGE, panels, save
+from analysis.plots import BLUE, GREY, ORANGE, panels, points_with_names, save
 from analysis.runs import is_number
 from analysis.statistics import Estimate, holm, rank_correlation, welch
 from analysis.tables import Table, by_row
@@ -38,6 +38,8 @@ PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}
 WHEN = {BEFORE: "before training", THIRD: "after a third of it"}
 SAME_DIRECTION = {"dr_grpo": "rloo"}  # a multiple of it
+NAMED = ("none", "measured", "hindsight", "span", "inverse_logprob",
+         "inverse_logprob_as_published")  # in the picture: those that the page speaks of
 DRAWS = 4000
 FEWEST_ARMS = 4
 
@@ -79,6 +81,7 @@ def report(study: Study, folder: Path) -> tuple[list[Table], tuple]:
     entries = make_entries(study)
     expected = {arm: place for arm, place in CONTROLS.items() if arm in study.experiment.arms}
     tables = [board_table(entries, expected), race_table(entries), correlation_table(entries)]
+    draw_forecast(entries, folder)  # for the page of the leaderboard
     return tables, draw(entries, folder)
 
 
@@ -204,6 +207,19 @@ def spearman(first: list[float], second: list[float]) -> Estimate:
     draws = [rank_correlation(x[arms], y[arms]) for arms in drawn]
     low, high = np.nanquantile(draws, [0.025, 0.975]).tolist()
     return Estimate(rank_correlation(x, y), low, high, unknown)
+
+
+def draw_forecast(entries: list[Entry], folder: Path):
+    figure, axes = panels(2, sharey=True)
+    for axis, (time, when) in zip(axes, WHEN.items()):
+        points = {entry.arm: (value, 100 * entry.success)
+                  for value, entry in zip(one_batch(entries, time), entries) if is_number(value)}
+        points_with_names(axis, points, NAMED)
+        axis.set(xlabel="cosine of a single batch's gradient with the true one",
+                 title=f"Measured {when}")
+    axes[0].set(ylabel="held-out success at the end, %")
+    return save(figure, folder, "forecast",
+                "What a single batch knows of the true gradient, and held-out success at the end")
 
 
 def draw(entries: list[Entry], folder: Path):

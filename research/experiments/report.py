@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.plots import COLOURS, legend_below, panels, save
+from analysis.plots import COLOURS, legend_below, panels, plain_number, save
 from analysis.runs import evaluations
 from analysis.sizes import lay_flat
 from analysis.statistics import holm, mean_over, mean_reach, welch
@@ -231,21 +231,18 @@ def gradient_shares(run: dict) -> np.ndarray:
 
 
 def draw(study: Study, folder: Path):
-    """Held-out success against each price, a line an arm and its interval over seeds."""
-    figure, axes = panels(len(PRICES))
+    """Held-out success against each price, a line an arm, with its interval over seeds."""
+    figure, axes = panels(len(PRICES), sharey=True)
     for axis, (price, words) in zip(axes, IN_WORDS.items()):
         for number, (arm, runs) in enumerate(study.runs.items()):
-            curves = [curve_of(run, price) for run in runs.values()]
-            cost, success = np.mean([cost for cost, _ in curves], axis=0), [s for _, s in curves]
-            colour = COLOURS[number % len(COLOURS)]
-            line = "-" if number < len(COLOURS) else "--"
-            axis.plot(cost, np.mean(success, axis=0), line, marker="o", ms=3, color=colour,
-                      label=arm)
-            if len(success) > 1:
-                middle, reach = np.mean(success, axis=0), mean_reach(success)
-                axis.fill_between(cost, middle - reach, middle + reach, color=colour, alpha=0.12)
+            cost, success = map(np.array, zip(*(curve_of(run, price) for run in runs.values())))
+            reach = 100 * mean_reach(success) if len(success) > 1 else None
+            axis.errorbar(cost.mean(0), 100 * success.mean(0), reach, label=arm, marker="o", ms=3,
+                          color=COLOURS[number % len(COLOURS)], elinewidth=0.7,
+                          linestyle="-" if number < len(COLOURS) else "--")
         axis.set(xlabel=words)
-    axes[0].set(ylabel="held-out success, sampled")
+        axis.xaxis.set_major_formatter(plain_number)
+    axes[0].set(ylabel="held-out success, sampled, %")
     legend_below(figure, axes[0], ncols=5)
     return save(figure, folder, "success", "Held-out success against what the training has cost, "
                 "means and 95% intervals over seeds")
