@@ -127,6 +127,14 @@ def rloo(rollouts: Rollouts) -> torch.Tensor:
     return to_every_token(centred(rollouts.reward, rollouts.group) * size / (size - 1), rollouts)
 
 
+@advantage(whole_answers=True)
+def batch_mean(rollouts: Rollouts) -> torch.Tensor:
+    """Reward minus the mean of the whole batch, as without groups: answers to easy problems are
+    pushed up, those to hard ones down."""
+    one_group = torch.zeros_like(rollouts.group)
+    return to_every_token(centred(rollouts.reward, one_group), rollouts)
+
+
 @advantage
 def span(rollouts: Rollouts) -> torch.Tensor:
     """Each part of the score minus its group's mean, given to its own span: format to tags,

@@ -1,8 +1,11 @@
-"""Weights by ablation (intervention): what becomes of the answer without a token?
+"""Credit by ablation (intervention): what becomes of the answer without a token?
+
+Two weightings, which are --ablation of causal_ablation, and an advantage:
 
     resample   another token in its place and a fresh answer from there: abs(change of reward)
     delete     the token taken out and the rest as it was: abs(change of log p(answer section)),
                from forward passes alone
+    deletion   the token taken out and the rest scored as a text: change of reward, with its sign
 """
 import typing
 from dataclasses import replace
@@ -16,7 +19,7 @@ from engine.forward import frozen_log_probs
 from engine.labels import ANSWER
 from engine.rollouts import Rollouts
 from harness.flags import Count, Flag
-from harness.registry import mitigation
+from harness.registry import advantage, mitigation
 
 Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token",
                                       choices=("resample", "delete"))]
@@ -89,3 +92,27 @@ def without(tokens: Rollouts, places: Places) -> tuple[Rollouts, torch.Tensor]:
                       log_prob=tokens.log_prob[rows].gather(1, source) * mask)
     section = tokens.section[rows].gather(1, source)
     return shorter, mask & (index >= at) & (section == ANSWER)
+
+
+@advantage
+class deletion:
+    """Reward of the answer minus the reward of its text without the token: on which tokens the
+    scoring of the text depends.
+
+    Nobody asks what the policy would have written instead, so a step of the reasoning that led to
+    the answer gets 0. Not centred, or tokens without effect would get something: right answers are
+    reinforced where they are read, and hardly anything of a wrong one is.
+    """
+
+    def __init__(self, policy):
+        pass
+
+    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
+        credit = torch.zeros_like(tokens.log_prob)
+        for row in tokens.rows_of_rank().tolist():
+            problem, n = tokens.problems[tokens.group[row]], int(tokens.length[row])
+            ids = tokens.ids[row, :n].tolist()
+            rest = [policy.reward_of(problem, ids[:t] + ids[t + 1:]) for t in range(n)]
+            credit[row, :n] = tokens.reward[row] - torch.tensor(rest).to(credit)
+        processes.all_reduce(credit)
+        return credit

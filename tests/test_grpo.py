@@ -16,7 +16,8 @@ from engine.forward import micro_batches, response_log_probs
 from engine.rollouts import sample_answers, score_answers
 from engine.sampler import Generation, generate
 from engine.tokens import load_tokenizer
-from grpo import divergence, dr_grpo, group_z_score, policy_loss, rloo, span, update
+from grpo import (batch_mean, divergence, dr_grpo, group_z_score, policy_loss, rloo, span,
+                  update)
 from harness.credit_file import read_credit, write_credit
 from harness.registry import ADVANTAGES
 from qwen2_model import Qwen2
@@ -46,10 +47,11 @@ def test_advantages_by_hand_in_two_interleaved_groups():
     assert found == pytest.approx([-1 / 1.0001, -1 / root, 1 / 1.0001, -1 / root, 2 / root])
     assert dr_grpo(batch)[:, 1].tolist() == pytest.approx([-1, -1, 1, -1, 2])
     assert rloo(batch)[:, 1].tolist() == pytest.approx([-2, -1.5, 2, -1.5, 3])  # minus the others'
+    assert batch_mean(batch)[:, 1].tolist() == pytest.approx([-0.4, -1.4, 1.6, -1.4, 1.6])  # 7 / 5
 
 
 @pytest.mark.parametrize("reward", [0.06, 0.1, 1.1, 0.0, 1 / 3])
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "batch_mean"])
 def test_a_group_of_equal_rewards_gets_exactly_nothing(name, reward):
     """The float32 mean of seven times 0.06 is not 0.06; divided by 1e-4 the difference would be a
     signal."""

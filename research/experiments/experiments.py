@@ -87,7 +87,8 @@ def leaderboard_arms() -> dict[str, str]:
         "learned_importance", "random", "by_kind", "low_probability", "taco", "planning",
         "covariance", "shared_prefix", "future_attention", "outcome_gradient")}
     advantages = {name: f"--advantage {name}" for name in (
-        "dr_grpo", "rloo", "span", "gae", "prefix_tree", "ktae", "gtpo", "belief", "hindsight")}
+        "dr_grpo", "rloo", "batch_mean", "span", "deletion", "gae", "prefix_tree", "ktae", "gtpo",
+        "belief", "hindsight")}
     placebos = {f"{name}-placebo": f"{weights[name]} --placebo weights" for name in (
         "entropy_weighted", "inverse_logprob", "entropy_masking", "attention_credit",
         "inverse_logprob_as_published", "by_kind")}

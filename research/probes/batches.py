@@ -23,10 +23,10 @@ from harness.own_code import call_method
 from harness.registry import make
 from engine.rollouts import Rollouts
 from research.probes.methods import choices, rescaling
-from research.probes.world import ONE, OPENING, PROMPT, World
+from research.probes.world import ONE, OPENING, PROMPT, World, is_right
 
-# stand here with values that are exact: critic, one-step, vine, hindsight, belief
-VALUES_KNOWN = ("gae", "vine", "hindsight", "belief")
+# stand here with values that are exact: critic, one-step, vine, hindsight, belief, deletion
+VALUES_KNOWN = ("gae", "vine", "hindsight", "belief", "deletion")
 FLOOR = 0.01  # added to V in a logarithm: of a reward that is out of reach it has none
 
 
@@ -148,7 +148,17 @@ def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
             "vine": by_segments(right, rollouts, "2"),
             "belief": credit_of_beliefs(believed, thought_lengths(rollouts), rollouts),
             "hindsight": (right + FLOOR).log().diff() * rollouts.mask,
+            "deletion": credit_of_deletion(rollouts),
             "wrong critic": critic(wrong, 1.0), "wrong, one-step": critic(wrong, 0.0)}
+
+
+def credit_of_deletion(rollouts: Rollouts) -> torch.Tensor:
+    """(n, T): what the reward of an answer loses by the deletion of a token."""
+    credit = torch.zeros_like(rollouts.log_prob)
+    for row, (ids, n) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
+        rest = [is_right((*ids[:t], *ids[t + 1:n])) for t in range(n)]
+        credit[row, :n] = rollouts.reward[row] - torch.tensor(rest).float()
+    return credit
 
 
 @torch.no_grad()

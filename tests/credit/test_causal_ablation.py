@@ -2,9 +2,9 @@
 import pytest
 import torch
 
-from conftest import hand_made, make_mitigation, spoken
+from conftest import ASKED, hand_made, make_mitigation, spoken
 from engine.labels import ANSWER
-from credit.causal_ablation import after_deletion, without
+from credit.causal_ablation import after_deletion, deletion, without
 
 
 def test_causal_ablation_by_hand(policy, monkeypatch):
@@ -69,3 +69,18 @@ def test_deletion_samples_nothing(policy):
     assert weight[0, [0, 4]].tolist() == pytest.approx(changes.tolist())
     assert weight[0, 2].item() == pytest.approx(changes.mean().item(), rel=1e-5)
     assert mitigation.metrics == {} and not weight[3].any()  # no answer section
+
+
+def test_the_reward_of_the_rest_by_hand(policy):
+    """A right answer is worth 1 + 0.1 for the format, which is 0.05 without </think> and 0.01
+    without an answer tag. The other is wrong by a 7 too many: without it, it is worth 1 more."""
+    texts = [" 3 + 5 = 8.</think>\n<answer> 3 + 5 + 7</answer><|im_end|>",
+             "</think>\n<answer> 3 + 5 + 7 7</answer>"]
+    tokens = spoken(policy, texts, ASKED[:1])
+    think, answer = [0.05] * 3, [0.09] * 3  # three tokens each
+    right = [0] * 6 + think + [1.09] * 3 + [1] * 5 + [1.09] * 3 + [0]
+    wrong = think + answer + [0] * 4 + [-1] * 2 + answer
+    credit = deletion(policy)(tokens, policy)
+    assert credit[0].tolist() == pytest.approx(right, abs=1e-6)
+    assert credit[1].tolist() == pytest.approx(wrong + [0] * 6, abs=1e-6)
+    assert not credit[0, :6].any() and not credit[1, 6:10].any()  # exactly

@@ -15,12 +15,12 @@ from engine.forward import response_log_probs
 from grpo import policy_loss
 from research.probes import exact
 from research.probes.batches import (
-    Batches, Estimator, estimator, list_advantages, list_weights, rows_of)
+    Batches, Estimator, credit_of_deletion, estimator, list_advantages, list_weights, rows_of)
 from research.probes.common import run_probe
 from research.probes.exact import identities, z_score_factor
 from research.probes.methods import choices
 from research.probes.world import (
-    END, ONE, OPENING, PROMPT, all_answers, make_world, without_rounding)
+    END, ONE, OPENING, PROMPT, all_answers, describe, make_model, make_world, without_rounding)
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +194,14 @@ def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
     assert bias["state_advantage"] == bias["undefined_advantage"] == "n/a"
     assert "undefined_advantage is not finite" in tables["advantages"]["notes"][1]
     assert (tmp_path / "x/cosine_and_noise.png").is_file()
+
+
+def test_what_an_answer_is_worth_without_a_token():
+    """Right is a 1 behind the first tag: of <answer> 1 both are needed, of two 1s the tag alone,
+    and of two tags one is too many."""
+    answers = [(OPENING, ONE, END), (OPENING, ONE, ONE), (OPENING, OPENING, ONE), (ONE, END)]
+    credit = credit_of_deletion(describe(make_model(0), answers))
+    assert credit.tolist() == [[1, 1, 0], [1, 0, 0], [-1, -1, 0], [0, 0, 0]]
 
 
 def test_of_our_own_methods_few_are_not_listed(world, pairs, advantages):
