@@ -27,6 +27,9 @@ DISCOUNTED = "--mitigation outcome_conditional --think_discount"
 INVERSE = {name: f"--mitigation {name}"
            for name in ("inverse_logprob", "inverse_logprob_as_published")}
 
+# of answers that were there before training; docs/experiments.md has the commands that make it
+PAIRS = "runs/study/pairs.jsonl"
+
 ONE_BATCH = {"common": "--questions 8 --answers 8 --steps 60 --eval_every 30", "seeds": 5,
              "shared": "8x8"}
 TUNED_ON = 100  # the seed on which batches and learning rates are chosen; no reported run has it
@@ -161,6 +164,17 @@ ALL = (
               "entropy_masking": MASKING,  # of 80 in 100
               "masking90": f"{MASKING} --mask_percentile 90",
               "masking-unscaled": f"{MASKING} --rescale none"},
+        **ONE_BATCH),
+
+    # what it proposed beside these, and what lecture notes on PPO set beside GRPO
+    Experiment(
+        "proposals", "Do the other proposals of the documents at the start train a better model?",
+        arms={**PLAIN, "batch_mean": "--advantage batch_mean", "deletion": "--advantage deletion",
+              "by_kind": "--mitigation by_kind", "span": "--advantage span",
+              "reasoning0.5": "--reasoning_weight 0.5", "gae": "--advantage gae",
+              "process0.5": "--advantage gae --process_reward 0.5", "dpo": "--loss dpo",
+              "dpo_offline": f"--loss dpo --pairs {PAIRS} --answers 2",
+              "dpo_offline5e-5": f"--loss dpo --pairs {PAIRS} --answers 2 --learning_rate 5e-5"},
         **ONE_BATCH),
 
     Experiment(
