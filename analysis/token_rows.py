@@ -1,6 +1,7 @@
 """A row for every token of a run, for pandas, R or a spreadsheet: python analyze.py RUN --csv.
 
-The columns are those of the credit files (docs/credit_files.md). What is known of an answer stands
+The columns are those of the credit files (docs/credit_files.md), and two of an earlier experiment:
+the contribution A log p, and the reward normalised in its group. What is known of an answer stands
 in the row of each of its tokens; prompts are left out.
 """
 import csv
@@ -12,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.sizes import lengths
+from analysis.sizes import lay_flat
+from analysis.sums import normalised_reward
 from analysis.vocabulary import text_of
 from engine.labels import KINDS, SECTIONS
 from harness.credit_file import column_of, read_columns
@@ -42,15 +44,18 @@ def write_token_rows(run: dict, path: Path, status=lambda text: None) -> None:
 
 def table_of(columns: dict[str, np.ndarray], step: int, text: Callable) -> dict[str, list]:
     """What has something to say of a token: a list for each column, one entry a token."""
-    length = lengths(columns)
-    episode = np.repeat(np.arange(len(length)), length)
-    position = np.arange(len(episode)) - columns["episode_start"][episode]
+    tokens = lay_flat(columns)
+    episode = tokens["answer"]
     table = {"step": [step] * len(episode), "episode": episode.tolist(),
-             "position": position.tolist(), "text": list(map(text, columns["token_id"].tolist()))}
+             "position": tokens["position"].tolist(),
+             "text": list(map(text, columns["token_id"].tolist()))}
     for name, values in columns.items():
         per = column_of(name).per
         if name != "episode_start" and per in ("token", "answer"):
             table[name] = in_letters(name, values[episode] if per == "answer" else values)
+    for name, values in (("contribution", tokens["contribution"]),
+                         ("normalised_reward", normalised_reward(tokens)[episode])):
+        table[name] = in_letters(name, values.astype(np.float32))
     return table
 
 

@@ -53,6 +53,19 @@ def check_row(row, columns, token, episode, tokenizer):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_columns_of_an_earlier_experiment(tmp_path):
+    """A log p, and the z-score of the reward, whatever the advantage is: rewards 1 and 0 and 0 have
+    mean 1/3 and standard deviation sqrt(2) / 3; the second group agrees."""
+    columns = credit_columns([2, 1, 1, 1], [0, 0, 0, 1], reward=np.array([1.0, 0, 0, 1]),
+                             advantage=np.array([2.0, -1, 1, 0, 1]))
+    rows = written(write_log(tmp_path / "run", {1: columns}))
+    contribution = [float(row["contribution"]) for row in rows]
+    assert contribution == pytest.approx(np.log(0.5) * np.array([2, -1, 1, 0, 1]))
+    z, root = [float(row["normalised_reward"]) for row in rows], 2 ** 0.5
+    assert z == pytest.approx([root, root, -1 / root, -1 / root, 0], rel=1e-3)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_what_a_probe_measured_has_its_column(tmp_path):
     columns = {**credit_columns([2, 1], [0, 0]), "true_credit": np.array([0.5, 0, -0.25], "f4")}
     rows = written(write_log(tmp_path / "run", {1: columns}))
