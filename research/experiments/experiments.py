@@ -11,7 +11,7 @@ stands for `python train.py --steps 120 --seed 0`, `python train.py --steps 120 
 Experiments that have the batch and the steps of `control` share their runs: an arm that occurs in
 two of them has one name and one folder, and is trained once.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from research.experiments import prices
 
@@ -51,6 +51,7 @@ class Experiment:
     twice: tuple[str, ...] = ()  # arms with twice as many, as all others are compared with them
     shared: str = ""       # the folder of runs that it shares with others; else it has its own
     is_board: bool = False  # all its arms are tested as one family (leaderboard.py)
+    published: dict[str, tuple] = field(default_factory=dict)  # success, filler, reasoning of arms
 
     @property
     def place(self) -> str:
@@ -164,6 +165,15 @@ ALL = (
               "entropy_masking": MASKING,  # of 80 in 100
               "masking90": f"{MASKING} --mask_percentile 90",
               "masking-unscaled": f"{MASKING} --rescale none"},
+        **ONE_BATCH),
+
+    Experiment(
+        "appendix_b", "Does the summary table of an earlier experiment come out again?",
+        arms={**PLAIN, "outcome_conditional": f"{DISCOUNTED} 0.5",
+              "discount0.75": f"{DISCOUNTED} 0.75", **INVERSE},
+        published={"none": (0.15, 0.333, 0.254), "outcome_conditional": (0.12, None, None),
+                   "discount0.75": (0.12, 0.348, 0.247),
+                   "inverse_logprob_as_published": (0.0, None, None)},
         **ONE_BATCH),
 
     # what it proposed beside these, and what lecture notes on PPO set beside GRPO

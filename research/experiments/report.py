@@ -22,6 +22,7 @@ from harness.credit_file import read_columns
 from harness.files import is_file, make_folder
 from harness.progress import show_status
 from research.experiments import leaderboard
+from research.experiments.earlier_form import summary_table
 from research.experiments.experiments import Experiment
 from research.experiments.finished import (END, FEWEST_SEEDS, PRICES, START, Study, ahead, cost_of,
                                            curve_of, middle, numbers, read_study, success_by_seed,
@@ -62,6 +63,8 @@ def report_on(study: Study, folder: Path) -> Findings:
         tables, picture = [success_table(study), differences_table(study)], draw(study, folder)
     if len(study.experiment.arms) == 1:
         tables += transcript_table(study.planned[0])
+    if study.experiment.published:
+        tables.append(summary_table(study))
     return Findings(name, study.intro(), [*tables, *everywhere], picture,
                     values=values_by_seed(study))
 
