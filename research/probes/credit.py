@@ -26,6 +26,7 @@ class Credit:
     value: torch.Tensor      # (B, T) credit
     error: torch.Tensor      # (B, T) its standard error
     quarters: torch.Tensor   # (4, B, T) from a quarter of the continuations each; mean: `value`
+    before: torch.Tensor     # (B, T) value of the answer before each token
     spent: int               # tokens generated
 
 
@@ -40,8 +41,9 @@ def true_credit(policy: Policy, rollouts: Rollouts, k: int, progress=lambda shar
     others, variance = mean_rewards(rollouts, places, rewards)
     chains = [chain(rollouts, other_chance, quarter, variance) for quarter in others]
     device = rollouts.mask.device
-    quarters, _, spread = (torch.stack(parts).to(device) for parts in zip(*chains))
-    return Credit(quarters.mean(0).float(), spread[0].sqrt().float(), quarters.float(), spent)
+    quarters, before, spread = (torch.stack(parts).to(device) for parts in zip(*chains))
+    return Credit(quarters.mean(0).float(), spread[0].sqrt().float(), quarters.float(),
+                  before.mean(0).float(), spent.get("extra_tokens", 0))
 
 
 def mean_rewards(rollouts: Rollouts, places: list,

@@ -92,7 +92,7 @@ def measure(probe: Probe) -> Findings:
     run = write_run(probe.folder / "run", policy, rollouts, credit)
     return Findings("Which tokens earned the reward, and who knows it",
                     introduction(args, policy, rollouts, credit),
-                    [*by_partition, scores],
+                    [*by_partition, scores, ceiling_table(rollouts, credit)],
                     draw_decided(by_partition[0], probe.folder), "some minutes",
                     answers_of(run, policy.tokenizer, [1], {}, 12_000))
 
@@ -228,6 +228,28 @@ def scores_in_words(indices: dict[str, Estimate]) -> str:
 
 def with_interval(estimate: Estimate) -> str:
     return f"{estimate.value:+.2f} ({estimate.low:+.2f} to {estimate.high:+.2f})"
+
+
+def ceiling_table(rollouts: Rollouts, credit: Credit) -> Table:
+    """How much of the rewards' variance over tokens a critic explains that knows V before each of
+    them: Var(V) / Var(R), and Var(V) = Cov(R, V). The noise in the measured V is that of other
+    answers, so it does not count."""
+    mask = rollouts.mask
+    reward, before = (flat_tokens(frame, mask) for frame in (
+        rollouts.reward[:, None].expand_as(mask), credit.before))
+    question = flat_tokens(rollouts.group[:, None].expand_as(mask), mask)
+
+    def explained(kept: np.ndarray) -> float:
+        covariance = np.cov(reward[kept], before[kept])
+        return covariance[0, 1] / covariance[0, 0] if covariance[0, 0] else np.nan
+
+    left = np.array([explained(question != q) for q in np.unique(question)])
+    found = jackknife(explained(question >= 0), left)
+    rows = [["a critic that knows V before each token", found.value, found.interval]]
+    return Table("ceiling", "How much of the rewards' variance can be explained", by_row(
+        {"critic": "", "explained": ".2f", "95%": ".2f"}, rows),
+        f"A critic that knew all values would explain {with_interval(found)} of the rewards' "
+        "variance.", [], {"explained": "explained variance", "95%": "95% interval"})
 
 
 def draw_decided(table: Table, folder: Path) -> tuple[Path, str]:

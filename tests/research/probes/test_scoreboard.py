@@ -7,16 +7,16 @@ import torch
 
 import analyze
 import grpo
-from conftest import StateIdea
+from conftest import StateIdea, hand_made
 from analysis.statistics import Estimate, ratio_of_sums
 from harness.credit_file import read_columns
 from research.probes import scoreboard
 from research.probes.common import run_probe
-from research.probes.credit import MeasuredTokens, mean_product
+from research.probes.credit import Credit, MeasuredTokens, mean_product
 from research.probes.direction import Directions
 from research.probes.methods import choices, make_methods
 from research.probes.scoreboard import (
-    AGAIN, decided_table, index, scores_in_words, scores_table)
+    AGAIN, ceiling_table, decided_table, index, scores_in_words, scores_table)
 
 
 def by_hand(copies=1):
@@ -74,6 +74,21 @@ def test_the_words_name_the_best_that_does_not_measure_the_credit():
         "Apart from the oracle, a has the highest index: +0.50 (+0.40 to +0.60).",
         "b has the lowest index: -0.20 (-0.30 to -0.10).",
         f"The index that can be reached is +0.80, of {AGAIN}."]
+
+
+def test_what_a_critic_can_explain_whatever_the_noise_in_the_values():
+    """Two problems, answers of two tokens: V is 1/2, then the reward, so half of the variance is
+    known. Noise that is the same for both rewards changes nothing; padding does not count."""
+    mask = torch.tensor([[True, True, False]] * 8)
+    reward = torch.tensor([1.0, 0, 1, 0, 1, 0, 1, 0])
+    before = torch.stack([torch.full((8,), 0.5), reward, torch.full((8,), 9.0)], 1)
+    batch = hand_made(mask, group=torch.arange(8) // 4, scores={"reward": reward})
+    for noise in (0.0, 5.0):
+        shaken = before + noise * torch.tensor([1.0, 1, -1, -1] * 2)[:, None]
+        table = ceiling_table(batch, Credit(None, None, None, shaken, 0))
+        [(_, explained, interval)] = table.rows
+        assert explained == pytest.approx(0.5)
+        assert interval == pytest.approx((0.5, 0.5))
 
 
 def test_weights_that_know_nothing_score_as_chance_whatever_the_noise():
