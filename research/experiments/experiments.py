@@ -69,19 +69,6 @@ class Experiment:
         return next((plain for plain in places if plain in self.arms), next(iter(self.arms)))
 
 
-def regime_arms() -> dict[str, str]:
-    """Batches by learning rates, each with the same number of trained answers."""
-    arms = {}
-    for questions, answers in ((4, 8), (8, 8), (8, 16)):
-        steps = 3840 // (questions * answers)
-        for learning_rate in ("1e-4", "2.5e-4", "6e-4"):
-            flags = (f"--questions {questions} --answers {answers} --steps {steps} "
-                     f"--eval_every {steps} --learning_rate {learning_rate}")
-            cell = f"{questions}x{answers}-{learning_rate}"
-            arms |= {f"none-{cell}": flags, f"measured-{cell}": f"{flags} {MEASURED}"}
-    return arms
-
-
 def leaderboard_arms() -> dict[str, str]:
     """All choices that take less than five times a plain step, so without oracle, causal_ablation
     and vine."""
@@ -123,9 +110,6 @@ ALL = (
     Experiment(
         "control", "Is credit by token worth anything here, when it is measured at every step?",
         arms={**PLAIN, **CONTROLS}, **ONE_BATCH),
-    Experiment(
-        "regime", "At which batch sizes and learning rates is measured credit worth something?",
-        common="", arms=regime_arms(), seeds=2),
     LEADERBOARD,
     Experiment(
         "finals_rates", "Which learning rate suits each of those that are near plain GRPO?",
