@@ -99,7 +99,8 @@ def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table
                  f"Without bias: {', '.join(row[0] for row in unbiased)}.\n"
                  f"Among these {quietest[0]} has the least noise: {quietest[3]:.2f}.",
                  ["critics know V exactly, wrong ones a random number for each index; vine has "
-                  "segments of two tokens and exact values", *why_not(advantages)])
+                  "segments of two tokens and exact values; batch_mean is dr_grpo, as a batch is "
+                  "one group", *why_not(advantages)])
 
 
 def weighting_table(world: World, batches: Batches, rloo: torch.Tensor, weights: Listed) -> Table:
