@@ -1,12 +1,14 @@
 """The answers on a page: which of them, which come first, and what is known of each token."""
-import math
 from pathlib import Path
 
 import numpy as np
 
+from analysis.account import numbers_of, rounded, stages
 from analysis.sizes import read_tokens
 from engine.errors import UserError
 from engine.tokens import token_bytes
+from harness.identity import lines_of_run
+from harness.run_folder import run_config
 
 PER_PAGE = 60_000  # tokens that the viewer shows
 MEANING = {  # of what a token can be shaded by, the first at first: the stronger its colour, ...
@@ -37,11 +39,12 @@ def steps_to_show(run: dict, wanted: list[int]) -> list[int]:
     return [steps[place] for place in sorted(places)]
 
 
-def answers_of(run: Path, tokenizer, steps: list[int], paired: dict[int, int],
+def answers_of(run: Path, tokenizer, steps: list[int], paired: dict[int, int] = {},
                most_tokens: int = PER_PAGE) -> list[dict]:
     """What the viewer shows: of each step whole groups, as many as fit, those with different
-    rewards first. Before them stand the groups, by step, that were asked the same problem."""
-    answers = []
+    rewards first. Before them stand the groups, by step, that were asked the same problem. The
+    first answer has the lines of every token's account."""
+    answers, config, factors = [], run_config(run), weight_factors(run)
     for step in steps:
         tokens = read_tokens(run, step)
         room = most_tokens // len(steps)
@@ -50,21 +53,31 @@ def answers_of(run: Path, tokenizer, steps: list[int], paired: dict[int, int],
             if size > room and number:  # the first group is shown, however long
                 break
             room -= size
-            answers += [answer_of(tokens, tokenizer, step, int(b)) for b in members]
+            answers += [answer_of(tokens, tokenizer, config, factors.get(step), step, int(b))
+                        for b in members]
     for answer in answers:
         answer["paired"] = paired.get(answer["step"]) == answer["group"]
+    if answers:
+        answers[0]["stages"] = stages(config)
     return answers
 
 
-def groups_in_order(tokens: dict, first: int | None) -> list[np.ndarray]:
+def weight_factors(run: Path) -> dict[int, float | None]:
+    """By which factor the weights of each step were rescaled, where that is on record."""
+    lines = lines_of_run(run, "metrics.jsonl")
+    return {line["step"]: line.get("weight_factor") for line in lines}
+
+
+def groups_in_order(tokens: dict, first: int | None = None) -> list[np.ndarray]:
     """The answers of each group."""
     groups = [np.flatnonzero(tokens["group"] == g) for g in np.unique(tokens["group"])]
     return sorted(groups, key=lambda members: (tokens["group"][members[0]] != first,
                                                np.ptp(tokens["reward"][members]) == 0))
 
 
-def answer_of(tokens: dict, tokenizer, step: int, b: int) -> dict:
-    """One answer: its texts, labels and numbers token by token."""
+def answer_of(tokens: dict, tokenizer, config: dict, factor: float | None, step: int,
+              b: int) -> dict:
+    """One answer: its texts, labels and numbers token by token, and those of its account."""
     start = int(tokens["episode_start"][b])
     of_answer = slice(start, start + int(tokens["length"][b]))
     prompts = np.split(tokens["prompt_ids"], tokens["prompt_start"][1:])
@@ -77,7 +90,8 @@ def answer_of(tokens: dict, tokenizer, step: int, b: int) -> dict:
             "texts": [piece.decode(errors="replace") for piece in pieces],
             "section": tokens["section"][of_answer].tolist(),
             "kind": tokens["kind"][of_answer].tolist(),
-            "values": shown_values(tokens, of_answer)}
+            "values": shown_values(tokens, of_answer),
+            "account": numbers_of(tokens, config, factor, b)}
 
 
 def shown_values(tokens: dict, of_answer: slice) -> dict[str, list[float | None]]:
@@ -90,11 +104,6 @@ def shown_values(tokens: dict, of_answer: slice) -> dict[str, list[float | None]
         if name in tokens:
             values[name.replace("_", " ")] = tokens[name][of_answer].astype(float)
     return {name: list(map(rounded, numbers.tolist())) for name, numbers in values.items()}
-
-
-def rounded(value) -> float | None:
-    """Four digits are enough for the eye and keep the page small."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def first_shown(answers: list[dict]) -> list[int]:

@@ -2,6 +2,7 @@
 // KINDS, SECTIONS, TAG, MEANING and START are written before this by page.py.
 const $ = id => document.getElementById(id);
 const answers = JSON.parse($('episodes').textContent);
+const STAGES = answers[0].stages ?? [];
 const quantities = Object.keys(answers[0].values)  // those that are known of any token
   .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
 const BLUE = 'var(--blue)', ORANGE = 'var(--orange)';
@@ -58,6 +59,23 @@ function tokenSpan(answer, t, name, most) {
   return span;
 }
 
+// A line of a token's account with its numbers put in, as told() in account.py does it; null if one
+// of them is not known.
+function told(text, answer, t) {
+  const known = { ...answer.account, ...answer.values }, used = [];
+  const one = name => {
+    const value = known[name] === undefined ? name : known[name];
+    used.push(Array.isArray(value) ? value[t] : value);
+    return used.at(-1);
+  };
+  const filled = text.replace(/\[\[(.+?)\]\]/g, (_, names) => {
+    const [above, below] = names.split(' / '), factors = above.split(' * ').map(one);
+    if (factors.length === 1 && !below) return factors[0];
+    return +(factors.reduce((a, b) => a * b, 1) / (below ? one(below) : 1)).toPrecision(3);
+  });
+  return used.includes(null) || /NaN|Infinity/.test(filled) ? null : filled;
+}
+
 function when(step) {
   if (START.length < 2) return 'An answer';
   const updates = step === 2 ? '1 update' : `${step - 1} updates`;
@@ -86,7 +104,7 @@ class Pane {
     this.part('previous').onclick = () => this.move(-1);
     this.part('next').onclick = () => this.move(1);
     this.part('tokens').onmouseover = event => this.point(event.target);
-    this.part('tokens').onclick = event => this.point(event.target);
+    this.part('tokens').onclick = event => this.follow(event.target);
     this.root.onkeydown = event => this.press(event);
     $('panes').append(this.root);
     this.choose(first);
@@ -114,6 +132,7 @@ class Pane {
     this.token = -1;
     this.part('tokens').replaceChildren();
     this.part('value').textContent = '';
+    this.part('account').replaceChildren();
     this.part('prompt').textContent = answer ? answer.prompt : '';
     this.part('previous').disabled = this.at <= 0;
     this.part('next').disabled = this.at >= this.shown.length - 1;
@@ -143,7 +162,23 @@ class Pane {
       .map(([name, column]) => `${name} ${column[t] ?? 'unknown'}`).join(', ');
     const kind = `${KINDS[answer.kind[t]]} in ${SECTIONS[answer.section[t]]}`;
     this.part('value').textContent =
-      `Token ${t + 1}, ${JSON.stringify(answer.texts[t])}, ${kind}: ${numbers}.`;
+      `Token ${t}, ${JSON.stringify(answer.texts[t])}, ${kind}: ${numbers}.`;
+  }
+
+  follow(span) {
+    this.point(span);
+    const answer = this.shown[this.at], account = this.part('account');
+    account.replaceChildren();
+    account.createCaption().textContent =
+      `Step ${answer.step}, answer ${answer.episode}, token ${this.token}`;
+    for (const [label, text, place] of this.token < 0 ? [] : STAGES) {
+      const line = told(text, answer, this.token);
+      if (line === null) continue;
+      const row = account.insertRow(), where = document.createElement('code');
+      where.textContent = place;
+      row.insertCell().textContent = label;
+      row.insertCell().append(line, document.createElement('br'), where);
+    }
   }
 
   press(event) {
@@ -152,6 +187,7 @@ class Pane {
     if (event.key === 'ArrowRight') this.move(1);
     const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     const spans = this.part('tokens').children;
+    if (event.key === 'Enter' && this.token >= 0) this.follow(spans[this.token]);
     if (!by || event.target !== this.part('tokens') || !spans.length) return;
     event.preventDefault();
     this.tell(Math.min(spans.length - 1, Math.max(0, this.token + by)));

@@ -1,0 +1,181 @@
+"""How a token came by its credit: a line of arithmetic for each stage, in the order in which they
+happen.
+
+`stages` has the lines; names of numbers, or products of them, stand in [[ ]]. `numbers_of` has the
+numbers of an answer. For one token `told` puts them in, and on the page page.js. A line with a
+number that is not known is left out: a run of another trainer has not every column.
+"""
+import inspect
+import math
+import re
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from engine.errors import UserError
+from engine.sampler import Distribution
+from grpo import (centred, gradient_size, group_mean, group_z_score, length_factor, policy_loss,
+                  rescaling)
+from harness.flags import parameters_as_flags, shortened
+from harness.registry import ADVANTAGES, MITIGATIONS
+from harness.settings import OPTIONS
+from harness.tasks import load_task
+
+EPSILON = inspect.signature(group_z_score).parameters["epsilon"].default
+FORMULAS = {  # advantages that are one line of arithmetic, and the function that computes it
+    "grpo": (f"([[reward]] - [[mean]]) / ([[std]] + {EPSILON})", group_z_score),
+    "dr_grpo": ("[[reward]] - [[mean]]", centred),
+    "rloo": ("([[reward]] - [[mean]]) x [[answers]] / ([[answers]] - 1)", ADVANTAGES["rloo"])}
+LENGTHS = {  # --loss_norm: the factor of an answer's length
+    "token": "m = [[m]]",
+    "sequence": "m = N / (answers x tokens) = [[N]] / ([[trained]] x [[tokens]]) = [[m]]",
+    "constant": "m = N / (answers x most tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
+PARTS = ("reward", "reward_answer", "reward_format", "reward_reasoning")
+NAMES = re.compile(r"\[\[(.+?)\]\]")
+
+
+def stages(config: dict) -> list[tuple[str, str, str]]:
+    """(label, text, the function that computes it) of each stage, in a run of these settings."""
+    s = settings_of(config)
+    is_own = not {"imported", "trainer"} & config.keys()
+    score, facts = place_of_score(s) if is_own else "", place(Distribution.facts)
+    advantage, by_advantage = chosen("advantage", ADVANTAGES, s)
+    weight, by_weight = chosen("mitigation", MITIGATIONS, s)
+    formula, computes = FORMULAS.get(s.advantage, ("", None))
+    if formula:  # then the other line is for records that do not follow it
+        shuffled = s.placebo == "advantages"
+        advantage, by_advantage = "shuffled in its group" if shuffled else "as on record", ""
+    if s.placebo == "weights":
+        weight += ", shuffled over the batch's tokens"
+    besides = "" if is_own else ", in the loss of this lab"
+    besides += f", in the first of {s.epochs} updates" if s.epochs > 1 else ""
+    besides += f", without the KL term (--kl {s.kl:g})" if s.kl else ""
+    return [
+        ("rewards", "of the [[answers]] answers to this problem: [[rewards]]", score),
+        ("chance", "p = exp([[log-prob]]) = [[p]]", facts),
+        ("entropy", "-sum p log p = [[entropy]], over all that could stand here", facts),
+        ("reward", f"{getattr(s, 'reward', 'reward')} = [[reward]], with answer [[reward_answer]], "
+                   "format [[reward_format]], reasoning [[reward_reasoning]]", score),
+        ("group", "mean [[mean]], standard deviation [[std]]", place(group_mean)),
+        ("advantage", f"A = {formula} = [[computed]]", place(computes) if computes else ""),
+        ("advantage", f"A = [[advantage]][[recorded]], {advantage}", by_advantage),
+        ("weight", f"[[weight / c]], {weight}", by_weight),
+        ("rescaling", f"w = [[weight / c]] x [[c]] = [[weight]] (--rescale {s.rescale})",
+         place(rescaling)),
+        ("loss norm", f"{LENGTHS[s.loss_norm]}; N = [[N]] tokens (--loss_norm {s.loss_norm})",
+         place(length_factor)),
+        ("term", "-A w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / [[N]] "
+                 f"= [[-1 * advantage * weight * m * log-prob / N]]{besides}", place(policy_loss)),
+        ("s", "sqrt(1 - 2 p + sum p^2) = sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]",
+         place(gradient_size)),
+        ("gradient", "abs(A) w m s / N = abs([[advantage]]) x [[weight]] x [[m]] x [[s]] / [[N]] = "
+                     "[[gradient size * m / N]]", place(policy_loss)),
+        ("rank", "[[rank]] of [[tokens]] in this answer, by size (A > 0: likelier, A < 0: less)",
+         place(ranks))]
+
+
+def settings_of(config: dict) -> SimpleNamespace:
+    return SimpleNamespace(**{name: flag.default for name, flag in OPTIONS.items()} | config)
+
+
+def place(function) -> str:
+    """grpo.py: group_z_score"""
+    return f"{function.__module__.replace('.', '/')}.py: {function.__qualname__}"
+
+
+def place_of_score(s) -> str:
+    """Of the task; empty if its module is not there any more."""
+    try:
+        task = load_task(s.task)
+    except (UserError, OSError):
+        return ""
+    return place(getattr(task, "score", task))
+
+
+def chosen(axis: str, choices: dict, s) -> tuple[str, str]:
+    """A method with its flags and the beginning of its help, and its place."""
+    name = getattr(s, axis)
+    if name not in choices:  # deleted since, or that of another trainer
+        return name, ""
+    flags = "".join(f" --{flag} {getattr(s, flag)}" for flag in parameters_as_flags(choices[name])
+                    if hasattr(s, flag))
+    paragraph = inspect.cleandoc(choices[name].__doc__ or "").split("\n\n")[0]
+    help_text = shortened(" ".join(paragraph.split()))
+    return f"--{axis} {name}{flags}: {help_text}", place(choices[name])
+
+
+def numbers_of(tokens: dict, config: dict, c: float | None, b: int) -> dict:
+    """What the lines name, of answer b: one number, or a list of one for each token. `tokens` is a
+    step (sizes.read_tokens), c the factor by which its weights were rescaled."""
+    s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]
+    of = {name: tokens[name][start:start + length]
+          for name in ("log_prob", "advantage", "gradient", "s", "collision")}
+    reward, group = torch.from_numpy(tokens["reward"]), torch.from_numpy(tokens["group"])
+    mean = group_mean(reward, group)
+    std = group_mean((reward - mean).square(), group).sqrt()
+    is_dropped = s.drop_unfinished & ~tokens["finished"]
+    trained = torch.from_numpy(np.where(is_dropped, 0, tokens["length"]))
+    batch = SimpleNamespace(mask=trained, length=trained)  # of the mask only its sum counts
+    computed = computed_advantage(s.advantage, reward, group)[b]
+    is_computed = np.allclose(of["advantage"], computed, atol=1e-5)
+    rewards = Counter(rounded(value) for value in tokens["reward"][tokens["group"] == group[b]])
+    return {"answers": rewards.total(), "N": int(trained.sum()), "tokens": int(length),
+            "batch": len(trained), "trained": int((trained > 0).sum()), "most": s.max_new_tokens,
+            "rewards": ", ".join(f"{count} x {value}" for value, count in rewards.most_common()),
+            "mean": rounded(mean[b]), "std": rounded(std[b]), "c": rounded(c),
+            "m": rounded(length_factor(batch, s.loss_norm, s.max_new_tokens)[b, 0]),
+            **{name: rounded(tokens[name][b]) for name in PARTS},
+            "computed": rounded(computed) if is_computed else None,
+            "recorded": None if is_computed else "", "rank": ranks(abs(of["gradient"])),
+            "p": list(map(rounded, np.exp(of["log_prob"]))),
+            **{name: list(map(rounded, of[name])) for name in ("s", "collision")}}
+
+
+def computed_advantage(name: str, reward, group) -> torch.Tensor:
+    """(B,), of those that are one line of arithmetic."""
+    if name not in FORMULAS:
+        return reward * math.nan
+    one_token = SimpleNamespace(reward=reward, group=group, mask=torch.ones(len(reward), 1))
+    return ADVANTAGES[name](one_token).squeeze(1)
+
+
+def ranks(sizes: np.ndarray) -> list[int | None]:
+    """1 for the largest; None where there is no gradient."""
+    not_larger = np.searchsorted(np.sort(sizes), sizes, side="right")
+    return [len(sizes) - int(count) + 1 if size > 0 else None
+            for size, count in zip(sizes, not_larger)]
+
+
+def rounded(value, digits: int = 4) -> float | int | None:
+    """Four digits are enough for the eye and keep the page small."""
+    if value is None or not math.isfinite(value):
+        return None
+    number = float(f"{value:.{digits}g}")
+    return int(number) if number.is_integer() else number
+
+
+def told(lines: list[tuple], answer: dict, t: int) -> list[tuple[str, str, str]]:
+    """The lines with the numbers of token t of an answer (answers.answers_of) put in."""
+    known, filled = answer["account"] | answer["values"], []
+    for label, text, where in lines:
+        values = {names: value_of(names, known, t) for names in NAMES.findall(text)}
+        if None not in values.values():
+            filled.append((label, NAMES.sub(lambda found: str(values[found[1]]), text), where))
+    return filled
+
+
+def value_of(names: str, known: dict, t: int):
+    """Of "m" or "gradient size * m / N", for token t; None if one of them is not known."""
+    def one(name):
+        value = known.get(name, name)
+        return value[t] if isinstance(value, list) else value
+
+    above, _, below = names.partition(" / ")
+    factors, divisor = [one(name) for name in above.split(" * ")], one(below or "1")
+    if names == above and len(factors) == 1:
+        return factors[0]
+    if None in factors or not divisor:
+        return None
+    return rounded(math.prod(map(float, factors)) / float(divisor), 3)  # of rounded numbers

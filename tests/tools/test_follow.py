@@ -1,0 +1,256 @@
+"""One token followed: every line is what the function it names computes, and the page tells the
+same."""
+import dataclasses
+import importlib
+import json
+import math
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, credit_columns, write_log
+
+import train
+from analysis.account import stages, told
+from analysis.answers import answers_of
+from engine.errors import UserError
+from engine.tokens import load_tokenizer
+from grpo import (gradient_size, group_mean, group_z_score, length_factor, policy_loss,
+                  rescaling)
+from harness.credit_file import read_credit
+from harness.run_folder import run_config
+from mitigations import outcome_conditional
+from qwen2_model import Qwen2
+from runs import SHORT
+from tools import follow
+
+NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?"
+STEP = 3
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Its weights differ between tokens, its answers in length, and one is cut off and dropped."""
+    folder = tmp_path_factory.mktemp("followed") / "run"
+    train.main([*SHORT, "--max_new_tokens", "40", "--mitigation", "outcome_conditional",
+                "--loss_norm", "sequence", "--drop_unfinished", "--out", str(folder)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def batch(run):
+    return read_credit(run, STEP, load_tokenizer(run))
+
+
+@pytest.fixture
+def follow_it(capsys):
+    """What is printed when this is typed."""
+    def typed(*argv):
+        follow.main(list(map(str, argv)))
+        return capsys.readouterr().out
+    return typed
+
+
+def lines_of(printed):
+    """(text, place) by label; a long line goes on in the next."""
+    lines, last = {}, None
+    for line in printed[printed.index("\nrewards "):].splitlines():
+        label, text, place = (line[a:b].strip() for a, b in ((0, 11), (11, 82), (82, None)))
+        if place:
+            lines[label], last = [text, place], label
+        elif last and not label:
+            lines[last][0] += f" {text}"
+    return lines
+
+
+def numbers(text):
+    return list(map(float, re.findall(NUMBER, text)))
+
+
+def close(text, value, digits=3):
+    """Whether the last number that the text says is this one."""
+    value = torch.as_tensor(value).item()
+    return numbers(text)[-1] == pytest.approx(value, rel=0.6 * 10 ** (1 - digits))
+
+
+def a_token(batch):
+    """The most uncertain one of a finished answer whose group has different rewards."""
+    entropy = batch.entropy * (batch.advantage != 0) * batch.finished[:, None]
+    return divmod(int(entropy.argmax()), entropy.shape[1])
+
+
+def test_every_line_is_what_the_function_it_names_computes(run, batch, follow_it):
+    """The gradient at the logits is that of the loss of the whole batch, by autograd, of the model
+    that sampled the step."""
+    b, t = a_token(batch)
+    lines = lines_of(follow_it(run, "--step", STEP, "--answer", b, "--token", t))
+    settings = run_config(run)
+    trained = batch.mask & batch.finished[:, None]
+    assert not batch.finished.all() and trained.any()
+    model = Qwen2.from_pretrained(run / f"checkpoints/step_{STEP - 1:06d}")
+    before = batch.prompt_ids[batch.group[b]] + batch.ids[b, :t].tolist()
+    with torch.no_grad():
+        logits = model(torch.tensor([before]))[0, -1]
+    logits.requires_grad_()
+    log_probs, chosen = logits.log_softmax(-1), batch.ids[b, t]
+    p = log_probs.exp()
+
+    reward = {part: float(batch.scores[part][b])
+              for part in ("reward", "answer", "format", "reasoning")}
+    assert numbers(lines["reward"][0].partition(" = ")[2]) == pytest.approx(list(reward.values()),
+                                                                            rel=1e-3)
+    of_group = batch.reward[batch.group == batch.group[b]]
+    said = re.findall(rf"(\d+) x ({NUMBER})", lines["rewards"][0])
+    assert sorted(float(value) for count, value in said for _ in range(int(count))
+                  ) == pytest.approx(sorted(of_group.tolist()), rel=1e-3)
+    assert close(lines["chance"][0], p[chosen])
+    assert close(lines["entropy"][0], -(p * log_probs).sum())
+    others = re.findall(rf"('.*?'|\".*?\") ({NUMBER})", lines["others"][0])
+    best = [value.item() for token, value in zip(p.topk(5).indices, p.topk(5).values)
+            if token != chosen][:4]
+    assert [float(value) for _, value in others] == pytest.approx(best, rel=0.06)
+    mean = group_mean(batch.reward, batch.group)
+    assert numbers(lines["group"][0]) == pytest.approx(
+        [float(mean[b]), float(group_mean((batch.reward - mean) ** 2, batch.group)[b].sqrt())],
+        rel=1e-3)
+    advantage = group_z_score(batch.reward, batch.group)
+    assert close(lines["advantage"][0], advantage[b])
+    weight = outcome_conditional(batch, think_discount=settings["think_discount"]) * trained
+    assert numbers(lines["weight"][0])[0] == pytest.approx(float(weight[b, t]), rel=5e-3)
+    kept = dataclasses.replace(batch, mask=trained)
+    factor = rescaling(weight, kept, "mean")
+    assert numbers(lines["rescaling"][0])[1:] == pytest.approx(
+        [factor, float(weight[b, t] * factor)], rel=1e-3)
+    m = length_factor(kept, "sequence", 40)
+    assert numbers(lines["loss norm"][0])[-2:] == pytest.approx([float(m[b]), int(trained.sum())],
+                                                                rel=1e-3)
+    log_prob = torch.zeros_like(batch.log_prob)
+    log_prob[b, t] = log_probs[chosen]
+    loss = policy_loss(log_prob, batch.advantage, weight * factor * m, trained, trained.sum())
+    loss.backward()
+    assert close(lines["term"][0], loss)
+    assert close(lines["s"][0], torch.nn.functional.one_hot(chosen, len(p)).sub(p).norm())
+    assert close(lines["gradient"][0], logits.grad.norm())
+    sizes = batch.advantage[b].abs() * (weight * factor)[b] * gradient_size(batch.log_prob,
+                                                                            batch.collision)[b]
+    larger = (sizes > sizes[t]) & batch.mask[b]
+    assert numbers(lines["rank"][0])[:2] == [1 + int(larger.sum()), int(batch.length[b])]
+
+
+def test_every_place_is_there(run, batch, follow_it):
+    b, t = a_token(batch)
+    lines = lines_of(follow_it(run, "--step", STEP, "--answer", b, "--token", t))
+    assert list(lines) == ["rewards", "chance", "others", "entropy", "reward", "group",
+                           "advantage", "weight", "rescaling", "loss norm", "term", "s", "gradient",
+                           "rank"]
+    for _, place in lines.values():
+        path, name = place.split(": ")
+        assert (ROOT / path).is_file()
+        found = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert callable(found)
+
+
+def test_the_page_has_the_same_account(run, batch, follow_it):
+    """The data of the page, put in by Python, says what the terminal says; the likeliest others
+    aside, for which there is no model on a page."""
+    b, t = a_token(batch)
+    answers = answers_of(run, load_tokenizer(run), [STEP])
+    [answer] = [answer for answer in answers if answer["episode"] == b]
+    lines = lines_of(follow_it(run, "--step", STEP, "--answer", b, "--token", t))
+    del lines["others"]
+    assert [(label, " ".join(text.split()), place)
+            for label, text, place in told(answers[0]["stages"], answer, t)] == [
+        (label, *line) for label, line in lines.items()]
+    assert answers[0]["stages"] == stages(run_config(run))
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="node runs the page's part")
+def test_the_page_puts_the_same_numbers_in(run, tmp_path):
+    answers = answers_of(run, load_tokenizer(run), [STEP])
+    source = (ROOT / "analysis/page.js").read_text()
+    [function] = re.findall(r"^function told\(.*?^}", source, flags=re.M | re.S)
+    (tmp_path / "told.js").write_text(function + f"""
+    const answers = {json.dumps(answers)};
+    console.log(JSON.stringify(answers.map(a => a.texts.map((_, t) =>
+      answers[0].stages.map(stage => told(stage[1], a, t)).filter(text => text !== null)))));""")
+    printed = subprocess.run(["node", tmp_path / "told.js"], capture_output=True, check=True)
+    of_page = json.loads(printed.stdout)
+    for answer, rows in zip(answers, of_page):
+        for t, texts in enumerate(rows):
+            ours = [text for _, text, _ in told(answers[0]["stages"], answer, t)]
+            assert [re.sub(NUMBER, "#", text) for text in texts] == [
+                re.sub(NUMBER, "#", text) for text in ours]
+            assert [n for text in texts for n in numbers(text)] == pytest.approx(
+                [n for text in ours for n in numbers(text)], rel=2e-3)
+
+
+def test_a_model_that_was_not_kept_is_not_asked(run, batch, follow_it, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    argv = (folder, "--step", STEP, "--answer", 0, "--token", 0)
+    model = Qwen2.from_pretrained(folder / "checkpoints/step_000002")
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    model.save_pretrained(folder / "checkpoints/step_000002")
+    assert "so another model sampled it" in " ".join(follow_it(*argv).split())
+    shutil.rmtree(folder / "checkpoints/step_000002")
+    told_instead = lines_of(follow_it(*argv))["others"][0]
+    assert told_instead == "not known: the model after step 2, which sampled it, was not kept"
+
+
+def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
+    """Two answers of two tokens, advantages that are no z-score; nothing of parts or entropy."""
+    unknown = np.full(4, np.nan)
+    columns = credit_columns([2, 2], [0, 0], reward=[1, 0], advantage=[2, 2, -1, -1],
+                             entropy=unknown, collision=unknown, reward_answer=[np.nan] * 2,
+                             reward_format=[np.nan] * 2, reward_reasoning=[np.nan] * 2)
+    folder = write_log(tmp_path / "mine", {4: columns}, {"imported": ["From elsewhere."],
+                                                         "mitigation": "mine", "steps": 0})
+    printed = follow_it(folder, "--answer", 0, "--token", 1)
+    for label in ("entropy", "reward ", "weight", "rescaling", "gradient", "rank"):
+        assert f"\n{label}" not in printed
+    lines = lines_of(printed)
+    assert "A = 2, as on record" in printed and "rewards    of the 2 answers" in printed
+    assert close(lines["chance"][0], 0.5)
+    term = 2 * math.log(2) / 4
+    assert f"= {term:.3g}, in the loss of this lab" in lines["term"][0]
+    assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
+
+
+def test_an_answer_and_the_tokens_that_got_most(run, batch, follow_it):
+    b, _ = a_token(batch)
+    printed = follow_it(run, "--step", STEP, "--answer", b)
+    known = answers_of(run, load_tokenizer(run), [STEP])
+    [answer] = [answer for answer in known if answer["episode"] == b]
+    sizes = answer["values"]["gradient size"]
+    rows = [int(row) for row in re.findall(r"^\| +(\d+) \| '", printed, flags=re.M)]
+    assert [sizes[t] for t in rows] == sorted(sizes, reverse=True)[:len(rows)] and len(rows) > 3
+    assert f"{answer['texts'][rows[0]]}\u00b7100%" in printed
+
+
+def test_the_answers_to_each_problem(run, batch, follow_it):
+    printed = follow_it(run)  # the last step
+    assert f"step {STEP}: 8 answers to 2 problems" in printed
+    rows = re.findall(r"^ +(\d) +([\d.]+) +([-+][\d.]+) +(\d+)  ", printed, flags=re.M)
+    assert sorted(int(row[0]) for row in rows) == list(range(8))
+    for b, reward, advantage, length in rows:
+        assert float(reward) == pytest.approx(float(batch.reward[int(b)]), abs=0.006)
+        assert float(advantage) == pytest.approx(float(batch.advantage[int(b), 0]), abs=0.006)
+        assert int(length) == int(batch.length[int(b)])
+    one = follow_it(run, "--show", 1)
+    assert one.count("assistant") == 1 and "--show 2 shows all 2 problems" in one
+
+
+@pytest.mark.parametrize("argv, said", [
+    (["--step", "9"], r"--step 9: .* has steps 1 to 3"),
+    (["--answer", "8"], "--answer 8: step 3 has answers 0 to 7"),
+    (["--answer", "-1"], "--answer -1: step 3 has answers 0 to 7"),
+    (["--answer", "0", "--token", "99"], r"--token 99: answer 0 has tokens 0 to \d+"),
+    (["--token", "1"], "--token 1 is of which answer")])
+def test_what_is_not_there_is_one_sentence(run, argv, said):
+    with pytest.raises(UserError, match=said):
+        follow.main([str(run), *argv])

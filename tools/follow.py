@@ -1,0 +1,172 @@
+"""Follow one token: how it came by its credit, a line of arithmetic for each stage.
+
+    python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5 --token 22
+    python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5    the answer, shaded
+    python -m tools.follow runs/none-grpo-s0 --step 1               its answers, problem by problem
+
+The numbers are those of the credit file, and behind each line stands the function that computes it.
+Answers and tokens are counted from 0, as there and on the page of analyze.py. What else could have
+stood in the token's place is told by the model that sampled it, if that was kept. Nothing is
+written.
+"""
+import textwrap
+from functools import partial
+
+import numpy as np
+import torch
+
+import mitigations  # noqa: F401  fills the lists of choices
+from analysis.account import place, stages, told
+from analysis.answers import answer_of, groups_in_order, weight_factors
+from analysis.runs import read_run
+from analysis.sizes import read_tokens
+from analysis.tables import Table, by_row
+from engine.errors import UserError
+from engine.labels import KINDS, SECTIONS
+from engine.tokens import load_tokenizer, token_bytes
+from harness.credit_file import checkpoint_folders
+from harness.files import find_folder
+from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
+from harness.program import run_as_program
+from harness.terminal import BOLD, has_colour, put, styled, visible
+from qwen2_model import Qwen2
+from tools.terminal import legend, shaded
+
+FLAGS = {
+    "step": Flag(None, "by default the last", kind=int),
+    "answer": Flag(None, "which answer of the step", kind=int),
+    "token": Flag(None, "which token of the answer", kind=int),
+    "others": Flag(True, "ask the model what else could have stood there"),
+    "show": Flag(2, "problems to show, those with different rewards first", least=1)}
+SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
+          (float("inf"), "48;5;26;38;5;231"))
+WIDTH = 70          # of a line of arithmetic
+MOST = 8            # tokens that get a line
+SAME_MODEL = 0.1    # log-probs that differ by more are not of one model
+
+
+def main(argv: list[str]) -> None:
+    parser = Parser("python -m tools.follow RUN [--step N] [--answer N] [--token N]", __doc__)
+    parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
+    given = add_flags(parser, FLAGS).read(argv)
+    run, flags = read_run(given.pop("run")), with_defaults(given, FLAGS)
+    folder, steps = run["folder"], run["steps"]
+    if not steps:
+        raise UserError(f"{folder} has no credit files yet")
+    step = steps[-1] if flags.step is None else flags.step
+    check("step", step, steps, folder)
+    tokens, tokenizer = read_tokens(folder, step), load_tokenizer(folder)
+    title = (f"{folder}, step {step}: {len(tokens['group'])} answers to "
+             f"{len(tokens['prompt_start'])} problems, {len(tokens['token_id'])} tokens")
+    if flags.answer is None:
+        if flags.token is not None:
+            raise UserError(f"--token {flags.token} is of which answer? Say --answer, too")
+        print(title)
+        return show_problems(tokens, tokenizer, step, flags.show)
+    check("answer", flags.answer, range(len(tokens["group"])), f"step {step}")
+    answer = answer_of(tokens, tokenizer, run["config"], weight_factors(folder).get(step), step,
+                       flags.answer)
+    if flags.token is not None:
+        check("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")
+    print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'], 400)}")
+    if flags.token is None:
+        return show_answer(answer)
+    ask = partial(likeliest, run, tokens, tokenizer) if flags.others else None
+    show_token(answer, flags.token, stages(run["config"]), ask)
+
+
+def check(name: str, value: int, known, whose) -> None:
+    if value not in known:
+        raise UserError(f"--{name} {value}: {whose} has {name}s {known[0]} to {known[-1]}")
+
+
+def one_line(text: str, most: int) -> str:
+    return textwrap.shorten(text, most, placeholder=" ...")
+
+
+def begin_and_end(texts: list[str], most: int = 30) -> str:
+    text = " ".join("".join(texts).split())
+    return text if len(text) <= 2 * most else f"{text[:most]} ... {text[-most:]}"
+
+
+def show_problems(tokens: dict, tokenizer, step: int, most: int) -> None:
+    """Of each problem the answers, with what the comparison made of their rewards."""
+    groups = groups_in_order(tokens)
+    for members in groups[:most]:
+        answers = [answer_of(tokens, tokenizer, {}, None, step, b) for b in members.tolist()]
+        print(f"\n{one_line(answers[0]['prompt'], 400)}\nanswer  reward  advantage  tokens")
+        for answer in answers:
+            advantage = answer["values"]["advantage"]
+            span = " to ".join(f"{value:+.2f}" for value in sorted({min(advantage),
+                                                                    max(advantage)}))
+            reward = "-" if answer["reward"] is None else f"{answer['reward']:.2f}"
+            print(f"{answer['episode']:6} {reward:>7} {span:>10} {len(advantage):7}  "
+                  f"{begin_and_end(answer['texts'])}")
+    if len(groups) > most:
+        print(f"\n--show {len(groups)} shows all {len(groups)} problems")
+
+
+def show_answer(answer: dict) -> None:
+    """The answer shaded, and a line for each of the tokens that got most."""
+    known, texts = answer["values"] | answer["account"], list(map(visible, answer["texts"]))
+    sizes = [size or 0 for size in known["gradient size"]]
+    largest = max(sizes) or 1
+    put(f"\ngradient, of this answer's largest: {legend(SHADES) or 'behind a token, from 5%'}\n")
+    put(shaded(texts, [size / largest for size in sizes], SHADES,
+               lambda share: f"\u00b7{share:.0%}" if share >= SHADES[0][0] else ""))
+    columns = ("p", "entropy", "advantage", "weight", "gradient size")
+    rows = [[t, repr(texts[t]), KINDS[answer["kind"][t]], *(known[name][t] for name in columns)]
+            for t in np.argsort(sizes)[::-1][:MOST].tolist() if sizes[t]]
+    formats = {"token": "d", "text": "", "kind": "", **dict.fromkeys(columns, ".4g")}
+    print(f"\n{Table('most', '', by_row(formats, rows)).to_text()}" if rows else
+          "\nno token of it has a gradient")
+
+
+def show_token(answer: dict, t: int, lines: list, ask=None) -> None:
+    texts = list(map(visible, answer["texts"]))
+    marked = styled(texts[t], BOLD) if has_colour() else f"[{texts[t]}]"
+    put(f"\n{''.join(texts[:t])}{marked}{''.join(texts[t + 1:])}\n")
+    print(f"token {t}, {answer['texts'][t]!r}: {KINDS[answer['kind'][t]]} in "
+          f"{SECTIONS[answer['section'][t]]}\n")
+    for line in told(lines, answer, t):
+        print_stage(*line)
+        if line[0] == "chance" and ask:
+            print_stage("others", ask(answer, t), place(Qwen2.logits))
+
+
+def print_stage(label: str, text: str, where: str) -> None:
+    first, *others = textwrap.wrap(visible(text), WIDTH, break_long_words=False,
+                                   break_on_hyphens=False)
+    print(f"{label:10} {first:{WIDTH}} {where}".rstrip())
+    for line in others:
+        print(f"{'':10} {line}")
+
+
+@torch.no_grad()
+def likeliest(run: dict, tokens: dict, tokenizer, answer: dict, t: int) -> str:
+    """What else could have stood there, by the model that sampled it: step n was sampled by the
+    weights after n - 1 steps."""
+    trained = answer["step"] - 1
+    models = {0: run["config"]["model"], **checkpoint_folders(run["folder"])}
+    if trained not in models:
+        return f"not known: the model after step {trained}, which sampled it, was not kept"
+    try:
+        folder = find_folder(str(models[trained]))
+        model = Qwen2.from_pretrained(folder, "cpu")
+    except UserError as error:
+        return f"not known: {error}"
+    at = tokens["episode_start"][answer["episode"]] + t
+    prompt = np.split(tokens["prompt_ids"], tokens["prompt_start"][1:])[answer["group"]]
+    before = np.concatenate([prompt, tokens["token_id"][at - t:at]])
+    states = model.model(torch.from_numpy(before)[None].long())[:, -1]
+    p, chosen = model.logits(states)[0].float().softmax(-1), int(tokens["token_id"][at])
+    if abs(p[chosen].log() - tokens["log_prob"][at]) > SAME_MODEL:
+        return f"not known: for {folder} p is {p[chosen]:.4g}, so another model sampled it"
+    others = [token for token in p.topk(5).indices.tolist() if token != chosen][:4]
+    pieces = [piece.decode(errors="replace") for piece in token_bytes(tokenizer, others)]
+    return ", ".join(f"{text!r} {p[token]:.2g}" for text, token in zip(pieces, others)
+                     ) + f" ({models[trained]})"
+
+
+if __name__ == "__main__":
+    run_as_program("follow", main)
