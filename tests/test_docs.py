@@ -181,11 +181,22 @@ def test_the_loss_follows_from_the_record(project, folder_of):
     assert np.abs(losses[:, 2]).max() > 0.01 and np.abs(losses[:, 3]).max() < 1e-6
 
 
-def test_the_step_by_hand_is_what_the_code_computes(project):
-    """-weight * advantage / N with weights 0.7 and 1.4, N = 14; a group of equal rewards gets 0."""
-    printed = paste(project, "docs/reading_the_code.md", "before_the_answer")
-    rows = [list(map(float, re.findall(r"-?[\d.]+", line))) for line in printed.splitlines()]
-    assert rows == [[-0.05, -0.05, -0.05, -0.1, -0.1], [0.05, 0.05, 0.1, 0, 0], [0] * 5, [0] * 5]
+def test_the_derivative_of_one_token_follows_from_the_record(project, folder_of):
+    """-weight * advantage / N, asked of a token that has an advantage here; two weightings."""
+    [block] = [block for block in blocks("docs/reading_the_code.md") if "read_credit" in block]
+    for step in (1, 2, 3):
+        with np.load(folder_of["plain"] / f"credit/step_{step:06d}.npz") as credit:
+            advantage, starts = credit["advantage"], credit["episode_start"]
+        if advantage.any():
+            break
+    b = advantage[starts].nonzero()[0][0]
+    slope = -advantage[starts[b]] / len(advantage)
+    here = block.replace("[5, 22]", f"[{b}, 0]").replace("(run, 1, ", f"(run, {step}, ")
+    (project / "pasted.py").write_text(here)
+    printed = program(project, "pasted.py").splitlines()
+    rows = [list(map(float, re.findall(r"-?\d\.\d+(?:e-\d+)?", line))) for line in printed]
+    assert rows[0] == pytest.approx([1, slope], rel=1e-3)
+    assert rows[1][0] != 1 and rows[1][1] == pytest.approx(slope * rows[1][0], rel=1e-3)
 
 
 def test_the_lines_that_lead_to_a_tokens_credit_are_in_the_files():
