@@ -120,7 +120,8 @@ def numbers_of(tokens: dict, config: dict, c: float | None, b: int) -> dict:
     batch = SimpleNamespace(mask=trained, length=trained)  # of the mask only its sum counts
     computed = computed_advantage(s.advantage, reward, group)[b]
     is_computed = np.allclose(of["advantage"], computed, atol=1e-5)
-    rewards = Counter(rounded(value) for value in tokens["reward"][tokens["group"] == group[b]])
+    in_group = tokens["group"] == tokens["group"][b]
+    rewards = Counter(map(rounded, tokens["reward"][in_group]))
     return {"answers": rewards.total(), "N": int(trained.sum()), "tokens": int(length),
             "batch": len(trained), "trained": int((trained > 0).sum()), "most": s.max_new_tokens,
             "rewards": ", ".join(f"{count} x {value}" for value, count in rewards.most_common()),

@@ -59,7 +59,7 @@ def is_json(value):
     ("metrics", "entropy", (INF, HUGE, 1e39, "x", [])),
     ("evaluations", "mode", ("other", None)),
     ("evaluations", "success_low", (-0.1, "x", None)),
-    ("evaluations", "answer", ("1010", {"0": 1}, [0, 2], [0, True], [0.5])),
+    ("evaluations", "answer", ("1010", {"0": 1}, [0, 2], [0, True], [-0.5])),
     ("evaluations", "format_mean", (None, "x"))])
 def test_values_that_no_line_has(run, name, key, values):
     for value in values:

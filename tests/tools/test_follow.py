@@ -59,10 +59,10 @@ def lines_of(printed):
     lines, last = {}, None
     for line in printed[printed.index("\nrewards "):].splitlines():
         label, text, place = (line[a:b].strip() for a, b in ((0, 11), (11, 82), (82, None)))
-        if place:
+        if label and place:
             lines[label], last = [text, place], label
         elif last and not label:
-            lines[last][0] += f" {text}"
+            lines[last][0] += f" {line.strip()}"
     return lines
 
 
