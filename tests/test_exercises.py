@@ -1,0 +1,173 @@
+"""Each change that docs/exercises.md asks for fits the code, and does to a short run what the page
+says."""
+import json
+import re
+
+import numpy as np
+import pytest
+
+from conftest import ROOT
+from harness.command_line import read_flags
+from harness.settings import make_settings
+from runs import SHORT, copy_project, lines, program
+
+PAGE = (ROOT / "docs/exercises.md").read_text()
+SECTIONS = dict(re.findall(r"^## (\d)\. (.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M))
+
+TRAIN = """
+import json, sys
+import numpy, safetensors.torch, tokenizers, torch
+for folder, flags in json.loads(sys.argv[1]):
+    sys.path.insert(0, folder)
+    import train
+    train.main(flags)
+    sys.path.remove(folder)
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(folder + "/"):
+            del sys.modules[name]
+"""
+STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--questions", "4"]
+WIDE = [*STEP, "--questions", "12", "--max_new_tokens", "80"]
+INVERSE = ["--mitigation", "inverse_logprob", "--rescale", "none"]
+MINE = ["--mitigation", "my_idea"]
+ENDS = """
+@mitigation
+def ends(tokens):
+    '''Weight at the end tokens alone.'''
+    return (tokens.kind == 6).float()
+"""
+RUNS = {  # by name: the exercise whose changes are made, flags
+    "plain": ("", STEP),
+    "plain in parts": ("", [*STEP, "--micro_batch", "4"]),
+    "inverse": ("", [*STEP, *INVERSE]),
+    "as published": ("", [*STEP, "--mitigation", "inverse_logprob_as_published"]),
+    "entropy weighted": ("", [*STEP, "--mitigation", "entropy_weighted"]),
+    "two answers": ("", [*WIDE, "--answers", "2"]),
+    "four answers": ("", [*WIDE, "--answers", "4"]),
+    "no mean": ("1", STEP),
+    "own N": ("2", STEP),
+    "own N in parts": ("2", [*STEP, "--micro_batch", "4"]),
+    "ends alone": ("", [*STEP, "--mitigation", "ends"]),
+    "no end": ("3", [*STEP, "--mitigation", "ends"]),
+    "no detach": ("4", [*STEP, *INVERSE]),
+    "temperature": ("5", STEP),
+    "format alone": ("6", [*WIDE, "--answers", "2"]),
+    "own weighting": ("7", [*STEP, *MINE]),
+    "placebo": ("7", [*STEP, *MINE, "--placebo", "weights"]),
+}
+
+
+def changes(exercise: str) -> list[tuple[str, str, str]]:
+    """(file, old lines, new lines) of each block of an exercise."""
+    found = []
+    for name, block in re.findall(r"```diff\n# (\S+): .*?\n(.*?)```", SECTIONS[exercise],
+                                  flags=re.S):
+        rows = block.splitlines(keepends=True)
+        found.append((name, *("".join(row[1:] for row in rows if row[0] in signs)
+                              for signs in (" -", " +"))))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """The run folder of each of RUNS, all made by one process in copies of the program."""
+    place = tmp_path_factory.mktemp("exercises")
+    for exercise in {exercise for exercise, _ in RUNS.values()}:
+        copy = place / f"copy {exercise}"
+        copy.mkdir()
+        copy_project(copy)
+        for name, old, new in changes(exercise) if exercise else []:
+            text = (copy / name).read_text()
+            assert text.count(old) == 1, f"exercise {exercise}: {old!r} is not once in {name}"
+            (copy / name).write_text(text.replace(old, new))
+        with open(copy / "mitigations.py", "a") as source:
+            source.write(ENDS)
+    commands = [[str(place / f"copy {exercise}"), [*flags, "--out", str(place / name)]]
+                for name, (exercise, flags) in RUNS.items()]
+    program(place, "-c", TRAIN, json.dumps(commands))
+    return {name: place / name for name in RUNS}
+
+
+@pytest.fixture
+def metrics(folder_of):
+    """The lines of the runs of these names."""
+    return lambda *names: [lines(folder_of[name] / "metrics.jsonl") for name in names]
+
+
+@pytest.fixture
+def credit(folder_of):
+    """The first credit files of the runs of these names."""
+    def read(*names):
+        return [dict(np.load(folder_of[name] / "credit/step_000001.npz")) for name in names]
+    return read
+
+
+def test_the_page_has_eight_exercises_each_with_what_to_see():
+    assert sorted(SECTIONS) == list("12345678")
+    for number, text in SECTIONS.items():
+        assert "```bash" in text and "<details>" in text, number
+        assert number == "8" or changes(number), number
+
+
+def test_every_command_of_the_page_is_understood(folder_of):
+    made = set(re.findall(r"--out (\S+)", PAGE))
+    config = str(folder_of["plain"] / "config.json")
+    for command in re.findall(r"^python train.py (.*)", PAGE, flags=re.M):
+        taken = re.search(r"--config (\S+)/config.json", command)
+        assert not taken or taken[1] in made, command
+        flags = re.sub(r"\S+/config.json", config, command).replace("my_idea", "entropy_weighted")
+        make_settings(read_flags(flags.split()))  # raises where a flag is unknown
+
+
+def test_without_the_mean_every_answer_is_reinforced(metrics, credit):
+    plain, changed = credit("plain", "no mean")
+    assert (plain["advantage"] < 0).any() and (changed["advantage"] >= 0).all()
+    [[before], [after]] = metrics("plain", "no mean")
+    assert after["loss"] > 2 * abs(before["loss"])  # no answer's log p counts the other way
+
+
+def test_with_an_n_of_its_own_each_micro_batch_counts_whole(metrics):
+    [[whole], [parts]] = metrics("plain", "plain in parts")
+    assert parts["gradient_norm"] == pytest.approx(whole["gradient_norm"], rel=1e-3)
+    [[whole], [parts]] = metrics("own N", "own N in parts")
+    assert parts["gradient_norm"] > 1.5 * whole["gradient_norm"]
+
+
+def test_without_the_end_token_nothing_teaches_to_stop(metrics):
+    """All weight lies on the end tokens; the second change of the exercise rewards brevity."""
+    [[with_end], [without]] = metrics("ends alone", "no end")
+    assert with_end["gradient_norm"] > 0 and without["reward"] < -1
+    assert without["skipped"] == "no token has both a weight and an advantage"
+
+
+def test_without_detach_the_loss_is_the_same_and_its_gradient_is_not(metrics):
+    [[described], [changed], [published]] = metrics("inverse", "no detach", "as published")
+    assert changed["loss"] == pytest.approx(described["loss"], rel=1e-3, abs=1e-5)
+    assert changed["gradient_norm"] < 0.5 * described["gradient_norm"]
+    assert changed["gradient_norm"] == pytest.approx(published["gradient_norm"], rel=1e-2)
+
+
+def test_another_temperature_in_training_shows_in_the_gap_alone(metrics):
+    [[before], [after]] = metrics("plain", "temperature")
+    assert before["sampler_gap"] < 1e-4 and after["sampler_gap"] > 1e-2
+    assert after["reward"] == before["reward"] and after["entropy"] == before["entropy"]
+
+
+def test_format_alone_leaves_nothing_to_compare(metrics):
+    [[before], [after]] = metrics("two answers", "format alone")
+    assert after["reward"] == after["reward_format"] and before["reward"] != before["reward_format"]
+    assert after["groups_without_spread"] > before["groups_without_spread"]
+
+
+def test_a_placebo_gives_the_same_weights_to_other_tokens(credit):
+    mine, placebo, known = credit("own weighting", "placebo", "entropy weighted")
+    assert np.sort(placebo["weight"]) == pytest.approx(np.sort(mine["weight"]), rel=1e-4)
+    likeness = [np.corrcoef(run["weight"], run["entropy"])[0, 1] for run in (mine, placebo)]
+    assert likeness[0] > 0.8 and abs(likeness[1]) < 0.4
+    assert mine["weight"] == pytest.approx(known["weight"], rel=1e-3)  # the leaderboard has it
+
+
+def test_with_twice_the_answers_fewer_groups_have_nothing_to_compare(metrics):
+    [[two], [four]] = metrics("two answers", "four answers")
+    assert four["groups_without_spread"] < two["groups_without_spread"]
+    assert four["tokens"] == pytest.approx(2 * two["tokens"], rel=0.25)
