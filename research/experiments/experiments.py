@@ -35,6 +35,9 @@ ONE_BATCH = {"common": "--questions 8 --answers 8 --steps 60 --eval_every 30", "
 TUNED_ON = 100  # the seed on which batches and learning rates are chosen; no reported run has it
 SAMPLED_ONLY = "--eval_modes sampled --checkpoint_every 0"
 
+# of each finalist the rate that ended highest in `finals_rates`, of equals the lower
+FINAL_RATES: dict[str, str] = {}
+
 # the success in training that the arms of the leaderboard race to, as the mean of the last steps:
 # half of what plain GRPO gains in the control
 RACE_TO, RACE_STEPS = 0.3, 10
@@ -98,6 +101,13 @@ def finalists() -> dict[str, str]:
         "lambda_grpo", "gae-trunk", "ktae", "gae", "taco", "shared_prefix", "belief", "gtpo")}
 
 
+def finals() -> dict[str, str]:
+    """Each finalist at the learning rate that suits it, with the control that has to succeed."""
+    arms = {"none": "", "measured": MEASURED, **finalists()}
+    return {name: f"{flags} --learning_rate {FINAL_RATES[name]}".strip() if name in FINAL_RATES
+            else flags for name, flags in arms.items()}
+
+
 LEADERBOARD = Experiment(
     "leaderboard",
     "Which way of spreading credit is ahead of plain GRPO, and who could have known?",
@@ -118,6 +128,11 @@ ALL = (
         arms={f"{name}-{rate}": f"{flags} --learning_rate {rate}".strip()
               for rate in prices.RATES for name, flags in finalists().items()},
         seeds=1, first_seed=TUNED_ON),
+    Experiment(
+        "finals", "Is one of those near plain GRPO ahead of it, each at a learning rate that suits?",
+        common=f"--questions 8 --answers 8 --steps 60 --eval_every 40 --eval_answers 2 "
+               f"{SAMPLED_ONLY}",
+        arms=finals(), seeds=6, first_seed=10, twice=("none",), is_board=True),
     Experiment(
         "price_choice", "Which batch and which learning rate suit each method, at an equal price?",
         common=f"--eval_tasks 1000 {SAMPLED_ONLY}", arms=prices.choices(), seeds=1,
