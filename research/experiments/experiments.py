@@ -30,13 +30,16 @@ INVERSE = {name: f"--mitigation {name}"
 # of answers that were there before training; docs/experiments.md has the commands that make it
 PAIRS = "runs/study/pairs.jsonl"
 
-ONE_BATCH = {"common": "--questions 8 --answers 8 --steps 60 --eval_every 30", "seeds": 5,
-             "shared": "8x8"}
-TUNED_ON = 100  # the seed on which batches and learning rates are chosen; no reported run has it
 SAMPLED_ONLY = "--eval_modes sampled --checkpoint_every 0"
+ONE_BATCH = {"common": f"--questions 8 --answers 8 --steps 60 --eval_every 30 {SAMPLED_ONLY}",
+             "seeds": 5, "shared": "8x8"}
+TUNED_ON = 100  # the seed on which batches and learning rates are chosen; no reported run has it
 
 # of each finalist the rate that ended highest in `finals_rates`, of equals the lower
 FINAL_RATES: dict[str, str] = {}
+
+# made as docs/results.md says
+OF_SIZES = {"small": "models/small", "medium": "models/tiny", "large": "models/large"}
 
 # the success in training that the arms of the leaderboard race to, as the mean of the last steps:
 # half of what plain GRPO gains in the control
@@ -108,6 +111,11 @@ def finals() -> dict[str, str]:
             else flags for name, flags in arms.items()}
 
 
+def in_sizes(arms: dict[str, str]) -> dict[str, str]:
+    return {f"{name}-{size}": f"{flags} --model {folder}".strip()
+            for size, folder in OF_SIZES.items() for name, flags in arms.items()}
+
+
 LEADERBOARD = Experiment(
     "leaderboard",
     "Which way of spreading credit is ahead of plain GRPO, and who could have known?",
@@ -129,8 +137,8 @@ ALL = (
               for rate in prices.RATES for name, flags in finalists().items()},
         seeds=1, first_seed=TUNED_ON),
     Experiment(
-        "finals", "Is one of those near plain GRPO ahead of it, each at a learning rate that suits?",
-        common=f"--questions 8 --answers 8 --steps 60 --eval_every 40 --eval_answers 2 "
+        "finals", "Is one of those near plain GRPO ahead, each at a learning rate that suits it?",
+        common="--questions 8 --answers 8 --steps 60 --eval_every 40 --eval_answers 2 "
                f"{SAMPLED_ONLY}",
         arms=finals(), seeds=6, first_seed=10, twice=("none",), is_board=True),
     Experiment(
@@ -188,8 +196,14 @@ ALL = (
 
     Experiment(
         "short_steps", "Is it the length of the step that breaks training by inverse log-probs?",
-        common=f"{ONE_BATCH['common']} --learning_rate 5e-5",
-        arms={**PLAIN, **INVERSE, "equal_gradient": "--mitigation equal_gradient"}, seeds=5),
+        common="--questions 8 --answers 8 --steps 300 --eval_every 50 --learning_rate 5e-5 "
+               f"{SAMPLED_ONLY}",
+        arms={**PLAIN, **INVERSE}, seeds=3),
+    Experiment(
+        "sizes", "Does training on the tokens of highest entropy alone pay more in a larger model?",
+        common="--questions 8 --answers 8 --steps 60 --eval_every 30 --eval_tasks 1000 "
+               f"{SAMPLED_ONLY}",
+        arms=in_sizes({**PLAIN, "entropy_masking": MASKING}), seeds=3),
     Experiment(
         "updates", "What do the loss, its norm, several updates of a batch and the divergence do?",
         arms={**PLAIN, "sequence": "--loss_norm sequence", "constant": "--loss_norm constant",
