@@ -36,7 +36,9 @@ ONE_BATCH = {"common": f"--questions 8 --answers 8 --steps 60 --eval_every 30 {S
 TUNED_ON = 100  # the seed on which batches and learning rates are chosen; no reported run has it
 
 # of each finalist the rate that ended highest in `finals_rates`, of equals the lower
-FINAL_RATES: dict[str, str] = {}
+FINAL_RATES = {"outcome_conditional": "5e-4", "taco": "5e-4", **dict.fromkeys((
+    "none", "low_probability", "covariance", "attention_credit", "rloo", "lambda_grpo",
+    "gae-trunk", "ktae", "gae", "shared_prefix", "belief", "gtpo"), "2.5e-4")}
 
 # made as docs/results.md says
 OF_SIZES = {"small": "models/small", "medium": "models/tiny", "large": "models/large"}

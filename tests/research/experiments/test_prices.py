@@ -1,7 +1,9 @@
 """The arms of the experiments about the price of credit."""
 import json
+import re
 
 from research.experiments import prices
+from research.experiments.experiments import FINAL_RATES
 from research.experiments.published import RESULTS
 
 
@@ -26,3 +28,18 @@ def test_the_chosen_cells_are_those_that_were_highest_after_the_same_time():
         method, _, cell = row["arm"].partition("-")
         best[method] = cell
     assert prices.CHOSEN == best
+
+
+def test_the_rates_of_the_finals_are_those_that_ended_highest():
+    result = json.loads((RESULTS / "finals_rates.json").read_text())
+    [rows] = [table["rows"] for table in result["tables"] if table["name"] == "success"]
+    best = {}
+    for row in sorted(rows, key=lambda row: (row["end"], -float(named(row)[1]))):
+        name, rate = named(row)
+        best[name] = rate
+    assert FINAL_RATES == best
+
+
+def named(row):
+    """Arm and rate of gae-trunk-1.2e-4."""
+    return re.fullmatch(r"(.+)-([\d.]+e-4)", row["arm"]).groups()
