@@ -96,7 +96,10 @@ PRICES = {  # what a run costs, from its metrics
 
 
 def cost_of(run: dict, price: str) -> np.ndarray:
-    """(1 + steps,) what the training has cost after each step, evaluations not counted."""
+    """(1 + steps,) what the training has cost after each step, evaluations not counted. What
+    answers have cost that were there before is not known."""
+    if run["config"].get("pairs") and price != "seconds":
+        return np.full(1 + len(run["metrics"]), np.nan)
     answers = run["config"]["questions"] * run["config"]["answers"]
     steps = [sum({"answers": answers, **line}.get(key) or 0 for key in PRICES[price])
              for line in run["metrics"]]

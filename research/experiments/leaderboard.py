@@ -62,6 +62,10 @@ class Entry:
         return float(np.mean(self.ends))
 
     @property
+    def is_candidate(self) -> bool:
+        return self.arm not in CONTROLS and not self.arm.endswith(PLACEBO)
+
+    @property
     def verdict(self) -> str:
         return verdict_on(len(self.runs), self.ahead.value, self.p) if self.ahead else ""
 
@@ -97,8 +101,7 @@ def make_entries(study: Study) -> list[Entry]:
 
 def compare_all(entries: dict[str, Entry], plain: str) -> None:
     """Each arm with plain GRPO, and with its own placebo."""
-    candidates = [arm for arm in entries
-                  if arm != plain and arm not in CONTROLS and not arm.endswith(PLACEBO)]
+    candidates = [arm for arm in entries if arm != plain and entries[arm].is_candidate]
     for arm, entry in entries.items():
         if arm != plain:
             tests = len(candidates) if arm in candidates else 1
@@ -121,7 +124,7 @@ def board_table(entries: list[Entry], expected: dict[str, str]) -> Table:
     formats = {"arm": "", "seeds": "d", "end": ".1%", "ends": ".1%", "ahead": "points",
                "95%": "points", "p": "p", "placebo": "points", "placebo 95%": "points",
                "verdict": ""}
-    headings = {"end": "success at the end", "ends": "of the seeds", "ahead": "minus none",
+    headings = {"end": "late success", "ends": "of the seeds", "ahead": "minus none",
                 "95%": "95% interval", "p": "Holm's p", "placebo": "minus its placebo",
                 "placebo 95%": "95% interval"}
     return Table("board", "Ways of spreading credit, by what became of training",
@@ -135,11 +138,12 @@ def in_words(entries: list[Entry], expected: dict[str, str]) -> str:
     """Who is told apart from plain GRPO, what could have been seen, and whether to believe it."""
     verdicts = {entry.arm: entry.verdict for entry in entries}
     texts = told_apart(verdicts)
-    visible = [entry.ahead.visible for entry in entries
-               if entry.ahead and np.isfinite(entry.ahead.visible)]
+    visible = [100 * entry.ahead.visible for entry in entries if entry.ahead
+               and entry.is_candidate and np.isfinite(entry.ahead.visible)]
     if visible:
-        texts.append(f"A difference of {100 * np.median(visible):.1f} points would have been seen "
-                     "in 80 of 100 such experiments.")
+        texts.append(f"Of a candidate a difference of {np.median(visible):.1f} points (the median; "
+                     f"{min(visible):.1f} to {max(visible):.1f}, as its seeds scatter) would have "
+                     "been seen in 80 of 100 such experiments.")
     wrong = [arm for arm, should in expected.items() if verdicts.get(arm) != should]
     texts.append(f"The board is not to be trusted yet: {' and '.join(wrong)} should be told apart."
                  if wrong else "What has to be told apart is.")

@@ -56,7 +56,7 @@ def write_report(experiment: Experiment, planned: list[PlannedRun], command: str
 
 def report_on(study: Study, folder: Path) -> Findings:
     name = study.experiment.name
-    everywhere = [price_table(study), cost_table(study), credit_table(study)]
+    everywhere = [price_table(study), versus_table(study), cost_table(study), credit_table(study)]
     if study.experiment.is_board:
         tables, picture = leaderboard.report(study, folder)
     else:
@@ -73,7 +73,8 @@ def values_by_seed(study: Study) -> dict:
     """What the tables are made of: of each run its success at every evaluation, and the price."""
     def of(run: dict) -> dict:
         steps = [line["step"] for line in evaluations(run, "sampled")]
-        prices = {price: cost_of(run, price)[steps].round(3).tolist() for price in PRICES}
+        prices = {price: cost[steps].round(3).tolist() for price in PRICES
+                  if np.isfinite((cost := cost_of(run, price))[-1])}
         return {"steps": steps, "success": curve_of(run, "seconds")[1].tolist(), **prices}
 
     return {arm: {str(seed): of(run) for seed, run in runs.items()}
@@ -146,11 +147,14 @@ def cost_table(study: Study) -> Table:
         norms = numbers(runs, "gradient_norm")
         explained = [np.mean(values[-(len(values) // 3):])
                      for values in numbers(runs, "explained_variance") if len(values) > 2]
-        norm = [np.mean(list(map(np.mean, norms))), max(map(max, norms))] if all(norms) else None
-        rows.append([arm, *map(np.mean, whole), tokens_beside(runs), *(norm or [None, None]),
+        norm = [None] * 4
+        if all(norms):
+            norm = [mean_of_means(norms), mean_of_means([values[:10] for values in norms]),
+                    mean_of_means([values[-10:] for values in norms]), max(map(max, norms))]
+        rows.append([arm, *map(np.mean, whole), tokens_beside(runs), *norm,
                      np.mean(explained) if explained else None])
     formats = {"arm": "", **dict.fromkeys(PRICES, ",.0f"), "beside": ".1f", "norm": ".3f",
-               "largest": ".3f", "explained": ".3f"}
+               "first": ".3f", "last": ".3f", "largest": ".3f", "explained": ".3f"}
     return Table("cost", "What a run took, and its gradient's norm before clipping",
                  by_row(formats, rows), "",
                  ["means over seeds, the largest norm of all steps; processor seconds, sampled "
@@ -159,7 +163,11 @@ def cost_table(study: Study) -> Table:
                   "critic explains in the last third"],
                  {"seconds": "processor seconds", "tokens": "sampled tokens",
                   "rewards": "scored answers", "beside": "tokens beside", "norm": "mean norm",
-                  "largest": "largest norm"})
+                  "first": "first ten steps", "last": "last ten", "largest": "largest norm"})
+
+
+def mean_of_means(of_runs: list[list[float]]) -> float:
+    return float(np.mean(list(map(np.mean, of_runs))))
 
 
 def tokens_beside(runs: dict[int, dict]) -> float:
@@ -171,42 +179,66 @@ def tokens_beside(runs: dict[int, dict]) -> float:
 
 def price_table(study: Study) -> Table:
     """What each arm had reached when it had cost as much as the cheapest run of all."""
-    least = {price: min(cost_of(run, price)[-1] for runs in study.runs.values()
-                        for run in runs.values()) for price in PRICES}
-    reached = {price: {arm: [float(np.interp(least[price], *curve_of(run, price)))
-                             for run in runs.values()] for arm, runs in study.runs.items()}
-               for price in PRICES}
-    rows, finding = [], []
-    for arm in study.runs:
-        cells = [[np.mean(reached[price][arm]), interval_over_seeds(reached[price][arm])]
-                 for price in PRICES]
-        rows.append([arm, len(study.of(arm)), *sum(cells, [])])
-    for price, words in IN_WORDS.items():
-        if least[price] > 0:
-            finding += [f"At {least[price]:,.0f} {words}:", *ahead_at(study, reached[price])]
+    least = {price: least_cost(study.runs, price) for price in PRICES}
+    rows = []
+    for arm, runs in study.runs.items():
+        reached = [success_at(runs, price, least[price]) for price in PRICES]
+        cells = [[np.mean(shares), interval_over_seeds(shares)] for shares in reached]
+        rows.append([arm, len(runs), *sum(cells, [])])
     formats = {"arm": "", "seeds": "d"}
     for price in PRICES:
         formats |= {price: ".1%", f"95% of {price}": ".1%"}
     headings = {f"95% of {price}": "95% interval" for price in PRICES}
     headings |= {price: f"{least[price]:,.0f} {words}" for price, words in IN_WORDS.items()}
-    return Table("price", "Held-out success at the same price: time, tokens, or rewards",
-                 by_row(formats, rows), " ".join(finding),
-                 ["straight between evaluations, at the price of the cheapest run; intervals by "
-                  "Student's t over seeds, verdicts by Welch's t test and Holm's correction"],
-                 headings)
+    return Table("price", "Held-out success at the price of the cheapest run: time, tokens, rewards",
+                 by_row(formats, rows), "",
+                 ["straight between evaluations; intervals by Student's t over seeds"], headings)
 
 
-def ahead_at(study: Study, reached: dict[str, list[float]]) -> list[str]:
-    """Who is told apart from plain GRPO."""
-    found = {}
-    for arm, mine in reached.items():
+def versus_table(study: Study) -> Table:
+    """Each arm and plain GRPO at the highest price that the runs of both have paid."""
+    rows, p = [], []
+    for arm, runs in study.runs.items():
         plain = study.experiment.plain_of(arm)
-        if arm != plain and plain in reached:
-            found[arm] = welch(mine, reached[plain])
-    known = [arm for arm, estimate in found.items() if np.isfinite(estimate.p)]
-    p = dict(zip(known, holm([found[arm].p for arm in known])))
-    return told_apart({arm: verdict_on(len(reached[arm]), estimate.value, p.get(arm, np.nan))
-                       for arm, estimate in found.items()})
+        if arm == plain or plain not in study.runs:
+            continue
+        for price, words in IN_WORDS.items():
+            cost = least_cost({arm: runs, plain: study.of(plain)}, price)
+            mine, theirs = (success_at(study.of(one), price, cost) for one in (arm, plain))
+            found = welch(mine, theirs)
+            if cost > 0 and np.isfinite(found.value):
+                rows.append([arm, words, cost, len(mine), np.mean(mine), np.mean(theirs),
+                             found.value, found.interval])
+                p.append(found.p)
+    known = [number for number, value in enumerate(p) if np.isfinite(value)]
+    corrected = dict(zip(known, holm([p[number] for number in known])))
+    for number, (*_, seeds, _, _, difference, _) in enumerate(list(rows)):
+        rows[number].append(verdict_on(seeds, difference, corrected.get(number, np.nan)))
+    finding = []
+    for price, words in IN_WORDS.items():
+        of_price = {row[0]: row[-1] for row in rows if row[1] == words}
+        if of_price:
+            finding += [f"By {words}:", *told_apart(of_price)]
+    formats = {"arm": "", "price": "", "cost": ",.0f", "seeds": "d", "success": ".1%",
+               "plain": ".1%", "difference": "points", "95%": "points", "verdict": ""}
+    return Table("versus", "Held-out success for what both have paid: each arm minus plain GRPO",
+                 by_row(formats, rows), " ".join(finding),
+                 ["straight between evaluations, at the last price that all runs of both arms have "
+                  "reached; intervals by Welch's t, the verdict by Holm over all rows"],
+                 {"cost": "paid", "plain": "plain GRPO", "95%": "95% interval"})
+
+
+def least_cost(runs: dict[str, dict[int, dict]], price: str) -> float:
+    """Of the whole of a run, where it is known."""
+    costs = [cost_of(run, price)[-1] for of_arm in runs.values() for run in of_arm.values()]
+    return min(filter(np.isfinite, costs), default=float("nan"))
+
+
+def success_at(runs: dict[int, dict], price: str, cost: float) -> list[float]:
+    """Of each seed, straight between evaluations; undefined if its price is not known."""
+    curves = [curve_of(run, price) for run in runs.values()]
+    return [float(np.interp(cost, *curve)) if np.isfinite(curve[0][-1]) else np.nan
+            for curve in curves]
 
 
 def credit_table(study: Study) -> Table:

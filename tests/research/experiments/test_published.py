@@ -10,7 +10,9 @@ from engine.errors import UserError
 from harness.files import paths_in
 from research.__main__ import main
 from research.experiments import leaderboard, pages, published
+from research.experiments.experiments import EXPERIMENTS
 from research.experiments.published import made_by
+from research.experiments.report import IN_WORDS
 
 TABLE = Table("success", "Success", by_row(
     {"arm": "", "when": "", "end": ".1%", "95%": "points"},
@@ -56,14 +58,46 @@ def test_a_published_table_can_be_made_again_from_the_values_of_its_seeds(path):
         assert row["seeds"] == len(ends) and row["end"] == pytest.approx(np.mean(ends))
     check_prices(table_of(result, "price"), runs)
     check_board(table_of(result, "board"), runs)
+    experiment = EXPERIMENTS[result["measured"].removeprefix("study-")]
+    for table in result["tables"]:
+        if table["name"] == "versus":
+            check_versus(table["rows"], runs, experiment.plain_of)
+
+
+def cheapest(runs, price):
+    return min(run[price][-1] for run in runs if price in run)
+
+
+def reached(runs, price, cost):
+    return [np.interp(cost, run[price], run["success"]) for run in runs]
 
 
 def check_prices(rows, runs):
     for price in ("seconds", "tokens", "rewards"):
-        least = min(run[price][-1] for arm in runs.values() for run in arm)
+        least = cheapest(sum(runs.values(), []), price)
         for arm, row in rows.items():
-            reached = [np.interp(least, run[price], run["success"]) for run in runs[arm]]
-            assert row[price] == pytest.approx(np.mean(reached), abs=1e-4)  # rounded prices
+            if price in runs[arm][0]:
+                found = np.mean(reached(runs[arm], price, least))
+                assert row[price] == pytest.approx(found, abs=1e-4)  # rounded prices
+
+
+def check_versus(rows, runs, plain_of):
+    names = {words: price for price, words in IN_WORDS.items()}
+    p = []
+    for row in rows:
+        price, mine, theirs = names[row["price"]], runs[row["arm"]], runs[plain_of(row["arm"])]
+        cost = cheapest(mine + theirs, price)
+        found = welch(reached(mine, price, cost), reached(theirs, price, cost))
+        p.append(found.p)
+        if np.isfinite(found.p):
+            assert [row["difference"], *row["95%"]] == pytest.approx(
+                [found.value, *found.interval], abs=1e-3)
+    known = [number for number, value in enumerate(p) if np.isfinite(value)]
+    corrected = dict(zip(known, holm([p[number] for number in known])))
+    for number, row in enumerate(rows):
+        seen = {True: "ahead" if row["difference"] > 0 else "behind", False: "open"}
+        assert row["verdict"] == (seen[corrected[number] < 0.05] if number in corrected
+                                  else "too few seeds")
 
 
 def check_board(rows, runs):

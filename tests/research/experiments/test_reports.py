@@ -99,6 +99,8 @@ def test_success_differences_and_cost(control, tmp_path):
     assert cost["none"]["tokens"] == 240 and cost["measured"]["tokens"] == 840
     assert cost["none"]["seconds"] == 20 and cost["none"]["rewards"] == 20 * 4
     assert cost["none"]["norm"] == pytest.approx(5.25) and cost["none"]["largest"] == 10
+    assert cost["none"]["first"] == pytest.approx(2.75)
+    assert cost["none"]["last"] == pytest.approx(7.75)
     assert (tmp_path / "success.png").exists()
 
 
@@ -116,6 +118,30 @@ def test_success_at_the_same_price(tmp_path):
     assert row["rewards"] == pytest.approx(0.25 + 0.75 * 0.8) and row["seconds"] == 1
     assert table(findings, "price")["none"]["tokens"] == 1
     assert table(findings, "cost")["measured"]["rewards"] == 200
+
+
+def test_each_arm_is_compared_at_the_most_that_it_and_plain_grpo_have_paid(tmp_path, monkeypatch):
+    """The short arm ends after 10 of 20 steps, with 3 and 4 of 4 solved: there plain GRPO is half
+    way from 1/4, or 2/4, to 1. Of pairs that were there before only the time is known."""
+    tested = []
+    monkeypatch.setattr(report, "holm", lambda p: tested.append(len(p)) or holm(p))
+    def run(name, steps, end, seed, **settings):
+        curve, folder = [solving(1 + seed), solving(end)], tmp_path / f"{name}{seed}"
+        return run_of(folder, [0.5] * steps, curve, seed, config=settings)
+
+    runs = {"none": {seed: run("none", 20, 4, seed) for seed in (0, 1)},
+            "short": {seed: run("short", 10, 3 + seed, seed) for seed in (0, 1)},
+            "offline": {seed: run("offline", 40, 3, seed, pairs="p.jsonl") for seed in (0, 1)}}
+    experiment = replace(CONTROL, arms={"none": ""})
+    findings = report_on(study_of(experiment, tmp_path, runs), tmp_path)
+    [found] = [found for found in findings.tables if found.name == "versus"]
+    assert [row[:3] for row in found.rows] == [
+        ("short", "processor seconds", 10), ("short", "sampled tokens", 120),
+        ("short", "scored answers", 40), ("offline", "processor seconds", 20)]
+    assert all(row[4:7] == pytest.approx((0.875, 0.6875, 0.1875)) for row in found.rows[:3])
+    assert len(found.rows) in tested and {row[-1] for row in found.rows} == {"open"}
+    assert math.isnan(table(findings, "price")["offline"]["rewards"])
+    assert "rewards" not in findings.values["offline"]["0"]
 
 
 def test_a_verdict_counts_all_arms_and_needs_two_seeds(tmp_path, monkeypatch):
