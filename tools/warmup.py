@@ -29,7 +29,7 @@ from engine.rollouts import Rollouts, sample_answers, score_answers
 from qwen2_model import ModelConfig, Qwen2
 from tools.demonstrations import COUNTS, HIT, TALK, TASK, batches, make_tokenizer
 
-SIZES = {"small": (2, 64), "medium": (3, 128), "large": (6, 256)}  # blocks, hidden size
+SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 
 FLAGS = {
     "size": Flag("medium", "of the model: medium is what ships", choices=SIZES),

@@ -115,29 +115,31 @@ def interval_over_seeds(shares: list[float]) -> tuple | None:
 
 
 def differences_table(study: Study) -> Table:
-    rows, at_end = [], {}
+    rows, p = [], []
     for arm, runs in study.runs.items():
         plain = study.experiment.plain_of(arm)
         if arm == plain or not study.of(plain):
             continue
-        for when, place in (("middle", middle(next(iter(runs.values())))), ("end", END)):
-            seeds, estimate = ahead(study, arm, plain, place) if place is not None else (0, None)
-            if estimate:
-                rows.append([arm, when, seeds, estimate.value, estimate.interval, ""])
-                at_end[arm] = (seeds, estimate, rows[-1])
-    tested = {arm: found for arm, found in at_end.items() if found[0] >= FEWEST_SEEDS
-              and np.isfinite(found[1].p)}
-    corrected = dict(zip(tested, holm([found[1].p for found in tested.values()])))
-    for arm, (seeds, estimate, row) in at_end.items():
-        row[-1] = verdict_on(seeds, estimate.value, corrected.get(arm, np.nan))
-    formats = {"arm": "", "when": "", "seeds": "d", "difference": "points", "95%": "points",
-               "verdict": ""}
-    finding = told_apart({arm: row[-1] for arm, (*_, row) in at_end.items()})
+        half = middle(next(iter(runs.values())))
+        seeds, at_end = ahead(study, arm, plain, END)
+        if at_end:
+            before = ahead(study, arm, plain, half)[1] if half is not None else None
+            rows.append([arm, seeds, *([before.value, before.interval] if before else [None] * 2),
+                         at_end.value, at_end.interval])
+            p.append(at_end.p if seeds >= FEWEST_SEEDS else np.nan)
+    known = [number for number, value in enumerate(p) if np.isfinite(value)]
+    corrected = dict(zip(known, holm([p[number] for number in known])))
+    for number, row in enumerate(rows):
+        row.append(verdict_on(row[1], row[4], corrected.get(number, np.nan)))
+    formats = {"arm": "", "seeds": "d", "middle": "points", "middle 95%": "points",
+               "end": "points", "95%": "points", "verdict": ""}
+    finding = told_apart({arm: verdict for arm, *_, verdict in rows})
     return Table("differences", "Held-out success, sampled: each arm minus plain GRPO, in points",
                  by_row(formats, rows), "\n".join(finding),
                  ["paired by seed and by held-out problem; with one seed the interval is about "
                   "problems alone. The verdict is by Holm over all arms at the end"],
-                 {"95%": "95% interval"})
+                 {"middle": "in the middle", "middle 95%": "95% interval", "end": "at the end",
+                  "95%": "95% interval"})
 
 
 def cost_table(study: Study) -> Table:

@@ -178,9 +178,9 @@ def trend_table(leads: dict[str, np.ndarray], lengths: list[int]) -> Table:
                         for (method, of), word in zip(slopes.items(), words))
     formats, headings = {"arm": ""}, {"arm": "method", "a doubling": "what a doubling brings"}
     for length in lengths:
-        formats |= {f"{length}": "+.1%", f"95%, {length}": "+.1%"}
+        formats |= {f"{length}": "points", f"95%, {length}": "points"}
         headings |= {f"{length}": f"lead at {length}", f"95%, {length}": "95% interval"}
-    formats |= {"a doubling": "+.1%", "95% interval": "+.1%", "the lead": ""}
+    formats |= {"a doubling": "points", "95% interval": "points", "the lead": ""}
     return Table("trend", "Lead over plain GRPO at equal tokens, points of mean success",
                  by_row(formats, rows), finding,
                  ["A doubling: slope of a straight line over the logarithm of the length, one for "
