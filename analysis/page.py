@@ -71,19 +71,17 @@ def folded(title: str, body: list[str], level: int = 2) -> str:
     return f"<details id={anchor(title)}><summary>{heading}</summary>{''.join(body)}</details>"
 
 
-def report_body(intro: list[str], short: list[str], tables: list[Table], pictures: list[Picture],
-                places: dict[str, tuple], has_answers: bool) -> list[str]:
-    """What was found in short, answers, links, and all tables with their pictures; pictures that
-    have no place come at the end."""
+def report_body(intro: list[str], short: list[str], tables: list[Table], picture: Picture | None,
+                has_answers: bool) -> list[str]:
+    """What was found in short, answers, links, and all tables, the picture below the first."""
     body = [paragraphs(intro)]
     if short:
         body.append(f"<h2>In short</h2>{bullets(short)}")
     if has_answers:
         body.append(viewer())
-    placed = {name for table in tables for name in places.get(table.name, ())}
-    left = [picture for picture in pictures if picture[0].stem not in placed]
-    return [*body, links(tables), *illustrated(tables, pictures, places),
-            *(figure_of(*picture) for picture in left)]
+    first, *others = tables
+    return [*body, links(tables), section_of(first, [picture] if picture else []),
+            *map(section_of, others)]
 
 
 def links(tables: list[Table]) -> str:

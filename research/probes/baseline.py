@@ -30,11 +30,9 @@ problems anew and is no baseline.
 """
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from analysis.plots import BLUE, GREY, ORANGE, panels, save
 from analysis.statistics import FEWEST, Estimate, estimate, verdicts
 from analysis.tables import Table
 from harness.flags import Flag
@@ -79,7 +77,7 @@ def measure(probe: Probe) -> Findings:
              "is named where it is clear after Holm's correction over the rows of its table."]
     return Findings(
         "The best number to subtract from the reward, and what the group's mean costs", intro,
-        [table], draw(table, probe.folder), "some minutes")
+        [table], None, "some minutes")
 
 
 def draw_others(n: int, k: int, draws: int, rng: np.random.Generator) -> np.ndarray:
@@ -193,18 +191,3 @@ def baselines_table(answers: Answers, noise: dict[tuple, np.ndarray]) -> Table:
                 "95%": "95% interval of it", "against a mean": "beside a mean of as many"}
     return Table("baselines", f"Noise of each baseline, over that of the mean of all {most} others",
                  columns, finding, notes, headings)
-
-
-def draw(baselines: Table, folder: Path) -> tuple[Path, str]:
-    figure, axis = panels(1)
-    colours = {"less noise": BLUE, "more noise": ORANGE}
-    rows = baselines.rows[::-1]
-    for y, (_, _, value, (low, high), verdict) in enumerate(rows):
-        axis.barh(y, 100 * value, 0.7, color=colours.get(verdict, GREY),
-                  xerr=[[100 * (value - low)], [100 * (high - value)]],
-                  error_kw=dict(lw=0.9, capsize=2))
-    axis.axvline(0, color="#000000", lw=0.8)
-    axis.set(yticks=range(len(rows)), xlabel="% more noise", title=baselines.title,
-             yticklabels=[f"{name}, {k} others" if k else name for name, k, *_ in rows])
-    return save(figure, folder, "baseline", "Noise of each baseline, intervals over problems. Blue "
-                "and orange: clearly less or more than a mean of as many others")

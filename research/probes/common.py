@@ -49,11 +49,11 @@ QUICK_TOKENS = 48  # length limit with --quick: sampling takes as long as the lo
 @dataclass
 class Findings:
     """What a probe has to show. The findings of its tables, a line for each idea, are its summary;
-    the picture stands below the first table."""
+    the picture, if it shows more than the tables, stands below the first."""
     title: str
     intro: list[str]
     tables: list[Table]
-    picture: tuple[Path, str]                           # file and caption
+    picture: tuple[Path, str] | None                    # file and caption
     takes: str = ""                                     # time of the whole probe
     episodes: list[dict] = field(default_factory=list)  # answers to show by token
     values: dict = field(default_factory=dict)          # that tables were made of, for whoever asks
@@ -122,10 +122,9 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
     """Write the page and numbers.json. `command` is the one that measures in earnest."""
-    summary, picture = summary_of(findings), findings.picture
+    summary = summary_of(findings)
     body = report_body([*quick_words(args, findings, command), *findings.intro], summary,
-                       findings.tables, [picture], {findings.tables[0].name: (picture[0].stem,)},
-                       bool(findings.episodes))
+                       findings.tables, findings.picture, bool(findings.episodes))
     write_page(folder / "report.html", findings.title, body, findings.episodes)
     numbers = {"measured": name, "quick_look": args.quick, "command": command,
                "settings": vars(args), **provenance(),

@@ -23,11 +23,9 @@ Reading it. Which methods are loud changes as a model learns: ask again of a che
 take more than five times a plain step (oracle, causal_ablation, vine) are left out, as on the
 leaderboard.
 """
-from pathlib import Path
 
 import numpy as np
 
-from analysis.plots import BLUE, GREY, panels, save
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
 from harness.flags import Flag
@@ -58,8 +56,8 @@ def measure(probe: Probe) -> Findings:
     table = noise_table({name: directions.estimates(name) for name in directions.sums})
     intro = [f"{policy.folder}: {args.batches} batches of {args.questions} x {args.answers} answers"
              ", at temperature 1. Intervals are 95%, over blocks of batches."]
-    return Findings("What a single batch knows of the true gradient", intro, [table],
-                    draw(table, probe.folder), "about ten minutes")
+    return Findings("What a single batch knows of the true gradient", intro, [table], None,
+                    "about ten minutes")
 
 
 def noise_table(of_methods: dict[str, dict[str, Estimate]]) -> Table:
@@ -88,17 +86,3 @@ def in_words(of_methods: dict[str, dict[str, Estimate]]) -> str:
     return (f"A single batch of plain GRPO has a cosine of {plain.value:.2f} ({plain.low:.2f} to "
             f"{plain.high:.2f}) with the true gradient.\n"
             f"The highest has {best}: {known[best].value:.2f}.")
-
-
-def draw(table: Table, folder: Path) -> tuple[Path, str]:
-    known = [row for row in table.rows if np.isfinite(row[1])][::-1]
-    figure, axis = panels(1, figsize=(7.0, 1.2 + 0.24 * max(4, len(known))))
-    for y, (_, value, interval, *_) in enumerate(known):
-        axis.plot(interval, [y, y], color=GREY, lw=2)
-        axis.plot(value, y, "o", color=BLUE, ms=4)
-    axis.axvline(0, color="black", lw=0.8)
-    axis.set(yticks=range(len(known)), yticklabels=[row[0] for row in known],
-             xlabel="cosine of a single batch's gradient with the true one",
-             title="How much of a batch points the right way?")
-    return save(figure, folder, "noise",
-                "Cosine of a single batch's gradient with the true gradient, with 95% intervals")

@@ -25,7 +25,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.plots import COLOURS, legend_below, panels, save, whole_steps
 from analysis.statistics import Estimate, estimate, mean_over, verdicts
 from analysis.tables import Table, by_row
 from harness.credit_file import checkpoint_folders, credit_steps, read_columns
@@ -64,7 +63,7 @@ def measure(probe: Probe) -> Findings:
     intro = [f"{run}: {len(steps)} steps with a credit file, checkpoints of the steps "
              f"{' and '.join(map(str, paths))}."]
     return Findings("Does the gradient become sparse?", intro, [changes_table(series, hoyers)],
-                    draw(steps, series, hoyers, probe.folder), "some minutes")
+                    None, "some minutes")
 
 
 def checkpoints(run: Path) -> dict[int, Path]:
@@ -138,23 +137,3 @@ def changes_table(series: dict[str, np.ndarray], hoyers: dict[int, np.ndarray]) 
              "of the same problems. All is about this one run."]
     return Table("sparsity over steps", "From the beginning to the end of the run",
                  by_row(formats, rows), "\n".join(lines), notes, headings)
-
-
-def draw(steps: list[int], series: dict[str, np.ndarray], hoyers: dict[int, np.ndarray],
-         folder: Path) -> tuple[Path, str]:
-    figure, axis = panels(1)
-    window = max(1, len(steps) // 10)
-    for (name, values), colour in zip(series.items(), COLOURS):
-        smooth = np.convolve(values, np.ones(window) / window, "valid")
-        middle = np.array(steps[:len(smooth)]) + (window - 1) / 2
-        axis.plot(middle, smooth, color=colour, lw=1.4, ls="--" if name == "success" else "-",
-                  label=name)
-    for j, (name, colour) in enumerate(zip((HOYER, PLAIN), COLOURS[len(series):])):
-        axis.plot(list(hoyers), [values[:, j].mean() for values in hoyers.values()], color=colour,
-                  marker="o", ms=4, lw=0.8, ls=":", label=name)
-    axis.set(xlabel="step", ylabel=f"running mean of {window}", ylim=(0, 1),
-             title="What carries no gradient, and how few parameters carry it")
-    whole_steps(axis)
-    legend_below(figure, axis, ncols=3)
-    return save(figure, folder, "sparsity", "Does the gradient become sparse over training? Share "
-                "of groups, what tokens leave open, and Hoyer's sparsity of the parameters'")

@@ -69,7 +69,7 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     table = Table("x", nasty, {nasty: ("", [nasty])}, nasty, [nasty])
     picture = tmp_path / "a.png"
     picture.write_bytes(b"")
-    body = [*page_file.report_body([nasty], [nasty], [table], [(picture, nasty)], {}, True),
+    body = [*page_file.report_body([nasty], [nasty], [table], (picture, nasty), True),
             page_file.folded(nasty, [])]
     page_file.write_page(tmp_path / "r.html", nasty, body, answers)
     page = (tmp_path / "r.html").read_text()

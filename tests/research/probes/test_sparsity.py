@@ -81,4 +81,3 @@ def test_a_quick_run_on_a_run_whose_model_is_the_only_checkpoint(tmp_path, learn
     assert rows["success"]["first"] == 0.5 and rows[WITHOUT]["change"] == 0
     assert 0 < rows[HOYER]["first"] == rows[HOYER]["last"] < 1
     assert rows[HOYER]["it is"] == "too few"
-    assert (tmp_path / "out/sparsity.png").stat().st_size > 5000
