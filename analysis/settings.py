@@ -1,13 +1,12 @@
-"""What analysis asks of the settings of runs: whether they can be, defaults, what had no effect.
+"""What analysis asks of the settings of runs: what is missing, defaults, what had no effect.
 
 The lists of harness/registry.py are filled by whoever imports mitigations.py, as analyze.py does.
 """
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 from engine.errors import UserError
-from harness.flags import Flag, check_value, fields_as_flags, parameters_as_flags
+from harness.flags import Flag, fields_as_flags, parameters_as_flags
 from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags
 from harness.settings import NOT_SETTINGS, OPTIONS
 from harness.tasks import load_task
@@ -16,21 +15,10 @@ NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json say
 
 
 def check_settings(path: Path, config: dict) -> None:
-    """Refuse values that no run has. Settings that are not known, of an older version say, stay."""
+    """That a value was changed since, its run_id says (harness/identity.py)."""
     for key in NEEDED:
         if key not in config:
             raise UserError(f"{path} says nothing of {key}")
-    imported = config.get("imported", [])
-    if not isinstance(imported, list) or not all(isinstance(text, str) for text in imported):
-        raise UserError(f"{path}: its imported should be a list of sentences")
-    flags = {**OPTIONS, **choice_flags(), **task_flags(config), "reward": Flag(None)}
-    for name in ("mitigation", "advantage"):  # it may have been deleted since
-        flags[name] = replace(flags[name], choices=())
-    for name in filter(flags.get, config):
-        try:
-            check_value(name, config[name], flags[name])
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
 
 
 def effective_settings(config: dict) -> dict:
