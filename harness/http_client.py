@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import NamedTuple
 
 from engine.errors import UserError
@@ -52,13 +52,6 @@ class Reply(NamedTuple):
     status: int
     body: bytes
     is_whole: bool  # all bytes that were promised have come
-
-
-class Response(HTTPResponse):
-    def _safe_read(self, amount: int) -> bytes:
-        if amount < 0:  # the size of a chunk; -1 would read without a limit
-            raise HTTPException(f"a chunk of {amount} bytes")
-        return super()._safe_read(amount)
 
 
 @dataclass(frozen=True)
@@ -117,7 +110,6 @@ class Client:
         headers = {} if content is None else {"Content-Type": "application/json"}
         scheme, _, place = self.address.partition("://")
         connection = CONNECTIONS[scheme](place, timeout=self.seconds)
-        connection.response_class = Response
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()

@@ -144,11 +144,6 @@ class Strange(Handler):
     def be_huge(self):
         self.raw(200, b" " * 2 ** 22)
 
-    def be_endless(self):
-        """The size -1 once read until the end, and there is none."""
-        self.raw(200, b"-1\r\nhello", Transfer_Encoding="chunked")
-        time.sleep(20)
-
     def be_broken(self):
         self.raw(500, b"CUDA\nout of \x1b[31mmemory" + b"!" * 5000)
 
