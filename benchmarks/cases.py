@@ -15,7 +15,7 @@ from engine.errors import UserError
 from engine.rollouts import Rollouts
 from grpo import grpo
 from harness.files import PROJECT
-from harness.flags import MOST_THREADS, Flag, check_value, shortened
+from harness.flags import MOST_THREADS, Flag, check_value
 from qwen2_model import ModelConfig, Qwen2
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
@@ -24,6 +24,7 @@ SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
     "0.5B": (151936, 896, 4864, 24, 14, 2, 64),
 }
 DTYPES = ("float32", "bfloat16")
+MEBIBYTE = 2 ** 20
 TOKENS_PER_END = 40  # ragged answers: one token in so many is the last
 SHARED_FLAGS = {  # of the programs that measure cases
     "sizes": Flag("tiny,small", f"some of {', '.join(SIZES)}"),
@@ -69,11 +70,16 @@ def in_a_process(case: Case) -> dict:
     if case.grpo_zero:
         command = [sys.executable, "benchmarks/grpo_zero.py", case.grpo_zero]
         command.append(case_for_grpo_zero(case))
+    return json.loads(run_quietly(command, f"{case.size}, {case.what}").splitlines()[-1])
+
+
+def run_quietly(command: list[str], what: str) -> str:
+    """What a program prints; what it complains of at last, if it fails."""
     result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
     if result.returncode:
         reason = result.stderr.strip() or f"ended with {result.returncode}"
-        raise UserError(f"{case.size}, {case.what}: {reason.splitlines()[-1]}")
-    return json.loads(result.stdout.splitlines()[-1])
+        raise UserError(f"{what}: {reason.splitlines()[-1]}")
+    return result.stdout
 
 
 def case_for_grpo_zero(case: Case) -> str:
@@ -82,14 +88,6 @@ def case_for_grpo_zero(case: Case) -> str:
               "max_window_layers": 0, "sliding_window": None, "use_cache": True}
     return json.dumps({**asdict(case), "config": config, "prompts": make_prompts(case),
                        "stop_ids": stop_tokens(case)})
-
-
-def case_from(text: str) -> Case:
-    """Read a case as `in_a_process` writes it."""
-    try:
-        return Case(**json.loads(text))
-    except (ValueError, TypeError, RecursionError):
-        raise UserError(f"--case {shortened(text)} is no case as JSON") from None
 
 
 def make_config(case: Case) -> ModelConfig:

@@ -9,7 +9,6 @@ zero, so that all sample the same answers. Methods take turns, and the table sho
 steps but each process's first. Extra time is that of credit and update beyond plain GRPO's, as a
 share of plain GRPO's whole step.
 """
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,14 +16,14 @@ from statistics import median
 
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.tables import Table, by_row
+from benchmarks.cases import MEBIBYTE, run_quietly
 from engine.errors import UserError
-from harness.files import PROJECT, read_lines
+from harness.files import read_lines
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
 from harness.program import run_as_program
 from harness.progress import show_status
 from harness.registry import ADVANTAGES, MITIGATIONS
 
-MEBIBYTE = 2 ** 20
 METHODS = {
     **{name: ["--mitigation", name] for name in MITIGATIONS},
     **{name: ["--advantage", name] for name in ADVANTAGES if name != "grpo"},
@@ -52,12 +51,8 @@ def measure(name: str, steps: int) -> list[dict]:
     """Train with a method for a few steps; its lines of metrics.jsonl after the first."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        command = [sys.executable, "train.py", *METHODS[name], *BARE, "--steps", str(steps),
-                   "--out", str(run)]
-        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
-        if result.returncode:
-            reason = result.stderr.strip() or f"ended with {result.returncode}"
-            raise UserError(f"{name}: {reason.splitlines()[-1]}")
+        run_quietly([sys.executable, "train.py", *METHODS[name], *BARE, "--steps", str(steps),
+                     "--out", str(run)], name)
         return read_lines(run / "metrics.jsonl")[1:]
 
 

@@ -10,13 +10,12 @@ at most beyond its start (on a GPU: of tensors), with parameters, gradients and 
 from dataclasses import replace
 
 from analysis.tables import Table, by_row
-from benchmarks.cases import DTYPES, SHARED_FLAGS, Case, in_a_process, read_sizes
+from benchmarks.cases import DTYPES, MEBIBYTE, SHARED_FLAGS, Case, in_a_process, read_sizes
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.load import pick_device
 from harness.program import run_as_program
 from harness.progress import show_status
 
-MEBIBYTE = 2 ** 20
 WORKS = ("update", "step")
 VARIANTS = {
     "": {},
