@@ -167,8 +167,6 @@ def make_parser() -> Parser:
     parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
     parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
     add_flags(parser, FLAGS)
-    parser.add_argument("--episode", type=int, nargs="+", metavar="N",
-                        help="show these instead: places in the batch, from 0")
     for name, flag in choice_flags().items():
         add_flag(parser, name, flag)
     return parser
@@ -193,10 +191,6 @@ def main(argv: list[str]) -> None:
     folder = Path(given["run"])
     recorded = Recorded(folder, flags.step, chosen_settings(folder, given))
     tokens = recorded.tokens()
-    rows = given.get("episode") or choose_answers(tokens, flags.show)
-    for row in rows:
-        if not 0 <= row < len(tokens.texts):
-            raise UserError(f"--episode {row}: the batch has answers 0 to {len(tokens.texts) - 1}")
     weight, metrics = recorded.weights(tokens)
     mask = tokens.mask.numpy()
     print(headline(recorded, mask, metrics))
@@ -204,7 +198,7 @@ def main(argv: list[str]) -> None:
     tokenizer = load_tokenizer(folder)
     prompts = [b"".join(token_bytes(tokenizer, ids)).decode(errors="replace")
                for ids in tokens.prompt_ids]
-    show_answers(tokens, weight, prompts, rows)
+    show_answers(tokens, weight, prompts, choose_answers(tokens, flags.show))
 
 
 def headline(recorded: Recorded, mask: np.ndarray, metrics: dict) -> str:
