@@ -16,7 +16,6 @@ from harness.files import read_given
 
 MAX_NUMBER = 999_999_999  # nine digits, as many as the score of the reasoning reads
 MAX_NUMBERS = 30          # of a problem in a file
-MAX_LINE = 10_000         # characters of a line in it
 MOST_NUMBERS = 4          # five have too many expressions to list
 
 Step = tuple[int, str, int, int]  # x, operator, y and the result
@@ -31,9 +30,8 @@ def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
 
 
 def parse_problems(file: TextIO, name: str) -> list[tuple[tuple[int, ...], int]]:
-    lines = iter(lambda: file.readline(MAX_LINE), "")  # one without an end is not read to its end
     return [parse_problem(line.strip(), f"{name}, line {number}")
-            for number, line in enumerate(lines, 1) if line.strip()]
+            for number, line in enumerate(file, 1) if line.strip()]
 
 
 def parse_problem(line: str, where: str) -> tuple[tuple[int, ...], int]:
