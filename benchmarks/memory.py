@@ -35,14 +35,12 @@ def peak(case: Case) -> float:
 
 
 def rows_of(case: Case) -> list[list]:
-    """A row for each type and variant; the shares are of the plain update and step in float32."""
-    plain, rows = None, []
+    """A row for each type and variant."""
+    rows = []
     for dtype in DTYPES:
         for name, flags in VARIANTS.items():
             peaks = [peak(replace(case, what=what, dtype=dtype, **flags)) for what in WORKS]
-            plain = plain or peaks
-            shares = [most / at_first for most, at_first in zip(peaks, plain)]
-            rows.append([case.size, dtype, name, *peaks, *shares])
+            rows.append([case.size, dtype, name, *peaks])
     return rows
 
 
@@ -56,7 +54,7 @@ def main(argv: list[str]) -> None:
     rows = [row for case in cases for row in rows_of(case)]
     show_status("")
     columns = {"size": "", "computes in": "", "with": "", "update, MiB": ",.0f",
-               "step, MiB": ",.0f", "update, of plain": ".0%", "step, of plain": ".0%"}
+               "step, MiB": ",.0f"}
     print(Table("memory", "", by_row(columns, rows)).to_text())
 
 
