@@ -79,16 +79,13 @@ def measure(probe: Probe) -> Findings:
 
 
 def read_lengths(text: str) -> list[int]:
-    parts = text.split(",")
-    are_lengths = all(is_length(part.strip()) for part in parts)
+    parts = [part.strip() for part in text.split(",")]
+    are_lengths = all(part.isdecimal() and len(part) < 10 and 6 <= int(part) <= MOST_LENGTH
+                      for part in parts)
     if not are_lengths or len(set(parts)) < 2:
         raise UserError(f"--lengths {shortened(text)} should be at least two different numbers of "
                         f"tokens, 6 to {MOST_LENGTH}, with commas between them")
     return sorted({int(part) for part in parts})
-
-
-def is_length(text: str) -> bool:
-    return text.isdecimal() and len(text) < 10 and 6 <= int(text) <= MOST_LENGTH
 
 
 def train_methods(args: SimpleNamespace, lengths: list[int], progress: Progress) -> Curves:
