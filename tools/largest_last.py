@@ -73,12 +73,6 @@ class Task:
         """A problem that somebody typed, as `show` writes it."""
         return tuple(read_numbers(words, 2, "two numbers or more, such as 3 12 7"))
 
-    def remarks(self, problem: tuple[int, ...]) -> list[str]:
-        """What somebody who typed this problem should know of it."""
-        if len(problem) == self.count and max(problem) <= self.largest:
-            return []
-        return [f"the task's own problems have {self.count} numbers from 1 to {self.largest}"]
-
     def score(self, problem: tuple[int, ...], response: str) -> dict[str, float]:
         """The reward of any string, and its parts. `answer` counts as success, `reasoning` is not
         judged here."""
