@@ -76,8 +76,12 @@ def make_text(words: str) -> str:
 
 
 def make_source(words: str) -> str:
+    """The commit is that of the code that made the runs, where it is on record, else that of the
+    report."""
     result = read_result(RESULTS / f"{words}.json")
-    commit, torch = (result["git_commit"] or "unknown")[:7], result["versions"]["torch"]
+    made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
+    commit = " and ".join((part["git_commit"] or "unknown")[:7] for part in made)
+    torch = result["versions"]["torch"]
     command = result["command"]
     for before, today in RENAMED.items():
         command = command.replace(before, today)

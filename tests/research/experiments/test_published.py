@@ -149,6 +149,13 @@ def test_what_is_marked_is_made_again(results, marked, content):
     assert pages.fill(page, "page.md") == made == pages.fill(made, "page.md")
 
 
+def test_a_source_names_the_codes_that_made_the_runs(results):
+    result = json.loads((results / "small.json").read_text())
+    result["made_by"] = [{"git_commit": code * 40, "runs": []} for code in "bc"]
+    (results / "small.json").write_text(json.dumps(result))
+    assert "commit bbbbbbb and ccccccc" in pages.fill("<!-- source small --><!-- end -->", "p")
+
+
 @pytest.mark.parametrize("marked, complaint", [
     ("number small success rloo; end", "2 rows have rloo, one is needed"),
     ("number small success gae; end", "0 rows have gae"),
