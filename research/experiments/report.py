@@ -192,7 +192,7 @@ def price_table(study: Study) -> Table:
         formats |= {price: ".1%", f"95% of {price}": ".1%"}
     headings = {f"95% of {price}": "95% interval" for price in PRICES}
     headings |= {price: f"{least[price]:,.0f} {words}" for price, words in IN_WORDS.items()}
-    return Table("price", "Held-out success at the price of the cheapest run: time, tokens, rewards",
+    return Table("price", "Held-out success at the price of the cheapest run of all",
                  by_row(formats, rows), "",
                  ["straight between evaluations; intervals by Student's t over seeds"], headings)
 
