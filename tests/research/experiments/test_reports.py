@@ -168,7 +168,8 @@ def test_an_arm_is_compared_with_plain_grpo_of_its_own_cell(tmp_path):
     solved = {"none-4x8-1e-4": 1, "none-4x8-6e-4": 2, "measured-4x8-6e-4": 3}
     runs = {name: {0: run_of(tmp_path / name, [0.5], [solving(0), solving(count)])}
             for name, count in solved.items()}
-    rows = table(report_on(study_of(replace(CONTROL, arms={}), tmp_path, runs), tmp_path), "differences")
+    findings = report_on(study_of(replace(CONTROL, arms={}), tmp_path, runs), tmp_path)
+    rows = table(findings, "differences")
     assert list(rows) == ["measured-4x8-6e-4"] and rows["measured-4x8-6e-4"]["end"] == 0.25
     assert LEADERBOARD.plain_of("gae-trunk") == "none"
 
