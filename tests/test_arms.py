@@ -1,6 +1,7 @@
 """Every arm as a person runs it: named, stopped and resumed, its flags, and a weighting of one's
 own."""
 import json
+import re
 import shutil
 
 import numpy as np
@@ -181,8 +182,9 @@ def test_a_weighting_of_ones_own_is_one_function(tmp_path):
     (folder / "mitigations.py").write_text(before + IDEA + border + after)
     mine = ["--mitigation", "my_idea", "--strength", "3"]
     help_text, _, refused, preview, _ = type_commands(
-        folder, ["train", "--help", "all"], ["train", *SHORT, "--steps", "1", *mine, "--out", "run"],
-        ["train", "--strength", "2"], ["preview", "run", *mine, "--episode", "2"])
+        folder, ["train", "--help", "all"],
+        ["train", *SHORT, "--steps", "1", *mine, "--out", "run"],
+        ["train", "--strength", "2"], ["preview", "run", *mine])
     assert "\n  my_idea                       One line that becomes the help text.\n" in help_text
     assert "--strength (default 1.0)" in help_text
     with np.load(folder / "run/credit/step_000001.npz") as credit:
@@ -191,4 +193,4 @@ def test_a_weighting_of_ones_own_is_one_function(tmp_path):
     assert json.loads((folder / "run/config.json").read_text())["strength"] == 3
     assert "--strength belongs to my_idea" in refused
     assert "my_idea --strength 3.0, rescale mean" in preview
-    assert "answer 2: reward" in preview and "heaviest tokens" in preview
+    assert re.search(r"answer \d+: reward", preview) and "heaviest tokens" in preview
