@@ -159,11 +159,12 @@ def permutation_p(value: float, null: np.ndarray) -> float:
 
 def holm(p: list[float]) -> list[float]:
     """Holm's adjusted p-values: with true nulls only, any of them is below 0.05 in at most 5% of
-    experiments."""
-    order, count = np.argsort(p), len(p)
-    adjusted = np.empty(count)
-    scaled = (count - np.arange(count)) * np.asarray(p, float)[order]
-    adjusted[order] = np.maximum.accumulate(scaled).clip(max=1)
+    experiments. What is undefined stays so, and is no test."""
+    p = np.asarray(p, float)
+    order, count = np.argsort(p), int(np.isfinite(p).sum())  # undefined ones come last
+    adjusted, known = np.full(len(p), np.nan), order[:count]
+    scaled = (count - np.arange(count)) * p[known]
+    adjusted[known] = np.maximum.accumulate(scaled).clip(max=1)
     return adjusted.tolist()
 
 
@@ -223,10 +224,10 @@ def level_that_reaches(distance: float, reach) -> float:
 def verdicts(estimates: list[Estimate], words=("more", "less"), null: float = 1.0) -> list[str]:
     """A word for each row of a table, by Holm: with nothing behind any of them, 95 of 100 tables
     say nothing."""
-    found = ["too few"] * len(estimates)
-    known = [i for i, e in enumerate(estimates) if np.isfinite(e.p)]
-    for i, p in zip(known, holm([estimates[i].p for i in known])):
-        found[i] = "none seen" if p >= 0.05 else words[estimates[i].value <= null]
+    found = []
+    for one, p in zip(estimates, holm([one.p for one in estimates])):
+        seen = words[one.value <= null] if p < 0.05 else "none seen"
+        found.append(seen if np.isfinite(p) else "too few")
     return found
 
 

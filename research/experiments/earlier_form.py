@@ -29,8 +29,8 @@ def summary_table(study: Study) -> Table:
                  [f"once: the first seed on {ITEMS} held-out problems, as it was measured then; "
                   "sizes are means of abs(A log p), filler and reasoning the classes of its regex; "
                   "* published, of Qwen2.5-0.5B"],
-                 {"once": f"success, {ITEMS} problems", "seeds": "of other seeds, too",
-                  "end": "all problems, mean", "ends": "of the seeds",
+                 {"once": f"success, {ITEMS} problems", "seeds": f"{ITEMS} problems, range",
+                  "end": "all problems, mean", "ends": "all problems, range",
                   "ratio*": "filler / reasoning*", "ratio": "filler / reasoning",
                   "early": "gradient, early / late"})
 

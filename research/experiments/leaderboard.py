@@ -11,8 +11,8 @@ How it is decided, whatever comes out:
                 arm with one seed nothing is said
     controls    and placebos are no candidates: their p is not corrected, and corrects no other
     forecast    the rank correlation over all arms of the cosine of one batch's gradient with the
-                true one (probe noise, five seeds) with the success at the end. It holds where the
-                interval is above 0
+                true one (probe noise, five seeds) with late success. It holds where the interval
+                is above 0
 
 An arm is also compared with its own placebo, the same weights at other tokens: what both have in
 common is not due to the arm's choice of tokens. The arm `measured` is a control that must be ahead,
@@ -109,9 +109,8 @@ def compare_all(entries: dict[str, Entry], plain: str) -> None:
             entry.p = entry.ahead.p
         if arm + PLACEBO in entries:
             entry.of_placebo = welch(entry.ends, entries[arm + PLACEBO].ends)
-    known = [entries[arm] for arm in candidates if np.isfinite(entries[arm].p)]
-    for entry, p in zip(known, holm([entry.p for entry in known])):
-        entry.p = p
+    for arm, p in zip(candidates, holm([entries[arm].p for arm in candidates])):
+        entries[arm].p = p
 
 
 def board_table(entries: list[Entry], expected: dict[str, str]) -> Table:
@@ -171,7 +170,7 @@ def race_table(entries: list[Entry]) -> Table:
                   f"{RACE_STEPS} training steps reaches {RACE_TO:.0%}"],
                  {"one batch": f"one batch {WHEN[BEFORE]}",
                   "later one batch": f"one batch {WHEN[THIRD]}", "answers": "answers needed",
-                  "end": "success at the end"})
+                  "end": "late success"})
 
 
 def correlation_table(entries: list[Entry]) -> Table:
@@ -186,7 +185,7 @@ def correlation_table(entries: list[Entry]) -> Table:
         rows.append([when, len(known), answers.value, answers.interval, success.value,
                      success.interval])
         if np.isfinite(success.value):
-            findings.append(f"What one batch knows {when} and success at the end have a rank "
+            findings.append(f"What one batch knows {when} and late success have a rank "
                             f"correlation of {success.value:+.2f} ({success.low:+.2f} to "
                             f"{success.high:+.2f}) over {len(known)} arms.")
     formats = {"when": "", "arms": "d", "answers": "+.2f", "95%": "+.2f", "success": "+.2f",
@@ -196,7 +195,7 @@ def correlation_table(entries: list[Entry]) -> Table:
                  ["a forecast that holds has -1 with answers needed, +1 with success; intervals "
                   "are a bootstrap over arms"],
                  {"when": "one batch measured", "answers": "with answers needed",
-                  "95%": "95% interval", "success": "with success at the end",
+                  "95%": "95% interval", "success": "with late success",
                   "its 95%": "95% interval"})
 
 
@@ -221,9 +220,9 @@ def draw_forecast(entries: list[Entry], folder: Path):
         points_with_names(axis, points, NAMED)
         axis.set(xlabel="cosine of a single batch's gradient with the true one",
                  title=f"Measured {when}")
-    axes[0].set(ylabel="held-out success at the end, %")
+    axes[0].set(ylabel="late held-out success, %")
     return save(figure, folder, "forecast",
-                "What a single batch knows of the true gradient, and held-out success at the end")
+                "What a single batch knows of the true gradient, and late held-out success")
 
 
 def draw(entries: list[Entry], folder: Path):
@@ -241,4 +240,4 @@ def draw(entries: list[Entry], folder: Path):
              xlabel="points of held-out success, minus plain GRPO",
              title="Who is ahead of plain GRPO? Blue: ahead, orange: behind, grey: open")
     return save(figure, folder, "board",
-                "Held-out success at the end, each arm minus plain GRPO, with 95% intervals")
+                "Late held-out success, each arm minus plain GRPO, with 95% intervals")

@@ -12,7 +12,7 @@ of 100 cases. The tables of all seeds lie in results/study-probes, a folder for 
 """
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import UserError
@@ -21,7 +21,7 @@ from harness.files import (PROJECT, is_file, is_there, make_folder, read_json,
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.hints import python_command
 from harness.progress import say
-from research.experiments.experiments import LEADERBOARD, PLAIN, Experiment
+from research.experiments.experiments import PLAIN, Experiment
 from research.experiments.over_seeds import over_seeds
 from research.experiments.pages import table_of
 from research.experiments.plan import PlannedRun, State, plan_runs
@@ -38,7 +38,12 @@ LOOKED_AT = Experiment(
     common="--questions 8 --answers 8 --steps 20 --checkpoint_every 20 --eval_every 0",
     arms=PLAIN,
     seeds=5)
-WHOLE = replace(LEADERBOARD, arms=PLAIN, twice=())  # the runs that the board has as well
+WHOLE = Experiment(
+    name="whole",
+    question="What is the model like before and after its training?",
+    common="--questions 8 --answers 8 --steps 60 --checkpoint_every 60 --eval_every 0",
+    arms=PLAIN,
+    seeds=5)
 
 # of some less than one probe measures by itself, as the seeds together measure it better
 PROBES = {"scoreboard": "--batches 20", "noise": "", "phase1": "", "rank": "--questions 8",
@@ -115,7 +120,7 @@ def main(argv: list[str]) -> None:
     args.processes = args.processes or usable_cores()
     looked_at = plan_runs(LOOKED_AT, args.out, args.seeds)
     whole = plan_runs(WHOLE, args.out, args.seeds)
-    trained = looked_at + (whole if args.only in (None, "rank") else [])
+    trained = looked_at + (whole if args.only in (None, "sparsity") else [])
     probes = plan_probes([args.only] if args.only else list(PROBES), looked_at, whole)
     if args.dry_run:
         list_runs(trained, args.processes)

@@ -72,10 +72,12 @@ def report_on(study: Study, folder: Path) -> Findings:
 def values_by_seed(study: Study) -> dict:
     """What the tables are made of: of each run its success at every evaluation, and the price."""
     def of(run: dict) -> dict:
-        steps = [line["step"] for line in evaluations(run, "sampled")]
-        prices = {price: cost[steps].round(3).tolist() for price in PRICES
-                  if np.isfinite((cost := cost_of(run, price))[-1])}
-        return {"steps": steps, "success": curve_of(run, "seconds")[1].tolist(), **prices}
+        lines = evaluations(run, "sampled")
+        steps = [line["step"] for line in lines]
+        costs = {price: cost_of(run, price)[steps] for price in PRICES}
+        known = {price: cost.round(3).tolist() for price, cost in costs.items()
+                 if np.isfinite(cost[-1])}
+        return {"steps": steps, "success": [line["success"] for line in lines], **known}
 
     return {arm: {str(seed): of(run) for seed, run in runs.items()}
             for arm, runs in study.runs.items()}
@@ -127,10 +129,8 @@ def differences_table(study: Study) -> Table:
             rows.append([arm, seeds, *([before.value, before.interval] if before else [None] * 2),
                          at_end.value, at_end.interval])
             p.append(at_end.p if seeds >= FEWEST_SEEDS else np.nan)
-    known = [number for number, value in enumerate(p) if np.isfinite(value)]
-    corrected = dict(zip(known, holm([p[number] for number in known])))
-    for number, row in enumerate(rows):
-        row.append(verdict_on(row[1], row[4], corrected.get(number, np.nan)))
+    for row, corrected in zip(rows, holm(p)):
+        row.append(verdict_on(row[1], row[4], corrected))
     formats = {"arm": "", "seeds": "d", "middle": "points", "middle 95%": "points",
                "end": "points", "95%": "points", "verdict": ""}
     finding = told_apart({arm: verdict for arm, *_, verdict in rows})
@@ -199,35 +199,37 @@ def price_table(study: Study) -> Table:
 
 def versus_table(study: Study) -> Table:
     """Each arm and plain GRPO at the highest price that the runs of both have paid."""
-    rows, p = [], []
-    for arm, runs in study.runs.items():
-        plain = study.experiment.plain_of(arm)
-        if arm == plain or plain not in study.runs:
-            continue
-        for price, words in IN_WORDS.items():
-            cost = least_cost({arm: runs, plain: study.of(plain)}, price)
-            mine, theirs = (success_at(study.of(one), price, cost) for one in (arm, plain))
-            found = welch(mine, theirs)
-            if cost > 0 and np.isfinite(found.value):
-                rows.append([arm, words, cost, len(mine), np.mean(mine), np.mean(theirs),
-                             found.value, found.interval])
-                p.append(found.p)
-    known = [number for number, value in enumerate(p) if np.isfinite(value)]
-    corrected = dict(zip(known, holm([p[number] for number in known])))
-    for number, (*_, seeds, _, _, difference, _) in enumerate(list(rows)):
-        rows[number].append(verdict_on(seeds, difference, corrected.get(number, np.nan)))
+    rows = [row for arm in study.runs for row in compared_at_each_price(study, arm)]
+    p = holm([row.pop() for row in rows])
+    for row, corrected in zip(rows, p):
+        row.append(verdict_on(row.pop(), row[5], corrected))
     finding = []
     for price, words in IN_WORDS.items():
         of_price = {row[0]: row[-1] for row in rows if row[1] == words}
         if of_price:
             finding += [f"By {words}:", *told_apart(of_price)]
-    formats = {"arm": "", "price": "", "cost": ",.0f", "seeds": "d", "success": ".1%",
-               "plain": ".1%", "difference": "points", "95%": "points", "verdict": ""}
+    formats = {"arm": "", "price": "", "cost": ",.0f", "success": ".1%", "plain": ".1%",
+               "difference": "points", "95%": "points", "verdict": ""}
     return Table("versus", "Held-out success for what both have paid: each arm minus plain GRPO",
                  by_row(formats, rows), " ".join(finding),
                  ["straight between evaluations, at the last price that all runs of both arms have "
                   "reached; intervals by Welch's t, the verdict by Holm over all rows"],
                  {"cost": "paid", "plain": "plain GRPO", "95%": "95% interval"})
+
+
+def compared_at_each_price(study: Study, arm: str) -> list[list]:
+    """The cells of a row but the verdict; then what that takes: fewest seeds, and p."""
+    plain, rows = study.experiment.plain_of(arm), []
+    if arm == plain or not study.of(plain):
+        return []
+    for price, words in IN_WORDS.items():
+        cost = least_cost({one: study.of(one) for one in (arm, plain)}, price)
+        mine, theirs = (success_at(study.of(one), price, cost) for one in (arm, plain))
+        found = welch(mine, theirs)
+        if cost > 0 and np.isfinite(found.value):
+            rows.append([arm, words, cost, np.mean(mine), np.mean(theirs), found.value,
+                         found.interval, min(len(mine), len(theirs)), found.p])
+    return rows
 
 
 def least_cost(runs: dict[str, dict[int, dict]], price: str) -> float:

@@ -32,6 +32,8 @@ def test_holm_by_hand():
     before."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.9]) == [1.0, 1.0] and holm([]) == []
+    undefined = float("nan")
+    assert holm([0.03, undefined, 0.01]) == pytest.approx([0.03, undefined, 0.02], nan_ok=True)
 
 
 def test_holm_decides_what_a_table_says():

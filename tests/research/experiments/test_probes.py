@@ -7,7 +7,6 @@ import pytest
 from analysis.tables import Table
 from research.__main__ import main
 from research.experiments import probes, published
-from research.experiments.experiments import LEADERBOARD
 from research.experiments.over_seeds import over_seeds
 from research.experiments.plan import State, plan_runs
 from research.experiments.probes import PlannedProbe, plan_probes, gather
@@ -117,11 +116,11 @@ def test_each_probe_looks_at_the_model_before_and_after_a_third(tmp_path):
         "rank-before-s0", "rank-third-s0", "sparsity-before-s0", "rank-before-s1"]
     assert planned[0].model is None
     assert planned[1].model == tmp_path / "third/none-s0/checkpoints/step_000020"
-    assert whole[0].folder == tmp_path / "8x8/none-s0" and planned[1].run == whole[0].folder
+    assert whole[0].folder == tmp_path / "whole/none-s0" and planned[1].run == whole[0].folder
     assert f"--run {whole[0].folder}" in " ".join(planned[2].command)
     assert "--run" not in planned[1].command and planned[1].command[1:3] == ["research", "rank"]
     assert looked_at[0].steps * 3 == whole[0].steps
-    assert whole[0].flags == plan_runs(LEADERBOARD, str(tmp_path), 1)[0].flags
+    assert whole[0].settings.checkpoint_every == whole[0].steps
 
 
 def test_what_is_measured_and_what_was_measured_with_other_flags(measured):
@@ -142,4 +141,6 @@ def test_a_dry_run_lists_runs_and_probes(tmp_path, monkeypatch, capsys):
     assert "runs/study/third/none-s1  (not begun)" in printed
     assert "results/probes/phase1-third-s1  (not begun)" in printed
     assert "results/probes/rank" not in printed and "0 of 4 runs are finished" in printed
+    main(["probes", "--dry_run", "--seeds", "2", "--only", "sparsity"])
+    assert "runs/study/whole/none-s1  (not begun)" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
