@@ -309,8 +309,8 @@ def test_what_a_run_printed_at_its_beginning_and_its_end(tmp_path):
     assert report.transcript_table(run) == []
     run.log.parent.mkdir(parents=True)
     first, last = "   1/3    0.319    22.3%", "   3/3    0.439    34.0%"
-    run.log.write_text(f"a model; writing to {run.folder}\n  held-out  23.1%\n{first}\n   2/3    0\n"
-                       f"{last}\n  held-out  48.9%\ndone. Everything is in {run.folder}\n")
+    run.log.write_text(f"a model; writing to {run.folder}\n  held-out  23.1%\n{first}\n"
+                       f"   2/3    0\n{last}\n  held-out  48.9%\ndone. Everything is in {run.folder}\n")
     [found] = report.transcript_table(run)
     assert [line for line, in found.rows] == [
         "  held-out  23.1%", first, " ...", last, "  held-out  48.9%",
