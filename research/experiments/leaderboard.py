@@ -124,7 +124,7 @@ def board_table(entries: list[Entry], expected: dict[str, str]) -> Table:
                "95%": "points", "p": "p", "placebo": "points", "placebo 95%": "points",
                "verdict": ""}
     headings = {"end": "late success", "ends": "of the seeds", "ahead": "minus none",
-                "95%": "95% interval", "p": "Holm's p", "placebo": "minus its placebo",
+                "95%": "95% interval", "p": "p, corrected", "placebo": "minus its placebo",
                 "placebo 95%": "95% interval"}
     return Table("board", "Ways of spreading credit, by what became of training",
                  by_row(formats, rows), in_words(entries, expected),
@@ -145,7 +145,7 @@ def in_words(entries: list[Entry], expected: dict[str, str]) -> str:
                      "been seen in 80 of 100 such experiments.")
     wrong = [arm for arm, should in expected.items() if verdicts.get(arm) != should]
     texts.append(f"The board is not to be trusted yet: {' and '.join(wrong)} should be told apart."
-                 if wrong else "What has to be told apart is.")
+                 if wrong else "The controls are where they should be.")
     return "\n".join(texts)
 
 

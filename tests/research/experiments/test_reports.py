@@ -241,7 +241,7 @@ def test_the_board_is_sorted_and_each_arm_has_its_own_variance(tmp_path, monkeyp
     verdicts = {arm: board[arm]["verdict"] for arm in ("measured", "entropy", "shuffled")}
     assert verdicts == {"measured": "ahead", "entropy": "open", "shuffled": "behind"}
     assert "Ahead of plain GRPO: measured.\nBehind it: shuffled." in findings.tables[0].finding
-    assert "What has to be told apart is." in findings.tables[0].finding
+    assert "The controls are where they should be." in findings.tables[0].finding
     assert (tmp_path / "board.png").exists()
 
 
