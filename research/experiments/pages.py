@@ -80,7 +80,7 @@ def make_source(words: str) -> str:
     report."""
     result = read_result(RESULTS / f"{words}.json")
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
-    commit = " and ".join((part["git_commit"] or "unknown")[:7] for part in made)
+    commit = " and ".join(dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made))
     torch = result["versions"]["torch"]
     command = result["command"]
     for before, today in RENAMED.items():
