@@ -180,6 +180,23 @@ def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
     go_on_alone(out)
 
 
+def test_a_rank_that_waits_for_a_silent_one_says_so(flags, tmp_path, monkeypatch):
+    """A frozen process closes no connection, like a machine without power: the other waits for it
+    in C++ until it is told to stop."""
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3")
+    out = RunFolder(tmp_path / "run")
+    command = [sys.executable, ROOT / "train.py", *flags, "--steps", 400, "--out", out.path]
+    waits, silent = start_ranks(command, 2, **PRINTING)
+    wait_for_checkpoint(out, waits)
+    silent.send_signal(signal.SIGSTOP)
+    waits.send_signal(signal.SIGTERM)
+    output, _ = waits.communicate(timeout=120)
+    silent.kill()
+    silent.communicate()
+    assert waits.returncode == 1 and "train.py --resume RUN goes on" in output, output
+    go_on_alone(out)
+
+
 SLOW = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
