@@ -50,6 +50,6 @@ def end_after_signal(readable: int) -> None:
     seconds = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) * 2 / 3
     time.sleep(seconds)
     processes.leave_at_once(
-        f"rank {processes.rank()} was told to stop, and {seconds:.0f} s later its step is not done: "
-        "another process has ended, or the step takes longer "
+        f"rank {processes.rank()} was told to stop and has not come to the end of its step in "
+        f"{seconds:.0f} s: another process has ended, or the step takes longer "
         f"(TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600 gives it more). {processes.WAY_OUT}")

@@ -28,15 +28,14 @@ from analysis.runs import is_number
 from analysis.statistics import Estimate, holm, rank_correlation, welch
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from harness.files import is_file, read_json
+from research.experiments import published
 from research.experiments.experiments import RACE_STEPS, RACE_TO
 from research.experiments.finished import (Study, late_success, moving_mean, numbers, told_apart,
                                            verdict_on)
-from research.experiments.probes import BEFORE, PROBED, THIRD
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}
-WHEN = {BEFORE: "before training", THIRD: "after a third of it"}
+WHEN = {"noise": "before training", "noise_third": "after a third of it"}  # results of the probe
 SAME_DIRECTION = {"dr_grpo": "rloo"}  # a multiple of it
 NAMED = ("none", "measured", "hindsight", "span", "inverse_logprob",
          "inverse_logprob_as_published")  # in the picture: those that the page speaks of
@@ -149,35 +148,33 @@ def in_words(entries: list[Entry], expected: dict[str, str]) -> str:
     return "\n".join(texts)
 
 
-def one_batch(entries: list[Entry], time: str) -> list[float | None]:
-    """What the probe noise measured of each arm; None of what it was not asked."""
-    path, known = PROBED / f"noise-{time}/numbers.json", {}
-    if is_file(path):
-        [table] = read_json(path)["tables"]
-        known = {row["arm"]: row["one batch"] for row in table["rows"]}
+def one_batch(entries: list[Entry], probed: str) -> list[float | None]:
+    """What the probe noise, as published, measured of each arm; None of what it was not asked."""
+    [table] = published.read_result(published.RESULTS / f"{probed}.json")["tables"]
+    known = {row["arm"]: row["one batch"] for row in table["rows"]}
     return [known.get(SAME_DIRECTION.get(entry.arm, entry.arm)) for entry in entries]
 
 
 def race_table(entries: list[Entry]) -> Table:
     """What could be known of each arm beside what became of it."""
     rows = [[entry.arm, *known, f"{entry.answers:,.0f}" if np.isfinite(entry.answers) else "never",
-             entry.success] for entry, *known in zip(entries, one_batch(entries, BEFORE),
-                                                     one_batch(entries, THIRD))]
+             entry.success] for entry, *known in zip(
+                 entries, *(one_batch(entries, probed) for probed in WHEN))]
     formats = {"arm": "", "one batch": ".3f", "later one batch": ".3f", "answers": "", "end": ".1%"}
     return Table("race", "What could be known, and what became of it", by_row(formats, rows), "",
                  ["one batch: cosine of a single batch's gradient with the true one; answers "
                   "needed: trained on until the mean success of the last "
                   f"{RACE_STEPS} training steps reaches {RACE_TO:.0%}"],
-                 {"one batch": f"one batch {WHEN[BEFORE]}",
-                  "later one batch": f"one batch {WHEN[THIRD]}", "answers": "answers needed",
+                 {"one batch": "one batch before training",
+                  "later one batch": "one batch after a third of it", "answers": "answers needed",
                   "end": "late success"})
 
 
 def correlation_table(entries: list[Entry]) -> Table:
     """Arms that never got there are last, and equal."""
     rows, findings = [], []
-    for time, when in WHEN.items():
-        known = [(value, entry) for value, entry in zip(one_batch(entries, time), entries)
+    for probed, when in WHEN.items():
+        known = [(value, entry) for value, entry in zip(one_batch(entries, probed), entries)
                  if is_number(value)]
         values = [value for value, _ in known]
         answers = spearman(values, [entry.answers for _, entry in known])
@@ -214,9 +211,9 @@ def spearman(first: list[float], second: list[float]) -> Estimate:
 
 def draw_forecast(entries: list[Entry], folder: Path):
     figure, axes = panels(2, sharey=True)
-    for axis, (time, when) in zip(axes, WHEN.items()):
+    for axis, (probed, when) in zip(axes, WHEN.items()):
         points = {entry.arm: (value, 100 * entry.success)
-                  for value, entry in zip(one_batch(entries, time), entries) if is_number(value)}
+                  for value, entry in zip(one_batch(entries, probed), entries) if is_number(value)}
         points_with_names(axis, points, NAMED)
         axis.set(xlabel="cosine of a single batch's gradient with the true one",
                  title=f"Measured {when}")

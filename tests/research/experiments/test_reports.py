@@ -11,12 +11,11 @@ from analysis.runs import read_run
 from analysis.statistics import holm, student_quantile
 from engine.labels import ANSWER, NUMBER, OPERATOR, THINK
 from engine.errors import UserError
-from research.experiments import leaderboard, report
+from research.experiments import leaderboard, published, report
 from engine.tokens import load_tokenizer
 from research.experiments.experiments import EXPERIMENTS, LEADERBOARD, PLAIN, Experiment
 from research.experiments.finished import Study, late_success, read_study
 from research.experiments.plan import plan_runs
-from research.experiments.probes import PROBED
 from research.experiments.report import report_on, write_report
 
 ITEMS = 4  # held-out problems
@@ -263,12 +262,11 @@ def test_without_its_controls_a_board_is_not_to_be_trusted(tmp_path):
         leaderboard.make_entries(study)
 
 
-def write_probed(time, known):
-    """As python -m research probes does."""
-    folder = PROBED / f"noise-{time}"
-    folder.mkdir(parents=True)
+def write_probed(name, known):
+    """As python -m research publish does."""
     rows = [{"arm": arm, "one batch": value} for arm, value in known.items()]
-    (folder / "numbers.json").write_text(json.dumps({"tables": [{"name": "noise", "rows": rows}]}))
+    path = published.RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"tables": [{"name": "noise", "rows": rows}]}))
 
 
 def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
@@ -276,13 +274,14 @@ def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
     The more one batch knows, the earlier: n = 30 (none), 10 (entropy_weighted), 20 (span); dr_grpo,
     which is a multiple of rloo, and rloo never get there."""
     monkeypatch.setattr(leaderboard, "RACE_TO", 0.5)
+    monkeypatch.setattr(published, "RESULTS", tmp_path)
     begins = {"none": 30, "entropy_weighted": 10, "span": 20, "dr_grpo": 99, "rloo": 99, "gae": 5}
     solved = {"none": 2, "entropy_weighted": 4, "span": 3, "dr_grpo": 0, "rloo": 1, "gae": 4}
     runs = {arm: {0: run_of(tmp_path / arm, [float(step >= n) for step in range(1, 41)],
                             [solving(solved[arm])])} for arm, n in begins.items()}
     knows = {"none": 0.1, "entropy_weighted": 0.4, "rloo": 0.2, "span": 0.3, "gae": None}
-    write_probed("before", knows)
-    write_probed("third", {"none": 0.25, "span": 0.5})
+    write_probed("noise", knows)
+    write_probed("noise_third", {"none": 0.25, "span": 0.5})
     findings = report_on(study_of(replace(LEADERBOARD, arms={}), tmp_path, runs), tmp_path)
     race = table(findings, "race")
     assert {arm: row["answers"] for arm, row in race.items()} == {
