@@ -122,9 +122,10 @@ def verdict_on(seeds: int, difference: float, p: float) -> str:
 
 def told_apart(verdicts: dict[str, str]) -> list[str]:
     """`verdicts` by arm, as two sentences."""
-    named = {word: ", ".join(arm for arm, verdict in verdicts.items() if verdict == word) or "none"
-             for word in ("ahead", "behind")}
-    return [f"Ahead of plain GRPO: {named['ahead']}.", f"Behind it: {named['behind']}."]
+    def named(word: str) -> str:
+        return ", ".join(arm for arm in verdicts if verdicts[arm] == word) or "no arm"
+
+    return [f"Ahead of plain GRPO: {named('ahead')}.", f"Behind it: {named('behind')}."]
 
 
 def numbers(runs: dict[int, dict], key: str) -> list[list[float]]:

@@ -144,7 +144,7 @@ def in_words(entries: list[Entry], expected: dict[str, str]) -> str:
                      "been seen in 80 of 100 such experiments.")
     wrong = [arm for arm, should in expected.items() if verdicts.get(arm) != should]
     texts.append(f"The board is not to be trusted yet: {' and '.join(wrong)} should be told apart."
-                 if wrong else "The controls are where they should be.")
+                 if wrong else "Each control is where it should be.")
     return "\n".join(texts)
 
 

@@ -197,14 +197,15 @@ def sizes_table(measured: Measurements) -> Table:
         is_2, it = about_2(e), change_verdict(change, ("grows", "falls"))
         cells = [measured.mean(matrix, Z, size, rank).value for size in measured.sizes]
         cells.insert(measured.sizes.index(R) + 1, e.interval)
-        rows.append((f"{matrix}: {rank}", *cells, is_2, ones.value, change.interval, it))
+        rows.append((f"{matrix}: {rank}", *cells, is_2, ones.value,
+                     change.value, change.interval, it))
         lines.append(f"The {rank} of {matrix} at R = {R} is {shown(e.value, '.3g')}, with all ones "
                      f"{shown(ones.value, '.3g')}: {is_2}; from R = 2 on: {it}.")
-    ones, change = f"all ones, R={R}", f"{R} minus 2, 95%"
+    ones, change = f"all ones, R={R}", f"{R} minus 2"
     formats = {"z-score": "", **dict.fromkeys(columns, ".2f"), "is it 2": "", ones: ".2f",
-               change: "+.2f", "it": ""}
+               change: "+.2f", f"{change}, 95%": "+.2f", "it": ""}
     headings = {"z-score": "rank of the z-score", f"95%, R={R}": "95% interval",
-                change: f"R={R} minus R=2, 95% interval", "it": "verdict"}
+                change: f"R={R} minus R=2", f"{change}, 95%": "95% interval", "it": "verdict"}
     notes = ["About 2: from 1.5 to 2.5. Means over the problems whose first R answers differ in "
              "reward; the change is over those whose first two do."]
     return Table("z-score by definition", "Is the rank 2, and does it depend on the group size?",

@@ -163,7 +163,7 @@ def test_a_verdict_counts_all_arms_and_needs_two_seeds(tmp_path, monkeypatch):
     assert verdicts["lost"] == "behind" and verdicts["alone"] == "too few seeds"
     assert verdicts["same"] != "ahead" and tested[-1] == 2
     [differences] = [found for found in findings.tables if found.name == "differences"]
-    assert differences.finding == "Ahead of plain GRPO: none.\nBehind it: lost."
+    assert differences.finding == "Ahead of plain GRPO: no arm.\nBehind it: lost."
 
 
 def test_an_arm_is_compared_with_plain_grpo_of_its_own_cell(tmp_path):
@@ -240,7 +240,7 @@ def test_the_board_is_sorted_and_each_arm_has_its_own_variance(tmp_path, monkeyp
     verdicts = {arm: board[arm]["verdict"] for arm in ("measured", "entropy", "shuffled")}
     assert verdicts == {"measured": "ahead", "entropy": "open", "shuffled": "behind"}
     assert "Ahead of plain GRPO: measured.\nBehind it: shuffled." in findings.tables[0].finding
-    assert "The controls are where they should be." in findings.tables[0].finding
+    assert "Each control is where it should be." in findings.tables[0].finding
     assert (tmp_path / "board.png").exists()
 
 
