@@ -120,6 +120,8 @@ def test_verdicts_follow_from_the_numbers():
     assert (rows["B: stable rank"]["is it 2"], rows["B: stable rank"]["it"]) == (
         "may be 2", "the same")
     assert rows["A: stable rank"]["R=8"] == pytest.approx(6.175)
+    change = table.rows[0][-3:]  # an interval stands behind its number: seeds are joined by that
+    assert change[0] == pytest.approx(4.125) and change[1][0] < 4.125 < change[1][1]
     table = arms_table(measured, Measurements(8))
     rows = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
     assert rows[CRITIC]["A"] == pytest.approx(1)
