@@ -98,8 +98,8 @@ def leaderboard_arms() -> dict[str, str]:
 
 
 def finalists() -> dict[str, str]:
-    """Plain GRPO and what is within two points of it on the leaderboard, `dr_grpo` left out, which
-    is a multiple of `rloo`."""
+    """Plain GRPO and what was within two points of it when the leaderboard was first made,
+    `dr_grpo` left out, which is a multiple of `rloo`."""
     arms = leaderboard_arms()
     return {name: arms[name] for name in (
         "none", "outcome_conditional", "low_probability", "covariance", "attention_credit", "rloo",
