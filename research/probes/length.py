@@ -4,7 +4,7 @@ Question. Plain GRPO gives all tokens of an answer the same number. The longer t
 of its tokens have nothing to do with the reward, so one would expect credit by token to help more.
 
 Measurement. On a planted task (planted.py) three positions of an answer decide its reward and all
-others are noise. Its length doubles, and everything else stays: the policy, the keys, the number of
+others are noise. Its length grows, and everything else stays: the policy, the keys, the number of
 answers in a step. At every length each method is trained with the same number of tokens, those it
 samples to learn values included:
 
@@ -14,16 +14,22 @@ samples to learn values included:
     monte carlo     segments of the answer, values from fresh continuations (vine)
     exact           the true credit V(after) - V(before), which nobody has outside such a task
 
-Success is the expected reward of the policy, computed, not sampled; the lead of a method is its
-mean over the tokens spent, minus that of plain GRPO.
+One learning rate for all would favour whom it suits. So at every length each method has the rate
+of its own that was best on other seeds.
+
+Success is the expected reward of the policy, computed, not sampled. The lead of a method is its
+mean success over the tokens spent, minus that of plain GRPO with the same seed: the same policy and
+the same keys at the start. A policy that is sure of a wrong symbol at a key gives the same reward
+for every answer, 1/3 or 2/3, and learns nothing any more: it is stuck.
 
 Reading it. If credit by token pays more in longer answers, a method's lead grows with every
 doubling. If the true credit's lead grows and that of the others does not, the credit is worth
 having, but these ways to estimate it are not good enough. If no lead grows, length does not matter.
-
-Only one learning rate was tried, the same for all methods.
 """
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,39 +49,51 @@ from research.probes.planted import PlantedPolicy, planted_policy, sample_plante
 
 FLAGS = {
     **COMMON,
-    "lengths": Flag("16,32,64,128", "tokens of an answer", quick="8,16"),
+    "lengths": Flag("16,32,64,128,512", "tokens of an answer", quick="8,16"),
     "steps": Flag(60, "steps of plain GRPO; the others get as many tokens", least=1, most=1_000_000,
                   quick=2),
-    "seeds": Flag(4, "policies and tasks, the same for every method and length", least=2, most=1000,
+    "seeds": Flag(8, "policies and tasks, the same for every method and length", least=2, most=1000,
                   quick=2),
+    "rates": Flag("1e-3,3e-3,1e-2,3e-2", "learning rates of AdamW to choose from",
+                  quick="1e-3,1e-2"),
+    "rate_seeds": Flag(4, "other seeds on which they are chosen", least=1, most=1000, quick=1),
     "questions": Flag(8, "groups in a step", least=1, most=10_000, quick=2),
     "answers": Flag(8, "answers in a group", least=2, most=1000, quick=4),
-    "learning_rate": Flag(3e-3, "of AdamW, for all methods", least=0, most=10),
     "segments": Flag(6, "of an answer, for monte carlo", least=1, most=1000, quick=2),
-    "continuations": Flag(4, "behind each value, for monte carlo", least=1, most=1000, quick=1)}
+    "continuations": Flag(4, "behind each value, for monte carlo", least=1, most=1000, quick=1),
+    "processes": Flag(1, "trainings side by side, each on one thread", least=1, most=1024)}
 MOST_LENGTH = 100_000
-METHODS = {"grpo": None, "critic": ("gae", {}), "critic 0.95": ("gae", {"gae_lambda": 0.95}),
+PLAIN = "grpo"
+METHODS = {PLAIN: None, "critic": ("gae", {}), "critic 0.95": ("gae", {"gae_lambda": 0.95}),
            "monte carlo": ("vine", {}), "exact": None}  # --advantage and its flags
-
-Curve = list[tuple[int, float]]           # tokens spent, success
-Curves = dict[tuple[str, int], list[Curve]]  # by method and length, one a seed
+RATE_SEEDS_FROM = 1000  # further seeds than anybody reports
+POINTS = 41             # of a curve, as it is kept
 
 
 def measure(probe: Probe) -> Findings:
     args = probe.args
-    lengths = read_lengths(args.lengths)
-    torch.set_num_threads(args.threads or torch.get_num_threads())
-    curves = train_methods(args, lengths, Progress(training=1))
-    leads = {method: lead_over_grpo(curves, method, lengths) for method in METHODS
-             if method != "grpo"}
-    intro = [f"Answers of {', '.join(map(str, lengths))} tokens; {args.seeds} seeds; {args.steps} "
-             f"steps of {args.questions} x {args.answers} answers for plain GRPO, and as many "
-             "tokens for the others.",
+    lengths, rates = read_lengths(args.lengths), read_rates(args.rates)
+    cells = list(product(METHODS, lengths))
+    drawn = range(RATE_SEEDS_FROM + args.seed, RATE_SEEDS_FROM + args.seed + args.rate_seeds)
+    progress = Progress(rates=args.rate_seeds * len(rates), training=args.seeds)
+    tuned = train_all(args, list(product(cells, rates, drawn)), "rates", progress)
+    chosen = {cell: best_rate(tuned, cell, rates, drawn) for cell in cells}
+    seeds = range(args.seed, args.seed + args.seeds)
+    runs = train_all(args, [(cell, chosen[cell], seed) for cell in cells for seed in seeds],
+                     "training", progress)
+    values = [{"method": method, "length": length, "rate": chosen[method, length],
+               "tuned": {f"{rate:g}": [tuned[(method, length), rate, seed]["mean"]
+                                       for seed in drawn] for rate in rates},
+               "runs": [runs[(method, length), chosen[method, length], seed] for seed in seeds]}
+              for method, length in cells]
+    intro = [f"Answers of {', '.join(map(str, lengths))} tokens; {args.seeds} seeds, the rate of "
+             f"each chosen on {args.rate_seeds} others; {args.steps} steps of {args.questions} x "
+             f"{args.answers} answers for plain GRPO, and as many tokens for the others.",
              "critic: gae at lambda 1, critic 0.95: at 0.95; monte carlo: values from "
              "continuations, which count as tokens spent; exact: the true credit."]
-    return Findings("Credit by token and the length of the answer", intro,
-                    [trend_table(leads, lengths)], draw(curves, lengths, probe.folder),
-                    "about 5 minutes")
+    return Findings("Credit by token and the length of the answer", intro, tables_of(values),
+                    draw(values, probe.folder), "an hour and a half of one core",
+                    values={"cells": values})
 
 
 def read_lengths(text: str) -> list[int]:
@@ -88,20 +106,43 @@ def read_lengths(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def train_methods(args: SimpleNamespace, lengths: list[int], progress: Progress) -> Curves:
-    done, whole = 0, sum(lengths) * len(METHODS) * args.seeds
-    curves = {(method, length): [] for length in lengths for method in METHODS}
-    for (method, length), of_seeds in curves.items():
-        for seed in range(args.seed, args.seed + args.seeds):
-            progress("training", done / whole, f"length {length}, {method}, seed {seed}")
-            of_seeds.append(train(args, method, seed, length))
+def read_rates(text: str) -> list[float]:
+    try:
+        rates = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate <= 10 for rate in rates):
+        raise UserError(f"--rates {shortened(text)} should be learning rates above 0 and up to 10, "
+                        "with commas between them")
+    return rates
+
+
+def train_all(args: SimpleNamespace, jobs: list[tuple], part: str, progress: Progress) -> dict:
+    """What became of each job ((method, length), rate, seed); the longest answers first."""
+    jobs = sorted(jobs, key=lambda job: -job[0][1])
+    done, whole, found = 0, sum(length for (_, length), _, _ in jobs), {}
+    with ProcessPoolExecutor(args.processes, get_context("spawn")) as pool:
+        running = {pool.submit(train, args, *job): job for job in jobs}
+        for future in as_completed(running):
+            (method, length), rate, seed = job = running[future]
+            found[job] = future.result()
             done += length
-    return curves
+            progress(part, done / whole, f"length {length}, {method}, {rate:g}, seed {seed}")
+    return found
 
 
-def train(args: SimpleNamespace, method: str, seed: int, length: int) -> Curve:
-    """From the start until the tokens are spent."""
-    policy = planted_policy(seed, length, learning_rate=args.learning_rate,
+def best_rate(tuned: dict, cell: tuple, rates: list[float], seeds: range) -> float:
+    """The lowest of those with the highest mean success."""
+    return max(rates, key=lambda rate: np.mean([tuned[cell, rate, seed]["mean"]
+                                                for seed in seeds]))
+
+
+def train(args: SimpleNamespace, cell: tuple[str, int], rate: float, seed: int) -> dict:
+    """From the start until the tokens are spent: success over the tokens, its mean, its end, and
+    whether the last answers all had the same reward, and not the highest."""
+    torch.set_num_threads(1)
+    method, length = cell
+    policy = planted_policy(seed, length, learning_rate=rate,
                             questions=64, answers=64)  # for generate, which wants many rows at once
     budget = args.steps * args.questions * args.answers * length
     advantage = make_advantage(args, policy, method, length)
@@ -118,7 +159,9 @@ def train(args: SimpleNamespace, method: str, seed: int, length: int) -> Curve:
         weight = torch.ones_like(rollouts.log_prob)
         update(policy.model, policy.optimizer, rollouts, weight, policy.settings)
         curve.append((spent, worths(policy)[()]))
-    return curve
+    reward = rollouts.reward
+    return {**at_equal_tokens(curve, budget), "steps": step,
+            "stuck": bool(reward.min() == reward.max() < 1)}
 
 
 def make_advantage(args: SimpleNamespace, policy: PlantedPolicy, method: str, length: int):
@@ -132,71 +175,100 @@ def make_advantage(args: SimpleNamespace, policy: PlantedPolicy, method: str, le
     return make(ADVANTAGES[name], flags, policy)
 
 
-def budget_of(curves: Curves, length: int) -> int:
-    """What plain GRPO spends."""
-    tokens, _ = curves["grpo", length][0][-1]
-    return tokens
+def at_equal_tokens(curve: list[tuple[int, float]], budget: int) -> dict:
+    """Success up to `budget` tokens, straight between steps: methods differ in their size."""
+    def success(points: int) -> np.ndarray:
+        return np.interp(np.linspace(0, budget, points), *np.array(curve).T)
+
+    return {"mean": float(success(1001).mean()), "end": float(success(2)[1]),
+            "curve": success(POINTS).round(4).tolist()}
 
 
-def success_at(curve: Curve, tokens) -> np.ndarray:
-    """Methods differ in the size of their steps."""
-    spent, success = np.array(curve).T
-    return np.interp(tokens, spent, success)
+def tables_of(values: list[dict]) -> list[Table]:
+    return [leads_table(values), trend_table(values), rates_table(values)]
 
 
-def area(curve: Curve, budget: int) -> float:
-    """Mean success over the tokens up to `budget`."""
-    return float(success_at(curve, np.linspace(0, budget, 1001)).mean())
+def means_of(cell: dict) -> np.ndarray:
+    return np.array([run["mean"] for run in cell["runs"]])
 
 
-def lead_over_grpo(curves: Curves, method: str, lengths: list[int]) -> np.ndarray:
-    """(seeds, lengths): at equal tokens, of the same seed."""
-    leads = []
-    for length in lengths:
-        budget = budget_of(curves, length)
-        pairs = zip(curves[method, length], curves["grpo", length], strict=True)
-        leads.append([area(curve, budget) - area(of_grpo, budget) for curve, of_grpo in pairs])
-    return np.array(leads).T
+def leads_of(values: list[dict]) -> dict[str, dict[int, np.ndarray]]:
+    """By method and length, one a seed: mean success minus plain GRPO's."""
+    plain = {cell["length"]: means_of(cell) for cell in values if cell["method"] == PLAIN}
+    leads = {}
+    for cell in values:
+        if cell["method"] != PLAIN:
+            of_method = leads.setdefault(cell["method"], {})
+            of_method[cell["length"]] = means_of(cell) - plain[cell["length"]]
+    return leads
 
 
-def trend_table(leads: dict[str, np.ndarray], lengths: list[int]) -> Table:
-    """The lead of each method at every length, and its change when length doubles."""
-    slopes = {method: mean_over(np.polyfit(np.log2(lengths), lead.T, 1)[0])
-              for method, lead in leads.items()}
-    words = verdicts(list(slopes.values()), ("grows", "shrinks"), null=0.0)
+def leads_table(values: list[dict]) -> Table:
+    leads = {(method, length): mean_over(lead) for method, of in leads_of(values).items()
+             for length, lead in of.items()}
+    words = dict(zip(leads, verdicts(list(leads.values()), ("ahead", "behind"), null=0.0)))
     rows = []
-    for (method, slope), word in zip(slopes.items(), words):
-        at_lengths = [mean_over(lead) for lead in leads[method].T]
-        cells = sum(([of.value, of.interval] for of in at_lengths), [])
-        rows.append([method, *cells, slope.value, slope.interval, word])
-    finding = "\n".join(f"Lead of {method} over plain GRPO, by doubling: {100 * of.value:+.1f} "
-                        f"points ({100 * of.low:+.1f} to {100 * of.high:+.1f}), {word}; "
-                        f"{100 * leads[method][:, -1].mean():+.1f} at {lengths[-1]} tokens."
-                        for (method, of), word in zip(slopes.items(), words))
-    formats, headings = {"arm": ""}, {"arm": "method", "a doubling": "what a doubling brings"}
-    for length in lengths:
-        formats |= {f"{length}": "points", f"95%, {length}": "points"}
-        headings |= {f"{length}": f"lead at {length}", f"95%, {length}": "95% interval"}
-    formats |= {"a doubling": "points", "95% interval": "points", "the lead": ""}
-    return Table("trend", "Lead over plain GRPO at equal tokens, points of mean success",
-                 by_row(formats, rows), finding,
-                 ["A doubling: slope of a straight line over the logarithm of the length, one for "
-                  "each seed. Student's t over seeds, Holm over the methods' slopes."], headings)
+    for cell in sorted(values, key=lambda cell: cell["length"]):
+        place = cell["method"], cell["length"]
+        lead = leads.get(place)
+        rows.append([f"{cell['length']}", cell["method"], f"{cell['rate']:g}",
+                     means_of(cell).mean(), np.mean([run["end"] for run in cell["runs"]]),
+                     sum(run["stuck"] for run in cell["runs"]),
+                     *([lead.value, lead.interval, words[place]] if lead else [None, None, ""])])
+    formats = {"length": "", "arm": "", "rate": "", "success": ".1%", "end": ".1%", "stuck": "d",
+               "lead": "points", "95%": "points", "verdict": ""}
+    longest = max(length for _, length in leads)
+    told = [f"{method} at {length} tokens: {100 * lead.value:+.1f} points ({100 * lead.low:+.1f} "
+            f"to {100 * lead.high:+.1f}), {words[method, length]}."
+            for (method, length), lead in leads.items() if length == longest]
+    return Table("leads", "Mean success at equal tokens, each method at its own learning rate",
+                 by_row(formats, rows), "\n".join(told),
+                 [f"{len(values[0]['runs'])} seeds, paired with plain GRPO's; intervals by "
+                  "Student's t, the verdict by Holm over all rows. Stuck: runs whose last answers "
+                  "all had the same reward, below the highest"],
+                 {"arm": "method", "success": "mean success", "end": "at the end",
+                  "lead": "minus plain GRPO", "95%": "95% interval"})
 
 
-def draw(curves: Curves, lengths: list[int], folder: Path) -> tuple[Path, str]:
+def trend_table(values: list[dict]) -> Table:
+    """How a method's lead changes when the length doubles."""
+    slopes = {method: mean_over(np.polyfit(np.log2(list(of)), np.array(list(of.values())), 1)[0])
+              for method, of in leads_of(values).items()}
+    words = verdicts(list(slopes.values()), ("grows", "shrinks"), null=0.0)
+    rows = [[method, of.value, of.interval, word]
+            for (method, of), word in zip(slopes.items(), words)]
+    return Table("trend", "What a doubling of the length adds to the lead",
+                 by_row({"arm": "", "a doubling": "points", "95% interval": "points",
+                         "the lead": ""}, rows), "",
+                 ["slope of a straight line over the logarithm of the length, one for each seed; "
+                  "Student's t over seeds, Holm over the methods"], {"arm": "method"})
+
+
+def rates_table(values: list[dict]) -> Table:
+    rows = [[f"{cell['length']}", cell["method"], *map(np.mean, cell["tuned"].values()),
+             f"{cell['rate']:g}"] for cell in sorted(values, key=lambda cell: cell["length"])]
+    formats = {"length": "", "arm": "", **dict.fromkeys(values[0]["tuned"], ".1%"), "chosen": ""}
+    return Table("rates", "Mean success by learning rate, on the seeds where it was chosen",
+                 by_row(formats, rows), "",
+                 [f"means of {len(next(iter(values[0]['tuned'].values())))} seeds that are in no "
+                  "other table"], {"arm": "method"})
+
+
+def draw(values: list[dict], folder: Path) -> tuple[Path, str]:
+    lengths = sorted({cell["length"] for cell in values})
     chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
     figure, axes = panels(len(chosen), sharey=True, squeeze=False)
     for axis, length in zip(axes[0], chosen):
-        grid = np.linspace(0, budget_of(curves, length), 101)
-        for method, colour in zip(METHODS, COLOURS):
-            success = np.stack([success_at(curve, grid) for curve in curves[method, length]])
-            mean, reach = success.mean(0), mean_reach(success)
-            axis.plot(grid / length, mean, color=colour, lw=1.5, label=method)
-            axis.fill_between(grid / length, mean - reach, mean + reach, color=colour, alpha=0.12,
-                              lw=0)
-        axis.set(xlabel="tokens spent / length", title=f"Answers of {length} tokens", ylim=(0, 1))
+        of_length = [cell for cell in values if cell["length"] == length]
+        for cell, colour in zip(of_length, COLOURS):
+            success = np.array([run["curve"] for run in cell["runs"]])
+            share, mean, reach = np.linspace(0, 1, POINTS), success.mean(0), mean_reach(success)
+            axis.plot(share, mean, color=colour, lw=1.5, label=cell["method"])
+            axis.fill_between(share, (mean - reach).clip(0), (mean + reach).clip(max=1),
+                              color=colour, alpha=0.12, lw=0)
+        axis.set(xlabel="share of the tokens spent", title=f"Answers of {length} tokens",
+                 ylim=(0, 1))
     axes[0][0].set_ylabel("expected reward of the policy")
     legend_below(figure, axes[0][0], ncols=5)
-    return save(figure, folder, "curves",
-                "Expected reward against tokens spent, means over seeds with 95% intervals")
+    return save(figure, folder, "curves", "Expected reward against tokens spent, each method at "
+                "its own learning rate, means over seeds with 95% intervals")
