@@ -11,9 +11,9 @@ Measurement. Two matrices:
     B   the gradient that a group's answers make together, in each weight matrix (median over them)
 
 With the singular values s, largest first, the effective rank is exp(-sum p log p), p = s / sum s
-(Roy and Vetterli 2007: of s, not of s^2). Beside it stands the stable rank sum s^2 / s_1^2, the
-lowest of the usual definitions. The null is the same with all advantages 1, which knows no reward
-and does not sum to zero. On a planted task the true reward and the exact credit of each token are
+(Roy and Vetterli 2007: of s, not of s^2). Beside it stand the stable rank sum s^2 / s_1^2, the
+lowest of the usual definitions, and how many of the s^2 make up 90% of their sum. The null is the
+same with all advantages 1, which knows no reward and does not sum to zero. On a planted task the true reward and the exact credit of each token are
 known and take the place of estimates.
 
 Reading it. If the claims hold, the z-score has rank 2 at every R, all ones have another rank, and
@@ -97,7 +97,13 @@ def stable_rank(s: torch.Tensor) -> float:
     return (s.square().sum() / s[0].square()).item()
 
 
-RANKS = {"entropy rank": entropy_rank, "stable rank": stable_rank}
+def energy_rank(s: torch.Tensor) -> float:
+    """How many singular values have 90% of the energy, the sum of their squares."""
+    share = s.square().cumsum(0) / s.square().sum()
+    return 1.0 + (share < 0.9 - 1e-9).sum().item()
+
+
+RANKS = {"entropy rank": entropy_rank, "stable rank": stable_rank, "90% of the energy": energy_rank}
 
 
 def ranks(gram: torch.Tensor) -> dict[str, float]:
@@ -187,7 +193,7 @@ def median_ranks(policy: Policy, update: torch.Tensor) -> dict[str, float]:
 
 
 def sizes_table(measured: Measurements) -> Table:
-    """Of the z-score: both definitions at every size."""
+    """Of the z-score: all definitions at every size."""
     R, rows, lines = measured.main, [], []
     columns = [f"R={size}" for size in measured.sizes]
     columns.insert(measured.sizes.index(R) + 1, f"95%, R={R}")

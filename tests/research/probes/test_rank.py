@@ -22,15 +22,18 @@ def ranks_of(singular_values):
     return {name: definition(s) for name, definition in RANKS.items()}
 
 
-def test_both_definitions_by_hand():
-    """Singular values 4 and 3: shares 4/7 and 3/7, squares 16 and 9."""
+def test_the_definitions_by_hand():
+    """Singular values 4 and 3: shares 4/7 and 3/7, squares 16 and 9. Squares 5, 4, 1: two of them
+    are 90%; of 10, 1, 0.2 the first has less than that."""
     entropy = (7 / 4) ** (4 / 7) * (7 / 3) ** (3 / 7)
     assert list(ranks(torch.diag(torch.tensor([9.0, 16.0]))).values()) == pytest.approx(
-        [entropy, 25 / 16])
-    assert list(ranks(torch.eye(5)).values()) == pytest.approx([5, 5])
+        [entropy, 25 / 16, 2])
+    assert ranks(torch.diag(torch.tensor([5.0, 4, 1])))["90% of the energy"] == 2
+    assert ranks(torch.diag(torch.tensor([10.0, 1, 0.2])))["90% of the energy"] == 2
+    assert list(ranks(torch.eye(5)).values()) == pytest.approx([5, 5, 5])
     rank_one = torch.outer(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, -1]))
-    assert list(ranks(gram(rank_one)).values()) == pytest.approx([1, 1])
-    assert list(ranks(torch.zeros(3, 3)).values()) == [NAN, NAN]
+    assert list(ranks(gram(rank_one)).values()) == pytest.approx([1, 1, 1])
+    assert list(ranks(torch.zeros(3, 3)).values()) == [NAN, NAN, NAN]
 
 
 def test_the_arms_of_a_group_are_those_of_training():
