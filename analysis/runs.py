@@ -6,7 +6,7 @@ from pathlib import Path
 from analysis.settings import check_settings
 from engine.errors import UserError
 from harness.credit_file import LARGEST, checkpoint_folders, credit_steps
-from harness.files import is_there, paths_in
+from harness.files import is_file, is_there, paths_in
 from harness.flags import shortened
 from harness.identity import MODES, lines_of_run, missing_evaluations, refuse_gaps
 from harness.run_folder import run_config
@@ -31,6 +31,18 @@ def read_runs(folders: list[str]) -> list[dict]:
     if not runs:
         raise UserError(f"none of these is a run folder with a finished step: {', '.join(folders)}")
     return runs
+
+
+def newest_run() -> str:
+    """The run in runs/ that wrote last, for whoever names none."""
+    written = {str(folder): max(os.stat(path).st_mtime for path in paths_in(folder)
+                                if is_file(path))
+               for folder in paths_in("runs") if is_there(folder / "config.json")}
+    if not written:
+        raise UserError("there is no run in runs/ yet: python train.py --mitigation none makes one")
+    newest = max(written, key=written.get)
+    print(f"no run is named, so this is the one that wrote last: {newest}", file=sys.stderr)
+    return newest
 
 
 def read_run(folder: str | Path) -> dict:
