@@ -33,19 +33,12 @@ work as well as underscores."""
 
 def read_flags(argv: list[str]) -> dict:
     """The flags that were typed, by name."""
-    defaults, topic = defaults_of(argv), topic_of_help(argv)
+    defaults = defaults_of(argv)
+    topic = defaults.pop("help", None)  # what stands behind --help, empty if nothing does
     if topic is not None:
         print(help_about(topic, defaults))
         raise SystemExit(0)
     return make_parser(defaults).read(argv, about_unknown)
-
-
-def topic_of_help(argv: list[str]) -> str | None:
-    """What stands behind --help, empty if nothing does; None where nobody asks."""
-    for argument, following in zip(argv, [*argv[1:], ""]):
-        if argument in ("-h", "--help"):
-            return "" if following.startswith("-") else following
-    return None
 
 
 def help_about(topic: str, defaults: dict) -> str:
@@ -64,10 +57,11 @@ def defaults_of(argv: list[str]) -> dict:
     parser = Parser(usage="", add_help=False)
     for name in ("task", "model", "config", "resume"):
         parser.add_argument(f"--{name}", type=some_text)
+    parser.add_argument("-h", "--help", nargs="?", const="")
     given = vars(parser.parse_known_args(argv)[0])
     if "resume" in given:
         path = Path(given["resume"]) / "config.json"
-        return {"task": Settings.task} | (read_json(path) if is_file(path) else {})
+        return {"task": Settings.task} | (read_json(path) if is_file(path) else {}) | given
     recipe, config = read_files(given)
     return {"task": Settings.task} | recipe | config | given
 

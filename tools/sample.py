@@ -8,6 +8,9 @@ The answers show which tokens the model was unsure of: shaded at a terminal, els
 probability behind them. The same seed gives the same answers; --seed 1 gives others. Nothing is
 written.
 """
+if not __package__:
+    raise SystemExit("start it with: python -m tools.sample")
+
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
