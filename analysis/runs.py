@@ -36,14 +36,13 @@ def read_runs(folders: list[str]) -> list[dict]:
 
 def newest_run() -> str:
     """The run in runs/ that wrote last, for whoever names none."""
-    written = {str(folder): max(os.stat(path).st_mtime for path in paths_in(folder)
-                                if is_file(path))
+    written = {folder: max(os.stat(path).st_mtime for path in paths_in(folder) if is_file(path))
                for folder in paths_in("runs") if is_there(folder / "config.json")}
     if not written:
         raise UserError("there is no run in runs/ yet: python train.py --mitigation none makes one")
     newest = max(written, key=written.get)
     print(f"no run is named, so this is the one that wrote last: {newest}", file=sys.stderr)
-    return newest
+    return str(newest)
 
 
 def read_run(folder: str | Path) -> dict:

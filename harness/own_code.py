@@ -148,7 +148,6 @@ def joined(*parts: dict) -> dict:
     line = {}
     for part in parts:
         for name in line.keys() & part.keys():
-            raise UserError(f"the metric {name} of a mitigation or an advantage needs another "
-                            "name: metrics.jsonl has one of this name")
+            raise UserError(f"the metric {name} of a mitigation or an advantage needs another name")
         line |= part
     return line

@@ -30,9 +30,8 @@ def run_name(settings, options: dict[str, Flag]) -> str:
     is_usual = os.path.realpath(find_folder(s.model)) == os.path.realpath(
         find_folder(options["model"].default))
     rescale = () if s.mitigation in ("none", *NEVER_RESCALED) else ("rescale",)
-    others = {name: flag for name, flag in options.items() if name not in BY_PLACE}
-    of_loss = {name: flag for name, flag in others.items() if flag.topic == "loss"}
-    of_rest = {name: flag for name, flag in others.items() if flag.topic != "loss"}
+    of_loss = {name: flag for name, flag in options.items() if flag.topic == "loss"}
+    of_rest = {name: flag for name, flag in options.items() if name not in {*BY_PLACE, *of_loss}}
     parts = [
         "" if s.task == options["task"].default else s.task.rpartition(".")[2],
         "" if is_usual else model_name(find_folder(s.model)),

@@ -11,7 +11,6 @@ written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
-
 import textwrap
 from functools import partial
 

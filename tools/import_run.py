@@ -11,7 +11,6 @@ and nothing that a file holds is executed.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.import_run")
-
 import json
 import math
 import shutil

@@ -9,7 +9,6 @@ problems that the run trained on: none is held out.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.pairs")
-
 import json
 from pathlib import Path
 

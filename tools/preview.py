@@ -9,7 +9,6 @@ written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
-
 import inspect
 import textwrap
 from dataclasses import replace

@@ -10,7 +10,6 @@ requests to this machine too, is refused.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.serve")
-
 import json
 import threading
 from contextlib import suppress

@@ -11,7 +11,6 @@ any other; its recipe.json holds the settings that suit the model in `python tra
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.warmup")
-
 import hashlib
 import json
 import random
