@@ -1,6 +1,7 @@
 """What the credit files of a run say. Reads run folders, never a model.
 
     python analyze.py runs/none-grpo-s0         # findings, pictures, report.html in its analysis/
+    python analyze.py                           # those of the run in runs/ that wrote last
     python analyze.py runs/*                    # the arms compared, paired by seed
 
 1. Read the run: settings, metrics, evaluations (analysis/runs.py).
@@ -327,7 +328,7 @@ def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None
         pictures = [learning_curves(comparison, folder)]
     if flags.json:
         report.write_numbers(folder, chapters)
-    intro = [compared(chosen), *left_out]
+    intro = [compared(sum(comparison.arms.values(), [])), *comparison.twins, *left_out]
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
     show_status("")

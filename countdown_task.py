@@ -58,7 +58,11 @@ tags. And return the final answer in <answer> </answer> tags, for example \
 <|im_start|>assistant
 Let me solve this step by step.
 <think>"""  # word by word that of github.com/policy-gradient/GRPO-Zero, to repeat what it measured
-PROMPTS = {"short": SHORT, "full": FULL, "original": ORIGINAL}
+PROMPTS = {  # of --prompt: the wording, and how it writes the numbers
+    "short": (SHORT, lambda words: " " + " ".join(words)),
+    "full": (FULL, ", ".join),
+    "original": (ORIGINAL, lambda words: (  # a numpy array there: numbers of equal width
+        f"[{' '.join(word.rjust(max(map(len, words))) for word in words)}]"))}
 # a flag with only=MADE is refused where this test fails, with these words
 MADE = (lambda task: task.data is None, "made problems: not with --data")
 
@@ -168,13 +172,9 @@ class Task:
 
     def prompt_for(self, problem: Problem) -> str:
         """Text that ends where the answer begins."""
-        words = [str(number) for number in problem.numbers]
-        if self.prompt == "original":  # GRPO-Zero prints a numpy array: numbers of equal width
-            width = max(map(len, words))
-            words = [word.rjust(width) for word in words]
-        numbers = {"short": " " + " ".join(words), "full": ", ".join(words),
-                   "original": f"[{' '.join(words)}]"}[self.prompt]
-        return PROMPTS[self.prompt].format(numbers=numbers, target=problem.target)
+        wording, written = PROMPTS[self.prompt]
+        numbers = written([str(number) for number in problem.numbers])
+        return wording.format(numbers=numbers, target=problem.target)
 
     def show(self, problem: Problem) -> str:
         """A line for people."""
@@ -196,7 +196,8 @@ class Task:
 
     def score(self, problem: Problem, response: str) -> dict[str, float]:
         """The reward of any string, and its parts."""
-        well_formed = format_score(response)
+        opened = "<think>" if PROMPTS[self.prompt][0].endswith("<think>") else ""
+        well_formed = format_score(response, opened)
         expression = between(response, "<answer>", "</answer>")
         right = float(evaluates_to(expression, problem.numbers, problem.target))
         verdicts = [verdict for _, verdict in steps_of(response, problem.numbers)]
@@ -252,10 +253,11 @@ def between(text: str, opening: str, closing: str) -> str | None:
     return content if opened and closed else None
 
 
-def format_score(response: str) -> float:
+def format_score(response: str, opened: str) -> float:
     """1 for exactly <think>...</think>, a new line, <answer>...</answer>, with every tag once.
-    Otherwise 0.1 for a pair of think tags and 0.5 for a pair of answer tags."""
-    text = response if response.startswith("<think>") else "<think>" + response  # of the prompt
+    Otherwise 0.1 for a pair of think tags and 0.5 for a pair of answer tags. What the prompt has
+    `opened`, "<think>" or nothing, counts with the answer, which may repeat it."""
+    text = response if response.startswith("<think>") else opened + response
     end = next((end for end in END_OF_TURN if text.endswith(end)), "")
     text = text.removesuffix(end)
     every_tag_once = all(text.count(tag.decode()) == 1 for tag in TAGS)

@@ -52,11 +52,11 @@ def alike(runs: list[dict], of) -> list[list[dict]]:
 
 
 def comparable(runs: list[dict], baseline: str | None) -> tuple[list[dict], list[str]]:
-    """The largest set of runs that can be compared, or that of the named run; and of those left
-    out, in a sentence, why."""
+    """The largest set of runs that can be compared, of evaluated ones before others, or that of
+    the named run; and of those left out, in a sentence, why."""
     sets = alike(runs, setting_of)
     named = [part for part in sets if any(is_called(run, baseline) for run in part)]
-    chosen = max(named or sets, key=len)
+    chosen = max(named or sets, key=lambda part: (bool(part[0]["evaluations"]), len(part)))
     here, reasons = setting_of(chosen[0]), []
     for part in sets:
         theirs = setting_of(part[0])
@@ -95,11 +95,21 @@ class Comparison:
         settings = [arm_of(part[0]) for part in parts]
         for mine, part in zip(settings, parts):
             arms.setdefault(name_of(mine, settings), []).extend(part)
-        for arm in arms.values():
-            refuse_twins(arm)
         self.arms = arms
         self.baseline = self.arm_named(baseline) if baseline else self.usual_baseline()
-        self.arms = {self.baseline: arms[self.baseline], **arms}
+        self.twins, self.arms = [], {self.baseline: [], **arms}
+        for name, arm in arms.items():
+            self.arms[name] = self.without_twins(arm)
+
+    def without_twins(self, arm: list[dict]) -> list[dict]:
+        """One run of each seed, a finished one if there is; `twins` says which were left out."""
+        by_seed = {}
+        for run in sorted(arm, key=lambda run: not is_done(run)):
+            kept = by_seed.setdefault(run["config"]["seed"], run)
+            if kept is not run:
+                self.twins.append(f"{run['folder'].name} has the settings and the seed of "
+                                  f"{kept['folder'].name}, so it is left out.")
+        return list(by_seed.values())
 
     def arm_named(self, wanted: str) -> str:
         """The arm of this name, or with a run of this name or folder."""
@@ -136,12 +146,3 @@ class Comparison:
         mine, unshuffled = arm_of(self.arms[name][0]), {"placebo": "none"}
         return [other for other, arm in self.arms.items()
                 if other != name and mine == arm_of(arm[0]) | unshuffled]
-
-
-def refuse_twins(arm: list[dict]) -> None:
-    by_seed = {}
-    for run in arm:
-        twin = by_seed.setdefault(run["config"]["seed"], run)
-        if twin is not run:
-            raise UserError(f"{twin['folder']} and {run['folder']} are the same arm and seed: "
-                            "one of them is enough")

@@ -7,6 +7,7 @@ from analysis import earlier
 from analysis.page import (Picture, bullets, figure_of, folded, illustrated, named, paragraphs,
                            side_by_side, viewer)
 from analysis.tables import Table, show, show_in_short
+from analysis.runs import newest_run
 from engine.errors import UserError
 from harness.files import replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
@@ -37,15 +38,16 @@ OF_ONE_RUN = {"steps": "chooses answers", "earlier": "prints tables", "csv": "wr
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
-    parser = add_flags(Parser("python analyze.py RUN [RUN ...] [flags]", description), FLAGS)
-    parser.add_argument("runs", nargs="+", metavar="RUN",
-                        help="run folders; with more than one they are compared")
+    parser = add_flags(Parser("python analyze.py [RUN ...] [flags]", description), FLAGS)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folders; several are compared "
+                        "(default: the one in runs/ that wrote last)")
     for name, help_text in SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=help_text)
     parser.add_argument("--steps", type=int, nargs="+", metavar="N",
                         help="steps whose answers the page shows (default: eight, evenly spaced)")
-    switched_off = dict.fromkeys(SWITCHES, False)
-    flags = with_defaults({"steps": [], **switched_off, **parser.read(argv)}, FLAGS)
+    empty = {"runs": [], "steps": [], **dict.fromkeys(SWITCHES, False)}
+    flags = with_defaults(empty | parser.read(argv), FLAGS)
+    flags.runs = flags.runs or [newest_run()]
     if len(flags.runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")
     for name, what in OF_ONE_RUN.items():

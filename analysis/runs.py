@@ -6,8 +6,9 @@ from pathlib import Path
 from analysis.settings import check_settings
 from engine.errors import UserError
 from harness.credit_file import LARGEST, checkpoint_folders, credit_steps
-from harness.files import is_there, paths_in
+from harness.files import is_file, is_there, paths_in
 from harness.flags import shortened
+from harness.hints import did_you_mean
 from harness.identity import MODES, lines_of_run, missing_evaluations, refuse_gaps
 from harness.run_folder import run_config
 
@@ -18,7 +19,7 @@ def read_runs(folders: list[str]) -> list[dict]:
     runs, several = [], len(folders) > 1
     for folder in {os.path.realpath(name): Path(name) for name in folders}.values():
         if not is_there(folder):
-            raise UserError(f"{folder} does not exist")
+            raise UserError(f"{folder} does not exist{did_you_mean(folder)}")
         if several and not is_there(folder / "config.json"):
             print(f"passed over: {folder} is not a run folder, it has no config.json",
                   file=sys.stderr)
@@ -31,6 +32,17 @@ def read_runs(folders: list[str]) -> list[dict]:
     if not runs:
         raise UserError(f"none of these is a run folder with a finished step: {', '.join(folders)}")
     return runs
+
+
+def newest_run() -> str:
+    """The run in runs/ that wrote last, for whoever names none."""
+    written = {folder: max(os.stat(path).st_mtime for path in paths_in(folder) if is_file(path))
+               for folder in paths_in("runs") if is_there(folder / "config.json")}
+    if not written:
+        raise UserError("there is no run in runs/ yet: python train.py --mitigation none makes one")
+    newest = max(written, key=written.get)
+    print(f"no run is named, so this is the one that wrote last: {newest}", file=sys.stderr)
+    return str(newest)
 
 
 def read_run(folder: str | Path) -> dict:

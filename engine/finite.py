@@ -13,6 +13,10 @@ class NotFinite(UserError):
     """A number that a run works with is not finite."""
 
 
+class NotFiniteCredit(NotFinite):
+    """What a weighting or an advantage made of finite numbers is not."""
+
+
 class BrokenModel(NotFinite):
     """What the model computes is not finite."""
 

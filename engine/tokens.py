@@ -57,8 +57,8 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
     rules = tokenizer.normalizer  # Qwen's composes accents: another spelling, but nothing is lost
     if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != (
             rules.normalize_str(text) if rules else text):
-        raise UserError(f"the tokenizer cannot spell {what}: the tiny model knows only the words "
-                        "and numbers it was made with")
+        raise UserError(f"the tokenizer cannot spell {what}: none of its "
+                        f"{tokenizer.get_vocab_size()} tokens stand for a part of it")
     return ids
 
 

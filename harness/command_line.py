@@ -26,30 +26,24 @@ FIRST_DAY = (  # what --help lists
 ABOUT_HELP = """\
 --help METHOD describes one of them and its flags; --help all lists every flag and every method."""
 ABOUT_FILES = """\
-A model folder's recipe.json sets its own defaults (models/tiny has one). Flags override them, and
-config.json in the run folder shows what was used. Hyphens work as well as underscores."""
+Defaults are those of this command: a model folder's recipe.json (models/tiny has one) and --config
+set their own. Flags override them, and config.json in the run folder shows what was used. Hyphens
+work as well as underscores."""
 
 
 def read_flags(argv: list[str]) -> dict:
     """The flags that were typed, by name."""
-    task, topic = look_for_task(argv), topic_of_help(argv)
+    defaults = defaults_of(argv)
+    topic = defaults.pop("help", None)  # what stands behind --help, empty if nothing does
     if topic is not None:
-        print(help_about(topic, task))
+        print(help_about(topic, defaults))
         raise SystemExit(0)
-    return make_parser(task).read(argv, about_unknown)
+    return make_parser(defaults).read(argv, about_unknown)
 
 
-def topic_of_help(argv: list[str]) -> str | None:
-    """What stands behind --help, empty if nothing does; None where nobody asks."""
-    for argument, following in zip(argv, [*argv[1:], ""]):
-        if argument in ("-h", "--help"):
-            return "" if following.startswith("-") else following
-    return None
-
-
-def help_about(topic: str, task: str) -> str:
+def help_about(topic: str, defaults: dict) -> str:
     if topic in ("", "all"):
-        return make_parser(task, OPTIONS if topic else FIRST_DAY).format_help()
+        return make_parser(defaults, OPTIONS if topic else FIRST_DAY).format_help()
     for registry in (MITIGATIONS, ADVANTAGES):
         if topic in registry:
             return describe_choice(topic, registry[topic])
@@ -57,21 +51,24 @@ def help_about(topic: str, task: str) -> str:
                     "them)")
 
 
-def look_for_task(argv: list[str]) -> str:
-    """The task, on which depends what other flags there are."""
+def defaults_of(argv: list[str]) -> dict:
+    """What the files that were named set: the task, on which depends what other flags there are,
+    and what --help shows in place of the defaults of the settings."""
     parser = Parser(usage="", add_help=False)
     for name in ("task", "model", "config", "resume"):
         parser.add_argument(f"--{name}", type=some_text)
+    parser.add_argument("-h", "--help", nargs="?", const="")
     given = vars(parser.parse_known_args(argv)[0])
     if "resume" in given:
         path = Path(given["resume"]) / "config.json"
-        return (read_json(path) if is_file(path) else {}).get("task", Settings.task)
+        return {"task": Settings.task} | (read_json(path) if is_file(path) else {}) | given
     recipe, config = read_files(given)
-    return ({"task": Settings.task} | recipe | config | given)["task"]
+    return {"task": Settings.task} | recipe | config | given
 
 
-def make_parser(task: str, listed=()) -> Parser:
+def make_parser(defaults: dict, listed=()) -> Parser:
     """It reads every flag, and its help lists these settings."""
+    task = defaults["task"]
     refuse_taken_names(task)
     is_all = listed is OPTIONS
     epilog = describe_choices() if is_all else f"{choices_by_name()}\n{ABOUT_HELP}"
@@ -79,10 +76,12 @@ def make_parser(task: str, listed=()) -> Parser:
                     "was given.", epilog=f"{epilog}\n\n{ABOUT_FILES}", add_help=False)
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
     for name, flag in OPTIONS.items():
+        flag = replace(flag, default=defaults.get(name, flag.default))
         add_flag(topics[flag.topic], name, flag,
                  describe_option(name, flag) if name in listed else SUPPRESS)
     of_task = None if is_all or task != Settings.task else SUPPRESS  # None: described in full
     for name, flag in fields_as_flags(load_task(task)).items():
+        flag = replace(flag, default=defaults.get(name, flag.default))
         add_flag(topics[PROBLEMS], name, flag, of_task)
     for name, flag in choice_flags().items():
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice

@@ -129,14 +129,12 @@ class Parser(argparse.ArgumentParser):
         typed = [underscores(argument) for argument in argv]
         given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
         if unknown:
-            raise UserError(about_unknown(unknown[0]) or self.nearest_to(unknown[0]))
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=NEAR)
+            question = f", did you mean {near[0]}?" if near else ""
+            said = f"unknown argument {shortened(' '.join(unknown[0].split()))}{question}"
+            raise UserError(about_unknown(unknown[0]) or said)
         return vars(given)
-
-    def nearest_to(self, argument: str) -> str:
-        name = argument.partition("=")[0]
-        near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=NEAR)
-        question = f", did you mean {near[0]}?" if near else ""
-        return f"unknown argument {shortened(' '.join(argument.split()))}{question}"
 
 
 def underscores(argument: str) -> str:
@@ -213,7 +211,7 @@ def check_value(name: str, value, flag: Flag) -> None:
     if isinstance(value, str) and not value.isprintable():
         raise UserError(f"{said} has characters that cannot be shown")
     if flag.choices and value is not None and value not in flag.choices:
-        nearest = sorted(flag.choices, key=lambda choice: -likeness(choice, value))
+        nearest = difflib.get_close_matches(value, flag.choices, len(flag.choices), cutoff=0)
         raise UserError(f"--{name} {shortened(value)} is not one of: {', '.join(nearest)}")
     if type(value) in (int, float):
         for words, limit, holds in flag.limits():
@@ -230,10 +228,6 @@ def has_type(value, flag: Flag) -> bool:
     if flag.type is str:
         return isinstance(value, str) and (value.strip() != "" or flag.default == "")
     return type(value) is flag.type and math.isfinite(value)
-
-
-def likeness(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -8,7 +8,6 @@ batch has; nothing but --loss dpo can be trained with it.
 """
 import random
 from dataclasses import dataclass
-from typing import TextIO
 
 import torch
 
@@ -38,7 +37,9 @@ class GivenPairs:
         if not hasattr(policy.task, "read"):
             raise UserError(f"--pairs: --task {policy.settings.task} has no method read, which "
                             "makes a problem of a text")
-        self.pairs = read_given(name, lambda file: parse_pairs(file, name, policy))
+        self.pairs = read_given(name, lambda file: [
+            parse_pair(line, f"{name}, line {number}", policy)
+            for number, line in enumerate(file, 1) if line.strip()])
         if not self.pairs:
             raise UserError(f"{name} holds no pairs")
 
@@ -62,11 +63,6 @@ class GivenPairs:
                             group, ids, mask, finished, log_prob=unknown, entropy=unknown,
                             collision=unknown)
         return with_facts(policy.model, rollouts, s.micro_batch)
-
-
-def parse_pairs(file: TextIO, name: str, policy) -> list[Pair]:
-    return [parse_pair(line, f"{name}, line {number}", policy)
-            for number, line in enumerate(file, 1) if line.strip()]
 
 
 def parse_pair(line: str, where: str, policy) -> Pair:

@@ -1,9 +1,11 @@
 """What to type instead: commands to paste, and what settings of other libraries are called here."""
+import difflib
 import re
 import shlex
 from pathlib import Path
 
-from harness.files import find_folder, is_file, is_folder, is_there
+from harness.files import find_folder, is_file, is_folder, is_there, paths_in
+from harness.flags import NEAR
 
 THEIR_NAMES = {  # of our flags, in TRL, verl and others
     "--learning_rate": "lr",
@@ -56,13 +58,24 @@ def about_unknown(argument: str) -> str:
     return ""
 
 
+def did_you_mean(path: str | Path) -> str:
+    """What may be meant by a path that leads nowhere: runs/none-grpo-s0 by runs/none. Empty where
+    nothing beside it is called alike, or where there is something."""
+    path = Path(path)
+    beside = [] if is_there(path) else [found.name for found in paths_in(path.parent)]
+    longer = [name for name in beside if name.startswith(f"{path.name}-")]
+    near = longer or difflib.get_close_matches(path.name, beside, 1, NEAR)
+    return f", did you mean {path.parent / near[0]}?" if near else ""
+
+
 def about_missing_model(name: str) -> str:
-    """How to get a model that is no folder and named as on the Hugging Face Hub, OWNER/NAME; else
-    an empty text. models/Qwen2.5-0.5B is Qwen/Qwen2.5-0.5B."""
+    """How to get a model that is no folder and named as on the Hugging Face Hub, OWNER/NAME, or
+    what else may be meant; else an empty text. models/Qwen2.5-0.5B is Qwen/Qwen2.5-0.5B."""
     hub_name = re.sub("^models/(?=Qwen[23])", "Qwen/", name)
     match = re.fullmatch(r"([\w-]+)/([\w-][\w.-]*)", hub_name, re.ASCII)
     if not match or is_folder(match[1]) or is_there(find_folder(name)):
-        return ""
+        near = "" if is_there(find_folder(name)) else did_you_mean(name)
+        return f"there is no model folder {name}{near}" if near else ""
     command = shlex.join(["hf", "download", hub_name, "--local-dir", f"models/{match[2]}"])
     return (f"there is no model folder {name}. This makes one: {command}, "
             f"and then --model models/{match[2]} takes it")

@@ -15,7 +15,8 @@ def tell_outcome(run) -> None:
     sampled, greedy = ([line for line in lines if line["mode"] == mode]
                        for mode in ("sampled", "greedy"))
     since = f" since step {run.done}" if run.done else ""
-    took = in_minutes(time.monotonic() - run.start) + since
+    minutes, seconds = divmod(round(time.monotonic() - run.start), 60)
+    took = (f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s") + since
     say(f"  {change(sampled[0], sampled[-1])}, {took}" if len(sampled) > 1 else f"  {took}")
     say("What every token got, and what one of them got:")
     say(f"  {python_command('analyze.py', path)}")
@@ -44,9 +45,3 @@ def tell_what_turned(run, before: list, after: list) -> None:
     lost = sum(was > is_now for was, is_now in zip(before, after))
     say(f"The first held-out problem whose likeliest answer turned from wrong to right "
         f"({len(turned):,} did, {lost:,} the other way):\n  {command}")
-
-
-def in_minutes(seconds: float) -> str:
-    """3 min 52 s"""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -4,6 +4,7 @@ What goes wrong in it is one sentence that begins with their file and line, not 
 lab. Weightings, advantages and tasks that ship with the lab are called the same way. What they
 return is checked before it is used: a new idea may be wrong.
 """
+import difflib
 import inspect
 import traceback
 from collections.abc import Callable
@@ -14,9 +15,9 @@ from reprlib import repr as brief
 import torch
 
 from engine.errors import OwnCodeError, UserError
-from engine.finite import NotFinite
+from engine.finite import NotFiniteCredit
 from engine.rollouts import Rollouts
-from harness.flags import shortened
+from harness.flags import NEAR, shortened
 from harness.hints import path_from_here
 from harness.program import of_the_system
 
@@ -31,10 +32,16 @@ def own_code(what: str, code):
         is_of_machine = not isinstance(error, OSError) and of_the_system(error)
         if isinstance(error, UserError) or is_of_machine:
             raise
-        lines = traceback.format_exception_only(error)  # with "Did you mean", which str() lacks
-        text = "".join(lines[-1:] if isinstance(error, SyntaxError) else lines)
-        said = shortened(" ".join(text.split()), 300)
+        text = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
+        said = shortened(" ".join(text.split()), 300) + meant_by(error)
         raise OwnCodeError(f"{place_of(code, error)}{what} raises {said}") from error
+
+
+def meant_by(error: Exception) -> str:
+    """Of tokens.logprob that log_prob may be meant, which only a traceback would say."""
+    wanted = getattr(error, "name", None) if isinstance(error, AttributeError) else None
+    near = difflib.get_close_matches(wanted or "", dir(getattr(error, "obj", None)), 1, NEAR)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def expect(holds: Callable[[], bool], what: str, code, expected: str, value) -> None:
@@ -59,29 +66,23 @@ def described(value) -> str:
 def place_of(code, error: Exception | None = None) -> str:
     """File and line of the code, `my_task.py, line 3: `, with an error those and the text of the
     innermost line in that file that led to it. Empty for what is not written in Python."""
-    path, number = where_it_begins(code)
+    if not isinstance(code, Path):
+        code = inspect.unwrap(code)
+        if not (inspect.isroutine(code) or inspect.isclass(code)):
+            code = type(code)  # an object that is called
+    try:
+        path, number = ((str(code), 1) if isinstance(code, Path) else
+                        (inspect.getsourcefile(code), inspect.getsourcelines(code)[1]))
+    except (OSError, TypeError):
+        return ""
     text = ""
     for frame in traceback.extract_tb(error and error.__traceback__):
         if frame.filename == path:
             number, text = frame.lineno, frame.line
     if isinstance(error, SyntaxError) and error.filename == path:
         number, text = error.lineno, (error.text or "").strip()
-    if not path:
-        return ""
     quoted = f', "{shortened(text)}"' if text else ""
     return f"{path_from_here(Path(path))}, line {number or 1}{quoted}: "
-
-
-def where_it_begins(code) -> tuple[str, int]:
-    if isinstance(code, Path):
-        return str(code), 1
-    code = inspect.unwrap(code)
-    if not (inspect.isroutine(code) or inspect.isclass(code)):
-        code = type(code)  # an object that is called
-    try:
-        return inspect.getsourcefile(code), inspect.getsourcelines(code)[1]
-    except (OSError, TypeError):
-        return "", 0
 
 
 def call_method(chosen, whose: str, tokens: Rollouts, policy=None) -> torch.Tensor:
@@ -97,7 +98,8 @@ def call_method(chosen, whose: str, tokens: Rollouts, policy=None) -> torch.Tens
     expect(lambda: fits_frame(values, mask), whose, chosen,
            f"a tensor (B, T) = {tuple(mask.shape)} of real numbers on {mask.device}", values)
     frame = torch.broadcast_to(values.detach().float(), mask.shape).masked_fill(~mask, 0.0)
-    refuse_tokens(~frame.isfinite(), mask, f"{place_of(chosen)}{whose} is not finite", NotFinite)
+    refuse_tokens(~frame.isfinite(), mask, f"{place_of(chosen)}{whose} is not finite",
+                  NotFiniteCredit)
     return frame
 
 
@@ -146,7 +148,6 @@ def joined(*parts: dict) -> dict:
     line = {}
     for part in parts:
         for name in line.keys() & part.keys():
-            raise UserError(f"the metric {name} of a mitigation or an advantage needs another "
-                            "name: metrics.jsonl has one of this name")
+            raise UserError(f"the metric {name} of a mitigation or an advantage needs another name")
         line |= part
     return line

@@ -16,14 +16,13 @@ import torch
 
 from engine.errors import UserError
 from harness.files import PROJECT, find_folder, is_folder, paths_in, sha256_of
-from harness.settings import OPTIONS, Settings, own_flags
+from harness.settings import OPTIONS, Settings, flags_beside
 
 
 def provenance() -> dict:
     """The versions a run was made with, and the commit of this code (null outside a checkout)."""
-    versions = {"python": platform.python_version(), "torch": torch.__version__,
-                "numpy": np.__version__, "safetensors": safetensors.__version__,
-                "tokenizers": tokenizers.__version__}
+    versions = {"python": platform.python_version()} | {
+        package.__name__: package.__version__ for package in (torch, np, safetensors, tokenizers)}
     commit = None
     if shutil.which("git"):
         command = ["git", "rev-parse", "HEAD"]
@@ -40,7 +39,7 @@ def fingerprints(settings: Settings) -> dict[str, str]:
 def given_paths(settings: Settings) -> dict[str, Path]:
     """The files and folders that flags name, by the flag."""
     values = {**vars(settings), **settings.own}
-    flags = {**OPTIONS, **own_flags(settings)}
+    flags = {**OPTIONS, **flags_beside(vars(settings))}
     return {name: find_folder(values[name]) for name, flag in flags.items()
             if flag.is_path and values[name] is not None}
 

@@ -14,7 +14,7 @@ from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, check_seal, missing_
 from harness.progress import say
 from harness.provenance import refuse_other_sources
 from harness.run_folder import RunFolder
-from harness.settings import OPTIONS, Settings, own_flags
+from harness.settings import OPTIONS, Settings, flags_beside
 
 
 def refuse_changes(given: dict) -> None:
@@ -46,7 +46,8 @@ def what_differs(settings: Settings) -> str:
     if not is_file(path):
         return " and is not a run folder:"
     # a run that is older than a setting was made with what is now its default
-    defaults = {name: flag.default for name, flag in {**OPTIONS, **own_flags(settings)}.items()}
+    flags = OPTIONS | flags_beside(vars(settings))
+    defaults = {name: flag.default for name, flag in flags.items()}
     config = defaults | read_json(path)
     wanted = settings.to_json()
     may_differ = {"out", *CHANGEABLE} - {"steps"}

@@ -19,7 +19,7 @@ import torch
 
 from engine import processes
 from engine.errors import UserError
-from engine.finite import BrokenModel, NotFinite
+from engine.finite import BrokenModel, NotFinite, NotFiniteCredit
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.command_line import read_flags
@@ -240,10 +240,12 @@ def where_to_look(error: NotFinite, run: Run) -> str:
     if steps == 0 and isinstance(error, BrokenModel):
         return f"{error}, in the first step. Is {run.policy.folder} a sound model?"
     own = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
-    values = {"learning_rate": s.learning_rate, **own}  # either can be too large
-    flags = ", ".join(f"--{name} {value:g}" for name, value in values.items()
-                      if isinstance(value, float))
+    is_own = isinstance(error, NotFiniteCredit)  # of finite numbers: no rate is too large
+    values = own if is_own else {"learning_rate": s.learning_rate, **own}
+    flags = ", ".join(["its line and what it divides by"] * is_own + [
+        f"--{name} {value:g}" for name, value in values.items() if isinstance(value, float)])
     checkpoints = run.folder.checkpoints()
     way_on = (f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
               if checkpoints else "there is no checkpoint from before")
-    return f"{error}. The last step on record is {steps}. Look at {flags}; {way_on}"
+    return (f"{error}, in step {run.step}. The last step on record is {steps}. Look at {flags}; "
+            f"{way_on}")

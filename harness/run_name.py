@@ -21,52 +21,44 @@ from harness.tasks import load_task
 LONGEST = 100  # bytes; the end of a longer name becomes a hash
 BY_PLACE = (  # these have a place of their own in the name
     "task", "model", "mitigation", "placebo", "rescale", "advantage", "seed")
-NAMED_BY_VALUE = ("device", "dtype")  # "cuda" instead of "devicecuda"
-SHORT = {"learning_rate": "lr"}
+LABELS = {"learning_rate": "lr", "device": "", "dtype": ""}  # "cuda" instead of "devicecuda"
 
 
 def run_name(settings, options: dict[str, Flag]) -> str:
     """Task, model, mitigation, advantage, each with its own flags; then all others; the seed."""
     s = settings
-    is_rescaled = s.mitigation not in ("none", *NEVER_RESCALED)
-    of_weight = ("placebo", "rescale") if is_rescaled else ("placebo",)
-    others = [name for name in options if name not in BY_PLACE]
-    of_loss = [name for name in others if options[name].topic == "loss"]
-    of_rest = [name for name in others if options[name].topic != "loss"]
+    is_usual = os.path.realpath(find_folder(s.model)) == os.path.realpath(
+        find_folder(options["model"].default))
+    rescale = () if s.mitigation in ("none", *NEVER_RESCALED) else ("rescale",)
+    of_loss = {name: flag for name, flag in options.items() if flag.topic == "loss"}
+    of_rest = {name: flag for name, flag in options.items() if name not in {*BY_PLACE, *of_loss}}
     parts = [
         "" if s.task == options["task"].default else s.task.rpartition(".")[2],
-        model_part(s.model, options["model"].default),
+        "" if is_usual else model_name(find_folder(s.model)),
         s.mitigation, *changed(s, parameters_as_flags(MITIGATIONS[s.mitigation]), write=str),
-        *changed(s, {name: options[name] for name in of_weight}),
+        *changed(s, {name: options[name] for name in ("placebo", *rescale)}),
         s.advantage, *changed(s, parameters_as_flags(ADVANTAGES[s.advantage]), write=str),
-        *changed(s, {name: options[name] for name in of_loss}, write=str),
-        *changed(s, fields_as_flags(load_task(s.task))),
-        *changed(s, {name: options[name] for name in of_rest})]
+        *changed(s, of_loss, write=str), *changed(s, fields_as_flags(load_task(s.task))),
+        *changed(s, of_rest)]
     return shortened("-".join(filter(None, parts)), f"-s{s.seed}")
 
 
 def changed(settings, flags: dict[str, Flag], write=None) -> list[str]:
-    """A part for each of these flags that is not at its default, has an effect here, and can change
-    a result."""
-    values = settings.to_json()
-    parts = []
+    """A part, "think_discount0.25", for each of these flags that is not at its default, has an
+    effect here, and can change a result."""
+    values, parts = settings.to_json(), []
     for name, flag in flags.items():
-        is_default = values[name] == settings.defaults.get(name, flag.default)
-        has_effect = not flag.only or flag.only[0](SimpleNamespace(**values))
-        if flag.changes_result and has_effect and not is_default:
-            parts.append(part(name, values[name], flag, write or short))
+        value, has_effect = values[name], not flag.only or flag.only[0](SimpleNamespace(**values))
+        is_default = value == settings.defaults.get(name, flag.default)
+        if not flag.changes_result or not has_effect or is_default:
+            continue
+        if flag.is_path and value:
+            parts.append(path_part(value, usual="."))
+        elif name == "rollouts":  # whatever the address of the server is
+            parts.append(name)
+        else:
+            parts.append(LABELS.get(name, name) + legal((write or short)(value)))
     return parts
-
-
-def part(name: str, value, flag: Flag, write) -> str:
-    """The part of a flag, "think_discount0.25", without characters that a folder's name cannot
-    have."""
-    if flag.is_path and value:
-        return path_part(value, usual=".")
-    if name == "rollouts":  # whatever the address of the server is
-        return name
-    label = "" if name in NAMED_BY_VALUE else SHORT.get(name, name)
-    return label + legal(write(value))
 
 
 def path_part(path: str | Path, usual: str) -> str:
@@ -98,13 +90,6 @@ def short(value) -> str:
     plain = repr(value).removesuffix(".0")
     scientific = f"{Decimal(repr(value)).normalize():e}".replace("+", "")
     return min(plain, scientific, key=len)
-
-
-def model_part(model: str, default: str) -> str:
-    """Nothing for the model that is taken without --model, however its path is written."""
-    folder, usual = find_folder(model), find_folder(default)
-    is_usual = os.path.realpath(folder) == os.path.realpath(usual)
-    return "" if is_usual else model_name(folder)
 
 
 def model_name(folder: Path) -> str:

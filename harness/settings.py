@@ -250,10 +250,6 @@ def flags_beside(values: dict) -> dict[str, Flag]:
             **parameters_as_flags(ADVANTAGES[values["advantage"]])}
 
 
-def own_flags(settings: Settings) -> dict[str, Flag]:
-    return flags_beside(vars(settings))
-
-
 def refuse_flags_of_others(values: dict, flags: dict[str, Flag], given: dict) -> None:
     """Stop if a flag was typed that belongs to another task, mitigation or advantage."""
     for name in given:

@@ -29,7 +29,8 @@ def load_task(name: str) -> type:
         raise UserError(f"--task {name!r} should be a text")
     if not is_module(name):
         dotted = name.removesuffix(".py").replace("/", ".")
-        meant = f"; did you mean --task {dotted}?" if is_module(dotted) else ""
+        meant = "".join(f"; did you mean --task {near}?" for near in (dotted, f"tools.{dotted}")
+                        if is_module(near))
         raise UserError(f"--task {shortened(name)}: there is no such module in the project's "
                         f"folder (the file tools/my_task.py is the module tools.my_task){meant}")
     with own_code(f"--task {name}", path_of(name)):

@@ -130,7 +130,6 @@ def test_wrong_flags_and_folders(tmp_path):
     folder, _ = random_log(tmp_path / "run")
     (tmp_path / "file").write_text("x")
     for argv, said in (
-        ([], "RUN"),
         ([str(tmp_path / "none")], "does not exist"),
         ([str(folder), "--steps", "7"], "--steps 7"),
         ([str(folder), "--baseline", "x"], "--baseline"),

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from countdown_task import Problem, Task, annotate, evaluates_to, held_out
+from countdown_task import PROMPTS, Problem, Task, annotate, evaluates_to, held_out
 from engine.errors import UserError
 from engine.labels import ANSWER, KINDS, OTHER, SECTIONS, THINK
 from engine.tokens import encode_prompt, load_tokenizer, token_bytes
@@ -54,6 +54,20 @@ def test_format_and_answer(response, form, right):
     result = score(response)
     assert (result["format"], result["answer"]) == (form, right)
     assert result["reward"] == pytest.approx(0.1 * form + right)
+
+
+@pytest.mark.parametrize("opening, response, form", [
+    ("<think>", " hm</think>\n<answer>1</answer>", 1.0),
+    ("", " hm</think>\n<answer>1</answer>", 0.5),   # nobody has opened the thinking
+    ("", "<think> hm</think>\n<answer>1</answer>", 1.0),
+    ("", "hm <think>x</think>\n<answer>1</answer>", 1.0)])
+def test_a_prompt_of_ones_own_is_one_row_and_opens_the_thinking_or_does_not(
+        monkeypatch, opening, response, form):
+    wording = "Make {target} of {numbers}." + opening
+    monkeypatch.setitem(PROMPTS, "mine", (wording, " and ".join))
+    task = Task(prompt="mine")
+    assert task.prompt_for(PROBLEM) == "Make 22 of 3 and 5 and 7." + opening
+    assert task.score(PROBLEM, response)["format"] == form
 
 
 RIGHT = [

@@ -1,8 +1,11 @@
 """The house: what stands at the top level, who imports whom, and what no line may hold.
 
-Read from the source with `ast`, imports inside functions included; nothing is run.
+Read from the source with `ast`, imports inside functions included; nothing is run but what counts
+the files that a program loads.
 """
 import ast
+import json
+import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
@@ -106,6 +109,32 @@ def lies_in(what, places):
 
 def where(name, line):
     return f"{MODULES[name].relative_to(ROOT)}:{line}"
+
+
+# What a reader loads, and the lab: at most so many files and lines. Whoever needs more takes away.
+CEILINGS = {"train": (62, 8081), "grpo": (25, 3731), "analyze": (73, 9746)}
+LAB, MOST_LINES = [*SIX, "engine", "harness", "credit", "analysis", "tools"], 14_447
+LOADED = "import json, sys, {}; print(json.dumps(list(sys.modules)))"
+
+
+def lines_of(names):
+    return sum(len(MODULES[name].read_text(encoding="utf-8").splitlines()) for name in names)
+
+
+@pytest.mark.parametrize("program", CEILINGS)
+def test_what_a_program_loads_does_not_grow(program):
+    printed = subprocess.run([sys.executable, "-c", LOADED.format(program)], cwd=ROOT, check=True,
+                             capture_output=True, text=True).stdout
+    loaded = MODULES.keys() & set(json.loads(printed))
+    assert program in loaded  # not one of that name installed elsewhere
+    files, lines = CEILINGS[program]
+    assert len(loaded) <= files and lines_of(loaded) <= lines, (
+        f"import {program} loads {len(loaded)} files, {lines_of(loaded)} lines")
+
+
+def test_the_lab_does_not_grow():
+    lab = [name for name in NAMES if name.split(".")[0] in LAB]
+    assert lines_of(lab) <= MOST_LINES, f"{lines_of(lab)} lines"
 
 
 def test_the_top_level_is_six_files():

@@ -102,8 +102,8 @@ def test_an_advantage_is_checked_like_a_weight(start, tmp_path, monkeypatch):
 
     monkeypatch.setitem(ADVANTAGES, "mine", mine)
     said = start("--advantage", "mine")
-    assert "the advantage mine is not finite at" in said
-    assert "--power 2" in said and "--learning_rate 0.001" in said
+    assert "the advantage mine is not finite at" in said and ", in step 2." in said
+    assert "--power 2" in said and "--learning_rate" not in said  # what it was given is finite
     assert not (tmp_path / "x/credit/step_000002.npz").exists()
 
 

@@ -65,7 +65,8 @@ def giving(values):
 
 
 @pytest.mark.parametrize("idea, words", [
-    (misspelled, r'"return 1 \+ tokens.logprob": the mitigation mine raises AttributeError'),
+    (misspelled, r'"return 1 \+ tokens.logprob": the mitigation mine raises AttributeError: .*'
+     r"no attribute 'logprob', did you mean log_prob\?$"),
     (lambda: 1.0, "the mitigation mine raises TypeError: .* takes 0 positional"),
     (undefined, "the mitigation mine is not finite at .* The last step on record is 0"),
     (changes_the_batch, "the mitigation mine changed a tensor of the batch"),

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TextIO
 
 from engine.errors import UserError
 from harness.files import read_given
@@ -23,15 +22,12 @@ Step = tuple[int, str, int, int]  # x, operator, y and the result
 
 def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
     """Read JSON lines {"nums": [3, 5, 7], "target": 22}: numbers and target of each."""
-    problems = read_given(name, lambda file: parse_problems(file, name))
+    problems = read_given(name, lambda file: [
+        parse_problem(line.strip(), f"{name}, line {number}")
+        for number, line in enumerate(file, 1) if line.strip()])
     if not problems:
         raise UserError(f"{name} holds no problems")
     return problems
-
-
-def parse_problems(file: TextIO, name: str) -> list[tuple[tuple[int, ...], int]]:
-    return [parse_problem(line.strip(), f"{name}, line {number}")
-            for number, line in enumerate(file, 1) if line.strip()]
 
 
 def parse_problem(line: str, where: str) -> tuple[tuple[int, ...], int]:

@@ -9,6 +9,8 @@ Answers and tokens are counted from 0, as there and on the page of analyze.py. W
 stood in the token's place is told by the model that sampled it, if that was kept. Nothing is
 written.
 """
+if not __package__:
+    raise SystemExit("start it with: python -m tools.follow")
 import textwrap
 from functools import partial
 

@@ -9,6 +9,8 @@ log-prob, entropy and collision by a forward pass of its weights, the advantage 
 the group. What was computed stands in config.json and on the page. One step is in memory at a time,
 and nothing that a file holds is executed.
 """
+if not __package__:
+    raise SystemExit("start it with: python -m tools.import_run")
 import json
 import math
 import shutil

@@ -7,6 +7,8 @@ of each group whose rewards differ.
 The answers are as texts, so a model with another tokenizer can be trained on them. All are to
 problems that the run trained on: none is held out.
 """
+if not __package__:
+    raise SystemExit("start it with: python -m tools.pairs")
 import json
 from pathlib import Path
 

@@ -7,6 +7,8 @@ A model is loaded only for a mitigation that looks at hidden states or attention
 It is the checkpoint that sampled the step if that was kept, else the last one before it. Nothing is
 written.
 """
+if not __package__:
+    raise SystemExit("start it with: python -m tools.preview")
 import inspect
 import textwrap
 from dataclasses import replace

@@ -8,6 +8,8 @@ The answers show which tokens the model was unsure of: shaded at a terminal, els
 probability behind them. The same seed gives the same answers; --seed 1 gives others. Nothing is
 written.
 """
+if not __package__:
+    raise SystemExit("start it with: python -m tools.sample")
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +24,7 @@ from engine.tokens import token_bytes
 from harness.credit_file import checkpoint_folders
 from harness.files import find_folder, is_file, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.hints import did_you_mean
 from harness.load import load_policy
 from harness.program import run_as_program
 from harness.settings import Settings, make_settings
@@ -93,7 +96,8 @@ def is_run(folder: Path) -> bool:
     config = read_json(folder / "config.json") if is_file(folder / "config.json") else {}
     if "mitigation" not in config and "model_type" not in config:
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
-                        "config.json that names a mitigation or a model_type")
+                        "config.json that names a mitigation or a model_type"
+                        f"{did_you_mean(folder)}")
     return "mitigation" in config
 
 

@@ -4,9 +4,12 @@
     python train.py --rollouts http://127.0.0.1:8000
 
 It knows three requests, in the words of SGLang: GET /v1/models, POST /v1/completions with token
-ids, POST /update_weights_from_disk. It answers programs on this machine, one request after another;
-a page in a browser, which can send requests to this machine too, is refused.
+ids (not with a text, of which MODEL/tokenizer.json makes them), POST /update_weights_from_disk. It
+answers programs on this machine, one request after another; a page in a browser, which can send
+requests to this machine too, is refused.
 """
+if not __package__:
+    raise SystemExit("start it with: python -m tools.serve")
 import json
 import threading
 from contextlib import suppress
@@ -70,7 +73,8 @@ class Sampler:
         for name in ("prompt", "stop_token_ids"):
             ids = request.get(name)
             if not isinstance(ids, list) or not are_whole(ids, vocabulary):
-                raise ValueError(f"{name} should be a list of token ids below {vocabulary}")
+                raise ValueError(f"{name} should be a list of token ids below {vocabulary}, as the "
+                                 "model's tokenizer.json makes them: no text is taken here")
         for name, (kind, least, most) in NUMBERS.items():
             value = request.get(name)
             if type(value) not in (int, kind) or not least <= value <= most:

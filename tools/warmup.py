@@ -9,6 +9,8 @@ What it learns from is in tools/demonstrations.py; this file trains, evaluates a
 are trained with Muon (Jordan et al. 2024), all else with Adam. The result is a model folder like
 any other; its recipe.json holds the settings that suit the model in `python train.py`.
 """
+if not __package__:
+    raise SystemExit("start it with: python -m tools.warmup")
 import hashlib
 import json
 import random

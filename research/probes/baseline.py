@@ -37,9 +37,9 @@ from analysis.statistics import FEWEST, Estimate, estimate, verdicts
 from analysis.tables import Table
 from harness.flags import Flag
 from engine.policy import Policy
-from harness.progress import Progress
 from engine.rollouts import Rollouts
 from research.probes.common import OF_A_MODEL, Findings, Probe, answer_gradients, sample_batch
+from research.probes.progress import Progress
 
 FLAGS = {
     **OF_A_MODEL,

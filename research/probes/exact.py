@@ -30,11 +30,11 @@ from matplotlib.ticker import LogLocator
 from analysis.plots import panels, points_with_names, save
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from harness.progress import Progress
 from grpo import gradient_size
 from research.probes.batches import (
     Batches, Estimator, Listed, estimator, list_advantages, list_weights)
 from research.probes.common import COMMON, Findings, Flag, Probe
+from research.probes.progress import Progress
 from research.probes.world import World, make_world
 
 FLAGS = {

@@ -41,11 +41,11 @@ from analysis.statistics import mean_over, mean_reach, verdicts
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.flags import Flag, shortened
-from harness.progress import Progress
 from harness.registry import ADVANTAGES, make
 from grpo import update
 from research.probes.common import COMMON, Findings, Probe
 from research.probes.planted import PlantedPolicy, planted_policy, sample_planted, worths
+from research.probes.progress import Progress
 
 FLAGS = {
     **COMMON,

@@ -29,10 +29,10 @@ import numpy as np
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
 from harness.flags import Flag
-from harness.progress import Progress
 from research.probes.common import OF_A_MODEL, Findings, Probe
 from research.probes.direction import measure_directions
 from research.probes.methods import make_methods
+from research.probes.progress import Progress
 
 FLAGS = {
     **OF_A_MODEL,

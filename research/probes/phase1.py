@@ -41,11 +41,11 @@ from engine.labels import BRACKET, KINDS, NUMBER, OPERATOR, WORD
 from harness.flags import Flag
 from engine.forward import lay_out, response_log_probs
 from engine.policy import Policy, derived_seed
-from harness.progress import Progress
 from engine.rollouts import Rollouts
 from grpo import gradient_size, grpo
 from qwen2_model import Qwen2
 from research.probes.common import OF_A_MODEL, Findings, Probe, sample_batch
+from research.probes.progress import Progress
 
 FLAGS = {
     **OF_A_MODEL,

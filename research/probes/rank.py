@@ -39,12 +39,12 @@ from analysis.statistics import Estimate, mean_over, verdicts
 from analysis.tables import Table, by_row, shown
 from harness.flags import Flag
 from engine.policy import Policy
-from harness.progress import Progress
 from harness.registry import make_advantage
 from engine.rollouts import Rollouts
 from grpo import grpo, rloo
 from research.probes.common import OF_A_MODEL, Findings, Probe, answer_gradients, sample_batch
 from research.probes.planted import planted_policy, sample_planted, true_rewards
+from research.probes.progress import Progress
 
 FLAGS = {
     **OF_A_MODEL,

@@ -44,7 +44,6 @@ from analysis.vocabulary import CLASSES
 from engine.labels import KINDS, SECTIONS
 from harness.credit_file import write_credit
 from engine.policy import Policy
-from harness.progress import Progress
 from harness.provenance import provenance
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
@@ -53,6 +52,7 @@ from research.probes.credit import (
     Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
 from research.probes.direction import Directions, measure_directions
 from research.probes.methods import Methods, make_methods
+from research.probes.progress import Progress
 
 FLAGS = {
     **OF_A_MODEL,

@@ -30,10 +30,10 @@ from analysis.tables import Table, by_row
 from harness.credit_file import checkpoint_folders, credit_steps, read_columns
 from engine.errors import UserError
 from harness.flags import Flag
-from harness.progress import Progress
 from harness.files import is_file
 from harness.run_folder import run_config
 from research.probes.common import COMMON, OF_A_MODEL, Findings, Probe, gradients, sample_batch
+from research.probes.progress import Progress
 
 FLAGS = {
     "device": OF_A_MODEL["device"],

@@ -1,4 +1,5 @@
 """Which runs are comparable, which are one arm, and which arm is the baseline."""
+import os
 
 import pytest
 from logs import comparison_of, write_run
@@ -7,6 +8,7 @@ import analyze
 from analysis.arms import SETTING, alike, arm_of, comparable, setting_of
 from analysis.runs import read_run
 from analysis.opening import describe
+from analysis.report import read_flags
 from engine.errors import UserError
 
 
@@ -49,10 +51,35 @@ def test_where_two_arms_are_plain_grpo_the_baseline_has_to_be_named(tmp_path):
         comparison_of(folders(tmp_path, {"loss_norm": "sequence"}, {"kl": 0.1}))
 
 
-def test_the_same_arm_and_seed_twice_is_an_error(tmp_path):
-    runs = [write_run(tmp_path / name, 0.5) for name in ("a", "b")]
-    with pytest.raises(UserError, match="a and .*b are the same arm and seed"):
-        comparison_of(runs)
+def test_the_same_arm_and_seed_twice_is_passed_over_and_the_rest_compared(tmp_path, capsys):
+    """As after the exercises, with runs/*: of two the finished one stays. Runs that were not
+    evaluated are not what is compared, however many they are."""
+    runs = [write_run(tmp_path / name, 0.5, seed) for name, seed in zip("abc", (0, 0, 1))]
+    stopped = runs[0] / "metrics.jsonl"
+    stopped.write_text("".join(stopped.read_text().splitlines(keepends=True)[:9]))
+    exercises = [write_run(tmp_path / f"e{seed}", 0.5, seed, steps=1) for seed in range(4)]
+    for run in exercises:
+        (run / "evaluations.jsonl").unlink()
+    analyze.main([*map(str, runs), *map(str, exercises)])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "a has the settings and the seed of b, so it is left out." in printed
+    assert "left out: e0, e1, e2, e3 (" in printed
+    comparison = comparison_of(runs)
+    assert [run["folder"].name for run in comparison.arms["none"]] == ["b", "c"]
+
+
+def test_without_a_name_it_is_the_run_that_wrote_last(tmp_path, monkeypatch, capsys):
+    """Not the folder that was looked at last: analysis/ lies in it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no run in runs/ yet"):
+        read_flags([], "")
+    for age, name in enumerate(("new", "old")):
+        for path in write_run(tmp_path / "runs" / name, 0.5).iterdir():
+            os.utime(path, (1e9 - age, 1e9 - age))
+    (tmp_path / "runs/old/analysis").mkdir()
+    (tmp_path / "runs/notes").mkdir()
+    assert read_flags([], "").runs == ["runs/new"]
+    assert "runs/new" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [*SETTING, "data"])

@@ -4,11 +4,12 @@ import re
 
 import pytest
 
+import analyze
 import train
 from conftest import ROOT
 from engine.errors import UserError
 from harness.command_line import read_flags
-from harness.hints import HINTS, about_missing_model, hint_for
+from harness.hints import HINTS, about_missing_model, did_you_mean, hint_for
 from harness.registry import choice_flags
 from harness.settings import OPTIONS, make_settings
 
@@ -50,6 +51,21 @@ def test_a_model_of_the_hub_is_told_how_to_get_it():
     for name in ("nowhere", "some/where/else", "/nowhere/Qwen2.5-0.5B", "../x", "docs/nothing", "",
                  "models/tiny"):
         assert about_missing_model(name) == ""
+
+
+def test_a_folder_that_is_not_there_is_told_the_one_beside_it(tmp_path):
+    """By its beginning, up to a hyphen, or by likeness; no other name."""
+    for name in ("none-grpo-s0", "nonesuch", "tiny"):
+        (tmp_path / name).mkdir()
+    meant = {"none": "none-grpo-s0", "tinny": "tiny", "x": "", "tiny": ""}
+    for name, found in meant.items():
+        expected = f", did you mean {tmp_path / found}?" if found else ""
+        assert did_you_mean(tmp_path / name) == expected, name
+    for command in (lambda: train.main(["--resume", str(tmp_path / "none")]),
+                    lambda: analyze.main([str(tmp_path / "none")]),
+                    lambda: make_settings({"model": str(tmp_path / "tinny")})):
+        with pytest.raises(UserError, match="did you mean .*/(none-grpo-s0|tiny)[?]$"):
+            command()
 
 
 def test_a_folder_without_its_flag_is_told_the_flag():

@@ -1,5 +1,6 @@
 """Settings: where a value comes from, and what a task or a choice of one's own brings along."""
 import json
+import re
 import sys
 
 import pytest
@@ -59,6 +60,19 @@ def test_the_task_is_known_before_the_other_flags_are_read(tmp_path, model):
         read_flags(["--count", "5"])
     with pytest.raises(UserError, match=f"--max_number is no flag of --task {LARGEST_LAST}"):
         make_settings({"task": LARGEST_LAST, "max_number": 5})
+
+
+@pytest.mark.parametrize("argv, defaults", [
+    ([], {"questions": "16", "max_new_tokens": "80", "learning_rate": "0.00025"}),
+    (["--model", "MODEL"], {"questions": "5", "steps": "7", "answers": "8"}),
+    (["--model", "MODEL", "--config", "FILE"], {"questions": "5", "steps": "8", "answers": "8"})])
+def test_help_shows_what_the_command_would_use(tmp_path, model, capsys, argv, defaults):
+    named = {"MODEL": model, "FILE": write(tmp_path / "c.json", {"steps": 8})}
+    with pytest.raises(SystemExit):
+        read_flags([*(named.get(word, word) for word in argv), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, value in defaults.items():
+        assert re.search(rf"--{name} \w+ [^()]*\(default {value}\)", shown), name
 
 
 def test_a_recipe_can_name_the_task(tmp_path, model):

@@ -9,10 +9,10 @@ from analysis.tables import Table
 from engine.errors import UserError
 from harness.flags import Flag
 from engine.forward import response_log_probs
-from harness.progress import Progress
 from research import __main__ as overview
 from research.probes.common import (
     OF_A_MODEL, Findings, answer_gradients, command_of, gradients, run_probe)
+from research.probes.progress import Progress
 
 KNOWN = {**OF_A_MODEL, "answers": Flag(8, "answers", least=2, quick=2),
          "note": Flag(None, "a text")}
