@@ -11,8 +11,8 @@
 
 A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size of the
 gradient of its log-prob at the logits. The size of a token's gradient is abs(A) w s. An earlier
-experiment took A log p for it; its tables (analysis/earlier.py) are the last chapter. Several runs
-are compared in analysis/compare.py.
+experiment took A log p for it; its tables (analysis/earlier.py) come with --all. Several runs are
+compared in analysis/compare.py.
 """
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,14 +25,13 @@ from analysis.answers import answers_of, steps_to_show
 from analysis.arms import Comparison, comparable
 from analysis.compare import chapters_of, paired_gain
 from analysis.comparison_plots import learning_curves
-from analysis.opening import about, before_and_after, compared, describe, opening
+from analysis.opening import about, compared, describe, headline, opening
 from analysis.page import Picture, write_page
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
                             whole_steps)
 from analysis.ratios import (OVER_REST, RARE, REST_WORDS, early_over_late, is_common, over_the_rest,
                              rest_columns, shares)
 from analysis.runs import evaluations, read_runs
-from analysis.sizes import SIZES
 from analysis.statistics import verdicts
 from analysis.sums import PARTITIONS
 from analysis.tables import NOTHING, Table, by_row, shown
@@ -46,6 +45,8 @@ from harness.progress import show_status
 
 FINDINGS = ("gradient by kind", "gradient by section", "first and last fifth")  # said in a sentence
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
+A_OR_S = ("a large mean abs(A): such tokens stand in answers with large advantages; a large mean s: "
+          "the model was unsure of them")
 MODES = (("greedy", ORANGE), ("sampled", BLUE))  # of evaluations, with their colours
 
 
@@ -69,25 +70,31 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
         report.write_numbers(folder, chapters)
     if flags.csv:
         write_token_rows(run, folder / "tokens.csv", show_status)
+    if not flags.all:
+        chapters.pop(earlier.TITLE, None)
     show_status("pictures and page")
     with writing(folder):
         pictures = draw_run(run, tally, folder)
+        if flags.all and tally:
+            pictures += earlier.draw(tally, folder)
     if tally:
-        pair = tally.asked_twice()
-        steps = steps if flags.steps else sorted({*steps, *pair})
-        pair = pair if pair.keys() <= set(steps) else {}
-        answers = answers_of(run["folder"], tally.tokenizer, steps, pair)
+        answers = answers_of(run["folder"], tally.tokenizer, steps)
     tables = {table.name: table for table in sum(chapters.values(), [])}
     sentences = [about(run), describe(run, tally), *opening(run)]
     findings = [tables[name].finding for name in FINDINGS
                 if name in tables and tables[name].finding != NOTHING]
-    page = report.run_page(sentences, findings, chapters, pictures, before_and_after(run),
-                           bool(answers))
-    write_page(folder / "report.html", run["folder"].name, page, answers)
+    page = report.run_page(sentences, findings, chapters, pictures)
+    write_page(folder / "report.html", run["folder"].name, page, answers, told(run))
     show_status("")
     first = [tables[name] for name in IN_SHORT if name in tables]
     report.print_report([*sentences, *findings], first, chapters, flags)
     report.print_written(folder, flags)
+
+
+def told(run: dict) -> list[dict]:
+    """The evaluations with their answers to a few held-out problems."""
+    names = ("step", "mode", "success", "shown")
+    return [{name: line[name] for name in names} for line in headline(run) if line["shown"]]
 
 
 def tally_of(run: dict) -> Tally:
@@ -120,9 +127,7 @@ def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
         pictures.append(learning_curve(run, folder))
     if tally and tally.total("all", "abs gradient")[0] > 0:
         pictures += [credit_by_kind(tally, folder), over_training(tally, folder),
-                     position_bars(tally, folder), earlier.draw_contributions(tally, folder)]
-    if tally:
-        pictures.append(earlier.draw_log_prob(tally, folder))
+                     position_bars(tally, folder)]
     return pictures
 
 
@@ -163,9 +168,18 @@ def learning_curve(run: dict, folder: Path) -> Picture:
              title="Success while training")
     whole_steps(axis)
     legend_below(figure, axis, ncols=2)
-    return save(figure, folder, "learning_curve",
-                "Share of answers that solve their problem, in training and on held-out problems "
-                "(with 95% intervals), and of answers that end before the limit")
+    picture = save(figure, folder, "learning_curve",
+                   "Share of answers that solve their problem, in training and on held-out "
+                   "problems (with 95% intervals), and of answers that end before the limit")
+    return *picture, step_scale(axis)
+
+
+def step_scale(axis) -> str:
+    """Where a mark stands on the picture, in percent of it: at step 0, and from step to step."""
+    box, (low, high) = axis.get_position(), axis.get_xlim()
+    step = 100 * box.width / (high - low)
+    return (f"--zero:{100 * box.x0 - low * step:.2f}%;--step:{step:.4f}%;"
+            f"top:{100 - 100 * box.y1:.2f}%;height:{100 * box.height:.2f}%")
 
 
 def held_out_curve(axis, lines: list[dict], colour: str, label: str) -> None:
@@ -208,7 +222,7 @@ def mean_of(lines: list[dict], key: str) -> float | None:
 
 
 def over_training(tally: Tally, folder: Path) -> Picture:
-    """The share of each kind; the mean size is drawn by earlier.draw_contributions."""
+    """The share of each kind."""
     figure, axis = panels(1)
     sizes = tally.by_block("kind", "abs gradient")
     shares_of = sizes / sizes.sum(1, keepdims=True).clip(1e-300)
@@ -236,6 +250,8 @@ def class_gradients(tally: Tally, partition: str) -> Table:
     columns = {partition: ("", names),
                "tokens": (".1%", tokens[used] / tally.tokens),
                "gradient": (".1%", share[used]),
+               "abs(A)": (".3f", tally.mean(partition, "abs advantage")[used]),
+               "s": (".3f", tally.mean(partition, "s")[used]),
                "abs(A) w s": (".4f", tally.mean(partition, "abs gradient")[used]),
                **rest_columns(ratios)}
     most, finding = int(share.argmax()), NOTHING
@@ -246,7 +262,7 @@ def class_gradients(tally: Tally, partition: str) -> Table:
                    f"for {tokens[most] / tally.tokens:.1%} of the tokens.")
     title = "kind of token" if partition == "kind" else partition
     return Table(f"gradient by {partition}", f"Where the gradient went, by {title}", columns,
-                 finding, [OVER_REST],
+                 finding, [OVER_REST, A_OR_S],
                  {**REST_WORDS, "tokens": "share of the tokens", "gradient": "of the gradient"})
 
 
@@ -287,21 +303,16 @@ def position_gradients(tally: Tally) -> Table:
 
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
-    figure, axes = panels(2)
-    units = (("gradient", BLUE, "The gradient"),
-             ("contribution", ORANGE, "The old unit of an earlier experiment"))
-    for axis, (unit, colour, what) in zip(axes, units):
-        sizes, tokens = tally.drawn("position", unit)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            reach = 1.96 * (sizes / tokens).std(0)
-        mean = tally.mean("position", f"abs {unit}")
-        axis.bar(range(1, 11), mean, 0.85, yerr=reach, color=colour,
-                 error_kw={"lw": 0.8, "capsize": 2})
-        axis.set(xlabel="tenth of the answer", ylabel=f"mean {SIZES[unit]}",
-                 xticks=range(1, 11), title=f"{what} is largest in tenth {np.nanargmax(mean) + 1}")
+    figure, axis = panels(1)
+    sizes, tokens = tally.drawn("position", "gradient")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        reach = 1.96 * (sizes / tokens).std(0)
+    mean = tally.mean("position", "abs gradient")
+    axis.bar(range(1, 11), mean, 0.85, yerr=reach, color=BLUE, error_kw={"lw": 0.8, "capsize": 2})
+    axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s", xticks=range(1, 11),
+             title=f"The gradient is largest in tenth {np.nanargmax(mean) + 1}")
     return save(figure, folder, "position",
-                "Mean size in ten bins of relative position, 95% intervals over groups; lp is the "
-                "log-prob")
+                "Mean size in ten bins of relative position, 95% intervals over groups")
 
 
 def first_and_last_fifth(tally: Tally) -> Table:

@@ -114,7 +114,9 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"
     each, rows = 1 if is_greedy else s.eval_answers, s.questions * s.answers
-    answer, well_formed, length, finished, first = [], [], [], [], []
+    asked = [policy.task.show(problem) for problem in problems]
+    places, shown = telling(asked), {}
+    answer, well_formed, length, finished = [], [], [], []
     for start in range(0, len(problems), rows):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
         part = policy.ask(problems[start:start + rows], each, derived_seed("evaluation", start),
@@ -122,15 +124,21 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
         for values, found in ((answer, part.scores["answer"]), (well_formed, part.scores["format"]),
                               (length, part.length), (finished, part.finished)):
             values += found.double().view(-1, each).mean(1).tolist()  # a number a problem
-        first += zip(part.responses[::each], part.scores["answer"][::each].tolist())
+        shown |= {place: example(part, (place - start) * each, asked[place])
+                  for place in places if start <= place < start + rows}
     low, high = wilson_interval(sum(answer), len(answer))  # of problems: wide, where each has more
-    asked = [policy.task.show(problem) for problem in problems]
-    shown = [{"problem": asked[place], "text": first[place][0], "answer": int(first[place][1] > 0)}
-             for place in telling(asked)]
     return {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
             "success_high": high, "format_mean": mean(well_formed), "length_mean": mean(length),
             "finished_mean": mean(finished), "answer": answer, "format": well_formed,
-            "length": length, "shown": shown}
+            "length": length, "shown": [shown[place] for place in places]}
+
+
+def example(rollouts: Rollouts, row: int, problem: str) -> dict:
+    """One answer, and how sure the model was of each of its tokens."""
+    log_prob = rollouts.log_prob[row, :rollouts.length[row]].tolist()
+    return {"problem": problem, "text": rollouts.responses[row],
+            "answer": int(rollouts.scores["answer"][row] > 0), "texts": rollouts.texts[row],
+            "log_prob": [round(value, 4) for value in log_prob]}
 
 
 def main(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The answers on a page: which of them, which come first, and what is known of each token."""
+"""The training answers on a page: which of them, and what is known of each token."""
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from engine.tokens import token_bytes
 from harness.identity import lines_of_run
 from harness.run_folder import run_config
 
-PER_PAGE = 60_000  # tokens that the viewer shows
+PER_PAGE, STEPS = 12_000, 21  # tokens of training answers on a page, and steps they are from
 MEANING = {  # of what a token can be shaded by, the first at first: the stronger its colour, ...
     "gradient size": "the larger the gradient that it was given: abs(advantage) x weight x s, "
                      "where s is the size of the gradient of its log-prob at the logits",
@@ -18,8 +18,6 @@ MEANING = {  # of what a token can be shaded by, the first at first: the stronge
     "weight": "the larger the weight that the method gave it",
     "entropy": "the less sure the model was what to write there",
     "log-prob": "the less likely the token was",
-    "contribution": "the further advantage x log-prob is from 0, which an earlier experiment took "
-                    "for the gradient",
     "true credit": "the more the expected reward rose (blue) or fell (orange) with it",
     "true credit se": "the less sure its true credit is: the standard error"}
 
@@ -35,28 +33,22 @@ def steps_to_show(run: dict, wanted: list[int]) -> list[int]:
             raise UserError(f"--steps {step}: {run['folder']} has {there}")
     if wanted or not steps:
         return sorted(set(wanted))
-    places = {round(place) for place in np.linspace(0, len(steps) - 1, 8)}
+    places = {round(place) for place in np.linspace(0, len(steps) - 1, STEPS)}
     return [steps[place] for place in sorted(places)]
 
 
-def answers_of(run: Path, tokenizer, steps: list[int], paired: dict[int, int] = {},
-               most_tokens: int = PER_PAGE) -> list[dict]:
-    """What the viewer shows: of each step whole groups, as many as fit, those with different
-    rewards first. Before them stand the groups, by step, that were asked the same problem. The
-    first answer has the lines of every token's account."""
+def answers_of(run: Path, tokenizer, steps: list[int], most_tokens: int = PER_PAGE) -> list[dict]:
+    """What the viewer shows of each step: as many answers as fit, and never less than two, those
+    of groups with different rewards first. The first answer has the lines of every token's
+    account."""
     answers, config, factors = [], run_config(run), weight_factors(run)
     for step in steps:
         tokens = read_tokens(run, step)
+        order = np.concatenate(groups_in_order(tokens))
         room = most_tokens // len(steps)
-        for number, members in enumerate(groups_in_order(tokens, paired.get(step))):
-            size = int(tokens["length"][members].sum())
-            if size > room and number:  # the first group is shown, however long
-                break
-            room -= size
-            answers += [answer_of(tokens, tokenizer, config, factors.get(step), step, int(b))
-                        for b in members]
-    for answer in answers:
-        answer["paired"] = paired.get(answer["step"]) == answer["group"]
+        fitting = int((np.cumsum(tokens["length"][order]) <= room).sum())
+        answers += [answer_of(tokens, tokenizer, config, factors.get(step), step, int(b))
+                    for b in order[:max(2, fitting)]]
     if answers:
         answers[0]["stages"] = stages(config)
     return answers
@@ -68,11 +60,17 @@ def weight_factors(run: Path) -> dict[int, float | None]:
     return {line["step"]: line.get("weight_factor") for line in lines}
 
 
-def groups_in_order(tokens: dict, first: int | None = None) -> list[np.ndarray]:
-    """The answers of each group."""
+def groups_in_order(tokens: dict) -> list[np.ndarray]:
+    """The answers of each group, the best and the worst first: they are what a page begins with."""
     groups = [np.flatnonzero(tokens["group"] == g) for g in np.unique(tokens["group"])]
-    return sorted(groups, key=lambda members: (tokens["group"][members[0]] != first,
-                                               np.ptp(tokens["reward"][members]) == 0))
+    groups.sort(key=lambda members: np.ptp(tokens["reward"][members]) == 0)
+    return [best_and_worst_first(members, tokens["reward"][members]) for members in groups]
+
+
+def best_and_worst_first(members: np.ndarray, reward: np.ndarray) -> np.ndarray:
+    """The best, the worst, the second best, the second worst, ..."""
+    ranked = members[np.argsort(-reward, kind="stable")]
+    return np.stack([ranked, ranked[::-1]], axis=1).ravel()[:len(ranked)]
 
 
 def answer_of(tokens: dict, tokenizer, config: dict, factor: float | None, step: int,
@@ -97,26 +95,10 @@ def answer_of(tokens: dict, tokenizer, config: dict, factor: float | None, step:
 def shown_values(tokens: dict, of_answer: slice) -> dict[str, list[float | None]]:
     """What a token can be shaded by. The true credit is there where it was measured."""
     names = {"advantage": "advantage", "weight": "weight", "entropy": "entropy",
-             "log-prob": "log_prob", "contribution": "contribution"}
+             "log-prob": "log_prob"}
     values = {"gradient size": np.abs(tokens["gradient"][of_answer]),
               **{shown: tokens[name][of_answer] for shown, name in names.items()}}
     for name in ("true_credit", "true_credit_se"):
         if name in tokens:
             values[name.replace("_", " ")] = tokens[name][of_answer].astype(float)
     return {name: list(map(rounded, numbers.tolist())) for name, numbers in values.items()}
-
-
-def first_shown(answers: list[dict]) -> list[int]:
-    """Which answers the viewer starts with: an early one and a late one to the same problem; if
-    there is none, one of the first step and one of the last. Rather a solved one with a
-    gradient."""
-    paired = [i for i, answer in enumerate(answers) if answer.get("paired")]
-    places = paired or range(len(answers))
-    steps = [answers[i]["step"] for i in places]
-    return [max((i for i in places if answers[i]["step"] == end),
-                key=lambda i: interest(answers[i]))
-            for end in dict.fromkeys(steps[:1] + steps[-1:])]
-
-
-def interest(answer: dict) -> tuple[bool, bool]:
-    return any(answer["values"]["gradient size"]), (answer["answer"] or 0) > 0

@@ -30,7 +30,7 @@ LEGEND = (
     "(Qwen2.5-0.5B-Instruct, its own problems, 303,042 tokens): for orientation, not for "
     "comparison.")
 WORDS = {  # full headings of the columns of these tables
-    "A lp": "mean A log p", "log p": "mean log p",
+    "A lp": "mean A log p", "log p": "mean log p", "abs(A)": "mean abs(A)", "s": "mean s",
     "abs(A lp)": "mean abs(A log p), old unit", "abs(A) w s": "mean abs(A) w s, gradient",
     "pub.*": "published*", "log p*": "published* log p",
     "95%": "95% interval", "spread": "standard deviation", "of all": "share of all tokens",
@@ -125,14 +125,15 @@ def signs(tally: Tally) -> Table:
 
 def classes(tally: Tally) -> Table:
     tokens = tally.count("class")
-    measures = ("log_prob", "contribution", "abs contribution", "abs gradient")
+    measures = ("log_prob", "contribution", "abs contribution", "abs gradient", "abs advantage",
+                "s")
     means = np.stack([tally.mean("class", measure) for measure in measures], axis=1)
     rows = [[f"{name} (regex)", tokens[i], tokens[i] / tally.tokens, *means[i]]
             for i, name in enumerate(CLASSES)]
     for name, figures in published_of(tally)["classes"].items():
-        rows.append([f"{name} (pub.*)", *figures, None])
+        rows.append([f"{name} (pub.*)", *figures, None, None, None])
     formats = {"class": "", "tokens": ",d", "of all": ".1%", "log p": ".3f", "A lp": "+.4f",
-               "abs(A lp)": ".4f", "abs(A) w s": ".4f"}
+               "abs(A lp)": ".4f", "abs(A) w s": ".4f", "abs(A)": ".3f", "s": ".3f"}
     return Table("classes", "Classes of tokens by the earlier regex, in the old unit",
                  by_row(formats, rows), "",
                  ["the sign of a mean A log p says how advantages and log-probs go together over "
@@ -220,6 +221,12 @@ def top_tokens(tally: Tally) -> Table:
     return Table("top tokens", "The most frequent tokens of each class",
                  by_row({"class": "", "tokens": ""}, rows),
                  f"Pieces of tags among the regex's filler: {most(count * pieces) or 'none'}.")
+
+
+def draw(tally: Tally, folder: Path) -> list[tuple[Path, str]]:
+    """The pictures that have something to show."""
+    of_gradient = [draw_contributions] if tally.total("all", "abs gradient")[0] > 0 else []
+    return [picture(tally, folder) for picture in (*of_gradient, draw_log_prob)]
 
 
 def draw_contributions(tally: Tally, folder: Path) -> tuple[Path, str]:

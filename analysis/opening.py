@@ -7,7 +7,6 @@ import numpy as np
 from analysis.arms import PLAIN
 from analysis.runs import evaluations, is_done, steps_done
 from analysis.settings import task_of
-from analysis.tables import Table, by_row
 from analysis.tally import Tally
 from harness.registry import ADVANTAGES, MITIGATIONS
 from harness.settings import OPTIONS
@@ -74,23 +73,6 @@ def held_out_success(lines: list[dict]) -> list[str]:
         found.append(f"{end['success']:.1%} {time_of(end)}")
     return [f"With {end['mode']} answers it solved {', and '.join(found)} (95% interval "
             f"{end['success_low']:.1%} to {end['success_high']:.1%})."]
-
-
-def before_and_after(run: dict) -> list[Table]:
-    """The answers on record of a few held-out problems, in the first evaluation and the last."""
-    lines = headline(run)
-    if len(lines) < 2 or not (lines[0]["shown"] and lines[-1]["shown"]):
-        return []
-    ends = lines[0], lines[-1]
-    rows = [[first["problem"], *map(answer_in_words, (first, last))]
-            for first, last in zip(*(line["shown"] for line in ends))]
-    return [Table("before and after", "The same held-out problems before and after",
-                  by_row(dict.fromkeys(("problem", *map(time_of, ends)), ""), rows))]
-
-
-def answer_in_words(shown: dict) -> str:
-    text = " ".join(shown["text"].split())
-    return f"{'right' if shown['answer'] else 'wrong'}: {text}"
 
 
 def headline(run: dict) -> list[dict]:

@@ -1,19 +1,32 @@
-// The viewer: panes with one answer at a time, its tokens shaded by a number.
-// KINDS, SECTIONS, TAG, MEANING and START are written before this by page.py.
+// The viewer: a slider through the run; at each stop what it answered to a few held-out problems, and
+// panes with one training answer at a time, its tokens shaded by a number. What a model wrote is put
+// in as text, never as HTML. KINDS, SECTIONS, TAG and MEANING are written before this by page.py.
 const $ = id => document.getElementById(id);
-const answers = JSON.parse($('episodes').textContent);
-const STAGES = answers[0].stages ?? [];
-const quantities = Object.keys(answers[0].values)  // those that are known of any token
+const { answers, evaluations } = JSON.parse($('data').textContent);
+const STAGES = answers[0]?.stages ?? [];
+const quantities = Object.keys(answers[0]?.values ?? {})  // those that are known of any token
   .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
-const BLUE = 'var(--blue)', ORANGE = 'var(--orange)';
+const stops = unique([...evaluations, ...answers], 'step');
+const BLUE = 'var(--blue)', ORANGE = 'var(--orange)', YELLOW = 'var(--yellow)';
 
 function fill(select, choices) {
   for (const [value, text] of choices) select.add(new Option(text, value));
 }
 
-function unique(key) {
-  const values = [...new Set(answers.map(answer => answer[key]))].sort((a, b) => a - b);
-  return values.map(value => [value, value]);
+function unique(lines, key) {
+  return [...new Set(lines.map(line => line[key]))].sort((a, b) => a - b);
+}
+
+function nearest(lines, step) {
+  const away = line => Math.abs(line.step - step);
+  return lines.reduce((a, b) => away(b) < away(a) ? b : a);
+}
+
+function element(tag, name, ...children) {
+  const made = document.createElement(tag);
+  made.className = name;
+  made.append(...children);
+  return made;
 }
 
 function largest(sizes) {
@@ -51,12 +64,60 @@ function fullColour(answer, name) {
   return $('local').checked ? largest(sizesOf(answer, name)) || 1 : limit[name];
 }
 
-function tokenSpan(answer, t, name, most) {
-  const span = document.createElement('span');
-  span.textContent = answer.texts[t].replaceAll('\n', '\u21b5\n');
-  span.className = `s${answer.section[t]}${answer.kind[t] === TAG ? ' tag' : ''}`;
-  span.style.backgroundColor = shade(answer.values[name][t], most);
+function tokenSpan(text, name, colour) {
+  const span = element('span', name, text.replaceAll('\n', '\u21b5\n'));
+  span.style.backgroundColor = colour;
   return span;
+}
+
+function classOf(answer, t) {
+  return `s${answer.section[t]}${answer.kind[t] === TAG ? ' tag' : ''}`;
+}
+
+// Held-out answers get no gradient: 1 - p says how unsure the model was of a token.
+function unsureSpan(text, logProb) {
+  const span = tokenSpan(text, '', `rgba(${YELLOW},${strength(1 - Math.exp(logProb))})`);
+  span.title = `p = ${Math.exp(logProb).toPrecision(2)}`;
+  return span;
+}
+
+function toldAnswer(shown) {
+  const is = shown.answer ? 'right' : 'wrong';
+  const tokens = shown.log_prob ? shown.texts.map((text, t) => unsureSpan(text, shown.log_prob[t]))
+    : [tokenSpan(shown.text, '', '')];
+  return element('div', 'one', element('span', is, is), ` ${shown.problem}`,
+                 element('div', 'tokens', ...tokens));
+}
+
+function timeOf(step) {
+  return step ? `after ${step} step${step === 1 ? '' : 's'}` : 'before training';
+}
+
+function tellHeldOut(evaluation) {
+  $('held-out').textContent = `Held-out problems ${timeOf(evaluation.step)}: `
+    + `${(100 * evaluation.success).toFixed(1)}% solved, ${evaluation.mode}. `
+    + (evaluation.shown.every(shown => shown.log_prob)
+      ? "Some of them; the stronger a token's colour, the less sure the model was of it."
+      : 'Some of them, unshaded: this run did not keep how sure the model was of its tokens.');
+  $('told').replaceChildren(...evaluation.shown.map(toldAnswer));
+}
+
+// All that stands at a stop of the slider.
+function show(step) {
+  $('step').textContent = $('stop').ariaValueText = `step ${step} of ${stops.at(-1)}`;
+  $('mark')?.style.setProperty('--at', step);
+  if (evaluations.length) tellHeldOut(nearest(evaluations, step));
+  if (!answers.length) return;
+  const { step: at } = nearest(answers, step);
+  $('answers-title').textContent = `Training answers of step ${at}, token by token`;
+  for (const pane of panes) pane.choose(at);
+}
+
+function stopOfAddress() {
+  const [, step] = /^#step=(\d+)$/.exec(location.hash) ?? [];
+  $('stop').value = step ? stops.indexOf(nearest(stops.map(at => ({ step: at })), +step).step)
+    : stops.length - 1;
+  show(stops[$('stop').value]);
 }
 
 // A line of a token's account with its numbers put in, as told() in account.py does it; null if one
@@ -76,48 +137,39 @@ function told(text, answer, t) {
   return used.includes(null) || /NaN|Infinity/.test(filled) ? null : filled;
 }
 
-function when(step) {
-  if (START.length < 2) return 'An answer';
-  const updates = step === 2 ? '1 update' : `${step - 1} updates`;
-  return `Step ${step}, ${step === 1 ? 'before the first update' : 'after ' + updates}`;
-}
-
 // What a reader wants to know first: the reward, and what the others got.
 function verdict(answer) {
-  const group = answers.filter(a => a.step === answer.step && a.group === answer.group);
-  const mean = group.reduce((sum, a) => sum + a.reward, 0) / group.length;
   const solved = answer.answer === null ? '' : answer.answer > 0 ? ': solved' : ': not solved';
   const cut = answer.finished ? '' : ', cut off by the limit';
   if (answer.reward === null) return `Reward unknown${cut}.`;
-  return `Reward ${answer.reward}${solved}${cut}. The ${group.length} answers to this problem `
-    + `got ${mean.toPrecision(2)} on average.`;
+  return `Reward ${answer.reward}${solved}${cut}. The ${answer.account.answers} answers to this `
+    + `problem got ${answer.account.mean.toPrecision(2)} on average.`;
 }
 
 class Pane {
-  constructor(first) {
+  constructor(reward) {
     this.root = $('pane').content.cloneNode(true).firstElementChild;
-    fill(this.part('step'), [['', 'all'], ...unique('step')]);
     fill(this.part('reward'), [['', 'all'], ['solved', 'solved'], ['not solved', 'not solved'],
-                               ...unique('reward')]);
-    this.part('step').value = first.step;
-    this.part('step').onchange = this.part('reward').onchange = () => this.choose();
+                               ...unique(answers, 'reward').map(value => [value, value])]);
+    this.part('reward').value = reward;
+    this.part('reward').onchange = () => this.choose(this.step);
     this.part('previous').onclick = () => this.move(-1);
     this.part('next').onclick = () => this.move(1);
     this.part('tokens').onmouseover = event => this.point(event.target);
     this.part('tokens').onclick = event => this.follow(event.target);
     this.root.onkeydown = event => this.press(event);
     $('panes').append(this.root);
-    this.choose(first);
   }
 
   part(name) {
     return this.root.querySelector('.' + name);
   }
 
-  choose(first) {
-    const step = this.part('step').value, reward = this.part('reward').value;
-    this.shown = answers.filter(a => (step === '' || a.step === +step) && hasReward(a, reward));
-    this.at = first ? this.shown.indexOf(first) : 0;
+  choose(step) {
+    const reward = this.part('reward').value;
+    this.step = step;
+    this.shown = answers.filter(a => a.step === step && hasReward(a, reward));
+    this.at = 0;
     this.draw();
   }
 
@@ -137,14 +189,13 @@ class Pane {
     this.part('previous').disabled = this.at <= 0;
     this.part('next').disabled = this.at >= this.shown.length - 1;
     if (!answer) {
-      this.part('when').textContent = 'No such answer';
-      this.part('place').textContent = 'There is none among those on this page.';
+      this.part('place').textContent = 'There is none among those of this step on the page.';
       return;
     }
     const most = fullColour(answer, name);
-    this.part('when').textContent = when(answer.step);
     this.part('place').textContent = `${verdict(answer)} (${this.at + 1} of ${this.shown.length})`;
-    const spans = answer.texts.map((_, t) => tokenSpan(answer, t, name, most));
+    const spans = answer.texts.map((text, t) =>
+      tokenSpan(text, classOf(answer, t), shade(answer.values[name][t], most)));
     this.part('tokens').append(...spans);
   }
 
@@ -212,26 +263,18 @@ function drawKey() {
     + (same ? ' Here all tokens of an answer have the same.' : '');
 }
 
-function drawAll() {
+fill($('quantity'), quantities.map(name => [name, name]));
+// A solved answer beside one that is not: what the reward tells apart.
+const rewards = answers.some(answer => answer.answer > 0) ? ['solved', 'not solved'] : [''];
+const panes = answers.length ? rewards.map(reward => new Pane(reward)) : [];
+$('quantity').onchange = $('local').onchange = () => {
   drawKey();
   for (const pane of panes) pane.draw();
-}
-
-// What the panes begin with.
-function tellPair() {
-  if (START.length < 2) return;
-  const [left, right] = START.map(place => answers[place].prompt);
-  $('pair').textContent = left === right
-    ? 'Left and right begin with the same problem, early and late in training.'
-    : 'Left and right begin with two problems: no problem was found that training asked both '
-      + 'early and late.';
-}
-
-fill($('quantity'), quantities.map(name => [name, name]));
-const panes = START.map(place => new Pane(answers[place]));
-$('quantity').onchange = $('local').onchange = drawAll;
-document.addEventListener('keydown', event => {
-  if (event.target === document.body) for (const pane of panes) pane.press(event);
-});
-drawKey();
-tellPair();
+};
+$('stop').max = stops.length - 1;
+$('stop').oninput = () => show(stops[$('stop').value]);
+$('watch-title').hidden = $('slide').hidden = $('how').hidden = stops.length < 2;
+$('answers').hidden = !answers.length;
+if (answers.length) drawKey();
+if (stops.length) stopOfAddress();
+window.onhashchange = stopOfAddress;

@@ -11,22 +11,23 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from analysis.answers import MEANING, first_shown
+from analysis.answers import MEANING
 from analysis.tables import Table
 from engine.labels import KINDS, SECTIONS, TAG
 from harness.files import replace_text
 
 HERE = Path(__file__).resolve().parent
-Picture = tuple[Path, str]  # path and caption
+Picture = tuple[Path, str]  # path and caption; of the success curve also where its mark moves
 
 
-def write_page(path: Path, title: str, body: list[str], answers: list[dict] = ()) -> None:
-    """Write one file, whole or not at all; nothing in it is fetched. `answers` are those that the
-    viewer shows, if the body has one."""
+def write_page(path: Path, title: str, body: list[str], answers: list[dict] = (),
+               evaluations: list[dict] = ()) -> None:
+    """Write one file, whole or not at all; nothing in it is fetched. `answers` of training and
+    `evaluations` with theirs are those that the viewer shows, if the body has one."""
+    script = constants() + part("page.js") if answers or evaluations else ""
+    data = as_data({"answers": list(answers), "evaluations": list(evaluations)})
     page = Template(part("page.html")).substitute(
-        title=escape(title), style=part("page.css"), body="\n".join(body),
-        data=as_data(list(answers)),
-        script=constants(answers) + part("page.js") if answers else "")
+        title=escape(title), style=part("page.css"), body="\n".join(body), data=data, script=script)
     replace_text(path, page)
 
 
@@ -34,21 +35,20 @@ def part(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def constants(answers: list[dict]) -> str:
-    """What page.js knows of the task, and which answers it starts with."""
+def constants() -> str:
+    """What page.js knows of the task."""
     return (f"const SECTIONS = {json.dumps(SECTIONS)}, KINDS = {json.dumps(KINDS)}, "
-            f"TAG = {TAG}, MEANING = {json.dumps(MEANING)}, "
-            f"START = {json.dumps(first_shown(answers))};\n")
+            f"TAG = {TAG}, MEANING = {json.dumps(MEANING)};\n")
 
 
-def as_data(answers: list[dict]) -> str:
-    text = json.dumps(answers, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+def as_data(known: dict) -> str:
+    text = json.dumps(known, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")  # so that no text can end the script
 
 
-def viewer() -> str:
-    """Answers token by token."""
-    return part("viewer.html")
+def viewer(curve: str = "") -> str:
+    """A slider through the run, and answers token by token; `curve` stands above the slider."""
+    return Template(part("viewer.html")).substitute(curve=curve)
 
 
 def paragraphs(texts: list[str], kind: str = "") -> str:
@@ -98,7 +98,7 @@ def illustrated(tables: list[Table], pictures: list[Picture],
 
 def named(pictures: list[Picture], names: tuple) -> list[Picture]:
     """The pictures of these names, in this order, where they are there."""
-    by_name = {path.stem: (path, caption) for path, caption in pictures}
+    by_name = {picture[0].stem: picture for picture in pictures}
     return [by_name[name] for name in names if name in by_name]
 
 
@@ -134,8 +134,10 @@ def table_row(table: Table, cells: list[str]) -> str:
     return f"<tr>{''.join(row)}</tr>"
 
 
-def figure_of(path: Path, caption: str) -> str:
-    """A picture inside the page. Its caption is read out once, as the text that stands for it."""
+def figure_of(path: Path, caption: str, scale: str = "") -> str:
+    """A picture inside the page. Its caption is read out once, as the text that stands for it.
+    With a `scale` (analyze.step_scale) a mark goes along with the slider."""
     data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
-    return (f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
-            f"<figcaption aria-hidden=true>{text}</figcaption></figure>")
+    mark = f'<span id=mark style="{scale}"></span>' if scale else ""
+    return (f'<figure><div class=drawn><img alt="{text}" src="data:image/png;base64,{data}">{mark}'
+            f"</div><figcaption aria-hidden=true>{text}</figcaption></figure>")

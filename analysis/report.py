@@ -20,7 +20,7 @@ GRADIENT_LEGEND = [
     "clipping and later epochs do to the loss is not in it.",
     "Intervals: bootstrap over this run's groups. They do not cover seed-to-seed variation."]
 LEGENDS = {GRADIENT: GRADIENT_LEGEND, earlier.TITLE: [earlier.LEGEND]}
-PLACES = {  # the table of the page that a picture stands below; two others stand at the top
+PLACES = {  # the table of the page that a picture stands below; two others have their own place
     "growth": ("over_training",), "gradient by position": ("position",),
     "contribution": ("contributions", "log_prob_and_gradient"), "arms": ("learning_curves",)}
 FLAGS = {
@@ -29,12 +29,12 @@ FLAGS = {
     "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
                      "runs (default: plain GRPO)")}
 SWITCHES = {  # take no value: a RUN may come after one
-    "all": "print every table, not only findings",
-    "earlier": "print the tables of an earlier experiment, by its own definitions",
+    "all": "print every table, not only findings; those of an earlier experiment are among them, "
+           "and on the page, too",
     "json": "write every number of every table to analysis.json there, too",
     "csv": "write a row for every token to tokens.csv there, too"}
 # flags that are refused with several runs, and what the error says they do
-OF_ONE_RUN = {"steps": "chooses answers", "earlier": "prints tables", "csv": "writes the tokens"}
+OF_ONE_RUN = {"steps": "chooses answers", "csv": "writes the tokens"}
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
@@ -57,17 +57,13 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
 
 
 def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list[Table]],
-             pictures: list[Picture], before_and_after: list[Table],
-             has_answers: bool) -> list[str]:
-    """What the run did; its answers; where the gradient went. Then the other tables, folded."""
+             pictures: list[Picture]) -> list[str]:
+    """What the run did, step by step; where the gradient went. Then the other tables, folded."""
     curve, credit = ("".join(figure_of(*picture) for picture in named(pictures, (name,)))
                      for name in ("learning_curve", "credit_by_kind"))
     about, description, *opening_sentences = sentences
-    words = (paragraphs([about]) + paragraphs(opening_sentences, "lead")
-             + paragraphs([description], "note"))
-    body = [side_by_side(words, curve), *illustrated(before_and_after, [], {})]
-    if has_answers:
-        body.append(viewer())
+    body = [paragraphs([about]), paragraphs(opening_sentences, "lead"),
+            paragraphs([description], "note"), viewer(curve)]
     others = dict(chapters)
     if credit:
         tables = chapter_body(GRADIENT, others.pop(GRADIENT), pictures)
@@ -95,15 +91,12 @@ def chapter_body(title: str, tables: list[Table], pictures: list[Picture]) -> li
 
 def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[Table]],
                  flags: SimpleNamespace) -> None:
-    """What is said, and the tables that come first; with --all every table, with --earlier those
-    of the last chapter."""
-    if flags.all:
-        show(texts, [])
-    elif not flags.earlier:
+    """What is said, and the tables that come first; with --all every table."""
+    if not flags.all:
         return show_in_short(texts, first)
+    show(texts, [])
     for title, tables in chapters.items():
-        if flags.all or title == earlier.TITLE:
-            show(LEGENDS.get(title, []), tables)
+        show(LEGENDS.get(title, []), tables)
 
 
 def write_numbers(folder: Path, chapters: dict[str, list[Table]]) -> None:
@@ -119,5 +112,4 @@ def print_written(folder: Path, flags: SimpleNamespace) -> None:
     if flags.csv:
         print(f"a row for every token: {folder / 'tokens.csv'}")
     if not flags.all:
-        of_one_run = "" if len(flags.runs) > 1 else "--earlier those of an earlier experiment, "
-        print(f"--all prints every table, {of_one_run}--json writes every number")
+        print("--all prints every table, --json writes every number")

@@ -17,8 +17,8 @@ from grpo import group_z_score
 DRAWS = 1000     # of the bootstrap over groups
 NORMALISED = ("z > 0", "z <= 0")  # z: the reward normalised in its group
 SQUARED = ("s", "ratio", *UNITS)
-MEASURES = ("tokens", "log_prob", "entropy", *SQUARED, *(f"abs {unit}" for unit in UNITS),
-            *(f"squared {name}" for name in SQUARED))
+MEASURES = ("tokens", "log_prob", "entropy", "abs advantage", *SQUARED,
+            *(f"abs {unit}" for unit in UNITS), *(f"squared {name}" for name in SQUARED))
 RESAMPLED = ("tokens", *(f"abs {unit}" for unit in UNITS))
 
 
@@ -82,7 +82,7 @@ class Sums:
 def measured(tokens: dict) -> dict[str, np.ndarray | None]:
     """What is summed over tokens, by name; tokens themselves are counted."""
     measures = {"ratio": np.zeros_like(tokens["s"]), **tokens, "tokens": None}
-    measures |= {f"abs {unit}": np.abs(tokens[unit]) for unit in UNITS}
+    measures |= {f"abs {name}": np.abs(tokens[name]) for name in ("advantage", *UNITS)}
     return measures | {f"squared {name}": measures[name] ** 2 for name in SQUARED}
 
 

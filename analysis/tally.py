@@ -32,7 +32,6 @@ class Tally:
         self.tokenizer = load_tokenizer(self.run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
         self.tokens, self.groups = 0, 0
-        self.asked = {}  # by prompt: the first and the last (step, group, whether rewards differ)
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.vocabulary, self.histograms = Vocabulary(self.tokenizer), Histograms()
@@ -42,33 +41,12 @@ class Tally:
         longest = 0
         for step in self.steps:
             status(f"{self.run.name}: lengths, step {step} of {self.steps[-1]}")
-            columns = read_columns(self.run, step)
-            longest = max(longest, int(lengths(columns).max()))
-            self.note_prompts(step, columns)
+            longest = max(longest, int(lengths(read_columns(self.run, step)).max()))
         self.sums, self.positions = Sums(len(self.blocks), longest), Positions(longest)
         for block, steps in enumerate(self.blocks):
             for step in steps:
                 status(f"{self.run.name}: step {step} of {self.steps[-1]}")
                 self.add(read_tokens(self.run, step), block)
-
-    def note_prompts(self, step: int, columns: dict[str, np.ndarray]) -> None:
-        prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
-        for group, prompt in enumerate(prompts):
-            differ = bool(np.ptp(columns["reward"][columns["group"] == group]))
-            place = (step, group, differ)
-            self.asked.setdefault(hash(prompt.tobytes()), [place, place])[1] = place
-
-    def asked_twice(self) -> dict[int, int]:
-        """The groups, by step, that were asked the same problem with at least half of the training
-        between; of several pairs one with different rewards, the farthest apart. Empty if none
-        was."""
-        def apart(pair) -> int:
-            return pair[1][0] - pair[0][0]
-
-        far = [pair for pair in self.asked.values()
-               if apart(pair) and 2 * apart(pair) >= self.steps[-1] - self.steps[0]]
-        pair = max(far, key=lambda pair: (pair[0][2] and pair[1][2], apart(pair)), default=())
-        return {step: group for step, group, _ in pair}
 
     def add(self, tokens: dict[str, np.ndarray], block: int) -> None:
         tokens["class"] = self.vocabulary.classes(tokens["token_id"])

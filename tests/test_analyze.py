@@ -59,6 +59,12 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys,
                 assert not isinstance(value, str) or set(value.split()) <= words
     written = [path.suffix for path in (tmp_path / "out").iterdir()]
     assert sorted(written) == [".html", ".json"] + [".png"] * 5  # no learning curve
+    analyze.main([str(folder)])
+    plain = capsys.readouterr().out + (folder / "analysis/report.html").read_text()
+    for of_the_earlier in ("old unit", "pub.*"):
+        assert of_the_earlier in printed and of_the_earlier not in plain
+        assert of_the_earlier in (tmp_path / "out/report.html").read_text()
+    assert "contribution" not in plain.lower()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -71,13 +77,10 @@ def test_what_is_printed_fits_a_screen(tmp_path, capsys):
     write_lines(folder / "metrics.jsonl", metrics)
     analyze.main([str(folder)])
     printed = capsys.readouterr().out
-    assert len(printed.splitlines()) <= 40 and "old unit" not in printed and "pub.*" not in printed
+    assert len(printed.splitlines()) <= 40
     words = " ".join(printed.split())
     assert "10.0% of all training answers were cut off by the limit" in words
     assert "not finished: step 3 of 4 so far" in words and "report.html" in words
-    analyze.main([str(folder), "--earlier"])
-    printed = capsys.readouterr().out
-    assert "old unit" in printed and "## Where the gradient went, by kind" not in printed
 
 
 def write_lines(path, lines):
@@ -85,7 +88,7 @@ def write_lines(path, lines):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_page_begins_with_what_the_run_did_and_ends_with_the_earlier_experiment(tmp_path):
+def test_the_page_begins_with_what_the_run_did_and_ends_with_tables(tmp_path):
     folder, _ = random_log(tmp_path / "run", steps=4, groups=4)
     write_lines(folder / "evaluations.jsonl", [evaluation(0, [0, 1]), evaluation(4, [1, 1])])
     analyze.main([str(folder)])
@@ -94,11 +97,9 @@ def test_the_page_begins_with_what_the_run_did_and_ends_with_the_earlier_experim
     places = [page.index(text) for text in (
         "it solved 50.0% of 2 held-out problems before training, and 100.0%",
         "25.0% of the held-out answers after 4 steps were cut off by the limit",
-        "Share of answers that solve", "<section id=answers", "Each kind of token", "<details",
-        "Held-out success, from the first", "tables of an earlier experiment", "old unit")]
+        "<section id=watch", "Share of answers that solve", "<section id=answers",
+        "Each kind of token", "<details", "Held-out success, from the first")]
     assert places == sorted(places)
-    ours, theirs = page.split("tables of an earlier experiment", 1)
-    assert "pub.*" not in ours and "pub.*" in theirs
 
 
 @pytest.mark.parametrize("columns", [
@@ -163,8 +164,8 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path):
     assert all(value.startswith(("data:image/png", "#")) for value in Outside(page).found)
     words = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     assert not re.search(r"url\(|@import|fetch\(|XMLHttp|import\s*\(|https?://", words)
-    data = r'<script type="application/json" id="episodes">(.*?)</script>'
-    episodes = json.loads(re.search(data, page, re.S)[1])
+    data = r'<script type="application/json" id="data">(.*?)</script>'
+    episodes = json.loads(re.search(data, page, re.S)[1])["answers"]
     assert {e["step"] for e in episodes} == {1, 3} and len(episodes) == 24
     tokenizer = load_tokenizer(folder)
     for e in episodes:
@@ -178,7 +179,6 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path):
         assert e["reward"] == pytest.approx(files[e["step"]]["reward"][e["episode"]])
         s = np.sqrt(1 - 2 * np.exp(c["log_prob"].astype(float)) + c["collision"])
         expected = {"gradient size": np.abs(c["advantage"]) * c["weight"] * s,
-                    "contribution": c["advantage"] * c["log_prob"],
                     "log-prob": c["log_prob"],
                     **{name: c[name] for name in ("advantage", "weight", "entropy")}}
         assert set(e["values"]) == set(expected)  # without true credit

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import train
-from conftest import ROOT
+from conftest import ROOT, hand_made
 from engine import processes
 from engine.errors import UserError
 from engine.rollouts import sample_answers
@@ -291,6 +292,27 @@ def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(
     evaluated = [one[:4], one[5:9], one[10:], two[:4], two[5:9], two[10:]]
     assert len(seeds) == 28 and len(set(trained)) == 4
     assert all(part == evaluated[0] for part in evaluated) and evaluated[0][:2] == evaluated[0][2:]
+
+
+def test_what_is_kept_of_a_few_answers_to_held_out_problems():
+    """Problems of which no word repeats are told, the first answer to each; here two are asked at a
+    time, twice each. Answers to problem n have n + 1 tokens of log p -n / 3, the first is right."""
+    problems = ["1 1", "2 2", "0 1", "3 3", "4 5"]
+
+    def ask(part, each, seed, greedy):
+        rows = [problems.index(problem) for problem in part for _ in range(each)]
+        mask = torch.tensor([[t <= n for t in range(6)] for n in rows])
+        first = torch.tensor([1.0, 0.0] * len(part))
+        return hand_made(mask, log_prob=-torch.tensor(rows)[:, None].expand(-1, 6) / 3,
+                         responses=[f"{n} {row % 2}" for row, n in enumerate(rows)],
+                         scores={"answer": first, "format": first})
+
+    task = SimpleNamespace(held_out_problems=lambda most: problems, show=str)
+    settings = SimpleNamespace(eval_tasks=5, eval_answers=2, questions=1, answers=2)
+    policy = SimpleNamespace(task=task, settings=settings, ask=ask)
+    shown = train.answer_held_out(policy, 0, "sampled")["shown"]
+    assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1, "texts": ["x"] * (n + 1),
+                      "log_prob": [round(-n / 3, 4)] * (n + 1)} for n in (2, 4, 0)]
 
 
 def test_a_run_that_is_being_written_cannot_be_resumed(whole):

@@ -94,7 +94,7 @@ def measure(probe: Probe) -> Findings:
                     introduction(args, policy, rollouts, credit),
                     [*by_partition, scores, ceiling_table(rollouts, credit)],
                     draw_decided(by_partition[0], probe.folder), "some minutes",
-                    answers_of(run, policy.tokenizer, [1], {}, 12_000))
+                    answers_of(run, policy.tokenizer, [1], 12_000))
 
 
 def introduction(args: SimpleNamespace, policy: Policy, rollouts: Rollouts,

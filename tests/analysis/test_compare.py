@@ -117,7 +117,7 @@ def test_many_runs_on_one_page(tmp_path, capsys):
     places = [page.index(text) for text in ("The arms", "each arm minus none", "<details",
                                             "Learning speed", "Stability and cost", "Share of")]
     assert places == sorted(places)
-    for flags in (["--steps", "1"], ["--earlier"]):
+    for flags in (["--steps", "1"], ["--csv"]):
         with pytest.raises(UserError, match=f"{flags[0]} .* one run: give one run only"):
             analyze.main([*runs, *flags])
     with pytest.raises(UserError, match="does not exist"):

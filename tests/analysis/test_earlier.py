@@ -35,8 +35,9 @@ def log(tmp_path_factory):
     for r in rows:
         s = (1 - 2 * np.exp(r["log_prob"]) + r["collision"]) ** 0.5  # norm(onehot - p)
         r["gradient"] = r["advantage"] * r["weight"] * s
-        for unit in UNITS:
-            r[f"abs {unit}"] = abs(r[unit])
+        r["s"] = s
+        for name in ("advantage", *UNITS):
+            r[f"abs {name}"] = abs(r[name])
         r["class"], r["middle"] = naive_class(r["text"]), (r["position"] + 0.5) / r["length"]
     run = {"folder": folder, "config": {"mitigation": "none", "steps": 3},
            "metrics": [{"step": 2, "gradient_norm": 0.5}], "evaluations": []}
@@ -97,7 +98,7 @@ def test_classes_and_classes_by_fifth(log):
             part = [r for r in rows if of_row(r) == name]
             assert (found["tokens"], found["of all"]) == (len(part), len(part) / len(rows))
             names = {"log p": "log_prob", "A lp": "contribution", "abs(A lp)": "abs contribution",
-                     "abs(A) w s": "abs gradient"}
+                     "abs(A) w s": "abs gradient", "abs(A)": "abs advantage", "s": "s"}
             for key, measure in names.items():
                 expected = mean_of(part, measure) if part else None
                 assert found[key] == (expected and pytest.approx(expected, rel=1e-5))
@@ -123,6 +124,17 @@ def test_shares_of_the_gradient(log):
             sizes = [r["abs gradient"] for r in rows if names[r[key]] == found[key]]
             assert (found["gradient"], found["abs(A) w s"], found["tokens"]) == pytest.approx(
                 (sum(sizes) / total, statistics.fmean(sizes), len(sizes) / len(rows)), rel=1e-5)
+
+
+def test_a_class_gets_more_by_larger_advantages_or_by_the_models_doubt(tmp_path):
+    """Two words of advantage -3 and 1, a number and an operator of 1. At p = 0.5, the rest on one
+    token, s = sqrt(1 - 1 + 0.5); at 0.9, the operator's, sqrt(1 - 1.8 + 0.82)."""
+    columns = credit_columns([1, 3], [0, 0], kind=[0, 0, 2, 3], advantage=[-3, 1, 1, 1],
+                             log_prob=np.log([.5, .5, .5, .9]), collision=[.5, .5, .5, .82])
+    rows = tables_of(write_log(tmp_path / "run", {1: columns}))["gradient by kind"]
+    found = [value for row in rows for value in (row["abs(A)"], row["s"], row["abs(A) w s"])]
+    doubt, sure = 0.5 ** 0.5, 0.02 ** 0.5
+    assert found == pytest.approx([2, doubt, 2 * doubt, 1, doubt, doubt, 1, sure, sure], rel=1e-5)
 
 
 def test_one_t_per_position(log):

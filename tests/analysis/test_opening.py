@@ -2,7 +2,7 @@
 
 from conftest import evaluation
 
-from analysis.opening import about, before_and_after, compared, opening
+from analysis.opening import about, compared, opening
 from harness.registry import MITIGATIONS
 
 
@@ -56,20 +56,3 @@ def test_a_comparison_names_its_task_and_its_problems():
     assert "on the same 2 problems" in text
     runs[0]["evaluations"].clear()
     assert "not evaluated" in compared(runs)
-
-
-def test_the_same_problem_stands_beside_itself():
-    def line(step, mode, answers):
-        shown = [{"problem": f"{n} make", "text": text, "answer": right}
-                 for n, (text, right) in enumerate(answers)]
-        return {**evaluation(step, [0, 1], mode), "shown": shown}
-
-    before = line(0, "sampled", [("no</think>\n<answer>", 0), ("yes", 1)])
-    run = run_of(30, [before, line(0, "greedy", []), line(15, "sampled", [("x", 0)] * 2),
-                      line(30, "sampled", [("a", 1), ("b", 0)]), line(30, "greedy", [])])
-    [table] = before_and_after(run)
-    assert table.heads() == ["problem", "before training", "after 30 steps"]
-    assert table.rows == [("0 make", "wrong: no</think> <answer>", "right: a"),
-                          ("1 make", "right: yes", "wrong: b")]
-    older = [{**evaluation(step, [0, 1]), "shown": None} for step in (0, 30)]
-    assert before_and_after(run_of(30, older)) == before_and_after(run_of(30, [before])) == []

@@ -1,65 +1,63 @@
-"""The page and the tables on it: what a model wrote stays text, and who is shown first."""
+"""The page and the tables on it: what a model wrote stays text, and what is shown of a run."""
 
 import html
 import json
 import re
 
 import numpy as np
-from conftest import credit_columns, write_log
-from logs import tallied
+import pytest
+from conftest import credit_columns, evaluation, write_log
+from matplotlib.figure import Figure
 
+import analyze
 from analysis import page as page_file
-from analysis.answers import answers_of, first_shown
+from analysis.answers import answers_of
 from analysis.tables import NOTHING, Table, by_row, show_in_short
 from engine.tokens import load_tokenizer
 
 
 def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_path):
-    columns = credit_columns([2] * 6, [0, 0, 1, 1, 2, 2], reward=[1, 1, 0, 1, 0, 0],
-                             true_credit=np.arange(12, dtype=np.float32) / 10)
+    """Two answers at least, however little room there is; of a group the best and the worst."""
+    columns = credit_columns([2] * 7, [0, 0, 1, 1, 1, 2, 2], reward=[1, 1, 0, 1, 0.1, 0, 0],
+                             true_credit=np.arange(14, dtype=np.float32) / 10)
     folder = write_log(tmp_path / "run", {1: columns})
-    found = answers_of(folder, load_tokenizer(folder), [1], {}, most_tokens=3)
-    assert [e["group"] for e in found] == [1, 1] and found[1]["values"]["true credit"] == [0.6, 0.7]
-    everything = answers_of(folder, load_tokenizer(folder), [1], {})
-    assert [e["group"] for e in everything] == [1, 1, 0, 0, 2, 2]
+    tokenizer = load_tokenizer(folder)
+    found = answers_of(folder, tokenizer, [1], most_tokens=1)
+    assert [e["episode"] for e in found] == [3, 2] and found[0]["values"]["true credit"] == [.6, .7]
+    assert [e["episode"] for e in answers_of(folder, tokenizer, [1])] == [3, 2, 4, 0, 1, 5, 6]
+    assert len(answers_of(folder, tokenizer, [1], most_tokens=9)) == 4  # of two tokens each
     assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first
 
 
-def test_the_page_starts_with_an_answer_of_the_first_step_and_one_of_the_last(tmp_path):
-    """Solved, from a group with a gradient."""
-    def columns(rewards):
-        return credit_columns([1, 3, 2, 2], [0, 0, 1, 1], reward=rewards, reward_answer=rewards)
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_has_every_evaluation_with_its_answers_to_a_few_problems(tmp_path):
+    def shown(text, **more):
+        return [{"problem": "1 2 make 3", "text": text, "answer": 1, **more}]
 
-    files = {1: columns([0, 1, 0, 1]), 3: columns([0, 1, 1, 1]), 5: columns([0, 0, 1, 0])}
-    folder = write_log(tmp_path / "run", files)
-    answers = answers_of(folder, load_tokenizer(folder), [1, 3, 5], {})
-    shown = [answers[place] for place in first_shown(answers)]
-    assert [(a["step"], a["episode"]) for a in shown] == [(1, 1), (5, 2)]
-    one_step = answers_of(folder, load_tokenizer(folder), [5], {})
-    assert len(first_shown(one_step)) == 1 and first_shown([]) == []
+    lines = [{**evaluation(step, [0, 1]), "shown": answers} for step, answers in (
+        (0, shown("before")), (5, None), (10, shown("x<y", texts=["x", "<y"], log_prob=[-1, -2])))]
+    greedy = {**evaluation(10, [1, 1], "greedy"), "shown": shown("greedy")}
+    folder = write_log(tmp_path / "run", {}, evaluations=[*lines, greedy])
+    analyze.main([str(folder)])
+    known = data_of((folder / "analysis/report.html").read_text())
+    assert known == {"answers": [], "evaluations": [
+        {name: line[name] for name in ("step", "mode", "success", "shown")}
+        for line in (lines[0], lines[2])]}
 
 
-def test_left_and_right_are_the_same_problem_where_it_was_asked_twice(tmp_path):
-    """Problem 7 in steps 1 and 3, 8 in 2 and 5, with different rewards; 9 in 1 and 6, but all of
-    step 6 got the same; 5 only in neighbouring steps."""
-    def columns(first, second, rewards=(0, 1, 0, 1)):
-        return credit_columns([2] * 4, [0, 0, 1, 1], reward=rewards, reward_answer=rewards,
-                              prompt_ids=[first, second], prompt_start=[0, 1])
+def test_the_mark_stands_at_its_step_on_the_picture(tmp_path):
+    """From 0.1 to 0.9 of the width and 0.2 to 0.8 of the height; a step is 8% of the width."""
+    figure = Figure()
+    axis = figure.add_axes((0.1, 0.2, 0.8, 0.6), xlim=(-1, 9))
+    scale = analyze.step_scale(axis)
+    assert scale == "--zero:18.00%;--step:8.0000%;top:20.00%;height:60.00%"
+    (tmp_path / "a.png").write_bytes(b"")
+    marked, plain = (page_file.figure_of(tmp_path / "a.png", "", *more) for more in ([scale], []))
+    assert f'<span id=mark style="{scale}">' in marked and "id=mark" not in plain
 
-    files = {1: columns(7, 9), 2: columns(5, 8), 3: columns(5, 7), 4: columns(1, 2),
-             5: columns(8, 3), 6: columns(4, 9, (1, 1, 1, 1))}
-    folder = write_log(tmp_path / "run", files)
-    tally = tallied(folder)
-    assert tally.asked_twice() == {2: 1, 5: 0}
-    answers = answers_of(folder, tally.tokenizer, [1, 2, 5, 6], {2: 1, 5: 0}, most_tokens=4)
-    left, right = (answers[place] for place in first_shown(answers))
-    assert (left["step"], left["group"], right["step"], right["group"]) == (2, 1, 5, 0)
-    assert left["prompt"] == right["prompt"]
-    (folder / "credit/step_000005.npz").unlink()
-    assert tallied(folder).asked_twice() == {1: 1, 6: 1}
-    for step in (3, 6):
-        (folder / f"credit/step_00000{step}.npz").unlink()
-    assert tallied(folder).asked_twice() == {}
+
+def data_of(page):
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
 
 
 def test_what_a_model_wrote_stays_text(tmp_path):
@@ -71,12 +69,12 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     picture.write_bytes(b"")
     body = [*page_file.report_body([nasty], [nasty], [table], (picture, nasty), True),
             page_file.folded(nasty, [])]
-    page_file.write_page(tmp_path / "r.html", nasty, body, answers)
+    told = [{"step": 1, "shown": [{"problem": nasty, "text": nasty, "texts": [nasty]}]}]
+    page_file.write_page(tmp_path / "r.html", nasty, body, answers, told)
     page = (tmp_path / "r.html").read_text()
     assert page.count("<script") == 2 and page.count("</script>") == 2
     assert "alert(1)</script>" not in page and "innerHTML" not in page
-    data = re.search(r'id="episodes">(.*?)</script>', page, re.S)[1]
-    assert json.loads(data)[0]["texts"] == [nasty]
+    assert data_of(page) == {"answers": answers, "evaluations": told}
     assert page.count(html.escape(nasty)) >= 10 and page.count("<figure") == 1
 
 

@@ -57,17 +57,20 @@ def test_contributions_are_drawn_with_their_sign(tmp_path, drawn):
 
 
 def test_no_picture_without_content(tmp_path, drawn):
-    of_metrics, always = {"learning_curve"}, {"log_prob_and_gradient"}
-    of_gradient = {"credit_by_kind", "over_training", "position", "contributions"}
+    of_metrics = {"learning_curve"}
+    of_gradient = {"credit_by_kind", "over_training", "position"}
     line = {"step": 1, "success": 0.5, "entropy": 0.1}
     for name, metrics, more, expected in (
-            ("all", [line], {}, of_metrics | of_gradient | always),
-            ("flat", [], {"advantage": np.zeros(40)}, always)):
+            ("all", [line], {}, of_metrics | of_gradient | {"contributions"}),
+            ("flat", [], {"advantage": np.zeros(40)}, set())):
         columns = credit_columns([40], [0], **more)
         folder = write_log(tmp_path / name, {1: columns}, metrics=metrics)
         drawn.clear()
-        analyze.draw_run(read_run(folder), tallied(folder), tmp_path)
-        assert set(drawn) == expected
+        tally = tallied(folder)
+        analyze.draw_run(read_run(folder), tally, tmp_path)
+        assert set(drawn) == expected - {"contributions"}
+        earlier.draw(tally, tmp_path)
+        assert set(drawn) == expected | {"log_prob_and_gradient"}
 
 
 def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
