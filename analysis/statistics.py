@@ -64,13 +64,22 @@ def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
 
 
 @cache
-def detectable(df: float, tests: int = 1) -> float:
-    """How many standard errors an effect must have to be found, at 5% over so many tests, in 80 of
-    100 experiments. The error is itself estimated: chance is drawn for both."""
+def needed(df: float, tests: int) -> np.ndarray:
+    """Of 40,000 experiments, how many standard errors an effect must have to be found at 5% over so
+    many tests. The error is itself estimated: chance is drawn for both."""
     rng = np.random.default_rng(0)
     spread = np.sqrt(rng.chisquare(df, 40_000) / df)
-    needed = student_quantile(1 - 0.025 / tests, df) * spread - rng.normal(size=40_000)
-    return float(np.quantile(needed, 0.8))
+    return student_quantile(1 - 0.025 / tests, df) * spread - rng.normal(size=40_000)
+
+
+def detectable(df: float, tests: int = 1) -> float:
+    """How many standard errors an effect must have to be found in 80 of 100 experiments."""
+    return float(np.quantile(needed(df, tests), 0.8))
+
+
+def power(effect: float, error: float, df: float, tests: int = 1) -> float:
+    """In which share of experiments an effect of this size is found."""
+    return float(np.mean(needed(df, tests) < effect / error))
 
 
 def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
@@ -87,17 +96,17 @@ def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
     return Estimate(float(value), low, high, logarithm.p)
 
 
-def mean_over(values) -> Estimate:
+def mean_over(values, tests: int = 1) -> Estimate:
     """The mean over seeds or problems, by Student's t; undefined values are left out."""
     known = np.asarray(values, float)
     known = known[np.isfinite(known)]
     mean = float(known.mean()) if len(known) else np.nan
     if len(known) < 2:
         return Estimate(mean, np.nan, np.nan, np.nan)
-    return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1)
+    return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1, tests)
 
 
-def welch(mine, theirs, tests: int = 1) -> Estimate:
+def welch(mine, theirs) -> Estimate:
     """The difference of two means over seeds, each with its own variance (Welch 1947)."""
     parts = [(np.var(values, ddof=1) / len(values), len(values) - 1)
              for values in (mine, theirs) if len(values) > 1]
@@ -105,7 +114,7 @@ def welch(mine, theirs, tests: int = 1) -> Estimate:
     if len(parts) < 2 or not variance:
         return Estimate(value, np.nan, np.nan, np.nan)
     freedom = variance ** 2 / sum(part ** 2 / count for part, count in parts)
-    return estimate(value, float(np.sqrt(variance)), float(freedom), tests)
+    return estimate(value, float(np.sqrt(variance)), float(freedom))
 
 
 def jackknife(value: float, left: np.ndarray) -> Estimate:

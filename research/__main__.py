@@ -15,6 +15,7 @@ takes seconds and only shows that it works. NAME --help lists the flags of one.
 
     python -m research probes            the probes with several seeds
     python -m research publish FOLDER    keep what was measured, beside the pages
+    python -m research tables            make the tables of experiments again from what is kept
     python -m research pages             write its numbers into them
 
 An experiment is many training runs; NAME makes them, NAME --dry_run lists them:
@@ -28,7 +29,8 @@ from research.experiments.experiments import EXPERIMENTS
 from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "sparsity", "baseline", "length")
-OTHERS = {"probes": probes.main, "publish": published.main, "pages": pages.main}
+OTHERS = {"probes": probes.main, "publish": published.main, "tables": published.make_tables,
+          "pages": pages.main}
 
 
 def main(argv: list[str]) -> None:

@@ -43,10 +43,6 @@ FINAL_RATES = {"outcome_conditional": "5e-4", "taco": "5e-4", **dict.fromkeys((
 # made as docs/results.md says
 OF_SIZES = {"small": "models/small", "medium": "models/tiny", "large": "models/large"}
 
-# the success in training that the arms of the leaderboard race to, as the mean of the last steps:
-# half of what plain GRPO gains in the control
-RACE_TO, RACE_STEPS = 0.3, 10
-
 
 @dataclass(frozen=True)
 class Experiment:

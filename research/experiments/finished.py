@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analysis.runs import evaluations, read_run
-from analysis.statistics import Estimate, paired_difference
+from analysis.statistics import Estimate, mean_over
 from engine.errors import UserError
 from research.experiments.experiments import Experiment
 from research.experiments.plan import PlannedRun
@@ -12,7 +12,7 @@ from research.experiments.plan import PlannedRun
 START, END = 0, -1    # places among the evaluations of a run
 MOST_NAMED = 8        # runs that are not finished
 SEEN = 0.05
-FEWEST_SEEDS = 2      # before anything is said: a single run may collapse, in any arm
+FEWEST_SEEDS = 3      # before anything is said: two may agree by luck
 
 
 @dataclass
@@ -23,10 +23,6 @@ class Study:
     runs: dict[str, dict[int, dict]] = field(default_factory=dict)
     unfinished: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # the reason by the name of the run
-
-    def of(self, arm: str) -> dict[int, dict]:
-        """The finished runs of an arm by seed."""
-        return self.runs.get(arm, {})
 
     def intro(self) -> list[str]:
         finished = sum(map(len, self.runs.values()))
@@ -63,31 +59,9 @@ def evaluated(run: dict, place: int) -> dict:
     return evaluations(run, "sampled")[place]
 
 
-def middle(run: dict) -> int | None:
-    """The place of the evaluation in the middle of training, if there is one."""
-    count = len(evaluations(run, "sampled"))
-    return (count - 1) // 2 if count > 2 else None
-
-
-def late_success(run: dict) -> float:
-    """The mean of the sampled evaluations after the middle of training: the last one alone has the
-    chance of its answers in it, and of where the curve just was."""
-    lines = evaluations(run, "sampled")
-    late = [line["success"] for line in lines if 2 * line["step"] > run["config"]["steps"]]
-    return float(np.mean(late or lines[-1]["success"]))
-
-
 def success_by_seed(runs: dict[int, dict], place: int) -> list[float]:
     """Held out, sampled."""
     return [evaluated(run, place)["success"] for run in runs.values()]
-
-
-def ahead(study: Study, arm: str, other: str, place: int) -> tuple[int, Estimate | None]:
-    """How many seeds both arms have, and how far the first is ahead on held-out problems."""
-    mine, theirs = study.of(arm), study.of(other)
-    rows = [np.array(evaluated(mine[seed], place)["answer"], float)
-            - evaluated(theirs[seed], place)["answer"] for seed in sorted(set(mine) & set(theirs))]
-    return len(rows), paired_difference(np.stack(rows)) if rows else None
 
 
 PRICES = {  # what a run costs, from its metrics
@@ -112,6 +86,33 @@ def curve_of(run: dict, price: str) -> tuple[np.ndarray, np.ndarray]:
     return cost[[line["step"] for line in lines]], np.array([line["success"] for line in lines])
 
 
+def values_of(run: dict) -> dict:
+    """What tables are made of and results keep: success at every evaluation, and the price."""
+    steps = [line["step"] for line in evaluations(run, "sampled")]
+    costs = {price: cost_of(run, price)[steps] for price in PRICES}
+    known = {price: cost.round(3).tolist() for price, cost in costs.items()
+             if np.isfinite(cost[-1])}
+    return {"steps": steps, "success": curve_of(run, "seconds")[1].tolist(), **known}
+
+
+# one run as values_of has it; of an arm, by seed; of an experiment, by arm
+Curve = dict[str, list]
+OfArm = dict[int, Curve]
+Values = dict[str, OfArm]
+
+
+def late_success(curve: Curve) -> float:
+    """The mean of the evaluations after the middle of training: the last one alone has the chance
+    of its answers in it, and of where the curve just was."""
+    steps, success = map(np.array, (curve["steps"], curve["success"]))
+    return float(success[2 * steps > steps[-1]].mean()) if steps[-1] else curve["success"][-1]
+
+
+def paired(mine: dict[int, float], theirs: dict[int, float], tests: int = 1) -> Estimate:
+    """The mean difference over the seeds that both have, by Student's t."""
+    return mean_over([mine[seed] - theirs[seed] for seed in mine if seed in theirs], tests)
+
+
 def verdict_on(seeds: int, difference: float, p: float) -> str:
     if seeds < FEWEST_SEEDS or not np.isfinite(p):
         return "too few seeds"
@@ -132,10 +133,3 @@ def numbers(runs: dict[int, dict], key: str) -> list[list[float]]:
     """Of each run this number of its steps, where a step has it."""
     return [[line[key] for line in run["metrics"] if line.get(key) is not None]
             for run in runs.values()]
-
-
-def moving_mean(values: np.ndarray, count: int) -> np.ndarray:
-    """The mean of each value and those before it, `count` in all; of fewer there is none."""
-    if len(values) < count:
-        return np.zeros(0)
-    return np.convolve(values, np.full(count, 1 / count), mode="valid")

@@ -1,6 +1,7 @@
 """What was measured and stands on a page: docs/results/NAME.json, made once, never by hand.
 
     python -m research publish results/study-control   # what a report or a probe has written
+    python -m research tables                          # of experiments, again from stored values
     python -m research pages                           # write its numbers into the pages
 
 A result holds its tables, the command that made them, the commit, the versions and the day.
@@ -33,6 +34,27 @@ def main(argv: list[str]) -> None:
         "pages")
 
 
+def make_tables(argv: list[str]) -> None:
+    """By the rules of today, from what results keep of every run."""
+    from research.experiments.report import made_again  # imports matplotlib and this module
+    Parser("python -m research tables", __doc__).read(argv)
+    for path in with_suffix(RESULTS, ".json"):
+        result = read_json(path)
+        if is_remade(result) and made_again(result) != result:
+            write_result(path, made_again(result))
+            say(f"made again: {path.stem}; python -m research pages writes its numbers into the "
+                "pages")
+
+
+def is_remade(result: dict) -> bool:
+    """An experiment; not a probe, nor one from before reports kept values."""
+    return result["measured"].startswith("study-") and bool(result.get("values"))
+
+
+def write_result(path: Path, result: dict) -> None:
+    replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+
+
 def publish(folder: Path, name: str | None = None) -> Path:
     """Take the numbers of a report or a probe, and its pictures that pages show, in the place of
     those before."""
@@ -48,7 +70,7 @@ def publish(folder: Path, name: str | None = None) -> Path:
     make_folder(RESULTS)
     name = name or numbers.get("name") or result["measured"].removeprefix("study-")
     path = RESULTS / f"{name}.json"
-    replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    write_result(path, result)
     shown = "".join(page.read_text(encoding="utf-8") for page in pages())
     for picture in with_suffix(folder, ".png"):
         kept = RESULTS / f"{path.stem}-{picture.name}"

@@ -6,6 +6,7 @@ of all its arms together in the place of the differences (leaderboard.py).
 """
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from analysis.plots import COLOURS, legend_below, panels, plain_number, save
-from analysis.runs import evaluations
 from analysis.sizes import lay_flat
-from analysis.statistics import holm, mean_over, mean_reach, welch
+from analysis.statistics import holm, mean_over, mean_reach
 from analysis.tables import Table, by_row, show
 from engine.labels import KINDS, SECTIONS
 from harness.credit_file import read_columns
@@ -23,10 +23,10 @@ from harness.files import is_file, make_folder
 from harness.progress import show_status
 from research.experiments import leaderboard
 from research.experiments.earlier_form import summary_table
-from research.experiments.experiments import Experiment
-from research.experiments.finished import (END, FEWEST_SEEDS, PRICES, START, Study, ahead, cost_of,
-                                           curve_of, middle, numbers, read_study, success_by_seed,
-                                           told_apart, verdict_on)
+from research.experiments.experiments import EXPERIMENTS, Experiment
+from research.experiments.finished import (END, FEWEST_SEEDS, PRICES, START, OfArm, Study, Values,
+                                           cost_of, curve_of, numbers, paired, read_study,
+                                           told_apart, values_of, verdict_on)
 from research.experiments.plan import PlannedRun
 from research.experiments.published import made_by
 from research.probes.common import Findings, summary_of, write_findings
@@ -55,32 +55,43 @@ def write_report(experiment: Experiment, planned: list[PlannedRun], command: str
 
 
 def report_on(study: Study, folder: Path) -> Findings:
-    name = study.experiment.name
-    everywhere = [price_table(study), versus_table(study), cost_table(study), credit_table(study)]
-    if study.experiment.is_board:
-        tables, picture = leaderboard.report(study, folder)
+    experiment = study.experiment
+    values = {arm: {seed: values_of(run) for seed, run in runs.items()}
+              for arm, runs in study.runs.items()}
+    tables = tables_of_values(experiment, values)
+    if experiment.is_board:
+        entries = leaderboard.make_entries(values)
+        leaderboard.draw_forecast(entries, folder)  # for the page of the leaderboard
+        picture = leaderboard.draw(entries, folder)
     else:
-        tables, picture = [success_table(study), differences_table(study)], draw(study, folder)
-    if len(study.experiment.arms) == 1:
+        picture = draw(study, folder)
+    if len(experiment.arms) == 1:
         tables += transcript_table(study.planned[0])
-    if study.experiment.published:
+    if experiment.published:
         tables.append(summary_table(study))
-    return Findings(name, study.intro(), [*tables, *everywhere], picture,
-                    values=values_by_seed(study))
+    return Findings(experiment.name, study.intro(),
+                    [*tables, cost_table(study), credit_table(study)], picture, values=values)
 
 
-def values_by_seed(study: Study) -> dict:
-    """What the tables are made of: of each run its success at every evaluation, and the price."""
-    def of(run: dict) -> dict:
-        lines = evaluations(run, "sampled")
-        steps = [line["step"] for line in lines]
-        costs = {price: cost_of(run, price)[steps] for price in PRICES}
-        known = {price: cost.round(3).tolist() for price, cost in costs.items()
-                 if np.isfinite(cost[-1])}
-        return {"steps": steps, "success": [line["success"] for line in lines], **known}
+def tables_of_values(experiment: Experiment, values: Values) -> list[Table]:
+    """Those that need no more than what a result keeps of its runs."""
+    if experiment.is_board:
+        tables = leaderboard.make_tables(leaderboard.make_entries(values), experiment.arms)
+    else:
+        tables = [success_table(values), differences_table(experiment, values)]
+    return [*tables, price_table(values), versus_table(experiment, values)]
 
-    return {arm: {str(seed): of(run) for seed, run in runs.items()}
-            for arm, runs in study.runs.items()}
+
+def made_again(result: dict) -> dict:
+    """A published experiment with the tables that today's rules make of its values."""
+    values = {arm: {int(seed): curve for seed, curve in curves.items()}
+              for arm, curves in result["values"].items()}
+    experiment = EXPERIMENTS[result["measured"].removeprefix("study-")]
+    experiment = replace(experiment, arms=dict.fromkeys([*values, *experiment.arms], ""))
+    made = {table.name: table.to_json() for table in tables_of_values(experiment, values)}
+    tables = [made.get(table["name"], table) for table in result["tables"]]
+    said = [line for table in tables for line in table["finding"].splitlines()]
+    return {**result, "in_short": list(dict.fromkeys(said)), "tables": tables}
 
 
 def transcript_table(run: PlannedRun) -> list[Table]:
@@ -96,13 +107,12 @@ def transcript_table(run: PlannedRun) -> list[Table]:
     return [Table("transcript", f"What {run.name} printed", {"line": ("", shown)})]
 
 
-def success_table(study: Study) -> Table:
+def success_table(values: Values) -> Table:
     rows = []
-    for arm, runs in study.runs.items():
-        half = middle(next(iter(runs.values())))
-        start, end = success_by_seed(runs, START), success_by_seed(runs, END)
-        rows.append([arm, len(runs), np.mean(start),
-                     None if half is None else np.mean(success_by_seed(runs, half)),
+    for arm, curves in values.items():
+        start, half, end = (list(success_at_place(curves, place).values())
+                            for place in (START, middle(curves), END))
+        rows.append([arm, len(curves), np.mean(start), np.mean(half) if half else None,
                      np.mean(end), interval_over_seeds(end), (min(end), max(end))])
     formats = {"arm": "", "seeds": "d", "start": ".1%", "middle": ".1%", "end": ".1%",
                "95%": ".1%", "ends": ".1%"}
@@ -111,24 +121,34 @@ def success_table(study: Study) -> Table:
                  {"95%": "95% interval of the end", "ends": "ends of the seeds"})
 
 
+def middle(curves: OfArm) -> int | None:
+    """The place of the evaluation in the middle of training, if there is one."""
+    count = len(next(iter(curves.values()))["steps"])
+    return (count - 1) // 2 if count > 2 else None
+
+
+def success_at_place(curves: OfArm, place: int | None) -> dict[int, float]:
+    """Of each seed, at this place among its evaluations."""
+    return {} if place is None else {seed: curve["success"][place]
+                                     for seed, curve in curves.items()}
+
+
 def interval_over_seeds(shares: list[float]) -> tuple | None:
     """None where there is no spread to make it from."""
     return tuple(np.clip(mean_over(shares).interval, 0, 1)) if np.ptp(shares) else None
 
 
-def differences_table(study: Study) -> Table:
+def differences_table(experiment: Experiment, values: Values) -> Table:
     rows, p = [], []
-    for arm, runs in study.runs.items():
-        plain = study.experiment.plain_of(arm)
-        if arm == plain or not study.of(plain):
-            continue
-        half = middle(next(iter(runs.values())))
-        seeds, at_end = ahead(study, arm, plain, END)
-        if at_end:
-            before = ahead(study, arm, plain, half)[1] if half is not None else None
-            rows.append([arm, seeds, *([before.value, before.interval] if before else [None] * 2),
-                         at_end.value, at_end.interval])
-            p.append(at_end.p if seeds >= FEWEST_SEEDS else np.nan)
+    for arm, mine in values.items():
+        plain = experiment.plain_of(arm)
+        seeds = len(set(mine) & set(values.get(plain, {})))
+        if arm != plain and seeds:
+            half, end = (paired(success_at_place(mine, place),
+                                success_at_place(values[plain], place))
+                         for place in (middle(mine), END))
+            rows.append([arm, seeds, half.value, half.interval, end.value, end.interval])
+            p.append(end.p if seeds >= FEWEST_SEEDS else np.nan)
     for row, corrected in zip(rows, holm(p)):
         row.append(verdict_on(row[1], row[4], corrected))
     formats = {"arm": "", "seeds": "d", "middle": "points", "middle 95%": "points",
@@ -136,8 +156,8 @@ def differences_table(study: Study) -> Table:
     finding = told_apart({arm: verdict for arm, *_, verdict in rows})
     return Table("differences", "Held-out success, sampled: each arm minus plain GRPO, in points",
                  by_row(formats, rows), "\n".join(finding),
-                 ["paired by seed and by held-out problem; with one seed the interval is about "
-                  "problems alone. The verdict is by Holm over all arms at the end"],
+                 ["paired by seed, by Student's t. The verdict is by Holm over all arms at the "
+                  "end"],
                  {"middle": "in the middle", "middle 95%": "95% interval", "end": "at the end",
                   "95%": "95% interval"})
 
@@ -179,14 +199,14 @@ def tokens_beside(runs: dict[int, dict]) -> float:
     return extra / trained if trained else float("nan")
 
 
-def price_table(study: Study) -> Table:
+def price_table(values: Values) -> Table:
     """What each arm had reached when it had cost as much as the cheapest run of all."""
-    least = {price: least_cost(study.runs, price) for price in PRICES}
+    least = {price: least_cost(values.values(), price) for price in PRICES}
     rows = []
-    for arm, runs in study.runs.items():
-        reached = [success_at(runs, price, least[price]) for price in PRICES]
+    for arm, curves in values.items():
+        reached = [list(success_at(curves, price, least[price]).values()) for price in PRICES]
         cells = [[np.mean(shares), interval_over_seeds(shares)] for shares in reached]
-        rows.append([arm, len(runs), *sum(cells, [])])
+        rows.append([arm, len(curves), *sum(cells, [])])
     formats = {"arm": "", "seeds": "d"}
     for price in PRICES:
         formats |= {price: ".1%", f"95% of {price}": ".1%"}
@@ -197,9 +217,9 @@ def price_table(study: Study) -> Table:
                  ["straight between evaluations; intervals by Student's t over seeds"], headings)
 
 
-def versus_table(study: Study) -> Table:
+def versus_table(experiment: Experiment, values: Values) -> Table:
     """Each arm and plain GRPO at the highest price that the runs of both have paid."""
-    rows = [row for arm in study.runs for row in compared_at_each_price(study, arm)]
+    rows = [row for arm in values for row in compared_at_each_price(experiment, values, arm)]
     p = holm([row.pop() for row in rows])
     for row, corrected in zip(rows, p):
         row.append(verdict_on(row.pop(), row[5], corrected))
@@ -213,36 +233,38 @@ def versus_table(study: Study) -> Table:
     return Table("versus", "Held-out success for what both have paid: each arm minus plain GRPO",
                  by_row(formats, rows), " ".join(finding),
                  ["straight between evaluations, at the last price that all runs of both arms have "
-                  "reached; intervals by Welch's t, the verdict by Holm over all rows"],
+                  "reached; paired by seed, by Student's t, the verdict by Holm over all rows"],
                  {"cost": "paid", "plain": "plain GRPO", "95%": "95% interval"})
 
 
-def compared_at_each_price(study: Study, arm: str) -> list[list]:
-    """The cells of a row but the verdict; then what that takes: fewest seeds, and p."""
-    plain, rows = study.experiment.plain_of(arm), []
-    if arm == plain or not study.of(plain):
+def compared_at_each_price(experiment: Experiment, values: Values, arm: str) -> list[list]:
+    """The cells of a row but the verdict; then what that takes: seeds, and p."""
+    plain, rows = experiment.plain_of(arm), []
+    shared = set(values[arm]) & set(values.get(plain, {}))
+    if arm == plain or not shared:
         return []
+    both = [{seed: values[one][seed] for seed in sorted(shared)} for one in (arm, plain)]
     for price, words in IN_WORDS.items():
-        cost = least_cost({one: study.of(one) for one in (arm, plain)}, price)
-        mine, theirs = (success_at(study.of(one), price, cost) for one in (arm, plain))
-        found = welch(mine, theirs)
+        cost = least_cost(both, price)
+        mine, theirs = (success_at(curves, price, cost) for curves in both)
+        found = paired(mine, theirs)
         if cost > 0 and np.isfinite(found.value):
-            rows.append([arm, words, cost, np.mean(mine), np.mean(theirs), found.value,
-                         found.interval, min(len(mine), len(theirs)), found.p])
+            rows.append([arm, words, cost, np.mean(list(mine.values())),
+                         np.mean(list(theirs.values())), found.value, found.interval, len(shared),
+                         found.p])
     return rows
 
 
-def least_cost(runs: dict[str, dict[int, dict]], price: str) -> float:
+def least_cost(of_arms: Iterable[OfArm], price: str) -> float:
     """Of the whole of a run, where it is known."""
-    costs = [cost_of(run, price)[-1] for of_arm in runs.values() for run in of_arm.values()]
-    return min(filter(np.isfinite, costs), default=float("nan"))
+    costs = [curve[price][-1] for curves in of_arms for curve in curves.values() if price in curve]
+    return min(costs, default=float("nan"))
 
 
-def success_at(runs: dict[int, dict], price: str, cost: float) -> list[float]:
+def success_at(curves: OfArm, price: str, cost: float) -> dict[int, float]:
     """Of each seed, straight between evaluations; undefined if its price is not known."""
-    curves = [curve_of(run, price) for run in runs.values()]
-    return [float(np.interp(cost, *curve)) if np.isfinite(curve[0][-1]) else np.nan
-            for curve in curves]
+    return {seed: float(np.interp(cost, curve[price], curve["success"])) if price in curve
+            else np.nan for seed, curve in curves.items()}
 
 
 def credit_table(study: Study) -> Table:

@@ -7,10 +7,11 @@ import torch
 
 from credit.weight import token_weight
 from harness.own_code import call_method
-from engine.policy import Policy
+from engine.policy import Policy, derived_seed
 from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
 from engine.rollouts import Rollouts
 
+MEASURED_K = 2  # as in the arm `measured` of the leaderboard
 ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo
 
 
@@ -20,8 +21,7 @@ def choices() -> tuple[dict, dict]:
 
 
 def in_order(functions: dict) -> dict:
-    """Functions as they stand, then classes by name: methods draw random numbers one after
-    another, so the order must not depend on which module was imported first."""
+    """Functions as they stand, then classes by name, whichever module was imported first."""
     classes = sorted(name for name, function in functions.items() if inspect.isclass(function))
     names = [*(name for name in functions if name not in classes), *classes]
     return {name: functions[name] for name in names}
@@ -40,12 +40,14 @@ class Methods:
 
     def weights(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each weighting, as the loss would take it."""
-        return {name: token_weight(mitigation, name, rollouts, policy, rescaling(name))[0]
+        return {name: token_weight(mitigation, name, for_method(name, rollouts, policy), policy,
+                                   rescaling(name))[0]
                 for name, mitigation in self.mitigations.items() if name not in without}
 
     def credits(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each advantage."""
-        return {name: call_method(advantage, f"the advantage {name}", rollouts, policy)
+        return {name: call_method(advantage, f"the advantage {name}",
+                                  for_method(name, rollouts, policy), policy)
                 for name, advantage in self.advantages.items() if name not in without}
 
     def coefficients(self, policy: Policy, rollouts: Rollouts,
@@ -57,11 +59,18 @@ class Methods:
         return {name: product / len(rollouts.mask) for name, product in products.items()}
 
 
+def for_method(name: str, rollouts: Rollouts, policy: Policy) -> Rollouts:
+    """With the random numbers of this method, the same whichever others are measured beside it."""
+    rollouts.generator.manual_seed(derived_seed("probe method", name, policy.settings.seed,
+                                                rollouts.step))
+    return rollouts
+
+
 def make_methods(policy: Policy, oracle_k: int = 1) -> Methods:
-    """All flags at their defaults, but for the oracle's number of continuations."""
+    """All flags as the leaderboard has them; the oracle's number of continuations is given."""
     mitigations, advantages = choices()
-    flags = {"oracle": {"oracle_k": oracle_k}}
+    flags = {"oracle": {"oracle_k": oracle_k}, "measured": {"measured_k": MEASURED_K}}
     return Methods({name: make(chosen, flags.get(name, {}), policy)
                     for name, chosen in mitigations.items()},
-                   {name: make(chosen, {}, policy) for name, chosen in advantages.items()
-                    if name not in ALIKE})
+                   {name: make(chosen, flags.get(name, {}), policy)
+                    for name, chosen in advantages.items() if name not in ALIKE})

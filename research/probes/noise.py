@@ -2,6 +2,7 @@
 
     python -m research noise
     python -m research noise --model runs/x/checkpoints/step_000100 --batches 100
+    python -m research noise --only measured,belief   # beside plain GRPO and leave-one-out
 
 Question. On average most ways of spreading credit point where the reward rises; in a single batch
 chance points elsewhere. The less of that, the sooner a way should learn. How much is it?
@@ -28,10 +29,11 @@ import numpy as np
 
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
-from harness.flags import Flag
+from engine.errors import UserError
+from harness.flags import Flag, shortened
 from research.probes.common import OF_A_MODEL, Findings, Probe
-from research.probes.direction import measure_directions
-from research.probes.methods import make_methods
+from research.probes.direction import TRUE, measure_directions
+from research.probes.methods import Methods, make_methods
 from research.probes.progress import Progress
 
 FLAGS = {
@@ -39,7 +41,9 @@ FLAGS = {
     "batches": Flag(40, "batches, each with the gradient of every method", least=4,
                     most=1_000_000, quick=4),
     "questions": Flag(8, "problems in each of them", least=1, most=10_000, quick=1),
-    "answers": Flag(8, "answers to each of those", least=2, most=1000, quick=2)}
+    "answers": Flag(8, "answers to each of those", least=2, most=1000, quick=2),
+    "only": Flag(None, "these methods, with a comma between them; their numbers are the same "
+                       "whichever others are measured")}
 COSTLY = ("oracle", "causal_ablation", "vine")
 PLAIN = "none"
 NOTE = ("one batch: cosine of a single batch's gradient with the true one. Estimates of the cosine "
@@ -50,14 +54,25 @@ NOTE = ("one batch: cosine of a single batch's gradient with the true one. Estim
 
 def measure(probe: Probe) -> Findings:
     args, policy, progress = probe.args, probe.policy(), Progress(gradients=1)
+    methods = make_methods(policy)
     directions = measure_directions(
-        policy, make_methods(policy), args.batches, args.questions, args.answers,
-        lambda share: progress("gradients", share), without=COSTLY)
+        policy, methods, args.batches, args.questions, args.answers,
+        lambda share: progress("gradients", share), left_out(args.only, methods))
     table = noise_table({name: directions.estimates(name) for name in directions.sums})
     intro = [f"{policy.folder}: {args.batches} batches of {args.questions} x {args.answers} answers"
              ", at temperature 1. Intervals are 95%, over blocks of batches."]
     return Findings("What a single batch knows of the true gradient", intro, [table], None,
                     "about ten minutes")
+
+
+def left_out(only: str | None, methods: Methods) -> set[str]:
+    """What is not measured; plain GRPO and the true gradient always are."""
+    names = {*methods.mitigations, *methods.advantages}
+    asked = set(only.split(",")) if only else names.difference(COSTLY)
+    for name in asked - names:
+        raise UserError(f"--only {shortened(only)}: there is no method {name}, only "
+                        f"{', '.join(sorted(names))}")
+    return names - asked - {PLAIN, TRUE}
 
 
 def noise_table(of_methods: dict[str, dict[str, Estimate]]) -> Table:

@@ -4,15 +4,13 @@ import json
 import numpy as np
 import pytest
 
-from analysis.statistics import holm, welch
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.files import paths_in
 from research.__main__ import main
-from research.experiments import leaderboard, pages, published
-from research.experiments.experiments import EXPERIMENTS
+from research.experiments import pages, published
 from research.experiments.published import made_by
-from research.experiments.report import IN_WORDS
+from research.experiments.report import made_again
 
 TABLE = Table("success", "Success", by_row(
     {"arm": "", "when": "", "end": ".1%", "95%": "points"},
@@ -40,92 +38,48 @@ def test_pages_are_as_the_results_have_them(page):
 
 
 OF_RUNS = [path for path in paths_in(published.RESULTS) if path.suffix == ".json"
-           and json.loads(path.read_text())["measured"].startswith("study-")
-           and path.stem != "subject"]  # made before reports kept the values of seeds
-
-
-def table_of(result, name):
-    """The rows of a table by arm, if it is there."""
-    [found] = [table["rows"] for table in result["tables"] if table["name"] == name] or [[]]
-    return {row["arm"]: row for row in found}
+           and published.is_remade(json.loads(path.read_text()))]
 
 
 @pytest.mark.parametrize("path", OF_RUNS, ids=lambda path: path.stem)
-def test_a_published_table_can_be_made_again_from_the_values_of_its_seeds(path):
+def test_a_published_table_is_what_todays_rules_make_of_its_values(path):
+    """To the printed digit."""
     result = json.loads(path.read_text())
-    experiment = EXPERIMENTS[result["measured"].removeprefix("study-")]
-    runs = {arm: list(seeds.values()) for arm, seeds in result["values"].items()}
-    for arm, row in table_of(result, "success").items():
-        ends = [run["success"][-1] for run in runs[arm]]
-        assert row["seeds"] == len(ends) and row["end"] == pytest.approx(np.mean(ends))
-    check_differences(table_of(result, "differences"), result["values"], experiment.plain_of)
-    check_prices(table_of(result, "price"), runs)
-    check_board(table_of(result, "board"), runs)
-    for table in result["tables"]:
-        if table["name"] == "versus":
-            check_versus(table["rows"], runs, experiment.plain_of)
+    again = made_again(result)
+    assert again["in_short"] == result["in_short"]
+    for found, stored in zip(again["tables"], result["tables"], strict=True):
+        assert pages.table_of(found).to_markdown() == pages.table_of(stored).to_markdown()
 
 
-def check_differences(rows, values, plain_of):
-    """Seed by seed. Their intervals are over problems, too, which are not on file."""
-    for arm, row in rows.items():
-        mine, theirs = values[arm], values[plain_of(arm)]
-        ends = [mine[seed]["success"][-1] - theirs[seed]["success"][-1]
-                for seed in mine if seed in theirs]
-        assert row["seeds"] == len(ends) and row["end"] == pytest.approx(np.mean(ends))
-        assert row["95%"][0] < row["end"] < row["95%"][1]
+def test_the_lead_of_the_control_follows_from_the_values_on_file():
+    """Six pairs of seeds, and plain GRPO's twelve."""
+    result = json.loads((published.RESULTS / "finals.json").read_text())
+    late = {arm: {seed: np.mean(run["success"][1:]) for seed, run in result["values"][arm].items()}
+            for arm in ("none", "measured")}
+    pairs = np.array([late["measured"][seed] - late["none"][seed] for seed in late["measured"]])
+    reach = 2.5706 * pairs.std(ddof=1) / np.sqrt(6)  # t of five degrees of freedom
+    [board] = [table for table in result["tables"] if table["name"] == "board"]
+    [row] = [row for row in board["rows"] if row["arm"] == "measured"]
+    assert len(pairs) == 6 and len(late["none"]) == 12
+    assert [row["ahead"], *row["95%"]] == pytest.approx(
+        [pairs.mean(), pairs.mean() - reach, pairs.mean() + reach], abs=1e-5)
+    assert row["all"] == pytest.approx(np.mean(list(late["measured"].values()))
+                                       - np.mean(list(late["none"].values())))
 
 
-def cheapest(runs, price):
-    return min(run[price][-1] for run in runs if price in run)
-
-
-def reached(runs, price, cost):
-    return [np.interp(cost, run[price], run["success"]) for run in runs]
-
-
-def check_prices(rows, runs):
-    for price in ("seconds", "tokens", "rewards"):
-        least = cheapest(sum(runs.values(), []), price)
-        for arm, row in rows.items():
-            if price in runs[arm][0]:
-                found = np.mean(reached(runs[arm], price, least))
-                assert row[price] == pytest.approx(found, abs=1e-4)  # rounded prices
-
-
-def check_versus(rows, runs, plain_of):
-    names = {words: price for price, words in IN_WORDS.items()}
-    p = []
-    for row in rows:
-        price, mine, theirs = names[row["price"]], runs[row["arm"]], runs[plain_of(row["arm"])]
-        cost = cheapest(mine + theirs, price)
-        found = welch(reached(mine, price, cost), reached(theirs, price, cost))
-        p.append(found.p)
-        if np.isfinite(found.p):
-            assert [row["difference"], *row["95%"]] == pytest.approx(
-                [found.value, *found.interval], abs=1e-3)
-    known = [number for number, value in enumerate(p) if np.isfinite(value)]
-    corrected = dict(zip(known, holm([p[number] for number in known])))
-    for number, row in enumerate(rows):
-        seen = {True: "ahead" if row["difference"] > 0 else "behind", False: "open"}
-        assert row["verdict"] == (seen[corrected[number] < 0.05] if number in corrected
-                                  else "too few seeds")
-
-
-def check_board(rows, runs):
-    """Leads, intervals and p; Holm's correction is over all but controls and placebos."""
-    late = {arm: [np.mean([success for step, success in zip(run["steps"], run["success"])
-                           if 2 * step > run["steps"][-1]]) for run in runs[arm]] for arm in rows}
-    for arm, row in rows.items():
-        assert row["end"] == pytest.approx(np.mean(late[arm])) and row["seeds"] == len(late[arm])
-    found = {arm: welch(late[arm], late["none"]) for arm in rows if arm != "none"}
-    family = [arm for arm in found if arm not in leaderboard.CONTROLS and "placebo" not in arm]
-    p = {arm: estimate.p for arm, estimate in found.items()}
-    p |= dict(zip(family, holm([p[arm] for arm in family])))
-    for arm, estimate in found.items():
-        row = rows[arm]
-        assert [row["ahead"], *row["95%"], row["p"]] == pytest.approx(
-            [estimate.value, *estimate.interval, p[arm]])
+def test_tables_are_written_where_they_differ(results, monkeypatch, capsys):
+    """A result with a wrong number, beside a probe's, which has no values of runs."""
+    path = published.RESULTS / "control.json"
+    curve = {"steps": [0, 10], "success": [0.25, 0.5], "seconds": [0.0, 9.0]}
+    wrong = {"name": "success", "title": "", "finding": "", "rows": []}
+    path.write_text(json.dumps({"measured": "study-control", "values": {"none": {"0": curve}},
+                                "tables": [wrong, {**wrong, "name": "cost"}]}))
+    (results / "small.json").write_text('{"measured": "noise", "values": {}, "tables": []}')
+    for said in ("made again: control;", ""):
+        main(["tables"])
+        assert capsys.readouterr().out.startswith(said)
+        success, cost = json.loads(path.read_text())["tables"]
+        assert success["rows"][0]["end"] == 0.5 and cost["rows"] == []
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from engine.errors import UserError
 from research.experiments import leaderboard, published, report
 from engine.tokens import load_tokenizer
 from research.experiments.experiments import EXPERIMENTS, LEADERBOARD, PLAIN, Experiment
-from research.experiments.finished import Study, late_success, read_study
+from research.experiments.finished import Study, late_success, read_study, values_of
 from research.experiments.plan import plan_runs
 from research.experiments.report import report_on, write_report
 
@@ -82,7 +82,7 @@ def test_success_differences_and_cost(control, tmp_path):
     n: n / 2, up to 20 steps."""
     findings = report_on(control, tmp_path)
     success, cost = table(findings, "success"), table(findings, "cost")
-    assert findings.values["none"]["1"] == {
+    assert findings.values["none"][1] == {
         "steps": [0, 10, 20], "success": [0.25, 0.5, 0.5], "seconds": [0, 10, 20],
         "tokens": [0, 120, 240], "rewards": [0, 40, 80]}
     plain = success["none"]
@@ -141,12 +141,12 @@ def test_each_arm_is_compared_at_the_most_that_it_and_plain_grpo_have_paid(tmp_p
     reached = (0.75 + 0.5 + 0.5 * 10 / 12) / 2
     assert all(row[3:6] == pytest.approx((reached, 0.6875, reached - 0.6875))
                for row in found.rows[:3])
-    assert len(found.rows) in tested and {row[-1] for row in found.rows} == {"open"}
+    assert len(found.rows) in tested and {row[-1] for row in found.rows} == {"too few seeds"}
     assert math.isnan(table(findings, "price")["offline"]["rewards"])
-    assert "rewards" not in findings.values["offline"]["0"]
+    assert "rewards" not in findings.values["offline"][0]
 
 
-def test_a_verdict_counts_all_arms_and_needs_two_seeds(tmp_path, monkeypatch):
+def test_a_verdict_counts_all_arms_and_needs_three_seeds(tmp_path, monkeypatch):
     """Of 50 problems plain GRPO and `same` solve 40, the other two 1; `alone` has one seed."""
     tested = []
     monkeypatch.setattr(report, "holm",
@@ -161,7 +161,7 @@ def test_a_verdict_counts_all_arms_and_needs_two_seeds(tmp_path, monkeypatch):
     findings = report_on(study_of(replace(CONTROL, arms={"none": ""}), tmp_path, runs), tmp_path)
     verdicts = {arm: row["verdict"] for arm, row in table(findings, "differences").items()}
     assert verdicts["lost"] == "behind" and verdicts["alone"] == "too few seeds"
-    assert verdicts["same"] != "ahead" and tested[-1] == 2
+    assert verdicts["same"] != "ahead" and tested[0] == 2
     [differences] = [found for found in findings.tables if found.name == "differences"]
     assert differences.finding == "Ahead of plain GRPO: no arm.\nBehind it: lost."
 
@@ -221,33 +221,48 @@ def board_of(folder, successes):
     return study_of(replace(LEADERBOARD, arms=dict.fromkeys(successes)), folder, runs)
 
 
-def test_the_board_is_sorted_and_each_arm_has_its_own_variance(tmp_path, monkeypatch):
-    """Welch's t by hand: plain GRPO solves 2, 2, 2, 3 of 4, so 9/16 with variance 1/64 and error^2
-    1/256; entropy 1, 4, so 5/8 with variance 9/32 and error^2 9/64. Holm counts the candidates:
-    entropy and rloo."""
+def make_entries(study):
+    return leaderboard.make_entries({arm: {seed: values_of(run) for seed, run in runs.items()}
+                                     for arm, runs in study.runs.items()})
+
+
+def test_the_board_is_sorted_and_compares_pairs_of_seeds(tmp_path, monkeypatch):
+    """Plain GRPO solves 2, 2, 2 and, alone, 3 of 4; entropy 1, 2, 4 on the same seeds: minus 1/4, 0
+    and 1/2, in the mean 1/12 with variance 7/48 and error^2 7/144, and 7/12 - 9/16 from all. Holm
+    counts the candidates: entropy and rloo."""
     counted = []
     monkeypatch.setattr(leaderboard, "holm", lambda p: counted.append(len(p)) or holm(p))
     findings = report_on(board_of(tmp_path, {
-        "none": [2, 2, 2, 3], "measured": [4, 4, 4, 3], "shuffled": [0, 0, 1, 0],
-        "entropy": [1, 4], "entropy-placebo": [2, 3], "rloo": [2, 3]}), tmp_path)
+        "none": [2, 2, 2, 3], "measured": [4, 4, 4, 4], "shuffled": [0, 0, 0, 1],
+        "entropy": [1, 2, 4], "entropy-placebo": [2, 3, 2], "rloo": [2, 3]}), tmp_path)
     board = table(findings, "board")
-    assert list(board)[:2] == ["measured", "entropy"] and list(board)[-1] == "shuffled"
-    row, error = board["entropy"], math.sqrt(1 / 256 + 9 / 64)
-    freedom = error ** 4 / ((1 / 256) ** 2 / 3 + (9 / 64) ** 2 / 1)
-    assert row["ahead"] == pytest.approx(1 / 16) and row["placebo"] == pytest.approx(0)
-    assert row["95%"][1] == pytest.approx(1 / 16 + student_quantile(0.975, freedom) * error)
-    assert board["none"]["ahead"] is None and board["none"]["verdict"] == "" and counted == [2]
-    verdicts = {arm: board[arm]["verdict"] for arm in ("measured", "entropy", "shuffled")}
-    assert verdicts == {"measured": "ahead", "entropy": "open", "shuffled": "behind"}
+    assert list(board)[:2] == ["measured", "rloo"] and list(board)[-1] == "shuffled"
+    row, reach = board["entropy"], student_quantile(0.975, 2) * math.sqrt(7 / 144)
+    assert row["ahead"] == pytest.approx(1 / 12) and row["placebo"] == pytest.approx(0)
+    assert row["95%"] == pytest.approx((1 / 12 - reach, 1 / 12 + reach))
+    assert row["all"] == pytest.approx(7 / 12 - 9 / 16)
+    assert board["none"]["ahead"] is None and board["none"]["verdict"] == "" and set(counted) == {2}
+    verdicts = {arm: board[arm]["verdict"] for arm in ("measured", "entropy", "shuffled", "rloo")}
+    assert verdicts == {"measured": "ahead", "entropy": "open", "shuffled": "behind",
+                        "rloo": "too few seeds"}
     assert "Ahead of plain GRPO: measured.\nBehind it: shuffled." in findings.tables[0].finding
     assert "Each control is where it should be." in findings.tables[0].finding
     assert (tmp_path / "board.png").exists()
 
 
+def test_how_likely_half_the_headroom_is_seen(tmp_path):
+    """measured leads by a half. A candidate whose differences are 0 and 1/4 has an error of 1/8:
+    a lead of 1/4 is two errors, which t of one degree of freedom sees in 13 of 100 experiments."""
+    board = table(report_on(board_of(tmp_path, {
+        "none": [2, 2], "measured": [4, 4], "entropy": [2, 3]}), tmp_path), "board")
+    assert board["entropy"]["half"] == pytest.approx(0.126, abs=0.005)
+    assert board["measured"]["half"] is None and board["none"]["half"] is None
+
+
 def test_the_evaluations_after_the_middle_count(tmp_path):
     """Of those at 0, 5, 10, 15 and 20 the last two."""
     curve = [solving(count) for count in (4, 4, 4, 1, 2)]
-    assert late_success(run_of(tmp_path / "run", [0.5] * 20, curve)) == 0.375
+    assert late_success(values_of(run_of(tmp_path / "run", [0.5] * 20, curve))) == 0.375
 
 
 def test_without_its_controls_a_board_is_not_to_be_trusted(tmp_path):
@@ -259,44 +274,37 @@ def test_without_its_controls_a_board_is_not_to_be_trusted(tmp_path):
         == "too few seeds"
     study.runs.pop("none")
     with pytest.raises(UserError, match="no run of none is finished yet"):
-        leaderboard.make_entries(study)
+        make_entries(study)
 
 
-def write_probed(name, known):
+def write_probed(name, table, column, known):
     """As python -m research publish does."""
-    rows = [{"arm": arm, "one batch": value} for arm, value in known.items()]
+    rows = [{"arm": arm, column: value} for arm, value in known.items()]
     path = published.RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"tables": [{"name": "noise", "rows": rows}]}))
+    path.write_text(json.dumps({"tables": [{"name": table, "rows": rows}]}))
 
 
-def test_what_one_batch_knows_and_answers_needed(tmp_path, monkeypatch):
-    """4 answers a step. A success of 1 from step n on makes the mean of ten steps 0.5 at n + 4.
-    The more one batch knows, the earlier: n = 30 (none), 10 (entropy_weighted), 20 (span); dr_grpo,
-    which is a multiple of rloo, and rloo never get there."""
-    monkeypatch.setattr(leaderboard, "RACE_TO", 0.5)
+def test_what_was_known_of_each_arm(tmp_path, monkeypatch):
+    """dr_grpo, a multiple of rloo, has what rloo has; of gae nothing is known."""
     monkeypatch.setattr(published, "RESULTS", tmp_path)
-    begins = {"none": 30, "entropy_weighted": 10, "span": 20, "dr_grpo": 99, "rloo": 99, "gae": 5}
     solved = {"none": 2, "entropy_weighted": 4, "span": 3, "dr_grpo": 0, "rloo": 1, "gae": 4}
-    runs = {arm: {0: run_of(tmp_path / arm, [float(step >= n) for step in range(1, 41)],
-                            [solving(solved[arm])])} for arm, n in begins.items()}
     knows = {"none": 0.1, "entropy_weighted": 0.4, "rloo": 0.2, "span": 0.3, "gae": None}
-    write_probed("noise", knows)
-    write_probed("noise_third", {"none": 0.25, "span": 0.5})
-    findings = report_on(study_of(replace(LEADERBOARD, arms={}), tmp_path, runs), tmp_path)
-    race = table(findings, "race")
-    assert {arm: row["answers"] for arm, row in race.items()} == {
-        "none": "136", "entropy_weighted": "56", "span": "96", "dr_grpo": "never",
-        "rloo": "never", "gae": "40"}
-    assert race["dr_grpo"]["one batch"] == race["rloo"]["one batch"] == 0.2
-    assert race["span"]["later one batch"] == 0.5 and race["rloo"]["later one batch"] is None
+    write_probed("noise", "noise", "one batch", knows)
+    write_probed("noise_third", "noise", "one batch", {"none": 0.25, "span": 0.5})
+    write_probed("scoreboard", "scores", "index", {"none": 0.0, "rloo": 0.7})
+    write_probed("scoreboard_third", "scores", "index", {})
+    study = board_of(tmp_path, {arm: [count] for arm, count in solved.items()})
+    findings = report_on(study, tmp_path)
+    race = {arm: list(row.values()) for arm, row in table(findings, "race").items()}
+    assert race["dr_grpo"] == ["dr_grpo", 0.2, None, 0.7, None, 0.0]
+    assert race["span"] == ["span", 0.3, 0.5, None, None, 0.75]
     [correlation] = [found for found in findings.tables if found.name == "correlation"]
-    at_start, later = correlation.rows
-    assert (at_start[1], later[1]) == (5, 2) and math.isnan(later[2])
-    # ranks: none 0, entropy_weighted 4, span 3, two with 1.5; of answers 2, 0, 1, 3.5, 3.5
-    known, answers, success = [0, 4, 3, 1.5, 1.5], [2, 0, 1, 3.5, 3.5], [2, 4, 3, 0, 1]
-    assert at_start[2] == pytest.approx(np.corrcoef(known, answers)[0, 1])
-    assert at_start[4] == pytest.approx(np.corrcoef(known, success)[0, 1])
-    assert at_start[3][0] <= at_start[2] < at_start[3][1]
+    assert [row[1] for row in correlation.rows] == [5, 2, 3, 0]
+    # ranks: none 0, entropy_weighted 4, span 3, two with 1.5; of success 2, 4, 3, 0, 1
+    words, _, value, interval = correlation.rows[0]
+    assert words == "one batch before training"
+    assert value == pytest.approx(np.corrcoef([0, 4, 3, 1.5, 1.5], [2, 4, 3, 0, 1])[0, 1])
+    assert interval[0] <= value < interval[1] and math.isnan(correlation.rows[1][2])
     assert "over 5 arms" in correlation.finding and "third" not in correlation.finding
 
 

@@ -2,13 +2,16 @@
 import json
 
 import pytest
+import torch
 
 from analysis.statistics import Estimate
+from engine.errors import UserError
 from harness.registry import ADVANTAGES, MITIGATIONS
 from research.experiments.experiments import LEADERBOARD
 from research.probes import noise
 from research.probes.common import run_probe
-from research.probes.noise import COSTLY, noise_table
+from research.probes.methods import make_methods
+from research.probes.noise import COSTLY, left_out, noise_table
 
 
 def numbers(one):
@@ -39,3 +42,21 @@ def test_the_probe_measures_every_arm_of_the_board(tmp_path, learner, capsys):
     assert measured <= {*flags, "none"}
     # the weighting none, and a multiple of rloo
     assert {*MITIGATIONS, *ADVANTAGES} - measured == {*COSTLY, "grpo", "dr_grpo"}
+
+
+def test_a_method_alone_has_the_numbers_that_it_has_beside_others(policy, rollouts):
+    """`random` draws the same weights from a generator that others have drawn from. Asked for alone
+    it is measured beside plain GRPO and the true gradient."""
+    methods = make_methods(policy)
+    without = left_out("random", methods)
+    alone = methods.coefficients(policy, rollouts, without)
+    assert set(alone) == {"random", "none", "rloo"}
+    later = methods.coefficients(policy, rollouts, without)
+    assert torch.equal(alone["random"], later["random"])
+    with pytest.raises(UserError, match="--only randomly: there is no method randomly, only"):
+        left_out("randomly", methods)
+
+
+def test_measured_credit_is_that_of_the_board(policy):
+    assert LEADERBOARD.arms["measured"] == \
+        f"--advantage measured --measured_k {make_methods(policy).advantages['measured'].k}"
