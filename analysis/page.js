@@ -1,6 +1,6 @@
-// The viewer: a slider through the run; at each stop what it answered to a few held-out problems, and
-// panes with one training answer at a time, its tokens shaded by a number. What a model wrote is put
-// in as text, never as HTML.
+// The viewer: a slider through the run; at each stop what it answered to a few held-out problems,
+// and panes with one training answer at a time, its tokens shaded by a number. What a model wrote
+// is put in as text, never as HTML.
 const $ = id => document.getElementById(id);
 const { answers, evaluations, SECTIONS, KINDS, TAG, MEANING } = JSON.parse($('data').textContent);
 const STAGES = answers[0]?.stages ?? [];

@@ -311,8 +311,9 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
     settings = SimpleNamespace(eval_tasks=5, eval_answers=2, questions=1, answers=2)
     policy = SimpleNamespace(task=task, settings=settings, ask=ask)
     shown = train.answer_held_out(policy, 0, "sampled")["shown"]
-    assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1, "texts": ["x"] * (n + 1),
-                      "log_prob": [round(-n / 3, 4)] * (n + 1)} for n in (0, 3, 4)]
+    assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1,
+                      "texts": ["x"] * (n + 1), "log_prob": [round(-n / 3, 4)] * (n + 1)}
+                     for n in (0, 3, 4)]
 
 
 def test_a_run_that_is_being_written_cannot_be_resumed(whole):
