@@ -45,8 +45,8 @@ from harness.progress import show_status
 
 FINDINGS = ("gradient by kind", "gradient by section", "first and last fifth")  # said in a sentence
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
-A_OR_S = ("a large mean abs(A): such tokens stand in answers with large advantages; a large mean s: "
-          "the model was unsure of them")
+A_OR_S = ("a large mean abs(A): such tokens stand in answers with large advantages; a large mean "
+          "s: the model was unsure of them")
 MODES = (("greedy", ORANGE), ("sampled", BLUE))  # of evaluations, with their colours
 
 

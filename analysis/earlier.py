@@ -13,7 +13,7 @@ from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save, shade
 from analysis.positions import t_statistics
 from analysis.ratios import cell_over_cell, early_over_late
 from analysis.sizes import LABELS, SIZES, UNITS
-from analysis.statistics import permutation_p, verdicts
+from analysis.statistics import verdicts
 from analysis.sums import NORMALISED
 from analysis.tables import Table, by_row
 from analysis.tally import Tally
@@ -209,6 +209,12 @@ def t_row(tally: Tally, unit: str) -> list:
         verdict = "more" if over > shuffled.mean() else "fewer"
     return [LABELS[unit], over, shuffled.mean(), (low, high), (t < 1.5).mean(), (null < 1.5).mean(),
             t.mean(), verdict]
+
+
+def permutation_p(value: float, null: np.ndarray) -> float:
+    """Two-sided; the observed order is one of the possible ones and counts as such."""
+    tail = min((null >= value).sum(), (null <= value).sum())
+    return float(min(1.0, 2 * (1 + tail) / (1 + len(null))))
 
 
 def top_tokens(tally: Tally) -> Table:

@@ -1,8 +1,8 @@
-// The viewer: a slider through the run; at each stop what it answered to a few held-out problems, and
-// panes with one training answer at a time, its tokens shaded by a number. What a model wrote is put
-// in as text, never as HTML. KINDS, SECTIONS, TAG and MEANING are written before this by page.py.
+// The viewer: a slider through the run; at each stop what it answered to a few held-out problems,
+// and panes with one training answer at a time, its tokens shaded by a number. What a model wrote
+// is put in as text, never as HTML.
 const $ = id => document.getElementById(id);
-const { answers, evaluations } = JSON.parse($('data').textContent);
+const { answers, evaluations, SECTIONS, KINDS, TAG, MEANING } = JSON.parse($('data').textContent);
 const STAGES = answers[0]?.stages ?? [];
 const quantities = Object.keys(answers[0]?.values ?? {})  // those that are known of any token
   .filter(name => answers.some(answer => answer.values[name].some(value => value !== null)));
@@ -10,13 +10,14 @@ const stops = unique([...evaluations, ...answers], 'step');
 const BLUE = 'var(--blue)', ORANGE = 'var(--orange)', YELLOW = 'var(--yellow)';
 
 function fill(select, choices) {
-  for (const [value, text] of choices) select.add(new Option(text, value));
+  for (const text of choices) select.add(new Option(text));
 }
 
 function unique(lines, key) {
   return [...new Set(lines.map(line => line[key]))].sort((a, b) => a - b);
 }
 
+// Of lines with a step; the earlier of two.
 function nearest(lines, step) {
   const away = line => Math.abs(line.step - step);
   return lines.reduce((a, b) => away(b) < away(a) ? b : a);
@@ -29,18 +30,11 @@ function element(tag, name, ...children) {
   return made;
 }
 
-function largest(sizes) {
-  return sizes.reduce((a, b) => Math.max(a, b), 0);
-}
-
-function sizesOf(answer, name) {
-  return answer.values[name].map(v => Math.abs(v ?? 0));
-}
-
 // The full colour: the largest on this page.
 const limit = {};
 for (const name of quantities) {
-  limit[name] = largest(answers.map(answer => largest(sizesOf(answer, name)))) || 1;
+  const values = answers.flatMap(answer => answer.values[name]);
+  limit[name] = values.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0) || 1;
 }
 
 // By the square root: so small numbers can be seen beside the largest, and all are told apart.
@@ -54,14 +48,7 @@ function shade(value, most) {
 }
 
 function hasReward(answer, wanted) {
-  if (wanted === '') return true;
-  if (wanted === 'solved') return answer.answer > 0;
-  if (wanted === 'not solved') return !(answer.answer > 0);
-  return answer.reward === +wanted;
-}
-
-function fullColour(answer, name) {
-  return $('local').checked ? largest(sizesOf(answer, name)) || 1 : limit[name];
+  return wanted === 'all' || (wanted === 'solved') === (answer.answer > 0);
 }
 
 function tokenSpan(text, name, colour) {
@@ -89,12 +76,9 @@ function toldAnswer(shown) {
                  element('div', 'tokens', ...tokens));
 }
 
-function timeOf(step) {
-  return step ? `after ${step} step${step === 1 ? '' : 's'}` : 'before training';
-}
-
 function tellHeldOut(evaluation) {
-  $('held-out').textContent = `Held-out problems ${timeOf(evaluation.step)}: `
+  const time = evaluation.step ? `at step ${evaluation.step}` : 'before training';
+  $('held-out').textContent = `Held-out problems ${time}: `
     + `${(100 * evaluation.success).toFixed(1)}% solved, ${evaluation.mode}. `
     + (evaluation.shown.every(shown => shown.log_prob)
       ? "Some of them; the stronger a token's colour, the less sure the model was of it."
@@ -107,17 +91,17 @@ function show(step) {
   $('step').textContent = $('stop').ariaValueText = `step ${step} of ${stops.at(-1)}`;
   $('mark')?.style.setProperty('--at', step);
   if (evaluations.length) tellHeldOut(nearest(evaluations, step));
-  if (!answers.length) return;
-  const { step: at } = nearest(answers, step);
-  $('answers-title').textContent = `Training answers of step ${at}, token by token`;
-  for (const pane of panes) pane.choose(at);
+  for (const pane of panes) pane.choose(nearest(answers, step).step);
+  if (panes.length && stops.length > 1)
+    $('answers-title').textContent = `Training answers of step ${panes[0].step}, token by token`;
 }
 
+// report.html#step=50 begins there, other addresses at the end.
 function stopOfAddress() {
-  const [, step] = /^#step=(\d+)$/.exec(location.hash) ?? [];
-  $('stop').value = step ? stops.indexOf(nearest(stops.map(at => ({ step: at })), +step).step)
-    : stops.length - 1;
-  show(stops[$('stop').value]);
+  const wanted = /^#step=(\d+)$/.exec(location.hash)?.[1] ?? stops.at(-1);
+  const { step } = nearest([...evaluations, ...answers], wanted);
+  $('stop').value = stops.indexOf(step);
+  show(step);
 }
 
 // A line of a token's account with its numbers put in, as told() in account.py does it; null if one
@@ -149,8 +133,7 @@ function verdict(answer) {
 class Pane {
   constructor(reward) {
     this.root = $('pane').content.cloneNode(true).firstElementChild;
-    fill(this.part('reward'), [['', 'all'], ['solved', 'solved'], ['not solved', 'not solved'],
-                               ...unique(answers, 'reward').map(value => [value, value])]);
+    fill(this.part('reward'), ['all', 'solved', 'not solved']);
     this.part('reward').value = reward;
     this.part('reward').onchange = () => this.choose(this.step);
     this.part('previous').onclick = () => this.move(-1);
@@ -192,10 +175,9 @@ class Pane {
       this.part('place').textContent = 'There is none among those of this step on the page.';
       return;
     }
-    const most = fullColour(answer, name);
     this.part('place').textContent = `${verdict(answer)} (${this.at + 1} of ${this.shown.length})`;
     const spans = answer.texts.map((text, t) =>
-      tokenSpan(text, classOf(answer, t), shade(answer.values[name][t], most)));
+      tokenSpan(text, classOf(answer, t), shade(answer.values[name][t], limit[name])));
     this.part('tokens').append(...spans);
   }
 
@@ -246,7 +228,7 @@ class Pane {
   }
 }
 
-// On one page one key for all panes; with the largest of each answer it has no one number.
+// One key for all panes.
 function drawKey() {
   const name = $('quantity').value, most = limit[name].toPrecision(3);
   const has = test => answers.some(answer => answer.values[name].some(test));
@@ -256,18 +238,18 @@ function drawKey() {
   $('negative').style.background = ramp(ORANGE);
   $('above').hidden = !has(v => v > 0);
   $('below').hidden = !has(v => v < 0);
-  $('most').textContent = $('local').checked ? 'the largest' : most;
-  $('least').textContent = $('local').checked ? 'the largest below 0' : `-${most}`;
+  $('most').textContent = most;
+  $('least').textContent = `-${most}`;
   const same = answers.every(answer => new Set(answer.values[name]).size < 2);
   $('meaning').textContent = `The stronger a token's colour, ${MEANING[name]}.`
     + (same ? ' Here all tokens of an answer have the same.' : '');
 }
 
-fill($('quantity'), quantities.map(name => [name, name]));
+fill($('quantity'), quantities);
 // A solved answer beside one that is not: what the reward tells apart.
-const rewards = answers.some(answer => answer.answer > 0) ? ['solved', 'not solved'] : [''];
+const rewards = answers.some(answer => answer.answer > 0) ? ['solved', 'not solved'] : ['all'];
 const panes = answers.length ? rewards.map(reward => new Pane(reward)) : [];
-$('quantity').onchange = $('local').onchange = () => {
+$('quantity').onchange = () => {
   drawKey();
   for (const pane of panes) pane.draw();
 };

@@ -24,8 +24,9 @@ def write_page(path: Path, title: str, body: list[str], answers: list[dict] = ()
                evaluations: list[dict] = ()) -> None:
     """Write one file, whole or not at all; nothing in it is fetched. `answers` of training and
     `evaluations` with theirs are those that the viewer shows, if the body has one."""
-    script = constants() + part("page.js") if answers or evaluations else ""
-    data = as_data({"answers": list(answers), "evaluations": list(evaluations)})
+    script = part("page.js") if answers or evaluations else ""
+    data = as_data({"answers": list(answers), "evaluations": list(evaluations), "TAG": TAG,
+                    "SECTIONS": SECTIONS, "KINDS": KINDS, "MEANING": MEANING})
     page = Template(part("page.html")).substitute(
         title=escape(title), style=part("page.css"), body="\n".join(body), data=data, script=script)
     replace_text(path, page)
@@ -33,12 +34,6 @@ def write_page(path: Path, title: str, body: list[str], answers: list[dict] = ()
 
 def part(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
-
-
-def constants() -> str:
-    """What page.js knows of the task."""
-    return (f"const SECTIONS = {json.dumps(SECTIONS)}, KINDS = {json.dumps(KINDS)}, "
-            f"TAG = {TAG}, MEANING = {json.dumps(MEANING)};\n")
 
 
 def as_data(known: dict) -> str:

@@ -14,7 +14,8 @@ OVER_REST = ("mean abs(A) w s over that of all other tokens, where a row has at 
              "over the rows (of this table alone)")
 REST_WORDS = {  # full headings of the columns that these functions make
     "abs(A) w s": "mean size abs(A) w s",
-    "abs(A)": "mean abs(A)", "s": "mean s", "over rest": "over all other tokens", "95%": "95% interval"}
+    "abs(A)": "mean abs(A)", "s": "mean s",
+    "over rest": "over all other tokens", "95%": "95% interval"}
 
 
 def shares(tally: Tally, partition: str) -> np.ndarray:

@@ -144,13 +144,6 @@ def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
     return float(x @ y / size) if size > 0 else float("nan")
 
 
-def poisson_draws(rng: np.random.Generator, draws: int, groups: int) -> np.ndarray:
-    """(draws, groups): how often each group is drawn. With independent Poisson(1) counts the
-    bootstrap needs no list of all groups, so its memory does not grow with them (Chamandy et al.
-    2012, "Estimating uncertainty for massive data streams")."""
-    return rng.poisson(1.0, (draws, groups)).astype(np.float64)
-
-
 def shuffle_within(values: np.ndarray, group: np.ndarray, draws: int,
                    rng: np.random.Generator) -> np.ndarray:
     """(n,) -> (draws, n): the values change places within their group."""
@@ -158,12 +151,6 @@ def shuffle_within(values: np.ndarray, group: np.ndarray, draws: int,
     shuffled = np.empty((draws, len(values)))
     shuffled[:, slots] = values[np.argsort(group + rng.random((draws, len(values))), axis=1)]
     return shuffled
-
-
-def permutation_p(value: float, null: np.ndarray) -> float:
-    """Two-sided; the observed order is one of the possible ones and counts as such."""
-    tail = min((null >= value).sum(), (null <= value).sum())
-    return float(min(1.0, 2 * (1 + tail) / (1 + len(null))))
 
 
 def holm(p: list[float]) -> list[float]:

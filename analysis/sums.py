@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from analysis.sizes import UNITS, end_of
-from analysis.statistics import poisson_draws
 from analysis.vocabulary import CLASSES
 from engine.labels import KINDS, SECTIONS
 from grpo import group_z_score
@@ -77,6 +76,13 @@ class Sums:
 
     def bin_of(self, tokens: dict, bins: int) -> np.ndarray:
         return np.searchsorted(self.edges[bins], tokens["relative"]) - 1
+
+
+def poisson_draws(rng: np.random.Generator, draws: int, groups: int) -> np.ndarray:
+    """(draws, groups): how often each group is drawn. With independent Poisson(1) counts the
+    bootstrap needs no list of all groups, so its memory does not grow with them (Chamandy et al.
+    2012, "Estimating uncertainty for massive data streams")."""
+    return rng.poisson(1.0, (draws, groups)).astype(np.float64)
 
 
 def measured(tokens: dict) -> dict[str, np.ndarray | None]:

@@ -297,7 +297,7 @@ def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(
 def test_what_is_kept_of_a_few_answers_to_held_out_problems():
     """Problems of which no word repeats are told, the first answer to each; here two are asked at a
     time, twice each. Answers to problem n have n + 1 tokens of log p -n / 3, the first is right."""
-    problems = ["1 1", "2 2", "0 1", "3 3", "4 5"]
+    problems = ["0 1", "2 2", "3 3", "4 5", "6 7"]
 
     def ask(part, each, seed, greedy):
         rows = [problems.index(problem) for problem in part for _ in range(each)]
@@ -311,8 +311,9 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
     settings = SimpleNamespace(eval_tasks=5, eval_answers=2, questions=1, answers=2)
     policy = SimpleNamespace(task=task, settings=settings, ask=ask)
     shown = train.answer_held_out(policy, 0, "sampled")["shown"]
-    assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1, "texts": ["x"] * (n + 1),
-                      "log_prob": [round(-n / 3, 4)] * (n + 1)} for n in (2, 4, 0)]
+    assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1,
+                      "texts": ["x"] * (n + 1), "log_prob": [round(-n / 3, 4)] * (n + 1)}
+                     for n in (0, 3, 4)]
 
 
 def test_a_run_that_is_being_written_cannot_be_resumed(whole):

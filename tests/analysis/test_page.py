@@ -18,14 +18,14 @@ from engine.tokens import load_tokenizer
 
 def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_path):
     """Two answers at least, however little room there is; of a group the best and the worst."""
-    columns = credit_columns([2] * 7, [0, 0, 1, 1, 1, 2, 2], reward=[1, 1, 0, 1, 0.1, 0, 0],
-                             true_credit=np.arange(14, dtype=np.float32) / 10)
+    columns = credit_columns([5, *[2] * 6], [0, 0, 1, 1, 1, 2, 2], reward=[1, 1, 0, 1, 0.1, 0, 0],
+                             true_credit=np.arange(17, dtype=np.float32))
     folder = write_log(tmp_path / "run", {1: columns})
     tokenizer = load_tokenizer(folder)
     found = answers_of(folder, tokenizer, [1], most_tokens=1)
-    assert [e["episode"] for e in found] == [3, 2] and found[0]["values"]["true credit"] == [.6, .7]
+    assert [e["episode"] for e in found] == [3, 2] and found[0]["values"]["true credit"] == [9, 10]
     assert [e["episode"] for e in answers_of(folder, tokenizer, [1])] == [3, 2, 4, 0, 1, 5, 6]
-    assert len(answers_of(folder, tokenizer, [1], most_tokens=9)) == 4  # of two tokens each
+    assert len(answers_of(folder, tokenizer, [1], most_tokens=6)) == 3  # of two tokens each
     assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first
 
 
@@ -40,9 +40,8 @@ def test_the_page_has_every_evaluation_with_its_answers_to_a_few_problems(tmp_pa
     folder = write_log(tmp_path / "run", {}, evaluations=[*lines, greedy])
     analyze.main([str(folder)])
     known = data_of((folder / "analysis/report.html").read_text())
-    assert known == {"answers": [], "evaluations": [
-        {name: line[name] for name in ("step", "mode", "success", "shown")}
-        for line in (lines[0], lines[2])]}
+    assert known == ([], [{name: line[name] for name in ("step", "mode", "success", "shown")}
+                          for line in (lines[0], lines[2])])
 
 
 def test_the_mark_stands_at_its_step_on_the_picture(tmp_path):
@@ -57,7 +56,8 @@ def test_the_mark_stands_at_its_step_on_the_picture(tmp_path):
 
 
 def data_of(page):
-    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    known = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    return known["answers"], known["evaluations"]
 
 
 def test_what_a_model_wrote_stays_text(tmp_path):
@@ -74,7 +74,7 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     page = (tmp_path / "r.html").read_text()
     assert page.count("<script") == 2 and page.count("</script>") == 2
     assert "alert(1)</script>" not in page and "innerHTML" not in page
-    assert data_of(page) == {"answers": answers, "evaluations": told}
+    assert data_of(page) == (answers, told)
     assert page.count(html.escape(nasty)) >= 10 and page.count("<figure") == 1
 
 
