@@ -126,7 +126,7 @@ def chance_to_see(entry: Entry, lead: float, tests: int) -> float | None:
 
 def make_tables(entries: list[Entry], planned: Iterable[str]) -> list[Table]:
     expected = {arm: place for arm, place in CONTROLS.items() if arm in planned}
-    return [board_table(entries, expected), race_table(entries), correlation_table(entries)]
+    return [board_table(entries, expected), correlation_table(entries)]
 
 
 def board_table(entries: list[Entry], expected: dict[str, str]) -> Table:
@@ -179,17 +179,6 @@ def measured_by(entries: list[Entry], probed: str, table: str, column: str) -> l
     [rows] = [found["rows"] for found in tables if found["name"] == table]
     known = {row["arm"]: row[column] for row in rows}
     return [known.get(SAME_DIRECTION.get(entry.arm, entry.arm)) for entry in entries]
-
-
-def race_table(entries: list[Entry]) -> Table:
-    """What could be known of each arm beside what became of it."""
-    known = [measured_by(entries, *place) for place in FORECASTS]
-    rows = [[entry.arm, *cells, entry.success] for entry, *cells in zip(entries, *known)]
-    formats = {"arm": "", **{place[0]: ".3f" for place in FORECASTS}, "end": ".1%"}
-    return Table("race", "What could be known, and what became of it", by_row(formats, rows), "",
-                 ["one batch: cosine of a single batch's gradient with the true one; index: how "
-                  "highly the weights rank the tokens that decide"],
-                 {**{place[0]: words for place, words in FORECASTS.items()}, "end": "late success"})
 
 
 def correlation_table(entries: list[Entry]) -> Table:
