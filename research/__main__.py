@@ -29,7 +29,7 @@ from research.experiments.experiments import EXPERIMENTS
 from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "sparsity", "baseline", "length")
-OTHERS = {"probes": probes.main, "publish": published.main, "tables": published.make_tables,
+OTHERS = {"probes": probes.main, "publish": published.main, "tables": commands.make_tables,
           "pages": pages.main}
 
 

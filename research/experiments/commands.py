@@ -9,8 +9,11 @@ Ctrl-C stops the runs after their current step, and the same command goes on wit
 is printed and written to results/study-NAME; experiments.py says what each experiment is.
 """
 from engine.errors import UserError
+from harness.files import read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.hints import python_command
+from harness.progress import say
+from research.experiments import published
 from research.experiments.experiments import EXPERIMENTS
 from research.experiments.plan import plan_runs
 from research.experiments.runner import FLAGS as RUN_FLAGS
@@ -40,6 +43,18 @@ def run_experiment(name: str, argv: list[str]) -> None:
     # matplotlib takes half a second to import
     from research.experiments.report import write_report
     end_with(write_report(experiment, runs, command_of(name, typed)) | failed)
+
+
+def make_tables(argv: list[str]) -> None:
+    """Of the published experiments, by today's rules, from what results keep of every run."""
+    Parser("python -m research tables", make_tables.__doc__).read(argv)
+    from research.experiments.report import made_again
+    for path in published.with_suffix(published.RESULTS, ".json"):
+        result = read_json(path)
+        if published.is_remade(result) and made_again(result) != result:
+            published.write_result(path, made_again(result))
+            say(f"made again: {path.stem}; python -m research pages writes its numbers into the "
+                "pages")
 
 
 def list_experiments() -> None:

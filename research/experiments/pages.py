@@ -82,10 +82,11 @@ def make_source(words: str) -> str:
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
     commit = " and ".join(dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made))
     torch = result["versions"]["torch"]
-    command = result["command"]
+    command = typed = result["command"]
     for before, today in RENAMED.items():
         command = command.replace(before, today)
-    return f"\n`{command}`, {result['day']}, torch {torch}, commit {commit}\n"
+    then = "" if command == typed else f" (then `{typed}`)"
+    return f"\n`{command}`{then}, {result['day']}, torch {torch}, commit {commit}\n"
 
 
 def make_number(words: str) -> str:

@@ -34,18 +34,6 @@ def main(argv: list[str]) -> None:
         "pages")
 
 
-def make_tables(argv: list[str]) -> None:
-    """By the rules of today, from what results keep of every run."""
-    from research.experiments.report import made_again  # imports matplotlib and this module
-    Parser("python -m research tables", __doc__).read(argv)
-    for path in with_suffix(RESULTS, ".json"):
-        result = read_json(path)
-        if is_remade(result) and made_again(result) != result:
-            write_result(path, made_again(result))
-            say(f"made again: {path.stem}; python -m research pages writes its numbers into the "
-                "pages")
-
-
 def is_remade(result: dict) -> bool:
     """An experiment; not a probe, nor one from before reports kept values."""
     return result["measured"].startswith("study-") and bool(result.get("values"))

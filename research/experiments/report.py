@@ -31,6 +31,7 @@ from research.experiments.plan import PlannedRun
 from research.experiments.published import made_by
 from research.probes.common import Findings, summary_of, write_findings
 
+OF_RUNS = ("transcript", "appendix", "cost", "credit")  # tables that need more than values
 A_STEP = re.compile(r" *\d+/\d+ ")  # a line of a run's log
 IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
 
@@ -88,8 +89,8 @@ def made_again(result: dict) -> dict:
               for arm, curves in result["values"].items()}
     experiment = EXPERIMENTS[result["measured"].removeprefix("study-")]
     experiment = replace(experiment, arms=dict.fromkeys([*values, *experiment.arms], ""))
-    made = {table.name: table.to_json() for table in tables_of_values(experiment, values)}
-    tables = [made.get(table["name"], table) for table in result["tables"]]
+    tables = [table.to_json() for table in tables_of_values(experiment, values)]
+    tables += [table for table in result["tables"] if table["name"] in OF_RUNS]
     said = [line for table in tables for line in table["finding"].splitlines()]
     return {**result, "in_short": list(dict.fromkeys(said)), "tables": tables}
 

@@ -47,13 +47,14 @@ def test_rows_are_told_apart_by_as_many_cells_as_it_takes():
     assert together.rows == [("mean", 7, 2.0), ("", 15, 4.0)]
 
 
-def test_an_interval_is_about_the_number_before_it_if_it_holds_that():
-    """8 minus 2 is no number of the table: its middle is 1 and 3. The other way round 0.1 and 0.2
-    are what the intervals, which are not symmetric, are about."""
+def test_an_interval_is_about_the_number_before_it_or_of_its_own():
+    """8 minus 2 is no number of the table: its middle is 1 and 3, though 1.5 lies in the first
+    interval. Otherwise 0.1 and 0.2 are what the intervals are about."""
     columns = ("rank of", "at 8", "8 minus 2, 95%")
-    together = over_seeds([small(columns, [["A", 7.0, (0.0, 2.0)]]),
+    together = over_seeds([small(columns, [["A", 1.5, (0.0, 2.0)]]),
                            small(columns, [["A", 6.0, (2.0, 4.0)]])])
-    assert together.rows == [("A", 6.5, (1.0, 3.0))]
+    assert together.rows == [("A", 3.75, (1.0, 3.0))]
+    columns = ("rank of", "at 8", "95%")
     together = over_seeds([small(columns, [["A", 0.1, (0.0, 0.9)]]),
                            small(columns, [["A", 0.2, (0.1, 0.9)]])])
     assert together.rows[0][2] == (0.1, 0.2)

@@ -78,7 +78,7 @@ def test_tables_are_written_where_they_differ(results, monkeypatch, capsys):
     for said in ("made again: control;", ""):
         main(["tables"])
         assert capsys.readouterr().out.startswith(said)
-        success, cost = json.loads(path.read_text())["tables"]
+        success, *_, cost = json.loads(path.read_text())["tables"]
         assert success["rows"][0]["end"] == 0.5 and cost["rows"] == []
 
 
@@ -121,7 +121,11 @@ def test_a_source_names_the_codes_that_made_the_runs(results):
     result = json.loads((results / "small.json").read_text())
     result["made_by"] = [{"git_commit": code * 40, "runs": []} for code in "bc"]
     (results / "small.json").write_text(json.dumps(result))
-    assert "commit bbbbbbb and ccccccc" in pages.fill("<!-- source small --><!-- end -->", "p")
+    result["command"] = "python -m truth.small --seed 1"  # as it was typed at those commits
+    (results / "small.json").write_text(json.dumps(result))
+    made = pages.fill("<!-- source small --><!-- end -->", "p")
+    assert "commit bbbbbbb and ccccccc" in made
+    assert "`python -m research small --seed 1` (then `python -m truth.small --seed 1`)" in made
 
 
 @pytest.mark.parametrize("marked, complaint", [
