@@ -16,6 +16,7 @@ takes seconds and only shows that it works. NAME --help lists the flags of one.
     python -m research probes            the probes with several seeds
     python -m research publish FOLDER    keep what was measured, beside the pages
     python -m research pages             write its numbers into them
+    python -m research pictures          draw its pictures
 
 An experiment is many training runs; NAME makes them, NAME --dry_run lists them:
 """
@@ -23,12 +24,12 @@ from importlib import import_module
 
 from engine.errors import UserError
 from harness.program import run_as_program
-from research.experiments import commands, pages, probes, published
+from research.experiments import commands
 from research.experiments.experiments import EXPERIMENTS
 from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "sparsity", "baseline", "length")
-OTHERS = {"probes": probes.main, "publish": published.main, "pages": pages.main}
+OTHERS = {"probes": "probes", "publish": "published", "pages": "pages", "pictures": "pictures"}
 
 
 def main(argv: list[str]) -> None:
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> None:
         probe = import_module(f"research.probes.{name}")
         run_probe(name, probe.__doc__, probe.FLAGS, probe.measure, flags)
     elif name in OTHERS:
-        OTHERS[name](flags)
+        import_module(f"research.experiments.{OTHERS[name]}").main(flags)
     elif name in EXPERIMENTS:
         commands.run_experiment(name, flags)
     else:

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.plots import BLUE, GREY, ORANGE, panels, points_with_names, save
 from analysis.runs import is_number
 from analysis.statistics import Estimate, holm, rank_correlation, welch
 from analysis.tables import Table, by_row
@@ -32,13 +31,12 @@ from research.experiments import published
 from research.experiments.experiments import RACE_STEPS, RACE_TO
 from research.experiments.finished import (Study, late_success, moving_mean, numbers, told_apart,
                                            verdict_on)
+from research.experiments.pictures import draw, draw_board
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}
 WHEN = {"noise": "before training", "noise_third": "after a third of it"}  # results of the probe
 SAME_DIRECTION = {"dr_grpo": "rloo"}  # a multiple of it
-NAMED = ("none", "measured", "hindsight", "span", "inverse_logprob",
-         "inverse_logprob_as_published")  # in the picture: those that the page speaks of
 DRAWS = 4000
 FEWEST_ARMS = 4
 
@@ -84,8 +82,7 @@ def report(study: Study, folder: Path) -> tuple[list[Table], tuple]:
     entries = make_entries(study)
     expected = {arm: place for arm, place in CONTROLS.items() if arm in study.experiment.arms}
     tables = [board_table(entries, expected), race_table(entries), correlation_table(entries)]
-    draw_forecast(entries, folder)  # for the page of the leaderboard
-    return tables, draw(entries, folder)
+    return tables, draw(draw_board, folder / "board.png", tables[0].to_json())
 
 
 def make_entries(study: Study) -> list[Entry]:
@@ -207,34 +204,3 @@ def spearman(first: list[float], second: list[float]) -> Estimate:
     draws = [rank_correlation(x[arms], y[arms]) for arms in drawn]
     low, high = np.nanquantile(draws, [0.025, 0.975]).tolist()
     return Estimate(rank_correlation(x, y), low, high, unknown)
-
-
-def draw_forecast(entries: list[Entry], folder: Path):
-    figure, axes = panels(2, sharey=True)
-    for axis, (probed, when) in zip(axes, WHEN.items()):
-        points = {entry.arm: (value, 100 * entry.success)
-                  for value, entry in zip(one_batch(entries, probed), entries) if is_number(value)}
-        points_with_names(axis, points, NAMED)
-        axis.set(xlabel="cosine of a single batch's gradient with the true one",
-                 title=f"Measured {when}")
-    axes[0].set(ylabel="late held-out success, %")
-    return save(figure, folder, "forecast",
-                "What a single batch knows of the true gradient, and late held-out success")
-
-
-def draw(entries: list[Entry], folder: Path):
-    compared = [entry for entry in entries if entry.ahead][::-1]
-    figure, axis = panels(1, figsize=(8.0, 1.2 + 0.27 * len(compared)))
-    colours = {"ahead": BLUE, "behind": ORANGE}
-    for height, entry in enumerate(compared):
-        colour, difference = colours.get(entry.verdict, GREY), entry.ahead
-        if np.isfinite(difference.low):
-            axis.plot([100 * difference.low, 100 * difference.high], [height, height],
-                      color=colour, lw=2)
-        axis.plot(100 * difference.value, height, "o", color=colour, ms=5)
-    axis.axvline(0, color="black", lw=0.8)
-    axis.set(yticks=range(len(compared)), yticklabels=[entry.arm for entry in compared],
-             xlabel="points of held-out success, minus plain GRPO",
-             title="Who is ahead of plain GRPO? Blue: ahead, orange: behind, grey: open")
-    return save(figure, folder, "board",
-                "Late held-out success, each arm minus plain GRPO, with 95% intervals")

@@ -12,10 +12,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.plots import COLOURS, legend_below, panels, plain_number, save
 from analysis.runs import evaluations
 from analysis.sizes import lay_flat
-from analysis.statistics import holm, mean_over, mean_reach, welch
+from analysis.statistics import holm, mean_over, welch
 from analysis.tables import Table, by_row, show
 from engine.labels import KINDS, SECTIONS
 from harness.credit_file import read_columns
@@ -27,12 +26,12 @@ from research.experiments.experiments import Experiment
 from research.experiments.finished import (END, FEWEST_SEEDS, PRICES, START, Study, ahead, cost_of,
                                            curve_of, middle, numbers, read_study, success_by_seed,
                                            told_apart, verdict_on)
+from research.experiments.pictures import IN_WORDS, draw, draw_success
 from research.experiments.plan import PlannedRun
 from research.experiments.published import made_by
 from research.probes.common import Findings, summary_of, write_findings
 
 A_STEP = re.compile(r" *\d+/\d+ ")  # a line of a run's log
-IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
 
 
 def write_report(experiment: Experiment, planned: list[PlannedRun], command: str) -> dict[str, str]:
@@ -55,18 +54,19 @@ def write_report(experiment: Experiment, planned: list[PlannedRun], command: str
 
 
 def report_on(study: Study, folder: Path) -> Findings:
-    name = study.experiment.name
+    values = values_by_seed(study)
     everywhere = [price_table(study), versus_table(study), cost_table(study), credit_table(study)]
     if study.experiment.is_board:
         tables, picture = leaderboard.report(study, folder)
     else:
-        tables, picture = [success_table(study), differences_table(study)], draw(study, folder)
+        tables = [success_table(study), differences_table(study)]
+        picture = draw(draw_success, folder / "success.png", values)
     if len(study.experiment.arms) == 1:
         tables += transcript_table(study.planned[0])
     if study.experiment.published:
         tables.append(summary_table(study))
-    return Findings(name, study.intro(), [*tables, *everywhere], picture,
-                    values=values_by_seed(study))
+    return Findings(study.experiment.name, study.intro(), [*tables, *everywhere], picture,
+                    values=values)
 
 
 def values_by_seed(study: Study) -> dict:
@@ -267,21 +267,3 @@ def gradient_shares(run: dict) -> np.ndarray:
     show_status("")
     with np.errstate(invalid="ignore"):
         return np.concatenate([section / section.sum(), kind / kind.sum()])
-
-
-def draw(study: Study, folder: Path):
-    """Held-out success against each price, a line an arm, with its interval over seeds."""
-    figure, axes = panels(len(PRICES), sharey=True)
-    for axis, (price, words) in zip(axes, IN_WORDS.items()):
-        for number, (arm, runs) in enumerate(study.runs.items()):
-            cost, success = map(np.array, zip(*(curve_of(run, price) for run in runs.values())))
-            reach = 100 * mean_reach(success) if len(success) > 1 else None
-            axis.errorbar(cost.mean(0), 100 * success.mean(0), reach, label=arm, marker="o", ms=3,
-                          color=COLOURS[number % len(COLOURS)], elinewidth=0.7,
-                          linestyle="-" if number < len(COLOURS) else "--")
-        axis.set(xlabel=words)
-        axis.xaxis.set_major_formatter(plain_number)
-    axes[0].set(ylabel="held-out success, sampled, %")
-    legend_below(figure, axes[0], ncols=5)
-    return save(figure, folder, "success", "Held-out success against what the training has cost, "
-                "means and 95% intervals over seeds")

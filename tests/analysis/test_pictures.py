@@ -88,11 +88,13 @@ def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
     assert labels_of(drawn["learning_curves"].axes[1]) == ["none (1 run)"]
 
 
-def test_of_many_points_few_have_names():
+def test_of_many_points_few_have_names_and_no_name_lies_on_a_point():
     figure, axis = plots.panels(1)
-    plots.points_with_names(axis, {"a": (0, 1), "b": (1, 1), "c": (0, 2)}, ["b", "absent"])
-    assert [(text.get_text(), text.xy) for text in axis.texts] == [("b", (1, 1))]
-    assert len(axis.lines) == 3
+    plots.points_with_names(axis, {"a": (0, 1), "b": (1, 1), "c": (0, 2)}, ["absent", "b"])
+    assert labels_of(axis) == ["b", "others"] and not axis.texts
+    named, others = axis.lines
+    assert (*named.get_data(), named.get_color()) == ([1], [1], plots.COLOURS[1])
+    assert list(others.get_xdata()) == [0, 0] and list(others.get_ydata()) == [1, 2]
     plots.plt.close(figure)
 
 
