@@ -21,22 +21,19 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
         seeds_and_mean(right, runs, "gradient_norm", style)
         held_out_means(left, runs, style)
     left.set(xlabel="step", ylabel="held-out problems solved", title="Held-out success, sampled")
-    middle.set(xlabel="step", ylabel="answers that solve their problem",
-               title="Success in training batches")
+    middle.set(xlabel="step", ylabel="answers that are right", title="Success in training batches")
     for axis in (left, middle):  # a share has no interval outside of 0 to 1
-        low, high = axis.get_ylim()
-        axis.set_ylim(max(low, -0.01), min(high, 1.01))
-        axis.yaxis.set_major_formatter(PercentFormatter(1))
+        axis.set_ylim(*np.clip(axis.get_ylim(), -0.01, 1.01))
+        axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
     right.set(xlabel="step", ylabel="gradient norm before clipping", yscale="log",
               title="Gradient norm")
     right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # it may span less than a decade
     whole_steps(left, middle, right)
     legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
-    several = any(len(comparison.shown(name)) > 1 for name in comparison.arms)
     caption = f"How each arm learned, smoothed over {WINDOW} steps where there are twice as many"
-    return save(figure, folder, "learning_curves", caption + several * (
-        "; means over its runs, each run as a thin line; held out with 95% intervals over seeds "
-        "(Student's t)"))
+    if any(len(comparison.shown(name)) > 1 for name in comparison.arms):
+        caption += "; means of its runs, each a thin line; held out with 95% intervals over seeds"
+    return save(figure, folder, "learning_curves", caption)
 
 
 def label_of(comparison: Comparison, name: str) -> str:

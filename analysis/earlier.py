@@ -227,8 +227,7 @@ def draw_contributions(tally: Tally, folder: Path) -> tuple[Path, str]:
     figure, (left, right) = panels(2)
     steps, tokens = [block.mean() for block in tally.blocks], tally.by_block("all", "tokens")
     for unit, colour in (("contribution", ORANGE), ("gradient", BLUE)):
-        left.stairs(tally.histograms.values[unit], VALUE_EDGES, color=colour, lw=1.4,
-                    label=LABELS[unit])
+        left.stairs(tally.histograms.values[unit], VALUE_EDGES, color=colour, label=LABELS[unit])
         for name, text, line in ((f"abs {unit}", SIZES[unit], "-"), (unit, LABELS[unit], "--")):
             right.plot(steps, tally.by_block("all", name) / tokens, color=colour, lw=1.2, ls=line,
                        label=f"mean {text}")

@@ -67,14 +67,11 @@ def whole_steps(*axes) -> None:
 
 def legend_below(figure, axis, **more) -> None:
     """The legend of an axis below the figure, where no data are."""
-    handles, labels = axis.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", **more)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", **more)
 
 
 def points_with_names(axis, points: dict[str, tuple[float, float]], named: Sequence[str]) -> None:
-    """All points, for a legend; those that a text speaks of have a name and a sign of their own.
-    Names beside the points would lie on each other."""
+    """All points, for a legend: names beside them would lie on each other."""
     for number, name in enumerate(named):
         if name in points:
             axis.plot(*points[name], SIGNS[number % len(SIGNS)], ms=7, ls="", label=name,
@@ -87,9 +84,8 @@ def points_with_names(axis, points: dict[str, tuple[float, float]], named: Seque
 def shade(figure, axis, x_edges, y_edges, counts: np.ndarray) -> None:
     """Counts of two quantities, on a logarithmic scale with its colour bar; empty cells stay
     white."""
-    known = np.ma.masked_less_equal(counts, 0)
     most = max(float(counts.max(initial=0)), 2.0)
-    cells = axis.pcolormesh(x_edges, y_edges, known.T, cmap="viridis_r", rasterized=True,
-                            norm=LogNorm(1, most))
+    cells = axis.pcolormesh(x_edges, y_edges, np.ma.masked_less_equal(counts, 0).T,
+                            cmap="viridis_r", rasterized=True, norm=LogNorm(1, most))
     figure.colorbar(cells, ax=axis).ax.set_title("tokens", fontsize=8.5)
     axis.grid(False)

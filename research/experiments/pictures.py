@@ -185,18 +185,10 @@ def bars_by_kind(axis, table: dict) -> None:
     axis.grid(axis="x", visible=False)
 
 
-def draw_lead(area: dict):
-    """An empty length stands for the one above."""
+def draw_lead(table: dict):
     figure, axis = panels(1)
-    leads, length = {}, ""
-    for row in area["rows"]:
-        length = row["length"] or length
-        if row["minus grpo"] is not None:
-            leads.setdefault(row["arm"], []).append(
-                (int(length), row["minus grpo"], *row["95% interval"]))
-    for number, (arm, points) in enumerate(leads.items()):
-        x, *rest = np.array(points).T
-        lead, low, high = 100 * np.array(rest)
+    for number, (arm, points) in enumerate(leads_of(table).items()):
+        x, lead, low, high = np.array(points, float).T * [[1], [100], [100], [100]]
         axis.errorbar(x, lead, [lead - low, high - lead], label=arm, marker="o", ms=3, capsize=2,
                       **style_of(number))
     axis.axhline(0, color="black", lw=0.8)
@@ -206,6 +198,19 @@ def draw_lead(area: dict):
     axis.xaxis.set_major_formatter(plain_number)
     legend_below(figure, axis, ncols=4)
     return figure, "Lead over plain GRPO by the length of an answer, with 95% intervals over seeds"
+
+
+def leads_of(table: dict) -> dict[str, list[tuple]]:
+    """Length, lead and interval by arm: of the table trend, which has a column for each length, or
+    of area, which has a row; there an empty length stands for the one above."""
+    leads, length = {}, ""
+    for row in table["rows"]:
+        cells = [(key, value, row[f"95%, {key}"]) for key, value in row.items() if key.isdecimal()]
+        length = row.get("length") or length
+        for key, value, interval in cells or [(length, row["minus grpo"], row["95% interval"])]:
+            if value is not None:
+                leads.setdefault(row["arm"], []).append((key, value, *interval))
+    return leads
 
 
 # README

@@ -24,20 +24,19 @@ having, but these ways to estimate it are not good enough. If no lead grows, len
 Only one learning rate was tried, the same for all methods.
 """
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from analysis.plots import COLOURS, legend_below, panels, save
-from analysis.statistics import mean_over, mean_reach, verdicts
+from analysis.statistics import mean_over, verdicts
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.flags import Flag, shortened
 from harness.progress import Progress
 from harness.registry import ADVANTAGES, make
 from grpo import update
+from research.experiments.pictures import draw, draw_lead
 from research.probes.common import COMMON, Findings, Probe
 from research.probes.planted import PlantedPolicy, planted_policy, sample_planted, worths
 
@@ -73,8 +72,9 @@ def measure(probe: Probe) -> Findings:
              "tokens for the others.",
              "critic: gae at lambda 1, critic 0.95: at 0.95; monte carlo: values from "
              "continuations, which count as tokens spent; exact: the true credit."]
-    return Findings("Credit by token and the length of the answer", intro,
-                    [trend_table(leads, lengths)], draw(curves, lengths, probe.folder),
+    trend = trend_table(leads, lengths)
+    return Findings("Credit by token and the length of the answer", intro, [trend],
+                    draw(draw_lead, probe.folder / "lead.png", trend.to_json()),
                     "about 5 minutes")
 
 
@@ -182,21 +182,3 @@ def trend_table(leads: dict[str, np.ndarray], lengths: list[int]) -> Table:
                  by_row(formats, rows), finding,
                  ["A doubling: slope of a straight line over the logarithm of the length, one for "
                   "each seed. Student's t over seeds, Holm over the methods' slopes."], headings)
-
-
-def draw(curves: Curves, lengths: list[int], folder: Path) -> tuple[Path, str]:
-    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    figure, axes = panels(len(chosen), sharey=True, squeeze=False)
-    for axis, length in zip(axes[0], chosen):
-        grid = np.linspace(0, budget_of(curves, length), 101)
-        for method, colour in zip(METHODS, COLOURS):
-            success = np.stack([success_at(curve, grid) for curve in curves[method, length]])
-            mean, reach = success.mean(0), mean_reach(success)
-            axis.plot(grid / length, mean, color=colour, lw=1.5, label=method)
-            axis.fill_between(grid / length, mean - reach, mean + reach, color=colour, alpha=0.12,
-                              lw=0)
-        axis.set(xlabel="tokens spent / length", title=f"Answers of {length} tokens", ylim=(0, 1))
-    axes[0][0].set_ylabel("expected reward of the policy")
-    legend_below(figure, axes[0][0], ncols=5)
-    return save(figure, folder, "curves",
-                "Expected reward against tokens spent, means over seeds with 95% intervals")
