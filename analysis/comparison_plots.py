@@ -2,40 +2,38 @@
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, PercentFormatter
 
 from analysis.arms import Comparison
-from analysis.plots import COLOURS, legend_below, panels, save, whole_steps
+from analysis.plots import legend_below, panels, save, style_of, whole_steps
 from analysis.runs import evaluations
 from analysis.statistics import mean_reach
 
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
-LINES = ("-", "--", ":", "-.")
 
 
 def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
     """What is decided comes first."""
     figure, (left, middle, right) = panels(3, figsize=(14, 4.4))
     for number, name in enumerate(comparison.arms):
-        line = LINES[number // len(COLOURS) % len(LINES)]
-        style = {"color": COLOURS[number % len(COLOURS)], "ls": line}
-        runs = comparison.shown(name)
+        style, runs = style_of(number), comparison.shown(name)
         seeds_and_mean(middle, runs, "success", style, label_of(comparison, name))
         seeds_and_mean(right, runs, "gradient_norm", style)
         held_out_means(left, runs, style)
-    left.set(xlabel="step", ylabel="share of held-out problems solved", ylim=(0, 1),
-             title="Held-out success, sampled")
-    middle.set(xlabel="step", ylabel="success in training batches", ylim=(0, 1),
-               title="Success in training batches")
+    left.set(xlabel="step", ylabel="held-out problems solved", title="Held-out success, sampled")
+    middle.set(xlabel="step", ylabel="answers that are right", title="Success in training batches")
+    for axis in (left, middle):  # a share has no interval outside of 0 to 1
+        axis.set_ylim(*np.clip(axis.get_ylim(), -0.01, 1.01))
+        axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
     right.set(xlabel="step", ylabel="gradient norm before clipping", yscale="log",
               title="Gradient norm")
     right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # it may span less than a decade
     whole_steps(left, middle, right)
     legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
-    return save(figure, folder, "learning_curves",
-                f"Means over the runs of each arm, each run as a thin line, smoothed over {WINDOW} "
-                "steps where there are twice as many; held out with 95% intervals over seeds "
-                "(Student's t)")
+    caption = f"How each arm learned, smoothed over {WINDOW} steps where there are twice as many"
+    if any(len(comparison.shown(name)) > 1 for name in comparison.arms):
+        caption += "; means of its runs, each a thin line; held out with 95% intervals over seeds"
+    return save(figure, folder, "learning_curves", caption)
 
 
 def label_of(comparison: Comparison, name: str) -> str:

@@ -240,13 +240,14 @@ def draw_contributions(tally: Tally, folder: Path) -> tuple[Path, str]:
     figure, (left, right) = panels(2)
     steps, tokens = [block.mean() for block in tally.blocks], tally.by_block("all", "tokens")
     for unit, colour in (("contribution", ORANGE), ("gradient", BLUE)):
-        left.stairs(tally.histograms.values[unit], VALUE_EDGES, color=colour, lw=1.4)
+        left.stairs(tally.histograms.values[unit], VALUE_EDGES, color=colour, label=LABELS[unit])
         for name, text, line in ((f"abs {unit}", SIZES[unit], "-"), (unit, LABELS[unit], "--")):
             right.plot(steps, tally.by_block("all", name) / tokens, color=colour, lw=1.2, ls=line,
                        label=f"mean {text}")
     left.axvline(0, color=GREY, lw=0.9, ls="--")
     smallest, largest = tally.sums.extremes["contribution"]
     reach = min(1.1 * max(-smallest, largest, 1), 40)
+    left.legend(loc="upper left")
     left.set(xlabel="contribution A log p, and gradient with the sign of A", ylabel="tokens",
              yscale="log", xlim=(-reach, reach),
              title=f"A log p goes from {smallest:.3g} to {largest:.3g}")

@@ -19,13 +19,10 @@ class Histograms:
 
     def add(self, tokens: dict) -> None:
         for unit in UNITS:
-            self.values[unit] += np.histogram(within(tokens[unit], VALUE_EDGES), VALUE_EDGES)[0]
-        x = within(tokens["log_prob"], LOG_PROB_EDGES)
-        s, advantage = tokens["s"], within(tokens["advantage"], ADVANTAGE_EDGES)
+            values = tokens[unit].clip(*VALUE_EDGES[[0, -1]])
+            self.values[unit] += np.histogram(values, VALUE_EDGES)[0]
+        x = tokens["log_prob"].clip(*LOG_PROB_EDGES[[0, -1]])
+        s, advantage = tokens["s"], tokens["advantage"].clip(*ADVANTAGE_EDGES[[0, -1]])
         self.log_prob_and_s += np.histogram2d(x, s, [LOG_PROB_EDGES, S_EDGES])[0]
         edges = [LOG_PROB_EDGES, ADVANTAGE_EDGES]
         self.log_prob_and_advantage += np.histogram2d(x, advantage, edges)[0]
-
-
-def within(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    return values.clip(edges[0], edges[-1])

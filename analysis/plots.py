@@ -1,4 +1,5 @@
 """What all pictures share: colours that colour-blind readers tell apart too, panels, saving."""
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -14,6 +15,7 @@ from harness.files import whole_file
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
            "#e69f00", "#56b4e9", "#000000", "#999999")
 BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
+LINES, SIGNS = ("-", "--", ":", "-."), "os^DvP*"
 DPI = 108
 plt.rcParams.update({
     "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5,
@@ -28,12 +30,12 @@ def panels(count: int, **more):
     return plt.subplots(1, count, **{"figsize": (width, 4.0), "layout": "constrained", **more})
 
 
-def save(figure, folder: Path, name: str, caption: str) -> tuple[Path, str]:
-    """Path and caption of the picture, which appears whole or not at all."""
+def save(figure, folder: Path, name: str, caption: str, shows: str = "") -> tuple[Path, str]:
+    """Path and caption of the picture, which appears whole or not at all. `shows` is kept in it."""
     path = folder / f"{name}.png"
     plain_log_ticks(figure)
     with whole_file(path) as unfinished:
-        figure.savefig(unfinished, dpi=DPI, format="png")
+        figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Shows": shows})
     plt.close(figure)
     return path, caption
 
@@ -52,6 +54,11 @@ def plain_number(value: float, _) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
+def style_of(number: int) -> dict[str, str]:
+    """Of the line with this number, from 0: 32 can be told apart."""
+    return {"color": COLOURS[number % len(COLOURS)], "ls": LINES[number // len(COLOURS) % 4]}
+
+
 def whole_steps(*axes) -> None:
     """No tick between two steps."""
     for axis in axes:
@@ -60,28 +67,25 @@ def whole_steps(*axes) -> None:
 
 def legend_below(figure, axis, **more) -> None:
     """The legend of an axis below the figure, where no data are."""
-    handles, labels = axis.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", **more)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", **more)
 
 
-def points_with_names(axis, points: dict[str, tuple[float, float]], named) -> None:
-    """All points; names only of the few that a text speaks of, since those of like points would lie
-    on each other."""
-    for name, place in points.items():
-        is_named = name in named
-        axis.plot(*place, "o", color=BLUE if is_named else GREY, ms=5, zorder=2 + is_named)
-        if is_named:
-            axis.annotate(name, place, xytext=(6, 0), textcoords="offset points", va="center",
-                          fontsize=8.5)
+def points_with_names(axis, points: dict[str, tuple[float, float]], named: Sequence[str]) -> None:
+    """All points, for a legend: names beside them would lie on each other."""
+    for number, name in enumerate(named):
+        if name in points:
+            axis.plot(*points[name], SIGNS[number % len(SIGNS)], ms=7, ls="", label=name,
+                      color=COLOURS[number % (len(COLOURS) - 1)])  # without grey
+    others = [place for name, place in points.items() if name not in named]
+    if others:
+        axis.plot(*zip(*others), "o", color=GREY, ms=4, zorder=1.5, label="others")
 
 
 def shade(figure, axis, x_edges, y_edges, counts: np.ndarray) -> None:
     """Counts of two quantities, on a logarithmic scale with its colour bar; empty cells stay
     white."""
-    known = np.ma.masked_less_equal(counts, 0)
     most = max(float(counts.max(initial=0)), 2.0)
-    cells = axis.pcolormesh(x_edges, y_edges, known.T, cmap="viridis_r", rasterized=True,
-                            norm=LogNorm(1, most))
+    cells = axis.pcolormesh(x_edges, y_edges, np.ma.masked_less_equal(counts, 0).T,
+                            cmap="viridis_r", rasterized=True, norm=LogNorm(1, most))
     figure.colorbar(cells, ax=axis).ax.set_title("tokens", fontsize=8.5)
     axis.grid(False)

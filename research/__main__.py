@@ -17,6 +17,7 @@ takes seconds and only shows that it works. NAME --help lists the flags of one.
     python -m research publish FOLDER    keep what was measured, beside the pages
     python -m research tables            make the tables of experiments again from what is kept
     python -m research pages             write its numbers into them
+    python -m research pictures          draw its pictures
 
 An experiment is many training runs; NAME makes them, NAME --dry_run lists them:
 """
@@ -24,13 +25,12 @@ from importlib import import_module
 
 from engine.errors import UserError
 from harness.program import run_as_program
-from research.experiments import commands, pages, probes, published
+from research.experiments import commands
 from research.experiments.experiments import EXPERIMENTS
 from research.probes.common import run_probe
 
 PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "sparsity", "baseline", "length")
-OTHERS = {"probes": probes.main, "publish": published.main, "tables": commands.make_tables,
-          "pages": pages.main}
+OTHERS = {"probes": "probes", "publish": "published", "pages": "pages", "pictures": "pictures"}
 
 
 def main(argv: list[str]) -> None:
@@ -41,13 +41,15 @@ def main(argv: list[str]) -> None:
     elif name in PROBES:
         probe = import_module(f"research.probes.{name}")
         run_probe(name, probe.__doc__, probe.FLAGS, probe.measure, flags)
+    elif name == "tables":
+        commands.make_tables(flags)
     elif name in OTHERS:
-        OTHERS[name](flags)
+        import_module(f"research.experiments.{OTHERS[name]}").main(flags)
     elif name in EXPERIMENTS:
         commands.run_experiment(name, flags)
     else:
         raise UserError(f"there is no probe or experiment {name}, only "
-                        f"{', '.join([*PROBES, *EXPERIMENTS, *OTHERS])}")
+                        f"{', '.join([*PROBES, *EXPERIMENTS, *OTHERS, 'tables'])}")
 
 
 if __name__ == "__main__":

@@ -26,11 +26,9 @@ common is not due to the arm's choice of tokens. The arm `measured` is a control
 """
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from analysis.plots import BLUE, GREY, ORANGE, panels, points_with_names, save
 from analysis.runs import is_number
 from analysis.statistics import Estimate, detectable, holm, power, rank_correlation, welch
 from analysis.tables import Table, by_row
@@ -46,10 +44,7 @@ FORECASTS = {  # result, table and column of what a probe knows of an arm
     ("noise_third", "noise", "one batch"): "one batch after a third of it",
     ("scoreboard", "scores", "index"): "index before training",
     ("scoreboard_third", "scores", "index"): "index after a third of it"}
-WHEN = {"noise": "before training", "noise_third": "after a third of it"}  # results of the probe
 SAME_DIRECTION = {"dr_grpo": "rloo"}  # a multiple of it
-NAMED = ("none", "measured", "hindsight", "span", "inverse_logprob",
-         "inverse_logprob_as_published")  # in the picture: those that the page speaks of
 DRAWS = 4000
 FEWEST_ARMS = 4
 
@@ -164,11 +159,6 @@ def in_words(entries: list[Entry], expected: dict[str, str]) -> str:
     return "\n".join(texts)
 
 
-def one_batch(entries: list[Entry], probed: str) -> list[float | None]:
-    """What the probe noise, as published, measured of each arm; None of what it was not asked."""
-    return measured_by(entries, probed, "noise", "one batch")
-
-
 def measured_by(entries: list[Entry], probed: str, table: str, column: str) -> list[float | None]:
     tables = published.read_result(published.RESULTS / f"{probed}.json")["tables"]
     [rows] = [found["rows"] for found in tables if found["name"] == table]
@@ -205,34 +195,3 @@ def spearman(first: list[float], second: list[float]) -> Estimate:
     draws = [rank_correlation(x[arms], y[arms]) for arms in drawn]
     low, high = np.nanquantile(draws, [0.025, 0.975]).tolist()
     return Estimate(rank_correlation(x, y), low, high, unknown)
-
-
-def draw_forecast(entries: list[Entry], folder: Path):
-    figure, axes = panels(2, sharey=True)
-    for axis, (probed, when) in zip(axes, WHEN.items()):
-        points = {entry.arm: (value, 100 * entry.success)
-                  for value, entry in zip(one_batch(entries, probed), entries) if is_number(value)}
-        points_with_names(axis, points, NAMED)
-        axis.set(xlabel="cosine of a single batch's gradient with the true one",
-                 title=f"Measured {when}")
-    axes[0].set(ylabel="late held-out success, %")
-    return save(figure, folder, "forecast",
-                "What a single batch knows of the true gradient, and late held-out success")
-
-
-def draw(entries: list[Entry], folder: Path):
-    compared = [entry for entry in entries if entry.ahead][::-1]
-    figure, axis = panels(1, figsize=(8.0, 1.2 + 0.27 * len(compared)))
-    colours = {"ahead": BLUE, "behind": ORANGE}
-    for height, entry in enumerate(compared):
-        colour, difference = colours.get(entry.verdict, GREY), entry.ahead
-        if np.isfinite(difference.low):
-            axis.plot([100 * difference.low, 100 * difference.high], [height, height],
-                      color=colour, lw=2)
-        axis.plot(100 * difference.value, height, "o", color=colour, ms=5)
-    axis.axvline(0, color="black", lw=0.8)
-    axis.set(yticks=range(len(compared)), yticklabels=[entry.arm for entry in compared],
-             xlabel="points of held-out success, minus plain GRPO",
-             title="Who is ahead of plain GRPO? Blue: ahead, orange: behind, grey: open")
-    return save(figure, folder, "board",
-                "Late held-out success, each arm minus plain GRPO, with 95% intervals")

@@ -178,7 +178,4 @@ def write_together(measured: list[PlannedProbe]) -> Path:
                 "seconds": sum(each["seconds"] for each in numbers.values()),
                 "tables": [table.to_json() for table in tables]}
     replace_text(folder / "numbers.json", json.dumps(together, indent=1, allow_nan=False) + "\n")
-    if first.probe == "scoreboard":
-        from research.probes.scoreboard import draw_decided  # with matplotlib, half a second
-        draw_decided(next(table for table in tables if table.name == "kind"), folder)
     return folder

@@ -3,11 +3,11 @@
     python -m research publish results/study-control   # what a report or a probe has written
     python -m research tables                          # of experiments, again from stored values
     python -m research pages                           # write its numbers into the pages
+    python -m research pictures                        # draw its pictures again
 
 A result holds its tables, the command that made them, the commit, the versions and the day.
 """
 import json
-import shutil
 from datetime import date
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
     if name is not None and not name.isidentifier():
         raise UserError(f"--name {shortened(name)} should be letters, digits and _")
     say(f"published: {publish(folder, name)}; python -m research pages writes its numbers into the "
-        "pages")
+        "pages, python -m research pictures draws them")
 
 
 def is_remade(result: dict) -> bool:
@@ -44,8 +44,7 @@ def write_result(path: Path, result: dict) -> None:
 
 
 def publish(folder: Path, name: str | None = None) -> Path:
-    """Take the numbers of a report or a probe, and its pictures that pages show, in the place of
-    those before."""
+    """Take the numbers of a report or a probe, in the place of those before."""
     numbers = read_json(folder / "numbers.json")
     if numbers.get("quick_look") is not False:
         raise UserError(f"{folder} is a quick look, whose numbers say nothing, or was not written "
@@ -59,11 +58,6 @@ def publish(folder: Path, name: str | None = None) -> Path:
     name = name or numbers.get("name") or result["measured"].removeprefix("study-")
     path = RESULTS / f"{name}.json"
     write_result(path, result)
-    shown = "".join(page.read_text(encoding="utf-8") for page in pages())
-    for picture in with_suffix(folder, ".png"):
-        kept = RESULTS / f"{path.stem}-{picture.name}"
-        if f"results/{kept.name}" in shown:
-            shutil.copy(picture, kept)
     return path
 
 
@@ -93,11 +87,8 @@ def about_code(made: list[dict]) -> list[str]:
 
 
 def pages() -> list[Path]:
-    return [PROJECT / "README.md", *with_suffix(PROJECT / "docs", ".md")]
-
-
-def with_suffix(folder: Path, suffix: str) -> list[Path]:
-    return [path for path in paths_in(folder) if path.suffix == suffix]
+    docs = [path for path in paths_in(PROJECT / "docs") if path.suffix == ".md"]
+    return [PROJECT / "README.md", *docs]
 
 
 def read_result(path: Path) -> dict:

@@ -13,9 +13,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.plots import COLOURS, legend_below, panels, plain_number, save
 from analysis.sizes import lay_flat
-from analysis.statistics import holm, mean_over, mean_reach
+from analysis.statistics import holm, mean_over
 from analysis.tables import Table, by_row, show
 from engine.labels import KINDS, SECTIONS
 from harness.credit_file import read_columns
@@ -25,15 +24,15 @@ from research.experiments import leaderboard
 from research.experiments.earlier_form import summary_table
 from research.experiments.experiments import EXPERIMENTS, Experiment
 from research.experiments.finished import (END, FEWEST_SEEDS, PRICES, START, OfArm, Study, Values,
-                                           cost_of, curve_of, numbers, paired, read_study,
+                                           cost_of, numbers, paired, read_study,
                                            told_apart, values_of, verdict_on)
+from research.experiments.pictures import IN_WORDS, draw, draw_board, draw_success
 from research.experiments.plan import PlannedRun
 from research.experiments.published import made_by
 from research.probes.common import Findings, summary_of, write_findings
 
 OF_RUNS = ("transcript", "appendix", "cost", "credit")  # tables that need more than values
 A_STEP = re.compile(r" *\d+/\d+ ")  # a line of a run's log
-IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
 
 
 def write_report(experiment: Experiment, planned: list[PlannedRun], command: str) -> dict[str, str]:
@@ -61,11 +60,9 @@ def report_on(study: Study, folder: Path) -> Findings:
               for arm, runs in study.runs.items()}
     tables = tables_of_values(experiment, values)
     if experiment.is_board:
-        entries = leaderboard.make_entries(values)
-        leaderboard.draw_forecast(entries, folder)  # for the page of the leaderboard
-        picture = leaderboard.draw(entries, folder)
+        picture = draw(draw_board, folder / "board.png", tables[0].to_json())
     else:
-        picture = draw(study, folder)
+        picture = draw(draw_success, folder / "success.png", values)
     if len(experiment.arms) == 1:
         tables += transcript_table(study.planned[0])
     if experiment.published:
@@ -290,21 +287,3 @@ def gradient_shares(run: dict) -> np.ndarray:
     show_status("")
     with np.errstate(invalid="ignore"):
         return np.concatenate([section / section.sum(), kind / kind.sum()])
-
-
-def draw(study: Study, folder: Path):
-    """Held-out success against each price, a line an arm, with its interval over seeds."""
-    figure, axes = panels(len(PRICES), sharey=True)
-    for axis, (price, words) in zip(axes, IN_WORDS.items()):
-        for number, (arm, runs) in enumerate(study.runs.items()):
-            cost, success = map(np.array, zip(*(curve_of(run, price) for run in runs.values())))
-            reach = 100 * mean_reach(success) if len(success) > 1 else None
-            axis.errorbar(cost.mean(0), 100 * success.mean(0), reach, label=arm, marker="o", ms=3,
-                          color=COLOURS[number % len(COLOURS)], elinewidth=0.7,
-                          linestyle="-" if number < len(COLOURS) else "--")
-        axis.set(xlabel=words)
-        axis.xaxis.set_major_formatter(plain_number)
-    axes[0].set(ylabel="held-out success, sampled, %")
-    legend_below(figure, axes[0], ncols=5)
-    return save(figure, folder, "success", "Held-out success against what the training has cost, "
-                "means and 95% intervals over seeds")

@@ -22,15 +22,13 @@ state or samples more, and is shown as n/a, unless it has a static method listed
 returns its weights.
 """
 import math
-from pathlib import Path
 
 import torch
-from matplotlib.ticker import LogLocator
 
-from analysis.plots import panels, points_with_names, save
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from grpo import gradient_size
+from research.experiments.pictures import draw, draw_cosine_and_noise
 from research.probes.batches import (
     Batches, Estimator, Listed, estimator, list_advantages, list_weights)
 from research.probes.common import COMMON, Findings, Flag, Probe
@@ -44,7 +42,6 @@ FLAGS = {
 }
 MOST_GROUPS = 100_000  # half an hour
 HOLDS = 1e-5  # an identity holds when its sides differ by less, relative to the right one
-OFF = 0.95    # a cosine below this is another direction
 MEASURES = {"bias": ".3f", "cosine": ".4f", "noise": ".2f"}
 LEGEND = (
     "bias: size of (mean estimate - true gradient) over that of the true gradient; cosine: "
@@ -76,7 +73,8 @@ def measure(probe: Probe) -> Findings:
     tables = [weighted, advantage_table(world, batches, advantages),
               identities(world, batches, advantages.values)]
     return Findings("A world that can be listed", [in_numbers(world, batches), LEGEND], tables,
-                    draw(weighted, probe.folder), "about a minute")
+                    draw(draw_cosine_and_noise, probe.folder / "cosine_and_noise.png",
+                         weighted.to_json()), "about a minute")
 
 
 def in_numbers(world: World, batches: Batches) -> str:
@@ -212,16 +210,3 @@ def z_score_factor(p: float, G: int, epsilon: float = 1e-4) -> float:
         down = if_wrong / (math.sqrt(if_wrong * (1 - if_wrong)) + epsilon)
         total += chance * (up + down)
     return total
-
-
-def draw(table: Table, folder: Path) -> tuple[Path, str]:
-    points = {name: (cosine, noise) for name, _, cosine, noise in table.rows if noise != "n/a"}
-    figure, axis = panels(1)
-    elsewhere = {name for name, (cosine, _) in points.items() if cosine < OFF}
-    points_with_names(axis, points, {"none", *elsewhere})
-    axis.set(xlabel="cosine with the true gradient", ylabel="noise over signal", yscale="log",
-             title="Weightings, with the advantage rloo")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # they often span less than a decade
-    return save(figure, folder, "cosine_and_noise",
-                "Direction and noise of each weighting, by enumeration: lower right is better. "
-                f"Named: none, and those that point elsewhere (cosine below {OFF})")

@@ -30,19 +30,18 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from analysis.plots import COLOURS, legend_below, panels, save
-from analysis.statistics import mean_over, mean_reach, verdicts
+from analysis.statistics import mean_over, verdicts
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from harness.flags import Flag, shortened
 from harness.registry import ADVANTAGES, make
 from grpo import update
+from research.experiments.pictures import draw, draw_curves
 from research.probes.common import COMMON, Findings, Probe
 from research.probes.planted import PlantedPolicy, planted_policy, sample_planted, worths
 from research.probes.progress import Progress
@@ -92,8 +91,8 @@ def measure(probe: Probe) -> Findings:
              "critic: gae at lambda 1, critic 0.95: at 0.95; monte carlo: values from "
              "continuations, which count as tokens spent; exact: the true credit."]
     return Findings("Credit by token and the length of the answer", intro, tables_of(values),
-                    draw(values, probe.folder), "an hour and a half of one core",
-                    values={"cells": values})
+                    draw(draw_curves, probe.folder / "curves.png", values),
+                    "an hour and a half of one core", values={"cells": values})
 
 
 def read_lengths(text: str) -> list[int]:
@@ -252,23 +251,3 @@ def rates_table(values: list[dict]) -> Table:
                  by_row(formats, rows), "",
                  [f"means of {len(next(iter(values[0]['tuned'].values())))} seeds that are in no "
                   "other table"], {"arm": "method"})
-
-
-def draw(values: list[dict], folder: Path) -> tuple[Path, str]:
-    lengths = sorted({cell["length"] for cell in values})
-    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    figure, axes = panels(len(chosen), sharey=True, squeeze=False)
-    for axis, length in zip(axes[0], chosen):
-        of_length = [cell for cell in values if cell["length"] == length]
-        for cell, colour in zip(of_length, COLOURS):
-            success = np.array([run["curve"] for run in cell["runs"]])
-            share, mean, reach = np.linspace(0, 1, POINTS), success.mean(0), mean_reach(success)
-            axis.plot(share, mean, color=colour, lw=1.5, label=cell["method"])
-            axis.fill_between(share, (mean - reach).clip(0), (mean + reach).clip(max=1),
-                              color=colour, alpha=0.12, lw=0)
-        axis.set(xlabel="share of the tokens spent", title=f"Answers of {length} tokens",
-                 ylim=(0, 1))
-    axes[0][0].set_ylabel("expected reward of the policy")
-    legend_below(figure, axes[0][0], ncols=5)
-    return save(figure, folder, "curves", "Expected reward against tokens spent, each method at "
-                "its own learning rate, means over seeds with 95% intervals")

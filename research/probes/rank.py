@@ -29,12 +29,10 @@ which with two rewards is a single direction. None of this is about the rank of 
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from analysis.plots import COLOURS, panels, save
 from analysis.statistics import Estimate, mean_over, verdicts
 from analysis.tables import Table, by_row, shown
 from harness.flags import Flag
@@ -86,7 +84,7 @@ def measure(probe: Probe) -> Findings:
              f"of its targets; batches that it learned from: {args.critic_batches}."]
     return Findings("Is the gradient of rank 2?", intro,
                     [sizes_table(on_countdown), arms_table(on_countdown, on_planted)],
-                    draw(on_countdown, probe.folder), "some minutes")
+                    None, "some minutes")
 
 
 def entropy_rank(s: torch.Tensor) -> float:
@@ -253,20 +251,3 @@ def change_verdict(e: Estimate, words: tuple[str, str] = ("higher", "lower")) ->
     if max(abs(e.low), abs(e.high)) < 1e-3:  # rounding
         return "the same"
     return verdicts([e], words, null=0.0)[0]
-
-
-def draw(measured: Measurements, folder: Path) -> tuple[Path, str]:
-    figure, axes = panels(2, sharex=True)
-    ticks, arms = (1, 2, 3, 5, 10, 20), (Z, ONES, CRITIC, NOISE)
-    titles = {"A": "A, answers x parameters", "B": "B, each weight matrix, median"}
-    for axis, (matrix, title) in zip(axes, titles.items()):
-        for arm, colour in zip(arms, COLOURS):
-            values = [measured.mean(matrix, arm, R).value for R in measured.sizes]
-            axis.plot(measured.sizes, values, color=colour, marker="o", ms=3, lw=1.3, label=arm)
-        axis.axhline(2, color="#000000", lw=0.8, ls=":")
-        axis.set(xscale="log", yscale="log", xlabel="group size R", ylabel="entropy rank",
-                 xticks=measured.sizes, xticklabels=measured.sizes, yticks=ticks,
-                 yticklabels=ticks, title=title)
-        axis.minorticks_off()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    return save(figure, folder, "rank", "Entropy rank by group size; dotted: the claimed 2")

@@ -34,10 +34,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from matplotlib.ticker import PercentFormatter
 
 from analysis.answers import answers_of
-from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save
 from analysis.statistics import Estimate, jackknife, ratio_of_sums, verdicts
 from analysis.tables import Table, by_row
 from analysis.vocabulary import CLASSES
@@ -47,6 +45,7 @@ from engine.policy import Policy
 from harness.provenance import provenance
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
+from research.experiments.pictures import draw, draw_decided
 from research.probes.common import OF_A_MODEL, Findings, Flag, Probe, sample_batch
 from research.probes.credit import (
     Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
@@ -93,8 +92,8 @@ def measure(probe: Probe) -> Findings:
     return Findings("Which tokens earned the reward, and who knows it",
                     introduction(args, policy, rollouts, credit),
                     [*by_partition, scores, ceiling_table(rollouts, credit)],
-                    draw_decided(by_partition[0], probe.folder), "some minutes",
-                    answers_of(run, policy.tokenizer, [1], 12_000))
+                    draw(draw_decided, probe.folder / "decided.png", by_partition[0].to_json()),
+                    "some minutes", answers_of(run, policy.tokenizer, [1], 12_000))
 
 
 def introduction(args: SimpleNamespace, policy: Policy, rollouts: Rollouts,
@@ -250,26 +249,3 @@ def ceiling_table(rollouts: Rollouts, credit: Credit) -> Table:
         {"critic": "", "explained": ".2f", "95%": ".2f"}, rows),
         f"A critic that knew all values would explain {with_interval(found)} of the rewards' "
         "variance.", [], {"explained": "explained variance", "95%": "95% interval"})
-
-
-def draw_decided(table: Table, folder: Path) -> tuple[Path, str]:
-    figure, axis = panels(1)
-    names, places = [row[0] for row in table.rows], np.arange(len(table.rows))
-    bars = (("decided there", BLUE, 3, 4), ("plain GRPO's gradient", ORANGE, 5, 6),
-            ("tokens", GREY, 2, None))  # colour, and the columns of value and interval
-    for i, (label, colour, value, interval) in enumerate(bars):
-        heights, reach = np.array([row[value] for row in table.rows]), None
-        if interval is not None:
-            ends = np.array([row[interval] for row in table.rows], float).T
-            reach = np.abs(ends - heights)
-        axis.bar(places + 0.27 * (i - 1), heights, 0.25, color=colour, label=label, yerr=reach,
-                 error_kw=dict(lw=0.8, capsize=2))
-    low, high = axis.get_ylim()
-    axis.set(xticks=places, xticklabels=names, ylabel="share of the whole",
-             ylim=(max(low, -0.5), min(high, 1.5)),
-             title="Where the reward is decided, and where the gradient goes")
-    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    legend_below(figure, axis, ncols=3)
-    return save(figure, folder, "decided",
-                "Shares of the squared true credit, of plain GRPO's gradient and of the tokens, "
-                "with 95% intervals over problems; wide ones are cut off at the edge")

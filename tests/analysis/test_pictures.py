@@ -81,6 +81,15 @@ def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
     assert labels_of(training) == ["none (3 runs)", "pay_$x_and_$y (3 runs)"]
 
 
+def test_a_comparison_shows_what_its_values_span_and_promises_what_it_draws(tmp_path, drawn):
+    for seeds in (1, 3):
+        runs = make(tmp_path / f"{seeds}", {"a": (0.5, {}), "b": (0.8, {"loss": "dpo"})}, seeds)
+        _, caption = comparison_plots.learning_curves(comparison_of(runs), tmp_path)
+        low, high = drawn["learning_curves"].axes[0].get_ylim()
+        assert 0.2 < low < high < 1
+        assert ("interval" in caption and "thin" in caption) == (seeds > 1)
+
+
 def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
     runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "random"})}, seeds=1)
     for name in ("metrics.jsonl", "credit/step_000001.npz"):
@@ -91,11 +100,13 @@ def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
     assert labels_of(drawn["learning_curves"].axes[1]) == ["none (1 run)"]
 
 
-def test_of_many_points_few_have_names():
+def test_of_many_points_few_have_names_and_no_name_lies_on_a_point():
     figure, axis = plots.panels(1)
-    plots.points_with_names(axis, {"a": (0, 1), "b": (1, 1), "c": (0, 2)}, ["b", "absent"])
-    assert [(text.get_text(), text.xy) for text in axis.texts] == [("b", (1, 1))]
-    assert len(axis.lines) == 3
+    plots.points_with_names(axis, {"a": (0, 1), "b": (1, 1), "c": (0, 2)}, ["absent", "b"])
+    assert labels_of(axis) == ["b", "others"] and not axis.texts
+    named, others = axis.lines
+    assert (*named.get_data(), named.get_color()) == ([1], [1], plots.COLOURS[1])
+    assert list(others.get_xdata()) == [0, 0] and list(others.get_ydata()) == [1, 2]
     plots.plt.close(figure)
 
 

@@ -152,18 +152,12 @@ def report(tmp_path, **changes):
     folder = tmp_path / "report"
     folder.mkdir(exist_ok=True)
     (folder / "numbers.json").write_text(json.dumps(numbers))
-    for name in ("curve", "other"):
-        (folder / f"{name}.png").write_bytes(b"a picture")
     return folder
 
 
-def test_a_result_is_published_with_the_pictures_that_pages_show(results, tmp_path, monkeypatch):
-    page = tmp_path / "page.md"
-    page.write_text("![A curve](results/subject-curve.png)")
-    monkeypatch.setattr(published, "pages", lambda: [page])
+def test_a_result_is_published_under_its_name(results, tmp_path):
     path = published.publish(report(tmp_path))
-    assert path == results / "subject.json" and not (results / "subject-other.png").exists()
-    assert (results / "subject-curve.png").read_bytes() == b"a picture"
+    assert path == results / "subject.json"
     assert json.loads(path.read_text())["command"] == "python -m research subject"
 
 

@@ -86,7 +86,7 @@ def test_the_overview_names_every_probe_and_help_shows_what_it_asks(capsys):
         overview.main(["scorebord"])
 
 
-PROBES = [("baseline", "baseline", 0), ("rank", "z-score", 1), ("length", "arm", 1)]
+PROBES = [("baseline", "baseline", 0), ("rank", "z-score", 0), ("length", "arm", 1)]
 
 
 @pytest.mark.parametrize("name, first, pictures", PROBES)

@@ -1,0 +1,309 @@
+"""The pictures of README and pages, each drawn from docs/results alone.
+
+    python -m research pictures                            # draw all of them again
+    python -m research pictures --run runs/none-grpo-s0    # before that, take README's answer anew
+
+A picture carries a fingerprint of what it shows, so a test sees one that is older than its result.
+
+README's answer is chosen by a rule, not by its looks: of the first step on record the first answer
+that solved its problem at its second try, each try being two calculations.
+"""
+import hashlib
+import json
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.ticker import LogLocator, PercentFormatter
+
+from analysis.answers import answers_of
+from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plain_number, plt,
+                            points_with_names, save, style_of)
+from analysis.runs import is_number
+from analysis.statistics import mean_reach
+from engine.errors import UserError
+from engine.labels import KINDS
+from engine.tokens import load_tokenizer
+from harness.credit_file import credit_steps
+from harness.files import PROJECT, replace_text
+from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.progress import say
+from harness.run_folder import run_config
+from research.experiments.published import RESULTS, read_result
+
+IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
+NAMED = ("none", "measured", "hindsight", "span", "inverse_logprob",
+         "inverse_logprob_as_published")  # in the forecast: those that the page speaks of
+OFF = 0.95              # a cosine below this is another direction
+LETTERS = 84            # in a line of README's answer
+SHADES = LinearSegmentedColormap.from_list("shades", ["white", COLOURS[5]])
+FLAGS = {"run": Flag(None, "folder of the default run, to take README's answer from")}
+
+
+def main(argv: list[str]) -> None:
+    parser = add_flags(Parser("python -m research pictures [flags]", __doc__), FLAGS)
+    run = with_defaults(parser.read(argv), FLAGS).run
+    if run:
+        take_answer(Path(run))
+    for picture, (drawing, *sources) in PUBLISHED.items():
+        draw(drawing, PROJECT / picture, *map(shown_of, sources))
+        say(f"drawn: {picture}")
+
+
+def draw(drawing: Callable, path: Path, *shown: dict) -> tuple[Path, str]:
+    """`shown` are tables or values as a result stores them."""
+    figure, caption = drawing(*shown)
+    return save(figure, path.parent, path.stem, caption, fingerprint(*shown))
+
+
+def shown_of(source: str) -> dict:
+    """`control values`: of each run, by arm and seed; `control success`: the table of this name."""
+    name, _, part = source.partition(" ")
+    result = read_result(RESULTS / f"{name}.json")
+    parts = {table["name"]: table for table in result["tables"]}
+    parts["values"] = result.get("values")
+    if not parts.get(part):
+        raise UserError(f"{name}.json has no {part}, which a picture shows: measure it again, then "
+                        "python -m research publish FOLDER")
+    return parts[part]
+
+
+def fingerprint(*shown: dict) -> str:
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+
+
+# experiments
+
+def draw_success(values: dict):
+    """Held-out success against each price, a line an arm, with its interval over seeds."""
+    figure, axes = panels(len(IN_WORDS), sharey=True)
+    several = any(len(runs) > 1 for runs in values.values())
+    for axis, (price, words) in zip(axes, IN_WORDS.items()):
+        for number, (arm, runs) in enumerate(values.items()):
+            if all(price in run for run in runs.values()):
+                success_of_arm(axis, list(runs.values()), price, label=arm, **style_of(number))
+        axis.set(xlabel=words)
+        axis.locator_params(axis="x", nbins=5)
+        axis.xaxis.set_major_formatter(plain_number)
+    axes[0].set(ylabel="held-out success, sampled, %")
+    legend_below(figure, axes[0], ncols=5)
+    return figure, ("Held-out success against what the training has cost" +
+                    several * ", means and 95% intervals over seeds")
+
+
+def success_of_arm(axis, runs: list[dict], price: str, **style) -> None:
+    """A share is not below 0 or above 1, and no more is its interval."""
+    cost, success = (np.array([run[key] for run in runs]) for key in (price, "success"))
+    mean, reach = success.mean(0), None
+    if len(runs) > 1:
+        ends = np.clip([mean - mean_reach(success), mean + mean_reach(success)], 0, 1)
+        reach = 100 * np.abs(ends - mean)
+    axis.errorbar(cost.mean(0), 100 * mean, reach, marker="o", ms=3, elinewidth=0.7, **style)
+
+
+def draw_board(table: dict):
+    compared = [row for row in table["rows"] if row["ahead"] is not None][::-1]
+    figure, axis = panels(1, figsize=(8.0, 1.5 + 0.27 * len(compared)))
+    colours = {"ahead": BLUE, "behind": ORANGE, "not told apart": GREY}
+    for colour, word in zip(colours.values(), colours):
+        axis.plot([], [], "o-", color=colour, lw=2, ms=5, label=word)
+    for height, row in enumerate(compared):
+        colour = colours.get(row["verdict"], GREY)
+        if all(map(is_number, row["95%"] or [None])):
+            axis.plot(100 * np.array(row["95%"]), [height, height], color=colour, lw=2)
+        axis.plot(100 * row["ahead"], height, "o", color=colour, ms=5)
+    axis.axvline(0, color="black", lw=0.8)
+    axis.set(yticks=range(len(compared)), yticklabels=[row["arm"] for row in compared],
+             ylim=(-0.7, len(compared) - 0.3), title="Who is ahead of plain GRPO?",
+             xlabel="points of held-out success, minus plain GRPO")
+    legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
+                 "by p,\ncorrected for the number of candidates; so a line beside 0 may be grey.")
+    return figure, "Late held-out success, each arm minus plain GRPO, with 95% intervals"
+
+
+def draw_forecast(board: dict, *probed: dict):
+    """The board's late success against what the probe noise knew of an arm, at two times."""
+    figure, axes = panels(2, sharey=True)
+    for axis, table, when in zip(axes, probed, ("before training", "after a third of it")):
+        known = {row["arm"]: row["one batch"] for row in table["rows"]}
+        points = {row["arm"]: (known[row["arm"]], 100 * row["end"]) for row in board["rows"]
+                  if is_number(known.get(row["arm"]))}
+        points_with_names(axis, points, NAMED)
+        axis.set(xlabel="cosine of a single batch's gradient with the true one",
+                 title=f"Measured {when}")
+    axes[0].set(ylabel="late held-out success, %")
+    legend_below(figure, axes[0], ncols=4)
+    return figure, "What a single batch knows of the true gradient, and late held-out success"
+
+
+# probes
+
+def draw_cosine_and_noise(cosines: dict, noises: dict | None = None):
+    """Of one table; or of two with a column for each advantage, the column of rloo."""
+    pairs = zip(cosines["rows"], (noises or cosines)["rows"], strict=True)
+    points = {row["mitigation"]: (row.get("rloo", row.get("cosine")),
+                                  other.get("rloo", other.get("noise"))) for row, other in pairs}
+    points = {name: place for name, place in points.items() if all(map(is_number, place))}
+    figure, axis = panels(1)
+    elsewhere = [name for name, (cosine, _) in points.items() if cosine < OFF]
+    points_with_names(axis, points, ["none", *elsewhere])
+    axis.set(xlabel="cosine with the true gradient", ylabel="noise over signal", yscale="log",
+             title="Weightings, with the advantage rloo")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # they often span less than a decade
+    legend_below(figure, axis, ncols=4)
+    return figure, ("Direction and noise of each weighting, by enumeration: lower right is better. "
+                    f"Named: none, and those that point elsewhere (cosine below {OFF})")
+
+
+def draw_decided(table: dict):
+    figure, axis = panels(1)
+    bars_by_kind(axis, table)
+    axis.set(title="Where the reward is decided, and where the gradient goes")
+    legend_below(figure, axis, ncols=3)
+    return figure, ("Shares of the tokens, of plain GRPO's gradient and of the squared true "
+                    "credit, with 95% intervals over problems or the range of several seeds; cut "
+                    "off below 0 and above 1")
+
+
+def bars_by_kind(axis, table: dict) -> None:
+    bars = (("of the tokens", GREY, "of all", None),
+            ("of plain GRPO's gradient", ORANGE, "gradient", "95% "),
+            ("of what is decided", BLUE, "decided", "95%"))
+    places = np.arange(len(table["rows"]))
+    for i, (label, colour, value, interval) in enumerate(bars):
+        heights, reach = np.array([row[value] for row in table["rows"]], float), None
+        if interval is not None:
+            ends = np.array([row[interval] for row in table["rows"]], float).T
+            reach = np.abs(ends - heights)
+        axis.bar(places + 0.27 * (i - 1), heights, 0.25, color=colour, label=label, yerr=reach,
+                 error_kw=dict(lw=0.8, capsize=2))
+    axis.set(xticks=places, xticklabels=[row[table["columns"][0]] for row in table["rows"]],
+             ylabel="share of the whole", ylim=(0, min(axis.get_ylim()[1], 1)))
+    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axis.grid(axis="x", visible=False)
+
+
+def draw_curves(cells: list[dict]):
+    """Of the probe length: success against the tokens spent, for a short answer, a middle one and a
+    long one."""
+    lengths = sorted({cell["length"] for cell in cells})
+    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    figure, axes = panels(len(chosen), sharey=True, squeeze=False)
+    for axis, length in zip(axes[0], chosen):
+        for number, cell in enumerate(cell for cell in cells if cell["length"] == length):
+            success = np.array([run["curve"] for run in cell["runs"]])
+            share, mean = np.linspace(0, 1, success.shape[1]), success.mean(0)
+            reach = mean_reach(success)
+            colour = COLOURS[number % len(COLOURS)]
+            axis.plot(share, mean, color=colour, lw=1.5, label=cell["method"])
+            axis.fill_between(share, (mean - reach).clip(0), (mean + reach).clip(max=1),
+                              color=colour, alpha=0.12, lw=0)
+        axis.set(xlabel="share of the tokens spent", title=f"Answers of {length} tokens",
+                 ylim=(0, 1))
+    axes[0][0].set_ylabel("expected reward of the policy")
+    legend_below(figure, axes[0][0], ncols=5)
+    return figure, ("Expected reward against tokens spent, each method at its own learning rate, "
+                    "means over seeds with 95% intervals")
+
+
+def draw_lead(table: dict):
+    figure, axis = panels(1)
+    for number, (arm, points) in enumerate(leads_of(table).items()):
+        x, lead, low, high = np.array(points, float).T * [[1], [100], [100], [100]]
+        axis.errorbar(x, lead, [lead - low, high - lead], label=arm, marker="o", ms=3, capsize=2,
+                      **style_of(number))
+    axis.axhline(0, color="black", lw=0.8)
+    axis.set_xscale("log", base=2)
+    axis.set(xlabel="tokens of an answer", ylabel="points of mean success", xticks=x,
+             title="The lead over plain GRPO for as many tokens")
+    axis.xaxis.set_major_formatter(plain_number)
+    legend_below(figure, axis, ncols=4)
+    return figure, "Lead over plain GRPO by the length of an answer, with 95% intervals over seeds"
+
+
+def leads_of(table: dict) -> dict[str, list[tuple]]:
+    """Length, lead and interval by arm: of the table trend, which has a column for each length, or
+    of area, which has a row; there an empty length stands for the one above."""
+    leads, length = {}, ""
+    for row in table["rows"]:
+        cells = [(key, value, row[f"95%, {key}"]) for key, value in row.items() if key.isdecimal()]
+        length = row.get("length") or length
+        for key, value, interval in cells or [(length, row["minus grpo"], row["95% interval"])]:
+            if value is not None:
+                leads.setdefault(row["arm"], []).append((key, value, *interval))
+    return leads
+
+
+# README
+
+def take_answer(run: Path) -> None:
+    """Write docs/results/answer.json."""
+    config, steps = run_config(run), credit_steps(run)[:1]
+    answers = sorted(answers_of(run, load_tokenizer(run), steps), key=lambda a: a["episode"])
+    answer = next(filter(is_second_try, answers), None)
+    if answer is None:
+        raise UserError(f"{run}: no answer of its first step solved its problem at the second try")
+    kept = {key: answer[key] for key in ("step", "episode", "prompt", "reward", "texts", "values")}
+    kept |= {"kinds": [KINDS[kind] for kind in answer["kind"]],
+             "rewards": [other["reward"] for other in answers if other["group"] == answer["group"]]}
+    made = {key: config[key] for key in ("git_commit", "versions")}
+    result = {"measured": "answer", "command": f"python -m research pictures --run {run}", **made,
+              "day": date.today().isoformat(), "tables": [], "values": kept}
+    replace_text(RESULTS / "answer.json", json.dumps(result, allow_nan=False) + "\n")
+
+
+def is_second_try(answer: dict) -> bool:
+    """A try takes two calculations. If all of a group solve it, nothing has a gradient."""
+    solved = answer["answer"] == 1 and any(answer["values"]["gradient size"])
+    return solved and "".join(answer["texts"]).count("=") == 4
+
+
+def draw_answer(answer: dict, kinds: dict):
+    """Above, one answer; below, what is true of many."""
+    figure, (above, below) = plt.subplots(2, 1, figsize=(8.4, 5.8), layout="constrained",
+                                          height_ratios=(1, 1.8))
+    write_tokens(figure, above, answer["texts"], answer["values"]["gradient size"])
+    problem = answer["prompt"].split("\n")[1].removesuffix("<|im_end|>").strip()
+    above.set_title(f'An answer to "{problem}" in step {answer["step"]}: right, reward '
+                    f'{answer["reward"]:.2f}, the mean of its {len(answer["rewards"])} is '
+                    f'{np.mean(answer["rewards"]):.2f}')
+    bars_by_kind(below, kinds)
+    below.set_title("Many answers before training: the share of each kind of token")
+    legend_below(figure, below, ncols=3)
+    return figure, "One answer, shaded by its gradient, and the shares of each kind of token"
+
+
+def write_tokens(figure, axis, texts: list[str], sizes: list[float]) -> None:
+    """Each in a box, shaded by its size."""
+    line, place = 0, 0
+    for text, size in zip(texts, sizes):
+        if place + len(text) > LETTERS:
+            line, place = line + 1, 0
+        axis.add_patch(plt.Rectangle((place, -line - 0.42), len(text), 0.84, lw=0,
+                                     color=SHADES(size / max(sizes))))
+        axis.text(place, -line, text.replace("\n", "↵"), family="monospace", fontsize=11,
+                  va="center_baseline")
+        line, place = (line + 1, 0) if text.endswith("\n") else (line, place + len(text))
+    axis.set(xlim=(0, LETTERS), ylim=(-line - 0.6, 0.6))
+    axis.axis("off")
+    shades = ScalarMappable(Normalize(0, max(sizes)), SHADES)
+    figure.colorbar(shades, ax=axis, orientation="horizontal", fraction=0.08, aspect=40,
+                    label="shade: size of the push at the logits that a token was given, "
+                    "abs(A) w s; A its advantage, w its weight")
+
+
+PUBLISHED = {  # picture -> how it is drawn, and which tables or values of results it shows
+    "docs/answer.png": (draw_answer, "answer values", "scoreboard kind"),
+    "docs/results/control-success.png": (draw_success, "control values"),
+    "docs/results/exact-cosine_and_noise.png": (draw_cosine_and_noise, "exact cosine",
+                                                "exact noise"),
+    "docs/results/finals-board.png": (draw_board, "finals board"),
+    "docs/results/leaderboard-board.png": (draw_board, "leaderboard board"),
+    "docs/results/leaderboard-forecast.png": (draw_forecast, "leaderboard board", "noise noise",
+                                              "noise_third noise"),
+    "docs/results/length-lead.png": (draw_lead, "length area"),
+    "docs/results/price-success.png": (draw_success, "price values"),
+    "docs/results/scoreboard-decided.png": (draw_decided, "scoreboard kind")}
