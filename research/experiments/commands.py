@@ -49,7 +49,7 @@ def make_tables(argv: list[str]) -> None:
     """Of the published experiments, by today's rules, from what results keep of every run."""
     Parser("python -m research tables", make_tables.__doc__).read(argv)
     from research.experiments.report import made_again
-    for path in published.with_suffix(published.RESULTS, ".json"):
+    for path in sorted(published.RESULTS.glob("*.json")):
         result = read_json(path)
         if published.is_remade(result) and made_again(result) != result:
             published.write_result(path, made_again(result))
