@@ -57,8 +57,8 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
     rules = tokenizer.normalizer  # Qwen's composes accents: another spelling, but nothing is lost
     if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != (
             rules.normalize_str(text) if rules else text):
-        raise UserError(f"the tokenizer cannot spell {what}: none of its "
-                        f"{tokenizer.get_vocab_size()} tokens stand for a part of it")
+        raise UserError(f"the tokenizer cannot spell {what}: its {tokenizer.get_vocab_size()} "
+                        "tokens are all the words and numbers that this model knows")
     return ids
 
 
