@@ -87,7 +87,7 @@ def copy_project(folder: Path) -> Path:
     """The program without its tests and models, to be changed."""
     for path in project_files("*.py"):
         shutil.copy(path, folder)
-    for room in ("engine", "harness", "credit", "analysis", "tools", "research"):
+    for room in ("engine", "harness", "credit", "analysis", "tools"):
         shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 

@@ -11,10 +11,11 @@ from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
-from conftest import ROOT, project_files
+from conftest import REMOVABLE, ROOT, project_files
 
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
-ROOMS = ("engine", "harness", "credit", "analysis", "research", "tools", "benchmarks")
+ROOMS = ("engine", "harness", "credit", "analysis", "tools",
+         *(room for room in REMOVABLE if (ROOT / room).exists()))
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # to other tools, and what they alone import
@@ -50,7 +51,8 @@ def sources():
     """Every .py of the program, the tests aside."""
     paths = project_files("*.py")
     for room in ROOMS:
-        paths += project_files(f"{room}/**/*.py")
+        paths += [path for path in project_files(f"{room}/**/*.py")
+                  if (ROOT / room / "tests") not in path.parents]
     return sorted(paths)
 
 
@@ -153,6 +155,18 @@ def test_every_module_imports_only_what_its_room_may():
         allowed, forbidden = MAY_IMPORT[room], MAY_NOT_IMPORT.get(room, [])
         wrong += [f"{where(name, line)} imports {what}" for what, line in imports(name)
                   if is_own(what) and (not lies_in(what, allowed) or lies_in(what, forbidden))]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_labs_tests_import_nothing_that_can_be_taken_away():
+    wrong = []
+    for path in project_files("tests/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            taken = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                taken = [node.module or ""]
+            wrong += [f"{path.relative_to(ROOT)}:{node.lineno} imports {what}" for what in taken
+                      if lies_in(what, REMOVABLE)]
     assert not wrong, "\n".join(wrong)
 
 

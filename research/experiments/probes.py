@@ -91,7 +91,7 @@ class PlannedProbe:
     @property
     def seconds_an_answer(self) -> float:
         """As on file: of all seeds together."""
-        path = PROJECT / "docs/results" / f"{self.probe}.json"
+        path = PROJECT / "research/results" / f"{self.probe}.json"
         return read_json(path)["seconds"] / LOOKED_AT.seeds if is_file(path) else 0.0
 
     def evaluated_after(self, step: int) -> int:

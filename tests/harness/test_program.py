@@ -81,7 +81,6 @@ def test_ctrl_c_before_a_program_begins_is_no_traceback(error, status, words):
 
 SLOW = """
 import sys
-import research.__main__
 import train
 train.main(sys.argv[1:])
 print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])

@@ -10,9 +10,12 @@ import torch
 
 import grpo
 from conftest import StateIdea, gradients
+from credit.hindsight import taught
 from credit.weight import token_weight
+from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
+from research.__main__ import main
 from research.probes import exact
 from research.probes.batches import (
     Batches, Estimator, credit_of_deletion, estimator, list_advantages, list_weights, rows_of)
@@ -208,3 +211,33 @@ def test_of_our_own_methods_few_are_not_listed(world, pairs, advantages):
     assert set(list_weights(world, pairs, advantages["grpo"]).reasons) == {
         "random", "learned_importance", "causal_ablation", "outcome_gradient"}
     assert set(list_advantages(world, pairs, 0).reasons) == {"measured"}
+
+
+def test_a_copy_that_is_taught_long_enough_follows_bayes_rule(world):
+    """pi(y given success) / pi(y) is V(after) / V(before), in a world where V is known. All right
+    answers are taught, each as often as it comes."""
+    before, after, rollouts = world.worth[:, :-1], world.worth[:, 1:], world.rollouts
+    known = rollouts.mask & (before > 0) & (before < 1)
+    truth, often = (after / before)[known] - 1, world.probability[:, None].expand_as(before)[known]
+    cosines, sizes = [], []
+    for steps in (1, 60):
+        copy = taught(world.model, rollouts, world.probability * rollouts.reward, 1e-2, steps, 64)
+        every = torch.arange(len(rollouts.mask))
+        with torch.no_grad():
+            told = (response_log_probs(copy, rollouts, every)
+                    - response_log_probs(world.model, rollouts, every))
+        guess = told[known].double().exp() - 1
+        product, square = (often * guess * truth).sum(), (often * truth.square()).sum()
+        cosines.append(product / (square * (often * guess.square()).sum()).sqrt())
+        sizes.append(product / square)
+    assert cosines[1] > 0.98 and sizes[1] > 0.8 and sizes[1] > 5 * sizes[0]
+
+
+def test_a_world_with_too_many_groups_is_not_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(exact, "make_world", lambda *_: pytest.fail("it was made"))
+    exact.refuse_groups(4, 3)
+    for length, answers in ((10, 2), (4, 6), (10, 10)):
+        with pytest.raises(UserError, match="groups, 100,000 are the most that are listed here"):
+            exact.refuse_groups(length, answers)
+    with pytest.raises(UserError, match="--length 10 and --answers 10 make"):
+        main(["exact", "--length", "10", "--answers", "10", "--out", str(tmp_path / "x")])

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import cases, cost, memory, speed
 from benchmarks.cases import Case
+from conftest import assert_bounded
 from engine import forward
 from engine.errors import UserError
 from harness.command_line import read_flags
@@ -79,6 +80,11 @@ def test_a_process_that_failed_is_named_with_its_last_line(monkeypatch):
 def test_wrong_flags_get_one_line(module, argv, words):
     with pytest.raises(UserError, match=words):
         module.main(argv)
+
+
+def test_every_number_has_bounds_and_its_defaults_lie_within():
+    assert_bounded({f"{module.__name__} {name}": flag for module in (speed, memory, cost)
+                    for name, flag in module.FLAGS.items()})
 
 
 def test_a_row_of_speeds_by_hand(monkeypatch):

@@ -5,8 +5,8 @@ import pytest
 
 from engine.errors import UserError
 from research.probes import length
-from research.probes.length import (METHODS, at_equal_tokens, best_rate, leads_table, read_rates,
-                                    trend_table)
+from research.probes.length import (METHODS, at_equal_tokens, best_rate, leads_table, read_lengths,
+                                    read_rates, trend_table)
 
 
 def test_success_at_equal_tokens():
@@ -84,3 +84,10 @@ def test_a_policy_that_is_sure_of_a_wrong_symbol_is_stuck(monkeypatch):
         return length.train(args, ("grpo", 8), 1e-3, 0)["stuck"]
 
     assert all_alike(2 / 3) and not all_alike(1.0)
+
+
+@pytest.mark.parametrize("text", ["8", "8,8", "6,5", "8," + "9" * 5000, "8,100001", "8,x"])
+def test_lengths_are_read_with_their_bounds(text):
+    with pytest.raises(UserError, match="two different numbers of tokens, 6 to 100000") as error:
+        read_lengths(text)
+    assert len(str(error.value)) < 300

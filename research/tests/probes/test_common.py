@@ -1,17 +1,21 @@
 """What the probes share: a folder with page and numbers, a screen of findings, gradients."""
 import json
+import subprocess
+import sys
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from analysis.tables import Table
+from conftest import ROOT, assert_bounded
 from engine.errors import UserError
 from harness.flags import Flag
 from engine.forward import response_log_probs
 from research import __main__ as overview
 from research.probes.common import (
-    OF_A_MODEL, Findings, answer_gradients, command_of, gradients, run_probe)
+    COMMON, OF_A_MODEL, Findings, answer_gradients, command_of, gradients, run_probe)
 from research.probes.progress import Progress
 
 KNOWN = {**OF_A_MODEL, "answers": Flag(8, "answers", least=2, quick=2),
@@ -84,6 +88,24 @@ def test_the_overview_names_every_probe_and_help_shows_what_it_asks(capsys):
         assert f"python -m research {name} [flags]" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(UserError, match="there is no probe or experiment scorebord"):
         overview.main(["scorebord"])
+
+
+def test_every_number_has_bounds_and_its_defaults_lie_within():
+    flags = {name: import_module(f"research.probes.{name}").FLAGS for name in overview.PROBES}
+    assert_bounded({f"{probe} {name}": flag for probe, own in {"common": COMMON, **flags}.items()
+                    for name, flag in own.items()})
+
+
+SLOW = """
+import sys
+import research.__main__
+print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
+"""
+
+
+def test_the_overview_does_not_wait_for_imports_that_it_does_not_need():
+    printed = subprocess.run([sys.executable, "-c", SLOW], cwd=ROOT, capture_output=True, text=True)
+    assert printed.stdout == "[]\n", printed.stderr
 
 
 PROBES = [("baseline", "baseline", 0), ("rank", "z-score", 0), ("length", "arm", 1)]
