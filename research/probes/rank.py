@@ -13,8 +13,8 @@ Measurement. Two matrices:
 With the singular values s, largest first, the effective rank is exp(-sum p log p), p = s / sum s
 (Roy and Vetterli 2007: of s, not of s^2). Beside it stand the stable rank sum s^2 / s_1^2, the
 lowest of the usual definitions, and how many of the s^2 make up 90% of their sum. The null is the
-same with all advantages 1, which knows no reward and does not sum to zero. On a planted task the true reward and the exact credit of each token are
-known and take the place of estimates.
+same with all advantages 1, which knows no reward and does not sum to zero. On a planted task the
+true reward and the exact credit of each token are known and take the place of estimates.
 
 Reading it. If the claims hold, the z-score has rank 2 at every R, all ones have another rank, and
 credit for each token a higher one. If they do not, A has about as many dimensions as the group has

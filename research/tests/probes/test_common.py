@@ -145,7 +145,7 @@ def test_gradients_of_single_log_probs(small_model, rollouts):
 
 def test_progress_says_what_is_left(capsys, monkeypatch):
     clock = iter([0.0, 10.0, 100.0, 130.0])
-    monkeypatch.setattr("harness.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("research.probes.progress.time.monotonic", lambda: next(clock))
     progress = Progress(first=1, second=3)
     progress("first", 0.4)     # 10 s: too early for another line
     progress("second", 0.0)    # a quarter done after 100 s
