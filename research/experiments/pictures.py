@@ -120,7 +120,8 @@ def draw_board(table: dict):
              ylim=(-0.7, len(compared) - 0.3), title="Who is ahead of plain GRPO?",
              xlabel="points of held-out success, minus plain GRPO")
     legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
-                 "by p,\ncorrected for the number of candidates; so a line beside 0 may be grey.")
+                 "by p, of candidates corrected\nfor their number, so a line beside 0 may be grey; "
+                 "of controls and placebos not.")
     return figure, "Late held-out success, each arm minus plain GRPO, with 95% intervals"
 
 
