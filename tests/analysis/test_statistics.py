@@ -70,6 +70,13 @@ def test_the_bootstrap_of_a_ratio_has_the_error_of_the_delta_method():
     assert found.value == value and found.low < value < found.high
 
 
+def test_the_interval_of_a_ratio_is_wider_for_few_groups_by_hand():
+    """Logarithms -1 and 1, five times each: variance 10 / 9. Seven groups: a bootstrap is too
+    narrow by sqrt(6 / 7), and Student's t has six degrees of freedom, 2.447."""
+    found = ratio(1.0, np.exp([-1.0, 1.0] * 5), 7)
+    assert np.log(found.high) == pytest.approx(2.4469 * (10 / 9 * 7 / 6) ** 0.5, rel=1e-4)
+
+
 @pytest.mark.parametrize("value, draws, groups", [
     (2.0, [np.nan, 2, np.nan, 2], 30), (2.0, [1, 1, 1, 1], 5), (np.nan, [1, 1, 1, 1], 9)])
 def test_a_ratio_that_was_seen_in_too_few_groups_has_no_interval(value, draws, groups):

@@ -24,6 +24,7 @@ from engine.policy import derived_seed
 from engine.sharded import whole
 from grpo import update
 from harness.credit_file import read_columns
+from harness.files import append_line
 from harness.load import load_policy, load_reference
 from harness.registry import make_advantage, make_mitigation
 from harness.run_folder import RunFolder
@@ -300,9 +301,11 @@ def test_shares_are_whole_and_apart(monkeypatch):
 
 def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
     (tmp_path / "credit").mkdir()
-    for step in (1, 2, 10):
+    for step in (1, 2, 3, 10):
+        append_line(tmp_path / "metrics.jsonl", {"step": step})
         for rank in ("", "_rank1", "_rank12"):
             (tmp_path / f"credit/step_{step:06d}{rank}.npz").touch()
     RunFolder(tmp_path).truncate(2)
     kept = [path.name[:11] for path in (tmp_path / "credit").iterdir()]
     assert sorted(kept) == ["step_000001"] * 3 + ["step_000002"] * 3
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
