@@ -18,6 +18,7 @@ from statistics import mean
 import engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
 
+from engine.choices import WHOLE_ANSWERS
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.statistics import wilson_interval
 from credit.placebo import shuffled_advantage
@@ -33,7 +34,7 @@ from harness.metrics import Clock, step_metrics
 from harness.own_code import call_method
 from harness.program import run_as_program
 from harness.progress import print_evaluation, show_status, telling
-from harness.registry import WHOLE_ANSWERS, make_advantage, make_mitigation
+from harness.registry import make_advantage, make_mitigation
 from harness.run import Run, open_run
 
 

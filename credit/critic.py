@@ -12,13 +12,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from credit.trained import Trained
+from engine.choices import advantage
 from engine.errors import UserError
 from engine.forward import lay_out
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes
 from harness.flags import Flag
-from harness.registry import advantage
 from qwen2_model import Decoder, Qwen2
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]

@@ -4,9 +4,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from credit.trained import Trained
+from engine.choices import mitigation
 from engine.rollouts import Rollouts
 from harness.flags import CountOrNone, LearningRate
-from harness.registry import mitigation
 
 
 class ImportanceNet(nn.Module):

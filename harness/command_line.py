@@ -7,16 +7,17 @@ from argparse import SUPPRESS
 from dataclasses import replace
 from pathlib import Path
 
+from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.files import is_file, read_json
 from harness.flags import (Flag, Parser, add_flag, describe, fields_as_flags, shortened,
                            some_text)
 from harness.hints import about_unknown
-from harness.registry import (ADVANTAGES, MITIGATIONS, choice_flags, describe_choice,
-                              describe_choices, flags_of)
+from harness.registry import choice_flags, describe_choice, describe_choices, flags_of
 from harness.settings import EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, read_files
 from harness.tasks import load_task
 
+METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 RESERVED = (  # names that no other flag can have
     "resume", "continue", "config", "help", "own")
 FIRST_DAY = (  # what --help lists
@@ -38,15 +39,23 @@ def read_flags(argv: list[str]) -> dict:
     if topic is not None:
         print(help_about(topic, defaults))
         raise SystemExit(0)
-    return make_parser(defaults).read(argv, about_unknown)
+    given, unknown = make_parser(defaults).parse(argv)
+    if unknown:  # flags of the chosen methods, say, whose files are imported now
+        for axis, choices in METHODS.items():
+            choices.get((defaults | given).get(axis))
+        given, unknown = make_parser(defaults).parse(argv)
+    if unknown:  # a flag of another method, or a mistake: with all of them imported it is told
+        choice_flags()
+        given = make_parser(defaults).read(argv, about_unknown)
+    return given
 
 
 def help_about(topic: str, defaults: dict) -> str:
     if topic in ("", "all"):
         return make_parser(defaults, OPTIONS if topic else FIRST_DAY).format_help()
-    for registry in (MITIGATIONS, ADVANTAGES):
-        if topic in registry:
-            return describe_choice(topic, registry[topic])
+    for choices in METHODS.values():
+        if topic in choices:
+            return describe_choice(topic, choices[topic])
     raise UserError(f"--help {shortened(topic)}: there is no method of this name (--help lists "
                     "them)")
 
@@ -67,11 +76,12 @@ def defaults_of(argv: list[str]) -> dict:
 
 
 def make_parser(defaults: dict, listed=()) -> Parser:
-    """It reads every flag, and its help lists these settings."""
-    task = defaults["task"]
-    refuse_taken_names(task)
-    is_all = listed is OPTIONS
+    """It reads every setting and the flags of the methods that are imported; its help lists these
+    settings."""
+    task, is_all = defaults["task"], listed is OPTIONS
     epilog = describe_choices() if is_all else f"{choices_by_name()}\n{ABOUT_HELP}"
+    imported = [choices.loaded() for choices in METHODS.values()]
+    refuse_taken_names(task, imported)
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
                     "was given.", epilog=f"{epilog}\n\n{ABOUT_FILES}", add_help=False)
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
@@ -83,7 +93,7 @@ def make_parser(defaults: dict, listed=()) -> Parser:
     for name, flag in fields_as_flags(load_task(task)).items():
         flag = replace(flag, default=defaults.get(name, flag.default))
         add_flag(topics[PROBLEMS], name, flag, of_task)
-    for name, flag in choice_flags().items():
+    for name, flag in choice_flags(*imported).items():
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
     return parser
@@ -93,7 +103,7 @@ def choices_by_name() -> str:
     """The choices of both lists, without a word about them."""
     return "".join(textwrap.fill(f"choices of --{axis}: {', '.join(registry)}", 95,
                                  subsequent_indent="  ", break_long_words=False) + "\n\n"
-                   for axis, registry in (("mitigation", MITIGATIONS), ("advantage", ADVANTAGES)))
+                   for axis, registry in METHODS.items())
 
 
 def describe_option(name: str, flag: Flag) -> str:
@@ -119,14 +129,13 @@ def add_resuming(group) -> None:
                        "GRPO-Zero; flags override them")
 
 
-def refuse_taken_names(task: str) -> None:
+def refuse_taken_names(task: str, methods: list[dict]) -> None:
     """Every flag has one meaning, whoever brings it."""
     taken = {*OPTIONS, *RESERVED}
     fields = {name: f"field {name} of the Task in {task}"
               for name in fields_as_flags(load_task(task))}
     parameters = [{name: f"parameter {name} of {owners[0]}"
-                   for name, owners in flags_of(registry).items()}
-                  for registry in (MITIGATIONS, ADVANTAGES)]
+                   for name, owners in flags_of(choices).items()} for choices in methods]
     for names in (fields, *parameters):
         for name in names:
             if name in taken:

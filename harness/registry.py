@@ -1,50 +1,13 @@
-"""The two lists of choices that people add to: --mitigation and --advantage.
-
-A function with a decorator becomes a choice, its keyword-only parameters become flags, and its
-docstring the help. Both lists take two forms: a function of the batch, or a class, made once a run,
-for a choice that keeps a state or samples more:
-
-    def my_idea(tokens, *, strength: Positive = 1.0) -> (B, T)
-
-    class my_idea:
-        def __init__(self, policy, *, strength: Positive = 1.0)
-        def __call__(self, tokens, policy) -> (B, T)
-
-        def state_dict(self) -> tensors by name     # these two if it has a state
-        def load_state_dict(self, tensors)
-        metrics: dict                               # if it has numbers for metrics.jsonl
-"""
+"""Choices of --mitigation and --advantage (engine/choices.py): made once a run, their flags
+collected, described."""
 import inspect
 import textwrap
 from functools import wraps
 
+from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from engine.errors import UserError
 from harness.flags import Flag, parameters_as_flags
 from harness.own_code import own_code
-
-MITIGATIONS, ADVANTAGES = {}, {}
-NEVER_RESCALED = set()   # mitigations whose scale is part of what they are
-WHOLE_ANSWERS = set()    # advantages that give every token of an answer the same number
-
-
-def mitigation(function=None, *, rescaled: bool = True):
-    """Make it a choice of --mitigation: weights (B, T), not negative."""
-    return add_to(MITIGATIONS, function, None if rescaled else NEVER_RESCALED)
-
-
-def advantage(function=None, *, whole_answers: bool = False):
-    """Make it a choice of --advantage: credit (B, T), with a sign."""
-    return add_to(ADVANTAGES, function, WHOLE_ANSWERS if whole_answers else None)
-
-
-def add_to(registry: dict, function, marked: set | None):
-    """Without a function, as in @mitigation(rescaled=False), a decorator."""
-    if function is None:
-        return lambda function: add_to(registry, function, marked)
-    registry[function.__name__] = function
-    if marked is not None:
-        marked.add(function.__name__)
-    return function
 
 
 def make(function, values: dict, policy):
@@ -68,10 +31,10 @@ def make_mitigation(s, policy):
     return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
 
 
-def flags_of(registry: dict) -> dict[str, list[str]]:
+def flags_of(choices: Choices | dict) -> dict[str, list[str]]:
     """The flags of a list's choices, and to which choices each belongs."""
     owners = {}
-    for name, function in registry.items():
+    for name, function in choices.items():
         for flag in parameters_as_flags(function):
             owners.setdefault(flag, []).append(name)
     return owners
@@ -82,10 +45,11 @@ def owners_of(flag: str) -> list[str]:
     return [*flags_of(MITIGATIONS).get(flag, []), *flags_of(ADVANTAGES).get(flag, [])]
 
 
-def choice_flags() -> dict[str, Flag]:
-    """The flags of all mitigations and advantages. Two that declare the same one share it."""
+def choice_flags(mitigations=MITIGATIONS, advantages=ADVANTAGES) -> dict[str, Flag]:
+    """The flags of all mitigations and advantages, or of these. Two that declare the same one share
+    it."""
     flags = {}
-    for function in (*MITIGATIONS.values(), *ADVANTAGES.values()):
+    for function in (*mitigations.values(), *advantages.values()):
         for name, flag in parameters_as_flags(function).items():
             if flags.setdefault(name, flag).type is not flag.type:
                 raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} should "

@@ -18,6 +18,7 @@ from statistics import mean
 import torch
 
 from engine import processes
+from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from engine.finite import BrokenModel, NotFinite, NotFiniteCredit
 from engine.policy import Policy
@@ -31,7 +32,6 @@ from harness.load import TrainerState
 from harness.outcome import tell_outcome
 from harness.progress import print_step, say, sparkline
 from harness.provenance import fingerprints, provenance
-from harness.registry import ADVANTAGES, MITIGATIONS
 from harness.resume import (check_what_is_there, how_far, is_finished, keep_changes,
                             refuse_changes, refuse_to_erase, refuse_to_overwrite, what_differs)
 from harness.run_folder import RunFolder, open_folder, run_config

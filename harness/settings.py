@@ -4,20 +4,20 @@ Defaults < the model folder's recipe.json < --config < what was typed. A flag th
 with the other settings is an error if it was typed; from a file, it is set back to its default.
 
 Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
-and --advantage (harness/registry.py). Those flags are not listed here; their values are in `own`.
+and --advantage (engine/choices.py). Those flags are not listed here; their values are in `own`.
 How a command line is read is in harness/command_line.py.
 """
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
 from harness.files import find_folder, is_file, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
 from harness.hints import about_missing_model
-from harness.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of,
-                              owners_of)
+from harness.registry import choice_flags, flags_of, owners_of
 from harness.run_name import run_name
 from harness.tasks import load_task
 
@@ -222,8 +222,8 @@ def read_values(path: Path, left_out: tuple = ()) -> dict:
         content = read_json(path)
     values = {name: value for name, value in content.items() if name not in left_out}
     task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
-    for name in values:
-        if name not in OPTIONS | task_flags | choice_flags():
+    for name in [name for name in values if name not in OPTIONS | task_flags]:
+        if name not in choice_flags():
             raise UserError(f"{path} has the unknown setting {name}")
     return values
 

@@ -11,6 +11,7 @@ from countdown_task import Problem, Task
 from credit.placebo import shuffled_advantage
 from credit.preferences import best_and_worst, update_preferences
 from engine import rollouts as frame
+from engine.choices import ADVANTAGES
 from engine.finite import NotFinite
 from engine.forward import micro_batches, response_log_probs
 from engine.rollouts import sample_answers, score_answers
@@ -19,7 +20,6 @@ from engine.tokens import load_tokenizer
 from grpo import (batch_mean, divergence, dr_grpo, group_z_score, policy_loss, rloo, span,
                   update)
 from harness.credit_file import read_credit, write_credit
-from harness.registry import ADVANTAGES
 from qwen2_model import Qwen2
 
 

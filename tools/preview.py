@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from analysis.tables import Table, by_row
 from credit.weight import token_weight
@@ -33,7 +34,7 @@ from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_
                            with_defaults)
 from harness.load import load_policy
 from harness.program import run_as_program
-from harness.registry import MITIGATIONS, NEVER_RESCALED, choice_flags, make_mitigation
+from harness.registry import choice_flags, make_mitigation
 from harness.run_folder import run_config
 from harness.settings import Settings, make_settings
 from harness.terminal import put, visible

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import train
+from engine.choices import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
 from engine.errors import UserError
 from harness.command_line import FIRST_DAY, read_flags
 from harness.flags import Positive, parameters_as_flags
-from harness.registry import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
 from harness.resume import what_differs
 from harness.settings import OPTIONS, make_settings
 
