@@ -20,7 +20,6 @@ import torch
 
 from engine.choices import WHOLE_ANSWERS
 import mitigations  # noqa: F401  fills the lists of choices
-from analysis.statistics import wilson_interval
 from credit.placebo import shuffled_advantage
 from credit.preferences import update_preferences
 from credit.weight import token_weight
@@ -30,7 +29,7 @@ from grpo import update
 from harness.identity import MODES
 from harness.load import (TrainerState, answers_from, load_optimizer, load_policy,
                           load_reference)
-from harness.metrics import Clock, step_metrics
+from harness.metrics import Clock, step_metrics, wilson_interval
 from harness.own_code import call_method
 from harness.program import run_as_program
 from harness.progress import print_evaluation, show_status, telling

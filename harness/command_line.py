@@ -12,7 +12,6 @@ from engine.errors import UserError
 from harness.files import is_file, read_json
 from harness.flags import (Flag, Parser, add_flag, describe, fields_as_flags, shortened,
                            some_text)
-from harness.hints import about_unknown
 from harness.registry import choice_flags, describe_choice, describe_choices, flags_of
 from harness.settings import EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, read_files
 from harness.tasks import load_task
@@ -45,6 +44,7 @@ def read_flags(argv: list[str]) -> dict:
             choices.get((defaults | given).get(axis))
         given, unknown = make_parser(defaults).parse(argv)
     if unknown:  # a flag of another method, or a mistake: with all of them imported it is told
+        from harness.hints import about_unknown
         choice_flags()
         given = make_parser(defaults).read(argv, about_unknown)
     return given

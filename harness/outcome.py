@@ -3,8 +3,8 @@ import time
 
 from engine import processes
 from harness.files import read_lines
-from harness.hints import python_command
 from harness.progress import say
+from harness.terminal import python_command
 
 
 def tell_outcome(run) -> None:

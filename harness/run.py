@@ -26,7 +26,6 @@ from engine.rollouts import Rollouts
 from harness.command_line import read_flags
 from harness.credit_file import step_of
 from harness.files import is_there
-from harness.hints import python_command
 from harness.identity import CHANGEABLE, run_id_of
 from harness.load import TrainerState
 from harness.outcome import tell_outcome
@@ -37,6 +36,7 @@ from harness.resume import (check_what_is_there, how_far, is_finished, keep_chan
 from harness.run_folder import RunFolder, open_folder, run_config
 from harness.settings import Settings, make_settings
 from harness.stopping import StopRequest
+from harness.terminal import python_command
 
 NEVER_RIGHT = 5  # steps without one right answer: then people are told
 

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
-from harness.files import find_folder, is_file, read_json
+from harness.files import find_folder, is_file, is_there, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
-from harness.hints import about_missing_model
 from harness.registry import choice_flags, flags_of, owners_of
 from harness.run_name import run_name
 from harness.tasks import load_task
@@ -183,8 +182,10 @@ OPTIONS = fields_as_flags(Settings)
 
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
-    if sentence := about_missing_model(str(given.get("model", ""))):
-        raise UserError(sentence)
+    if "model" in given and not is_there(find_folder(str(given["model"]))):
+        from harness.hints import about_missing_model
+        if sentence := about_missing_model(str(given["model"])):
+            raise UserError(sentence)
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
     values = {name: flag.default for name, flag in OPTIONS.items()} | recipe | config | given

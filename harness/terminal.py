@@ -1,6 +1,7 @@
 """What goes to a terminal: colours of ours, where it has them, and nothing that a model wrote can
 steer it."""
 import os
+import shlex
 import sys
 
 BOLD, GREEN, RED = "1", "1;32", "1;31"
@@ -45,3 +46,8 @@ class Visible:
 
     def __getattr__(self, name: str):
         return getattr(self.stream, name)
+
+
+def python_command(*words) -> str:
+    """A command to paste: python_command("train.py", "--resume", folder)."""
+    return shlex.join(["python", *map(str, words)])

@@ -10,7 +10,7 @@ import torch
 
 from conftest import put_in
 from engine.choices import ADVANTAGES
-from harness.hints import path_from_here
+from harness.files import path_from_here
 from runs import SHORT, lines, run
 from test_own_task import TASK
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 from engine.errors import UserError
 from harness.files import is_folder, is_there, let_go, lock_folder, make_folder, writing
 from harness.flags import MOST_THREADS, Flag
-from harness.hints import python_command
 from harness.progress import say, show_status
 from harness.stopping import StopRequest
+from harness.terminal import python_command
 from research.experiments.plan import PlannedRun, State, in_words, seconds_left
 
 FLAGS = {

@@ -11,8 +11,9 @@ from analysis.earlier import permutation_p
 from analysis.statistics import (Estimate, average_ranks, detectable, holm, jackknife,
                                  mean_over, paired_difference, rank_correlation, ratio,
                                  ratio_of_sums, shuffle_within, student_quantile, two_sided_p,
-                                 verdicts, welch, wilson_interval)
+                                 verdicts, welch)
 from analysis.sums import poisson_draws
+from harness.metrics import wilson_interval
 
 
 @pytest.mark.parametrize("df, probability, expected", [  # any printed table of Student's t
