@@ -16,6 +16,12 @@ class OwnCodeError(UserError):
     """In code that somebody wrote for the lab. One process of several may meet it alone."""
 
 
+class LostProcess(UserError):
+    """Another process has ended. Whoever notices says so: it may be rank 0 that is gone."""
+    WAY_OUT = ("What was saved is whole: the same torchrun with train.py --resume RUN goes on from "
+               "the last checkpoint")
+
+
 def mode_of(path: str | Path) -> int:
     """What there is at a path, as os.stat says it; 0 for nothing. What may not be looked at is not
     taken for nothing: that is an error."""

@@ -6,7 +6,7 @@ So the run stops; train.py adds which step it was and which flags to look at.
 import torch
 
 from engine.errors import UserError
-from engine.sharded import holds_for_all, own_part
+from engine.processes import holds_for_all, own_part
 
 
 class NotFinite(UserError):

@@ -14,7 +14,6 @@ from engine.finite import refuse_undefined
 from engine.optimizer import (AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors,
                               parameters_by_name)
 from engine.policy import Policy
-from engine.sharded import load_shard
 from engine.tokens import encode_prompt, load_tokenizer
 from harness.files import find_folder
 from harness.own_code import expect, own_code
@@ -48,6 +47,7 @@ def load_model(s: Settings, folder: Path, device) -> Qwen2:
     if processes.count() == 1:
         raise UserError("--shard shares a model between processes, and this one is alone: start "
                         "several with torchrun (docs/large_models.md), or say --shard no")
+    from engine.sharded import load_shard
     return load_shard(folder, device, dtype).compute_in(dtype)
 
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 
 from engine import processes
-from engine.errors import OwnCodeError, UserError
+from engine.errors import LostProcess, OwnCodeError, UserError
 from harness.progress import go_on_for_nobody, though_nobody_reads
 from harness.terminal import Visible, visible
 
@@ -26,9 +26,11 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         main(sys.argv[1:])
         sys.stdout.flush()
     except UserError as error:
-        may_be_alone = isinstance(error, (processes.LostProcess, OwnCodeError))
-        if not may_be_alone and processes.rank_0_says_so():
-            sys.exit(1)
+        may_be_alone = isinstance(error, (LostProcess, OwnCodeError))
+        if not (may_be_alone or processes.is_main_process()):
+            from engine.several import rank_0_says_so
+            if rank_0_says_so():
+                sys.exit(1)
         end_with(f"{name}: {visible(str(error))}")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends at once, without a traceback
@@ -52,7 +54,8 @@ def end_with(sentence: str) -> NoReturn:
         sys.exit(sentence)
     with though_nobody_reads(sys.stdout):
         sys.stdout.flush()
-    processes.leave_at_once(sentence)
+    from engine.several import leave_at_once
+    leave_at_once(sentence)
 
 
 def of_the_system(error: Exception) -> str | None:

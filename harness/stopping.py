@@ -1,14 +1,9 @@
-"""Ctrl-C: once to stop after the current step, twice to stop at once.
-
-Several processes stop together, after the same step. torchrun sends SIGTERM to those that are left
-when one has died. They may wait for it in C++, where Python cannot react to a signal: so a thread
-says why and ends the process, before torchrun kills it in silence.
-"""
+"""Ctrl-C: once to stop after the current step, twice to stop at once. Several processes stop
+together, after the same step."""
 import os
 import signal
 import sys
 import threading
-import time
 
 from engine import processes
 from harness.progress import though_nobody_reads
@@ -27,6 +22,7 @@ class StopRequest:
             readable, writable = os.pipe()
             os.set_blocking(writable, False)
             signal.set_wakeup_fd(writable)  # gets a signal's number at once, whatever Python does
+            from engine.several import end_after_signal
             threading.Thread(target=end_after_signal, args=(readable,), daemon=True).start()
         return self
 
@@ -41,15 +37,3 @@ class StopRequest:
             with though_nobody_reads(sys.stdout):
                 os.write(sys.stdout.fileno(), MESSAGE)  # print may be busy at this moment
         self.asked = True
-
-
-def end_after_signal(readable: int) -> None:
-    """End the process if it has not ended by itself in two thirds of the time torchrun gives."""
-    while os.read(readable, 1)[0] not in SIGNALS:
-        pass
-    seconds = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) * 2 / 3
-    time.sleep(seconds)
-    processes.leave_at_once(
-        f"rank {processes.rank()} was told to stop and has not come to the end of its step in "
-        f"{seconds:.0f} s: another process has ended, or the step takes longer "
-        f"(TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600 gives it more). {processes.WAY_OUT}")

@@ -21,7 +21,7 @@ from credit.weight import token_weight
 from engine import processes
 from engine.errors import UserError
 from engine.policy import derived_seed
-from engine.sharded import whole
+from engine.processes import whole
 from grpo import update
 from harness.credit_file import read_columns
 from harness.files import append_line
@@ -202,7 +202,7 @@ SLOW = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import train
-from engine import processes
+from engine import several
 from harness import load
 from harness import run as start
 from harness.program import run_as_program
@@ -214,7 +214,7 @@ def late(function):
         return function(*given)
     return sleep_first
 
-processes.PATIENCE = 5
+several.PATIENCE = 5
 if os.environ["RANK"] == "0":
     start.read_flags, RunFolder.truncate = late(start.read_flags), late(RunFolder.truncate)
     load.pick_device = late(load.pick_device)

@@ -18,7 +18,7 @@ from harness.load import load_optimizer, load_policy
 from qwen2_model import write_tensors
 from engine.optimizer import clip_and_step
 from harness.settings import make_settings
-from engine.sharded import own_part, part_for
+from engine.processes import own_part, part_for
 from qwen2_model import ModelConfig, Qwen2
 from runs import lines
 from train import main

@@ -122,7 +122,7 @@ def test_a_report_on_a_full_disk_is_an_error():
 def test_an_error_in_somebodys_code_is_printed_by_every_process():
     """One process may meet it alone, and rank 0 would only know that another has ended."""
     rank_1 = ("import os; os.environ.update(WORLD_SIZE='2', RANK='1'); "
-              "from engine import errors, processes; processes.PATIENCE = 0; ")
+              "from engine import errors, several; several.PATIENCE = 0; ")
     assert ends(f"{rank_1}raise errors.OwnCodeError('mine')") == (1, "", "name: mine\n")
 
 
