@@ -5,7 +5,8 @@ from pathlib import Path
 
 from analysis.settings import check_settings
 from engine.errors import UserError
-from harness.credit_file import LARGEST, checkpoint_folders, credit_steps
+from harness.credit_file import LARGEST, checkpoint_folders
+from harness.credit_reading import credit_steps
 from harness.files import is_file, is_there, paths_in
 from harness.flags import shortened
 from harness.identity import MODES, lines_of_run, missing_evaluations, refuse_gaps

@@ -13,7 +13,7 @@ from conftest import ROOT, put_in
 from engine.choices import MITIGATIONS
 from engine.tokens import load_tokenizer
 from engine.errors import UserError
-from harness.credit_file import read_columns, read_credit
+from harness.credit_reading import read_columns, read_credit
 from runs import SHORT, assert_same_run, copy_project, lines, program
 
 # What keeps a state, samples more, draws at random or has another loss; test_mitigations.py has the

@@ -19,7 +19,8 @@ from engine.sampler import Generation, generate
 from engine.tokens import load_tokenizer
 from grpo import (batch_mean, divergence, dr_grpo, group_z_score, policy_loss, rloo, span,
                   update)
-from harness.credit_file import read_credit, write_credit
+from harness.credit_file import write_credit
+from harness.credit_reading import read_credit
 from qwen2_model import Qwen2
 
 

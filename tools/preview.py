@@ -28,7 +28,8 @@ from engine.labels import KINDS, SECTIONS
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer, token_bytes
-from harness.credit_file import checkpoint_folders, credit_steps, read_credit
+from harness.credit_file import checkpoint_folders
+from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
 from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
                            with_defaults)

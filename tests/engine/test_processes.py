@@ -23,7 +23,7 @@ from engine.errors import UserError
 from engine.policy import derived_seed
 from engine.processes import whole
 from grpo import update
-from harness.credit_file import read_columns
+from harness.credit_reading import read_columns
 from harness.files import append_line
 from harness.load import load_policy, load_reference
 from harness.registry import make_advantage, make_mitigation

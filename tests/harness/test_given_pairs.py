@@ -9,7 +9,7 @@ import pytest
 import train
 from conftest import SPOKEN
 from countdown_task import Problem
-from harness.credit_file import read_credit
+from harness.credit_reading import read_credit
 from engine.errors import UserError
 from harness.given_pairs import GivenPairs
 from engine.tokens import load_tokenizer
