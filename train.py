@@ -26,6 +26,7 @@ from credit.weight import token_weight
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
+from harness.begin import open_run
 from harness.identity import MODES
 from harness.load import (TrainerState, answers_from, load_optimizer, load_policy,
                           load_reference)
@@ -34,7 +35,7 @@ from harness.own_code import call_method
 from harness.program import run_as_program
 from harness.progress import print_evaluation, show_status, telling
 from harness.registry import make_advantage, make_mitigation
-from harness.run import Run, open_run
+from harness.run import Run
 
 
 def train(run: Run) -> None:
