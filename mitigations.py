@@ -28,7 +28,7 @@ import typing
 import numpy as np
 import torch
 
-from engine.choices import ADVANTAGES, MITIGATIONS, mitigation
+from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, mitigation
 from engine.errors import UserError
 from engine.labels import ANSWER, NUMBER, OPERATOR, THINK, WORD
 from engine.rollouts import Rollouts
@@ -264,6 +264,7 @@ ADVANTAGES.update({
     "measured": "credit.measured", "gae": "credit.critic", "hindsight": "credit.hindsight",
     "belief": "credit.belief", "prefix_tree": "credit.prefix_tree", "ktae": "credit.ktae",
     "gtpo": "credit.gtpo"})
+LOSSES["dpo"] = "credit.preferences"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import torch
 from engine.choices import WHOLE_ANSWERS
 import mitigations  # noqa: F401  fills the lists of choices
 from credit.placebo import shuffled_advantage
-from credit.preferences import update_preferences
 from credit.weight import token_weight
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
@@ -42,8 +41,8 @@ def train(run: Run) -> None:
     s = run.settings
     policy = load_policy(s, run.checkpoint)         # model, tokenizer, task
     optimizer = load_optimizer(s, policy)           # AdamW
-    reference = load_reference(s)                   # the initial model, where a loss needs it
-    advantage = make_advantage(s, policy)           # rollouts -> (B, T), of --advantage
+    reference = load_reference(s)                   # the initial model, where --kl needs it
+    advantage = make_advantage(s, policy)           # rollouts -> (B, T), of --advantage or --loss
     mitigation = make_mitigation(s, policy)         # rollouts -> (B, T), of --mitigation
     source = answers_from(run, policy, optimizer)   # the policy itself, a server, or a file
     methods = {"advantage": advantage, "mitigation": mitigation}
@@ -63,13 +62,7 @@ def train(run: Run) -> None:
             weight, weight_metrics = token_weight(                              # (B, T)
                 mitigation, s.mitigation, trained, policy, s.rescale, s.placebo)
         with clock("update"):
-            if s.loss == "policy":
-                metrics, ratio = update(policy.model, optimizer, trained, weight, s, reference)
-                columns = {"ratio": ratio} if s.epochs > 1 else {}
-            else:
-                metrics, implied = update_preferences(policy.model, optimizer, trained, s,
-                                                      reference)
-                columns = {"advantage": implied}
+            metrics, columns = update(policy.model, optimizer, trained, weight, s, reference)
         with clock("record"):
             run.record(step, rollouts, weight, columns)
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics, s))

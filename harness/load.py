@@ -59,9 +59,12 @@ def load_optimizer(s: Settings, policy: Policy) -> AdamW:
 
 
 def load_reference(s: Settings) -> Qwen2 | None:
-    """The model as it was before training, where a loss compares with it."""
-    if not s.kl and s.loss != "dpo":
-        return None
+    """The initial model, where the KL term compares with it."""
+    return initial_model(s) if s.kl else None
+
+
+def initial_model(s: Settings) -> Qwen2:
+    """The model as it was before training, frozen."""
     device = pick_device(processes.start(s.device))
     model = load_model(s, find_folder(s.model), device).requires_grad_(False)
     return model.cast_weights(getattr(torch, s.dtype)) if s.offload_optimizer else model

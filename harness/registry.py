@@ -4,7 +4,7 @@ import inspect
 import textwrap
 from functools import wraps
 
-from engine.choices import ADVANTAGES, MITIGATIONS, Choices
+from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choices
 from engine.errors import UserError
 from harness.flags import Flag, parameters_as_flags
 from harness.own_code import own_code
@@ -23,6 +23,8 @@ def make(function, values: dict, policy):
 
 def make_advantage(s, policy):
     """The advantage that the settings choose: (rollouts, policy) -> (B, T)."""
+    if s.loss in LOSSES:
+        return make(LOSSES[s.loss], {}, policy)
     return make(ADVANTAGES[s.advantage], s.flags_for(ADVANTAGES[s.advantage]), policy)
 
 

@@ -291,3 +291,6 @@ def settle(values: dict, given: dict) -> None:
             raise UserError(f"--{name} {given[name]} has no effect {why}")
         if holds:
             values[name] = value
+    if is_dpo and values["epochs"] > 1:
+        raise UserError(f"--epochs {values['epochs']}: --loss dpo has one update a batch, along a "
+                        "gradient that is known before it")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import ROOT
-from credit.preferences import update_preferences
 from credit.weight import token_weight
 from engine import processes
 from engine.errors import UserError
@@ -58,11 +56,7 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
         reference = load_reference(s)
         weight, _ = token_weight(make_mitigation(s, policy), s.mitigation, kept, policy, s.rescale,
                                  s.placebo)
-        if s.loss == "dpo":
-            result, implied = update_preferences(policy.model, optimizer, kept, s, reference)
-            rollouts = replace(rollouts, advantage=implied)
-        else:
-            result, _ = update(policy.model, optimizer, kept, weight, s, reference)
+        result, _ = update(policy.model, optimizer, kept, weight, s, reference)
         gradient = torch.cat([whole(p.grad).flatten() for p in policy.model.parameters()])
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
         parts = {"gradient": gradient, "weight": weight, "advantage": rollouts.advantage,
