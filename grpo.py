@@ -24,7 +24,7 @@ import torch
 from engine import processes
 from engine.choices import advantage
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
-from engine.labels import ANSWER, TAG, THINK
+from engine.tokens import ANSWER, TAG, THINK
 from engine.optimizer import clip_and_step
 from engine.rollouts import Rollouts
 from qwen2_model import Qwen2

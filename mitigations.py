@@ -30,9 +30,8 @@ import torch
 
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, mitigation
 from engine.errors import UserError
-from engine.labels import ANSWER, NUMBER, OPERATOR, THINK, WORD
 from engine.rollouts import Rollouts
-from engine.tokens import naive_class
+from engine.tokens import ANSWER, NUMBER, OPERATOR, THINK, WORD, naive_class
 from grpo import gradient_size
 from harness.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
 

@@ -20,8 +20,7 @@ import torch
 
 from engine.choices import WHOLE_ANSWERS
 import mitigations  # noqa: F401  fills the lists of choices
-from credit.placebo import shuffled_advantage
-from credit.weight import token_weight
+from credit.weight import shuffled_advantage, token_weight
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update

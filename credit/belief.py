@@ -28,9 +28,8 @@ from engine import processes
 from engine.choices import advantage
 from engine.errors import UserError
 from engine.forward import frozen_log_probs
-from engine.labels import THINK
 from engine.rollouts import Rollouts
-from engine.tokens import encode
+from engine.tokens import THINK, encode
 from harness.flags import Flag
 
 Every = typing.Annotated[int, Flag(8, "a belief every so many tokens, linear in between", least=1,

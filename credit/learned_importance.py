@@ -3,7 +3,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from credit.trained import Trained
+from credit.critic import Trained
 from engine.choices import mitigation
 from engine.rollouts import Rollouts
 from harness.flags import CountOrNone, LearningRate

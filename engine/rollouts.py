@@ -40,7 +40,7 @@ class Rollouts:
     # known once the answers are scored
     responses: list[str] | None = None           # of each answer, whole
     texts: list[list[str]] | None = None         # of each answer, token by token
-    section: torch.Tensor | None = None          # (B, T) uint8, codes in engine/labels.py
+    section: torch.Tensor | None = None          # (B, T) uint8, codes in engine/tokens.py
     kind: torch.Tensor | None = None             # (B, T) uint8
     scores: dict[str, torch.Tensor] | None = None  # reward, format, answer, reasoning: (B,) float32
 

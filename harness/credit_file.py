@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine import processes
-from engine.labels import KINDS, SECTIONS
+from engine.tokens import KINDS, SECTIONS
 from engine.rollouts import Rollouts
 from harness.files import paths_in, whole_file
 

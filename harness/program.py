@@ -1,21 +1,25 @@
 """How every program begins and ends.
 
 What it prints cannot steer the terminal, whatever a model wrote; and what ends it is one line,
-unless it is a mistake in this code.
+unless it is a mistake in this code. Ctrl-C: once to stop after the current step, twice to stop at
+once; several processes stop together, after the same step.
 """
+import os
 import signal
 import sys
+import threading
 from typing import NoReturn
 
 import torch
 
 from engine import processes
 from engine.errors import LostProcess, OwnCodeError, UserError
-from harness.progress import go_on_for_nobody, though_nobody_reads
-from harness.terminal import Visible, visible
+from harness.progress import Visible, go_on_for_nobody, though_nobody_reads, visible
 
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
            "does a smaller model")
+MESSAGE = b"\nstopping after this step (once more: at once, back to the last checkpoint)\n"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_as_program(name: str, main, interrupted: str = "") -> None:
@@ -70,3 +74,30 @@ def of_the_system(error: Exception) -> str | None:
     if isinstance(error, refused) or "can't allocate memory" in str(error):
         return f"there is not enough memory: {SMALLER}"
     return None
+
+
+class StopRequest:
+    """Inside `with`, Ctrl-C and SIGTERM set `asked` instead of ending the process."""
+    asked = False
+
+    def __enter__(self) -> "StopRequest":
+        self.handlers_before = {name: signal.signal(name, self.handle) for name in SIGNALS}
+        if processes.count() > 1:
+            readable, writable = os.pipe()
+            os.set_blocking(writable, False)
+            signal.set_wakeup_fd(writable)  # gets a signal's number at once, whatever Python does
+            from engine.several import end_after_signal
+            threading.Thread(target=end_after_signal, args=(readable,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        for name, handler in self.handlers_before.items():
+            signal.signal(name, handler)
+
+    def handle(self, *_) -> None:
+        if self.asked and processes.count() == 1:  # torchrun passes on what the terminal has sent
+            raise KeyboardInterrupt
+        if not self.asked and processes.is_main_process():
+            with though_nobody_reads(sys.stdout):
+                os.write(sys.stdout.fileno(), MESSAGE)  # print may be busy at this moment
+        self.asked = True

@@ -24,13 +24,11 @@ from engine.rollouts import Rollouts
 from harness.credit_file import step_of
 from harness.identity import CHANGEABLE, CHANGES_ROUNDING, run_id_of
 from harness.load import TrainerState
-from harness.outcome import tell_outcome
-from harness.progress import print_step, say, sparkline
+from harness.progress import print_step, python_command, say, sparkline, tell_outcome
 from harness.provenance import fingerprints, provenance
 from harness.run_folder import RunFolder, open_folder
 from harness.settings import Settings
-from harness.stopping import StopRequest
-from harness.terminal import python_command
+from harness.program import StopRequest
 
 NEVER_RIGHT = 5  # steps without one right answer: then people are told
 

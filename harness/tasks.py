@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import UserError
-from engine.labels import KINDS, SECTIONS
+from engine.tokens import KINDS, SECTIONS
 from harness.files import PROJECT, is_file
 from harness.flags import fields_as_flags, shortened
 from harness.own_code import described, expect, own_code, place_of

@@ -8,7 +8,7 @@ import torch
 
 from conftest import PROMPTS, assert_same_gradient, copied, gradients, hand_made, spoken
 from countdown_task import Problem, Task
-from credit.placebo import shuffled_advantage
+from credit.weight import shuffled_advantage
 from credit.preferences import best_and_worst, dpo
 from engine import rollouts as frame
 from engine.choices import ADVANTAGES

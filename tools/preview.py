@@ -24,10 +24,9 @@ from analysis.tables import Table, by_row
 from credit.weight import token_weight
 from engine.errors import UserError
 from engine.forward import Forward
-from engine.labels import KINDS, SECTIONS
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from engine.tokens import load_tokenizer, token_bytes
+from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
@@ -38,7 +37,7 @@ from harness.program import run_as_program
 from harness.registry import choice_flags, make_mitigation
 from harness.run_folder import run_config
 from harness.settings import Settings, make_settings
-from harness.terminal import put, visible
+from harness.progress import put, visible
 from tools.terminal import legend, shaded
 
 FLAGS = {

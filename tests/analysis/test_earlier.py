@@ -11,8 +11,7 @@ from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
 from analysis.sizes import UNITS
 from analysis.vocabulary import CLASSES
 from analysis.why import forks
-from engine.labels import KINDS, SECTIONS
-from engine.tokens import naive_class
+from engine.tokens import KINDS, SECTIONS, naive_class
 from harness.metrics import wilson_interval
 
 
