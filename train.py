@@ -24,7 +24,7 @@ from credit.weight import shuffled_advantage, token_weight
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
-from harness.begin import open_run
+from harness.command_line import open_run
 from harness.identity import MODES
 from harness.load import (TrainerState, answers_from, load_optimizer, load_policy,
                           load_reference)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from engine.choices import advantage
 from engine.errors import UserError
-from engine.finite import refuse_undefined
+from engine.processes import refuse_undefined
 from engine.forward import lay_out
 from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
 from engine.rollouts import Rollouts

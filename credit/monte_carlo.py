@@ -15,8 +15,8 @@ import torch
 
 from engine import processes
 from engine.choices import advantage
-from engine.errors import UserError
-from engine.finite import BrokenModel, refuse_undefined
+from engine.errors import BrokenModel, UserError
+from engine.processes import refuse_undefined
 from engine.forward import LOGITS_AT_ONCE
 from engine.rollouts import Rollouts, stop_ids
 from engine.sampler import Generation, Start, generate

@@ -15,7 +15,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from engine.errors import LostProcess
+from engine.errors import LostProcess, NotFinite
 
 
 def start(device: str) -> str:
@@ -156,3 +156,10 @@ def keep_parts_only(model) -> None:
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()
+
+
+def refuse_undefined(what: str, *tensors: torch.Tensor, kind=NotFinite) -> None:
+    """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say."""
+    is_defined = all(own_part(tensor).isfinite().all() for tensor in tensors)
+    if not holds_for_all(is_defined, *tensors):
+        raise kind(f"{what} not finite")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine import processes
-from engine.errors import UserError
-from engine.finite import BrokenModel, refuse_undefined
+from engine.errors import BrokenModel, UserError
+from engine.processes import refuse_undefined
 from engine.sampler import Generation, generate
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from engine import processes
 from engine.errors import UserError
-from engine.finite import refuse_undefined
+from engine.processes import refuse_undefined
 from engine.optimizer import (AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors,
                               parameters_by_name)
 from engine.policy import Policy

@@ -14,8 +14,7 @@ from reprlib import repr as brief
 
 import torch
 
-from engine.errors import OwnCodeError, UserError
-from engine.finite import NotFiniteCredit
+from engine.errors import NotFiniteCredit, OwnCodeError, UserError
 from engine.rollouts import Rollouts
 from harness.files import path_from_here
 from harness.flags import NEAR, shortened

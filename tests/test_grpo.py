@@ -12,7 +12,7 @@ from credit.weight import shuffled_advantage
 from credit.preferences import best_and_worst, dpo
 from engine import rollouts as frame
 from engine.choices import ADVANTAGES
-from engine.finite import NotFinite
+from engine.errors import NotFinite
 from engine.forward import micro_batches, response_log_probs
 from engine.rollouts import sample_answers, score_answers
 from engine.sampler import Generation, generate

@@ -35,8 +35,8 @@ from safetensors.torch import load_file, save_file
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the list of choices
 from credit.weight import token_weight
-from engine.errors import UserError, is_file, is_there
-from engine.finite import BrokenModel, refuse_undefined
+from engine.errors import BrokenModel, UserError, is_file, is_there
+from engine.processes import refuse_undefined
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts, score_answers
 from engine.tokens import load_tokenizer, token_bytes

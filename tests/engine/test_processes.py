@@ -198,7 +198,7 @@ sys.path.insert(0, {str(ROOT)!r})
 import train
 from engine import several
 from harness import load
-from harness import begin as start
+from harness import command_line as start
 from harness.program import run_as_program
 from harness.run_folder import RunFolder
 
