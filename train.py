@@ -26,13 +26,12 @@ from engine.rollouts import Rollouts
 from grpo import update
 from harness.command_line import open_run
 from harness.identity import MODES
-from harness.load import (TrainerState, answers_from, load_optimizer, load_policy,
-                          load_reference)
+from harness.load import (TrainerState, answers_from, load_optimizer, load_policy, load_reference,
+                          make_advantage, make_mitigation)
 from harness.metrics import Clock, step_metrics, wilson_interval
 from harness.own_code import call_method
 from harness.program import run_as_program
 from harness.progress import print_evaluation, show_status, telling
-from harness.registry import make_advantage, make_mitigation
 from harness.run import Run
 
 

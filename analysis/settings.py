@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
 from harness.flags import Flag, fields_as_flags, parameters_as_flags
-from harness.registry import choice_flags
-from harness.settings import NOT_SETTINGS, OPTIONS
+from harness.settings import NOT_SETTINGS, OPTIONS, choice_flags
 from harness.tasks import load_task
 
 NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are

@@ -3,6 +3,7 @@
 
 --help lists what a first day needs, --help all every flag, --help gae a method with its own.
 """
+import inspect
 import textwrap
 from argparse import SUPPRESS
 from collections.abc import Iterator
@@ -13,12 +14,11 @@ from pathlib import Path
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, UserError
 from harness.files import is_file, is_there, read_json
-from harness.flags import (Flag, Parser, add_flag, describe, fields_as_flags, shortened,
-                           some_text)
-from harness.registry import choice_flags, describe_choice, describe_choices, flags_of
+from harness.flags import (Flag, Parser, add_flag, describe, fields_as_flags,
+                           parameters_as_flags, shortened, some_text)
 from harness.run import Run
-from harness.settings import (EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, make_settings,
-                              read_files)
+from harness.settings import (EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, choice_flags,
+                              flags_of, make_settings, read_files)
 from harness.tasks import load_task
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
@@ -150,6 +150,25 @@ def make_parser(defaults: dict, listed=()) -> Parser:
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
     return parser
+
+
+def describe_choices() -> str:
+    """The choices of both lists with their flags, for --help."""
+    mitigations, advantages = ("\n".join(describe_choice(*choice) for choice in registry.items())
+                               for registry in (MITIGATIONS, ADVANTAGES))
+    return (f"choices of --mitigation, each with its own flags:\n{mitigations}\n\n"
+            f"choices of --advantage:\n{advantages}")
+
+
+def describe_choice(name: str, function) -> str:
+    """The first paragraph of its docstring, and a line for each of its flags."""
+    paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
+    lines = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
+    for flag_name, flag in parameters_as_flags(function).items():
+        text = f" {flag.text}" if flag.text else ""
+        limits = "".join(f", {words} {limit:g}" for words, limit, _ in flag.limits())
+        lines.append(f"  --{flag_name}{text} (default {flag.default}{limits})")
+    return "\n".join(f"  {name if row == 0 else '':29s} {line}" for row, line in enumerate(lines))
 
 
 def choices_by_name() -> str:

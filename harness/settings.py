@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choices
 from engine.errors import UserError
 from harness.files import find_folder, is_file, is_there, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
-from harness.registry import choice_flags, flags_of, owners_of
 from harness.run_name import run_name
 from harness.tasks import load_task
 
@@ -178,6 +177,32 @@ class Settings:
 
 
 OPTIONS = fields_as_flags(Settings)
+
+
+def flags_of(choices: Choices | dict) -> dict[str, list[str]]:
+    """The flags of a list's choices, and to which choices each belongs."""
+    owners = {}
+    for name, function in choices.items():
+        for flag in parameters_as_flags(function):
+            owners.setdefault(flag, []).append(name)
+    return owners
+
+
+def owners_of(flag: str) -> list[str]:
+    """The mitigations and advantages that have this flag."""
+    return [*flags_of(MITIGATIONS).get(flag, []), *flags_of(ADVANTAGES).get(flag, [])]
+
+
+def choice_flags(mitigations=MITIGATIONS, advantages=ADVANTAGES) -> dict[str, Flag]:
+    """The flags of all mitigations and advantages, or of these. Two that declare the same one share
+    it."""
+    flags = {}
+    for function in (*mitigations.values(), *advantages.values()):
+        for name, flag in parameters_as_flags(function).items():
+            if flags.setdefault(name, flag).type is not flag.type:
+                raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} should "
+                                "have the same type: it is one flag")
+    return flags
 
 
 def make_settings(given: dict) -> Settings:

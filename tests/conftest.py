@@ -30,11 +30,10 @@ from countdown_task import TAGS, Problem
 from engine.choices import MITIGATIONS
 import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
-from harness.load import load_policy
+from harness.load import load_policy, make
 from qwen2_model import ModelConfig, Qwen2
 from harness.flags import parameters_as_flags
 from engine.forward import Forward
-from harness.registry import make
 from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from harness.settings import make_settings

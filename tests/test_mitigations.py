@@ -14,7 +14,7 @@ from engine.tokens import ANSWER
 from credit.weight import token_weight
 from grpo import gradient_size, update
 from harness.own_code import call_method
-from harness.registry import make
+from harness.load import make
 from engine.errors import UserError
 
 ALL = sorted(MITIGATIONS)

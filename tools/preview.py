@@ -32,11 +32,10 @@ from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
 from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
                            with_defaults)
-from harness.load import load_policy
+from harness.load import load_policy, make_mitigation
 from harness.program import run_as_program
-from harness.registry import choice_flags, make_mitigation
 from harness.run_folder import run_config
-from harness.settings import Settings, make_settings
+from harness.settings import Settings, choice_flags, make_settings
 from harness.progress import put, visible
 from tools.terminal import legend, shaded
 

@@ -47,7 +47,7 @@ from harness.identity import run_id_of
 from harness.metrics import batch_metrics
 from harness.own_code import joined
 from harness.provenance import provenance
-from harness.registry import make
+from harness.load import make
 from harness.run_folder import RunFolder, run_config
 from harness.tasks import CheckedTask, load_task
 from tools.import_run import label_by_tags

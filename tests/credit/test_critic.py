@@ -14,7 +14,7 @@ from engine.choices import ADVANTAGES
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.sampler import Generation, generate
-from harness.registry import make as make_choice
+from harness.load import make as make_choice
 
 MASK = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] + [False] * 4])
 FLAGS = {"gae": {"critic_lr": 0.05}, "vine": {"values_k": 2}}

@@ -23,8 +23,7 @@ from engine.processes import whole
 from grpo import update
 from harness.credit_reading import read_columns
 from harness.files import append_line
-from harness.load import load_policy, load_reference
-from harness.registry import make_advantage, make_mitigation
+from harness.load import load_policy, load_reference, make_advantage, make_mitigation
 from harness.run_folder import RunFolder
 from harness.settings import make_settings
 from runs import PRINTING, environment, free_port, lines, start_ranks

@@ -10,8 +10,7 @@ from conftest import ROOT
 from countdown_task import Task
 from engine.errors import UserError
 from harness.flags import Flag, check_value, fields_as_flags
-from harness.registry import choice_flags
-from harness.settings import OPTIONS, make_settings
+from harness.settings import OPTIONS, choice_flags, make_settings
 from tools import largest_last, preview, warmup
 
 PROBES = ("exact", "length", "rank", "sparsity", "baseline", "phase1", "scoreboard", "noise")

@@ -20,7 +20,7 @@ from engine.policy import derived_seed
 from grpo import length_factor, policy_loss
 from harness.credit_reading import read_credit, read_file
 from harness.flags import parameters_as_flags
-from harness.registry import make
+from harness.load import make
 from runs import PRINTING, copy_project, lines, program, start_ranks
 
 if find_spec("trl"):
