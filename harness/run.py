@@ -1,6 +1,6 @@
 """A run from its first step to its last: begun, recorded, stopped.
 
-    with open_run(argv) as run:      harness/command_line.py: a new one, or one that is there already
+    with open_run(argv) as run:      a new one, or one that is there already (command_line.py)
         run.begin(...)               the folder appears, or the trainer's state is read back
         for step in run.steps():     from the first step, or the one after the checkpoint
             run.record(...)          credit file and sample answers
