@@ -11,21 +11,22 @@ from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
-from conftest import ROOT, project_files
+from conftest import APART, ROOT, project_files
 
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
-ROOMS = ("engine", "harness", "credit", "analysis", "research", "tools", "benchmarks")
+ROOMS = ("engine", "harness", "credit", "analysis", "research", "tools", "benchmarks", *APART)
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 PACKAGES = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # to other tools, and what they alone import
-    "tools.import_formats": {"pyarrow"}, "tools.vllm_worker": {"vllm"},
-    "tools.trl_trainer": {"trl", "transformers", "accelerate"}}
+    "bridges.import_formats": {"pyarrow"}, "bridges.vllm_worker": {"vllm"},
+    "bridges.trl_trainer": {"trl", "transformers", "accelerate"}}
 
 # Room or file -> what it may import; a name stands for itself and for all that lies in it.
 ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]
 MAY_IMPORT = {
     "engine": ["qwen2_model", "engine"],
-    "harness": ["qwen2_model", "engine", "harness"],
+    "harness": ["qwen2_model", "engine", "harness",
+                "bridges.remote_rollouts.connect"],  # the one door, when --rollouts asks for it
     "credit": ["engine", "harness", "qwen2_model", "grpo", "credit"],
     "analysis": ["engine", "harness", "grpo", "analysis"],
     "countdown_task": ["engine.errors", "engine.labels", "engine.tokens", "harness.flags",
@@ -37,6 +38,7 @@ MAY_IMPORT = {
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
     "research": [*SIX, *ROOT_ROOMS, "research"],
     "tools": [*SIX, *ROOT_ROOMS, "tools"],
+    "bridges": [*SIX, *ROOT_ROOMS, "tools", "bridges"],
     "benchmarks": [*SIX, *ROOT_ROOMS, "benchmarks"],
 }
 # An analysis never asks a model.
@@ -51,7 +53,7 @@ def sources():
     paths = project_files("*.py")
     for room in ROOMS:
         paths += project_files(f"{room}/**/*.py")
-    return sorted(paths)
+    return sorted(path for path in paths if "tests" not in path.relative_to(ROOT).parts)
 
 
 def module_name(path):
@@ -112,8 +114,8 @@ def where(name, line):
 
 
 # What a reader loads, and the lab: at most so many files and lines. Whoever needs more takes away.
-CEILINGS = {"train": (62, 8040), "grpo": (25, 3713), "analyze": (73, 9725)}
-LAB, MOST_LINES = [*SIX, "engine", "harness", "credit", "analysis", "tools"], 14_446
+CEILINGS = {"train": (62, 8036), "grpo": (25, 3713), "analyze": (73, 9671)}
+LAB, MOST_LINES = [*SIX, "engine", "harness", "credit", "analysis", "tools"], 12_895
 LOADED = "import json, sys, {}; print(json.dumps(list(sys.modules)))"
 
 
@@ -143,7 +145,8 @@ def test_the_top_level_is_six_files():
 
 def test_every_package_is_a_known_room():
     """Rooms are packages; a new one needs its line in ROOMS and MAY_IMPORT."""
-    assert {path.parent.name for path in project_files("*/__init__.py")} == set(ROOMS)
+    rooms = {path.parent.name for path in project_files("*/__init__.py")}
+    assert rooms | set(APART) == set(ROOMS)
 
 
 def test_every_module_imports_only_what_its_room_may():
