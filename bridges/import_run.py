@@ -28,9 +28,9 @@ from bridges.import_formats import PER_TOKEN, lines_of
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
-from engine.labels import OTHER, SECTIONS, THINK
 from engine.rollouts import Rollouts
-from engine.tokens import CHATML, END_OF_TURN, encode, load_tokenizer, token_bytes
+from engine.tokens import (CHATML, END_OF_TURN, OTHER, SECTIONS, THINK, encode, load_tokenizer,
+                           token_bytes)
 from grpo import group_z_score, to_every_token
 from harness.credit_file import SCORES, credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
-APART = ("bridges",)  # rooms that can be taken away: the lab does not need them, nor do its tests
 sys.path.insert(0, str(ROOT))
+REMOVABLE = ("research", "bridges", "benchmarks")  # rooms that the lab works without
 
 
 def project_files(pattern, root=ROOT):
@@ -28,13 +28,14 @@ import torch
 from tokenizers import AddedToken
 
 from countdown_task import TAGS, Problem
+from engine.choices import MITIGATIONS
 import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
-from harness.load import load_policy
+from harness.load import load_policy, make
 from qwen2_model import ModelConfig, Qwen2
-from harness.flags import parameters_as_flags
+from harness.flags import check_value, parameters_as_flags
+from engine.errors import UserError
 from engine.forward import Forward
-from harness.registry import MITIGATIONS, make
 from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from harness.settings import make_settings
@@ -105,6 +106,20 @@ def put_in(monkeypatch, function, name):
     """Make it a choice of --mitigation for the time of a test."""
     function.__name__ = name
     monkeypatch.setitem(MITIGATIONS, name, function)
+
+
+def assert_bounded(flags):
+    """Every number among these flags, by program and name, has bounds, and its defaults lie
+    within."""
+    for name, flag in flags.items():
+        if flag.type not in (int, float):
+            continue
+        largest = 10 ** 18 if flag.type is int else 1e30
+        for value in (largest, -largest, float("inf"), float("nan")):
+            with pytest.raises(UserError, match="should be"):
+                check_value(name, value, flag)
+        for value in (flag.default, flag.quick):
+            check_value(name, value, dataclasses.replace(flag, default=None, kind=flag.type))
 
 
 def copied(model):

@@ -89,7 +89,7 @@ def copy_project(folder: Path, *more: str) -> Path:
     for path in project_files("*.py"):
         shutil.copy(path, folder)
     left_out = shutil.ignore_patterns("__pycache__", "tests")
-    for room in ("engine", "harness", "credit", "analysis", "tools", "research", *more):
+    for room in ("engine", "harness", "credit", "analysis", "tools", *more):
         shutil.copytree(ROOT / room, folder / room, ignore=left_out)
     return folder
 

@@ -12,9 +12,8 @@ import analyze
 from analysis.runs import read_run
 from bridges.import_run import main
 from engine.errors import UserError
-from engine.labels import OTHER, SECTIONS, THINK
-from engine.tokens import load_tokenizer
-from harness.credit_file import credit_steps, read_columns
+from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer
+from harness.credit_reading import credit_steps, read_columns
 from qwen2_model import Qwen2
 from runs import SHORT, run
 

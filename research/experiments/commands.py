@@ -9,10 +9,9 @@ Ctrl-C stops the runs after their current step, and the same command goes on wit
 is printed and written to results/study-NAME; experiments.py says what each experiment is.
 """
 from engine.errors import UserError
-from harness.files import read_json
+from harness.files import paths_in, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
-from harness.hints import python_command
-from harness.progress import say
+from harness.progress import python_command, say
 from research.experiments import published
 from research.experiments.experiments import EXPERIMENTS
 from research.experiments.plan import plan_runs
@@ -49,7 +48,7 @@ def make_tables(argv: list[str]) -> None:
     """Of the published experiments, by today's rules, from what results keep of every run."""
     Parser("python -m research tables", make_tables.__doc__).read(argv)
     from research.experiments.report import made_again
-    for path in sorted(published.RESULTS.glob("*.json")):
+    for path in (path for path in paths_in(published.RESULTS) if path.suffix == ".json"):
         result = read_json(path)
         if published.is_remade(result) and made_again(result) != result:
             published.write_result(path, made_again(result))

@@ -27,7 +27,7 @@ DISCOUNTED = "--mitigation outcome_conditional --think_discount"
 INVERSE = {name: f"--mitigation {name}"
            for name in ("inverse_logprob", "inverse_logprob_as_published")}
 
-# of answers that were there before training; docs/experiments.md has the commands that make it
+# of answers that were there before training; research/experiments.md has the commands that make it
 PAIRS = "runs/study/pairs.jsonl"
 
 SAMPLED_ONLY = "--eval_modes sampled --checkpoint_every 0"

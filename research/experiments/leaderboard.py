@@ -147,7 +147,10 @@ def both(estimate: Estimate | None) -> list:
 def in_words(entries: list[Entry], expected: dict[str, str]) -> str:
     """Who is told apart from plain GRPO, what could have been seen, and whether to believe it."""
     verdicts = {entry.arm: entry.verdict for entry in entries}
-    texts = told_apart(verdicts)
+    texts = told_apart({entry.arm: entry.verdict for entry in entries if entry.is_candidate})
+    placebos = [arm for arm in verdicts if arm.endswith(PLACEBO) and verdicts[arm] == "behind"]
+    if placebos:
+        texts.append(f"Placebos behind it, one test each: {', '.join(placebos)}.")
     seen = [entry.sees_half for entry in entries if entry.sees_half is not None]
     if seen:
         texts.append("A candidate that leads by half as much as measured would be seen in "

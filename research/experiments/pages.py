@@ -1,13 +1,13 @@
-"""Write the numbers of docs/results into the pages.
+"""Write the numbers of research/results into the pages.
 
     python -m research pages
 
 A page marks what is not written by hand, by comments that a reader of the page does not see:
 
-    <!-- table control success -->                      a table of docs/results/control.json
+    <!-- table control success -->                      a table of research/results/control.json
     <!-- table control success; arm; end -->            some of its columns
     <!-- words control differences -->                  what the table's finding says
-    <!-- text subject transcript -->                    its lines, as a program printed them
+    <!-- text subject transcript; 1 5 9 -->             its lines, or these of them, as printed
     <!-- source control -->                             command, day and versions
     <!-- number control success measured; end -->       one cell: of the row `measured`, column end
     <!-- number scoreboard kind operator; decided -->
@@ -71,7 +71,9 @@ def make_words(words: str) -> str:
 
 
 def make_text(words: str) -> str:
-    lines = [row[0] for row in find_table(words).rows]
+    place, _, numbers = words.partition(";")
+    lines = [row[0] for row in find_table(place).rows]
+    lines = [lines[int(number) - 1] for number in numbers.split()] or lines
     return "\n" + "\n".join(["```", *lines, "```"]) + "\n"
 
 
@@ -116,7 +118,7 @@ MAKERS = {"table": make_table, "words": make_words, "text": make_text, "source":
 
 
 def find_table(place: str) -> Table:
-    """Of the words `control success`: the table success of docs/results/control.json."""
+    """Of the words `control success`: the table success of research/results/control.json."""
     result, _, name = place.strip().partition(" ")
     if not name:
         raise UserError("a result and a table should be named first")

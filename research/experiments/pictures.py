@@ -1,4 +1,4 @@
-"""The pictures of README and pages, each drawn from docs/results alone.
+"""The pictures of README and pages, each drawn from research/results alone.
 
     python -m research pictures                            # draw all of them again
     python -m research pictures --run runs/none-grpo-s0    # before that, take README's answer anew
@@ -25,9 +25,8 @@ from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, p
 from analysis.runs import is_number
 from analysis.statistics import mean_reach
 from engine.errors import UserError
-from engine.labels import KINDS
-from engine.tokens import load_tokenizer
-from harness.credit_file import credit_steps
+from engine.tokens import KINDS, load_tokenizer
+from harness.credit_reading import credit_steps
 from harness.files import PROJECT, replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import say
@@ -120,7 +119,8 @@ def draw_board(table: dict):
              ylim=(-0.7, len(compared) - 0.3), title="Who is ahead of plain GRPO?",
              xlabel="points of held-out success, minus plain GRPO")
     legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
-                 "by p,\ncorrected for the number of candidates; so a line beside 0 may be grey.")
+                 "by p, of candidates corrected\nfor their number, so a line beside 0 may be grey; "
+                 "of controls and placebos not.")
     return figure, "Late held-out success, each arm minus plain GRPO, with 95% intervals"
 
 
@@ -240,7 +240,7 @@ def leads_of(table: dict) -> dict[str, list[tuple]]:
 # README
 
 def take_answer(run: Path) -> None:
-    """Write docs/results/answer.json."""
+    """Write research/results/answer.json."""
     config, steps = run_config(run), credit_steps(run)[:1]
     answers = sorted(answers_of(run, load_tokenizer(run), steps), key=lambda a: a["episode"])
     answer = next(filter(is_second_try, answers), None)
@@ -297,13 +297,13 @@ def write_tokens(figure, axis, texts: list[str], sizes: list[float]) -> None:
 
 PUBLISHED = {  # picture -> how it is drawn, and which tables or values of results it shows
     "docs/answer.png": (draw_answer, "answer values", "scoreboard kind"),
-    "docs/results/control-success.png": (draw_success, "control values"),
-    "docs/results/exact-cosine_and_noise.png": (draw_cosine_and_noise, "exact cosine",
-                                                "exact noise"),
-    "docs/results/finals-board.png": (draw_board, "finals board"),
-    "docs/results/leaderboard-board.png": (draw_board, "leaderboard board"),
-    "docs/results/leaderboard-forecast.png": (draw_forecast, "leaderboard board", "noise noise",
-                                              "noise_third noise"),
-    "docs/results/length-lead.png": (draw_lead, "length area"),
-    "docs/results/price-success.png": (draw_success, "price values"),
-    "docs/results/scoreboard-decided.png": (draw_decided, "scoreboard kind")}
+    "research/results/control-success.png": (draw_success, "control values"),
+    "research/results/exact-cosine_and_noise.png": (draw_cosine_and_noise, "exact cosine",
+                                                    "exact noise"),
+    "research/results/finals-board.png": (draw_board, "finals board"),
+    "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
+    "research/results/leaderboard-forecast.png": (draw_forecast, "leaderboard board", "noise noise",
+                                                  "noise_third noise"),
+    "research/results/length-lead.png": (draw_lead, "length area"),
+    "research/results/price-success.png": (draw_success, "price values"),
+    "research/results/scoreboard-decided.png": (draw_decided, "scoreboard kind")}

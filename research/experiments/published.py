@@ -1,4 +1,4 @@
-"""What was measured and stands on a page: docs/results/NAME.json, made once, never by hand.
+"""What was measured and stands on a page: research/results/NAME.json, made once, never by hand.
 
     python -m research publish results/study-control   # what a report or a probe has written
     python -m research tables                          # of experiments, again from stored values
@@ -17,7 +17,7 @@ from harness.files import (PROJECT, is_file, make_folder, paths_in, read_json,
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
 from harness.progress import say
 
-RESULTS = PROJECT / "docs/results"
+RESULTS = PROJECT / "research/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")
 FLAGS = {"name": Flag(None, "of the result, by default that of the experiment or the probe")}
 
@@ -87,8 +87,9 @@ def about_code(made: list[dict]) -> list[str]:
 
 
 def pages() -> list[Path]:
-    docs = [path for path in paths_in(PROJECT / "docs") if path.suffix == ".md"]
-    return [PROJECT / "README.md", *docs]
+    """README, the pages of the lab and those of this book."""
+    rooms = [path for room in ("docs", "research") for path in paths_in(PROJECT / room)]
+    return [PROJECT / "README.md", *(path for path in rooms if path.suffix == ".md")]
 
 
 def read_result(path: Path) -> dict:

@@ -13,8 +13,8 @@ Measurement. Two matrices:
 With the singular values s, largest first, the effective rank is exp(-sum p log p), p = s / sum s
 (Roy and Vetterli 2007: of s, not of s^2). Beside it stand the stable rank sum s^2 / s_1^2, the
 lowest of the usual definitions, and how many of the s^2 make up 90% of their sum. The null is the
-same with all advantages 1, which knows no reward and does not sum to zero. On a planted task the true reward and the exact credit of each token are
-known and take the place of estimates.
+same with all advantages 1, which knows no reward and does not sum to zero. On a planted task the
+true reward and the exact credit of each token are known and take the place of estimates.
 
 Reading it. If the claims hold, the z-score has rank 2 at every R, all ones have another rank, and
 credit for each token a higher one. If they do not, A has about as many dimensions as the group has
@@ -37,7 +37,7 @@ from analysis.statistics import Estimate, mean_over, verdicts
 from analysis.tables import Table, by_row, shown
 from harness.flags import Flag
 from engine.policy import Policy
-from harness.registry import make_advantage
+from harness.load import make_advantage
 from engine.rollouts import Rollouts
 from grpo import grpo, rloo
 from research.probes.common import OF_A_MODEL, Findings, Probe, answer_gradients, sample_batch

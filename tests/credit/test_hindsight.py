@@ -4,9 +4,8 @@ import dataclasses
 import torch
 
 from conftest import copied, spoken
-from credit.hindsight import hindsight, taught
+from credit.hindsight import hindsight
 from engine.forward import response_log_probs
-from research.probes.world import make_world
 
 
 def log_probs(model, tokens):
@@ -44,21 +43,3 @@ def test_without_a_right_answer_there_is_no_credit(policy):
     tokens = spoken(policy)
     scores = {**tokens.scores, "answer": torch.zeros(6)}
     assert not hindsight(policy)(dataclasses.replace(tokens, scores=scores), policy).any()
-
-
-def test_a_copy_that_is_taught_long_enough_follows_bayes_rule():
-    """pi(y given success) / pi(y) is V(after) / V(before), in a world where V is known. All right
-    answers are taught, each as often as it comes."""
-    world = make_world(seed=3, length=2)
-    before, after, rollouts = world.worth[:, :-1], world.worth[:, 1:], world.rollouts
-    known = rollouts.mask & (before > 0) & (before < 1)
-    exact, often = (after / before)[known] - 1, world.probability[:, None].expand_as(before)[known]
-    cosines, sizes = [], []
-    for steps in (1, 60):
-        copy = taught(world.model, rollouts, world.probability * rollouts.reward, 1e-2, steps, 64)
-        told = log_probs(copy, rollouts) - log_probs(world.model, rollouts)
-        guess = told[known].double().exp() - 1
-        product, square = (often * guess * exact).sum(), (often * exact.square()).sum()
-        cosines.append(product / (square * (often * guess.square()).sum()).sqrt())
-        sizes.append(product / square)
-    assert cosines[1] > 0.98 and sizes[1] > 0.8 and sizes[1] > 5 * sizes[0]

@@ -112,8 +112,9 @@ def test_the_table_of_the_page_is_right(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("harness.run_name.PROJECT", tmp_path)
     readme = (ROOT / "README.md").read_text()
-    assert "--task tools.largest_last --steps 30\n" in readme
-    assert f"`runs/{name_of('--task', 'tools.largest_last', '--steps', '30')}`" in readme
+    mine = name_of("--mitigation", "entropy_weighted", "--entropy_temp", "2")
+    assert mine == "entropy_weighted-entropy_temp2.0-grpo-s0"
+    assert "runs/my_idea-strength2.0-grpo-s0" in readme  # in the same form
     page = (ROOT / "docs/credit_files.md").read_text()
     rows = re.findall(r"^\| `python train.py ?([^`]*)` \| `runs/([^`]*)` \|$", page, flags=re.M)
     assert len(rows) == 5

@@ -1,0 +1,93 @@
+"""The pictures of README and pages: each as its result is today, and what some of them show."""
+import json
+import re
+
+import pytest
+from conftest import ROOT, credit_columns, write_log
+from PIL import Image  # matplotlib brings it
+
+from analysis.plots import plt
+from engine.errors import UserError
+from research.experiments import pictures, published
+from research.experiments.pictures import PUBLISHED, draw, fingerprint, shown_of
+
+COMMAND = "python -m research pictures"
+
+
+def kept_in(path):
+    return Image.open(path).text["Shows"]
+
+
+@pytest.mark.parametrize("picture", PUBLISHED)
+def test_no_picture_is_older_than_what_it_shows(picture):
+    _, *sources = PUBLISHED[picture]
+    assert kept_in(ROOT / picture) == fingerprint(*map(shown_of, sources)), f"{COMMAND} draws it"
+
+
+def test_every_picture_of_readme_and_pages_is_drawn_by_the_command_and_no_other_is_kept():
+    shown = {(page.parent / path).relative_to(ROOT).as_posix() for page in published.pages()
+             for path in re.findall(r"\(([^\s()]+\.png)\)", page.read_text(encoding="utf-8"))}
+    kept = {path.relative_to(ROOT).as_posix() for room in ("docs", "research")
+            for path in (ROOT / room).rglob("*.png")}
+    assert shown == kept == set(PUBLISHED)
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def runs(*success, **costs):
+    return {str(seed): {"steps": [0, 1], "success": ends, "seconds": [0, 10], "rewards": [0, 4],
+                        **costs} for seed, ends in enumerate(success)}
+
+
+def test_a_picture_is_drawn_from_a_result_and_told_from_one_that_has_changed(results):
+    values = {"none": runs([0.25, 0.5], [0.25, 0.5])}
+    (results / "small.json").write_text(json.dumps({"tables": [], "values": values}))
+    path, _ = draw(pictures.draw_success, results / "a.png", shown_of("small values"))
+    assert kept_in(path) == fingerprint(values)
+    assert kept_in(path) != fingerprint({"none": runs([0.25, 0.5], [0.25, 0.75])})
+    with pytest.raises(UserError, match="small.json has no board, which a picture shows"):
+        shown_of("small board")
+
+
+def test_success_has_no_interval_below_0_and_of_a_single_seed_none():
+    """Two seeds end at 0 and 0.25: the mean is 1/8, and its interval 1/8 * 12.7 to either side."""
+    figure, caption = pictures.draw_success({"a": runs([0.5, 0], [0.5, 0.25])})
+    [segments] = [bar.get_segments() for bar in figure.axes[0].collections]
+    assert segments[1][:, 1] == pytest.approx([0, 100]) and "interval" in caption
+    assert len(figure.axes[1].lines) == 0  # its tokens are not known
+    figure, caption = pictures.draw_success({"a": runs([0.5, 0])})
+    assert not figure.axes[0].collections and "interval" not in caption
+    plt.close("all")
+
+
+def test_the_colour_of_an_arm_is_its_verdict():
+    rows = [{"arm": arm, "ahead": ahead, "95%": interval, "verdict": verdict}
+            for arm, ahead, interval, verdict in (
+                ("b", 0.5, [0.25, 0.75], "ahead"), ("none", None, None, ""),
+                ("c", -0.5, [-0.75, -0.25], "open"), ("d", -0.5, [None, None], "too few seeds"))]
+    figure, _ = pictures.draw_board({"rows": rows})
+    drawn = [(line.get_color(), list(line.get_xdata())) for line in figure.axes[0].lines[3:-1]]
+    grey = pictures.GREY
+    assert drawn == [(grey, [-50]), (grey, [-75, -25]), (grey, [-50]),
+                     (pictures.BLUE, [25, 75]), (pictures.BLUE, [50])]
+    plt.close(figure)
+
+
+def test_the_answer_is_the_first_that_solved_its_problem_at_its_second_try():
+    def answer(text, solved=1.0, size=0.5):
+        return {"answer": solved, "texts": list(text), "values": {"gradient size": [size]}}
+
+    once, twice = "6-2=4,4*2=8", "6-2=4,4*3=12 no,6-3=3,3*4=12"
+    assert pictures.is_second_try(answer(twice))
+    for other in (answer(once), answer(twice, solved=0.0), answer(twice, size=0.0)):
+        assert not pictures.is_second_try(other)
+
+
+def test_a_run_without_such_an_answer_is_named(results, tmp_path):
+    folder = write_log(tmp_path / "run", {1: credit_columns([2], [0])})
+    with pytest.raises(UserError, match="run: no answer of its first step solved"):
+        pictures.take_answer(folder)

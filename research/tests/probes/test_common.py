@@ -1,0 +1,152 @@
+"""What the probes share: a folder with page and numbers, a screen of findings, gradients."""
+import json
+import subprocess
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from analysis.tables import Table
+from conftest import ROOT, assert_bounded
+from engine.errors import UserError
+from harness.flags import Flag
+from engine.forward import response_log_probs
+from research import __main__ as overview
+from research.probes.common import (
+    COMMON, OF_A_MODEL, Findings, answer_gradients, command_of, gradients, run_probe)
+from research.probes.progress import Progress
+
+KNOWN = {**OF_A_MODEL, "answers": Flag(8, "answers", least=2, quick=2),
+         "note": Flag(None, "a text")}
+
+
+def measured(probe):
+    columns = {"arm": ("", [f"arm {n}" for n in range(60)]),
+               "95%": ("+.1f", [(0.5, 1.5)] * 60)}
+    gains = Table("gains", "The gains", columns, "One idea.\nAnother idea.",
+                  headings={"95%": "95% interval"})
+    picture = probe.folder / "gains.png", "A picture"
+    picture[0].write_bytes(b"")
+    checks = Table("checks", "Checks", {"left": ("d", [1])}, "The sides agree.\nTo 2e-7.")
+    return Findings("Who gains?", ["model x: 2 problems.", "How to read it."], [gains, checks],
+                    picture, "about 8 minutes")
+
+
+def run(folder, *flags, measure=measured):
+    run_probe("gains", "A probe.", KNOWN, measure, ["--out", str(folder), *flags])
+
+
+def test_a_probe_prints_one_screen(tmp_path, capsys):
+    run(tmp_path / "x")
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 40 and all(len(line) <= 100 for line in out.splitlines()[:-3])
+    for text in ("Who gains?", "- model x: 2 problems.", "- One idea.", "- Another idea.",
+                 "95% interval", "more lines with --all", "--all prints every table"):
+        assert text in out
+    assert "How to read it." not in out and "quick" not in out
+    run(tmp_path / "y", "--all")
+    out = capsys.readouterr().out
+    assert "arm 59" in out and "## Checks" in out and "How to read it." in out
+
+
+def test_a_quick_look_says_what_to_type(tmp_path, capsys):
+    run(tmp_path / "quick", "--quick", "--note", "a b", "--seed", "3")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "takes about 8 minutes: python -m research gains --note 'a b' --seed 3 " in out
+    numbers = json.loads((tmp_path / "quick/numbers.json").read_text())
+    assert numbers["quick_look"] and len(numbers["tables"][0]["rows"]) == 60
+    assert "A quick look: its numbers" in (tmp_path / "quick/report.html").read_text()
+
+
+def test_the_command_leaves_out_what_changes_no_number():
+    typed = {"quick": True, "all": True, "out": "x", "processes": 3, "model": "runs/it's"}
+    assert command_of("rank", typed) == "python -m research rank --model 'runs/it'\"'\"'s'"
+
+
+def test_a_folder_is_not_overwritten_and_appears_whole_or_not_at_all(tmp_path):
+    def fail(probe):
+        raise UserError("stopped half-way")
+
+    with pytest.raises(UserError, match="stopped half-way"):
+        run(tmp_path / "x", measure=fail)
+    assert not list(tmp_path.iterdir())
+    run(tmp_path / "x")
+    with pytest.raises(UserError, match="exists already: name another with --out"):
+        run(tmp_path / "x")
+
+
+def test_the_overview_names_every_probe_and_help_shows_what_it_asks(capsys):
+    overview.main([])
+    out = capsys.readouterr().out
+    for name in overview.PROBES:
+        assert f"python -m research {name} " in out
+        with pytest.raises(SystemExit) as stopped:
+            overview.main([name, "--help"])
+        assert stopped.value.code == 0
+        assert f"python -m research {name} [flags]" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(UserError, match="there is no probe or experiment scorebord"):
+        overview.main(["scorebord"])
+
+
+def test_every_number_has_bounds_and_its_defaults_lie_within():
+    flags = {name: import_module(f"research.probes.{name}").FLAGS for name in overview.PROBES}
+    assert_bounded({f"{probe} {name}": flag for probe, own in {"common": COMMON, **flags}.items()
+                    for name, flag in own.items()})
+
+
+SLOW = """
+import sys
+import research.__main__
+print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
+"""
+
+
+def test_the_overview_does_not_wait_for_imports_that_it_does_not_need():
+    printed = subprocess.run([sys.executable, "-c", SLOW], cwd=ROOT, capture_output=True, text=True)
+    assert printed.stdout == "[]\n", printed.stderr
+
+
+PROBES = [("baseline", "baseline", 0), ("rank", "z-score", 0), ("length", "arm", 1)]
+
+
+@pytest.mark.parametrize("name, first, pictures", PROBES)
+def test_a_quick_run_has_a_table_and_a_page(name, first, pictures, tmp_path, learner, capsys):
+    model = ["--model", str(learner)] if name != "length" else []
+    overview.main([name, "--quick", "--threads", "1", *model, "--out", str(tmp_path / "x")])
+    numbers = json.loads((tmp_path / "x/numbers.json").read_text())
+    assert numbers["measured"] == name and numbers["quick_look"] and numbers["in_short"]
+    assert first in numbers["tables"][0]["columns"]
+    assert all(row for table in numbers["tables"] for row in table["rows"])
+    sizes = [picture.stat().st_size for picture in (tmp_path / "x").glob("*.png")]
+    page = (tmp_path / "x/report.html").read_text()
+    assert len(sizes) == page.count("data:image/png") == pictures
+    assert all(size > 5000 for size in sizes)
+
+
+def test_gradients_of_single_log_probs(small_model, rollouts):
+    """Several from one forward pass are each their own backward pass; answers add up."""
+    policy = SimpleNamespace(model=small_model, settings=SimpleNamespace(micro_batch=4))
+    places = rollouts.mask.float() * torch.arange(rollouts.mask.shape[1])
+    coefficients = {"one": rollouts.advantage, "two": places}
+    at_once = gradients(policy, rollouts, coefficients)
+    for name, coefficient in coefficients.items():
+        small_model.zero_grad()
+        log_prob = response_log_probs(small_model, rollouts, torch.arange(6))
+        (coefficient * log_prob).sum().backward()
+        expected = torch.cat([p.grad.flatten() for p in small_model.parameters()])
+        rounding = dict(rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+        torch.testing.assert_close(at_once[name], expected, **rounding)
+        by_answer = sum(parts[0] for parts in answer_gradients(policy, rollouts, [coefficient]))
+        torch.testing.assert_close(by_answer, expected, **rounding)
+    small_model.zero_grad(set_to_none=True)
+
+
+def test_progress_says_what_is_left(capsys, monkeypatch):
+    clock = iter([0.0, 10.0, 100.0, 130.0])
+    monkeypatch.setattr("research.probes.progress.time.monotonic", lambda: next(clock))
+    progress = Progress(first=1, second=3)
+    progress("first", 0.4)     # 10 s: too early for another line
+    progress("second", 0.0)    # a quarter done after 100 s
+    assert capsys.readouterr().err == "   25%  second, about 5 min 00 s left\n"

@@ -1,0 +1,243 @@
+"""The small world against plain loops: every ordered group, autograd of the loss, every order."""
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import grpo
+from conftest import StateIdea, gradients
+from credit.hindsight import taught
+from credit.weight import token_weight
+from engine.errors import UserError
+from engine.forward import response_log_probs
+from grpo import policy_loss
+from research.__main__ import main
+from research.probes import exact
+from research.probes.batches import (
+    Batches, Estimator, credit_of_deletion, estimator, list_advantages, list_weights, rows_of)
+from research.probes.common import run_probe
+from research.probes.exact import identities, z_score_factor
+from research.probes.methods import choices
+from research.probes.world import (
+    END, ONE, OPENING, PROMPT, all_answers, describe, make_model, make_world, without_rounding)
+
+
+@pytest.fixture(scope="module")
+def world():
+    return make_world(seed=3, length=2)
+
+
+@pytest.fixture(scope="module")
+def pairs(world):
+    return Batches.all(world, 2)
+
+
+@pytest.fixture(scope="module")
+def advantages(world, pairs):
+    return list_advantages(world, pairs, 0).values
+
+
+@pytest.fixture(scope="module")
+def weights(world, pairs, advantages):
+    return list_weights(world, pairs, advantages["grpo"]).values
+
+
+def test_answers_are_all_that_can_be_written():
+    ended = {(END,), (ONE, END), (OPENING, END)}
+    cut_off = {(ONE, ONE), (ONE, OPENING), (OPENING, ONE), (OPENING, OPENING)}
+    assert set(all_answers(2)) == ended | cut_off
+    assert len(all_answers(4)) == 31 == len(set(all_answers(4)))
+
+
+def test_probabilities_and_values_follow_from_the_model_alone(world):
+    """Each answer's probability by its own forward pass, each V as a sum over what begins so."""
+    reward = world.rollouts.reward.double()
+    for i, answer in enumerate(all_answers(2)):
+        ids = torch.tensor([PROMPT + list(answer)])
+        log_probs = world.model(ids)[0, :-1].double().log_softmax(-1)
+        expected = sum(log_probs[t, v].item() for t, v in enumerate(answer))
+        assert math.log(world.probability[i].item()) == pytest.approx(expected, abs=1e-5)
+        for t in range(len(answer) + 1):
+            alike = [j for j, other in enumerate(all_answers(2)) if other[:t] == answer[:t]]
+            chance = world.probability[alike] / world.probability[alike].sum()
+            value = (chance @ reward[alike]).item()
+            assert world.worth[i, t].item() == pytest.approx(value, abs=1e-6)
+
+
+def brute(world, name: str | None, advantage: str, G: int = 2):
+    """Mean and variance of the estimate over all ordered groups, by autograd of the loss."""
+    first, second, n = 0.0, 0.0, len(world.probability)
+    weigh, spread = choices()[0][name or "none"], choices()[1][advantage]
+    for group in itertools.product(range(n), repeat=G):
+        rows = rows_of(world.rollouts, torch.tensor(group))
+        chance = world.probability[list(group)].prod()
+        weight = token_weight(lambda tokens, policy: weigh(tokens), name, rows)[0]
+        world.model.zero_grad()
+        log_prob = response_log_probs(world.model, rows, torch.arange(G))
+        policy_loss(log_prob, spread(rows), weight, rows.mask, -float(G)).backward()
+        estimate = gradients(world.model).double()
+        first = first + chance * estimate
+        second = second + chance * estimate.square().sum()
+    return first, (second - first.square().sum()).item()
+
+
+@pytest.mark.parametrize("advantage, name", [
+    ("rloo", None), ("grpo", "entropy_ratio"), ("dr_grpo", "inverse_logprob"),
+    ("span", "attention_credit")])
+def test_mean_and_variance_are_those_of_a_plain_loop(world, pairs, advantages, weights, advantage,
+                                                     name):
+    weight = weights[name] if name else 1.0
+    listed = estimator(world, pairs, weight * advantages[advantage] / 2)
+    mean, variance = brute(world, name, advantage)
+    torch.testing.assert_close(listed.mean, mean, rtol=1e-4, atol=1e-6)
+    assert listed.variance == pytest.approx(variance, rel=1e-4)
+
+
+@pytest.mark.parametrize("p, G", [(0.02, 8), (0.5, 8), (0.3, 4)])
+def test_z_score_factor_is_that_of_all_reward_patterns(p, G):
+    """E[A | right] - E[A | wrong] of the first answer."""
+    chances, sums = [0.0, 0.0], [0.0, 0.0]  # of wrong and of right
+    for rewards in itertools.product((0, 1), repeat=G):
+        chance = math.prod(p if reward else 1 - p for reward in rewards)
+        spread = np.std(rewards)
+        advantage = (rewards[0] - np.mean(rewards)) / (spread + 1e-4) if spread else 0.0
+        chances[rewards[0]] += chance
+        sums[rewards[0]] += chance * advantage
+    expected = sums[1] / chances[1] - sums[0] / chances[0]
+    assert z_score_factor(p, G) == pytest.approx(expected, rel=1e-9)
+
+
+def test_identities_hold_in_another_world_and_a_wrong_one_is_told(world, pairs, advantages):
+    table = identities(world, pairs, advantages)
+    assert max(row[3] for row in table.rows) < 1e-5
+    assert table.finding.startswith(f"All {len(table.rows)} identities hold")
+    wrong = {**advantages, "grpo": 1.01 * advantages["grpo"]}
+    assert "1 of" in identities(world, pairs, wrong).finding
+
+
+def test_advantages_with_exact_values_by_definition(world, pairs, advantages):
+    """critic: R - V before; one-step: V after - V before; vine: the same of two tokens."""
+    mask, V = world.rollouts.mask[pairs.which], world.worth[pairs.which]
+    reward = world.rollouts.reward.double()[pairs.which][..., None]
+    whole = torch.stack([V[..., 2] - V[..., 0]] * 2, -1)
+    expected = {"critic": reward - V[..., :-1], "one-step": V[..., 1:] - V[..., :-1], "vine": whole,
+                "hindsight": ((V[..., 1:] + 0.01) / (V[..., :-1] + 0.01)).log()}
+    for name, credit in expected.items():
+        torch.testing.assert_close(advantages[name], credit * mask, rtol=0, atol=1e-6)
+
+
+def test_bias_cosine_and_noise_by_hand():
+    """Mean (3, 4) against (2, 0): off by (1, 4), cosine 3/5, and only the 3 is signal."""
+    true = torch.tensor([2.0, 0.0])
+    numbers = Estimator(torch.tensor([3.0, 4.0]), 18.0).against(true)
+    assert numbers == pytest.approx({"bias": 17 ** 0.5 / 2, "cosine": 0.6, "noise": 2.0})
+    assert Estimator(torch.tensor([-3.0, 4.0]), 18.0).against(true)["noise"] == math.inf
+
+
+def test_the_last_bit_of_an_entropy_does_not_decide_what_is_kept():
+    """Prefixes share a distribution: computed with other rounding, entropy_masking is the same."""
+    world = make_world(0, 3)
+    bit = torch.randint(-1, 2, world.node.shape, generator=torch.Generator().manual_seed(0))
+    entropy = world.rollouts.entropy + 6e-8 * bit * world.rollouts.mask
+    assert entropy.unique().numel() > world.rollouts.entropy.unique().numel()
+    levelled = without_rounding(entropy)
+    torch.testing.assert_close(levelled, world.rollouts.entropy, rtol=0, atol=2e-7)
+    assert levelled.unique().numel() == world.rollouts.entropy.unique().numel()
+    assert torch.equal(without_rounding(levelled), levelled)
+    weigh = choices()[0]["entropy_masking"]
+    for group in itertools.combinations(range(len(entropy)), 2):
+        rows = rows_of(world.rollouts, torch.tensor(group))
+        kept = weigh(replace(rows, entropy=levelled[list(group)]))
+        assert torch.equal(kept, weigh(rows))
+
+
+class ListedIdea(StateIdea):
+    @staticmethod
+    def listed(tokens):
+        return torch.full_like(tokens.log_prob, 3.0)
+
+
+IDEAS = {
+    "none": choices()[0]["none"],
+    "state_idea": StateIdea,
+    "listed_idea": ListedIdea,
+    "sign_idea": lambda tokens: torch.where(tokens.advantage > 0, 2.0, 1.0),
+    "noise_idea": lambda tokens: torch.rand(tokens.mask.shape, generator=tokens.generator),
+    "problem_idea": lambda tokens: torch.tensor([len(tokens.problems[0].numbers)]),
+}
+ADVANTAGE_IDEAS = {
+    **{name: choices()[1][name] for name in ("grpo", "dr_grpo", "rloo")},
+    "state_advantage": StateIdea,
+    "half_advantage": lambda rollouts: grpo.rloo(rollouts) / 2,
+    "undefined_advantage": lambda rollouts: torch.full_like(rollouts.log_prob, math.nan),
+}
+
+
+def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("research.probes.batches.choices", lambda: (IDEAS, ADVANTAGE_IDEAS))
+    run_probe("exact", exact.__doc__, exact.FLAGS, exact.measure, argv=[
+        "--quick", "--length", "2", "--threads", "1", "--out", str(tmp_path / "x")])
+    numbers = json.loads((tmp_path / "x/numbers.json").read_text())
+    tables = {table["name"]: table for table in numbers["tables"]}
+    cosine = {row["mitigation"]: row["cosine"] for row in tables["weightings"]["rows"]}
+    assert cosine.keys() == IDEAS.keys() | {"oracle"}
+    note = tables["weightings"]["notes"][1]
+    for name, reason in (("state_idea", "a class"), ("noise_idea", "draws random numbers"),
+                         ("problem_idea", "AttributeError")):
+        assert cosine[name] == "n/a" and reason in note.partition(f"{name} (")[2].partition("; ")[0]
+    for name in ("none", "listed_idea"):  # the same weight for all
+        assert cosine[name] == pytest.approx(1, abs=1e-6)
+    assert 0 < cosine["sign_idea"] <= 1
+    bias = {row["advantage"]: row["bias"] for row in tables["advantages"]["rows"]}
+    assert bias["half_advantage"] == pytest.approx(0.5, abs=1e-5)
+    assert bias["state_advantage"] == bias["undefined_advantage"] == "n/a"
+    assert "undefined_advantage is not finite" in tables["advantages"]["notes"][1]
+    assert (tmp_path / "x/cosine_and_noise.png").is_file()
+
+
+def test_what_an_answer_is_worth_without_a_token():
+    """Right is a 1 behind the first tag: of <answer> 1 both are needed, of two 1s the tag alone,
+    and of two tags one is too many."""
+    answers = [(OPENING, ONE, END), (OPENING, ONE, ONE), (OPENING, OPENING, ONE), (ONE, END)]
+    credit = credit_of_deletion(describe(make_model(0), answers))
+    assert credit.tolist() == [[1, 1, 0], [1, 0, 0], [-1, -1, 0], [0, 0, 0]]
+
+
+def test_of_our_own_methods_few_are_not_listed(world, pairs, advantages):
+    assert set(list_weights(world, pairs, advantages["grpo"]).reasons) == {
+        "random", "learned_importance", "causal_ablation", "outcome_gradient"}
+    assert set(list_advantages(world, pairs, 0).reasons) == {"measured"}
+
+
+def test_a_copy_that_is_taught_long_enough_follows_bayes_rule(world):
+    """pi(y given success) / pi(y) is V(after) / V(before), in a world where V is known. All right
+    answers are taught, each as often as it comes."""
+    before, after, rollouts = world.worth[:, :-1], world.worth[:, 1:], world.rollouts
+    known = rollouts.mask & (before > 0) & (before < 1)
+    truth, often = (after / before)[known] - 1, world.probability[:, None].expand_as(before)[known]
+    cosines, sizes = [], []
+    for steps in (1, 60):
+        copy = taught(world.model, rollouts, world.probability * rollouts.reward, 1e-2, steps, 64)
+        every = torch.arange(len(rollouts.mask))
+        with torch.no_grad():
+            told = (response_log_probs(copy, rollouts, every)
+                    - response_log_probs(world.model, rollouts, every))
+        guess = told[known].double().exp() - 1
+        product, square = (often * guess * truth).sum(), (often * truth.square()).sum()
+        cosines.append(product / (square * (often * guess.square()).sum()).sqrt())
+        sizes.append(product / square)
+    assert cosines[1] > 0.98 and sizes[1] > 0.8 and sizes[1] > 5 * sizes[0]
+
+
+def test_a_world_with_too_many_groups_is_not_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(exact, "make_world", lambda *_: pytest.fail("it was made"))
+    exact.refuse_groups(4, 3)
+    for length, answers in ((10, 2), (4, 6), (10, 10)):
+        with pytest.raises(UserError, match="groups, 100,000 are the most that are listed here"):
+            exact.refuse_groups(length, answers)
+    with pytest.raises(UserError, match="--length 10 and --answers 10 make"):
+        main(["exact", "--length", "10", "--answers", "10", "--out", str(tmp_path / "x")])
