@@ -105,7 +105,11 @@ def answers_from(run, policy: Policy, optimizer: AdamW):
         from harness.given_pairs import GivenPairs  # few runs need it
         return GivenPairs(s.pairs, policy, run)
     if s.rollouts != OWN_SAMPLER:
-        from harness.remote_rollouts import connect
+        try:
+            from bridges.remote_rollouts import connect
+        except ModuleNotFoundError as error:
+            raise UserError("--rollouts with an address needs the folder bridges/, which is not "
+                            f"beside train.py ({error}); --rollouts own does not") from None
         return connect(policy, optimizer, run)
     return policy
 

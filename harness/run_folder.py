@@ -127,16 +127,6 @@ class RunFolder:
             replace_text(unfinished / "trainer" / "state.json", json.dumps(seal, indent=2) + "\n")
         self.remove_old_states()
 
-    def write_weights(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor]) -> Path:
-        """Write serve/step_N, for the server of --rollouts, in place of the one before."""
-        folder = self.path / "serve" / f"step_{step:06d}"
-        with writing(folder):
-            if is_there(folder.parent):
-                shutil.rmtree(folder.parent)
-        with whole_folder(folder) as unfinished, writing(folder):
-            model.save_pretrained(unfinished, parameters)
-        return folder
-
     def remove_old_states(self, keep: int = 2) -> None:
         """Keep the trainer's state, larger than the model, in the newest checkpoints only."""
         states = [folder / "trainer" for folder in checkpoint_folders(self.path).values()
@@ -168,9 +158,6 @@ class OtherRank(RunFolder):
         """Give rank 0 the parts of the tensors that it writes, in the same order."""
         for tensors in (parameters, state):
             write_tensors(None, tensors)
-
-    def write_weights(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor]) -> None:
-        write_tensors(None, parameters)
 
 
 def open_folder(folder: Path) -> RunFolder:

@@ -127,8 +127,9 @@ class Settings:
         "this is", least=0.01, most=100, topic=TRAINING)
     rollouts: str = option(
         OWN_SAMPLER, "who answers the problems of a step: this program, or with http://HOST:PORT a "
-        "server by vLLM or SGLang (docs/rollouts_by_a_server.md); evaluations, and continuations "
-        "as of vine and oracle, are always sampled here", only=SAMPLED, topic=TRAINING)
+        "server by vLLM or SGLang (bridges/rollouts_by_a_server.md); evaluations, and "
+        "continuations as of vine and oracle, are always sampled here", only=SAMPLED,
+        topic=TRAINING)
     rollouts_every: int = option(
         1, "steps between hand-overs of the weights to that server", least=1, most=MOST_STEPS,
         only=SERVED, topic=TRAINING)

@@ -3,6 +3,7 @@ same."""
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -83,12 +84,13 @@ def older(folder):
         state.write_text(json.dumps({"step": int(state.parent.parent.name[5:])}))
 
 
-def copy_project(folder: Path) -> Path:
-    """The program without its tests and models, to be changed."""
+def copy_project(folder: Path, *more: str) -> Path:
+    """The program without its tests and models, to be changed; `more` are other rooms of it."""
     for path in project_files("*.py"):
         shutil.copy(path, folder)
-    for room in ("engine", "harness", "credit", "analysis", "tools"):
-        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    left_out = shutil.ignore_patterns("__pycache__", "tests")
+    for room in ("engine", "harness", "credit", "analysis", "tools", *more):
+        shutil.copytree(ROOT / room, folder / room, ignore=left_out)
     return folder
 
 
@@ -98,6 +100,32 @@ def program(folder: Path, *argv, expect=0) -> str:
                             text=True)
     assert result.returncode == expect, result.stdout + result.stderr
     return result.stdout + result.stderr
+
+
+def blocks(page: str, language: str = "python") -> list[str]:
+    """The blocks of a page in this language."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
+
+
+def paste(project: Path, page: str, words: str, stub: str = "") -> str:
+    """What the page's block with these words prints in a copy, `stub` pasted before it."""
+    [block] = [block for block in blocks(page) if words in block]
+    (project / "pasted.py").write_text(stub + block)
+    return program(project, "pasted.py")
+
+
+def assert_programs_say_how_to_start(room: str) -> None:
+    """A program that is started as a file, and `python -m` of its room, which lists it."""
+    def says(*argv):
+        return subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True)
+
+    names = [path.stem for path in project_files(f"{room}/*.py")
+             if "run_as_program(" in path.read_text()]
+    assert len(names) > 1
+    for name in names:
+        ended = says(f"{room}/{name}.py")
+        assert (ended.returncode, ended.stderr) == (1, f"start it with: python -m {room}.{name}\n")
+    assert re.findall(rf"python -m {room}\.(\w+)", says("-m", room).stdout) == sorted(names)
 
 
 PRINTING = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

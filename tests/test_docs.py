@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 
 from conftest import REMOVABLE, ROOT, project_files
-from runs import SHORT, copy_project, program
+from runs import SHORT, blocks, copy_project, paste, program
 from tools.countdown_data import read_problems
-
-
-def blocks(page: str, language: str = "python") -> list[str]:
-    """The blocks of a page in this language."""
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
 
 
 TRAIN = """
@@ -47,13 +42,6 @@ def folder_of(project):
     """Where each run lies."""
     places = re.findall(r"writing to (\S+)", (project / "printed").read_text())
     return dict(zip(RUNS, (project / place for place in places)))
-
-
-def paste(project, page: str, words: str, stub: str = "") -> str:
-    """What the page's block with these words prints, `stub` pasted before it."""
-    [block] = [block for block in blocks(page) if words in block]
-    (project / "pasted.py").write_text(stub + block)
-    return program(project, "pasted.py")
 
 
 def test_a_task_of_ones_own_is_a_list_and_a_reward(project, folder_of):
@@ -141,34 +129,6 @@ import numpy as np
 ROWS = {"nums": [np.array([44, 19, 35]), np.array([3, 7, 5, 9])], "target": np.array([98, 24])}
 ASKED = {"Countdown-Tasks-3to4/data": ROWS}
 sys.modules["pandas"] = SimpleNamespace(read_parquet=ASKED.__getitem__)
-"""
-
-
-def test_a_weighting_of_log_probs_alone_is_a_loss_of_verl(project):
-    """Told to a stand-in: verl's own loss gets 0.2 p + 0.8 times the advantage."""
-    told = paste(project, "docs/your_own_run.md", "register_policy_loss", VERL)
-    assert json.loads(told) == pytest.approx([0.9 * 2, 1.0 * 2])
-
-
-VERL = """
-import json
-import sys
-from types import SimpleNamespace
-
-import torch
-
-def register(name):
-    def call(loss):
-        p, advantage = torch.tensor([[0.5, 1.0]]), torch.tensor([[2.0, 2.0]])
-        print(json.dumps(loss(old_log_prob=p.log(), log_prob=p.log(), advantages=advantage,
-                              response_mask=torch.ones(1, 2), config=None)))
-    return call
-
-def vanilla(advantages, config, **more): return advantages[0].tolist()
-
-for name in ("verl", "verl.trainer", "verl.trainer.ppo", "verl.trainer.ppo.core_algos"):
-    sys.modules[name] = SimpleNamespace(register_policy_loss=register,
-                                        get_policy_loss_fn={"vanilla": vanilla}.__getitem__)
 """
 
 

@@ -390,6 +390,13 @@ def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
     assert not (tmp_path / "x").exists()
 
 
+def test_answers_of_a_server_need_the_folder_bridges(learner, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bridges.remote_rollouts", None)  # as if it were not there
+    said = run("--model", learner, "--out", tmp_path / "x", "--rollouts", "http://127.0.0.1:9",
+               expect=1).stderr
+    assert "the folder bridges/" in said and not (tmp_path / "x").exists()
+
+
 def test_the_line_is_printed_without_a_traceback(learner, tmp_path):
     (tmp_path / "file").write_text("")
     program = [sys.executable, ROOT / "train.py", "--model", learner, "--out"]

@@ -4,7 +4,7 @@
     verl       rollout_data_dir/*.jsonl            texts, score
     prime-rl   token_exports/step_N/rank_R.jsonl   tokens of prompt and answer, numbers of each
 
-docs/your_own_run.md says what becomes of their fields. A file is read line by line.
+bridges/your_own_run.md says what becomes of their fields. A file is read line by line.
 """
 import re
 from collections.abc import Iterator

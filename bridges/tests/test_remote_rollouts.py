@@ -1,6 +1,5 @@
-"""Answers by a server: tests/strange_server.py in another process, well behaved and not."""
+"""Answers by a server: bridges/tests/strange_server.py in another process, well behaved and not."""
 import json
-import os
 import re
 import socket
 import subprocess
@@ -12,20 +11,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bridges import http_client
+from bridges.http_client import Client, Reply
+from bridges.remote_rollouts import Limits, RolloutServer, connect, flaw_of_answers, write
+from bridges.tests.strange_server import SPOILT
 from conftest import ROOT
-from harness import http_client
 from engine.errors import UserError
-from harness.http_client import Client, Reply
 from harness.load import load_optimizer, load_policy
-from harness.remote_rollouts import (Limits, RolloutServer, connect, flaw_of_answers, write)
 from engine.rollouts import encode_prompts
 from harness.run_folder import RunFolder
 from engine.sampler import Generation, generate
 from harness.settings import make_settings
-from runs import arrays, assert_same_run, lines, run
-
-sys.path.insert(0, str(ROOT / "tests"))
-from strange_server import SPOILT
+from runs import arrays, assert_same_run, free_port, lines, run, start_ranks
 
 FLAGS = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "1", "--answers",
          "8", "--max_new_tokens", "60", "--steps", "3", "--eval_every", "0", "--checkpoint_every",
@@ -35,8 +32,8 @@ FLAGS = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", 
 @pytest.fixture(scope="module")
 def address(learner):
     """Where the server is."""
-    command = [sys.executable, ROOT / "tests/strange_server.py", learner]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "bridges.tests.strange_server", learner]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     yield re.search(r"http://\S+\d", process.stdout.readline())[0]
     process.kill()
     process.wait()
@@ -235,12 +232,6 @@ def test_a_server_that_was_stopped_is_not_waited_for(monkeypatch):
     taken[0].close()
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def test_a_server_that_is_not_there_is_told_before_anything_is_written(tmp_path, address):
     nobody = f"http://127.0.0.1:{free_port()}"
     argv = [*FLAGS, "--out", tmp_path / "x"]
@@ -353,11 +344,7 @@ def test_two_processes_ask_once_and_train_on_the_same_answers(tmp_path, address)
     argv = [*FLAGS, "--questions", "2", "--steps", "2", "--rollouts", address]
     run(*argv, "--out", tmp_path / "alone")
     command = [sys.executable, ROOT / "train.py", *argv, "--out", tmp_path / "two"]
-    place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()),
-                 OMP_NUM_THREADS="1")
-    ranks = [subprocess.Popen(command, env={**os.environ, **place, "RANK": rank,
-                                            "LOCAL_RANK": rank}) for rank in "01"]
-    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    assert [rank.wait(timeout=300) for rank in start_ranks(command, 2)] == [0, 0]
     alone, two = lines(tmp_path / "alone/metrics.jsonl"), lines(tmp_path / "two/metrics.jsonl")
     for mine, ours in zip(alone, two, strict=True):
         assert ours["sampler_gap"] < 1e-5

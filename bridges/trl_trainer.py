@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer with a weighting of this lab: what was tried on a tiny model trains a real one.
 
-    from tools.trl_trainer import CreditGRPOTrainer
+    from bridges.trl_trainer import CreditGRPOTrainer
 
     trainer = CreditGRPOTrainer(model, reward_funcs=reward, args=args, train_dataset=problems,
                                 mitigation="my_idea", mitigation_flags={"strength": 2},
@@ -34,6 +34,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the list of choices
+from bridges.import_run import label_by_tags
 from credit.weight import token_weight
 from engine.errors import BrokenModel, UserError, is_file, is_there
 from engine.processes import refuse_undefined
@@ -50,7 +51,6 @@ from harness.provenance import provenance
 from harness.load import make
 from harness.run_folder import RunFolder, run_config
 from harness.tasks import CheckedTask, load_task
-from tools.import_run import label_by_tags
 
 TESTED = "trl 1.16.0 with transformers 5.23.0"
 try:
@@ -60,7 +60,7 @@ try:
     from trl import GRPOTrainer
     from trl.trainer.utils import add_fused_lm_head
 except ImportError as error:
-    raise UserError("tools.trl_trainer needs TRL, which is not among this project's packages: "
+    raise UserError("bridges.trl_trainer needs TRL, which is not among this project's packages: "
                     f"pip install trl==1.16.0 transformers==5.23.0 ({error})") from None
 
 LEANS_ON = {  # methods of GRPOTrainer, with the parameters that are used here

@@ -21,13 +21,13 @@ from grpo import length_factor, policy_loss
 from harness.credit_reading import read_credit, read_file
 from harness.flags import parameters_as_flags
 from harness.load import make
-from runs import PRINTING, copy_project, lines, program, start_ranks
+from runs import PRINTING, blocks, copy_project, lines, program, start_ranks
 
 if find_spec("trl"):
     import trl
     from datasets import Dataset
-    from tools import trl_trainer
-    from tools.trl_trainer import CreditGRPOTrainer
+    from bridges import trl_trainer
+    from bridges.trl_trainer import CreditGRPOTrainer
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 else:
     trl, TrainerCallback = None, object
@@ -40,7 +40,7 @@ def test_without_trl_one_sentence_says_what_to_install():
     """Whether TRL is installed or not."""
     blocked = ("import sys; sys.modules['trl'] = None; sys.path.insert(0, '.')\n"
                "from engine.errors import UserError\n"
-               "try:\n    import tools.trl_trainer\n"
+               "try:\n    import bridges.trl_trainer\n"
                "except UserError as error:\n    print(error)")
     said = program(ROOT, "-c", blocked)
     assert "pip install trl==" in said and said.count("\n") == 1
@@ -216,13 +216,13 @@ def test_an_answer_that_trl_leaves_out_is_on_record_with_weight_0(policy, tmp_pa
 
 WORKER = """
 import sys
-sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests", f"{sys.argv[1]}/tests/tools"]
+sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests"]
 import torch
 torch.set_num_threads(1)
+from bridges.tests.test_trl_trainer import TINY, trained
 from safetensors.torch import save_file
 from harness.load import load_policy
 from harness.settings import make_settings
-from test_trl_trainer import TINY, trained
 policy = load_policy(make_settings({"model": TINY}))
 trainer, [gradient] = trained(policy, sys.argv[2], credit=f"{sys.argv[2]}/run",
                               mitigation="attention_credit", per_device_train_batch_size=3,
@@ -250,10 +250,9 @@ def test_two_processes_weigh_one_batch(policy, tmp_path):
 @needs_trl
 def test_the_program_on_the_page_works_as_it_stands_there(tmp_path):
     """Pasted with two steps instead of 60."""
-    page = (ROOT / "docs/your_own_run.md").read_text()
-    [pasted] = [text for text in re.findall("```python\n(.*?)```", page, flags=re.S)
-                if "CreditGRPOTrainer" in text]
-    folder = copy_project(tmp_path)
+    [pasted] = [block for block in blocks("bridges/your_own_run.md")
+                if "CreditGRPOTrainer" in block]
+    folder = copy_project(tmp_path, "bridges")
     (folder / "models").symlink_to(ROOT / "models")
     (folder / "pasted.py").write_text(pasted.replace("max_steps=60", "max_steps=2"))
     program(folder, "pasted.py")

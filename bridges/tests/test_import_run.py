@@ -10,12 +10,12 @@ from conftest import ROOT
 
 import analyze
 from analysis.runs import read_run
+from bridges.import_run import main
 from engine.errors import UserError
 from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer
 from harness.credit_reading import credit_steps, read_columns
 from qwen2_model import Qwen2
 from runs import SHORT, run
-from tools.import_run import main
 
 TINY = ROOT / "models/tiny"
 PROMPT = "<|im_start|>user\n 3 5 7 make 22<|im_end|>\n<|im_start|>assistant\n<think>"
@@ -277,7 +277,7 @@ def test_lines_that_do_not_go_together(tmp_path, lines, said):
 
 def test_a_step_is_in_memory_at_a_time(tmp_path, monkeypatch):
     """The lines of a step are read when those of the step before are written."""
-    from tools import import_run
+    from bridges import import_run
     lines = [{**ID, "step": step} for step in (1, 1, 2, 2, 3, 3)]
     taken, written = [], []
     read, write_credit = import_run.lines_of, import_run.write_credit

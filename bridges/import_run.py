@@ -1,16 +1,16 @@
 """Make a run folder of the answers that another trainer wrote, for analyze.py.
 
-    python -m tools.import_run FILES... --model FOLDER --out runs/mine
+    python -m bridges.import_run FILES... --model FOLDER --out runs/mine
     python analyze.py runs/mine
 
-FILES are those of TRL, verl or prime-rl (tools/import_formats.py), or JSON lines with the fields
-that docs/your_own_run.md lists. What they lack is computed: tokens by the tokenizer of --model,
+FILES are those of TRL, verl or prime-rl (bridges/import_formats.py), or JSON lines with the fields
+that bridges/your_own_run.md lists. What they lack is computed: tokens by the tokenizer of --model,
 log-prob, entropy and collision by a forward pass of its weights, the advantage from the rewards of
 the group. What was computed stands in config.json and on the page. One step is in memory at a time,
 and nothing that a file holds is executed.
 """
 if not __package__:
-    raise SystemExit("start it with: python -m tools.import_run")
+    raise SystemExit("start it with: python -m bridges.import_run")
 import json
 import math
 import shutil
@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
+from bridges.import_formats import PER_TOKEN, lines_of
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
@@ -42,7 +43,6 @@ from harness.provenance import fingerprint, provenance
 from harness.settings import make_settings
 from harness.tasks import make_task
 from qwen2_model import Qwen2
-from tools.import_formats import PER_TOKEN, lines_of
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers of a forward pass
@@ -252,7 +252,7 @@ def import_run(files: list[Path], source: Path, out: Path, reader: Reader, confi
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser("python -m tools.import_run FILES... --model FOLDER --out RUN", __doc__)
+    parser = Parser("python -m bridges.import_run FILES... --model FOLDER --out RUN", __doc__)
     parser.add_argument("files", nargs="+", metavar="FILES", type=some_text,
                         help="what the trainer wrote, in the order of the steps")
     parser.add_argument("--model", required=True, type=some_text, metavar="FOLDER",

@@ -1,7 +1,6 @@
-"""A real vLLM on a CPU answers, where it is installed: docs/rollouts_by_a_server.md says how."""
+"""A real vLLM on a CPU answers, where it is installed: bridges/rollouts_by_a_server.md says how."""
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,23 +10,21 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from bridges.http_client import Client
+from bridges.remote_rollouts import RolloutServer
 from conftest import ROOT
 from engine.errors import UserError
-from harness.http_client import Client
-from harness.remote_rollouts import RolloutServer
-from runs import SHORT, lines, run
+from runs import SHORT, free_port, lines, run
 
 pytestmark = pytest.mark.skipif(not find_spec("vllm") or torch.cuda.is_available(),
                                 reason="starts a vLLM for CPUs")
-WORKER = ["--worker-cls", "tools.vllm_worker.Worker"]
+WORKER = ["--worker-cls", "bridges.vllm_worker.Worker"]
 
 
 @contextmanager
 def vllm(log, *options):
     """The address of a server of models/tiny."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model",
                ROOT / "models/tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype",
                "float32", "--enforce-eager", *options]

@@ -1,6 +1,6 @@
 """The sampler of this project as a server: --rollouts can be tried with two terminals and no GPU.
 
-    python -m tools.serve models/tiny
+    python -m bridges.serve models/tiny
     python train.py --rollouts http://127.0.0.1:8000
 
 It knows three requests, in the words of SGLang: GET /v1/models, POST /v1/completions with token
@@ -9,7 +9,7 @@ answers programs on this machine, one request after another; a page in a browser
 requests to this machine too, is refused.
 """
 if not __package__:
-    raise SystemExit("start it with: python -m tools.serve")
+    raise SystemExit("start it with: python -m bridges.serve")
 import json
 import threading
 from contextlib import suppress
@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
+from bridges.remote_rollouts import are_whole
 from engine.sampler import Distribution, generate
 from harness.files import parse_json
 from harness.flags import Flag, Parser, add_flags, shortened, some_text, with_defaults
 from harness.load import set_threads
 from harness.program import run_as_program
 from harness.progress import say
-from harness.remote_rollouts import are_whole
 from qwen2_model import Qwen2
 
 FLAGS = {"port": Flag(8000, "0 takes a free one", least=0, most=65535)}
@@ -160,7 +160,7 @@ def serve(folder: Path, port: int, handler: type[Handler] = Handler) -> None:
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser("python -m tools.serve MODEL [--port N]", __doc__)
+    parser = Parser("python -m bridges.serve MODEL [--port N]", __doc__)
     parser.add_argument("model", metavar="MODEL", type=some_text, help="a model folder")
     given = add_flags(parser, FLAGS).read(argv)
     serve(Path(given.pop("model")), with_defaults(given, FLAGS).port)

@@ -17,21 +17,23 @@ a disk, and a correction for the gap (truncated importance sampling).
 """
 import os
 import secrets
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from bridges.http_client import LARGEST_ANSWER, Client, Refused, one_line, read_address
 from engine import processes
 from engine.errors import UserError
 from engine.forward import with_facts
 from engine.optimizer import parameters_by_name
 from engine.rollouts import Rollouts, encode_prompts, gather, sample_answers, stop_ids
 from engine.sampler import Generation
-from harness.files import is_there, read_lines
-from harness.http_client import LARGEST_ANSWER, Client, Refused, one_line, read_address
+from harness.files import is_there, read_lines, whole_folder, writing
 from harness.progress import say
 from harness.run_folder import run_config
+from qwen2_model import Qwen2, write_tensors
 
 FLAG = "--rollouts"
 AS_SAMPLED = {  # a server would take other values from the model's generation_config.json
@@ -46,7 +48,7 @@ LOADING = {  # by server: address, request, what a 404 there may mean
              "vLLM opens this address with VLLM_SERVER_DEV_MODE=1 only"),
     "sglang": ("/update_weights_from_disk", lambda path: {"model_path": path},
                "is it an SGLang server?")}
-# Mean differences in log-prob; docs/rollouts_by_a_server.md has some that were measured
+# Mean differences in log-prob; bridges/rollouts_by_a_server.md has some that were measured
 LARGE_AT_FIRST = 0.1  # another model, or other weights of this one
 TIMES = 3             # the most that a difference may be of that at first
 
@@ -115,7 +117,9 @@ class RolloutServer:
         model = self.policy.model
         parameters = {name: value.detach().to(model.compute_dtype) if value.dim() == 2 else value
                       for name, value in parameters_by_name(model, self.optimizer).items()}
-        self.load(self.run.folder.write_weights(step - 1, model, parameters))
+        folder = self.run.folder.path / "serve" / f"step_{step - 1:06d}"
+        write_weights(folder, model, parameters)
+        self.load(folder)
         self.weights_of = step
 
     def load(self, folder: Path) -> None:
@@ -150,7 +154,7 @@ class RolloutServer:
                 f"its log-probs of known tokens are {apart:.2g} from ours on average, and rounding "
                 f"explains {largest:.2g}: it does not have the weights that it was told to load, "
                 "or not all of them, or it takes those of another training as well "
-                "(docs/rollouts_by_a_server.md)")
+                "(bridges/rollouts_by_a_server.md)")
         if self.usual is None:
             self.usual = apart
 
@@ -216,6 +220,18 @@ class RolloutServer:
         return {"model": self.model, "prompt": prompt, "n": limits.answers, "seed": seed,
                 "max_tokens": limits.tokens, "stop_token_ids": list(limits.ends), "logprobs": 0,
                 "return_token_ids": True, "cache_salt": self.salt, **AS_SAMPLED}
+
+
+def write_weights(folder: Path, model: Qwen2, parameters: dict[str, torch.Tensor]) -> None:
+    """Write a model folder in place of the one before. All processes call it: a matrix that is
+    shared out comes together in rank 0."""
+    if processes.rank() > 0:
+        return write_tensors(None, parameters)
+    with writing(folder):
+        if is_there(folder.parent):
+            shutil.rmtree(folder.parent)
+    with whole_folder(folder) as unfinished, writing(folder):
+        model.save_pretrained(unfinished, parameters)
 
 
 def beginnings(rollouts: Rollouts, answers: int) -> Rollouts:

@@ -1,15 +1,15 @@
-"""The server of tools/serve.py in a process of its own, which misbehaves when it is told to.
+"""The server of bridges/serve.py in a process of its own, which misbehaves when it is told to.
 
-    python tests/strange_server.py MODEL      POST /behave {"as": "silent"} changes what it does
+    python -m bridges.tests.strange_server MODEL
+
+POST /behave {"as": "silent"} changes what it does.
 """
 import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from bridges.serve import Handler, serve
 from qwen2_model import Linear
-from tools.serve import Handler, serve
 
 
 def first(content):

@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 
+from bridges import serve
 from conftest import ROOT
 from engine.forward import response_log_probs
 from engine.rollouts import Rollouts
-from tools import serve
 
 
 class Handler(serve.Handler):

@@ -1,0 +1,2 @@
+"""What talks to other programs: answers by a server, runs of other trainers, weightings for TRL."""
+import engine  # noqa: F401  before torch: it says how threads wait
