@@ -222,9 +222,9 @@ def all_pages():
 
 
 def is_taken_away(path):
-    """It lies in a room that is not here."""
+    """It lies in a room that is not here; a folder without code is none."""
     room = path.relative_to(ROOT).parts[:1]
-    return bool(room) and room[0] in REMOVABLE and not (ROOT / room[0]).exists()
+    return bool(room) and room[0] in REMOVABLE and not (ROOT / room[0] / "__init__.py").exists()
 
 
 def test_every_test_that_a_page_names_exists():
