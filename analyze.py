@@ -39,7 +39,7 @@ from analysis.tally import Tally
 from analysis.token_rows import write_token_rows
 from analysis.why import forks, ratio_and_size
 from harness.files import make_folder, writing
-from engine.labels import KINDS
+from engine.tokens import KINDS
 from harness.program import run_as_program
 from harness.progress import show_status
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from engine.errors import UserError
-from engine.labels import (ANSWER, BRACKET, END, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD)
-from engine.tokens import END_OF_TURN
+from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
+                           THINK, WORD)
 from harness.flags import option
 from tools.countdown_data import (MAX_NUMBER, reachable, read_numbers, read_problems,
                                   right_expressions)

@@ -22,11 +22,11 @@ critics and Monte Carlo values in credit/.
 import torch
 
 from engine import processes
+from engine.choices import advantage
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
-from engine.labels import ANSWER, TAG, THINK
+from engine.tokens import ANSWER, TAG, THINK
 from engine.optimizer import clip_and_step
 from engine.rollouts import Rollouts
-from harness.registry import advantage
 from qwen2_model import Qwen2
 
 
@@ -174,9 +174,10 @@ def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> to
 
 
 def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
-           reference: Qwen2 | None = None) -> tuple[dict, torch.Tensor]:
+           reference: Qwen2 | None = None) -> tuple[dict, dict]:
     """One step of the optimizer on the whole batch, or with --epochs several; `s` are the settings.
-    Returns the metrics, and the ratio of new to old probability (B, T) at the last step.
+    Returns the metrics, and for the record, after several steps, the ratio of new to old
+    probability (B, T) at the last of them.
 
     Answers whose every token has weight times advantage 0 add nothing to the gradient and are not
     computed, unless there is a KL term; they still count in N. When no answer is left, nothing is
@@ -186,8 +187,9 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     credit = (weight * advantage * mask).abs().sum(1)  # (B,)
     credit = credit + s.kl * rollouts.length           # with a KL term every token pulls
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
+    columns = {"ratio": ratio} if s.epochs > 1 else {}
     if not credit.any():
-        return skipped(why_nothing_is_left(rollouts, weight)), ratio
+        return skipped(why_nothing_is_left(rollouts, weight)), columns
     rows = rollouts.rows_of_rank()
     rows = rows[credit[rows] != 0]
     N = int(mask.sum())
@@ -216,11 +218,11 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
             if s.kl:
                 add(sums, {"kl": (divergence(log_prob, anchor[part], "k3") * mask[part]).sum()})
         passes.append(step_and_sums(optimizer, sums, s.max_grad_norm))
-    return summary(passes, s.epochs > 1, s.kl > 0), ratio
+    return summary(passes, s.epochs > 1, s.kl > 0), columns
 
 
-# what a pass adds up over its tokens; "ordered" is of pairs (credit/preferences.py)
-SUMS = ("loss", "gap", "tokens", "kl", "ratio", "clipped", "ordered")
+# what a pass adds up over its tokens
+SUMS = ("loss", "gap", "tokens", "kl", "ratio", "clipped")
 
 
 def add(sums: dict, numbers: dict) -> None:
@@ -249,7 +251,7 @@ def step_and_sums(optimizer, sums: dict, max_grad_norm: float) -> dict:
     return processes.all_reduce_numbers(sums) | {"norm": norm}
 
 
-def summary(passes: list[dict], with_ratio: bool = False, with_kl: bool = False) -> dict:
+def summary(passes: list[dict], with_ratio: bool, with_kl: bool) -> dict:
     """Loss, gradient norm and gap of the first pass over the batch; ratio, clipping and KL of the
     last."""
     first, last = passes[0], passes[-1]

@@ -28,13 +28,12 @@ import typing
 import numpy as np
 import torch
 
+from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, mitigation
 from engine.errors import UserError
-from engine.labels import ANSWER, NUMBER, OPERATOR, THINK, WORD
 from engine.rollouts import Rollouts
-from engine.tokens import naive_class
+from engine.tokens import ANSWER, NUMBER, OPERATOR, THINK, WORD, naive_class
 from grpo import gradient_size
 from harness.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
-from harness.registry import mitigation
 
 
 @mitigation
@@ -253,11 +252,18 @@ def covariance(tokens: Rollouts, *, covariance_share: Share = 0.0002,
     return weight.view_as(tokens.log_prob)
 
 
-# Importing a file of credit/ runs its decorators, which add to the lists of choices. This comes
-# last, so that --help lists the choices above first.
-from credit import (  # noqa: E402, F401
-    lambda_grpo, learned_importance, causal_ablation, outcome_gradient, measured, critic,
-    monte_carlo, hindsight, belief, prefix_tree, ktae, gtpo)
+# Methods that keep a state or sample more are classes in credit/. Here stands the module of each,
+# which is imported when the method is chosen, or asked about.
+MITIGATIONS.update({
+    "lambda_grpo": "credit.lambda_grpo", "learned_importance": "credit.learned_importance",
+    "causal_ablation": "credit.causal_ablation", "outcome_gradient": "credit.outcome_gradient",
+    "oracle": "credit.measured", "shared_prefix": "credit.prefix_tree"})
+ADVANTAGES.update({
+    "vine": "credit.monte_carlo", "deletion": "credit.causal_ablation",
+    "measured": "credit.measured", "gae": "credit.critic", "hindsight": "credit.hindsight",
+    "belief": "credit.belief", "prefix_tree": "credit.prefix_tree", "ktae": "credit.ktae",
+    "gtpo": "credit.gtpo"})
+LOSSES["dpo"] = "credit.preferences"
 
 
 if __name__ == "__main__":

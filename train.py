@@ -18,31 +18,29 @@ from statistics import mean
 import engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
 
+from engine.choices import WHOLE_ANSWERS
 import mitigations  # noqa: F401  fills the lists of choices
-from analysis.statistics import wilson_interval
-from credit.placebo import shuffled_advantage
-from credit.preferences import update_preferences
-from credit.weight import token_weight
+from credit.weight import shuffled_advantage, token_weight
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
+from harness.command_line import open_run
 from harness.identity import MODES
-from harness.load import (TrainerState, answers_from, load_optimizer, load_policy,
-                          load_reference)
-from harness.metrics import Clock, step_metrics
+from harness.load import (TrainerState, answers_from, load_optimizer, load_policy, load_reference,
+                          make_advantage, make_mitigation)
+from harness.metrics import Clock, step_metrics, wilson_interval
 from harness.own_code import call_method
 from harness.program import run_as_program
 from harness.progress import print_evaluation, show_status, telling
-from harness.registry import WHOLE_ANSWERS, make_advantage, make_mitigation
-from harness.run import Run, open_run
+from harness.run import Run
 
 
 def train(run: Run) -> None:
     s = run.settings
     policy = load_policy(s, run.checkpoint)         # model, tokenizer, task
     optimizer = load_optimizer(s, policy)           # AdamW
-    reference = load_reference(s)                   # the initial model, where a loss needs it
-    advantage = make_advantage(s, policy)           # rollouts -> (B, T), of --advantage
+    reference = load_reference(s)                   # the initial model, where --kl needs it
+    advantage = make_advantage(s, policy)           # rollouts -> (B, T), of --advantage or --loss
     mitigation = make_mitigation(s, policy)         # rollouts -> (B, T), of --mitigation
     source = answers_from(run, policy, optimizer)   # the policy itself, a server, or a file
     methods = {"advantage": advantage, "mitigation": mitigation}
@@ -62,13 +60,7 @@ def train(run: Run) -> None:
             weight, weight_metrics = token_weight(                              # (B, T)
                 mitigation, s.mitigation, trained, policy, s.rescale, s.placebo)
         with clock("update"):
-            if s.loss == "policy":
-                metrics, ratio = update(policy.model, optimizer, trained, weight, s, reference)
-                columns = {"ratio": ratio} if s.epochs > 1 else {}
-            else:
-                metrics, implied = update_preferences(policy.model, optimizer, trained, s,
-                                                      reference)
-                columns = {"advantage": implied}
+            metrics, columns = update(policy.model, optimizer, trained, weight, s, reference)
         with clock("record"):
             run.record(step, rollouts, weight, columns)
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics, s))

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from engine.sampler import Distribution
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_factor, policy_loss,
                   rescaling)
 from harness.flags import parameters_as_flags, shortened
-from harness.registry import ADVANTAGES, MITIGATIONS
 from harness.settings import OPTIONS
 from harness.tasks import load_task
 

@@ -9,8 +9,7 @@ from analysis.statistics import Estimate, mean_over, paired_difference
 from analysis.sums import PARTITIONS
 from analysis.tables import Table, by_row
 from analysis.vocabulary import Vocabulary
-from engine.labels import KINDS, SECTIONS
-from engine.tokens import load_tokenizer
+from engine.tokens import KINDS, SECTIONS, load_tokenizer
 
 PUBLISHED_ARMS = (
     "published (Qwen2.5-0.5B, another model, one seed, 128 problems): plain GRPO 15%, "

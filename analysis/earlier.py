@@ -18,7 +18,7 @@ from analysis.sums import NORMALISED
 from analysis.tables import Table, by_row
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES
-from engine.labels import KINDS
+from engine.tokens import KINDS
 from harness.run_folder import run_config
 
 TITLE = "The tables of an earlier experiment, by its own definitions"

@@ -8,7 +8,7 @@ from analysis.arms import PLAIN
 from analysis.runs import evaluations, is_done, steps_done
 from analysis.settings import task_of
 from analysis.tally import Tally
-from harness.registry import ADVANTAGES, MITIGATIONS
+from engine.choices import ADVANTAGES, MITIGATIONS
 from harness.settings import OPTIONS
 
 

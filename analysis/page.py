@@ -13,7 +13,7 @@ from string import Template
 
 from analysis.answers import MEANING
 from analysis.tables import Table
-from engine.labels import KINDS, SECTIONS, TAG
+from engine.tokens import KINDS, SECTIONS, TAG
 from harness.files import replace_text
 
 HERE = Path(__file__).resolve().parent

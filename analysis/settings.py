@@ -1,14 +1,14 @@
 """What analysis asks of the settings of runs: what is missing, defaults, what had no effect.
 
-The lists of harness/registry.py are filled by whoever imports mitigations.py, as analyze.py does.
+The lists of engine/choices.py are filled by whoever imports mitigations.py, as analyze.py does.
 """
 from pathlib import Path
 from types import SimpleNamespace
 
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
 from harness.flags import Flag, fields_as_flags, parameters_as_flags
-from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags
-from harness.settings import NOT_SETTINGS, OPTIONS
+from harness.settings import NOT_SETTINGS, OPTIONS, choice_flags
 from harness.tasks import load_task
 
 NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are

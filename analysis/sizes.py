@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from grpo import gradient_size
-from harness.credit_file import read_columns
+from harness.credit_reading import read_columns
 
 UNITS = ("contribution", "gradient")
 LABELS = {"contribution": "A lp", "gradient": "A w s"}  # lp: log p

@@ -225,12 +225,3 @@ def verdicts(estimates: list[Estimate], words=("more", "less"), null: float = 1.
         seen = words[one.value <= null] if p < 0.05 else "none seen"
         found.append(seen if np.isfinite(p) else "too few")
     return found
-
-
-def wilson_interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """95% interval of a proportion (Wilson 1927); unlike the plain one it stays inside 0..1."""
-    p, spread = hits / count, z * z / count
-    centre = p + spread / 2
-    half = z * np.sqrt(p * (1 - p) / count + spread / (4 * count))
-    low, high = (centre - half) / (1 + spread), (centre + half) / (1 + spread)
-    return float(max(0.0, low)), float(min(1.0, high))

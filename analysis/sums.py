@@ -10,7 +10,7 @@ import torch
 
 from analysis.sizes import UNITS, end_of
 from analysis.vocabulary import CLASSES
-from engine.labels import KINDS, SECTIONS
+from engine.tokens import KINDS, SECTIONS
 from grpo import group_z_score
 
 DRAWS = 1000     # of the bootstrap over groups

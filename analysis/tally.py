@@ -15,7 +15,7 @@ from analysis.positions import Positions
 from analysis.sizes import lengths, read_tokens
 from analysis.sums import MEASURES, RESAMPLED, Sums
 from analysis.vocabulary import Vocabulary
-from harness.credit_file import credit_steps, read_columns
+from harness.credit_reading import credit_steps, read_columns
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 

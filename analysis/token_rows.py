@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 from analysis.sizes import lay_flat
 from analysis.sums import normalised_reward
 from analysis.vocabulary import text_of
-from engine.labels import KINDS, SECTIONS
-from harness.credit_file import column_of, read_columns
+from harness.credit_file import column_of
+from harness.credit_reading import read_columns
 from engine.errors import UserError
 from harness.files import whole_file
-from engine.tokens import load_tokenizer
+from engine.tokens import KINDS, SECTIONS, load_tokenizer
 
 WORDS = {"section": SECTIONS, "kind": KINDS}  # of the codes in these columns
 

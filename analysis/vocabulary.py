@@ -3,9 +3,8 @@ id."""
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine.labels import KINDS
 from engine.errors import UserError
-from engine.tokens import naive_class
+from engine.tokens import KINDS, naive_class
 
 CLASSES = ("filler", "reasoning", "structure")
 SUMMED = ("count", "entropy", "log_prob", "gradient")  # over the tokens of an id

@@ -4,7 +4,7 @@ import numpy as np
 from analysis.tables import Table
 from analysis.tally import Tally
 from analysis.vocabulary import text_of
-from engine.labels import KINDS
+from engine.tokens import KINDS
 
 
 def forks(tally: Tally) -> Table:

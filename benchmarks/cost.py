@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from engine.choices import ADVANTAGES, MITIGATIONS
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.tables import Table, by_row
 from benchmarks.cases import MEBIBYTE, run_quietly
@@ -22,7 +23,6 @@ from harness.files import read_lines
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
 from harness.program import run_as_program
 from harness.progress import show_status
-from harness.registry import ADVANTAGES, MITIGATIONS
 
 METHODS = {
     **{name: ["--mitigation", name] for name in MITIGATIONS},

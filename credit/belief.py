@@ -25,13 +25,12 @@ import torch
 
 from credit.monte_carlo import Prefix
 from engine import processes
+from engine.choices import advantage
 from engine.errors import UserError
 from engine.forward import frozen_log_probs
-from engine.labels import THINK
 from engine.rollouts import Rollouts
-from engine.tokens import encode
+from engine.tokens import THINK, encode
 from harness.flags import Flag
-from harness.registry import advantage
 
 Every = typing.Annotated[int, Flag(8, "a belief every so many tokens, linear in between", least=1,
                                    most=1_000_000)]

@@ -15,11 +15,11 @@ import torch
 
 from credit.monte_carlo import continuation_rewards
 from engine import processes
+from engine.choices import advantage, mitigation
 from engine.forward import frozen_log_probs
-from engine.labels import ANSWER
+from engine.tokens import ANSWER
 from engine.rollouts import Rollouts
 from harness.flags import Count, Flag
-from harness.registry import advantage, mitigation
 
 Ablation = typing.Annotated[str, Flag("resample", "resample or delete the token",
                                       choices=("resample", "delete"))]

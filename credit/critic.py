@@ -11,14 +11,15 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from credit.trained import Trained
+from engine.choices import advantage
 from engine.errors import UserError
+from engine.processes import refuse_undefined
 from engine.forward import lay_out
+from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes
 from harness.flags import Flag
-from harness.registry import advantage
 from qwen2_model import Decoder, Qwen2
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
@@ -35,6 +36,41 @@ Layers = typing.Annotated[int, Flag(0, "the model's first layers in a trunk, 0 f
 Process = typing.Annotated[float, Flag(0.0, "reward of each right step, where it ends", least=0,
                                        most=1000)]
 PARTS = 8  # of a batch, one after another: the critic's steps, and what it has in memory
+
+
+class Trained:
+    """A small module that is trained beside the policy, with an AdamW of its own. `state_dict`
+    holds both, so that a resumed run forgets nothing."""
+
+    def __init__(self, module: nn.Module, learning_rate: float, device):
+        self.module = module.to(device)
+        self.optimizer = AdamW(module.parameters(), learning_rate)
+
+    def descend(self, loss: torch.Tensor) -> None:
+        """One step down the gradient of the loss."""
+        self.optimizer.zero_grad()
+        loss.backward()
+        for parameter in self.module.parameters():
+            if parameter.grad is None:  # not in this loss: AdamW makes its state all the same
+                parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        refuse_undefined("after its update, what is trained beside the policy is",
+                         *self.module.parameters())
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.module.state_dict() | optimizer_tensors(self.optimizer, self.named_parameters())
+
+    def load_state_dict(self, tensors: dict[str, torch.Tensor]) -> None:
+        names = set(self.module.state_dict())
+        missing = sorted(names - set(tensors))
+        if missing:
+            raise UserError(f"the checkpoint lacks {missing[0]}")
+        self.module.load_state_dict({name: tensors[name] for name in names})
+        rest = {name: value for name, value in tensors.items() if name not in names}
+        load_optimizer_tensors(self.optimizer, self.named_parameters(), rest)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.module.named_parameters())
 
 
 class Head(nn.Linear):

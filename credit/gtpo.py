@@ -8,10 +8,10 @@ d_t and h_t count the right and the wrong answers that have a token t: on averag
 """
 import torch
 
+from engine.choices import advantage
 from engine.rollouts import Rollouts
 from grpo import centred, group_z_score
 from harness.flags import NotNegative
-from harness.registry import advantage
 
 LEAST_ENTROPY = 1e-6  # 1 / entropy stays finite
 

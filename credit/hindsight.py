@@ -16,12 +16,12 @@ import typing
 import torch
 
 from engine import processes
+from engine.choices import advantage
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.optimizer import clip_and_step
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from harness.flags import Flag
-from harness.registry import advantage
 from qwen2_model import Qwen2
 
 Rate = typing.Annotated[float, Flag(1e-3, "learning rate of the copy that is taught right answers",

@@ -16,10 +16,10 @@ import math
 
 import torch
 
+from engine.choices import advantage
 from engine.rollouts import Rollouts
 from grpo import centred, group_z_score, to_every_token
 from harness.flags import NotNegative
-from harness.registry import advantage
 
 
 @advantage

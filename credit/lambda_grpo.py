@@ -4,11 +4,11 @@ import typing
 import torch
 import torch.nn as nn
 
-from credit.trained import Trained
+from credit.critic import Trained
+from engine.choices import mitigation
 from engine.rollouts import Rollouts
 from grpo import length_factor, group_z_score, policy_loss
 from harness.flags import LearningRate, Range
-from harness.registry import mitigation
 
 Exponent = typing.Annotated[float, Range(least=-100, most=100)]
 

@@ -3,10 +3,10 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from credit.trained import Trained
+from credit.critic import Trained
+from engine.choices import mitigation
 from engine.rollouts import Rollouts
 from harness.flags import CountOrNone, LearningRate
-from harness.registry import mitigation
 
 
 class ImportanceNet(nn.Module):

@@ -18,10 +18,10 @@ import typing
 import torch
 
 from credit.monte_carlo import continuation_rewards
+from engine.choices import advantage, mitigation
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.flags import Flag
-from harness.registry import advantage, mitigation
 
 Count = typing.Annotated[int, Flag(4, "fresh answers that leave each undecided token", least=1,
                                    most=10_000)]

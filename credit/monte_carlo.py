@@ -14,13 +14,13 @@ from functools import cache
 import torch
 
 from engine import processes
-from engine.errors import UserError
-from engine.finite import BrokenModel, refuse_undefined
+from engine.choices import advantage
+from engine.errors import BrokenModel, UserError
+from engine.processes import refuse_undefined
 from engine.forward import LOGITS_AT_ONCE
 from engine.rollouts import Rollouts, stop_ids
 from engine.sampler import Generation, Start, generate
 from harness.flags import Flag, shortened
-from harness.registry import advantage
 
 Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
 K = typing.Annotated[int, Flag(9, "fresh continuations behind each value", least=1, most=10_000)]

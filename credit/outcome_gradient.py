@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 
 from engine import processes
+from engine.choices import mitigation
 from engine.forward import lay_out, micro_batches
-from engine.labels import ANSWER, THINK
+from engine.tokens import ANSWER, THINK
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from harness.flags import NotNegative, Percent, Positive
-from harness.registry import mitigation
 from qwen2_model import Qwen2
 
 LEAST = 0.1

@@ -9,10 +9,10 @@ cat", 1 behind "the cat sat". Two ways to use the tree are here; neither samples
 """
 import torch
 
+from engine.choices import advantage, mitigation
 from engine.rollouts import Rollouts
 from grpo import group_mean, group_z_score, to_every_token
 from harness.flags import NotNegative
-from harness.registry import advantage, mitigation
 
 
 @advantage

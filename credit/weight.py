@@ -1,10 +1,10 @@
 """The weights of a batch as the loss takes them.
 
-What a mitigation returned is checked, shuffled for a placebo, and rescaled.
+What a mitigation returned is checked, shuffled for a placebo, and rescaled. A placebo has the same
+weights or advantages, permuted, so that only the choice of tokens is lost.
 """
 import torch
 
-from credit.placebo import shuffled_weight
 from engine.rollouts import Rollouts
 from grpo import rescaling
 from harness.own_code import call_method, joined, metrics_of, place_of, refuse_tokens
@@ -34,3 +34,26 @@ def token_weight(chosen, name: str, tokens: Rollouts, policy=None, rescale: str 
     about = {"weight_factor": factor, "weight_max": weight.max().item(), "weight_note": note}
     return weight, joined(metrics_of(chosen, whose), about)
 
+
+def shuffled_weight(weight: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:
+    """The weights permuted over the batch's tokens."""
+    mask = rollouts.mask
+    order = torch.randperm(int(mask.sum()), generator=rollouts.generator).to(mask.device)
+    return torch.zeros_like(weight).masked_scatter(mask, weight[mask][order])
+
+
+def shuffled_advantage(rollouts: Rollouts, whole_answers: bool) -> torch.Tensor:
+    """Advantages permuted over the group's answers; over its tokens, where those of an answer may
+    differ."""
+    result = torch.zeros_like(rollouts.advantage)
+    for group in range(len(rollouts.prompt_ids)):
+        rows = (rollouts.group == group).nonzero().squeeze(1)
+        advantage, mask = rollouts.advantage[rows], rollouts.mask[rows]
+        count = len(rows) if whole_answers else int(mask.sum())
+        order = torch.randperm(count, generator=rollouts.generator).to(rows.device)
+        if whole_answers:
+            result[rows] = advantage[order, :1] * mask
+        else:
+            shuffled = advantage[mask][order]
+            result[rows] = torch.zeros_like(advantage).masked_scatter(mask, shuffled)
+    return result

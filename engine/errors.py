@@ -16,6 +16,25 @@ class OwnCodeError(UserError):
     """In code that somebody wrote for the lab. One process of several may meet it alone."""
 
 
+class LostProcess(UserError):
+    """Another process has ended. Whoever notices says so: it may be rank 0 that is gone."""
+    WAY_OUT = ("What was saved is whole: the same torchrun with train.py --resume RUN goes on from "
+               "the last checkpoint")
+
+
+class NotFinite(UserError):
+    """A number that a run works with is not finite. A nan spreads from the credit of one token to
+    the gradient, to every parameter, to every answer: so the run stops at the first."""
+
+
+class NotFiniteCredit(NotFinite):
+    """What a weighting or an advantage made of finite numbers is not."""
+
+
+class BrokenModel(NotFinite):
+    """What the model computes is not finite."""
+
+
 def mode_of(path: str | Path) -> int:
     """What there is at a path, as os.stat says it; 0 for nothing. What may not be looked at is not
     taken for nothing: that is an error."""

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from engine import processes
-from engine.finite import BrokenModel, refuse_undefined
+from engine.errors import BrokenModel
 from engine.packing import SharedPrompts
+from engine.processes import keep_parts_only, refuse_undefined
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution
-from engine.sharded import keep_parts_only
 from qwen2_model import Qwen2
 
 LOGITS_AT_ONCE = 2 ** 26  # at most so many logits exist at the same time

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.sharded import is_part, keep_parts_only, whole
+from engine.processes import is_part, keep_parts_only, whole
 from qwen2_model import Block, Linear, Qwen2, RMSNorm, at_least_float32, rotary, rotate
 
 

@@ -17,8 +17,7 @@ from torch.optim.adamw import adamw
 
 from engine import processes
 from engine.errors import UserError
-from engine.finite import refuse_undefined
-from engine.sharded import holds_for_all, is_part, own_part, part_for, whole
+from engine.processes import holds_for_all, is_part, own_part, part_for, refuse_undefined, whole
 from qwen2_model import Qwen2
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter

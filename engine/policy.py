@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from engine.finite import BrokenModel, refuse_undefined
+from engine.errors import BrokenModel
+from engine.processes import refuse_undefined
 from engine.forward import Forward
 from engine.rollouts import Rollouts, sample_answers, score_answers
 from engine.tokens import encode_prompt, token_bytes

@@ -6,27 +6,16 @@ the same code as a single process. Each rank computes the gradient of its own an
 are all-reduced (summed). The replicas stay equal because they all take the same step. Rank 0 prints
 and writes; the others write their credit.
 
-A model that does not fit on one GPU is sharded as well with --shard: see engine/sharded.py.
+A model that does not fit on one GPU is sharded as well with --shard (engine/sharded.py): its
+tensors are DTensors then, of which each process keeps some rows.
 """
 import os
 import sys
-import time
-from contextlib import suppress
-from datetime import timedelta
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from engine.errors import UserError
-
-PATIENCE = 10  # seconds that rank 0 may be behind another process
-WAY_OUT = ("What was saved is whole: the same torchrun with train.py --resume RUN goes on from the "
-           "last checkpoint")
-
-
-class LostProcess(UserError):
-    """Another process has ended. Whoever notices says so: it may be rank 0 that is gone."""
+from engine.errors import LostProcess, NotFinite
 
 
 def start(device: str) -> str:
@@ -34,43 +23,13 @@ def start(device: str) -> str:
     second call only returns the device."""
     if is_alone():
         return device
-    refuse_half_an_environment()
-    if device == "cuda":
-        local_rank = int(os.environ["LOCAL_RANK"])
-        devices = torch.cuda.device_count()
-        if local_rank >= devices:
-            raise UserError(f"--device cuda: {local_rank + 1} processes or more on this machine, "
-                            f"and PyTorch sees {devices} CUDA devices here")
-        device = f"cuda:{local_rank}"
-        torch.cuda.set_device(device)
-    elif device != "cpu":
-        raise UserError(f"--device {device}: every process takes a device of its own, say cuda")
-    if not dist.is_initialized():
-        backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-        try:
-            dist.init_process_group(backend, timeout=timedelta(minutes=30))
-            dist.all_reduce(torch.zeros(1))  # one that left now would cut off those still meeting
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise LostProcess(f"the processes did not meet: {reason}") from None
-    return device
+    from engine.several import join  # few runs need it
+    return join(device)
 
 
 def is_alone() -> bool:
     """Whether no other process shares the run, as the environment that torchrun sets has it."""
     return os.environ.get("WORLD_SIZE", "") in ("", "1")
-
-
-def refuse_half_an_environment() -> None:
-    """torchrun sets all of these numbers for every process; another program may set only some."""
-    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"):
-        if not os.environ.get(name, "").isdecimal():
-            raise LostProcess(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}, but {name} is "
-                              f"{os.environ.get(name)!r}: several processes are started by "
-                              "torchrun, and a single one without WORLD_SIZE")
-    if int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):  # it would wait for half an hour
-        raise LostProcess(f"RANK is {os.environ['RANK']}, but WORLD_SIZE is "
-                          f"{os.environ['WORLD_SIZE']}: ranks count from 0")
 
 
 def stop() -> None:
@@ -79,30 +38,6 @@ def stop() -> None:
         if sys.exc_info()[0] is None:
             dist.barrier()  # a process that left early would abort those that still communicate
         dist.destroy_process_group()
-
-
-def leave_at_once(sentence: str) -> NoReturn:
-    """Say why and end without waiting for the others: one of them may be gone, and a message to it
-    on its way for half an hour."""
-    with suppress(OSError):
-        os.write(2, f"{sentence}\n".encode())
-    os._exit(1)
-
-
-def rank_0_says_so() -> bool:
-    """Whether rank 0 has ended, too, so that an error of this process needs no words of its own.
-    torchrun stops all as soon as one has ended, rank 0 in the middle of its sentence: so this waits
-    for it."""
-    if is_main_process():
-        return False
-    if not dist.is_initialized():
-        time.sleep(PATIENCE)
-        return True
-    try:
-        dist.irecv(torch.zeros(1), src=0).wait(timedelta(seconds=PATIENCE))  # nothing is ever sent
-    except RuntimeError as error:
-        return "Timed out" not in str(error)
-    return False
 
 
 def count() -> int:
@@ -175,10 +110,56 @@ def together(operation, *arguments) -> None:
 
 def about_loss(error: Exception) -> str:
     reason = str(error).strip().splitlines()[0]
-    return f"rank {rank()} lost another process ({reason}). {WAY_OUT}"
+    return f"rank {rank()} lost another process ({reason}). {LostProcess.WAY_OUT}"
 
 
 def is_loss(error: Exception) -> bool:
     """Whether this error came up because another process has ended, in a message between processes
     that PyTorch sends by itself."""
     return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
+
+
+def is_part(tensor: torch.Tensor) -> bool:
+    """Whether it is sharded: a DTensor."""
+    return hasattr(tensor, "to_local")
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows that this process keeps."""
+    return tensor.to_local() if is_part(tensor) else tensor
+
+
+def part_for(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of a whole tensor that belong in this process's part of `place`."""
+    if not is_part(place):
+        return tensor
+    rows = -(-len(tensor) // count())  # a process; the last ones get fewer, or none
+    return tensor[rows * rank():rows * (rank() + 1)]
+
+
+def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
+    """Whether `is_true` in every process, if one of the tensors is sharded; otherwise in this one.
+    """
+    if any(is_part(tensor) for tensor in tensors):
+        return not any_of(not is_true)
+    return is_true
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor, all rows of it. Every process has to call this."""
+    return tensor.full_tensor() if is_part(tensor) else tensor
+
+
+def keep_parts_only(model) -> None:
+    """Reshard the layers that are still gathered after a forward pass. A backward pass does so by
+    itself."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
+
+
+def refuse_undefined(what: str, *tensors: torch.Tensor, kind=NotFinite) -> None:
+    """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say."""
+    is_defined = all(own_part(tensor).isfinite().all() for tensor in tensors)
+    if not holds_for_all(is_defined, *tensors):
+        raise kind(f"{what} not finite")

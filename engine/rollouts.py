@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine import processes
-from engine.errors import UserError
-from engine.finite import BrokenModel, refuse_undefined
+from engine.errors import BrokenModel, UserError
+from engine.processes import refuse_undefined
 from engine.sampler import Generation, generate
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
@@ -40,7 +40,7 @@ class Rollouts:
     # known once the answers are scored
     responses: list[str] | None = None           # of each answer, whole
     texts: list[list[str]] | None = None         # of each answer, token by token
-    section: torch.Tensor | None = None          # (B, T) uint8, codes in engine/labels.py
+    section: torch.Tensor | None = None          # (B, T) uint8, codes in engine/tokens.py
     kind: torch.Tensor | None = None             # (B, T) uint8
     scores: dict[str, torch.Tensor] | None = None  # reward, format, answer, reasoning: (B,) float32
 

@@ -21,6 +21,7 @@ Left out: sampling layer by layer. A copy in bfloat16 has to fit beside the part
 import torch
 
 from engine import processes
+from engine.processes import holds_for_all, is_part, keep_parts_only, own_part, part_for, whole
 from qwen2_model import Qwen2, copy_whole
 
 
@@ -57,37 +58,6 @@ def copy_rows(place: torch.Tensor, tensor: torch.Tensor) -> bool:
     return holds_for_all(copy_whole(own_part(place), part_for(place, tensor)), place)
 
 
-def is_part(tensor: torch.Tensor) -> bool:
-    """Whether it is sharded: a DTensor."""
-    return hasattr(tensor, "to_local")
-
-
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows that this process keeps."""
-    return tensor.to_local() if is_part(tensor) else tensor
-
-
-def part_for(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of a whole tensor that belong in this process's part of `place`."""
-    if not is_part(place):
-        return tensor
-    rows = -(-len(tensor) // processes.count())  # a process; the last ones get fewer, or none
-    return tensor[rows * processes.rank():rows * (processes.rank() + 1)]
-
-
-def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
-    """Whether `is_true` in every process, if one of the tensors is sharded; otherwise in this one.
-    """
-    if any(is_part(tensor) for tensor in tensors):
-        return not processes.any_of(not is_true)
-    return is_true
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor, all rows of it. Every process has to call this."""
-    return tensor.full_tensor() if is_part(tensor) else tensor
-
-
 @torch.no_grad()
 def whole_model(model, dtype: torch.dtype):
     """This model, or if it is sharded, a whole copy with its matrices in `dtype`. Every process has
@@ -104,11 +74,3 @@ def whole_model(model, dtype: torch.dtype):
     copy.load_state_dict(gathered, assign=True)
     copy.model.checkpointing = model.model.checkpointing
     return copy.compute_in(model.compute_dtype).requires_grad_(False)
-
-
-def keep_parts_only(model) -> None:
-    """Reshard the layers that are still gathered after a forward pass. A backward pass does so by
-    itself."""
-    for module in model.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()

@@ -1,5 +1,6 @@
 """Byte-level tokenizers (Qwen's): reading one, the ids of a prompt, the bytes of each token; and
-the class of a token by its text."""
+what a token is called: the section of the answer it stands in, the kind of text it is, and its
+class by its text alone."""
 import json
 import re
 from functools import cache, lru_cache
@@ -12,6 +13,13 @@ from engine.errors import UserError, is_file
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn: every prompt is written so
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
+
+# Codes, as credit files hold them. A task assigns them (its method `label`); weightings and tables
+# use them.
+OTHER, THINK, ANSWER = range(3)                                # section codes
+WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)    # kind codes
+SECTIONS = ("other", "think", "answer")
+KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 
 
 def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:

@@ -30,6 +30,11 @@ def find_folder(name: str) -> Path:
     return PROJECT / name if is_shipped else Path(name)
 
 
+def path_from_here(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if here in path.parents else path)
+
+
 def paths_in(folder: str | Path) -> list[Path]:
     """All that lies in a folder, in the order of the names; nothing if there is no folder."""
     try:

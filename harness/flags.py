@@ -124,17 +124,22 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{shortened(message, 300)} (--help lists the flags)")
 
     def read(self, argv: list[str], about_unknown=lambda argument: "") -> dict:
-        """The flags that were typed. --max-new-tokens is --max_new_tokens. `about_unknown` makes a
-        sentence about an argument that is no flag, or an empty text."""
-        typed = [underscores(argument) for argument in argv]
-        given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
+        """The flags that were typed. `about_unknown` makes a sentence about an argument that is no
+        flag, or an empty text."""
+        given, unknown = self.parse(argv)
         if unknown:
             name = unknown[0].partition("=")[0]
             near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=NEAR)
             question = f", did you mean {near[0]}?" if near else ""
             said = f"unknown argument {shortened(' '.join(unknown[0].split()))}{question}"
             raise UserError(about_unknown(unknown[0]) or said)
-        return vars(given)
+        return given
+
+    def parse(self, argv: list[str]) -> tuple[dict, list[str]]:
+        """The flags that were typed, and what is none. --max-new-tokens is --max_new_tokens."""
+        typed = [underscores(argument) for argument in argv]
+        given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
+        return vars(given), unknown
 
 
 def underscores(argument: str) -> str:

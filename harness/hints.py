@@ -1,4 +1,4 @@
-"""What to type instead: commands to paste, and what settings of other libraries are called here."""
+"""What to type instead: what settings of other libraries are called here, what a path may mean."""
 import difflib
 import re
 import shlex
@@ -79,13 +79,3 @@ def about_missing_model(name: str) -> str:
     command = shlex.join(["hf", "download", hub_name, "--local-dir", f"models/{match[2]}"])
     return (f"there is no model folder {name}. This makes one: {command}, "
             f"and then --model models/{match[2]} takes it")
-
-
-def python_command(*words) -> str:
-    """A command to paste: python_command("train.py", "--resume", folder)."""
-    return shlex.join(["python", *map(str, words)])
-
-
-def path_from_here(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if here in path.parents else path)

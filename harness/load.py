@@ -1,7 +1,10 @@
-"""What a run works with, made from its settings: the policy, a frozen copy of it, its optimizer
-and who answers the problems; and the trainer's state, to read back or to keep."""
+"""What a run works with, made from its settings: the policy, a frozen copy of it, its optimizer,
+its advantage and mitigation, and who answers the problems; and the trainer's state, to read back or
+to keep."""
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 
 import torch
@@ -9,12 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from engine import processes
+from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS
 from engine.errors import UserError
-from engine.finite import refuse_undefined
 from engine.optimizer import (AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors,
                               parameters_by_name)
 from engine.policy import Policy
-from engine.sharded import load_shard
+from engine.processes import refuse_undefined
 from engine.tokens import encode_prompt, load_tokenizer
 from harness.files import find_folder
 from harness.own_code import expect, own_code
@@ -48,6 +51,7 @@ def load_model(s: Settings, folder: Path, device) -> Qwen2:
     if processes.count() == 1:
         raise UserError("--shard shares a model between processes, and this one is alone: start "
                         "several with torchrun (docs/large_models.md), or say --shard no")
+    from engine.sharded import load_shard
     return load_shard(folder, device, dtype).compute_in(dtype)
 
 
@@ -59,12 +63,38 @@ def load_optimizer(s: Settings, policy: Policy) -> AdamW:
 
 
 def load_reference(s: Settings) -> Qwen2 | None:
-    """The model as it was before training, where a loss compares with it."""
-    if not s.kl and s.loss != "dpo":
-        return None
+    """The initial model, where the KL term compares with it."""
+    return initial_model(s) if s.kl else None
+
+
+def initial_model(s: Settings) -> Qwen2:
+    """The model as it was before training, frozen."""
     device = pick_device(processes.start(s.device))
     model = load_model(s, find_folder(s.model), device).requires_grad_(False)
     return model.cast_weights(getattr(torch, s.dtype)) if s.offload_optimizer else model
+
+
+def make(function, values: dict, policy):
+    """Bring a choice with the values of its flags into the one form (tokens, policy) -> (B, T)."""
+    if not inspect.isclass(function):
+        return wraps(function)(lambda tokens, policy: function(tokens, **values))
+    if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
+        raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
+                        "resumed run would forget its state")
+    with own_code(function.__name__, function):
+        return function(policy, **values)
+
+
+def make_advantage(s, policy):
+    """The advantage that the settings choose: (rollouts, policy) -> (B, T)."""
+    if s.loss in LOSSES:
+        return make(LOSSES[s.loss], {}, policy)
+    return make(ADVANTAGES[s.advantage], s.flags_for(ADVANTAGES[s.advantage]), policy)
+
+
+def make_mitigation(s, policy):
+    """The weighting that the settings choose: (rollouts, policy) -> (B, T)."""
+    return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
 
 
 def answers_from(run, policy: Policy, optimizer: AdamW):

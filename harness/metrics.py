@@ -1,4 +1,6 @@
-"""A step's line of metrics.jsonl: numbers of the batch, of credit and update, of time."""
+"""A step's line of metrics.jsonl: numbers of the batch, of credit and update, of time; and the
+interval of a share."""
+import math
 import sys
 import time
 from contextlib import contextmanager
@@ -70,3 +72,12 @@ def peak_memory(device: torch.device) -> int | None:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def wilson_interval(hits: int, count: int, z: float = 1.959964) -> tuple[float, float]:
+    """95% interval of a proportion (Wilson 1927); unlike the plain one it stays inside 0..1."""
+    p, spread = hits / count, z * z / count
+    centre = p + spread / 2
+    half = z * math.sqrt(p * (1 - p) / count + spread / (4 * count))
+    low, high = (centre - half) / (1 + spread), (centre + half) / (1 + spread)
+    return max(0.0, low), min(1.0, high)

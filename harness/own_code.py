@@ -14,11 +14,10 @@ from reprlib import repr as brief
 
 import torch
 
-from engine.errors import OwnCodeError, UserError
-from engine.finite import NotFiniteCredit
+from engine.errors import NotFiniteCredit, OwnCodeError, UserError
 from engine.rollouts import Rollouts
+from harness.files import path_from_here
 from harness.flags import NEAR, shortened
-from harness.hints import path_from_here
 from harness.program import of_the_system
 
 

@@ -1,21 +1,25 @@
 """How every program begins and ends.
 
 What it prints cannot steer the terminal, whatever a model wrote; and what ends it is one line,
-unless it is a mistake in this code.
+unless it is a mistake in this code. Ctrl-C: once to stop after the current step, twice to stop at
+once; several processes stop together, after the same step.
 """
+import os
 import signal
 import sys
+import threading
 from typing import NoReturn
 
 import torch
 
 from engine import processes
-from engine.errors import OwnCodeError, UserError
-from harness.progress import go_on_for_nobody, though_nobody_reads
-from harness.terminal import Visible, visible
+from engine.errors import LostProcess, OwnCodeError, UserError
+from harness.progress import Visible, go_on_for_nobody, though_nobody_reads, visible
 
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
            "does a smaller model")
+MESSAGE = b"\nstopping after this step (once more: at once, back to the last checkpoint)\n"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_as_program(name: str, main, interrupted: str = "") -> None:
@@ -26,9 +30,11 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         main(sys.argv[1:])
         sys.stdout.flush()
     except UserError as error:
-        may_be_alone = isinstance(error, (processes.LostProcess, OwnCodeError))
-        if not may_be_alone and processes.rank_0_says_so():
-            sys.exit(1)
+        may_be_alone = isinstance(error, (LostProcess, OwnCodeError))
+        if not (may_be_alone or processes.is_main_process()):
+            from engine.several import rank_0_says_so
+            if rank_0_says_so():
+                sys.exit(1)
         end_with(f"{name}: {visible(str(error))}")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends at once, without a traceback
@@ -52,7 +58,8 @@ def end_with(sentence: str) -> NoReturn:
         sys.exit(sentence)
     with though_nobody_reads(sys.stdout):
         sys.stdout.flush()
-    processes.leave_at_once(sentence)
+    from engine.several import leave_at_once
+    leave_at_once(sentence)
 
 
 def of_the_system(error: Exception) -> str | None:
@@ -67,3 +74,30 @@ def of_the_system(error: Exception) -> str | None:
     if isinstance(error, refused) or "can't allocate memory" in str(error):
         return f"there is not enough memory: {SMALLER}"
     return None
+
+
+class StopRequest:
+    """Inside `with`, Ctrl-C and SIGTERM set `asked` instead of ending the process."""
+    asked = False
+
+    def __enter__(self) -> "StopRequest":
+        self.handlers_before = {name: signal.signal(name, self.handle) for name in SIGNALS}
+        if processes.count() > 1:
+            readable, writable = os.pipe()
+            os.set_blocking(writable, False)
+            signal.set_wakeup_fd(writable)  # gets a signal's number at once, whatever Python does
+            from engine.several import end_after_signal
+            threading.Thread(target=end_after_signal, args=(readable,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        for name, handler in self.handlers_before.items():
+            signal.signal(name, handler)
+
+    def handle(self, *_) -> None:
+        if self.asked and processes.count() == 1:  # torchrun passes on what the terminal has sent
+            raise KeyboardInterrupt
+        if not self.asked and processes.is_main_process():
+            with though_nobody_reads(sys.stdout):
+                os.write(sys.stdout.fileno(), MESSAGE)  # print may be busy at this moment
+        self.asked = True

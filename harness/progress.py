@@ -1,15 +1,19 @@
-"""What people see while something runs: lines that stay, and one that the next overwrites."""
+"""What people see: lines that stay, and one that the next overwrites; colours of ours, where a
+terminal has them, and nothing that a model wrote can steer it; at the end, what changed."""
 import os
+import shlex
 import sys
 import textwrap
+import time
 from contextlib import contextmanager
 from statistics import mean
 
 from engine import processes
-from harness.terminal import put, right_or_wrong, visible
+from harness.files import read_lines
 
 BARS = "▁▂▃▄▅▆▇█"
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
+BOLD, GREEN, RED = "1", "1;32", "1;31"
 
 
 def say(text: str, mark: str = "") -> None:
@@ -96,3 +100,89 @@ def telling(shown: list[str]) -> list[int]:
         words = shown[place].split()
         return len(words) - len(set(words))
     return sorted(range(len(shown)), key=repeats)[:EXAMPLES]
+
+
+def has_colour() -> bool:
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and wanted
+
+
+def styled(text: str, style: str) -> str:
+    return f"\033[{style}m{text}\033[0m" if style and has_colour() else text
+
+
+def right_or_wrong(is_right: bool) -> str:
+    return styled("right", GREEN) if is_right else styled("wrong", RED)
+
+
+def put(line: str) -> None:
+    """Print a line whose escape sequences are ours. stdout itself spells them out (Visible): all
+    that a model wrote goes through `visible` first."""
+    print(line, file=getattr(sys.stdout, "stream", sys.stdout), flush=True)
+
+
+def visible(text: str) -> str:
+    """The text with control characters written out, as \\x1b; new lines and tabs stay."""
+    return "".join(character if character.isprintable() or character in "\n\t"
+                   else character.encode("unicode_escape").decode() for character in text)
+
+
+class Visible:
+    """A text stream for people. Our own escape sequences, which shade text in a terminal, go to
+    `.stream` itself."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        if hasattr(stream, "reconfigure"):  # there are characters that no terminal can show
+            stream.reconfigure(errors="replace")
+
+    def write(self, text: str) -> int:
+        return self.stream.write(visible(text))
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+
+def python_command(*words) -> str:
+    """A command to paste: python_command("train.py", "--resume", folder)."""
+    return shlex.join(["python", *map(str, words)])
+
+
+def tell_outcome(run) -> None:
+    if not processes.is_main_process():
+        return
+    path, s = run.folder.path, run.settings
+    lines = read_lines(path / "evaluations.jsonl") if s.eval_every else []
+    sampled, greedy = ([line for line in lines if line["mode"] == mode]
+                       for mode in ("sampled", "greedy"))
+    since = f" since step {run.done}" if run.done else ""
+    minutes, seconds = divmod(round(time.monotonic() - run.start), 60)
+    took = (f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s") + since
+    say(f"  {change(sampled[0], sampled[-1])}, {took}" if len(sampled) > 1 else f"  {took}")
+    say("What every token got, and what one of them got:")
+    say(f"  {python_command('analyze.py', path)}")
+    say(f"  {python_command('-m', 'tools.follow', path)}")
+    if len(greedy) > 1 and s.checkpoint_every and hasattr(run.policy.task, "read"):
+        tell_what_turned(run, greedy[0]["answer"], greedy[-1]["answer"])
+
+
+def change(before: dict, after: dict) -> str:
+    """23.1% (95% interval 21.0% to 25.3%) -> 48.9% (46.4% to 51.5%) of 1,500 held-out problems"""
+    first, low, high, last, lowest, highest = (
+        f"{line[name]:.1%}" for line in (before, after)
+        for name in ("success", "success_low", "success_high"))
+    return (f"{first} (95% interval {low} to {high}) -> {last} ({lowest} to {highest}) of "
+            f"{len(after['answer']):,} held-out problems")
+
+
+def tell_what_turned(run, before: list, after: list) -> None:
+    """The first held-out problem whose greedy answer turned from wrong to right."""
+    turned = [place for place, (was, is_now) in enumerate(zip(before, after)) if was < is_now]
+    if not turned:
+        return
+    task = run.policy.task
+    problem = task.show(task.held_out_problems(run.settings.eval_tasks)[turned[0]])
+    command = python_command("-m", "tools.sample", run.folder.path, *problem.split(), "--greedy")
+    lost = sum(was > is_now for was, is_now in zip(before, after))
+    say(f"The first held-out problem whose likeliest answer turned from wrong to right "
+        f"({len(turned):,} did, {lost:,} the other way):\n  {command}")

@@ -1,20 +1,60 @@
 """What train.py asks before it goes on: is this the run that is meant, is it finished, is all there
 that it needs, and would anything be lost?"""
-import json
 import shlex
+from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
+from engine import processes
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders, step_of
 from harness.files import is_file, paths_in, read_json
-from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, check_seal, missing_evaluations,
-                              refuse_gaps)
+from harness.identity import CHANGEABLE, check_seal, missing_evaluations, refuse_gaps
 from harness.progress import say
 from harness.provenance import refuse_other_sources
-from harness.run_folder import RunFolder
-from harness.settings import OPTIONS, Settings, flags_beside
+from harness.run import Run
+from harness.run_folder import RunFolder, open_folder, run_config
+from harness.settings import OPTIONS, Settings, flags_beside, make_settings
+
+
+def continued(settings: Settings, given: dict, may_continue: bool) -> Run:
+    """The run that is in the folder of these settings, if it is the one and may be gone on with."""
+    difference = what_differs(settings)
+    if may_continue and not difference:
+        given = {name: value for name, value in given.items() if name in CHANGEABLE}
+        return resumed(settings.folder, given)
+    refuse_to_overwrite(settings.folder, difference)
+
+
+def resumed(path: Path, given: dict) -> Run:
+    """The run of a folder. `given` are the flags typed now; few may be changed."""
+    refuse_changes(given)
+    config = run_config(path)
+    for name in ("steps", "checkpoint_every"):
+        config.setdefault(name, getattr(Settings, name))
+    settings = make_settings({"config": path / "config.json", **given})
+    processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
+    with ExitStack() as opened:
+        folder = opened.enter_context(open_folder(path))
+        run = checked_run(folder, config, settings)
+        run.cleanup = opened.pop_all()
+    return run
+
+
+def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
+    """From the last checkpoint, or from the start where nothing can be lost."""
+    folder.remove_old_states()  # a kill may have come before the run did this
+    checkpoints = folder.checkpoints()
+    run = Run(settings, folder, config, checkpoints[-1] if checkpoints else None)
+    if is_finished(folder, config, settings, run.done):
+        say(how_far(folder, config["steps"], run.done))
+        run.is_finished = True
+        return run
+    if not run.checkpoint:
+        refuse_to_erase(folder, config)
+    check_what_is_there(folder, settings, config, run.checkpoint)
+    say(f"going on after step {run.done}" if run.done else
+        "no checkpoint yet: starting again at step 1")
+    return run
 
 
 def refuse_changes(given: dict) -> None:
@@ -23,20 +63,6 @@ def refuse_changes(given: dict) -> None:
     if fixed:
         flags = ", ".join(f"--{name}" for name in CHANGEABLE)
         raise UserError(f"--{fixed[0]} cannot be changed in a resumed run, only {flags} can")
-
-
-def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
-    """Write the settings that are changed into config.json. Print a note of what may change
-    results."""
-    values = {name: getattr(settings, name) for name in CHANGEABLE}
-    values["threads"] = torch.get_num_threads()
-    changes = {name: value for name, value in values.items() if config.get(name, value) != value}
-    if changes:
-        run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
-    flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]
-    if flags:
-        say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
-            "this is not bit for bit the run it would have been")
 
 
 def what_differs(settings: Settings) -> str:

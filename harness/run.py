@@ -1,6 +1,6 @@
-"""A run from its command line to its last step: begun, resumed, recorded, stopped.
+"""A run from its first step to its last: begun, recorded, stopped.
 
-    with open_run(argv) as run:      refuses what would be lost or mixed up, locks the folder
+    with open_run(argv) as run:      command_line.py: a new one, or one that is there already
         run.begin(...)               the folder appears, or the trainer's state is read back
         for step in run.steps():     from the first step, or the one after the checkpoint
             run.record(...)          credit file and sample answers
@@ -8,35 +8,27 @@
             run.save_if_due(step)    a checkpoint; after Ctrl-C also the end
         run.end()
 """
+import json
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean
 
 import torch
 
 from engine import processes
-from engine.errors import UserError
-from engine.finite import BrokenModel, NotFinite, NotFiniteCredit
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.command_line import read_flags
 from harness.credit_file import step_of
-from harness.files import is_there
-from harness.hints import python_command
-from harness.identity import CHANGEABLE, run_id_of
+from harness.identity import CHANGEABLE, CHANGES_ROUNDING, run_id_of
 from harness.load import TrainerState
-from harness.outcome import tell_outcome
-from harness.progress import print_step, say, sparkline
+from harness.progress import print_step, python_command, say, sparkline, tell_outcome
 from harness.provenance import fingerprints, provenance
-from harness.registry import ADVANTAGES, MITIGATIONS
-from harness.resume import (check_what_is_there, how_far, is_finished, keep_changes,
-                            refuse_changes, refuse_to_erase, refuse_to_overwrite, what_differs)
-from harness.run_folder import RunFolder, open_folder, run_config
-from harness.settings import Settings, make_settings
-from harness.stopping import StopRequest
+from harness.run_folder import RunFolder, open_folder
+from harness.settings import Settings
+from harness.program import StopRequest
 
 NEVER_RIGHT = 5  # steps without one right answer: then people are told
 
@@ -148,71 +140,6 @@ class Run:
         tell_outcome(self)
 
 
-@contextmanager
-def open_run(argv: list[str]) -> Iterator[Run]:
-    """The run that a command line asks for. What ends it is one sentence where the user can do
-    something about it; a first step that failed leaves nothing in the way of the next attempt."""
-    given = read_flags(argv)
-    may_continue = given.pop("continue", False)
-    if "resume" in given:
-        run = resumed(Path(given.pop("resume")), given)
-    else:
-        run = new_or_continued(given, may_continue)
-    is_new = run.folder is None
-    with run.cleanup:
-        try:
-            yield run
-        except Exception as error:
-            if isinstance(error, NotFinite) and run.folder:
-                error = UserError(where_to_look(error, run))
-            if is_new and run.folder:
-                run.folder.remove_unless_begun()
-            raise error
-
-
-def new_or_continued(given: dict, may_continue: bool) -> Run:
-    settings = make_settings(given)
-    if not is_there(settings.folder):
-        return Run(settings)
-    difference = what_differs(settings)
-    if may_continue and not difference:
-        given = {name: value for name, value in given.items() if name in CHANGEABLE}
-        return resumed(settings.folder, given)
-    refuse_to_overwrite(settings.folder, difference)
-
-
-def resumed(path: Path, given: dict) -> Run:
-    """The run of a folder. `given` are the flags typed now; few may be changed."""
-    refuse_changes(given)
-    config = run_config(path)
-    for name in ("steps", "checkpoint_every"):
-        config.setdefault(name, getattr(Settings, name))
-    settings = make_settings({"config": path / "config.json", **given})
-    processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
-    with ExitStack() as opened:
-        folder = opened.enter_context(open_folder(path))
-        run = checked_run(folder, config, settings)
-        run.cleanup = opened.pop_all()
-    return run
-
-
-def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
-    """From the last checkpoint, or from the start where nothing can be lost."""
-    folder.remove_old_states()  # a kill may have come before the run did this
-    checkpoints = folder.checkpoints()
-    run = Run(settings, folder, config, checkpoints[-1] if checkpoints else None)
-    if is_finished(folder, config, settings, run.done):
-        say(how_far(folder, config["steps"], run.done))
-        run.is_finished = True
-        return run
-    if not run.checkpoint:
-        refuse_to_erase(folder, config)
-    check_what_is_there(folder, settings, config, run.checkpoint)
-    say(f"going on after step {run.done}" if run.done else
-        "no checkpoint yet: starting again at step 1")
-    return run
-
-
 def create_folder(s: Settings, policy: Policy) -> RunFolder:
     """Make the run's folder with its config.json, and open it, in every process."""
     config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
@@ -234,18 +161,15 @@ def introduce(s: Settings, policy: Policy) -> None:
         f"writing to {s.folder}")
 
 
-def where_to_look(error: NotFinite, run: Run) -> str:
-    """The error, how far the run came, which flags to look at, and what is left."""
-    s, steps = run.settings, run.folder.last_step()
-    if steps == 0 and isinstance(error, BrokenModel):
-        return f"{error}, in the first step. Is {run.policy.folder} a sound model?"
-    own = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
-    is_own = isinstance(error, NotFiniteCredit)  # of finite numbers: no rate is too large
-    values = own if is_own else {"learning_rate": s.learning_rate, **own}
-    flags = ", ".join(["its line and what it divides by"] * is_own + [
-        f"--{name} {value:g}" for name, value in values.items() if isinstance(value, float)])
-    checkpoints = run.folder.checkpoints()
-    way_on = (f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
-              if checkpoints else "there is no checkpoint from before")
-    return (f"{error}, in step {run.step}. The last step on record is {steps}. Look at {flags}; "
-            f"{way_on}")
+def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
+    """Write the settings that are changed into config.json. Print a note of what may change
+    results."""
+    values = {name: getattr(settings, name) for name in CHANGEABLE}
+    values["threads"] = torch.get_num_threads()
+    changes = {name: value for name, value in values.items() if config.get(name, value) != value}
+    if changes:
+        run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
+    flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]
+    if flags:
+        say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
+            "this is not bit for bit the run it would have been")

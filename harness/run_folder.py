@@ -16,7 +16,6 @@ from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders, credit_path, step_of, write_credit
 from harness.files import (append_line, is_file, is_folder, is_there, let_go, lines_in,
                            lock_folder, paths_in, read_json, replace_text, whole_folder, writing)
-from harness.hints import did_you_mean
 from harness.identity import (LOGS, lines_of_run, make_seal, refuse_changed_config,
                               run_id_on_record)
 from qwen2_model import Qwen2, write_tensors
@@ -182,6 +181,7 @@ def open_folder(folder: Path) -> RunFolder:
 def run_config(folder: Path) -> dict:
     """Read config.json of a run folder, and compare it with its run_id."""
     if not is_file(folder / "config.json"):
+        from harness.hints import did_you_mean
         raise UserError(f"{folder} is not a run folder: it has no config.json"
                         f"{did_you_mean(folder)}")
     config = read_json(folder / "config.json")

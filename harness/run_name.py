@@ -13,9 +13,9 @@ from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from harness.files import PROJECT, find_folder
 from harness.flags import Flag, fields_as_flags, parameters_as_flags
-from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from harness.tasks import load_task
 
 LONGEST = 100  # bytes; the end of a longer name becomes a hash

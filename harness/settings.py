@@ -4,20 +4,18 @@ Defaults < the model folder's recipe.json < --config < what was typed. A flag th
 with the other settings is an error if it was typed; from a file, it is set back to its default.
 
 Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
-and --advantage (harness/registry.py). Those flags are not listed here; their values are in `own`.
+and --advantage (engine/choices.py). Those flags are not listed here; their values are in `own`.
 How a command line is read is in harness/command_line.py.
 """
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choices
 from engine.errors import UserError
-from harness.files import find_folder, is_file, read_json
+from harness.files import find_folder, is_file, is_there, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
-from harness.hints import about_missing_model
-from harness.registry import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, choice_flags, flags_of,
-                              owners_of)
 from harness.run_name import run_name
 from harness.tasks import load_task
 
@@ -181,10 +179,38 @@ class Settings:
 OPTIONS = fields_as_flags(Settings)
 
 
+def flags_of(choices: Choices | dict) -> dict[str, list[str]]:
+    """The flags of a list's choices, and to which choices each belongs."""
+    owners = {}
+    for name, function in choices.items():
+        for flag in parameters_as_flags(function):
+            owners.setdefault(flag, []).append(name)
+    return owners
+
+
+def owners_of(flag: str) -> list[str]:
+    """The mitigations and advantages that have this flag."""
+    return [*flags_of(MITIGATIONS).get(flag, []), *flags_of(ADVANTAGES).get(flag, [])]
+
+
+def choice_flags(mitigations=MITIGATIONS, advantages=ADVANTAGES) -> dict[str, Flag]:
+    """The flags of all mitigations and advantages, or of these. Two that declare the same one share
+    it."""
+    flags = {}
+    for function in (*mitigations.values(), *advantages.values()):
+        for name, flag in parameters_as_flags(function).items():
+            if flags.setdefault(name, flag).type is not flag.type:
+                raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} should "
+                                "have the same type: it is one flag")
+    return flags
+
+
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
-    if sentence := about_missing_model(str(given.get("model", ""))):
-        raise UserError(sentence)
+    if "model" in given and not is_there(find_folder(str(given["model"]))):
+        from harness.hints import about_missing_model
+        if sentence := about_missing_model(str(given["model"])):
+            raise UserError(sentence)
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
     values = {name: flag.default for name, flag in OPTIONS.items()} | recipe | config | given
@@ -222,8 +248,8 @@ def read_values(path: Path, left_out: tuple = ()) -> dict:
         content = read_json(path)
     values = {name: value for name, value in content.items() if name not in left_out}
     task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
-    for name in values:
-        if name not in OPTIONS | task_flags | choice_flags():
+    for name in [name for name in values if name not in OPTIONS | task_flags]:
+        if name not in choice_flags():
             raise UserError(f"{path} has the unknown setting {name}")
     return values
 
@@ -290,3 +316,6 @@ def settle(values: dict, given: dict) -> None:
             raise UserError(f"--{name} {given[name]} has no effect {why}")
         if holds:
             values[name] = value
+    if is_dpo and values["epochs"] > 1:
+        raise UserError(f"--epochs {values['epochs']}: --loss dpo has one update a batch, along a "
+                        "gradient that is known before it")

@@ -27,10 +27,6 @@ MOST_EXTREME = 1000  # prompts that are tried before a run begins
 ASKED = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
 
 
-def is_short_task(module) -> bool:
-    return hasattr(module, "problems") and callable(getattr(module, "reward", None))
-
-
 @cache
 def short_task(module) -> type:
     """Its class Task, which has no flags."""

@@ -13,11 +13,10 @@ from pathlib import Path
 import torch
 
 from engine.errors import UserError
-from engine.labels import KINDS, SECTIONS
+from engine.tokens import KINDS, SECTIONS
 from harness.files import PROJECT, is_file
 from harness.flags import fields_as_flags, shortened
 from harness.own_code import described, expect, own_code, place_of
-from harness.short_task import is_short_task, short_task
 
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
@@ -39,7 +38,8 @@ def load_task(name: str) -> type:
     is_own = inspect.isclass(task) and task.__module__ == name  # one it imports is another's
     if is_own and dataclasses.is_dataclass(task):
         return task
-    if is_short_task(module):
+    if hasattr(module, "problems") and callable(getattr(module, "reward", None)):
+        from harness.short_task import short_task
         return short_task(module)
     raise UserError(f"--task {name}: this module has neither `problems` and a function "
                     "`reward(problem, text)` nor a class Task of its own that is a dataclass "

@@ -28,14 +28,14 @@ import torch
 from tokenizers import AddedToken
 
 from countdown_task import TAGS, Problem
+from engine.choices import MITIGATIONS
 import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
-from harness.load import load_policy
+from harness.load import load_policy, make
 from qwen2_model import ModelConfig, Qwen2
 from harness.flags import check_value, parameters_as_flags
 from engine.errors import UserError
 from engine.forward import Forward
-from harness.registry import MITIGATIONS, make
 from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from harness.settings import make_settings

@@ -10,10 +10,10 @@ import torch
 
 import train
 from conftest import ROOT, put_in
+from engine.choices import MITIGATIONS
 from engine.tokens import load_tokenizer
-from harness.registry import MITIGATIONS
 from engine.errors import UserError
-from harness.credit_file import read_columns, read_credit
+from harness.credit_reading import read_columns, read_credit
 from runs import SHORT, assert_same_run, copy_project, lines, program
 
 # What keeps a state, samples more, draws at random or has another loss; test_mitigations.py has the
@@ -177,7 +177,7 @@ def test_a_weighting_of_ones_own_is_one_function(tmp_path):
     training."""
     folder = copy_project(tmp_path)
     source = (folder / "mitigations.py").read_text()
-    before, border, after = source.partition("\n\n# Importing a file of credit/")
+    before, border, after = source.partition("\n\n# Methods that keep a state")
     assert border
     (folder / "mitigations.py").write_text(before + IDEA + border + after)
     mine = ["--mitigation", "my_idea", "--strength", "3"]

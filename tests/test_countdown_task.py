@@ -12,8 +12,8 @@ import pytest
 
 from countdown_task import PROMPTS, Problem, Task, annotate, evaluates_to, held_out
 from engine.errors import UserError
-from engine.labels import ANSWER, KINDS, OTHER, SECTIONS, THINK
-from engine.tokens import encode_prompt, load_tokenizer, token_bytes
+from engine.tokens import (ANSWER, KINDS, OTHER, SECTIONS, THINK, encode_prompt, load_tokenizer,
+                           token_bytes)
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)

@@ -15,8 +15,8 @@ import train
 from conftest import ROOT
 from engine.errors import UserError
 from harness import run as start
-from harness.resume import CHANGEABLE
-from harness.run import Run, resumed
+from harness.resume import CHANGEABLE, resumed
+from harness.run import Run
 from harness.run_folder import RunFolder
 from harness.settings import OPTIONS
 from runs import assert_same_run, lines, older, run

@@ -8,18 +8,19 @@ import torch
 
 from conftest import PROMPTS, assert_same_gradient, copied, gradients, hand_made, spoken
 from countdown_task import Problem, Task
-from credit.placebo import shuffled_advantage
-from credit.preferences import best_and_worst, update_preferences
+from credit.weight import shuffled_advantage
+from credit.preferences import best_and_worst, dpo
 from engine import rollouts as frame
-from engine.finite import NotFinite
+from engine.choices import ADVANTAGES
+from engine.errors import NotFinite
 from engine.forward import micro_batches, response_log_probs
 from engine.rollouts import sample_answers, score_answers
 from engine.sampler import Generation, generate
 from engine.tokens import load_tokenizer
 from grpo import (batch_mean, divergence, dr_grpo, group_z_score, policy_loss, rloo, span,
                   update)
-from harness.credit_file import read_credit, write_credit
-from harness.registry import ADVANTAGES
+from harness.credit_file import write_credit
+from harness.credit_reading import read_credit
 from qwen2_model import Qwen2
 
 
@@ -290,7 +291,7 @@ def test_diagnostics_of_several_passes(small_model, rollouts):
     with torch.no_grad():
         new, old = (response_log_probs(m, rollouts, torch.arange(6)) for m in (twin, small_model))
     ratio, mask, A = (new - old).exp(), rollouts.mask, rollouts.advantage
-    torch.testing.assert_close(record, ratio, rtol=1e-4, atol=1e-5)  # for the credit file
+    torch.testing.assert_close(record["ratio"], ratio, rtol=1e-4, atol=1e-5)  # for the credit file
     outside = mask & (((A > 0) & (ratio > 1.0)) | ((A < 0) & (ratio < 0.5)))
     assert 0 < result["clipped_share"] == pytest.approx((outside.sum() / mask.sum()).item())
     assert result["ratio_mean"] == pytest.approx(ratio[mask].mean().item(), rel=1e-4)
@@ -309,41 +310,34 @@ def test_answers_without_advantage_are_not_computed_unless_there_is_a_divergence
 
 
 @pytest.mark.numerics
-def test_dpo_against_autograd_of_its_formula(small_model, rollouts):
+def test_dpo_against_autograd_of_its_formula(small_model, rollouts, monkeypatch):
     """A pair a group: the best and the worst."""
     rollouts.scores["reward"] = torch.tensor([1.1, 0.1, 0.06, 0.1, 0.3, 0.1])
     pairs = [[0, 2], [4, 3]]
     assert best_and_worst(rollouts).tolist() == pairs
-    s, reference = settings(dpo_beta=0.3, epochs=2, micro_batch=1), moved(small_model)
-    model, other = copied(small_model), copied(small_model)
-    result, implied = update_preferences(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                                         rollouts, s, reference)
-    optimizer, losses = torch.optim.SGD(other.parameters(), lr=0.1), []
-    for _ in range(2):
-        loss = 0
-        for pair in pairs:
-            better, worse = [row_log_probs(other, rollouts, row).sum()
-                             - row_log_probs(reference, rollouts, row).sum().detach()
-                             for row in pair]
-            loss = loss - torch.log(1 / (1 + torch.exp(-0.3 * (better - worse)))) / 2
-        optimizer.zero_grad()
-        loss.backward()
-        losses.append((loss.item(), gradients(other)))
-        optimizer.step()
-    assert result["loss"] == pytest.approx(losses[0][0], rel=1e-4) and result["pairs"] == 2
-    for one, two in zip(model.parameters(), other.parameters()):
-        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
-    # the advantage on record is the one with which the policy loss has the same gradient
-    recorded = dataclasses.replace(rollouts, advantage=implied)
-    assert_same_gradient(run_update(small_model, recorded)[0], losses[0][1])
+    reference, given = moved(small_model), settings(dpo_beta=0.3, micro_batch=1)
+    monkeypatch.setattr("credit.preferences.initial_model", lambda s: reference)
+    policy = SimpleNamespace(model=small_model, settings=given)
+    chosen, other, loss = dpo(policy), copied(small_model), 0
+    for pair in pairs:
+        better, worse = [row_log_probs(other, rollouts, row).sum()
+                         - row_log_probs(reference, rollouts, row).sum().detach() for row in pair]
+        loss = loss - torch.log(1 / (1 + torch.exp(-0.3 * (better - worse)))) / 2
+    loss.backward()
+    advantage = chosen(rollouts, policy) * rollouts.mask
+    assert chosen.metrics["dpo_loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert chosen.metrics["pairs"] == 2 and not advantage[[1, 5]].any()
+    implied = dataclasses.replace(rollouts, advantage=advantage)
+    assert_same_gradient(run_update(small_model, implied)[0], gradients(other))
 
 
-def test_dpo_without_pairs_is_skipped_and_said(small_model, rollouts):
+def test_dpo_without_pairs_is_skipped_and_said(small_model, rollouts, monkeypatch):
     rollouts.scores["reward"] = torch.full((6,), 0.1)
-    copy = copied(small_model)
-    result, implied = update_preferences(copy, Observer(copy), rollouts, settings(dpo_beta=0.1),
-                                         small_model)
-    assert "equal rewards" in result["skipped"] and not implied.any()
+    monkeypatch.setattr("credit.preferences.initial_model", lambda s: small_model)
+    policy = SimpleNamespace(model=small_model, settings=settings(dpo_beta=0.1))
+    advantage = dpo(policy)(rollouts, policy) * rollouts.mask
+    _, steps, result = run_update(small_model, dataclasses.replace(rollouts, advantage=advantage))
+    assert steps == 0 and "equal rewards" in result["skipped"]
 
 
 def test_a_batch_where_nothing_is_left_is_skipped_and_said(small_model, rollouts):

@@ -8,7 +8,7 @@ import pytest
 import train
 from analysis.runs import is_done, read_run
 from harness import files
-from harness.credit_file import read_columns
+from harness.credit_reading import read_columns
 from engine.errors import UserError
 from harness.identity import run_id_of
 from runs import lines, older, run

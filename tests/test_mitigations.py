@@ -9,11 +9,12 @@ import torch
 
 from conftest import (ASKED, ROOT, SPOKEN, assert_same_gradient, copied, gradients, hand_made,
                       looking, make_mitigation, one_row, spoken)
-from engine.labels import ANSWER
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.tokens import ANSWER
 from credit.weight import token_weight
 from grpo import gradient_size, update
 from harness.own_code import call_method
-from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
+from harness.load import make
 from engine.errors import UserError
 
 ALL = sorted(MITIGATIONS)

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 import train
 from conftest import put_in
-from credit.trained import Trained
+from credit.critic import Trained
+from engine.choices import ADVANTAGES
 from engine.optimizer import AdamW
-from harness.registry import ADVANTAGES
 from runs import assert_same_run, lines, run
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from conftest import put_in
-from harness.hints import path_from_here
-from harness.registry import ADVANTAGES
+from engine.choices import ADVANTAGES
+from harness.files import path_from_here
 from runs import SHORT, lines, run
 from test_own_task import TASK
 

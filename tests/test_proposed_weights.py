@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from conftest import hand_made, looking, make_mitigation, one_row
-from engine.labels import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
+from engine.tokens import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
 from credit.weight import token_weight
 from engine.errors import UserError
 

@@ -15,15 +15,18 @@ import torch
 from safetensors.torch import load_file
 
 import train
-from conftest import ROOT, hand_made
+from conftest import ROOT, hand_made, spoken
 from engine import processes
 from engine.errors import UserError
+from engine.policy import derived_seed
 from engine.rollouts import sample_answers
 from engine.tokens import load_tokenizer
 from grpo import update
 from harness import run_folder
+from harness.load import load_policy
 from harness.run import Run
 from harness.run_folder import open_folder
+from harness.settings import make_settings
 from qwen2_model import Qwen2
 from runs import assert_same_run, lines, run
 
@@ -89,6 +92,27 @@ def test_step_n_was_sampled_by_checkpoint_n_minus_1(whole):
         assert torch.allclose(ours, recorded, atol=1e-4) == same
 
 
+def test_a_step_follows_from_checkpoint_seed_and_step_alone(whole):
+    """The batch of step 5, sampled again."""
+    settings = make_settings({"config": str(whole[0] / "config.json")})
+    policy = load_policy(settings, whole[0] / "checkpoints/step_000004")
+    problems = policy.task.training_problems(settings.seed, 5, settings.questions)
+    again = policy.sample(problems, settings.answers, derived_seed("train", settings.seed, 5))
+    with np.load(whole[0] / "credit/step_000005.npz") as credit:
+        assert credit["token_id"].tolist() == again.ids[again.mask].tolist()
+
+
+def test_the_random_numbers_of_credit_are_new_in_every_step(policy):
+    def advantage(rollouts, policy):
+        drawn.append(torch.rand(1, generator=rollouts.generator).item())
+        return torch.zeros_like(rollouts.log_prob)
+
+    drawn, batch = [], spoken(policy)
+    for step in (1, 2, 1):
+        train.with_advantage(batch, advantage, policy, step)
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
 def test_training_changes_the_model_and_the_seed_changes_the_run(whole, learner, tmp_path):
     before, after = (load_file(folder / "model.safetensors")
                      for folder in (learner, whole[0] / "checkpoints/step_000005"))
@@ -124,6 +148,7 @@ import os, runpy, sys
 program, *flags = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(program))
 from harness import run_folder
+from harness.load import load_policy
 write_credit = run_folder.write_credit
 
 def write_and_die(path, *args):

@@ -24,13 +24,12 @@ from analysis.runs import read_run
 from analysis.sizes import read_tokens
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from engine.labels import KINDS, SECTIONS
-from engine.tokens import load_tokenizer, token_bytes
+from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.credit_file import checkpoint_folders
 from harness.files import find_folder
 from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
 from harness.program import run_as_program
-from harness.terminal import BOLD, has_colour, put, styled, visible
+from harness.progress import BOLD, has_colour, put, styled, visible
 from qwen2_model import Qwen2
 from tools.terminal import legend, shaded
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import UserError, is_file
-from engine.labels import SECTIONS
-from engine.tokens import CHATML
+from engine.tokens import CHATML, SECTIONS
 from harness.credit_file import LARGEST, column_of
 from harness.files import lines_in, parse_object
 from harness.flags import shortened

@@ -27,9 +27,9 @@ import mitigations  # noqa: F401  fills the lists of choices that settings are c
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
-from engine.labels import OTHER, SECTIONS, THINK
 from engine.rollouts import Rollouts
-from engine.tokens import CHATML, END_OF_TURN, encode, load_tokenizer, token_bytes
+from engine.tokens import (CHATML, END_OF_TURN, OTHER, SECTIONS, THINK, encode, load_tokenizer,
+                           token_bytes)
 from grpo import group_z_score, to_every_token
 from harness.credit_file import SCORES, credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder

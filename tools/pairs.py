@@ -14,7 +14,7 @@ from pathlib import Path
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from credit.preferences import best_and_worst
-from harness.credit_file import credit_steps, read_credit
+from harness.credit_reading import credit_steps, read_credit
 from engine.errors import UserError
 from harness.files import replace_text, writing
 from harness.flags import Flag, Parser, add_flags, some_text, with_defaults

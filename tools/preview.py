@@ -18,25 +18,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from analysis.tables import Table, by_row
 from credit.weight import token_weight
 from engine.errors import UserError
 from engine.forward import Forward
-from engine.labels import KINDS, SECTIONS
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from engine.tokens import load_tokenizer, token_bytes
-from harness.credit_file import checkpoint_folders, credit_steps, read_credit
+from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
+from harness.credit_file import checkpoint_folders
+from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
 from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
                            with_defaults)
-from harness.load import load_policy
+from harness.load import load_policy, make_mitigation
 from harness.program import run_as_program
-from harness.registry import MITIGATIONS, NEVER_RESCALED, choice_flags, make_mitigation
 from harness.run_folder import run_config
-from harness.settings import Settings, make_settings
-from harness.terminal import put, visible
+from harness.settings import Settings, choice_flags, make_settings
+from harness.progress import put, visible
 from tools.terminal import legend, shaded
 
 FLAGS = {

@@ -29,7 +29,7 @@ from harness.load import load_policy
 from harness.program import run_as_program
 from harness.settings import Settings, make_settings
 from harness.tasks import make_task
-from harness.terminal import BOLD, put, right_or_wrong, styled, visible
+from harness.progress import BOLD, put, right_or_wrong, styled, visible
 from tools.terminal import legend, shaded, token_texts
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),

@@ -32,10 +32,11 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the list of choices
 from credit.weight import token_weight
-from engine.errors import UserError, is_file, is_there
-from engine.finite import BrokenModel, refuse_undefined
+from engine.errors import BrokenModel, UserError, is_file, is_there
+from engine.processes import refuse_undefined
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts, score_answers
 from engine.tokens import load_tokenizer, token_bytes
@@ -46,7 +47,7 @@ from harness.identity import run_id_of
 from harness.metrics import batch_metrics
 from harness.own_code import joined
 from harness.provenance import provenance
-from harness.registry import MITIGATIONS, NEVER_RESCALED, make
+from harness.load import make
 from harness.run_folder import RunFolder, run_config
 from harness.tasks import CheckedTask, load_task
 from tools.import_run import label_by_tags

@@ -10,9 +10,9 @@ from benchmarks import cases, cost, memory, speed
 from benchmarks.cases import Case
 from conftest import assert_bounded
 from engine import forward
+from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.command_line import read_flags
-from harness.registry import ADVANTAGES, MITIGATIONS
 from harness.settings import make_settings
 
 SMALL = Case("tiny", "rollout", questions=2, answers=2, new_tokens=8, micro_batch=3)

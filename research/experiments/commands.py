@@ -11,8 +11,7 @@ is printed and written to results/study-NAME; experiments.py says what each expe
 from engine.errors import UserError
 from harness.files import paths_in, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
-from harness.hints import python_command
-from harness.progress import say
+from harness.progress import python_command, say
 from research.experiments import published
 from research.experiments.experiments import EXPERIMENTS
 from research.experiments.plan import plan_runs

@@ -25,9 +25,8 @@ from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, p
 from analysis.runs import is_number
 from analysis.statistics import mean_reach
 from engine.errors import UserError
-from engine.labels import KINDS
-from engine.tokens import load_tokenizer
-from harness.credit_file import credit_steps
+from engine.tokens import KINDS, load_tokenizer
+from harness.credit_reading import credit_steps
 from harness.files import PROJECT, replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import say

@@ -19,8 +19,7 @@ from engine.errors import UserError
 from harness.files import (PROJECT, is_file, is_there, make_folder, read_json,
                            replace_text)
 from harness.flags import Flag, Parser, add_flags, with_defaults
-from harness.hints import python_command
-from harness.progress import say
+from harness.progress import python_command, say
 from research.experiments.experiments import PLAIN, Experiment
 from research.experiments.over_seeds import over_seeds
 from research.experiments.pages import table_of

@@ -16,8 +16,8 @@ import numpy as np
 from analysis.sizes import lay_flat
 from analysis.statistics import holm, mean_over
 from analysis.tables import Table, by_row, show
-from engine.labels import KINDS, SECTIONS
-from harness.credit_file import read_columns
+from engine.tokens import KINDS, SECTIONS
+from harness.credit_reading import read_columns
 from harness.files import is_file, make_folder
 from harness.progress import show_status
 from research.experiments import leaderboard

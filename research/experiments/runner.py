@@ -15,9 +15,8 @@ from contextlib import suppress
 from engine.errors import UserError
 from harness.files import is_folder, is_there, let_go, lock_folder, make_folder, writing
 from harness.flags import MOST_THREADS, Flag
-from harness.hints import python_command
-from harness.progress import say, show_status
-from harness.stopping import StopRequest
+from harness.progress import python_command, say, show_status
+from harness.program import StopRequest
 from research.experiments.plan import PlannedRun, State, in_words, seconds_left
 
 FLAGS = {

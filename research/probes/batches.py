@@ -20,7 +20,7 @@ from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
 from credit.weight import token_weight
 from harness.own_code import call_method
-from harness.registry import make
+from harness.load import make
 from engine.rollouts import Rollouts
 from research.probes.methods import choices, rescaling
 from research.probes.world import ONE, OPENING, PROMPT, World, is_right

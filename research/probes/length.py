@@ -37,9 +37,10 @@ import torch
 
 from analysis.statistics import mean_over, verdicts
 from analysis.tables import Table, by_row
+from engine.choices import ADVANTAGES
 from engine.errors import UserError
 from harness.flags import Flag, shortened
-from harness.registry import ADVANTAGES, make
+from harness.load import make
 from grpo import update
 from research.experiments.pictures import draw, draw_curves
 from research.probes.common import COMMON, Findings, Probe

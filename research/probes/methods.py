@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from credit.weight import token_weight
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from harness.own_code import call_method
 from engine.policy import Policy, derived_seed
-from harness.registry import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
+from harness.load import make
 from engine.rollouts import Rollouts
 
 MEASURED_K = 2  # as in the arm `measured` of the leaderboard

@@ -37,7 +37,7 @@ from analysis.positions import t_statistics
 from analysis.statistics import FEWEST, Estimate, jackknife
 from analysis.tables import Table, by_row, shown
 from analysis.vocabulary import Vocabulary
-from engine.labels import BRACKET, KINDS, NUMBER, OPERATOR, WORD
+from engine.tokens import BRACKET, KINDS, NUMBER, OPERATOR, WORD
 from harness.flags import Flag
 from engine.forward import lay_out, response_log_probs
 from engine.policy import Policy, derived_seed

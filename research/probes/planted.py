@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from tokenizers import Tokenizer, models
 
-from engine.labels import OTHER, THINK, WORD
+from engine.tokens import OTHER, THINK, WORD
 from engine.forward import Forward
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts

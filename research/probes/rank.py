@@ -37,7 +37,7 @@ from analysis.statistics import Estimate, mean_over, verdicts
 from analysis.tables import Table, by_row, shown
 from harness.flags import Flag
 from engine.policy import Policy
-from harness.registry import make_advantage
+from harness.load import make_advantage
 from engine.rollouts import Rollouts
 from grpo import grpo, rloo
 from research.probes.common import OF_A_MODEL, Findings, Probe, answer_gradients, sample_batch

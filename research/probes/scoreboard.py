@@ -39,7 +39,7 @@ from analysis.answers import answers_of
 from analysis.statistics import Estimate, jackknife, ratio_of_sums, verdicts
 from analysis.tables import Table, by_row
 from analysis.vocabulary import CLASSES
-from engine.labels import KINDS, SECTIONS
+from engine.tokens import KINDS, SECTIONS
 from harness.credit_file import write_credit
 from engine.policy import Policy
 from harness.provenance import provenance

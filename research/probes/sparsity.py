@@ -27,7 +27,8 @@ import torch
 
 from analysis.statistics import Estimate, estimate, mean_over, verdicts
 from analysis.tables import Table, by_row
-from harness.credit_file import checkpoint_folders, credit_steps, read_columns
+from harness.credit_file import checkpoint_folders
+from harness.credit_reading import credit_steps, read_columns
 from engine.errors import UserError
 from harness.flags import Flag
 from harness.files import is_file

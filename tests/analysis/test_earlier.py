@@ -9,11 +9,10 @@ from logs import by_name, ids_of, plain_rows, random_log, tables_of, tallied
 import analyze
 from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
 from analysis.sizes import UNITS
-from analysis.statistics import wilson_interval
 from analysis.vocabulary import CLASSES
 from analysis.why import forks
-from engine.labels import KINDS, SECTIONS
-from engine.tokens import naive_class
+from engine.tokens import KINDS, SECTIONS, naive_class
+from harness.metrics import wilson_interval
 
 
 def bin_of(row, rows, bins):

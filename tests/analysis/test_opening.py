@@ -3,7 +3,7 @@
 from conftest import evaluation
 
 from analysis.opening import about, compared, opening
-from harness.registry import MITIGATIONS
+from engine.choices import MITIGATIONS
 
 
 def run_of(steps_done, evaluations=(), steps=30):

@@ -11,8 +11,9 @@ from analysis.earlier import permutation_p
 from analysis.statistics import (Estimate, average_ranks, detectable, holm, jackknife,
                                  mean_over, paired_difference, rank_correlation, ratio,
                                  ratio_of_sums, shuffle_within, student_quantile, two_sided_p,
-                                 verdicts, welch, wilson_interval)
+                                 verdicts, welch)
 from analysis.sums import poisson_draws
+from harness.metrics import wilson_interval
 
 
 @pytest.mark.parametrize("df, probability, expected", [  # any printed table of Student's t
@@ -68,6 +69,13 @@ def test_the_bootstrap_of_a_ratio_has_the_error_of_the_delta_method():
     error = np.sqrt(400 * slope @ np.cov(groups.T) @ slope)
     assert np.log(found.high / found.value) == pytest.approx(1.966 * error, rel=0.08)
     assert found.value == value and found.low < value < found.high
+
+
+def test_the_interval_of_a_ratio_is_wider_for_few_groups_by_hand():
+    """Logarithms -1 and 1, five times each: variance 10 / 9. Seven groups: a bootstrap is too
+    narrow by sqrt(6 / 7), and Student's t has six degrees of freedom, 2.447."""
+    found = ratio(1.0, np.exp([-1.0, 1.0] * 5), 7)
+    assert np.log(found.high) == pytest.approx(2.4469 * (10 / 9 * 7 / 6) ** 0.5, rel=1e-4)
 
 
 @pytest.mark.parametrize("value, draws, groups", [

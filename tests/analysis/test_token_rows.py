@@ -8,9 +8,8 @@ from conftest import credit_columns, write_log
 from logs import random_log
 
 import analyze
-from engine.labels import KINDS, SECTIONS
 from engine.errors import UserError
-from engine.tokens import load_tokenizer
+from engine.tokens import KINDS, SECTIONS, load_tokenizer
 
 
 def written(folder):

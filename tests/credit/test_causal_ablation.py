@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from conftest import ASKED, hand_made, make_mitigation, spoken
-from engine.labels import ANSWER
+from engine.tokens import ANSWER
 from credit.causal_ablation import after_deletion, deletion, without
 
 

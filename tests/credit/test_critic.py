@@ -10,11 +10,11 @@ from credit import monte_carlo
 from credit.critic import generalised_advantage
 from credit.monte_carlo import (continuation_rewards, decision_starts, prefix_values,
                                 segment_starts, sequences)
+from engine.choices import ADVANTAGES
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.sampler import Generation, generate
-from harness.registry import ADVANTAGES
-from harness.registry import make as make_choice
+from harness.load import make as make_choice
 
 MASK = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] + [False] * 4])
 FLAGS = {"gae": {"critic_lr": 0.05}, "vine": {"values_k": 2}}

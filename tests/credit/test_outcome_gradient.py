@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from conftest import copied, make_mitigation, spoken
-from engine.labels import ANSWER, THINK
+from engine.tokens import ANSWER, THINK
 from credit.outcome_gradient import importance, reshaped
 
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +15,15 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import ROOT
-from credit.preferences import update_preferences
 from credit.weight import token_weight
 from engine import processes
 from engine.errors import UserError
 from engine.policy import derived_seed
-from engine.sharded import whole
+from engine.processes import whole
 from grpo import update
-from harness.credit_file import read_columns
-from harness.load import load_policy, load_reference
-from harness.registry import make_advantage, make_mitigation
+from harness.credit_reading import read_columns
+from harness.files import append_line
+from harness.load import load_policy, load_reference, make_advantage, make_mitigation
 from harness.run_folder import RunFolder
 from harness.settings import make_settings
 from runs import PRINTING, environment, free_port, lines, start_ranks
@@ -57,11 +55,7 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
         reference = load_reference(s)
         weight, _ = token_weight(make_mitigation(s, policy), s.mitigation, kept, policy, s.rescale,
                                  s.placebo)
-        if s.loss == "dpo":
-            result, implied = update_preferences(policy.model, optimizer, kept, s, reference)
-            rollouts = replace(rollouts, advantage=implied)
-        else:
-            result, _ = update(policy.model, optimizer, kept, weight, s, reference)
+        result, _ = update(policy.model, optimizer, kept, weight, s, reference)
         gradient = torch.cat([whole(p.grad).flatten() for p in policy.model.parameters()])
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
         parts = {"gradient": gradient, "weight": weight, "advantage": rollouts.advantage,
@@ -201,9 +195,9 @@ SLOW = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import train
-from engine import processes
+from engine import several
 from harness import load
-from harness import run as start
+from harness import command_line as start
 from harness.program import run_as_program
 from harness.run_folder import RunFolder
 
@@ -213,7 +207,7 @@ def late(function):
         return function(*given)
     return sleep_first
 
-processes.PATIENCE = 5
+several.PATIENCE = 5
 if os.environ["RANK"] == "0":
     start.read_flags, RunFolder.truncate = late(start.read_flags), late(RunFolder.truncate)
     load.pick_device = late(load.pick_device)
@@ -300,9 +294,11 @@ def test_shares_are_whole_and_apart(monkeypatch):
 
 def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
     (tmp_path / "credit").mkdir()
-    for step in (1, 2, 10):
+    for step in (1, 2, 3, 10):
+        append_line(tmp_path / "metrics.jsonl", {"step": step})
         for rank in ("", "_rank1", "_rank12"):
             (tmp_path / f"credit/step_{step:06d}{rank}.npz").touch()
     RunFolder(tmp_path).truncate(2)
     kept = [path.name[:11] for path in (tmp_path / "credit").iterdir()]
     assert sorted(kept) == ["step_000001"] * 3 + ["step_000002"] * 3
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]

@@ -7,7 +7,7 @@ import torch
 
 from conftest import hand_made
 from engine.errors import UserError
-from harness.hints import path_from_here
+from harness.files import path_from_here
 from engine.rollouts import score_answers
 from harness.tasks import CheckedTask
 from tools.demonstrations import make_tokenizer

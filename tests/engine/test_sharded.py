@@ -11,14 +11,13 @@ from safetensors.torch import load_file, save_file
 from test_processes import ARMS, measured, side_by_side, start_ranks
 
 from engine import processes
-from engine.errors import UserError
-from engine.finite import NotFinite, refuse_undefined
+from engine.errors import NotFinite, UserError
 from engine.forward import frozen_log_probs
 from harness.load import load_optimizer, load_policy
 from qwen2_model import write_tensors
 from engine.optimizer import clip_and_step
 from harness.settings import make_settings
-from engine.sharded import own_part, part_for
+from engine.processes import own_part, part_for, refuse_undefined
 from qwen2_model import ModelConfig, Qwen2
 from runs import lines
 from train import main

@@ -6,8 +6,7 @@ from conftest import ROOT, assert_bounded
 from countdown_task import Task
 from engine.errors import UserError
 from harness.flags import Flag, fields_as_flags
-from harness.registry import choice_flags
-from harness.settings import OPTIONS, make_settings
+from harness.settings import OPTIONS, choice_flags, make_settings
 from tools import largest_last, preview, warmup
 
 UNBOUNDED = {"preview step"}  # a step that the run has

@@ -7,7 +7,8 @@ import torch
 from conftest import credit_columns, hand_made
 
 from engine import processes
-from harness.credit_file import credit_path, credit_steps, read_columns, write_credit
+from harness.credit_file import credit_path, write_credit
+from harness.credit_reading import credit_steps, read_columns
 from engine.errors import UserError
 
 

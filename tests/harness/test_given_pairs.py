@@ -9,7 +9,7 @@ import pytest
 import train
 from conftest import SPOKEN
 from countdown_task import Problem
-from harness.credit_file import read_credit
+from harness.credit_reading import read_credit
 from engine.errors import UserError
 from harness.given_pairs import GivenPairs
 from engine.tokens import load_tokenizer
@@ -95,7 +95,7 @@ def test_training_on_pairs_goes_on_as_if_never_stopped(tmp_path):
     train.main(["--resume", str(stopped)])
     assert_same_run(whole, stopped)
     metrics = lines(whole / "metrics.jsonl")
-    assert metrics[-1]["loss"] < metrics[0]["loss"] == pytest.approx(0.6931, abs=1e-3)
+    assert metrics[-1]["dpo_loss"] < metrics[0]["dpo_loss"] == pytest.approx(0.6931, abs=1e-3)
     assert metrics[-1]["pairs"] == 2 and metrics[-1]["pairs_in_order"] == 1
     credit = read_credit(whole, 1, load_tokenizer(whole))
     assert credit.advantage[:, 0].sign().tolist() == [1, -1, 1, -1]

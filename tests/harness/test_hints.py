@@ -10,8 +10,7 @@ from conftest import ROOT
 from engine.errors import UserError
 from harness.command_line import read_flags
 from harness.hints import HINTS, about_missing_model, did_you_mean, hint_for
-from harness.registry import choice_flags
-from harness.settings import OPTIONS, make_settings
+from harness.settings import OPTIONS, choice_flags, make_settings
 
 
 def said_of(*argv):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import outcome, progress
+from harness import progress
 from harness.run import NEVER_RIGHT, Run
-from harness.terminal import Visible
+from harness.progress import Visible
 
 LINE = {"seconds": 1.0, "gradient_norm": 1.0, "reward": 0.1, "reward_format": 1.0, "length": 9.0,
         "finished": 1.0, "entropy": 0.3, "tokens": 90, "skipped": ""}
@@ -40,7 +40,7 @@ def test_a_model_that_never_finds_a_right_answer_is_told_once(right, told, capsy
 def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
     printed = io.StringIO()
     monkeypatch.setattr("sys.stdout", Visible(printed))
-    monkeypatch.setattr("harness.terminal.has_colour", lambda: True)
+    monkeypatch.setattr("harness.progress.has_colour", lambda: True)
     line = {**evaluation("sampled", 0.5, [1, 0]), "format_mean": 1.0, "length_mean": 9.0,
             "finished_mean": 1.0, "shown": [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
                                             {"problem": "4 6", "text": "x " * 500, "answer": 0}]}
@@ -61,9 +61,9 @@ def ended(monkeypatch, capsys):
             folder=SimpleNamespace(path=Path("runs/x")), done=0, start=0.0,
             settings=SimpleNamespace(eval_every=5, eval_tasks=3, checkpoint_every=5, **settings),
             policy=SimpleNamespace(task=task))
-        monkeypatch.setattr(outcome, "read_lines", lambda path: evaluations)
-        monkeypatch.setattr(outcome.time, "monotonic", lambda: 232.0)
-        outcome.tell_outcome(run)
+        monkeypatch.setattr(progress, "read_lines", lambda path: evaluations)
+        monkeypatch.setattr(progress.time, "monotonic", lambda: 232.0)
+        progress.tell_outcome(run)
         return capsys.readouterr().out
     return say_of
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import train
+from engine.choices import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
 from engine.errors import UserError
 from harness.command_line import FIRST_DAY, read_flags
 from harness.flags import Positive, parameters_as_flags
-from harness.registry import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
 from harness.resume import what_differs
 from harness.settings import OPTIONS, make_settings
 
@@ -238,6 +238,7 @@ def test_an_advantage_of_ones_own_is_a_choice_with_flags_from_the_command_to_the
     (["--loss", "dpo", "--advantage", "rloo"], "--advantage rloo has no effect on --loss dpo"),
     (["--loss", "dpo", "--kl", "0.1"], "--kl has no effect without --loss policy"),
     (["--loss", "dpo", "--rescale", "none"], "--rescale has no effect without --loss policy"),
+    (["--loss", "dpo", "--epochs", "2"], "--epochs 2: --loss dpo has one update a batch"),
     (["--loss", "dpo", "--pairs", "x.jsonl", "--answers", "4"], "has no effect on --pairs")])
 def test_a_flag_without_effect_is_refused_if_it_was_typed(argv, said):
     with pytest.raises(UserError) as error:

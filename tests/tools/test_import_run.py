@@ -11,9 +11,8 @@ from conftest import ROOT
 import analyze
 from analysis.runs import read_run
 from engine.errors import UserError
-from engine.labels import OTHER, SECTIONS, THINK
-from engine.tokens import load_tokenizer
-from harness.credit_file import credit_steps, read_columns
+from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer
+from harness.credit_reading import credit_steps, read_columns
 from qwen2_model import Qwen2
 from runs import SHORT, run
 from tools.import_run import main

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.choices import MITIGATIONS
 from tools import preview
 import train
 from conftest import spoken
-from harness.registry import MITIGATIONS
 from engine.errors import UserError
 from harness.settings import make_settings
 from runs import SHORT

@@ -158,8 +158,8 @@ def test_unsure_tokens_are_marked_without_colour(text, probability, marked):
 
 def test_shades_by_probability(monkeypatch):
     """A line break is never shaded, nor a sure token."""
-    for module in ("tools", "harness"):
-        monkeypatch.setattr(f"{module}.terminal.has_colour", lambda: True)
+    for module in ("tools.terminal", "harness.progress"):
+        monkeypatch.setattr(f"{module}.has_colour", lambda: True)
     below, upto, middle, _ = [style for _, style in sample.SHADES]
     for probability, style in ((0.0, below), (0.099, below), (0.1, upto), (0.5, middle)):
         told = terminal.shaded(["a\n"], [probability], sample.SHADES, sample.percent)

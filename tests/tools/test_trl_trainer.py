@@ -13,13 +13,14 @@ import analyze
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
 from credit.weight import token_weight
+from engine.choices import MITIGATIONS
 from engine.errors import UserError
 from engine.forward import Forward, response_log_probs, with_facts
 from engine.policy import derived_seed
 from grpo import length_factor, policy_loss
-from harness.credit_file import read_credit, read_file
+from harness.credit_reading import read_credit, read_file
 from harness.flags import parameters_as_flags
-from harness.registry import MITIGATIONS, make
+from harness.load import make
 from runs import PRINTING, copy_project, lines, program, start_ranks
 
 if find_spec("trl"):

@@ -9,10 +9,9 @@ from conftest import ROOT, credit_columns, evaluation, write_log
 
 from analysis.runs import read_run
 from analysis.statistics import holm, student_quantile
-from engine.labels import ANSWER, NUMBER, OPERATOR, THINK
 from engine.errors import UserError
 from research.experiments import leaderboard, published, report
-from engine.tokens import load_tokenizer
+from engine.tokens import ANSWER, NUMBER, OPERATOR, THINK, load_tokenizer
 from research.experiments.experiments import EXPERIMENTS, LEADERBOARD, PLAIN, Experiment
 from research.experiments.finished import Study, late_success, read_study, values_of
 from research.experiments.plan import plan_runs

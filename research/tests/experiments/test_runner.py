@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
+from engine.choices import ADVANTAGES, MITIGATIONS
 from runs import lines
 
 import train
 from harness.command_line import read_flags
 from harness.credit_file import step_of
 from engine.errors import UserError
-from harness.registry import ADVANTAGES, MITIGATIONS
 from harness.run_folder import RunFolder
 from research.__main__ import main
 from research.experiments import commands

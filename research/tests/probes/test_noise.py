@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from analysis.statistics import Estimate
+from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.registry import ADVANTAGES, MITIGATIONS
 from research.experiments.experiments import LEADERBOARD
 from research.probes import noise
 from research.probes.common import run_probe

@@ -9,7 +9,7 @@ import analyze
 import grpo
 from conftest import StateIdea, hand_made
 from analysis.statistics import Estimate, ratio_of_sums
-from harness.credit_file import read_columns
+from harness.credit_reading import read_columns
 from research.probes import scoreboard
 from research.probes.common import run_probe
 from research.probes.credit import Credit, MeasuredTokens, mean_product

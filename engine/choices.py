@@ -1,0 +1,57 @@
+"""The two lists of choices that people add to: --mitigation and --advantage.
+
+A function with a decorator becomes a choice, its keyword-only parameters become flags, and its
+docstring the help. Both lists take two forms: a function of the batch, or a class, made once a run,
+for a choice that keeps a state or samples more:
+
+    def my_idea(tokens, *, strength: Positive = 1.0) -> (B, T)
+
+    class my_idea:
+        def __init__(self, policy, *, strength: Positive = 1.0)
+        def __call__(self, tokens, policy) -> (B, T)
+
+        def state_dict(self) -> tensors by name     # these two if it has a state
+        def load_state_dict(self, tensors)
+        metrics: dict                               # if it has numbers for metrics.jsonl
+"""
+import importlib
+from collections import UserDict
+
+
+class Choices(UserDict):
+    """Functions and classes by name. In the place of one may stand the name of its module, until it
+    is asked for: importing that runs the decorator, which puts it there."""
+
+    def __getitem__(self, name: str):
+        if isinstance(self.data[name], str):
+            importlib.import_module(self.data[name])
+        return self.data[name]
+
+    def loaded(self) -> dict:
+        return {name: choice for name, choice in self.data.items() if not isinstance(choice, str)}
+
+
+MITIGATIONS, ADVANTAGES = Choices(), Choices()
+LOSSES = Choices()       # but the policy loss: its gradient with an advantage of their own
+NEVER_RESCALED = set()   # mitigations whose scale is part of what they are
+WHOLE_ANSWERS = set()    # advantages that give every token of an answer the same number
+
+
+def mitigation(function=None, *, rescaled: bool = True):
+    """Make it a choice of --mitigation: weights (B, T), not negative."""
+    return add_to(MITIGATIONS, function, None if rescaled else NEVER_RESCALED)
+
+
+def advantage(function=None, *, whole_answers: bool = False):
+    """Make it a choice of --advantage: credit (B, T), with a sign."""
+    return add_to(ADVANTAGES, function, WHOLE_ANSWERS if whole_answers else None)
+
+
+def add_to(choices: Choices, function, marked: set | None):
+    """Without a function, as in @mitigation(rescaled=False), a decorator."""
+    if function is None:
+        return lambda function: add_to(choices, function, marked)
+    choices[function.__name__] = function
+    if marked is not None:
+        marked.add(function.__name__)
+    return function
