@@ -14,6 +14,12 @@ sys.path.insert(0, str(ROOT))
 REMOVABLE = ("research", "bridges", "benchmarks")  # rooms that the lab works without
 
 
+def is_taken_away(path):
+    """It lies in a room that is not here; a folder without code is none."""
+    room = path.relative_to(ROOT).parts[:1]
+    return bool(room) and room[0] in REMOVABLE and not (ROOT / room[0] / "__init__.py").exists()
+
+
 def project_files(pattern, root=ROOT):
     """The files that match and that git keeps; all that match where there is no checkout. What a
     user has laid beside them is not the project's."""

@@ -6,7 +6,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from conftest import REMOVABLE, ROOT, project_files
+from conftest import ROOT, is_taken_away, project_files
 from runs import SHORT, blocks, copy_project, paste, program
 from tools.countdown_data import read_problems
 
@@ -179,12 +179,6 @@ def all_pages():
     """Those of the lab, and of the other rooms that are there."""
     return [ROOT / "README.md",
             *(page for room in ("docs", *REMOVABLE) for page in project_files(f"{room}/*.md"))]
-
-
-def is_taken_away(path):
-    """It lies in a room that is not here."""
-    room = path.relative_to(ROOT).parts[:1]
-    return bool(room) and room[0] in REMOVABLE and not (ROOT / room[0]).exists()
 
 
 def test_every_test_that_a_page_names_exists():
