@@ -6,7 +6,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from conftest import ROOT, is_taken_away, project_files
+from conftest import REMOVABLE, ROOT, is_taken_away, project_files
 from runs import SHORT, blocks, copy_project, paste, program
 from tools.countdown_data import read_problems
 
