@@ -186,9 +186,10 @@ def bars_by_kind(axis, table: dict) -> None:
     axis.grid(axis="x", visible=False)
 
 
-def draw_curves(cells: list[dict]):
+def draw_curves(values: dict):
     """Of the probe length: success against the tokens spent, for a short answer, a middle one and a
     long one."""
+    cells = values["cells"]
     lengths = sorted({cell["length"] for cell in cells})
     chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
     figure, axes = panels(len(chosen), sharey=True, squeeze=False)
@@ -207,34 +208,6 @@ def draw_curves(cells: list[dict]):
     legend_below(figure, axes[0][0], ncols=5)
     return figure, ("Expected reward against tokens spent, each method at its own learning rate, "
                     "means over seeds with 95% intervals")
-
-
-def draw_lead(table: dict):
-    figure, axis = panels(1)
-    for number, (arm, points) in enumerate(leads_of(table).items()):
-        x, lead, low, high = np.array(points, float).T * [[1], [100], [100], [100]]
-        axis.errorbar(x, lead, [lead - low, high - lead], label=arm, marker="o", ms=3, capsize=2,
-                      **style_of(number))
-    axis.axhline(0, color="black", lw=0.8)
-    axis.set_xscale("log", base=2)
-    axis.set(xlabel="tokens of an answer", ylabel="points of mean success", xticks=x,
-             title="The lead over plain GRPO for as many tokens")
-    axis.xaxis.set_major_formatter(plain_number)
-    legend_below(figure, axis, ncols=4)
-    return figure, "Lead over plain GRPO by the length of an answer, with 95% intervals over seeds"
-
-
-def leads_of(table: dict) -> dict[str, list[tuple]]:
-    """Length, lead and interval by arm: of the table trend, which has a column for each length, or
-    of area, which has a row; there an empty length stands for the one above."""
-    leads, length = {}, ""
-    for row in table["rows"]:
-        cells = [(key, value, row[f"95%, {key}"]) for key, value in row.items() if key.isdecimal()]
-        length = row.get("length") or length
-        for key, value, interval in cells or [(length, row["minus grpo"], row["95% interval"])]:
-            if value is not None:
-                leads.setdefault(row["arm"], []).append((key, value, *interval))
-    return leads
 
 
 # README
@@ -304,6 +277,6 @@ PUBLISHED = {  # picture -> how it is drawn, and which tables or values of resul
     "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
     "research/results/leaderboard-forecast.png": (draw_forecast, "leaderboard board", "noise noise",
                                                   "noise_third noise"),
-    "research/results/length-lead.png": (draw_lead, "length area"),
+    "research/results/length-curves.png": (draw_curves, "length values"),
     "research/results/price-success.png": (draw_success, "price values"),
     "research/results/scoreboard-decided.png": (draw_decided, "scoreboard kind")}

@@ -92,7 +92,7 @@ def measure(probe: Probe) -> Findings:
              "critic: gae at lambda 1, critic 0.95: at 0.95; monte carlo: values from "
              "continuations, which count as tokens spent; exact: the true credit."]
     return Findings("Credit by token and the length of the answer", intro, tables_of(values),
-                    draw(draw_curves, probe.folder / "curves.png", values),
+                    draw(draw_curves, probe.folder / "curves.png", {"cells": values}),
                     "an hour and a half of one core", values={"cells": values})
 
 
