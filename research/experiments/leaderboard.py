@@ -157,8 +157,12 @@ def in_words(entries: list[Entry], expected: dict[str, str]) -> str:
                      f"{100 * np.median(seen):.0f} of 100 such experiments (the median; "
                      f"{100 * min(seen):.0f} to {100 * max(seen):.0f}, as its seeds scatter).")
     wrong = [arm for arm, should in expected.items() if verdicts.get(arm) != should]
-    texts.append(f"The board is not to be trusted yet: {' and '.join(wrong)} should be told apart."
-                 if wrong else "Each control is where it should be.")
+    if wrong:
+        texts.append("The board is not to be trusted yet: "
+                     f"{' and '.join(wrong)} should be told apart.")
+    elif expected:
+        where = ", ".join(f"{arm} {place}" for arm, place in expected.items())
+        texts.append(f"Each control is where it should be: {where}.")
     return "\n".join(texts)
 
 
