@@ -90,7 +90,7 @@ MUTATIONS = [  # file, the line as it is, as it is broken, the test that fails t
     ("credit/preferences.py", "torch.stack([size, -size], 1)", "torch.stack([size, size], 1)",
      "test_grpo.py::test_dpo_against_autograd_of_its_formula"),
     ("countdown_task.py", "\"big\") % 5 == 0", "\"big\") % 5 == 1",
-     "test_countdown_task.py::test_nothing_evaluated_was_ever_trained_on"),
+     "test_countdown_task.py::test_which_fifth_is_held_out"),
     ("countdown_task.py", "return b != 0 and a == b * c", "return b != 0 and a // b == c",
      "test_countdown_task.py::test_reasoning_is_the_share_of_right_steps_with_available_numbers"),
     ("countdown_task.py", "return reader.sum(0) == target and not reader.remaining",
