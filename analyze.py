@@ -19,12 +19,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-import mitigations  # noqa: F401  fills the lists of choices, so that flags of a run are known
-from analysis import earlier, report
+from analysis import report
 from analysis.answers import answers_of, steps_to_show
-from analysis.arms import Comparison, comparable
-from analysis.compare import chapters_of, paired_gain
-from analysis.comparison_plots import learning_curves
 from analysis.opening import about, compared, describe, headline, opening
 from analysis.page import Picture, write_page
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
@@ -32,12 +28,10 @@ from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, pa
 from analysis.ratios import (OVER_REST, RARE, REST_WORDS, early_over_late, is_common, over_the_rest,
                              rest_columns, shares)
 from analysis.runs import evaluations, read_runs
-from analysis.statistics import verdicts
+from analysis.statistics import paired_difference, verdicts
 from analysis.sums import PARTITIONS
 from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import Tally
-from analysis.token_rows import write_token_rows
-from analysis.why import forks, ratio_and_size
 from harness.files import make_folder, writing
 from engine.tokens import KINDS
 from harness.program import run_as_program
@@ -51,6 +45,7 @@ MODES = (("greedy", ORANGE), ("sampled", BLUE))  # of evaluations, with their co
 
 
 def main(argv: list[str]) -> None:
+    import mitigations  # noqa: F401  fills the lists of choices, so that a run's flags are known
     flags = report.read_flags(argv, __doc__)
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
@@ -65,17 +60,19 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     steps, answers = steps_to_show(run, flags.steps), []
     make_folder(folder)
     tally = tally_of(run) if run["steps"] else None
-    chapters = run_chapters(run, tally)
+    chapters = run_chapters(run, tally, flags.all or flags.json)
     if flags.json:
         report.write_numbers(folder, chapters)
     if flags.csv:
+        from analysis.token_rows import write_token_rows
         write_token_rows(run, folder / "tokens.csv", show_status)
     if not flags.all:
-        chapters.pop(earlier.TITLE, None)
+        chapters.pop(report.EARLIER, None)
     show_status("pictures and page")
     with writing(folder):
         pictures = draw_run(run, tally, folder)
         if flags.all and tally:
+            from analysis import earlier
             pictures += earlier.draw(tally, folder)
     if tally:
         answers = answers_of(run["folder"], tally.tokenizer, steps)
@@ -104,20 +101,26 @@ def tally_of(run: dict) -> Tally:
     return tally
 
 
-def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
+def run_chapters(run: dict, tally: Tally | None,
+                 with_earlier: bool = True) -> dict[str, list[Table]]:
     """The tables by what they are about; those of the earlier experiment come last."""
     change, change_title = [], "What training changed"
     if any(len(evaluations(run, mode)) > 1 for mode, _ in MODES):
         change.append(gains(run))
     if tally is None:
         return {change_title: change}
+    from analysis.why import forks, ratio_and_size
     why = [forks(tally)]
     if tally.total("trained", "ratio").any():  # where a batch had several updates
         why.append(ratio_and_size(tally))
-    return {change_title: [*change, growth(run, tally)],
-            report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
-                              position_gradients(tally), first_and_last_fifth(tally), *why],
-            earlier.TITLE: earlier.earlier_tables(tally)}
+    chapters = {
+        change_title: [*change, growth(run, tally)],
+        report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
+                          position_gradients(tally), first_and_last_fifth(tally), *why]}
+    if with_earlier:
+        from analysis.earlier import earlier_tables
+        chapters[report.EARLIER] = earlier_tables(tally)
+    return chapters
 
 
 def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
@@ -139,7 +142,7 @@ def gains(run: dict) -> Table:
         if len(lines) < 2:
             continue
         start, end = lines[0], lines[-1]
-        gain = paired_gain(start, end)
+        gain = paired_difference(np.subtract(end["answer"], start["answer"], dtype=float)[None])
         more = [end.get(f"{name}_mean") for name in ("format", "finished", "length")]
         rows.append([mode, len(end["answer"]), start["success"], end["success"], gain.value,
                      gain.interval, *more])
@@ -331,6 +334,9 @@ def first_and_last_fifth(tally: Tally) -> Table:
 
 def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:
     """The arms of the runs that can be compared; what differs between the others is said."""
+    from analysis.arms import Comparison, comparable
+    from analysis.compare import chapters_of
+    from analysis.comparison_plots import learning_curves
     make_folder(folder)
     chosen, left_out = comparable(runs, flags.baseline)
     comparison = Comparison(chosen, flags.baseline)

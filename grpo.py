@@ -23,11 +23,8 @@ import torch
 
 from engine import processes
 from engine.choices import advantage
-from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.tokens import ANSWER, TAG, THINK
-from engine.optimizer import clip_and_step
 from engine.rollouts import Rollouts
-from qwen2_model import Qwen2
 
 
 def policy_loss(log_prob, advantage, weight, mask, total, old=None, clip=(0.2, 0.28)):
@@ -173,8 +170,8 @@ def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> to
     return d.exp() - d - 1 if kind == "k3" else d.square() / 2
 
 
-def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
-           reference: Qwen2 | None = None) -> tuple[dict, dict]:
+def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
+           reference=None) -> tuple[dict, dict]:
     """One step of the optimizer on the whole batch, or with --epochs several; `s` are the settings.
     Returns the metrics, and for the record, after several steps, the ratio of new to old
     probability (B, T) at the last of them.
@@ -183,6 +180,8 @@ def update(model: Qwen2, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     computed, unless there is a KL term; they still count in N. When no answer is left, nothing is
     changed.
     """
+    # not above: an analysis reads the formulas of this file and loads no model
+    from engine.forward import frozen_log_probs, micro_batches, response_log_probs
     mask, advantage = rollouts.mask, rollouts.advantage
     credit = (weight * advantage * mask).abs().sum(1)  # (B,)
     credit = credit + s.kl * rollouts.length           # with a KL term every token pulls
@@ -247,6 +246,7 @@ def clipping(ratio, advantage, mask, clip) -> dict[str, torch.Tensor]:
 
 def step_and_sums(optimizer, sums: dict, max_grad_norm: float) -> dict:
     """Clip the gradient and step. Returns the sums over all processes, and the gradient's norm."""
+    from engine.optimizer import clip_and_step
     norm = clip_and_step(optimizer, max_grad_norm)
     return processes.all_reduce_numbers(sums) | {"norm": norm}
 

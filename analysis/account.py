@@ -16,13 +16,13 @@ import torch
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from engine.sampler import Distribution
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_factor, policy_loss,
                   rescaling)
 from harness.flags import parameters_as_flags, shortened
 from harness.settings import OPTIONS
 from harness.tasks import load_task
 
+FACTS = "engine/sampler.py: Distribution.facts"  # a name: an analysis loads no sampler
 EPSILON = inspect.signature(group_z_score).parameters["epsilon"].default
 FORMULAS = {  # advantages that are one line of arithmetic, and the function that computes it
     "grpo": (f"([[reward]] - [[mean]]) / ([[std]] + {EPSILON})", group_z_score),
@@ -40,7 +40,7 @@ def stages(config: dict) -> list[tuple[str, str, str]]:
     """(label, text, the function that computes it) of each stage, in a run of these settings."""
     s = settings_of(config)
     is_own = not {"imported", "trainer"} & config.keys()
-    score, facts = place_of_score(s) if is_own else "", place(Distribution.facts)
+    score, facts = place_of_score(s) if is_own else "", FACTS
     advantage, by_advantage = chosen("advantage", ADVANTAGES, s)
     weight, by_weight = chosen("mitigation", MITIGATIONS, s)
     formula, computes = FORMULAS.get(s.advantage, ("", None))

@@ -7,8 +7,7 @@ from analysis.account import numbers_of, rounded, stages
 from analysis.sizes import read_tokens
 from engine.errors import UserError
 from engine.tokens import token_bytes
-from harness.identity import lines_of_run
-from harness.run_folder import run_config
+from harness.identity import lines_of_run, run_config
 
 PER_PAGE, STEPS = 12_000, 21  # tokens of training answers on a page, and steps they are from
 MEANING = {  # of what a token can be shaded by, the first at first: the stronger its colour, ...

@@ -6,7 +6,7 @@ said, and they are left out. An arm is runs that differ in nothing but their see
 from pathlib import Path
 
 from analysis.runs import is_done
-from analysis.settings import effective_settings, task_flags
+from analysis.settings import PLAIN, effective_settings, task_flags
 from engine.errors import UserError
 from harness.settings import OPTIONS
 
@@ -16,7 +16,6 @@ ASIDE = (  # what may differ within an arm
     "seed", "out", "own", "eval_tasks", "eval_answers", "eval_modes", "device", "threads",
     "checkpointing", "offload_optimizer", "shard", "micro_batch", "rollouts_timeout", "eval_every",
     "sample_every", "checkpoint_every")
-PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
 
 def setting_of(run: dict) -> dict:

@@ -5,7 +5,7 @@ from analysis.arms import Comparison
 from analysis.differences import MEASURES, differences
 from analysis.runs import evaluations
 from analysis.sizes import end_of, read_tokens
-from analysis.statistics import Estimate, mean_over, paired_difference
+from analysis.statistics import mean_over
 from analysis.sums import PARTITIONS
 from analysis.tables import Table, by_row
 from analysis.vocabulary import Vocabulary
@@ -66,11 +66,6 @@ def over_seeds(values) -> tuple[float, tuple[float, float] | None]:
     """Mean, and its interval by Student's t; none where there is no spread to make it from."""
     found = mean_over(values)
     return found.value, found.interval if found.high > found.low else None
-
-
-def paired_gain(start: dict, end: dict) -> Estimate:
-    """Of two evaluations of a run: the difference of success, problem by problem."""
-    return paired_difference((np.array(end["answer"], float) - np.array(start["answer"]))[None])
 
 
 def steadiness(run: dict) -> list[float] | None:

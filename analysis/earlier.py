@@ -19,16 +19,8 @@ from analysis.tables import Table, by_row
 from analysis.tally import Tally
 from analysis.vocabulary import CLASSES
 from engine.tokens import KINDS
-from harness.run_folder import run_config
+from harness.identity import run_config
 
-TITLE = "The tables of an earlier experiment, by its own definitions"
-LEGEND = (
-    "An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every "
-    "token and called it the gradient: the old unit below. Its classes came from a regex: "
-    "reasoning is digits and operators, structure whole tags, filler the rest. pub.* and "
-    "published* are its figures, phase 1 and 2 its two attempts. They are those of another model "
-    "(Qwen2.5-0.5B-Instruct, its own problems, 303,042 tokens): for orientation, not for "
-    "comparison.")
 WORDS = {  # full headings of the columns of these tables
     "A lp": "mean A log p", "log p": "mean log p", "abs(A)": "mean abs(A)", "s": "mean s",
     "abs(A lp)": "mean abs(A log p), old unit", "abs(A) w s": "mean abs(A) w s, gradient",

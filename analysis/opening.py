@@ -4,9 +4,8 @@ import re
 
 import numpy as np
 
-from analysis.arms import PLAIN
 from analysis.runs import evaluations, is_done, steps_done
-from analysis.settings import task_of
+from analysis.settings import PLAIN, task_of
 from analysis.tally import Tally
 from engine.choices import ADVANTAGES, MITIGATIONS
 from harness.settings import OPTIONS

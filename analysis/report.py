@@ -3,7 +3,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from analysis import earlier
 from analysis.page import (Picture, bullets, figure_of, folded, illustrated, named, paragraphs,
                            side_by_side, viewer)
 from analysis.tables import Table, show, show_in_short
@@ -19,7 +18,15 @@ GRADIENT_LEGEND = [
     "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
     "clipping and later epochs do to the loss is not in it.",
     "Intervals: bootstrap over this run's groups. They do not cover seed-to-seed variation."]
-LEGENDS = {GRADIENT: GRADIENT_LEGEND, earlier.TITLE: [earlier.LEGEND]}
+EARLIER = "The tables of an earlier experiment, by its own definitions"
+EARLIER_LEGEND = (
+    "An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every "
+    "token and called it the gradient: the old unit below. Its classes came from a regex: "
+    "reasoning is digits and operators, structure whole tags, filler the rest. pub.* and "
+    "published* are its figures, phase 1 and 2 its two attempts. They are those of another model "
+    "(Qwen2.5-0.5B-Instruct, its own problems, 303,042 tokens): for orientation, not for "
+    "comparison.")
+LEGENDS = {GRADIENT: GRADIENT_LEGEND, EARLIER: [EARLIER_LEGEND]}
 PLACES = {  # the table of the page that a picture stands below; two others have their own place
     "growth": ("over_training",), "gradient by position": ("position",),
     "contribution": ("contributions", "log_prob_and_gradient"), "arms": ("learning_curves",)}

@@ -9,8 +9,8 @@ from harness.credit_file import LARGEST, checkpoint_folders
 from harness.credit_reading import credit_steps
 from harness.files import is_file, is_there, paths_in
 from harness.flags import shortened
-from harness.identity import MODES, lines_of_run, missing_evaluations, refuse_gaps
-from harness.run_folder import run_config
+from harness.identity import (MODES, lines_of_run, missing_evaluations, refuse_gaps,
+                              run_config)
 
 
 def read_runs(folders: list[str]) -> list[dict]:

@@ -12,6 +12,7 @@ from harness.settings import NOT_SETTINGS, OPTIONS, choice_flags
 from harness.tasks import load_task
 
 NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
+PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
 
 def check_settings(path: Path, config: dict) -> None:

@@ -28,11 +28,12 @@ from engine import processes
 from engine.errors import UserError
 from engine.forward import with_facts
 from engine.optimizer import parameters_by_name
-from engine.rollouts import Rollouts, encode_prompts, gather, sample_answers, stop_ids
+from engine.policy import encode_prompts, gather, sample_answers, stop_ids
+from engine.rollouts import Rollouts
 from engine.sampler import Generation
 from harness.files import is_there, read_lines, whole_folder, writing
 from harness.progress import say
-from harness.run_folder import run_config
+from harness.identity import run_config
 from qwen2_model import Qwen2, write_tensors
 
 FLAG = "--rollouts"

@@ -18,7 +18,8 @@ from engine.choices import advantage
 from engine.errors import BrokenModel, UserError
 from engine.processes import refuse_undefined
 from engine.forward import LOGITS_AT_ONCE
-from engine.rollouts import Rollouts, stop_ids
+from engine.policy import stop_ids
+from engine.rollouts import Rollouts
 from engine.sampler import Generation, Start, generate
 from harness.flags import Flag, shortened
 

@@ -13,11 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine import processes
-from engine.errors import BrokenModel, UserError
-from engine.processes import refuse_undefined
-from engine.sampler import Generation, generate
-from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
-from qwen2_model import Qwen2
+from engine.errors import UserError
+from engine.tokens import token_bytes
 
 
 @dataclass(frozen=True)
@@ -102,40 +99,6 @@ class Rollouts:
         if self.scores is not None:
             results["scores"] = {part: function(score) for part, score in self.scores.items()}
         return results
-
-
-def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
-                   **sampling) -> Rollouts:
-    """Sample `answers` answers to each problem. With several processes, each samples its share."""
-    prompts = encode_prompts(tokenizer, task, problems)
-    sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
-                       share=processes.shard_of(len(prompts)), **sampling)
-    return gather(problems, prompts, answers, sampled)
-
-
-def encode_prompts(tokenizer, task, problems: list) -> list[list[int]]:
-    return [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
-            for problem in problems]
-
-
-def gather(problems: list, prompts: list[list[int]], answers: int,
-           sampled: Generation) -> Rollouts:
-    """The whole batch, gathered from all processes: in each the rows of the others are 0, so it is
-    their sum."""
-    processes.all_reduce(*vars(sampled).values())
-    refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
-                     sampled.collision, kind=BrokenModel)
-    group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
-    return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
-                    sampled.log_prob, sampled.entropy, sampled.collision)
-
-
-def stop_ids(model: Qwen2, tokenizer) -> tuple[int, ...]:
-    """The tokens that end an answer: those of the model's config, and the end of a turn, which the
-    config of a base model lacks."""
-    ends = [tokenizer.token_to_id(token) for token in END_OF_TURN]
-    known_ends = [token_id for token_id in ends if token_id is not None]
-    return tuple({*model.config.stop_ids, *known_ends})
 
 
 def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:

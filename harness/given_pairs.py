@@ -13,7 +13,8 @@ import torch
 
 from engine.errors import UserError
 from engine.forward import with_facts
-from engine.rollouts import Rollouts, stop_ids
+from engine.policy import stop_ids
+from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt
 from harness.files import parse_json, read_given
 

@@ -8,11 +8,12 @@ from engine import processes
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders, step_of
 from harness.files import is_file, paths_in, read_json
-from harness.identity import CHANGEABLE, check_seal, missing_evaluations, refuse_gaps
+from harness.identity import (CHANGEABLE, check_seal, missing_evaluations, refuse_gaps,
+                              run_config)
 from harness.progress import say
 from harness.provenance import refuse_other_sources
 from harness.run import Run
-from harness.run_folder import RunFolder, open_folder, run_config
+from harness.run_folder import RunFolder, open_folder
 from harness.settings import OPTIONS, Settings, flags_beside, make_settings
 
 

@@ -15,9 +15,8 @@ from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders, credit_path, step_of, write_credit
 from harness.files import (append_line, is_file, is_folder, is_there, let_go, lines_in,
-                           lock_folder, paths_in, read_json, replace_text, whole_folder, writing)
-from harness.identity import (LOGS, lines_of_run, make_seal, refuse_changed_config,
-                              run_id_on_record)
+                           lock_folder, paths_in, replace_text, whole_folder, writing)
+from harness.identity import LOGS, lines_of_run, make_seal, run_id_on_record
 from qwen2_model import Qwen2, write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -163,17 +162,3 @@ class OtherRank(RunFolder):
 def open_folder(folder: Path) -> RunFolder:
     """The folder of a run: one to write for rank 0, an OtherRank for the others."""
     return RunFolder(folder) if processes.rank() == 0 else OtherRank(folder)
-
-
-def run_config(folder: Path) -> dict:
-    """Read config.json of a run folder, and compare it with its run_id."""
-    if not is_file(folder / "config.json"):
-        from harness.hints import did_you_mean
-        raise UserError(f"{folder} is not a run folder: it has no config.json"
-                        f"{did_you_mean(folder)}")
-    config = read_json(folder / "config.json")
-    if "mitigation" not in config:
-        raise UserError(f"{folder} is not a run folder: its config.json says nothing of a "
-                        "mitigation")
-    refuse_changed_config(folder / "config.json", config)
-    return config

@@ -10,11 +10,11 @@ from conftest import PROMPTS, assert_same_gradient, copied, gradients, hand_made
 from countdown_task import Problem, Task
 from credit.weight import shuffled_advantage
 from credit.preferences import best_and_worst, dpo
-from engine import rollouts as frame
 from engine.choices import ADVANTAGES
 from engine.errors import NotFinite
 from engine.forward import micro_batches, response_log_probs
-from engine.rollouts import sample_answers, score_answers
+from engine.policy import sample_answers
+from engine.rollouts import score_answers
 from engine.sampler import Generation, generate
 from engine.tokens import load_tokenizer
 from grpo import (batch_mean, divergence, dr_grpo, group_z_score, policy_loss, rloo, span,
@@ -416,7 +416,7 @@ def test_what_was_sampled_is_scored_and_labelled(learner, monkeypatch):
     def speak(model, prompts, **sampling):
         asked.update(sampling, prompts=prompts)
         return Generation(tokens, mask, torch.ones(4, dtype=torch.bool), *torch.zeros(3, 4, T))
-    monkeypatch.setattr(frame, "generate", speak)
+    monkeypatch.setattr("engine.policy.generate", speak)
     task, problems = Task(prompt="short"), [Problem((3, 5), 8), Problem((2, 4), 6)]
     rollouts = sample_answers(model, tokenizer, task, problems, 2, max_new_tokens=T, seed=9)
     rollouts = score_answers(rollouts, tokenizer, task)
@@ -433,7 +433,7 @@ def test_the_end_of_turn_stops_also_a_model_whose_own_list_lacks_it(learner, mon
     model, tokenizer, asked = Qwen2.from_pretrained(learner), load_tokenizer(learner), {}
     other = dataclasses.replace(model.config, eos_token_id=(7,), pad_token_id=None)
     monkeypatch.setattr(model, "config", other)
-    monkeypatch.setattr(frame, "generate", lambda *args, **sampling: asked.update(sampling)
+    monkeypatch.setattr("engine.policy.generate", lambda *args, **sampling: asked.update(sampling)
                         or generate(*args, **sampling))
     sample_answers(model, tokenizer, Task(prompt="short"), [Problem((3, 5, 7), 22)], 2,
                    max_new_tokens=3)

@@ -18,8 +18,7 @@ import train
 from conftest import ROOT, hand_made, spoken
 from engine import processes
 from engine.errors import UserError
-from engine.policy import derived_seed
-from engine.rollouts import sample_answers
+from engine.policy import derived_seed, sample_answers
 from engine.tokens import load_tokenizer
 from grpo import update
 from harness import run_folder

@@ -20,7 +20,7 @@ from harness.files import replace_text, writing
 from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
 from harness.given_pairs import KEYS
 from harness.program import run_as_program
-from harness.run_folder import run_config
+from harness.identity import run_config
 from harness.settings import make_settings
 from harness.tasks import make_task
 from engine.tokens import load_tokenizer

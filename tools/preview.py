@@ -34,7 +34,7 @@ from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_
                            with_defaults)
 from harness.load import load_policy, make_mitigation
 from harness.program import run_as_program
-from harness.run_folder import run_config
+from harness.identity import run_config
 from harness.settings import Settings, choice_flags, make_settings
 from harness.progress import put, visible
 from tools.terminal import legend, shaded

@@ -27,7 +27,8 @@ from engine.tokens import load_tokenizer
 from harness.files import find_folder, is_there, whole_folder, writing
 from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from harness.program import run_as_program
-from engine.rollouts import Rollouts, sample_answers, score_answers
+from engine.policy import sample_answers
+from engine.rollouts import Rollouts, score_answers
 from qwen2_model import ModelConfig, Qwen2
 from tools.demonstrations import COUNTS, HIT, TALK, TASK, batches, make_tokenizer
 

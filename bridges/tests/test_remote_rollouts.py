@@ -18,7 +18,7 @@ from bridges.tests.strange_server import SPOILT
 from conftest import ROOT
 from engine.errors import UserError
 from harness.load import load_optimizer, load_policy
-from engine.rollouts import encode_prompts
+from engine.policy import encode_prompts
 from harness.run_folder import RunFolder
 from engine.sampler import Generation, generate
 from harness.settings import make_settings

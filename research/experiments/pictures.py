@@ -30,7 +30,7 @@ from harness.credit_reading import credit_steps
 from harness.files import PROJECT, replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import say
-from harness.run_folder import run_config
+from harness.identity import run_config
 from research.experiments.published import RESULTS, read_result
 
 IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}

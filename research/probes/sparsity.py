@@ -32,7 +32,7 @@ from harness.credit_reading import credit_steps, read_columns
 from engine.errors import UserError
 from harness.flags import Flag
 from harness.files import is_file
-from harness.run_folder import run_config
+from harness.identity import run_config
 from research.probes.common import COMMON, OF_A_MODEL, Findings, Probe, gradients, sample_batch
 from research.probes.progress import Progress
 

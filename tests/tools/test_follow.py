@@ -21,7 +21,7 @@ from engine.tokens import load_tokenizer
 from grpo import (gradient_size, group_mean, group_z_score, length_factor, policy_loss,
                   rescaling)
 from harness.credit_reading import read_credit
-from harness.run_folder import run_config
+from harness.identity import run_config
 from mitigations import outcome_conditional
 from qwen2_model import Qwen2
 from runs import SHORT
