@@ -11,7 +11,7 @@ stands for `python train.py --steps 120 --seed 0`, `python train.py --steps 120 
 Experiments that have the batch and the steps of `control` share their runs: an arm that occurs in
 two of them has one name and one folder, and is trained once.
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from research.experiments import prices
 
@@ -33,7 +33,8 @@ PAIRS = "runs/study/pairs.jsonl"
 SAMPLED_ONLY = "--eval_modes sampled --checkpoint_every 0"
 ONE_BATCH = {"common": f"--questions 8 --answers 8 --steps 60 --eval_every 30 {SAMPLED_ONLY}",
              "seeds": 5, "shared": "8x8"}
-TUNED_ON = 100  # the seed on which batches and learning rates are chosen; no reported run has it
+TUNED_ON = 100  # the seed on which learning rates are chosen; no reported run has it
+RATES = ("1.2e-4", "2.5e-4", "5e-4")
 
 # of each finalist the rate that ended highest in `finals_rates`, of equals the lower
 FINAL_RATES = {"outcome_conditional": "5e-4", "taco": "5e-4", **dict.fromkeys((
@@ -52,18 +53,15 @@ class Experiment:
     arms: dict[str, str]   # name of an arm -> the flags that make it
     seeds: int             # 0, 1, ... of each arm
     first_seed: int = 0
-    twice: tuple[str, ...] = ()  # arms with twice as many, as all others are compared with them
     shared: str = ""       # the folder of runs that it shares with others; else it has its own
     is_board: bool = False  # all its arms are tested as one family (leaderboard.py)
-    published: dict[str, tuple] = field(default_factory=dict)  # success, filler, reasoning of arms
 
     @property
     def place(self) -> str:
         return self.shared or self.name
 
-    def seeds_of(self, arm: str, seeds: int) -> range:
-        count = 2 * seeds if arm in self.twice else seeds
-        return range(self.first_seed, self.first_seed + count)
+    def numbers(self, seeds: int) -> range:
+        return range(self.first_seed, self.first_seed + seeds)
 
     def plain_of(self, arm: str) -> str:
         """The arm that this one is compared with: none-4x8-1e-4 for measured-4x8-1e-4, where there
@@ -117,7 +115,7 @@ def in_sizes(arms: dict[str, str]) -> dict[str, str]:
 LEADERBOARD = Experiment(
     "leaderboard",
     "Which way of spreading credit is ahead of plain GRPO, and who could have known?",
-    arms=leaderboard_arms(), twice=("none",), is_board=True, **ONE_BATCH)
+    arms=leaderboard_arms(), is_board=True, **ONE_BATCH)
 
 ALL = (
     Experiment(
@@ -132,17 +130,13 @@ ALL = (
         common=f"--questions 8 --answers 8 --steps 60 --eval_every 60 --eval_tasks 1000 "
                f"{SAMPLED_ONLY}",
         arms={f"{name}-{rate}": f"{flags} --learning_rate {rate}".strip()
-              for rate in prices.RATES for name, flags in finalists().items()},
+              for rate in RATES for name, flags in finalists().items()},
         seeds=1, first_seed=TUNED_ON),
     Experiment(
         "finals", "Is one of those near plain GRPO ahead, each at a learning rate that suits it?",
         common="--questions 8 --answers 8 --steps 60 --eval_every 40 --eval_answers 2 "
                f"{SAMPLED_ONLY}",
-        arms=finals(), seeds=6, first_seed=10, twice=("none",), is_board=True),
-    Experiment(
-        "price_choice", "Which batch and which learning rate suit each method, at an equal price?",
-        common=f"--eval_tasks 1000 {SAMPLED_ONLY}", arms=prices.choices(), seeds=1,
-        first_seed=TUNED_ON),
+        arms=finals(), seeds=6, first_seed=10, is_board=True),
     Experiment(
         "price", "What is credit by token worth at its price, in time, tokens and rewards?",
         common=f"--eval_tasks 1000 {SAMPLED_ONLY}", arms=prices.chosen(), seeds=5),
@@ -170,15 +164,6 @@ ALL = (
               "entropy_masking": MASKING,  # of 80 in 100
               "masking90": f"{MASKING} --mask_percentile 90",
               "masking-unscaled": f"{MASKING} --rescale none"},
-        **ONE_BATCH),
-
-    Experiment(
-        "appendix_b", "Does the summary table of an earlier experiment come out again?",
-        arms={**PLAIN, "outcome_conditional": f"{DISCOUNTED} 0.5",
-              "discount0.75": f"{DISCOUNTED} 0.75", **INVERSE},
-        published={"none": (0.15, 0.333, 0.254), "outcome_conditional": (0.12, None, None),
-                   "discount0.75": (0.12, 0.348, 0.247),
-                   "inverse_logprob_as_published": (0.0, None, None)},
         **ONE_BATCH),
 
     # what it proposed beside these, and what lecture notes on PPO set beside GRPO

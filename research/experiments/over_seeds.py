@@ -6,8 +6,6 @@ import numpy as np
 from analysis.runs import is_number
 from analysis.tables import Table
 
-OF_ITS_OWN = ", 95%"  # ends the name of an interval whose number has no column: "8 minus 2, 95%"
-
 
 def over_seeds(tables: list[Table]) -> Table:
     """The rows that all seeds have: numbers as their median, intervals from lowest to highest, and
@@ -20,8 +18,7 @@ def over_seeds(tables: list[Table]) -> Table:
         if place < count:
             cells = [by_seed[0][key][place] for key in kept]
         else:
-            cells = [together([rows[key][:place + 1] for rows in by_seed], spec,
-                              column.endswith(OF_ITS_OWN)) for key in kept]
+            cells = [together([rows[key][:place + 1] for rows in by_seed], spec) for key in kept]
         columns[column] = (spec, cells)
     headings = {column: "lowest to highest" for column, (_, values) in first.columns.items()
                 if any(isinstance(value, tuple) for value in values)}
@@ -47,13 +44,12 @@ def keys_of(table: Table, count: int) -> list[tuple]:
     return keys
 
 
-def together(rows: list[tuple], spec: str, of_its_own: bool = False):
+def together(rows: list[tuple], spec: str):
     """The last cell of what is given of the same row in all seeds. A count stays a whole number.
-    An interval is about the number before it, or of its own about its middle."""
+    An interval is about the number before it."""
     cells = [row[-1] for row in rows]
     if any(isinstance(cell, tuple) for cell in cells):
-        about = map(middle_of, cells) if of_its_own else [row[-2] for row in rows]
-        return range_of(list(filter(is_number, about)))
+        return range_of([row[-2] for row in rows if is_number(row[-2])])
     if any(isinstance(cell, str) for cell in cells):
         return most_common([str(cell) for cell in cells if cell is not None])
     known = [cell for cell in cells if is_number(cell)]
@@ -61,10 +57,6 @@ def together(rows: list[tuple], spec: str, of_its_own: bool = False):
         return None
     middle = float(np.median(known))
     return round(middle) if spec.endswith("d") else middle
-
-
-def middle_of(interval: tuple | None) -> float | None:
-    return sum(interval) / 2 if interval and all(map(is_number, interval)) else None
 
 
 def range_of(values: list) -> tuple:

@@ -130,9 +130,8 @@ class PlannedRun:
 
 def plan_runs(experiment: Experiment, out: str, seeds: int) -> list[PlannedRun]:
     """All arms with seed 0, then all with seed 1, and so on: whatever is finished is paired."""
-    seeds_of = {arm: experiment.seeds_of(arm, seeds) for arm in experiment.arms}
-    return [plan_run(experiment, arm, seed, out) for seed in max(seeds_of.values(), key=len)
-            for arm in experiment.arms if seed in seeds_of[arm]]
+    return [plan_run(experiment, arm, seed, out) for seed in experiment.numbers(seeds)
+            for arm in experiment.arms]
 
 
 def plan_run(experiment: Experiment, arm: str, seed: int, out: str) -> PlannedRun:

@@ -18,7 +18,7 @@ from harness.settings import Settings
 from research.probes.credit import chain, true_credit
 from research.probes.direction import Directions
 from research.probes.planted import (
-    PROMPT, draw_answers, planted_policy, sample_planted, true_rewards, worths)
+    PROMPT, draw_answers, planted_policy, sample_planted, worths)
 from research.probes.world import TEXTS, make_world
 
 ROUNDING = dict(rtol=1e-4, atol=1e-5)  # two orders of computing the same numbers
@@ -166,12 +166,9 @@ def test_measured_credit_finds_what_is_planted(planted):
     assert credit.value[:, between].abs().max() < at_keys[1].abs().max() / 2
 
 
-def test_true_rewards_add_up_and_stand_at_the_keys(planted):
+def test_the_exact_credit_adds_up_and_stands_at_the_keys(planted):
     rollouts, between = sample_planted(planted, 4, 2, 4), [0, 2, 3, 5]
-    rewards = true_rewards(planted, rollouts)
-    assert planted.keys == [1, 4]
-    torch.testing.assert_close(rewards.sum(1), rollouts.reward)
-    assert not rewards[:, between].any() and not rollouts.true_credit[:, between].any()
+    assert planted.keys == [1, 4] and not rollouts.true_credit[:, between].any()
     total = rollouts.true_credit.sum(1) + worths(planted)[()]
     torch.testing.assert_close(total, rollouts.reward)
 
