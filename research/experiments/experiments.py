@@ -36,10 +36,12 @@ ONE_BATCH = {"common": f"--questions 8 --answers 8 --steps 60 --eval_every 30 {S
 TUNED_ON = 100  # the seed on which learning rates are chosen; no reported run has it
 RATES = ("1.2e-4", "2.5e-4", "5e-4")
 
-# of each finalist the rate that ended highest in `finals_rates`, of equals the lower
-FINAL_RATES = {"outcome_conditional": "5e-4", "taco": "5e-4", **dict.fromkeys((
-    "none", "low_probability", "covariance", "attention_credit", "rloo", "lambda_grpo",
-    "gae-trunk", "ktae", "gae", "shared_prefix", "belief", "gtpo"), "2.5e-4")}
+# plain GRPO and what was within two points of it when the leaderboard was first made (dr_grpo, a
+# multiple of rloo, left out), each with the rate that ended highest in `finals_rates`
+FINAL_RATES = dict.fromkeys((
+    "none", "outcome_conditional", "low_probability", "covariance", "attention_credit", "rloo",
+    "lambda_grpo", "gae-trunk", "ktae", "gae", "taco", "shared_prefix", "belief", "gtpo"), "2.5e-4")
+FINAL_RATES |= {"outcome_conditional": "5e-4", "taco": "5e-4"}
 
 # made as docs/results.md says; an arm without a size is of the medium one, which ships
 OF_SIZES = {"small": "models/small", "large": "models/large"}
@@ -91,20 +93,14 @@ def leaderboard_arms() -> dict[str, str]:
             **advantages, "gae-trunk": "--advantage gae --critic trunk", **placebos}
 
 
-def finalists() -> dict[str, str]:
-    """Plain GRPO and what was within two points of it when the leaderboard was first made,
-    `dr_grpo` left out, which is a multiple of `rloo`."""
-    arms = leaderboard_arms()
-    return {name: arms[name] for name in (
-        "none", "outcome_conditional", "low_probability", "covariance", "attention_credit", "rloo",
-        "lambda_grpo", "gae-trunk", "ktae", "gae", "taco", "shared_prefix", "belief", "gtpo")}
+def finalist(name: str, rate: str) -> str:
+    return f"{leaderboard_arms()[name]} --learning_rate {rate}".strip()
 
 
 def finals() -> dict[str, str]:
     """Each finalist at the learning rate that suits it, with the control that has to succeed."""
-    arms = {"none": "", "measured": MEASURED, **finalists()}
-    return {name: f"{flags} --learning_rate {FINAL_RATES[name]}".strip() if name in FINAL_RATES
-            else flags for name, flags in arms.items()}
+    arms = {name: finalist(name, rate) for name, rate in FINAL_RATES.items()}
+    return {"none": arms["none"], "measured": MEASURED, **arms}
 
 
 def in_sizes(arms: dict[str, str]) -> dict[str, str]:
@@ -129,8 +125,7 @@ ALL = (
         "finals_rates", "Which learning rate suits each of those that are near plain GRPO?",
         common=f"--questions 8 --answers 8 --steps 60 --eval_every 60 --eval_tasks 1000 "
                f"{SAMPLED_ONLY}",
-        arms={f"{name}-{rate}": f"{flags} --learning_rate {rate}".strip()
-              for rate in RATES for name, flags in finalists().items()},
+        arms={f"{name}-{rate}": finalist(name, rate) for rate in RATES for name in FINAL_RATES},
         seeds=1, first_seed=TUNED_ON),
     Experiment(
         "finals", "Is one of those near plain GRPO ahead, each at a learning rate that suits it?",

@@ -8,40 +8,18 @@ from analysis.tables import Table
 
 
 def over_seeds(tables: list[Table]) -> Table:
-    """The rows that all seeds have: numbers as their median, intervals from lowest to highest, and
-    of a verdict how many seeds came to it."""
-    first, count = tables[0], key_length(tables)
-    by_seed = [dict(zip(keys_of(table, count), table.rows)) for table in tables]
-    kept = [key for key in by_seed[0] if all(key in rows for rows in by_seed)]
+    """The rows that all seeds have, by their first cell: numbers as their median, intervals from
+    lowest to highest, and of a verdict how many seeds came to it."""
+    first, by_seed = tables[0], [{row[0]: row for row in table.rows} for table in tables]
+    kept = [name for name in by_seed[0] if all(name in rows for rows in by_seed)]
     columns = {}
     for place, (column, (spec, _)) in enumerate(first.columns.items()):
-        if place < count:
-            cells = [by_seed[0][key][place] for key in kept]
-        else:
-            cells = [together([rows[key][:place + 1] for rows in by_seed], spec) for key in kept]
+        cells = [together([rows[name][:place + 1] for rows in by_seed], spec) for name in kept]
         columns[column] = (spec, cells)
     headings = {column: "lowest to highest" for column, (_, values) in first.columns.items()
                 if any(isinstance(value, tuple) for value in values)}
     finding = f"Medians of {len(tables)} seeds, with the range from the lowest to the highest."
     return Table(first.name, first.title, columns, finding, first.notes, first.headings | headings)
-
-
-def key_length(tables: list[Table]) -> int:
-    """How many cells on the left tell the rows of each table apart."""
-    width = len(tables[0].columns)
-    for count in range(1, width):
-        if all(len(set(keys_of(table, count))) == len(table.rows) for table in tables):
-            return count
-    return width
-
-
-def keys_of(table: Table, count: int) -> list[tuple]:
-    """An empty first cell stands for the one above."""
-    keys, above = [], ""
-    for row in table.rows:
-        above = row[0] or above
-        keys.append((above, *row[1:count]))
-    return keys
 
 
 def together(rows: list[tuple], spec: str):

@@ -24,7 +24,6 @@ from engine.errors import UserError
 from harness.files import replace_text
 from harness.flags import Parser
 from harness.progress import say
-from research.experiments.over_seeds import keys_of
 from research.experiments.published import RESULTS, pages, read_result
 
 MARKED = re.compile(r"<!-- (table|words|text|source|number|interval) ((?:(?!-->).)+?) -->"
@@ -94,8 +93,7 @@ def make_number(words: str) -> str:
     table = find_table(f"{result} {name}")
     *keys, column = [part.strip() for part in rest.removeprefix(name).split(";")]
     known_column(table, column)
-    whole = keys_of(table, len(table.columns))  # an empty first cell stands for the one above
-    rows = [i for i, row in enumerate(whole) if set(keys) <= set(map(str, row))]
+    rows = [i for i, row in enumerate(table.rows) if set(keys) <= set(map(str, row))]
     if len(rows) != 1:
         raise UserError(f"{len(rows)} rows have {'; '.join(keys)}, one is needed")
     return table.cells()[rows[0]][list(table.columns).index(column)]

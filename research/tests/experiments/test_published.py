@@ -23,11 +23,6 @@ SIZES = Table("success by size", "By size", by_row(
     {"": "", "share, all": ".1%"}, [["size: abs(t) > 3", 0.5], ["size: abs(t) < 1", 0.25]]))
 
 
-AREA = Table("area", "By length", by_row(
-    {"length": "", "arm": "", "lead": ".1%"},
-    [["16", "gae", 0.5], ["", "vine", 0.25], ["32", "gae", 0.125], ["", "vine", 0.75]]))
-
-
 LOG = Table("log", "A log", {"line": ("", ["   1/2  0.5", " ..."])})
 
 
@@ -89,7 +84,7 @@ def results(tmp_path, monkeypatch):
     folder.mkdir()
     result = {"command": "python -m research small", "day": "2026-11-21", "git_commit": "a" * 40,
               "versions": {"torch": "2.13.0"},
-              "tables": [table.to_json() for table in (TABLE, SIZES, AREA, LOG)]}
+              "tables": [table.to_json() for table in (TABLE, SIZES, LOG)]}
     (folder / "small.json").write_text(json.dumps(result))
     return folder
 
@@ -99,7 +94,6 @@ def results(tmp_path, monkeypatch):
     ("number small success rloo; middle; end", "-"),
     ("number small success rloo; end; 95%", "-1.0 to +50.0"),
     ("number small success by size size: abs(t) > 3; share, all", "50.0%"),
-    ("number small area 32; vine; lead", "75.0%"),  # an empty cell stands for the one above
     ("interval small success none; end; 95%", "50.0% (+1.0 to +2.0)"),
     ("table small success by size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
     ("words small success", "\nrloo is behind.\n"),
