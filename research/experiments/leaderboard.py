@@ -108,7 +108,8 @@ def board_table(values: Values, planned: Iterable[str]) -> Table:
                      *both(entry.ahead), entry.p if entry.ahead else None,
                      *both(entry.of_placebo), entry.sees_half, entry.verdict])
     formats = {"arm": "", "seeds": "d", "end": ".1%", "ends": ".1%", "ahead": "points",
-               "95%": "points", "p": "p", "placebo": "points", "placebo 95%": "points", "half": ".2f", "verdict": ""}
+               "95%": "points", "p": "p", "placebo": "points", "placebo 95%": "points",
+               "half": ".2f", "verdict": ""}
     headings = {"end": "late success", "ends": "of the seeds", "ahead": "minus none, same seeds",
                 "95%": "95% interval", "p": "p, corrected", "placebo": "minus its placebo",
                 "placebo 95%": "95% interval", "half": "chance to see half the headroom"}

@@ -90,7 +90,8 @@ def measure(probe: Probe) -> Findings:
     run = write_run(probe.folder / "run", policy, rollouts, credit)
     return Findings("Which tokens earned the reward, and who knows it",
                     introduction(args, policy, rollouts, credit),
-                    [*by_partition, scores, ceiling_table(rollouts, credit)], None, "some minutes", answers_of(run, policy.tokenizer, [1], 12_000))
+                    [*by_partition, scores, ceiling_table(rollouts, credit)], None,
+                    "some minutes", answers_of(run, policy.tokenizer, [1], 12_000))
 
 
 def introduction(args: SimpleNamespace, policy: Policy, rollouts: Rollouts,
