@@ -110,7 +110,7 @@ def in_sizes(arms: dict[str, str]) -> dict[str, str]:
 
 LEADERBOARD = Experiment(
     "leaderboard",
-    "Which way of spreading credit is ahead of plain GRPO, and who could have known?",
+    "Which way of spreading credit is ahead of plain GRPO?",
     arms=leaderboard_arms(), is_board=True, **ONE_BATCH)
 
 ALL = (

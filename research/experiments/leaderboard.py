@@ -1,4 +1,4 @@
-"""The leaderboard: what each way of spreading credit knows, and what it does to training.
+"""The leaderboard: what each way of spreading credit does to training.
 
 How it is decided, whatever comes out:
 
