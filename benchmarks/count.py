@@ -105,8 +105,9 @@ class Count(TorchDispatchMode):
         name = operation.overloadpacket.__name__
         if not (operation.is_view or name in COMPUTES_NOTHING):
             made = written_by(operation, args) or tensors_in(result)
+            given = tensors_in((args, {**kwargs, "out": None}))
             moved = Counter()
-            for tensor in moved_by(name, tensors_in((args, kwargs)), made):
+            for tensor in moved_by(name, given, made):
                 moved["attention" if "attention" in name else self.part_of(tensor)] += \
                     bytes_of(tensor)
             formula = flop_registry.get(operation.overloadpacket)

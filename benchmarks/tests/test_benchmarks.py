@@ -1,5 +1,4 @@
 """The programs that measure: their cases, flags and tables. Nothing is timed."""
-import json
 import subprocess
 import sys
 from dataclasses import replace
