@@ -121,9 +121,9 @@ def test_with_an_n_of_its_own_each_micro_batch_counts_whole(metrics):
 
 
 def test_without_the_end_token_nothing_teaches_to_stop(metrics):
-    """All weight lies on the end tokens; the second change of the exercise rewards brevity."""
+    """All weight lies on the end tokens."""
     with_end, without = metrics("ends alone", "no end")
-    assert with_end["gradient_norm"] > 0 and without["reward"] < -1
+    assert with_end["gradient_norm"] > 0
     assert without["skipped"] == "no token has both a weight and an advantage"
 
 
