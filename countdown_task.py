@@ -63,8 +63,8 @@ PROMPTS = {  # of --prompt: the wording, and how it writes the numbers
     "full": (FULL, ", ".join),
     "original": (ORIGINAL, lambda words: (  # a numpy array there: numbers of equal width
         f"[{' '.join(word.rjust(max(map(len, words))) for word in words)}]"))}
-# a flag with only=MADE is refused where this test fails, with these words
-MADE = (lambda task: task.data is None, "made problems: not with --data")
+# a flag with requires=GENERATED is refused where this test fails, with these words
+GENERATED = (lambda task: task.data is None, "made problems: not with --data")
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Task:
     prompt: str = option("full", "wording of the prompt; original is that of GRPO-Zero",
                          choices=PROMPTS)
     numbers: str = option("3,4", "how many numbers a made problem has",
-                          choices=("3", "4", "3,4"), only=MADE)
-    min_number: int = option(1, "smallest number", least=1, most=MAX_NUMBER, only=MADE)
-    max_number: int = option(99, "largest number", least=1, most=MAX_NUMBER, only=MADE)
-    max_target: int = option(99, "largest target", least=1, most=MAX_NUMBER, only=MADE)
+                          choices=("3", "4", "3,4"), requires=GENERATED)
+    min_number: int = option(1, "smallest number", least=1, most=MAX_NUMBER, requires=GENERATED)
+    max_number: int = option(99, "largest number", least=1, most=MAX_NUMBER, requires=GENERATED)
+    max_target: int = option(99, "largest target", least=1, most=MAX_NUMBER, requires=GENERATED)
     max_result: int = option(10_000, "largest intermediate result of the known solution",
-                             least=1, most=MAX_NUMBER, only=MADE)
+                             least=1, most=MAX_NUMBER, requires=GENERATED)
     reward_form: str = option(
         "graded", f"{REWARDS['graded']}, 1 for a right answer and else 0, or 1 and else -1",
         choices=REWARDS)

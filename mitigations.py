@@ -64,8 +64,8 @@ def tokens_until(texts: list[str], tag: str) -> int:
 
 @mitigation
 def inverse_logprob(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
-    """1 / (|log p| + epsilon): cancels the magnitude of log p, not of its gradient; likely tokens
-    weigh most."""
+    """1 / (|log p| + epsilon): divides by abs(log p). That is not the gradient's size: confident
+    tokens get the largest weight."""
     return 1 / (tokens.log_prob.abs() + epsilon)
 
 

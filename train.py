@@ -29,9 +29,9 @@ from harness.identity import MODES
 from harness.load import (TrainerState, answers_from, load_optimizer, load_policy, load_reference,
                           make_advantage, make_mitigation)
 from harness.metrics import Clock, step_metrics, wilson_interval
-from harness.own_code import call_method
+from harness.own_code import checked_credit
 from harness.program import run_as_program
-from harness.progress import print_evaluation, show_status, telling
+from harness.progress import most_varied, print_evaluation, show_status
 from harness.run import Run
 
 
@@ -77,7 +77,7 @@ def with_advantage(rollouts: Rollouts, advantage, policy: Policy, step: int) -> 
     s = policy.settings
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
-    values = call_method(advantage, f"the advantage {s.advantage}", rollouts, policy)
+    values = checked_credit(advantage, f"the advantage {s.advantage}", rollouts, policy)
     rollouts = replace(rollouts, advantage=values)
     if s.placebo == "advantages":
         shuffled = shuffled_advantage(rollouts, s.advantage in WHOLE_ANSWERS)
@@ -107,7 +107,7 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
     is_greedy = mode == "greedy"
     each, rows = 1 if is_greedy else s.eval_answers, s.questions * s.answers
     asked = [policy.task.show(problem) for problem in problems]
-    places, shown = telling(asked), {}
+    places, shown = most_varied(asked), {}
     answer, well_formed, length, finished = [], [], [], []
     for start in range(0, len(problems), rows):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")

@@ -36,7 +36,7 @@ class lambda_grpo:
                                int(tokens.mask.sum()))
         self.metrics = {"lambda": exponent.item()}
         if (tokens.advantage * tokens.mask).any():
-            self.scalar.descend(loss)
+            self.scalar.gradient_step(loss)
         return weight.detach()
 
     @staticmethod

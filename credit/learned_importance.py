@@ -47,7 +47,7 @@ class learned_importance:
         with torch.enable_grad():
             loss = self.loss(tokens)
         self.metrics = {"importance_loss": loss.item()}
-        self.net.descend(loss)
+        self.net.gradient_step(loss)
         return weight if tokens.step > self.warmup else torch.ones_like(weight)
 
     def loss(self, tokens: Rollouts) -> torch.Tensor:

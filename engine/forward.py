@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from engine import processes
 from engine.errors import BrokenModel
 from engine.packing import SharedPrompts
-from engine.processes import keep_parts_only, refuse_undefined
+from engine.processes import refuse_undefined, reshard_layers
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution
 from qwen2_model import Qwen2
@@ -39,7 +39,7 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor,
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in micro_batches(rollouts, rows, micro_batch):
         log_prob[part] = response_log_probs(model, rollouts, part)
-    keep_parts_only(model)
+    reshard_layers(model)
     return log_prob
 
 

@@ -38,7 +38,7 @@ class Flag:
     kind: type | None = None     # where it is not the type of the default
     quick: object = None         # its value with --quick, where that differs
     topic: str = ""              # of the settings: under which heading of --help it stands
-    only: tuple | None = None    # of the settings: (test, words); no effect unless the test holds
+    requires: tuple | None = None  # of the settings: (test, words); no effect unless it holds
     is_path: bool = False        # of the settings: what is there counts, not what it is called
     changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
 

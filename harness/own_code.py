@@ -84,7 +84,7 @@ def place_of(code, error: Exception | None = None) -> str:
     return f"{path_from_here(Path(path))}, line {number or 1}{quoted}: "
 
 
-def call_method(chosen, whose: str, tokens: Rollouts, policy=None) -> torch.Tensor:
+def checked_credit(chosen, whose: str, tokens: Rollouts, policy=None) -> torch.Tensor:
     """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the mitigation
     my_idea", say. The batch must stay as it was: others read it afterwards."""
     before = versions(tokens)

@@ -48,7 +48,8 @@ def changed(settings, flags: dict[str, Flag], write=None) -> list[str]:
     effect here, and can change a result."""
     values, parts = settings.to_json(), []
     for name, flag in flags.items():
-        value, has_effect = values[name], not flag.only or flag.only[0](SimpleNamespace(**values))
+        value = values[name]
+        has_effect = not flag.requires or flag.requires[0](SimpleNamespace(**values))
         is_default = value == settings.defaults.get(name, flag.default)
         if not flag.changes_result or not has_effect or is_default:
             continue

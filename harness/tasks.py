@@ -49,7 +49,7 @@ def load_task(name: str) -> type:
 def make_task(settings) -> "CheckedTask":
     task = load_task(settings.task)
     with own_code(f"the Task of {settings.task}", task):
-        made = task(**{name: settings.own[name] for name in fields_as_flags(task)})
+        made = task(**{name: settings.method_flags[name] for name in fields_as_flags(task)})
         for name in NEEDED:
             getattr(made, name)
     reward = made.reward

@@ -13,7 +13,7 @@ from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.tokens import ANSWER
 from credit.weight import token_weight
 from grpo import gradient_size, update
-from harness.own_code import call_method
+from harness.own_code import checked_credit
 from harness.load import make
 from engine.errors import UserError
 
@@ -31,7 +31,7 @@ def credit(policy, name, tokens):
     """What a weighting or an advantage gives each token."""
     if name in MITIGATIONS:
         return weights(policy, name, tokens)
-    return call_method(make(ADVANTAGES[name], FLAGS.get(name, {}), policy), name, tokens, policy)
+    return checked_credit(make(ADVANTAGES[name], FLAGS.get(name, {}), policy), name, tokens, policy)
 
 
 @pytest.fixture(scope="module")

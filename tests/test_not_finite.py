@@ -108,12 +108,12 @@ def test_an_advantage_is_checked_like_a_weight(start, tmp_path, monkeypatch):
 
 
 def test_a_critic_that_broke_is_not_kept(start, tmp_path, monkeypatch):
-    original, calls = Trained.descend, []
+    original, calls = Trained.gradient_step, []
 
     def break_down(self, loss):
         calls.append(1)
         return original(self, loss * (float("inf") if len(calls) > 8 else 1.0))
-    monkeypatch.setattr(Trained, "descend", break_down)
+    monkeypatch.setattr(Trained, "gradient_step", break_down)
     said = start("--advantage", "gae")
     assert "what is trained beside the policy is not finite" in said and "--critic_lr 0.01" in said
     assert saved(tmp_path / "x") == ["step_000001"]

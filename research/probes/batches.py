@@ -19,7 +19,7 @@ from credit.belief import credit_of_beliefs, thought_lengths
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
 from credit.weight import token_weight
-from harness.own_code import call_method
+from harness.own_code import checked_credit
 from harness.load import make
 from engine.rollouts import Rollouts
 from research.probes.methods import choices, rescaling
@@ -70,7 +70,7 @@ def list_advantages(world: World, batches: Batches, seed: int,
                     progress=lambda share: None) -> Listed:
     """Of each --advantage that is a function, and of critics whose values are known."""
     def advantage_of(name, spread, tokens):
-        return call_method(spread, f"the advantage {name}", tokens)
+        return checked_credit(spread, f"the advantage {name}", tokens)
 
     functions = {name: chosen for name, chosen in choices()[1].items() if name not in VALUES_KNOWN}
     listed = on_every_batch(world, batches, functions, advantage_of, None, progress)

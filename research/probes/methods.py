@@ -7,7 +7,7 @@ import torch
 
 from credit.weight import token_weight
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from harness.own_code import call_method
+from harness.own_code import checked_credit
 from engine.policy import Policy, derived_seed
 from harness.load import make
 from engine.rollouts import Rollouts
@@ -18,10 +18,10 @@ ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple
 
 def choices() -> tuple[dict, dict]:
     """All choices of --mitigation, and all of --advantage: functions or classes, by name."""
-    return in_order(MITIGATIONS), in_order(ADVANTAGES)
+    return functions_first(MITIGATIONS), functions_first(ADVANTAGES)
 
 
-def in_order(functions: dict) -> dict:
+def functions_first(functions: dict) -> dict:
     """Functions as they stand, then classes by name, whichever module was imported first."""
     classes = sorted(name for name, function in functions.items() if inspect.isclass(function))
     names = [*(name for name in functions if name not in classes), *classes]
@@ -47,8 +47,8 @@ class Methods:
 
     def credits(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each advantage."""
-        return {name: call_method(advantage, f"the advantage {name}",
-                                  for_method(name, rollouts, policy), policy)
+        return {name: checked_credit(advantage, f"the advantage {name}",
+                                     for_method(name, rollouts, policy), policy)
                 for name, advantage in self.advantages.items() if name not in without}
 
     def coefficients(self, policy: Policy, rollouts: Rollouts,

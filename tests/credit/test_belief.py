@@ -29,15 +29,15 @@ def test_a_belief_is_the_probability_of_all_right_answers(policy):
     opening, right = policy.task.right_answers(ASKED[0])
     assert opening == "</think>\n<answer>" and " ( 5 + 3 ) + 7</answer>" in right
     assert len(right) == 12
-    begun = tuple(tokens.ids[0, :7].tolist())
-    known = beliefs(policy, tokens, [(0, ()), (0, begun), (1, begun)])
+    prefix = tuple(tokens.ids[0, :7].tolist())
+    known = beliefs(policy, tokens, [(0, ()), (0, prefix), (1, prefix)])
     for question, prefix in known:
         opening, right = policy.task.right_answers(ASKED[question])
         forced = [*tokens.prompt_ids[question], *prefix, *policy.tokenizer.encode(opening).ids]
         spelled = [policy.tokenizer.encode(text).ids for text in right]
         expected = sum(probability(policy, forced, ids) for ids in spelled)
         assert known[question, prefix] == pytest.approx(expected, rel=1e-4)
-    assert known[0, ()] != pytest.approx(known[0, begun], rel=0.01)
+    assert known[0, ()] != pytest.approx(known[0, prefix], rel=0.01)
 
 
 def test_a_problem_without_a_listed_answer_is_believed_impossible(policy):

@@ -19,7 +19,7 @@ from credit.weight import token_weight
 from engine import processes
 from engine.errors import UserError
 from engine.policy import derived_seed
-from engine.processes import whole
+from engine.processes import full_tensor
 from grpo import update
 from harness.credit_reading import read_columns
 from harness.files import append_line
@@ -56,7 +56,7 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
         weight, _ = token_weight(make_mitigation(s, policy), s.mitigation, kept, policy, s.rescale,
                                  s.placebo)
         result, _ = update(policy.model, optimizer, kept, weight, s, reference)
-        gradient = torch.cat([whole(p.grad).flatten() for p in policy.model.parameters()])
+        gradient = torch.cat([full_tensor(p.grad).flatten() for p in policy.model.parameters()])
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
         parts = {"gradient": gradient, "weight": weight, "advantage": rollouts.advantage,
                  "ids": rollouts.ids, "log_prob": rollouts.log_prob,

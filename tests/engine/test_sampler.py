@@ -250,7 +250,7 @@ def test_a_step_leaves_its_tensors_where_they_are(small_model):
     assert set(before) == {
         "line", "uniform", "tokens", "facts",                               # of the decoding
         "answer", "prompt", "seen", "limit", "token", "position", "done",   # rows
-        "keys 0", "keys 1", "values 0", "values 1", "mask", "own", "columns",  # cache
+        "keys 0", "keys 1", "values 0", "values 1", "mask", "slot_mask", "columns",  # cache
         "stop"}                                                             # sampling
     assert addresses(decoding) == before and decoding.line.item() == 3 * 13
 
