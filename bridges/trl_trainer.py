@@ -250,7 +250,7 @@ class Look:
         return [gathered(self.trainer, fact.float() * self.mask)
                 for fact in (log_prob, entropy, log_collision.exp())]
 
-    def look(self, tokens: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
+    def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         """For `Rollouts.forward`: hidden (B, T, D) or attention (B, T, T), when somebody asks."""
         name = "attention" if attention else "hidden"
         if name not in self.results:

@@ -4,11 +4,11 @@ A function with a decorator becomes a choice, its keyword-only parameters become
 docstring the help. Both lists take two forms: a function of the batch, or a class, made once a run,
 for a choice that keeps a state or samples more:
 
-    def my_idea(tokens, *, strength: Positive = 1.0) -> (B, T)
+    def my_idea(rollouts, *, strength: Positive = 1.0) -> (B, T)
 
     class my_idea:
         def __init__(self, policy, *, strength: Positive = 1.0)
-        def __call__(self, tokens, policy) -> (B, T)
+        def __call__(self, rollouts, policy) -> (B, T)
 
         def state_dict(self) -> tensors by name     # these two if it has a state
         def load_state_dict(self, tensors)

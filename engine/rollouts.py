@@ -21,8 +21,8 @@ from engine.tokens import token_bytes
 class Rollouts:
     """B answers to Q problems; group g holds the answers to problem g.
 
-    A weighting gets it as `tokens`. log_prob, entropy (-sum p log p) and collision (sum p^2) come
-    from the sampler, and go into the credit file.
+    log_prob, entropy (-sum p log p) and collision (sum p^2) come from the sampler, and go into the
+    credit file.
     """
     problems: list                  # Q of them
     prompt_ids: list[list[int]]     # of each problem

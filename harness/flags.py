@@ -4,7 +4,7 @@ A flag stands in one of three places, and is a `Flag` in all of them:
 
     probes, benchmarks   FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
     settings, tasks      answers: int = option(8, "answers in a group", least=2)
-    weightings           def my_idea(tokens, *, strength: Positive = 1.0)
+    weightings           def my_idea(rollouts, *, strength: Positive = 1.0)
 """
 import argparse
 import dataclasses
@@ -83,7 +83,7 @@ def parameters_as_flags(function) -> dict[str, Flag]:
     the __init__ of a class."""
     is_class = inspect.isclass(function)
     called = function.__init__ if is_class else function
-    positional = 2 if is_class else 1  # (self, policy) or (tokens)
+    positional = 2 if is_class else 1  # (self, policy) or (rollouts)
     hints = typing.get_type_hints(called, include_extras=True)
     flags = {}
     for place, (name, parameter) in enumerate(inspect.signature(called).parameters.items()):

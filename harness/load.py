@@ -75,9 +75,9 @@ def initial_model(s: Settings) -> Qwen2:
 
 
 def make(function, values: dict, policy):
-    """Bring a choice with the values of its flags into the one form (tokens, policy) -> (B, T)."""
+    """Bring a choice with the values of its flags into the form (rollouts, policy) -> (B, T)."""
     if not inspect.isclass(function):
-        return wraps(function)(lambda tokens, policy: function(tokens, **values))
+        return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
         raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
                         "resumed run would forget its state")

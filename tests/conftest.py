@@ -79,9 +79,9 @@ def one_row(**known):
                      **{name: torch.tensor([values]) for name, values in known.items()})
 
 
-def looking(tokens, **seen):
+def looking(rollouts, **seen):
     """The batch with these hidden states or this attention to look at."""
-    return dataclasses.replace(tokens, forward=SimpleNamespace(look=lambda *_, **__: seen))
+    return dataclasses.replace(rollouts, forward=SimpleNamespace(look=lambda *_, **__: seen))
 
 
 def make_mitigation(name, flags, policy):
@@ -97,9 +97,9 @@ class StateIdea:
     def __init__(self, policy, *, speed: float = 0.5):
         self.mean, self.speed, self.metrics = torch.zeros(1), speed, {}
 
-    def __call__(self, tokens, policy):
-        self.mean = self.mean + self.speed * (tokens.entropy.mean() - self.mean)
-        return 1 + (tokens.entropy - self.mean).abs()
+    def __call__(self, rollouts, policy):
+        self.mean = self.mean + self.speed * (rollouts.entropy.mean() - self.mean)
+        return 1 + (rollouts.entropy - self.mean).abs()
 
     def state_dict(self):
         return {"mean": self.mean}

@@ -32,9 +32,9 @@ INVERSE = ["--mitigation", "inverse_logprob", "--rescale", "none"]
 MINE = ["--mitigation", "my_idea"]
 ENDS = """
 @mitigation
-def ends(tokens):
+def ends(rollouts):
     '''Weight at the end tokens alone.'''
-    return (tokens.kind == 6).float()
+    return (rollouts.kind == 6).float()
 """
 RUNS = {  # by name: the exercise whose changes are made, flags
     "plain": ("", STEP),

@@ -81,12 +81,12 @@ def test_the_placebo_of_the_advantages_stays_within_the_group():
     assert torch.equal(shuffled, shuffled[:, :1] * mask)  # whole answers change places
     assert sorted(shuffled[::2, 0].tolist()) == [1, 3, 5]
     assert sorted(shuffled[1::2, 0].tolist()) == [2, 4, 6]
-    tokens = dataclasses.replace(batch, advantage=torch.rand(6, 6, generator=generator) * mask)
-    shuffled = shuffled_advantage(tokens, whole_answers=False)
-    assert not torch.equal(shuffled, tokens.advantage) and not shuffled[~mask].any()
+    rollouts = dataclasses.replace(batch, advantage=torch.rand(6, 6, generator=generator) * mask)
+    shuffled = shuffled_advantage(rollouts, whole_answers=False)
+    assert not torch.equal(shuffled, rollouts.advantage) and not shuffled[~mask].any()
     for group in (0, 1):
         own = mask & (batch.group == group)[:, None]
-        assert torch.equal(shuffled[own].sort().values, tokens.advantage[own].sort().values)
+        assert torch.equal(shuffled[own].sort().values, rollouts.advantage[own].sort().values)
 
 
 def row_log_probs(model, rollouts, row):

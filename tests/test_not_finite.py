@@ -80,8 +80,8 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
     (float("nan"), r"the mitigation mine is not finite at \d+ of \d+ tokens, first at answer 0"),
     (3e38, "the gradient is not finite")])
 def test_weights_that_break_something_end_the_run(start, tmp_path, monkeypatch, weight, words):
-    put_in(monkeypatch, lambda tokens: torch.full_like(
-        tokens.log_prob, weight if tokens.step == 3 else 1.0), "mine")
+    put_in(monkeypatch, lambda rollouts: torch.full_like(
+        rollouts.log_prob, weight if rollouts.step == 3 else 1.0), "mine")
     spread = torch.tensor([1.1, 0.1, 0.0, 0.0] * 4)
     score = train.Policy.score
 

@@ -18,21 +18,21 @@ HERE = re.escape(path_from_here(Path(__file__)))
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
 
 
-def misspelled(tokens):
-    return 1 + tokens.logprob
+def misspelled(rollouts):
+    return 1 + rollouts.logprob
 
 
-def undefined(tokens):
-    return (tokens.log_prob - tokens.log_prob) / 0
+def undefined(rollouts):
+    return (rollouts.log_prob - rollouts.log_prob) / 0
 
 
-def changes_the_batch(tokens):
-    return tokens.entropy.mul_(2)
+def changes_the_batch(rollouts):
+    return rollouts.entropy.mul_(2)
 
 
-def changes_the_scores(tokens):
-    tokens.scores["reward"] = torch.zeros(len(tokens.reward))
-    return torch.ones_like(tokens.entropy)
+def changes_the_scores(rollouts):
+    rollouts.scores["reward"] = torch.zeros(len(rollouts.reward))
+    return torch.ones_like(rollouts.entropy)
 
 
 class Even:
@@ -40,8 +40,8 @@ class Even:
     def __init__(self, policy):
         pass
 
-    def __call__(self, tokens, policy):
-        return torch.ones_like(tokens.entropy)
+    def __call__(self, rollouts, policy):
+        return torch.ones_like(rollouts.entropy)
 
 
 class NotMade(Even):
@@ -61,11 +61,11 @@ def with_metrics(metrics):
 
 def giving(values):
     """An idea that returns what `values` makes of the batch's entropy."""
-    return lambda tokens: values(tokens.entropy)
+    return lambda rollouts: values(rollouts.entropy)
 
 
 @pytest.mark.parametrize("idea, words", [
-    (misspelled, r'"return 1 \+ tokens.logprob": the mitigation mine raises AttributeError: .*'
+    (misspelled, r'"return 1 \+ rollouts.logprob": the mitigation mine raises AttributeError: .*'
      r"no attribute 'logprob', did you mean log_prob\?$"),
     (lambda: 1.0, "the mitigation mine raises TypeError: .* takes 0 positional"),
     (undefined, "the mitigation mine is not finite at .* The last step on record is 0"),
@@ -98,20 +98,20 @@ def test_metrics_are_numbers_and_take_no_place_of_the_loops(monkeypatch, tmp_pat
 
 def test_the_line_is_the_innermost_of_that_file(monkeypatch, tmp_path):
     """Not the call of a helper in the same file, nor a line of PyTorch below."""
-    def helper(tokens):
-        return tokens.entropy.view(-7)  # here
+    def helper(rollouts):
+        return rollouts.entropy.view(-7)  # here
 
-    put_in(monkeypatch, lambda tokens: helper(tokens), "mine")
+    put_in(monkeypatch, lambda rollouts: helper(rollouts), "mine")
     said = run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
     [number] = [number for number, line in enumerate(Path(__file__).read_text().split("\n"), 1)
                 if line.endswith("# here")]
-    assert f', line {number}, "return tokens.entropy.view(-7)' in said
+    assert f', line {number}, "return rollouts.entropy.view(-7)' in said
 
 
 def test_an_advantage_that_asks_for_the_advantage_is_told_so(monkeypatch, tmp_path):
-    monkeypatch.setitem(ADVANTAGES, "mine", lambda tokens: 2 * tokens.advantage)
+    monkeypatch.setitem(ADVANTAGES, "mine", lambda rollouts: 2 * rollouts.advantage)
     said = run(*ONE_STEP, "--out", tmp_path / "x", "--advantage", "mine", expect=1).stderr
-    assert re.match(rf"train.py: {HERE}, .*tokens.advantage.*the advantage mine raises", said)
+    assert re.match(rf"train.py: {HERE}, .*rollouts.advantage.*the advantage mine raises", said)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -79,16 +79,16 @@ class Recorded:
     def forward(self) -> Forward:
         return self.policy.extra_forward()
 
-    def look(self, tokens: Rollouts, attention: bool = False) -> dict:
+    def look(self, rollouts: Rollouts, attention: bool = False) -> dict:
         """For `Rollouts.forward`: hidden states and attention, if a mitigation looks at them."""
-        return self.forward.look(tokens, attention)
+        return self.forward.look(rollouts, attention)
 
     @property
     def needs_policy(self) -> bool:
         """A mitigation that is a class may keep a state, or sample answers and have them scored."""
         return inspect.isclass(MITIGATIONS[self.settings.mitigation])
 
-    def tokens(self) -> Rollouts:
+    def rollouts(self) -> Rollouts:
         s, problems = self.settings, []
         if self.needs_policy:
             problems = self.policy.task.training_problems(s.seed, self.step, s.questions)
@@ -96,21 +96,21 @@ class Recorded:
         return read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems,
                            forward=self, generator=generator)
 
-    def weights(self, tokens: Rollouts) -> tuple[torch.Tensor, dict]:
+    def weights(self, rollouts: Rollouts) -> tuple[torch.Tensor, dict]:
         """(B, T) and the metrics, as training would have made them of this batch."""
         s, policy = self.settings, self.policy if self.needs_policy else None
         mitigation = make_mitigation(s, policy)
         if hasattr(mitigation, "state_dict") and self.step > 1:
             print(f"{s.mitigation} as it is at the start of a run")
         if s.drop_unfinished:
-            tokens = replace(tokens, mask=tokens.mask & tokens.finished[:, None])
-        return token_weight(mitigation, s.mitigation, tokens, policy, s.rescale)
+            rollouts = replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None])
+        return token_weight(mitigation, s.mitigation, rollouts, policy, s.rescale)
 
 
-def print_summary(tokens: Rollouts, weight: np.ndarray, mask: np.ndarray) -> None:
+def print_summary(rollouts: Rollouts, weight: np.ndarray, mask: np.ndarray) -> None:
     """Where the weight goes, by section, by kind, and the tokens that get most and least of it."""
     rows = []
-    for names, codes in ((SECTIONS, tokens.section), (KINDS, tokens.kind)):
+    for names, codes in ((SECTIONS, rollouts.section), (KINDS, rollouts.kind)):
         for code, name in enumerate(names):
             part = weight[codes.numpy()[mask] == code]
             if len(part):
@@ -119,7 +119,7 @@ def print_summary(tokens: Rollouts, weight: np.ndarray, mask: np.ndarray) -> Non
     formats = {"section or kind": "", "tokens": "d", "of all": ".1%", "of weight": ".1%",
                "mean weight": ".3f"}
     print(Table("weight", "", by_row(formats, rows)).to_text())
-    texts = [text for row in tokens.texts for text in row]
+    texts = [text for row in rollouts.texts for text in row]
     heaviest_first = mean_weights(texts, weight)
     for words, found in (("heaviest", heaviest_first), ("lightest", heaviest_first[::-1])):
         listed = "  ".join(f"{text!r} {mean:.2f}" for mean, text in found[:10])
@@ -136,12 +136,12 @@ def mean_weights(texts: list[str], weight: np.ndarray) -> list[tuple[float, str]
     return sorted(means, reverse=True)
 
 
-def choose_answers(tokens: Rollouts, count: int) -> list[int]:
+def choose_answers(rollouts: Rollouts, count: int) -> list[int]:
     """The best and the worst answer to each problem; problems whose rewards differ come first."""
     different, alike = [], []
-    for group in range(len(tokens.prompt_ids)):
-        rows = (tokens.group == group).nonzero().squeeze(1)
-        reward = tokens.reward[rows]
+    for group in range(len(rollouts.prompt_ids)):
+        rows = (rollouts.group == group).nonzero().squeeze(1)
+        reward = rollouts.reward[rows]
         best, worst = int(rows[reward.argmax()]), int(rows[reward.argmin()])
         if reward.max() > reward.min():
             different += [best, worst]
@@ -150,17 +150,17 @@ def choose_answers(tokens: Rollouts, count: int) -> list[int]:
     return (different + alike)[:count]
 
 
-def show_answers(tokens: Rollouts, weight: torch.Tensor, prompts: list[str],
+def show_answers(rollouts: Rollouts, weight: torch.Tensor, prompts: list[str],
                  rows: list[int]) -> None:
     put(f"\nweight: {legend(SHADES) or '0.25 behind a token'}")
     for row in rows:
-        length = len(tokens.texts[row])
-        prompt = textwrap.shorten(prompts[int(tokens.group[row])], 400, placeholder=" ...")
-        advantage = tokens.advantage[row, :length]
+        length = len(rollouts.texts[row])
+        prompt = textwrap.shorten(prompts[int(rollouts.group[row])], 400, placeholder=" ...")
+        advantage = rollouts.advantage[row, :length]
         low, high = advantage.min(), advantage.max()
         span = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
-        print(f"\nanswer {row}: reward {tokens.reward[row]:.2f}, advantage {span}; {prompt}")
-        texts = [visible(text) for text in tokens.texts[row]]
+        print(f"\nanswer {row}: reward {rollouts.reward[row]:.2f}, advantage {span}; {prompt}")
+        texts = [visible(text) for text in rollouts.texts[row]]
         put(shaded(texts, weight[row, :length].tolist(), SHADES,
                    lambda number: f"\u00b7{number:.2f}"))
 
@@ -192,15 +192,15 @@ def main(argv: list[str]) -> None:
     flags = with_defaults({name: given[name] for name in FLAGS if name in given}, FLAGS)
     folder = Path(given["run"])
     recorded = Recorded(folder, flags.step, chosen_settings(folder, given))
-    tokens = recorded.tokens()
-    weight, metrics = recorded.weights(tokens)
-    mask = tokens.mask.numpy()
+    rollouts = recorded.rollouts()
+    weight, metrics = recorded.weights(rollouts)
+    mask = rollouts.mask.numpy()
     print(headline(recorded, mask, metrics))
-    print_summary(tokens, weight.numpy()[mask], mask)
+    print_summary(rollouts, weight.numpy()[mask], mask)
     tokenizer = load_tokenizer(folder)
     prompts = [b"".join(token_bytes(tokenizer, ids)).decode(errors="replace")
-               for ids in tokens.prompt_ids]
-    show_answers(tokens, weight, prompts, choose_answers(tokens, flags.show))
+               for ids in rollouts.prompt_ids]
+    show_answers(rollouts, weight, prompts, choose_answers(rollouts, flags.show))
 
 
 def headline(recorded: Recorded, mask: np.ndarray, metrics: dict) -> str:

@@ -270,8 +270,8 @@ def test_the_program_on_the_page_works_as_it_stands_there(tmp_path):
 def test_what_else_trl_can_do_goes_on_working(policy, tmp_path, monkeypatch, more):
     """A weighting of 3 everywhere, rescaled to 1, is TRL's own run: in each loss, with each mask.
     One that leaves out tokens is another."""
-    put_in(monkeypatch, lambda tokens: torch.full_like(tokens.log_prob, 3.0), "threes")
-    put_in(monkeypatch, lambda tokens: (tokens.kind > 1).float(), "some")
+    put_in(monkeypatch, lambda rollouts: torch.full_like(rollouts.log_prob, 3.0), "threes")
+    put_in(monkeypatch, lambda rollouts: (rollouts.kind > 1).float(), "some")
     gradients = {}
     for name in ("none", "threes", "some"):
         gradients[name] = trained(policy, tmp_path / name, steps=2, mitigation=name, **more)[1]
@@ -305,8 +305,8 @@ def test_a_state_goes_on_where_it_was(policy, tmp_path, monkeypatch):
     ({"mitigation": "entropy_ratio", "importance_sampling_level": "sequence"}, "need 'token'"),
     ({"mitigation": "causal_ablation"}, "needs train.py"),
     ({"mitigation": "oracle"}, "needs train.py"),
-    ({"mitigation": lambda tokens: tokens.scores["format"]}, "no score 'format'"),
-    ({"mitigation": lambda tokens: -tokens.log_prob.abs()}, "is negative"),
+    ({"mitigation": lambda rollouts: rollouts.scores["format"]}, "no score 'format'"),
+    ({"mitigation": lambda rollouts: -rollouts.log_prob.abs()}, "is negative"),
     ({"rescale": "sum"}, "sum is not one of")])
 def test_what_cannot_be_is_refused_in_a_sentence(policy, tmp_path, given, said):
     with pytest.raises(UserError, match=re.escape(said)):

@@ -16,23 +16,23 @@ def test_oracle_by_hand(policy, monkeypatch):
     """
     worth, asked = {(): 0.25, (4,): 0.25, (4, 5): 1.0}, []
 
-    def rewards(policy, tokens, prefixes, k, progress, without):
+    def rewards(policy, rollouts, prefixes, k, progress, without):
         asked.extend(zip(prefixes, without))
         return torch.tensor([[worth[ids]] * k for _, ids in prefixes]), {"extra_tokens": 5}
 
     monkeypatch.setattr("credit.measured.continuation_rewards", rewards)
     half = math.log(0.5)
-    tokens = hand_made([[True, True, False], [True, True, True]],
-                       ids=torch.tensor([[4, 6, 0], [4, 5, 6]]),
-                       log_prob=torch.tensor([[half, half, 0], [half, -1e-4, half]]),
-                       scores={"reward": torch.tensor([1.0, 0.0])})
+    rollouts = hand_made([[True, True, False], [True, True, True]],
+                         ids=torch.tensor([[4, 6, 0], [4, 5, 6]]),
+                         log_prob=torch.tensor([[half, half, 0], [half, -1e-4, half]]),
+                         scores={"reward": torch.tensor([1.0, 0.0])})
     mitigation = make_mitigation("oracle", {"oracle_k": 3}, policy)
     size = torch.tensor([[0.1875, 0.375, 0], [0.125, 0, 0.5]])
-    torch.testing.assert_close(mitigation(tokens, policy), size)
+    torch.testing.assert_close(mitigation(rollouts, policy), size)
     assert mitigation.metrics == {"extra_tokens": 5}
     two_each = [((0, ()), 4), ((0, (4,)), 6), ((0, ()), 4), ((0, (4, 5)), 6)]  # 3 (1 - p), up
     assert asked == [place for place in two_each for _ in range(2)]
-    signed = measured(policy)(tokens, policy)
+    signed = measured(policy)(rollouts, policy)
     torch.testing.assert_close(signed, size * torch.tensor([[1, 1, 0], [1, 0, -1]]))
 
 

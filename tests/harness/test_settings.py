@@ -123,15 +123,15 @@ def test_flags_of_another_advantage_stay_with_it(tmp_path, model, own_choices):
     assert settings.method_flags["gamma"] == 0.5
 
 
-def power(tokens, *, power: int = 1):
+def power(rollouts, *, power: int = 1):
     """Weights."""
 
 
-def power_of_another_type(tokens, *, power: float = 1.0):
+def power_of_another_type(rollouts, *, power: float = 1.0):
     """Weights."""
 
 
-def seed(tokens, *, seed: int = 1):
+def seed(rollouts, *, seed: int = 1):
     """Weights."""
 
 
@@ -159,11 +159,11 @@ def test_a_flag_has_one_meaning(own_choices, tmp_path, monkeypatch):
 
 def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
     @mitigation
-    def silent(tokens):
+    def silent(rollouts):
         "   "
 
     @mitigation
-    def late(tokens, *, power: Positive = 2.0):
+    def late(rollouts, *, power: Positive = 2.0):
         """
         Words below.
         """
@@ -193,11 +193,11 @@ def test_an_advantage_of_ones_own_is_a_choice_with_flags_from_the_command_to_the
     strengths = []
 
     @advantage
-    def mine(tokens, *, strength: Positive = 1.0):
+    def mine(rollouts, *, strength: Positive = 1.0):
         """Only the first token."""
         strengths.append(strength)
-        credit = torch.zeros_like(tokens.log_prob)
-        credit[:, 0] = strength * (tokens.reward - tokens.reward.mean())
+        credit = torch.zeros_like(rollouts.log_prob)
+        credit[:, 0] = strength * (rollouts.reward - rollouts.reward.mean())
         return credit
 
     monkeypatch.chdir(tmp_path)

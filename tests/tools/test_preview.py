@@ -44,9 +44,9 @@ def test_what_is_seen_is_what_training_would_have_done(recorded, name, tmp_path)
         trained = credit["weight"]
     settings = make_settings({"config": recorded / "config.json", "mitigation": name})
     found = preview.Recorded(recorded, 1, settings)
-    tokens = found.tokens()
-    weight, _ = found.weights(tokens)
-    np.testing.assert_allclose(weight[tokens.mask].numpy(), trained, rtol=1e-4, atol=1e-5)
+    rollouts = found.rollouts()
+    weight, _ = found.weights(rollouts)
+    np.testing.assert_allclose(weight[rollouts.mask].numpy(), trained, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("argv, said", [
@@ -71,10 +71,10 @@ def test_answers_that_a_run_dropped_are_dropped_here_too(tmp_path, capsys):
     train.main([*flags, "--max_new_tokens", "30", "--out", str(tmp_path / "x")])
     settings = make_settings({"config": tmp_path / "x/config.json"})
     found = preview.Recorded(tmp_path / "x", 1, settings)
-    tokens = found.tokens()
-    weight, _ = found.weights(tokens)
+    rollouts = found.rollouts()
+    weight, _ = found.weights(rollouts)
     with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
-        np.testing.assert_allclose(weight[tokens.mask].numpy(), credit["weight"], rtol=1e-5)
+        np.testing.assert_allclose(weight[rollouts.mask].numpy(), credit["weight"], rtol=1e-5)
     train.main([*flags, "--max_new_tokens", "5", "--out", str(tmp_path / "y")])
     preview.main([str(tmp_path / "y")])  # nothing was finished
     assert "40 tokens" in capsys.readouterr().out
@@ -87,10 +87,10 @@ def test_weights_stand_behind_their_tokens_without_colour(recorded, capsys):
 
 
 def test_the_choice_of_answers_begins_where_they_differ(policy):
-    tokens = spoken(policy)
-    assert tokens.reward.tolist() == pytest.approx([1.1, 0.1, 0.0, 0.0, 0.0, 1.1])
-    assert preview.choose_answers(tokens, 9) == [0, 2, 5, 3]
-    assert preview.choose_answers(tokens, 1) == [0]
+    rollouts = spoken(policy)
+    assert rollouts.reward.tolist() == pytest.approx([1.1, 0.1, 0.0, 0.0, 0.0, 1.1])
+    assert preview.choose_answers(rollouts, 9) == [0, 2, 5, 3]
+    assert preview.choose_answers(rollouts, 1) == [0]
     reward = torch.tensor([0.1, 0.1, 0.1, 0.0, 0.0, 1.1])
-    alike = dataclasses.replace(tokens, scores={"reward": reward})
+    alike = dataclasses.replace(rollouts, scores={"reward": reward})
     assert preview.choose_answers(alike, 9) == [5, 3, 0]
