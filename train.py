@@ -56,13 +56,13 @@ def train(run: Run) -> None:
             rollouts = policy.score(rollouts)                                   # rewards (B,)
         with clock("credit"):
             rollouts = with_advantage(rollouts, advantage, policy, step)        # (B, T)
-            trained = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
-            weight, weight_metrics = token_weight(                              # (B, T)
-                mitigation, s.mitigation, trained, policy, s.rescale, s.placebo)
+            batch = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
+            weight, rescale, weight_metrics = token_weight(                     # (B, T), a number
+                mitigation, s.mitigation, batch, policy, s.rescale, s.placebo)
         with clock("update"):
-            metrics, columns = update(policy.model, optimizer, trained, weight, s, reference)
+            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference, rescale)
         with clock("record"):
-            run.record(step, rollouts, weight, columns)
+            run.record(step, rollouts, weight * rescale, columns)
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics, s))
 
         if run.is_due(s.eval_every, step):

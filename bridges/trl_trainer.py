@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the list of choices
 from bridges.import_run import label_by_tags
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.errors import BrokenModel, UserError, is_file, is_there
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
@@ -157,8 +157,8 @@ class Credit:
         # mask_truncated_completions trains on no answer that the limit cut off
         is_trained = gathered(trainer, output["completion_mask"]).bool()
         trained = replace(rollouts, mask=rollouts.mask & is_trained)
-        weight, numbers = token_weight(self.weighting, self.name, trained, self.policy,
-                                       self.rescale)
+        weight, numbers = rescaled_weight(self.weighting, self.name, trained, self.policy,
+                                          self.rescale)
         if self.record and trainer.accelerator.is_main_process:
             self.record.write(self.batches, rollouts, weight, numbers)
         rows, T = output["completion_ids"].shape

@@ -7,7 +7,7 @@ import torch.nn as nn
 from credit.critic import Trained
 from engine.choices import mitigation
 from engine.rollouts import Rollouts
-from grpo import length_factor, group_z_score, policy_loss
+from grpo import group_z_score, length_scaling, policy_loss
 from harness.flags import LearningRate, Range
 
 Exponent = typing.Annotated[float, Range(least=-100, most=100)]
@@ -29,10 +29,10 @@ class lambda_grpo:
 
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         s, exponent = policy.settings, self.scalar.module["lambda"]
-        factor = length_factor(rollouts, s.loss_norm, s.max_new_tokens)
+        length_scale = length_scaling(rollouts, s.loss_norm, s.max_new_tokens)
         with torch.enable_grad():
             weight = answer_weights(rollouts, exponent)[:, None].expand_as(rollouts.log_prob)
-            loss = policy_loss(rollouts.log_prob, rollouts.advantage, weight * factor,
+            loss = policy_loss(rollouts.log_prob, rollouts.advantage, weight * length_scale,
                                rollouts.mask, int(rollouts.mask.sum()))
         self.metrics = {"lambda": exponent.item()}
         if (rollouts.advantage * rollouts.mask).any():

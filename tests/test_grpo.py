@@ -256,14 +256,14 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, drop,
     weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask
     model, other = copied(small_model), copied(small_model)
     result, _ = update(model, torch.optim.SGD(model.parameters(), lr=0.3), rollouts, weight, s,
-                       reference)
+                       reference, rescale=1.5)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.3)
     with torch.no_grad():
         old = [row_log_probs(other, rollouts, row) if rollouts.mask[row].any() else None
                for row in range(6)]
     for epoch in range(s.epochs):
         optimizer.zero_grad()
-        loss = written_out(other, reference, old, rollouts, weight, s)
+        loss = written_out(other, reference, old, rollouts, 1.5 * weight, s)
         loss.backward()
         if epoch == 0:
             assert result["loss"] == pytest.approx(loss.item(), abs=1e-6)

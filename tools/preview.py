@@ -21,7 +21,7 @@ import torch
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from analysis.tables import Table, by_row
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.policy import Policy, derived_seed
@@ -104,7 +104,7 @@ class Recorded:
             print(f"{s.mitigation} as it is at the start of a run")
         if s.drop_unfinished:
             rollouts = replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None])
-        return token_weight(mitigation, s.mitigation, rollouts, policy, s.rescale)
+        return rescaled_weight(mitigation, s.mitigation, rollouts, policy, s.rescale)
 
 
 def print_summary(rollouts: Rollouts, weight: np.ndarray, mask: np.ndarray) -> None:

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 import analyze
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
 from engine.forward import Forward, response_log_probs, with_facts
 from engine.policy import derived_seed
-from grpo import length_factor, policy_loss
+from grpo import length_scaling, policy_loss
 from harness.credit_reading import read_credit, read_file
 from harness.flags import parameters_as_flags
 from harness.load import make
@@ -96,10 +96,10 @@ def ours(policy, folder, name, flags={}, rescale="mean", loss_norm="token", step
     batch = with_facts(model, batch, 64)
     function = MITIGATIONS[name]
     values = {flag: known.default for flag, known in parameters_as_flags(function).items()} | flags
-    weight, _ = token_weight(make(function, values, policy), name, batch, policy, rescale)
-    factor = length_factor(batch, loss_norm, 60)
+    weight, _ = rescaled_weight(make(function, values, policy), name, batch, policy, rescale)
+    length_scale = length_scaling(batch, loss_norm, 60)
     log_prob = response_log_probs(model, batch, torch.arange(len(batch.ids)))
-    policy_loss(log_prob, batch.advantage, weight * factor, batch.mask,
+    policy_loss(log_prob, batch.advantage, weight * length_scale, batch.mask,
                 int(batch.mask.sum())).backward()
     return batch, weight, {name: p.grad for name, p in model.named_parameters()}
 

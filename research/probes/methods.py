@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from harness.own_code import checked_credit
 from engine.policy import Policy, derived_seed
@@ -28,7 +28,7 @@ def functions_first(functions: dict) -> dict:
     return {name: functions[name] for name in names}
 
 
-def rescaling(name: str) -> str:
+def rescale_of(name: str) -> str:
     """The --rescale that a run with this weighting has by default."""
     return "none" if name in NEVER_RESCALED else "mean"
 
@@ -41,8 +41,8 @@ class Methods:
 
     def weights(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each weighting, as the loss would take it."""
-        return {name: token_weight(mitigation, name, for_method(name, rollouts, policy), policy,
-                                   rescaling(name))[0]
+        return {name: rescaled_weight(mitigation, name, for_method(name, rollouts, policy), policy,
+                                      rescale_of(name))[0]
                 for name, mitigation in self.mitigations.items() if name not in without}
 
     def credits(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:

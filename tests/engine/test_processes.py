@@ -53,9 +53,9 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
         rollouts.scores.update(reward=reward, answer=(reward == 2).float())
         rollouts = kept = with_advantage(rollouts, make_advantage(s, policy), policy, 1)
         reference = load_reference(s)
-        weight, _ = token_weight(make_mitigation(s, policy), s.mitigation, kept, policy, s.rescale,
-                                 s.placebo)
-        result, _ = update(policy.model, optimizer, kept, weight, s, reference)
+        weight, rescale, _ = token_weight(make_mitigation(s, policy), s.mitigation, kept, policy,
+                                          s.rescale, s.placebo)
+        result, _ = update(policy.model, optimizer, kept, weight, s, reference, rescale)
         gradient = torch.cat([full_tensor(p.grad).flatten() for p in policy.model.parameters()])
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
         parts = {"gradient": gradient, "weight": weight, "advantage": rollouts.advantage,
