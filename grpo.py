@@ -30,8 +30,7 @@ from engine.rollouts import Rollouts
 
 
 def policy_loss(log_prob, advantage, coefficient, mask, total, old=None, clip=(0.2, 0.28)):
-    """The formula above for the rows given, each argument (rows, T); `total` is N, of the whole
-    batch.
+    """The formula above for some answers, each argument (answers, T); `total` is N.
 
     `old` are the log-probs from before the batch's first update. With them, the clipped ratio of
     PPO (1707.06347; a wider upper bound as in DAPO, 2503.14476) takes the place of log_prob. At

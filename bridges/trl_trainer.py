@@ -352,7 +352,7 @@ class Unscored:
     def __init__(self, task, prompt: bytes):
         self.label = task.label if task else partial(label_by_tags, prompt)
 
-    def score(self, problem, response: str) -> dict:
+    def score(self, problem, text: str) -> dict:
         return {}
 
 

@@ -26,6 +26,7 @@ class lambda_grpo:
         scalar = nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))})
         self.scalar = Trained(scalar, lambda_lr, policy.model.device)
         self.metrics = {}
+        self.state_dict, self.load_state_dict = self.scalar.state_dict, self.scalar.load_state_dict
 
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         s, exponent = policy.settings, self.scalar.module["lambda"]
@@ -43,12 +44,6 @@ class lambda_grpo:
     def listed(rollouts: Rollouts) -> torch.Tensor:
         """The weights at lambda = 1, where no training takes place (research/probes/exact.py)."""
         return answer_weights(rollouts, torch.tensor(1.0))[:, None]
-
-    def state_dict(self):
-        return self.scalar.state_dict()
-
-    def load_state_dict(self, tensors):
-        self.scalar.load_state_dict(tensors)
 
 
 def answer_weights(rollouts: Rollouts, exponent: torch.Tensor) -> torch.Tensor:

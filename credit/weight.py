@@ -1,6 +1,6 @@
 """The weights of a batch, and the number that rescales them (w and c in grpo.py).
 
-What a mitigation returned is checked, and shuffled for a placebo. A placebo has the same weights or
+What a weighting returned is checked, and shuffled for a placebo. A placebo has the same weights or
 advantages, permuted, so that only the choice of tokens is lost.
 """
 import torch
@@ -20,7 +20,7 @@ def token_weight(chosen, name: str, rollouts: Rollouts, policy=None, rescale_to:
     if not rollouts.mask.any():  # every answer was dropped
         nothing = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
         return torch.zeros_like(rollouts.log_prob), 1.0, nothing
-    whose, note = f"the mitigation {name}", None
+    whose, note = f"the weighting {name}", None
     weight = checked_credit(chosen, whose, rollouts, policy)
     refuse_tokens(weight < 0, rollouts.mask, f"{place_of(chosen)}{whose} is negative", hint=SIGNED)
     if not weight.any():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import (ASKED, ROOT, SPOKEN, assert_same_gradient, copied, gradients, hand_made,
-                      looking, make_mitigation, one_row, spoken)
+                      looking, make_weighting, one_row, spoken)
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.tokens import ANSWER
 from credit.weight import rescaled_weight
@@ -23,7 +23,7 @@ FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 
 
 
 def weights(policy, name, rollouts, own=None, **how):
-    chosen = make_mitigation(name, FLAGS.get(name, {}) if own is None else own, policy)
+    chosen = make_weighting(name, FLAGS.get(name, {}) if own is None else own, policy)
     return rescaled_weight(chosen, name, rollouts, policy, **how)[0]
 
 
@@ -89,7 +89,7 @@ def test_odd_batches(policy, name):
 
 
 def raw(name, rollouts, **own):
-    return rescaled_weight(make_mitigation(name, own, None), name, rollouts, rescale_to="none")[0]
+    return rescaled_weight(make_weighting(name, own, None), name, rollouts, rescale_to="none")[0]
 
 
 def test_none_is_one():
@@ -254,7 +254,7 @@ def test_weights_that_are_all_zero_become_one_and_it_is_said():
 
 
 def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match="mitigation my_idea is negative at 1 of 3 tokens, first"):
+    with pytest.raises(UserError, match="weighting my_idea is negative at 1 of 3 tokens, first"):
         rescaled_weight(lambda rollouts, policy: torch.tensor([[1.0, 1.0], [-1.0, -1.0]]),
                         "my_idea", hand_made([[True, True], [True, False]]))
 

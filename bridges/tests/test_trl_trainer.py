@@ -179,14 +179,14 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
     told = with_facts(policy.model, batch, 64)
     for name in ("log_prob", "entropy", "collision"):
         torch.testing.assert_close(getattr(batch, name), getattr(told, name), rtol=0, atol=1e-5)
-    assert [text.removesuffix("<|im_end|>") for text in batch.responses] == texts
+    assert [text.removesuffix("<|im_end|>") for text in batch.answers] == texts
     assert batch.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and batch.step == 1
     spelled = [policy.tokenizer.decode(batch.prompt_ids[g], skip_special_tokens=False)
                for g in batch.group.tolist()]
     assert spelled == prompts
     hits = [0.5 * ("hit" in text) for text in texts]
     assert batch.reward.tolist() == pytest.approx(np.add(length_reward(texts), hits).tolist())
-    assert batch.finished.tolist() == [text.endswith("<|im_end|>") for text in batch.responses]
+    assert batch.finished.tolist() == [text.endswith("<|im_end|>") for text in batch.answers]
     own = batch.reward.view(3, 4)
     wanted = (own - own.mean(1, keepdim=True)) / (own.std(1, keepdim=True) + 1e-4)
     torch.testing.assert_close(batch.advantage[:, 0], wanted.flatten(), rtol=1e-4, atol=1e-5)

@@ -118,7 +118,7 @@ def function_of(chosen) -> Callable | None:
 def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
     """A group of these answers. Hidden states and attention come from one look at all answers."""
     part = {name: value[rows] for name, value in vars(rollouts).items() if torch.is_tensor(value)}
-    for name in ("texts", "responses"):
+    for name in ("texts", "answers"):
         part[name] = [getattr(rollouts, name)[i] for i in rows.tolist()]
     part["scores"] = {name: value[rows] for name, value in rollouts.scores.items()}
     seen = rollouts.forward.look(rollouts, attention=True)

@@ -36,14 +36,14 @@ def rescale_of(name: str) -> str:
 @dataclass
 class Methods:
     """Weightings are paired with plain GRPO's advantage, advantages with weights of 1."""
-    mitigations: dict[str, Callable]
+    weightings: dict[str, Callable]
     advantages: dict[str, Callable]
 
     def weights(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each weighting, as the loss would take it."""
-        return {name: rescaled_weight(mitigation, name, for_method(name, rollouts, policy), policy,
+        return {name: rescaled_weight(weighting, name, for_method(name, rollouts, policy), policy,
                                       rescale_of(name))[0]
-                for name, mitigation in self.mitigations.items() if name not in without}
+                for name, weighting in self.weightings.items() if name not in without}
 
     def credits(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each advantage."""
@@ -69,9 +69,9 @@ def for_method(name: str, rollouts: Rollouts, policy: Policy) -> Rollouts:
 
 def make_methods(policy: Policy, oracle_k: int = 1) -> Methods:
     """All flags as the leaderboard has them; the oracle's number of continuations is given."""
-    mitigations, advantages = choices()
+    weightings, advantages = choices()
     flags = {"oracle": {"oracle_k": oracle_k}, "measured": {"measured_k": MEASURED_K}}
     return Methods({name: make(chosen, flags.get(name, {}), policy)
-                    for name, chosen in mitigations.items()},
+                    for name, chosen in weightings.items()},
                    {name: make(chosen, flags.get(name, {}), policy)
                     for name, chosen in advantages.items() if name not in ALIKE})
