@@ -253,7 +253,7 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, drop,
         rollouts = dataclasses.replace(rollouts, mask=kept)
     s, reference = settings(**{"micro_batch": 4, **changed}), moved(small_model)
     generator = torch.Generator().manual_seed(0)
-    weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask
+    weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask / 1.5
     model, other = copied(small_model), copied(small_model)
     result, _ = update(model, torch.optim.SGD(model.parameters(), lr=0.3), rollouts, weight, s,
                        reference, rescale=1.5)
