@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the list of choices
 from bridges.import_run import label_by_tags
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.errors import BrokenModel, UserError, is_file, is_there
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
@@ -152,8 +152,8 @@ class Credit:
         # mask_truncated_completions trains on no answer that the limit cut off
         is_trained = gathered(trainer, output["completion_mask"]).bool()
         trained = replace(rollouts, mask=rollouts.mask & is_trained)
-        weight, numbers = token_weight(self.weighting, self.name, trained, self.policy,
-                                       self.rescale)
+        weight, numbers = rescaled_weight(self.weighting, self.name, trained, self.policy,
+                                          self.rescale)
         if self.record and trainer.accelerator.is_main_process:
             self.record.write(self.batches, rollouts, weight, numbers)
         rows, T = output["completion_ids"].shape
@@ -245,7 +245,7 @@ class Look:
         return [gathered(self.trainer, fact.float() * self.mask)
                 for fact in (log_prob, entropy, log_collision.exp())]
 
-    def look(self, tokens: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
+    def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         """For `Rollouts.forward`: hidden (B, T, D) or attention (B, T, T), when somebody asks."""
         name = "attention" if attention else "hidden"
         if name not in self.results:
@@ -347,7 +347,7 @@ class Unscored:
     def __init__(self, task, prompt: bytes):
         self.label = task.label if task else partial(label_by_tags, prompt)
 
-    def score(self, problem, response: str) -> dict:
+    def score(self, problem, text: str) -> dict:
         return {}
 
 

@@ -23,7 +23,7 @@ from harness.tasks import load_task
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 RESERVED = (  # names that no other flag can have
-    "resume", "continue", "config", "help", "own")
+    "resume", "continue", "config", "help", "method_flags")
 FIRST_DAY = (  # what --help lists
     "model", "device", "task", "mitigation", "rescale", "advantage", "loss", "kl", "steps",
     "questions", "answers", "max_new_tokens", "temperature", "learning_rate", "seed", "eval_every",
@@ -72,9 +72,9 @@ def where_to_look(error: NotFinite, run: Run) -> str:
     s, steps = run.settings, run.folder.last_step()
     if steps == 0 and isinstance(error, BrokenModel):
         return f"{error}, in the first step. Is {run.policy.folder} a sound model?"
-    own = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
+    method_flags = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
     is_own = isinstance(error, NotFiniteCredit)  # of finite numbers: no rate is too large
-    values = own if is_own else {"learning_rate": s.learning_rate, **own}
+    values = method_flags if is_own else {"learning_rate": s.learning_rate, **method_flags}
     flags = ", ".join(["its line and what it divides by"] * is_own + [
         f"--{name} {value:g}" for name, value in values.items() if isinstance(value, float)])
     checkpoints = run.folder.checkpoints()
@@ -154,9 +154,9 @@ def make_parser(defaults: dict, listed=()) -> Parser:
 
 def describe_choices() -> str:
     """The choices of both lists with their flags, for --help."""
-    mitigations, advantages = ("\n".join(describe_choice(*choice) for choice in registry.items())
-                               for registry in (MITIGATIONS, ADVANTAGES))
-    return (f"choices of --mitigation, each with its own flags:\n{mitigations}\n\n"
+    weightings, advantages = ("\n".join(describe_choice(*choice) for choice in registry.items())
+                              for registry in (MITIGATIONS, ADVANTAGES))
+    return (f"choices of --mitigation, each with its own flags:\n{weightings}\n\n"
             f"choices of --advantage:\n{advantages}")
 
 
@@ -183,8 +183,8 @@ def describe_option(name: str, flag: Flag) -> str:
     if name in ("mitigation", "advantage"):  # their choices are listed below
         flag = replace(flag, choices=())
     needs = ""
-    if flag.only and flag.only not in (POLICY, EVALUATED):
-        needs = f"; needs {flag.only[1].split(' (')[0]}"
+    if flag.requires and flag.requires not in (POLICY, EVALUATED):
+        needs = f"; needs {flag.requires[1].split(' (')[0]}"
     return describe(flag) + needs
 
 

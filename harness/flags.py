@@ -4,7 +4,7 @@ A flag stands in one of three places, and is a `Flag` in all of them:
 
     probes, benchmarks   FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
     settings, tasks      answers: int = option(8, "answers in a group", least=2)
-    weightings           def my_idea(tokens, *, strength: Positive = 1.0)
+    weightings           def my_idea(rollouts, *, strength: Positive = 1.0)
 """
 import argparse
 import dataclasses
@@ -38,7 +38,7 @@ class Flag:
     kind: type | None = None     # where it is not the type of the default
     quick: object = None         # its value with --quick, where that differs
     topic: str = ""              # of the settings: under which heading of --help it stands
-    only: tuple | None = None    # of the settings: (test, words); no effect unless the test holds
+    requires: tuple | None = None  # of the settings: (test, words); no effect unless it holds
     is_path: bool = False        # of the settings: what is there counts, not what it is called
     changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
 
@@ -83,7 +83,7 @@ def parameters_as_flags(function) -> dict[str, Flag]:
     the __init__ of a class."""
     is_class = inspect.isclass(function)
     called = function.__init__ if is_class else function
-    positional = 2 if is_class else 1  # (self, policy) or (tokens)
+    positional = 2 if is_class else 1  # (self, policy) or (rollouts)
     hints = typing.get_type_hints(called, include_extras=True)
     flags = {}
     for place, (name, parameter) in enumerate(inspect.signature(called).parameters.items()):

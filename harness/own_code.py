@@ -24,7 +24,7 @@ from harness.program import of_the_system
 @contextmanager
 def own_code(what: str, code):
     """Run what is inside as a piece of `code`: a function, a class, an object, or the path of a
-    module. `what` is "the mitigation my_idea", say."""
+    module. `what` is "the weighting my_idea", say."""
     try:
         yield
     except Exception as error:
@@ -37,7 +37,7 @@ def own_code(what: str, code):
 
 
 def meant_by(error: Exception) -> str:
-    """Of tokens.logprob that log_prob may be meant, which only a traceback would say."""
+    """Of rollouts.logprob that log_prob may be meant, which only a traceback would say."""
     wanted = getattr(error, "name", None) if isinstance(error, AttributeError) else None
     near = difflib.get_close_matches(wanted or "", dir(getattr(error, "obj", None)), 1, NEAR)
     return f", did you mean {near[0]}?" if near else ""
@@ -84,14 +84,14 @@ def place_of(code, error: Exception | None = None) -> str:
     return f"{path_from_here(Path(path))}, line {number or 1}{quoted}: "
 
 
-def call_method(chosen, whose: str, tokens: Rollouts, policy=None) -> torch.Tensor:
-    """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the mitigation
+def checked_credit(chosen, whose: str, rollouts: Rollouts, policy=None) -> torch.Tensor:
+    """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the weighting
     my_idea", say. The batch must stay as it was: others read it afterwards."""
-    before = versions(tokens)
+    before = versions(rollouts)
     with own_code(whose, chosen):
-        values = chosen(tokens, policy)
-    mask = tokens.mask
-    if versions(tokens) != before:
+        values = chosen(rollouts, policy)
+    mask = rollouts.mask
+    if versions(rollouts) != before:
         raise UserError(f"{place_of(chosen)}{whose} changed a tensor of the batch in place; it "
                         "should make a new one")
     expect(lambda: fits_frame(values, mask), whose, chosen,
@@ -102,9 +102,9 @@ def call_method(chosen, whose: str, tokens: Rollouts, policy=None) -> torch.Tens
     return frame
 
 
-def versions(tokens: Rollouts) -> list[tuple[str, int, int]]:
+def versions(rollouts: Rollouts) -> list[tuple[str, int, int]]:
     """Which tensors the batch has, and how often each was changed in place."""
-    fields = vars(tokens) | (tokens.scores or {})
+    fields = vars(rollouts) | (rollouts.scores or {})
     return [(name, id(value), value._version) for name, value in fields.items()
             if torch.is_tensor(value)]
 
@@ -142,11 +142,11 @@ def plain(value):
 
 
 def joined(*parts: dict) -> dict:
-    """Numbers for one line of metrics.jsonl. Those of a mitigation or an advantage may not take the
+    """Numbers for one line of metrics.jsonl. Those of a weighting or an advantage may not take the
     place of others."""
     line = {}
     for part in parts:
         for name in line.keys() & part.keys():
-            raise UserError(f"the metric {name} of a mitigation or an advantage needs another name")
+            raise UserError(f"the metric {name} of a weighting or an advantage needs another name")
         line |= part
     return line

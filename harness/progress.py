@@ -94,7 +94,7 @@ def print_evaluation(line: dict, seconds: float) -> None:
             f"  {right_or_wrong(shown['answer'])}  ")
 
 
-def telling(shown: list[str]) -> list[int]:
+def most_varied(shown: list[str]) -> list[int]:
     """The first problems with the fewest words that repeat: 11 11 11 shows little."""
     def repeats(place: int) -> int:
         words = shown[place].split()

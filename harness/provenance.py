@@ -38,7 +38,7 @@ def fingerprints(settings: Settings) -> dict[str, str]:
 
 def given_paths(settings: Settings) -> dict[str, Path]:
     """The files and folders that flags name, by the flag."""
-    values = {**vars(settings), **settings.own}
+    values = {**vars(settings), **settings.method_flags}
     flags = {**OPTIONS, **flags_beside(vars(settings))}
     return {name: find_folder(values[name]) for name, flag in flags.items()
             if flag.is_path and values[name] is not None}

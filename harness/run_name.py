@@ -25,7 +25,7 @@ LABELS = {"learning_rate": "lr", "device": "", "dtype": ""}  # "cuda" instead of
 
 
 def run_name(settings, options: dict[str, Flag]) -> str:
-    """Task, model, mitigation, advantage, each with its own flags; then all others; the seed."""
+    """Task, model, weighting, advantage, each with its own flags; then all others; the seed."""
     s = settings
     is_usual = os.path.realpath(find_folder(s.model)) == os.path.realpath(
         find_folder(options["model"].default))
@@ -48,7 +48,8 @@ def changed(settings, flags: dict[str, Flag], write=None) -> list[str]:
     effect here, and can change a result."""
     values, parts = settings.to_json(), []
     for name, flag in flags.items():
-        value, has_effect = values[name], not flag.only or flag.only[0](SimpleNamespace(**values))
+        value = values[name]
+        has_effect = not flag.requires or flag.requires[0](SimpleNamespace(**values))
         is_default = value == settings.defaults.get(name, flag.default)
         if not flag.changes_result or not has_effect or is_default:
             continue

@@ -49,7 +49,7 @@ def load_task(name: str) -> type:
 def make_task(settings) -> "CheckedTask":
     task = load_task(settings.task)
     with own_code(f"the Task of {settings.task}", task):
-        made = task(**{name: settings.own[name] for name in fields_as_flags(task)})
+        made = task(**{name: settings.method_flags[name] for name in fields_as_flags(task)})
         for name in NEEDED:
             getattr(made, name)
     reward = made.reward
@@ -120,7 +120,7 @@ def are_labels(labels, pieces: list[bytes]) -> bool:
     return are_codes(sections, pieces, SECTIONS) and are_codes(kinds, pieces, KINDS)
 
 
-def is_score(score, problem, response: str) -> bool:
+def is_score(score, problem, text: str) -> bool:
     """With numbers that float32 can hold; yes and no are numbers."""
     most = torch.finfo(torch.float32).max
     is_finite = all(isinstance(value, Real) and abs(value) <= most for value in score.values())

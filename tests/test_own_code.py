@@ -18,21 +18,21 @@ HERE = re.escape(path_from_here(Path(__file__)))
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
 
 
-def misspelled(tokens):
-    return 1 + tokens.logprob
+def misspelled(rollouts):
+    return 1 + rollouts.logprob
 
 
-def undefined(tokens):
-    return (tokens.log_prob - tokens.log_prob) / 0
+def undefined(rollouts):
+    return (rollouts.log_prob - rollouts.log_prob) / 0
 
 
-def changes_the_batch(tokens):
-    return tokens.entropy.mul_(2)
+def changes_the_batch(rollouts):
+    return rollouts.entropy.mul_(2)
 
 
-def changes_the_scores(tokens):
-    tokens.scores["reward"] = torch.zeros(len(tokens.reward))
-    return torch.ones_like(tokens.entropy)
+def changes_the_scores(rollouts):
+    rollouts.scores["reward"] = torch.zeros(len(rollouts.reward))
+    return torch.ones_like(rollouts.entropy)
 
 
 class Even:
@@ -40,8 +40,8 @@ class Even:
     def __init__(self, policy):
         pass
 
-    def __call__(self, tokens, policy):
-        return torch.ones_like(tokens.entropy)
+    def __call__(self, rollouts, policy):
+        return torch.ones_like(rollouts.entropy)
 
 
 class NotMade(Even):
@@ -61,19 +61,19 @@ def with_metrics(metrics):
 
 def giving(values):
     """An idea that returns what `values` makes of the batch's entropy."""
-    return lambda tokens: values(tokens.entropy)
+    return lambda rollouts: values(rollouts.entropy)
 
 
 @pytest.mark.parametrize("idea, words", [
-    (misspelled, r'"return 1 \+ tokens.logprob": the mitigation mine raises AttributeError: .*'
+    (misspelled, r'"return 1 \+ rollouts.logprob": the weighting mine raises AttributeError: .*'
      r"no attribute 'logprob', did you mean log_prob\?$"),
-    (lambda: 1.0, "the mitigation mine raises TypeError: .* takes 0 positional"),
-    (undefined, "the mitigation mine is not finite at .* The last step on record is 0"),
-    (changes_the_batch, "the mitigation mine changed a tensor of the batch"),
-    (changes_the_scores, "the mitigation mine changed a tensor of the batch"),
+    (lambda: 1.0, "the weighting mine raises TypeError: .* takes 0 positional"),
+    (undefined, "the weighting mine is not finite at .* The last step on record is 0"),
+    (changes_the_batch, "the weighting mine changed a tensor of the batch"),
+    (changes_the_scores, "the weighting mine changed a tensor of the batch"),
     (NotMade, '"self.layers = policy.layers": mine raises AttributeError'),
-    (Computed, '"return {"ratio": 1 / 0}": the mitigation mine raises ZeroDivisionError'),
-    *[(giving(values), "the mitigation mine should return a tensor .B, T. = .8, 48. of real")
+    (Computed, '"return {"ratio": 1 / 0}": the weighting mine raises ZeroDivisionError'),
+    *[(giving(values), "the weighting mine should return a tensor .B, T. = .8, 48. of real")
       for values in (lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j,
                      lambda x: x.to("meta"),
                      lambda x: torch.nested.nested_tensor([x[0], x[1, :3]]))]])
@@ -86,9 +86,9 @@ def test_a_wrong_idea_is_told_its_own_file_and_line(monkeypatch, tmp_path, idea,
 
 
 @pytest.mark.parametrize("metrics, words", [
-    *[(metrics, "the mitigation mine should return numbers and texts by name as its metrics")
+    *[(metrics, "the weighting mine should return numbers and texts by name as its metrics")
       for metrics in (None, {"a": [1]}, {1: 2.0})],
-    *[({name: 1.0}, f"the metric {name} of a mitigation or an advantage needs another name")
+    *[({name: 1.0}, f"the metric {name} of a weighting or an advantage needs another name")
       for name in ("step", "loss", "weight_max")]])
 def test_metrics_are_numbers_and_take_no_place_of_the_loops(monkeypatch, tmp_path, metrics, words):
     put_in(monkeypatch, with_metrics(metrics), "mine")
@@ -98,20 +98,20 @@ def test_metrics_are_numbers_and_take_no_place_of_the_loops(monkeypatch, tmp_pat
 
 def test_the_line_is_the_innermost_of_that_file(monkeypatch, tmp_path):
     """Not the call of a helper in the same file, nor a line of PyTorch below."""
-    def helper(tokens):
-        return tokens.entropy.view(-7)  # here
+    def helper(rollouts):
+        return rollouts.entropy.view(-7)  # here
 
-    put_in(monkeypatch, lambda tokens: helper(tokens), "mine")
+    put_in(monkeypatch, lambda rollouts: helper(rollouts), "mine")
     said = run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
     [number] = [number for number, line in enumerate(Path(__file__).read_text().split("\n"), 1)
                 if line.endswith("# here")]
-    assert f', line {number}, "return tokens.entropy.view(-7)' in said
+    assert f', line {number}, "return rollouts.entropy.view(-7)' in said
 
 
 def test_an_advantage_that_asks_for_the_advantage_is_told_so(monkeypatch, tmp_path):
-    monkeypatch.setitem(ADVANTAGES, "mine", lambda tokens: 2 * tokens.advantage)
+    monkeypatch.setitem(ADVANTAGES, "mine", lambda rollouts: 2 * rollouts.advantage)
     said = run(*ONE_STEP, "--out", tmp_path / "x", "--advantage", "mine", expect=1).stderr
-    assert re.match(rf"train.py: {HERE}, .*tokens.advantage.*the advantage mine raises", said)
+    assert re.match(rf"train.py: {HERE}, .*rollouts.advantage.*the advantage mine raises", said)
     assert list(tmp_path.iterdir()) == []
 
 

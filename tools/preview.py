@@ -21,7 +21,7 @@ from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from analysis.answers import groups_in_order
 from analysis.tables import Table, by_row
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.policy import Policy, derived_seed
@@ -32,7 +32,7 @@ from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
 from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
 from harness.identity import run_config
-from harness.load import load_policy, make_mitigation
+from harness.load import load_policy, make_weighting
 from harness.program import run_as_program
 from harness.progress import put, visible
 from harness.settings import Settings, choice_flags, make_settings
@@ -57,10 +57,10 @@ def main(argv: list[str]) -> None:
     settings = settings_with(folder, {name: value for name, value in given.items()
                                       if name not in ("run", "step", "show")})
     step = step_of_run(folder, settings, flags.step)
-    tokens, weight, metrics = weighed(folder, step, settings)
-    print(headline(folder, tokens, settings, metrics))
-    print_summary(tokens, weight)
-    show_answers(tokens, weight, load_tokenizer(folder), choose_answers(tokens, flags.show))
+    rollouts, weight, metrics = weighed(folder, step, settings)
+    print(headline(folder, rollouts, settings, metrics))
+    print_summary(rollouts, weight)
+    show_answers(rollouts, weight, load_tokenizer(folder), choose_answers(rollouts, flags.show))
 
 
 def settings_with(folder: Path, weighting: dict) -> Settings:
@@ -107,8 +107,8 @@ class Sampler:
     def forward(self) -> Forward:
         return self.policy.extra_forward()
 
-    def look(self, tokens: Rollouts, attention: bool = False) -> dict:
-        return self.forward.look(tokens, attention)
+    def look(self, rollouts: Rollouts, attention: bool = False) -> dict:
+        return self.forward.look(rollouts, attention)
 
 
 def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tensor, dict]:
@@ -118,39 +118,39 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
         policy = sampler.policy
         problems = policy.task.training_problems(s.seed, step, s.questions)
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
-    tokens = read_credit(folder, step, load_tokenizer(folder), problems=problems, forward=sampler,
-                         generator=generator)
-    mitigation = make_mitigation(s, policy)
-    if hasattr(mitigation, "state_dict") and step > 1:
+    rollouts = read_credit(folder, step, load_tokenizer(folder), problems=problems, forward=sampler,
+                           generator=generator)
+    weighting = make_weighting(s, policy)
+    if hasattr(weighting, "state_dict") and step > 1:
         print(f"{s.mitigation} as it is at the start of a run")
-    is_kept = tokens.finished[:, None] if s.drop_unfinished else True
-    batch = replace(tokens, mask=tokens.mask & is_kept)
-    return tokens, *token_weight(mitigation, s.mitigation, batch, policy, s.rescale)
+    is_kept = rollouts.finished[:, None] if s.drop_unfinished else True
+    batch = replace(rollouts, mask=rollouts.mask & is_kept)
+    return rollouts, *rescaled_weight(weighting, s.mitigation, batch, policy, s.rescale)
 
 
-def headline(folder: Path, tokens: Rollouts, s: Settings, metrics: dict) -> str:
+def headline(folder: Path, rollouts: Rollouts, s: Settings, metrics: dict) -> str:
     """runs/none-grpo-s0, step 100: 256 answers, 12345 tokens; random --placebo_std 0.5, ..."""
     flags = s.flags_for(MITIGATIONS[s.mitigation])
     typed = "".join(f" --{name} {value}" for name, value in flags.items())
     note = f"; {metrics['weight_note']}" if metrics["weight_note"] else ""
-    return (f"{folder}, step {tokens.step}: {len(tokens.mask)} answers, {int(tokens.mask.sum())} "
-            f"tokens; {s.mitigation}{typed}, rescale {s.rescale} "
-            f"(factor {metrics['weight_factor']:.3g}){note}")
+    answers, tokens = len(rollouts.mask), int(rollouts.mask.sum())
+    return (f"{folder}, step {rollouts.step}: {answers} answers, {tokens} tokens; {s.mitigation}"
+            f"{typed}, rescale {s.rescale} (factor {metrics['weight_factor']:.3g}){note}")
 
 
-def print_summary(tokens: Rollouts, weight: torch.Tensor) -> None:
+def print_summary(rollouts: Rollouts, weight: torch.Tensor) -> None:
     """Where the weight goes, by section, by kind, and the tokens that get most and least of it."""
-    rows, given = [], weight[tokens.mask].numpy()
-    for names, codes in ((SECTIONS, tokens.section), (KINDS, tokens.kind)):
+    rows, given = [], weight[rollouts.mask].numpy()
+    for names, codes in ((SECTIONS, rollouts.section), (KINDS, rollouts.kind)):
         for code, name in enumerate(names):
-            part = given[codes[tokens.mask].numpy() == code]
+            part = given[codes[rollouts.mask].numpy() == code]
             if len(part):
                 rows.append([name, len(part), len(part) / len(given),
                              part.sum() / max(given.sum(), 1e-30), part.mean()])
     formats = {"section or kind": "", "tokens": "d", "of all": ".1%", "of weight": ".1%",
                "mean weight": ".3f"}
     print(Table("weight", "", by_row(formats, rows)).to_text())
-    heaviest_first = mean_weights([text for row in tokens.texts for text in row], given)
+    heaviest_first = mean_weights([text for row in rollouts.texts for text in row], given)
     for words, found in (("heaviest", heaviest_first), ("lightest", heaviest_first[::-1])):
         listed = "  ".join(f"{text!r} {mean:.2f}" for mean, text in found[:10])
         print(f"  {words} tokens:  {listed}")
@@ -164,25 +164,25 @@ def mean_weights(texts: list[str], weight: np.ndarray) -> list[tuple[float, str]
     return sorted(zip(means[often].tolist(), names[often].tolist()), reverse=True)
 
 
-def choose_answers(tokens: Rollouts, most: int) -> list[int]:
+def choose_answers(rollouts: Rollouts, most: int) -> list[int]:
     """The best and the worst answer to each problem, of those with equal rewards one; problems
     whose rewards differ come first."""
-    reward = tokens.reward.numpy()
-    groups = groups_in_order({"group": tokens.group.numpy(), "reward": reward})
+    reward = rollouts.reward.numpy()
+    groups = groups_in_order({"group": rollouts.group.numpy(), "reward": reward})
     return [b for members in groups
             for b in members[:1 + (np.ptp(reward[members]) > 0)].tolist()][:most]
 
 
-def show_answers(tokens: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
+def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
     put(f"\nweight: {legend(SHADES) or '0.25 behind a token'}")
     for b in answers:
-        length = len(tokens.texts[b])
-        prompt = b"".join(token_bytes(tokenizer, tokens.prompt_ids[int(tokens.group[b])]))
-        low, high = tokens.advantage[b, :length].aminmax()
+        length = len(rollouts.texts[b])
+        prompt = b"".join(token_bytes(tokenizer, rollouts.prompt_ids[int(rollouts.group[b])]))
+        low, high = rollouts.advantage[b, :length].aminmax()
         span = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
-        print(f"\nanswer {b}: reward {tokens.reward[b]:.2f}, advantage {span}; "
+        print(f"\nanswer {b}: reward {rollouts.reward[b]:.2f}, advantage {span}; "
               f"{one_line(prompt.decode(errors='replace'))}")
-        put(shaded(list(map(visible, tokens.texts[b])), weight[b, :length].tolist(), SHADES,
+        put(shaded(list(map(visible, rollouts.texts[b])), weight[b, :length].tolist(), SHADES,
                    lambda number: f"\u00b7{number:.2f}"))
 
 

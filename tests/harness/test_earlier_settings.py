@@ -61,14 +61,15 @@ def test_a_published_file_is_read_as_it_stands(yaml):
         "max_grad_norm": 1.0, "learning_rate": 5e-6, "weight_decay": 0.0, "drop_unfinished": True,
         "checkpoint_every": 50, "eval_every": 10, "offload_optimizer": True, "steps": 100}
     assert {name: getattr(settings, name) for name in expected} == expected
-    assert settings.own["prompt"] == "original"
-    assert settings.own["data"] == "Countdown-Tasks-3to4.jsonl"
+    assert settings.method_flags["prompt"] == "original"
+    assert settings.method_flags["data"] == "Countdown-Tasks-3to4.jsonl"
 
 
 def test_what_is_typed_wins_over_the_file(yaml):
     settings = settings_of("--config", yaml(PUBLISHED), "--prompt", "full", "--data", "mine.jsonl",
                            "--device", "cpu")
-    assert (settings.own["prompt"], settings.own["data"]) == ("full", "mine.jsonl")
+    flags = settings.method_flags
+    assert (flags["prompt"], flags["data"]) == ("full", "mine.jsonl")
     assert (settings.device, settings.seed) == ("cpu", 1337)
 
 

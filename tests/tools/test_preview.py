@@ -35,9 +35,9 @@ def test_every_weighting_can_be_seen_on_recorded_tokens(recorded, name, capsys):
     assert before == sorted((p, p.stat().st_mtime_ns) for p in recorded.rglob("*"))
 
 
-def assert_like_training(weight, tokens, run):
+def assert_like_training(weight, rollouts, run):
     with np.load(run / "credit/step_000001.npz") as credit:
-        np.testing.assert_allclose(weight[tokens.mask], credit["weight"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(weight[rollouts.mask], credit["weight"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_what_is_seen_is_what_training_would_have_done(recorded, name, tmp_path)
     weighting."""
     train.main([*SHORT, "--mitigation", name, "--steps", "1", "--out", str(tmp_path / "x")])
     settings = make_settings({"config": recorded / "config.json", "mitigation": name})
-    tokens, weight, _ = preview.weighed(recorded, 1, settings)
-    assert_like_training(weight, tokens, tmp_path / "x")
+    rollouts, weight, _ = preview.weighed(recorded, 1, settings)
+    assert_like_training(weight, rollouts, tmp_path / "x")
 
 
 @pytest.mark.parametrize("argv, said", [
@@ -72,9 +72,9 @@ def test_answers_that_a_run_dropped_are_dropped_here_too(tmp_path, capsys):
     flags = [*SHORT, "--drop_unfinished", "--steps", "1", "--mitigation", "inverse_logprob"]
     train.main([*flags, "--max_new_tokens", "30", "--out", str(tmp_path / "x")])
     settings = make_settings({"config": tmp_path / "x/config.json"})
-    tokens, weight, _ = preview.weighed(tmp_path / "x", 1, settings)
-    assert not tokens.finished.all()
-    assert_like_training(weight, tokens, tmp_path / "x")
+    rollouts, weight, _ = preview.weighed(tmp_path / "x", 1, settings)
+    assert not rollouts.finished.all()
+    assert_like_training(weight, rollouts, tmp_path / "x")
     train.main([*flags, "--max_new_tokens", "5", "--out", str(tmp_path / "y")])
     preview.main([str(tmp_path / "y")])  # nothing was finished
     assert "40 tokens" in capsys.readouterr().out
@@ -82,12 +82,12 @@ def test_answers_that_a_run_dropped_are_dropped_here_too(tmp_path, capsys):
 
 def test_the_choice_of_answers_begins_where_they_differ(policy):
     """The best and the worst of each group, and one of those that are all alike."""
-    tokens = spoken(policy)
-    assert tokens.reward.tolist() == pytest.approx([1.1, 0.1, 0.0, 0.0, 0.0, 1.1])
-    assert preview.choose_answers(tokens, 9) == [0, 2, 5, 4]
-    assert preview.choose_answers(tokens, 1) == [0]
+    rollouts = spoken(policy)
+    assert rollouts.reward.tolist() == pytest.approx([1.1, 0.1, 0.0, 0.0, 0.0, 1.1])
+    assert preview.choose_answers(rollouts, 9) == [0, 2, 5, 4]
+    assert preview.choose_answers(rollouts, 1) == [0]
     reward = torch.tensor([0.1, 0.1, 0.1, 0.0, 0.0, 1.1])
-    alike = dataclasses.replace(tokens, scores={"reward": reward})
+    alike = dataclasses.replace(rollouts, scores={"reward": reward})
     assert preview.choose_answers(alike, 9) == [5, 4, 0]
 
 
