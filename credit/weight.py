@@ -7,7 +7,7 @@ import torch
 
 from engine.rollouts import Rollouts
 from grpo import rescaling
-from harness.own_code import call_method, joined, metrics_of, place_of, refuse_tokens
+from harness.own_code import call_method, joined, metrics_of, refuse_tokens
 
 SIGNED = " (credit with a sign is an advantage: see docs/weightings.md)"
 
@@ -22,7 +22,7 @@ def token_weight(chosen, name: str, tokens: Rollouts, policy=None, rescale: str 
         return torch.zeros_like(tokens.log_prob), nothing
     whose, note = f"the mitigation {name}", None
     weight = call_method(chosen, whose, tokens, policy)
-    refuse_tokens(weight < 0, tokens.mask, f"{place_of(chosen)}{whose} is negative", hint=SIGNED)
+    refuse_tokens(weight < 0, tokens.mask, f"{whose} is negative", hint=SIGNED)
     if not weight.any():
         weight, note = tokens.mask.float(), "all weights were 0: every token gets 1"
     if placebo == "weights":

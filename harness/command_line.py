@@ -17,11 +17,10 @@ from harness.files import is_file, is_there, read_json
 from harness.flags import (Flag, Parser, add_flag, describe, fields_as_flags,
                            parameters_as_flags, shortened, some_text)
 from harness.run import Run
-from harness.settings import (EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, choice_flags,
-                              flags_of, make_settings, read_files)
+from harness.settings import (EVALUATED, METHODS, OPTIONS, POLICY, PROBLEMS, Settings,
+                              choice_flags, make_settings, read_files)
 from harness.tasks import load_task
 
-METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 RESERVED = (  # names that no other flag can have
     "resume", "continue", "config", "help", "own")
 FIRST_DAY = (  # what --help lists
@@ -91,11 +90,9 @@ def read_flags(argv: list[str]) -> dict:
     if topic is not None:
         print(help_about(topic, defaults))
         raise SystemExit(0)
+    for axis, choices in METHODS.items():
+        choices.get(defaults.get(axis))  # the files of the chosen methods are imported now
     given, unknown = make_parser(defaults).parse(argv)
-    if unknown:  # flags of the chosen methods, say, whose files are imported now
-        for axis, choices in METHODS.items():
-            choices.get((defaults | given).get(axis))
-        given, unknown = make_parser(defaults).parse(argv)
     if unknown:  # a flag of another method, or a mistake: with all of them imported it is told
         from harness.hints import about_unknown
         choice_flags()
@@ -114,10 +111,10 @@ def help_about(topic: str, defaults: dict) -> str:
 
 
 def defaults_of(argv: list[str]) -> dict:
-    """What the files that were named set: the task, on which depends what other flags there are,
-    and what --help shows in place of the defaults of the settings."""
+    """What the files that were named set, and what names flags of its own: on these depends which
+    flags there are, and what --help shows in place of the defaults of the settings."""
     parser = Parser(usage="", add_help=False)
-    for name in ("task", "model", "config", "resume"):
+    for name in ("task", "model", "config", "resume", *METHODS):
         parser.add_argument(f"--{name}", type=some_text)
     parser.add_argument("-h", "--help", nargs="?", const="")
     given = vars(parser.parse_known_args(argv)[0])
@@ -132,20 +129,19 @@ def make_parser(defaults: dict, listed=()) -> Parser:
     """It reads every setting and the flags of the methods that are imported; its help lists these
     settings."""
     task, is_all = defaults["task"], listed is OPTIONS
-    epilog = describe_choices() if is_all else f"{choices_by_name()}\n{ABOUT_HELP}"
+    of_task = fields_as_flags(load_task(task))
     imported = [choices.loaded() for choices in METHODS.values()]
-    refuse_taken_names(task, imported)
+    refuse_taken_names(task, of_task, imported)
+    methods = describe_choices() if is_all else f"{choices_by_name()}\n{ABOUT_HELP}"
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
-                    "was given.", epilog=f"{epilog}\n\n{ABOUT_FILES}", add_help=False)
+                    "was given.", epilog=f"{methods}\n\n{ABOUT_FILES}", add_help=False)
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
-    for name, flag in OPTIONS.items():
+    for name, flag in (OPTIONS | of_task).items():
         flag = replace(flag, default=defaults.get(name, flag.default))
-        add_flag(topics[flag.topic], name, flag,
-                 describe_option(name, flag) if name in listed else SUPPRESS)
-    of_task = None if is_all or task != Settings.task else SUPPRESS  # None: described in full
-    for name, flag in fields_as_flags(load_task(task)).items():
-        flag = replace(flag, default=defaults.get(name, flag.default))
-        add_flag(topics[PROBLEMS], name, flag, of_task)
+        text = describe_option(name, flag) if name in listed else SUPPRESS
+        if name in of_task and (is_all or task != Settings.task):
+            text = describe(flag)
+        add_flag(topics[flag.topic or PROBLEMS], name, flag, text)
     for name, flag in choice_flags(*imported).items():
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
@@ -154,8 +150,8 @@ def make_parser(defaults: dict, listed=()) -> Parser:
 
 def describe_choices() -> str:
     """The choices of both lists with their flags, for --help."""
-    mitigations, advantages = ("\n".join(describe_choice(*choice) for choice in registry.items())
-                               for registry in (MITIGATIONS, ADVANTAGES))
+    mitigations, advantages = ("\n".join(describe_choice(*choice) for choice in choices.items())
+                               for choices in METHODS.values())
     return (f"choices of --mitigation, each with its own flags:\n{mitigations}\n\n"
             f"choices of --advantage:\n{advantages}")
 
@@ -173,19 +169,17 @@ def describe_choice(name: str, function) -> str:
 
 def choices_by_name() -> str:
     """The choices of both lists, without a word about them."""
-    return "".join(textwrap.fill(f"choices of --{axis}: {', '.join(registry)}", 95,
+    return "".join(textwrap.fill(f"choices of --{axis}: {', '.join(choices)}", 95,
                                  subsequent_indent="  ", break_long_words=False) + "\n\n"
-                   for axis, registry in METHODS.items())
+                   for axis, choices in METHODS.items())
 
 
 def describe_option(name: str, flag: Flag) -> str:
     """The help of a setting, with the condition under which it has an effect."""
-    if name in ("mitigation", "advantage"):  # their choices are listed below
+    if name in METHODS:  # their choices are listed below
         flag = replace(flag, choices=())
-    needs = ""
-    if flag.only and flag.only not in (POLICY, EVALUATED):
-        needs = f"; needs {flag.only[1].split(' (')[0]}"
-    return describe(flag) + needs
+    is_told = flag.only and flag.only not in (POLICY, EVALUATED)
+    return describe(flag) + (f"; needs {flag.only[1].split(' (')[0]}" if is_told else "")
 
 
 def add_resuming(group) -> None:
@@ -201,15 +195,14 @@ def add_resuming(group) -> None:
                        "GRPO-Zero; flags override them")
 
 
-def refuse_taken_names(task: str, methods: list[dict]) -> None:
+def refuse_taken_names(task: str, of_task: dict[str, Flag], methods: list[dict]) -> None:
     """Every flag has one meaning, whoever brings it."""
     taken = {*OPTIONS, *RESERVED}
-    fields = {name: f"field {name} of the Task in {task}"
-              for name in fields_as_flags(load_task(task))}
-    parameters = [{name: f"parameter {name} of {owners[0]}"
-                   for name, owners in flags_of(choices).items()} for choices in methods]
-    for names in (fields, *parameters):
-        for name in names:
+    brought = [{name: f"field {name} of the Task in {task}" for name in of_task}]
+    brought += [{name: f"parameter {name} of {owner}" for owner, function in choices.items()
+                 for name in parameters_as_flags(function)} for choices in methods]
+    for names in brought:
+        for name, whose in names.items():
             if name in taken:
-                raise UserError(f"the {names[name]} needs another name: --{name} is taken")
-        taken |= set(names)
+                raise UserError(f"the {whose} needs another name: --{name} is taken")
+        taken |= names.keys()

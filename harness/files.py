@@ -1,5 +1,6 @@
 """Reading and writing files: a full disk or a damaged file ends in one clear sentence, and what is
 written appears whole or not at all."""
+import difflib
 import hashlib
 import json
 import math
@@ -30,11 +31,6 @@ def find_folder(name: str) -> Path:
     return PROJECT / name if is_shipped else Path(name)
 
 
-def path_from_here(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if here in path.parents else path)
-
-
 def paths_in(folder: str | Path) -> list[Path]:
     """All that lies in a folder, in the order of the names; nothing if there is no folder."""
     try:
@@ -43,6 +39,16 @@ def paths_in(folder: str | Path) -> list[Path]:
         return []
     except OSError as error:
         raise UserError(f"cannot read {folder}: {error.strerror}") from None
+
+
+def did_you_mean(path: str | Path) -> str:
+    """What may be meant by a path that leads nowhere: runs/none-grpo-s0 by runs/none. Empty where
+    nothing beside it is called alike, or where there is something."""
+    path = Path(path)
+    beside = [] if is_there(path) else [found.name for found in paths_in(path.parent)]
+    longer = [name for name in beside if name.startswith(f"{path.name}-")]
+    near = longer or difflib.get_close_matches(path.name, beside, 1, 0.75)
+    return f", did you mean {path.parent / near[0]}?" if near else ""
 
 
 def read_json(path: Path) -> dict:

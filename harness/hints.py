@@ -1,11 +1,8 @@
 """What to type instead: what settings of other libraries are called here, what a path may mean."""
-import difflib
 import re
 import shlex
-from pathlib import Path
 
-from harness.files import find_folder, is_file, is_folder, is_there, paths_in
-from harness.flags import NEAR
+from harness.files import did_you_mean, find_folder, is_file, is_folder, is_there
 
 THEIR_NAMES = {  # of our flags, in TRL, verl and others
     "--learning_rate": "lr",
@@ -56,16 +53,6 @@ def about_unknown(argument: str) -> str:
     if is_file(find_folder(argument) / "config.json"):
         return f"{argument} needs a flag before it: --model for a model, --resume for a run"
     return ""
-
-
-def did_you_mean(path: str | Path) -> str:
-    """What may be meant by a path that leads nowhere: runs/none-grpo-s0 by runs/none. Empty where
-    nothing beside it is called alike, or where there is something."""
-    path = Path(path)
-    beside = [] if is_there(path) else [found.name for found in paths_in(path.parent)]
-    longer = [name for name in beside if name.startswith(f"{path.name}-")]
-    near = longer or difflib.get_close_matches(path.name, beside, 1, NEAR)
-    return f", did you mean {path.parent / near[0]}?" if near else ""
 
 
 def about_missing_model(name: str) -> str:

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import is_file, is_there, read_json, read_lines, sha256_of
+from harness.files import did_you_mean, is_file, is_there, read_json, read_lines, sha256_of
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
                     "shard")
@@ -43,7 +43,6 @@ def run_id_of(config: dict) -> str:
 def run_config(folder: Path) -> dict:
     """Read config.json of a run folder, and compare it with its run_id."""
     if not is_file(folder / "config.json"):
-        from harness.hints import did_you_mean
         raise UserError(f"{folder} is not a run folder: it has no config.json"
                         f"{did_you_mean(folder)}")
     config = read_json(folder / "config.json")

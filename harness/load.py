@@ -81,7 +81,7 @@ def make(function, values: dict, policy):
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
         raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
                         "resumed run would forget its state")
-    with own_code(function.__name__, function):
+    with own_code():
         return function(policy, **values)
 
 
@@ -164,10 +164,10 @@ class TrainerState:
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = optimizer_tensors(self.optimizer, self.parameters)
         for part, method in self.methods.items():
-            with own_code(f"the {part}'s state_dict", method):
+            with own_code():
                 state = getattr(method, "state_dict", dict)()
             expect(lambda: all(map(torch.is_tensor, state.values())), f"the {part}'s state_dict",
-                   method, "tensors by name", state)
+                   "tensors by name", state)
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
         return tensors

@@ -16,7 +16,6 @@ import torch
 
 from engine.errors import UserError
 from harness.files import PROJECT, find_folder, is_folder, paths_in, sha256_of
-from harness.settings import OPTIONS, Settings, flags_beside
 
 
 def provenance() -> dict:
@@ -31,16 +30,15 @@ def provenance() -> dict:
     return {"git_commit": commit, "versions": versions}
 
 
-def fingerprints(settings: Settings) -> dict[str, str]:
+def fingerprints(settings) -> dict[str, str]:
     """The fingerprint of every file or folder that a flag names, by the flag."""
     return {name: fingerprint(path) for name, path in given_paths(settings).items()}
 
 
-def given_paths(settings: Settings) -> dict[str, Path]:
+def given_paths(settings) -> dict[str, Path]:
     """The files and folders that flags name, by the flag."""
-    values = {**vars(settings), **settings.own}
-    flags = {**OPTIONS, **flags_beside(vars(settings))}
-    return {name: find_folder(values[name]) for name, flag in flags.items()
+    values = settings.to_json()
+    return {name: find_folder(values[name]) for name, flag in settings.flags.items()
             if flag.is_path and values[name] is not None}
 
 
@@ -54,7 +52,7 @@ def fingerprint(path: Path) -> str:
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
-def refuse_other_sources(before: dict[str, str], settings: Settings, names: set[str]) -> None:
+def refuse_other_sources(before: dict[str, str], settings, names: set[str]) -> None:
     """Stop if what one of these flags names was changed since the run began."""
     paths = given_paths(settings)
     for name in sorted(names & set(before) & set(paths)):

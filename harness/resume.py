@@ -14,7 +14,7 @@ from harness.progress import say
 from harness.provenance import refuse_other_sources
 from harness.run import Run
 from harness.run_folder import RunFolder, open_folder
-from harness.settings import OPTIONS, Settings, flags_beside, make_settings
+from harness.settings import Settings, make_settings
 
 
 def continued(settings: Settings, given: dict, may_continue: bool) -> Run:
@@ -73,8 +73,7 @@ def what_differs(settings: Settings) -> str:
     if not is_file(path):
         return " and is not a run folder:"
     # a run that is older than a setting was made with what is now its default
-    flags = OPTIONS | flags_beside(vars(settings))
-    defaults = {name: flag.default for name, flag in flags.items()}
+    defaults = {name: flag.default for name, flag in settings.flags.items()}
     config = defaults | read_json(path)
     wanted = settings.to_json()
     may_differ = {"out", *CHANGEABLE} - {"steps"}

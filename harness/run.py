@@ -23,7 +23,6 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.credit_file import step_of
 from harness.identity import CHANGEABLE, CHANGES_ROUNDING, run_id_of
-from harness.load import TrainerState
 from harness.progress import print_step, python_command, say, sparkline, tell_outcome
 from harness.provenance import fingerprints, provenance
 from harness.run_folder import RunFolder, open_folder
@@ -49,9 +48,9 @@ class Run:
         self.start = time.monotonic()
         self.cleanup = ExitStack()
 
-    def begin(self, policy: Policy, state: TrainerState) -> None:
-        """Make the folder, or read back the trainer's state; from here on Ctrl-C waits for the end
-        of a step."""
+    def begin(self, policy: Policy, state) -> None:
+        """Make the folder, or read back the trainer's state (TrainerState in harness/load.py); from
+        here on Ctrl-C waits for the end of a step."""
         self.policy, self.state = policy, state
         if self.folder is None:
             introduce(self.settings, policy)

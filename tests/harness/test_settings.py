@@ -101,7 +101,7 @@ def test_a_config_from_before_there_were_tasks_is_one_of_countdown(tmp_path, mod
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model):
     for values, words in (({"nonsense": 1}, "c.json has the unknown setting nonsense"),
                           ({"count": 4}, "c.json has the unknown setting count"),
-                          ({"task": []}, r"--task \[\] should be a text"),
+                          ({"task": []}, r"--task \[\]: there is no such module"),
                           ({"steps": 1.5}, "--steps 1.5 should be a whole number")):
         with pytest.raises(UserError, match=words):
             settings_of(["--model", model, "--config", write(tmp_path / "c.json", values)])
