@@ -52,7 +52,7 @@ def did_you_mean(path: str | Path) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """Read a JSON object; an error names the file and what is wrong with it."""
+    """A JSON object; an error names the file and what is wrong with it."""
     try:
         with reading(path) as file:
             return parse_object(file.read(), path)
@@ -61,8 +61,8 @@ def read_json(path: Path) -> dict:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read a JSONL file of objects. The last line may be cut off by a kill, and is left out then.
-    Any other broken line is an error."""
+    """A JSONL file of objects. The last line may be cut off by a kill, and is left out then; any
+    other broken line is an error."""
     objects = []
     for number, line in enumerate(lines_in(path), 1):
         try:
@@ -146,11 +146,9 @@ def sha256_of(path: Path) -> str:
 def append_line(path: Path, line: dict) -> None:
     """Append one JSON line. JSON has no NaN: an undefined number becomes null, and so does one
     that floats cannot hold."""
-    defined = {}
-    for name, value in line.items():
-        is_number = isinstance(value, (int, float))
-        defined[name] = None if is_number and not abs(value) <= sys.float_info.max else value
-    text = json.dumps(defined, allow_nan=False) + "\n"
+    undefined = [name for name, value in line.items()
+                 if isinstance(value, (int, float)) and not abs(value) <= sys.float_info.max]
+    text = json.dumps(line | dict.fromkeys(undefined), allow_nan=False) + "\n"
     with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write(text)
 
@@ -176,8 +174,7 @@ def whole_file(path: Path):
 
 @contextmanager
 def whole_folder(path: Path):
-    """Make a folder whole or not at all: `with` gives one to fill, and renames it to `path` at the
-    end. If something goes wrong, it is removed."""
+    """The same for a folder. An empty one in its place is replaced, any other is refused."""
     unfinished = unfinished_name(path)
     with writing(path):
         refuse_full_folder(path)
@@ -186,10 +183,9 @@ def whole_folder(path: Path):
         yield unfinished
         with writing(path):
             refuse_full_folder(path)
-            unfinished.rename(path)  # an empty folder in its place is replaced
-    except BaseException:
+            unfinished.rename(path)
+    finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def unfinished_name(path: Path) -> Path:
@@ -203,23 +199,16 @@ def refuse_full_folder(path: Path) -> None:
         raise UserError(f"{path} exists already")
 
 
-def lock_folder(path: Path) -> int | None:
+@contextmanager
+def locked(path: Path):
     """Lock a folder for this process, or fail with BlockingIOError. The lock goes with the process,
     and stays with the folder when that is renamed."""
-    if fcntl is None:
-        return None
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def let_go(descriptor: int | None) -> None:
-    """Give a lock back."""
-    if descriptor is not None:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
         os.close(descriptor)
 
 
@@ -235,5 +224,4 @@ def writing(path: Path):
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot write {path}: {reason}") from None
+        raise UserError(f"cannot write {path}: {getattr(error, 'strerror', 0) or error}") from None

@@ -36,20 +36,15 @@ THEIR_NAMES = {  # of our flags, in TRL, verl and others
 HINTS = {name: flag for flag, names in THEIR_NAMES.items() for name in names.split()}
 
 
-def hint_for(argument: str) -> str:
-    """What a setting of another library is called here; empty if it is not in HINTS. Of a name
-    with points, as verl's actor_rollout_ref.rollout.n=8, the longest known ending counts."""
-    name = argument.partition("=")[0].lstrip("-+")
+def about_unknown(argument: str) -> str:
+    """A sentence about something typed that is no flag here; empty if there is nothing to say. Of a
+    name with points, as verl's actor_rollout_ref.rollout.n=8, the longest known ending counts."""
+    typed = argument.partition("=")[0]
+    name = typed.lstrip("-+")
     while name and name not in HINTS:
         name = name.partition(".")[2]
-    return HINTS.get(name, "")
-
-
-def about_unknown(argument: str) -> str:
-    """A sentence about something typed that is no flag here; empty if there is nothing to say."""
-    hint = hint_for(argument)
-    if hint:
-        return f"{argument.partition('=')[0]} is called {hint} here (--help lists the flags)"
+    if name:
+        return f"{typed} is called {HINTS[name]} here (--help lists the flags)"
     if is_file(find_folder(argument) / "config.json"):
         return f"{argument} needs a flag before it: --model for a model, --resume for a run"
     return ""

@@ -153,8 +153,8 @@ def tell_outcome(run) -> None:
         return
     path, s = run.folder.path, run.settings
     lines = read_lines(path / "evaluations.jsonl") if s.eval_every else []
-    sampled, greedy = ([line for line in lines if line["mode"] == mode]
-                       for mode in ("sampled", "greedy"))
+    sampled = [line for line in lines if line["mode"] == "sampled"]
+    greedy = [line for line in lines if line["mode"] == "greedy"]
     since = f" since step {run.done}" if run.done else ""
     minutes, seconds = divmod(round(time.monotonic() - run.start), 60)
     took = (f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s") + since

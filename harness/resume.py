@@ -20,10 +20,9 @@ from harness.settings import Settings, make_settings
 def continued(settings: Settings, given: dict, may_continue: bool) -> Run:
     """The run that is in the folder of these settings, if it is the one and may be gone on with."""
     difference = what_differs(settings)
-    if may_continue and not difference:
-        given = {name: value for name, value in given.items() if name in CHANGEABLE}
-        return resumed(settings.folder, given)
-    refuse_to_overwrite(settings.folder, difference)
+    if difference or not may_continue:
+        refuse_to_overwrite(settings.folder, difference)
+    return resumed(settings.folder, {name: given[name] for name in CHANGEABLE if name in given})
 
 
 def resumed(path: Path, given: dict) -> Run:
@@ -77,12 +76,10 @@ def what_differs(settings: Settings) -> str:
     config = defaults | read_json(path)
     wanted = settings.to_json()
     may_differ = {"out", *CHANGEABLE} - {"steps"}
-    different = [name for name in wanted
-                 if config[name] != wanted[name] and name not in may_differ]
-    if not different:
-        return ""
-    name = different[0]
-    return f", with {name} {config[name]} instead of {wanted[name]}:"
+    for name in wanted:
+        if config[name] != wanted[name] and name not in may_differ:
+            return f", with {name} {config[name]} instead of {wanted[name]}:"
+    return ""
 
 
 def refuse_to_overwrite(folder: Path, difference: str) -> None:

@@ -9,7 +9,8 @@ import train
 from conftest import ROOT
 from engine.errors import UserError
 from harness.command_line import read_flags
-from harness.hints import HINTS, about_missing_model, did_you_mean, hint_for
+from harness.files import did_you_mean
+from harness.hints import HINTS, about_missing_model, about_unknown
 from harness.settings import OPTIONS, choice_flags, make_settings
 
 
@@ -38,7 +39,7 @@ def test_the_table_of_names_holds_no_flag_and_tells_only_flags():
 
 
 def test_other_unknown_arguments_are_no_names_of_other_libraries():
-    assert hint_for("--lerning_rate") == hint_for("stray") == hint_for("--") == hint_for("=") == ""
+    assert [about_unknown(typed) for typed in ("--lerning_rate", "stray", "--", "=")] == [""] * 4
     assert said_of("n") == "unknown argument n"
 
 
