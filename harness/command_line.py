@@ -21,8 +21,6 @@ from harness.settings import (EVALUATED, METHODS, OPTIONS, POLICY, PROBLEMS, Set
                               choice_flags, make_settings, read_files)
 from harness.tasks import load_task
 
-RESERVED = (  # names that no other flag can have
-    "resume", "continue", "config", "help", "own")
 FIRST_DAY = (  # what --help lists
     "model", "device", "task", "mitigation", "rescale", "advantage", "loss", "kl", "steps",
     "questions", "answers", "max_new_tokens", "temperature", "learning_rate", "seed", "eval_every",
@@ -127,22 +125,20 @@ def defaults_of(argv: list[str]) -> dict:
 
 def make_parser(defaults: dict, listed=()) -> Parser:
     """It reads every setting and the flags of the methods that are imported; its help lists these
-    settings."""
+    settings. Of two flags of one name, whoever brings them, argparse says that they conflict."""
     task, is_all = defaults["task"], listed is OPTIONS
     of_task = fields_as_flags(load_task(task))
-    imported = [choices.loaded() for choices in METHODS.values()]
-    refuse_taken_names(task, of_task, imported)
     methods = describe_choices() if is_all else f"{choices_by_name()}\n{ABOUT_HELP}"
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
                     "was given.", epilog=f"{methods}\n\n{ABOUT_FILES}", add_help=False)
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
-    for name, flag in (OPTIONS | of_task).items():
+    for name, flag in (*OPTIONS.items(), *of_task.items()):
         flag = replace(flag, default=defaults.get(name, flag.default))
         text = describe_option(name, flag) if name in listed else SUPPRESS
         if name in of_task and (is_all or task != Settings.task):
             text = describe(flag)
         add_flag(topics[flag.topic or PROBLEMS], name, flag, text)
-    for name, flag in choice_flags(*imported).items():
+    for name, flag in choice_flags(*(choices.loaded() for choices in METHODS.values())).items():
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
     return parser
@@ -193,16 +189,3 @@ def add_resuming(group) -> None:
     group.add_argument("--config", metavar="FILE", type=some_text,
                        help="take the settings of a run's config.json, or of a YAML file of "
                        "GRPO-Zero; flags override them")
-
-
-def refuse_taken_names(task: str, of_task: dict[str, Flag], methods: list[dict]) -> None:
-    """Every flag has one meaning, whoever brings it."""
-    taken = {*OPTIONS, *RESERVED}
-    brought = [{name: f"field {name} of the Task in {task}" for name in of_task}]
-    brought += [{name: f"parameter {name} of {owner}" for owner, function in choices.items()
-                 for name in parameters_as_flags(function)} for choices in methods]
-    for names in brought:
-        for name, whose in names.items():
-            if name in taken:
-                raise UserError(f"the {whose} needs another name: --{name} is taken")
-        taken |= names.keys()

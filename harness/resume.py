@@ -9,9 +9,8 @@ from engine.errors import UserError
 from harness.credit_file import checkpoint_folders, step_of
 from harness.files import is_file, paths_in, read_json
 from harness.identity import (CHANGEABLE, check_seal, missing_evaluations, refuse_gaps,
-                              run_config)
+                              refuse_other_sources, run_config)
 from harness.progress import say
-from harness.provenance import refuse_other_sources
 from harness.run import Run
 from harness.run_folder import RunFolder, open_folder
 from harness.settings import Settings, make_settings
@@ -27,7 +26,9 @@ def continued(settings: Settings, given: dict, may_continue: bool) -> Run:
 
 def resumed(path: Path, given: dict) -> Run:
     """The run of a folder. `given` are the flags typed now; few may be changed."""
-    refuse_changes(given)
+    for name in sorted(set(given) - set(CHANGEABLE)):
+        flags = ", ".join(f"--{name}" for name in CHANGEABLE)
+        raise UserError(f"--{name} cannot be changed in a resumed run, only {flags} can")
     config = run_config(path)
     for name in ("steps", "checkpoint_every"):
         config.setdefault(name, getattr(Settings, name))
@@ -55,14 +56,6 @@ def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
     say(f"going on after step {run.done}" if run.done else
         "no checkpoint yet: starting again at step 1")
     return run
-
-
-def refuse_changes(given: dict) -> None:
-    """Stop if a flag was typed that cannot be changed in a resumed run."""
-    fixed = sorted(set(given) - set(CHANGEABLE))
-    if fixed:
-        flags = ", ".join(f"--{name}" for name in CHANGEABLE)
-        raise UserError(f"--{fixed[0]} cannot be changed in a resumed run, only {flags} can")
 
 
 def what_differs(settings: Settings) -> str:

@@ -79,8 +79,10 @@ class RunFolder:
     def truncate(self, step: int) -> None:
         """Remove what a stopped run wrote past its last checkpoint: it will be written again."""
         with writing(self.path):
-            for name in LOGS:
-                self.shorten(name, step)
+            for name in filter(lambda name: is_there(self.path / name), LOGS):
+                texts = zip(lines_in(self.path / name), self.lines(name))
+                kept = [text.rstrip("\n") + "\n" for text, line in texts if line["step"] <= step]
+                self.replace(name, "".join(kept))  # letter for letter
             for path in paths_in(self.path / "credit"):
                 without_rank = path.with_stem(path.stem.partition("_rank")[0])
                 if path.suffix == ".npz" and (step_of(without_rank) or 0) > step:
@@ -89,14 +91,6 @@ class RunFolder:
                 for path in paths_in(self.path / folder):
                     if path.name.startswith((".", "step_")) and path.suffix == ".tmp":
                         shutil.rmtree(path) if is_folder(path) else path.unlink()
-
-    def shorten(self, name: str, step: int) -> None:
-        """Keep the lines up to this step, letter for letter."""
-        if is_there(self.path / name):
-            texts = lines_in(self.path / name)
-            kept = [text.rstrip("\n") + "\n" for text, line in zip(texts, self.lines(name))
-                    if line["step"] <= step]
-            self.replace(name, "".join(kept))
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
                         source: Path, state: dict[str, torch.Tensor]) -> None:

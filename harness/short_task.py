@@ -38,12 +38,12 @@ class ShortTask:
         vars(self).update({name: getattr(module, name) for name in METHODS
                            if callable(getattr(module, name, None))})
         self.reward = f"reward of {module.__name__}"
-        self.to_train, self.to_test = self.split(module.problems)
+        self.to_train, self.to_test = self.split(module.__name__, module.problems)
 
-    def split(self, problems) -> tuple[list, list]:
+    def split(self, name: str, problems: list) -> tuple[list, list]:
         """A fifth is held out, chosen by a hash of the prompt, so that it is the same in every run
         and program. A prompt that occurs twice counts once."""
-        name, by_prompt = self.module.__name__, {}
+        by_prompt = {}
         if not isinstance(problems, (list, tuple)):
             raise UserError(f"{name}: `problems` should be a list, got {brief(problems)}")
         for number, problem in enumerate(problems):

@@ -94,10 +94,6 @@ class CheckedTask:
         return problems
 
 
-def are_problems(problems, *asked) -> bool:
-    return isinstance(problems, (list, tuple)) and len(problems) > 0
-
-
 def are_labels(labels, pieces: list[bytes]) -> bool:
     sections, kinds = labels
     return all(len(codes) == len(pieces) and all(code in range(len(names)) for code in codes)
@@ -111,10 +107,6 @@ def is_score(score, problem, response: str) -> bool:
     return is_finite and set(PARTS) <= set(score) and score["answer"] in (0, 1)
 
 
-def is_text(text, problem) -> bool:
-    return isinstance(text, str)
-
-
 def are_answers(answers, problem) -> bool:
     opening, right = answers
     are_texts = all(isinstance(text, str) and text for text in (opening, *right))
@@ -123,12 +115,9 @@ def are_answers(answers, problem) -> bool:
 
 EXPECTED = {  # of a method: in words, and a test of what it returned, with what it was asked
     "training_problems": ("a list of as many problems as it is asked for", lambda given, *asked:
-                          are_problems(given) and len(given) == asked[-1]),
+                          len(given) == asked[-1]),
     "held_out_problems": ("a list of problems, at least one and not more than it is asked for",
-                          lambda given, count: are_problems(given) and len(given) <= count),
-    "extreme_problems": ("a list of problems", are_problems),
-    "prompt_for": ("a text", is_text),
-    "show": ("a text", is_text),
+                          lambda given, count: 1 <= len(given) <= count),
     "score": (f"finite numbers by name, {', '.join(PARTS)} among them; answer counts as success: "
               "1 or 0", is_score),
     "label": (f"two lists with a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "

@@ -27,7 +27,7 @@ from engine.forward import Forward, response_log_probs
 from engine.policy import Policy, derived_seed
 from harness.load import load_policy
 from harness.progress import show_status
-from harness.provenance import provenance
+from harness.identity import provenance
 from engine.rollouts import Rollouts
 from harness.run_name import path_part
 from harness.settings import make_settings
