@@ -69,16 +69,15 @@ def where_to_look(error: NotFinite, run: Run) -> str:
     s, steps = run.settings, run.folder.last_step()
     if steps == 0 and isinstance(error, BrokenModel):
         return f"{error}, in the first step. Is {run.policy.folder} a sound model?"
-    own = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
-    is_own = isinstance(error, NotFiniteCredit)  # of finite numbers: no rate is too large
-    values = own if is_own else {"learning_rate": s.learning_rate, **own}
-    flags = ", ".join(["its line and what it divides by"] * is_own + [
-        f"--{name} {value:g}" for name, value in values.items() if isinstance(value, float)])
+    values = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
+    flags = [f"--{name} {value:g}" for name, value in values.items() if isinstance(value, float)]
+    first = ("what it divides by" if isinstance(error, NotFiniteCredit) else  # no rate is too large
+             f"--learning_rate {s.learning_rate:g}")
     checkpoints = run.folder.checkpoints()
     way_on = (f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
               if checkpoints else "there is no checkpoint from before")
-    return (f"{error}, in step {run.step}. The last step on record is {steps}. Look at {flags}; "
-            f"{way_on}")
+    return (f"{error}, in step {run.step}. The last step on record is {steps}. Look at "
+            f"{', '.join([first, *flags])}; {way_on}")
 
 
 def read_flags(argv: list[str]) -> dict:

@@ -49,16 +49,15 @@ def read_earlier_settings(path: Path) -> dict:
     if "data" in settings:  # a folder of parquet files there, a file of JSON lines beside it here
         settings["data"] = f"{str(settings['data']).rstrip('/')}.jsonl"
     if "answers" in settings:
-        settings["answers"] = answers_to_each(path, **settings)
+        answers, questions = settings["answers"], settings.get("questions")
+        try:
+            settings["answers"], left = divmod(answers, questions)
+        except (TypeError, ZeroDivisionError):
+            left = answers
+        if left:
+            raise UserError(f"{path}: training.batch_size {answers} should be a multiple of "
+                            f"num_questions_per_batch {questions}")
     return settings
-
-
-def answers_to_each(path: Path, answers, questions=None, **_) -> int:
-    are_counts = type(answers) is int and type(questions) is int and questions > 0
-    if not are_counts or answers % questions:
-        raise UserError(f"{path}: training.batch_size {answers} should be a multiple of "
-                        f"num_questions_per_batch {questions}")
-    return answers // questions
 
 
 def value_of(text: str):

@@ -86,9 +86,8 @@ def make(function, values: dict, policy):
 
 def make_advantage(s, policy):
     """The advantage that the settings choose: (rollouts, policy) -> (B, T)."""
-    if s.loss in LOSSES:
-        return make(LOSSES[s.loss], {}, policy)
-    return make(ADVANTAGES[s.advantage], s.flags_for(ADVANTAGES[s.advantage]), policy)
+    chosen = LOSSES[s.loss] if s.loss in LOSSES else ADVANTAGES[s.advantage]
+    return make(chosen, s.flags_for(chosen), policy)
 
 
 def make_mitigation(s, policy):
