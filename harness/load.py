@@ -28,8 +28,7 @@ from qwen2_model import Qwen2
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
-    """The policy of these settings. `checkpoint` is loaded instead of --model where a run is
-    resumed."""
+    """The policy; `checkpoint` is loaded instead of --model where a run is resumed."""
     device = device_of(s)
     if s.questions < processes.count():
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
@@ -57,7 +56,7 @@ def load_model(s: Settings, folder: Path, device) -> Qwen2:
 
 
 def load_optimizer(s: Settings, policy: Policy) -> AdamW:
-    """AdamW for the policy's parameters. With --offload_optimizer the model is moved here."""
+    """AdamW. With --offload_optimizer the model is moved to its device here."""
     return make_optimizer(policy.model, s.learning_rate, s.weight_decay, s.offload_optimizer,
                           device_of(s))
 

@@ -47,7 +47,7 @@ def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
     checkpoints = folder.checkpoints()
     run = Run(settings, folder, config, checkpoints[-1] if checkpoints else None)
     if is_finished(folder, config, settings, run.done):
-        say(how_far(folder, config["steps"], run.done))
+        say(how_far(folder, config["steps"], max(run.done, folder.last_step())))
         run.is_finished = True
         return run
     if not run.checkpoint:
@@ -92,9 +92,8 @@ def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> 
 
 
 def how_far(run: RunFolder, steps: int, done: int) -> str:
-    """What to say of a run with nothing to do. It is to have `steps` steps, and its last checkpoint
-    is of step `done`. It may be unfinished, if --steps asks for no more than is done."""
-    done = max(done, run.last_step())
+    """What to say of a run with nothing to do. It may be unfinished, if --steps asks for no more
+    than is done."""
     if done < steps:
         return (f"{run.path} has {done} of its {steps} steps, and no more were asked for (without "
                 f"--steps it goes on to {steps})")
@@ -107,7 +106,7 @@ def refuse_to_erase(run: RunFolder, config: dict) -> None:
     steps = run.last_step()
     first_due = config["checkpoint_every"]  # of the run so far, whatever is typed now
     if steps > first_due:
-        why = "--checkpoint_every is 0" if not first_due else "they were removed"
+        why = "they were removed" if first_due else "--checkpoint_every is 0"
         raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "
                         f"from ({why}). Remove it, or name another folder with --out")
 

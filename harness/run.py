@@ -160,11 +160,10 @@ def introduce(s: Settings, policy: Policy) -> None:
 
 
 def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
-    """Write the settings that are changed into config.json. Print a note of what may change
-    results."""
-    values = {name: getattr(settings, name) for name in CHANGEABLE}
-    values["threads"] = torch.get_num_threads()
-    changes = {name: value for name, value in values.items() if config.get(name, value) != value}
+    """Write what is changed into config.json, and print a note of what may change results."""
+    values = settings.to_json() | {"threads": torch.get_num_threads()}
+    changes = {name: values[name] for name in CHANGEABLE
+               if config.get(name, values[name]) != values[name]}
     if changes:
         run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
     flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]

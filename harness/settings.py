@@ -173,8 +173,7 @@ class Settings:
 
     @property
     def flags(self) -> dict[str, Flag]:
-        """All that have a value here: also those of its task, mitigation and advantage."""
-        return OPTIONS | flags_beside(vars(self))
+        return flags_beside(vars(self))
 
     def flags_for(self, function) -> dict:
         """The values of the flags that a mitigation or an advantage brings."""
@@ -218,8 +217,10 @@ def make_settings(given: dict) -> Settings:
     check_values(values, OPTIONS)
     drop_what_has_no_effect(values, OPTIONS, given)
     settle(values, given)
-    flags = OPTIONS | flags_beside(values)
-    refuse_flags_of_others(values, flags, given)
+    flags = flags_beside(values)
+    for name in given:
+        if name not in flags:
+            refuse_flag_of_another(name, values)
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
     drop_what_has_no_effect(values, flags, given)
@@ -269,20 +270,19 @@ def without_other_choices(values: dict, chosen: dict) -> dict:
 
 
 def flags_beside(values: dict) -> dict[str, Flag]:
-    """The flags that the chosen task, mitigation and advantage bring."""
-    return {**fields_as_flags(load_task(values["task"])),
+    """All settings, and the flags that the chosen task, mitigation and advantage bring."""
+    return {**OPTIONS, **fields_as_flags(load_task(values["task"])),
             **parameters_as_flags(MITIGATIONS[values["mitigation"]]),
             **parameters_as_flags(ADVANTAGES[values["advantage"]])}
 
 
-def refuse_flags_of_others(values: dict, flags: dict[str, Flag], given: dict) -> None:
-    """Stop if a flag was typed that belongs to another task, mitigation or advantage."""
-    for name in [name for name in given if name not in flags]:
-        owners = owners_of(name)
-        if not owners:
-            raise UserError(f"--{name} is no flag of --task {values['task']}")
-        axis = "mitigation" if owners[0] in MITIGATIONS else "advantage"
-        raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is {values[axis]}")
+def refuse_flag_of_another(name: str, values: dict) -> None:
+    """Stop: it was typed, and belongs to another task, mitigation or advantage."""
+    owners = owners_of(name)
+    if not owners:
+        raise UserError(f"--{name} is no flag of --task {values['task']}")
+    axis = "mitigation" if owners[0] in MITIGATIONS else "advantage"
+    raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is {values[axis]}")
 
 
 def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:
