@@ -10,7 +10,7 @@ by side.
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import is_there, lines_in, parse_json
+from harness.files import parse_json, reading
 
 NAMES = {  # there -> here; None for what changes nothing here: folders, a limit never applied
     "model.pretrained_model_path": "model", "model.device": "device", "model.dtype": "dtype",
@@ -31,10 +31,10 @@ NAMES = {  # there -> here; None for what changes nothing here: folders, a limit
 
 def read_earlier_settings(path: Path) -> dict:
     """Their values under the names they have here, and the prompt that went without saying."""
-    if not is_there(path):
-        raise UserError(f"{path} does not exist")
     settings, section = {"prompt": "original"}, ""
-    for number, line in enumerate(lines_in(path), 1):
+    with reading(path) as file:
+        lines = file.readlines()
+    for number, line in enumerate(lines, 1):
         name, _, value = line.partition("#")[0].strip().partition(":")
         if name and not line.startswith(" ") and not value:
             section = name

@@ -53,11 +53,8 @@ def did_you_mean(path: str | Path) -> str:
 
 def read_json(path: Path) -> dict:
     """A JSON object; an error names the file and what is wrong with it."""
-    try:
-        with reading(path) as file:
-            return parse_object(file.read(), path)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
+    with reading(path) as file:
+        return parse_object(file.read(), path)
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -75,11 +72,9 @@ def read_lines(path: Path) -> list[dict]:
 
 def lines_in(path: Path) -> Iterator[str]:
     """The lines of a text file, none if there is no file."""
-    try:
+    if is_there(path):
         with reading(path) as file:
             yield from file
-    except FileNotFoundError:
-        return
 
 
 def parse_object(text: str, where: str | Path) -> dict:
@@ -109,38 +104,34 @@ def finite(text: str) -> float:
 
 
 @contextmanager
-def reading(path: Path, encoding: str = "utf-8"):
-    """Open a text file. FileNotFoundError is left to the caller, any other reason why it cannot be
-    read becomes one sentence. A pipe or a device is refused, because it might never end."""
+def reading(path: Path, mode: str = "r", encoding: str | None = "utf-8"):
+    """Open a file. Whatever is the reason why it cannot be read becomes one sentence. A pipe or a
+    device is refused, because it might never end."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             reason = "Is a directory" if is_folder(path) else "Not a regular file"
             raise UserError(f"cannot read {path}: {reason}")
-        with open(path, encoding=encoding) as file:
+        with open(path, mode, encoding=encoding) as file:
             yield file
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text") from None
-    except FileNotFoundError:
-        raise
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {str(path)[:200]}: {error.strerror}") from None
 
 
-def read_given(name: str, parse):
-    """What `parse` makes of a file that a person brings."""
-    try:
-        with reading(find_folder(name), "utf-8-sig") as file:
-            return parse(file)
-    except FileNotFoundError:
-        raise UserError(f"cannot read {name[:200]}: there is no such file") from None
+def read_given(name: str, what: str, parse) -> list:
+    """What `parse(line, where)` makes of each line of a file that a person brings."""
+    with reading(find_folder(name), encoding="utf-8-sig") as file:
+        found = [parse(line.strip(), f"{name}, line {number}")
+                 for number, line in enumerate(file, 1) if line.strip()]
+    if not found:
+        raise UserError(f"{name} holds no {what}")
+    return found
 
 
 def sha256_of(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    with reading(path, "rb", encoding=None) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def append_line(path: Path, line: dict) -> None:

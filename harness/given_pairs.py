@@ -38,11 +38,8 @@ class GivenPairs:
         if not hasattr(policy.task, "read"):
             raise UserError(f"--pairs: --task {policy.settings.task} has no method read, which "
                             "makes a problem of a text")
-        self.pairs = read_given(name, lambda file: [
-            parse_pair(line, f"{name}, line {number}", policy)
-            for number, line in enumerate(file, 1) if line.strip()])
-        if not self.pairs:
-            raise UserError(f"{name} holds no pairs")
+        self.pairs = read_given(name, "pairs",
+                                lambda line, where: parse_pair(line, where, policy))
 
     def sample(self, *_) -> Rollouts:
         """--questions of the pairs, whatever the problems: they follow from seed and step alone.
@@ -71,7 +68,7 @@ def parse_pair(line: str, where: str, policy) -> Pair:
         raw = parse_json(line)
         problem_text, better, worse = [raw[key] for key in KEYS if raw[key].strip()]
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise UserError(f"{where}: {EXPECTED}, got {line.strip()[:80]!r}") from None
+        raise UserError(f"{where}: {EXPECTED}, got {line[:80]!r}") from None
     try:
         problem = policy.task.read(problem_text.split())
         prompt = encode_prompt(policy.tokenizer, policy.task.prompt_for(problem), problem_text)

@@ -332,7 +332,7 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
      (["--steps", "many"], "invalid int value"),
      (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
      (["--data", "nothing.jsonl"], "cannot read nothing.jsonl"),
-     (["--config", "nothing.json"], "nothing.json does not exist"),
+     (["--config", "nothing.json"], "cannot read nothing.json: No such file"),
      (["--max_new_tokens", "5000"], "and the answer exceed the 1024"),
      (["--max_number", "500"], "cannot spell"),
      (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem"),

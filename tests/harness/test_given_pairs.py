@@ -66,7 +66,7 @@ def test_a_bad_line_is_named(policy, tmp_path, line, said):
 
 def test_files_that_hold_no_pairs(policy, tmp_path):
     for name, said in ((written(tmp_path / "empty.jsonl"), "holds no pairs"),
-                       ("nowhere.jsonl", "cannot read nowhere.jsonl: there is no such file")):
+                       ("nowhere.jsonl", "cannot read nowhere.jsonl: No such file")):
         with pytest.raises(UserError, match=said):
             GivenPairs(name, policy)
     of_another = SimpleNamespace(task=None, settings=SimpleNamespace(task="some_task"))
