@@ -86,13 +86,6 @@ def test_a_run_that_never_keeps_checkpoints_is_not_erased_either(finished, tmp_p
     assert "a record of 4 steps" in said and "(--checkpoint_every is 0)" in said
 
 
-def test_steps_before_the_first_checkpoint_are_made_again(finished, stopped):
-    shutil.rmtree(stopped / "checkpoints")
-    cut(stopped / "metrics.jsonl", 2)
-    assert "starting again at step 1" in run("--resume", stopped).stdout
-    assert_same_run(finished, stopped)
-
-
 def test_a_run_that_was_stopped_is_not_called_finished(stopped):
     said = run("--resume", stopped, "--steps", 1).stdout
     assert "has 3 of its 4 steps, and no more were asked for" in said and "finished" not in said

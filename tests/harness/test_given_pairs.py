@@ -74,15 +74,6 @@ def test_files_that_hold_no_pairs(policy, tmp_path):
         GivenPairs("nowhere.jsonl", of_another)
 
 
-@pytest.mark.parametrize("argv, said", [
-    ([], "--pairs has no effect without --loss dpo"),
-    (["--loss", "dpo", "--answers", "4"], "--answers 4 has no effect on --pairs: it has two")])
-def test_flags_beside_pairs(tmp_path, argv, said):
-    path = written(tmp_path / "pairs.jsonl", PAIR)
-    with pytest.raises(UserError, match=said):
-        train.main(["--pairs", path, *argv, "--out", str(tmp_path / "x")])
-
-
 def test_training_on_pairs_goes_on_as_if_never_stopped(tmp_path):
     """The better answer gains on the worse one, whatever the rewards; what pulls is on record."""
     flags = [flag for flag in SHORT if flag not in ("--answers", "4")]

@@ -4,6 +4,7 @@ import re
 import sys
 from argparse import ArgumentError
 
+import numpy as np
 import pytest
 import torch
 
@@ -189,24 +190,19 @@ def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
 
 def test_an_advantage_of_ones_own_is_a_choice_with_flags_from_the_command_to_the_record(
         learner, tmp_path, monkeypatch, own_choices):
-    strengths = []
-
     @advantage
     def mine(tokens, *, strength: Positive = 1.0):
-        """Only the first token."""
-        strengths.append(strength)
-        credit = torch.zeros_like(tokens.log_prob)
-        credit[:, 0] = strength * (tokens.reward - tokens.reward.mean())
-        return credit
+        return torch.full_like(tokens.log_prob, strength)
 
     monkeypatch.chdir(tmp_path)
     argv = ["--model", str(learner), "--advantage", "mine", "--strength", "2", "--steps", "1",
             "--eval_every", "0", "--checkpoint_every", "0"]
     train.main(argv)
-    assert strengths == [2.0]
     [folder] = tmp_path.glob("runs/learner*-none-mine-strength2.0-steps1-eval_every0-s0")
     config = json.loads((folder / "config.json").read_text())
     assert (config["advantage"], config["strength"]) == ("mine", 2.0) and "gamma" not in config
+    with np.load(folder / "credit/step_000001.npz") as credit:
+        assert (credit["advantage"] == 2).all()
     assert what_differs(settings_of(argv)) == ""
     with pytest.raises(UserError, match="--strength belongs to mine, --advantage is grpo"):
         settings_of(["--strength", "2"])
@@ -239,6 +235,7 @@ def test_an_advantage_of_ones_own_is_a_choice_with_flags_from_the_command_to_the
     (["--loss", "dpo", "--kl", "0.1"], "--kl has no effect without --loss policy"),
     (["--loss", "dpo", "--rescale", "none"], "--rescale has no effect without --loss policy"),
     (["--loss", "dpo", "--epochs", "2"], "--epochs 2: --loss dpo has one update a batch"),
+    (["--pairs", "x.jsonl"], "--pairs has no effect without --loss dpo"),
     (["--loss", "dpo", "--pairs", "x.jsonl", "--answers", "4"], "has no effect on --pairs")])
 def test_a_flag_without_effect_is_refused_if_it_was_typed(argv, said):
     with pytest.raises(UserError) as error:

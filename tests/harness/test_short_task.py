@@ -72,11 +72,8 @@ def test_a_reward_is_a_finite_number(value, words):
         task_of(PROMPTS, lambda problem, text: value).score(PROMPTS[0], "a")
 
 
-def test_a_module_needs_both(monkeypatch, tmp_path):
+def test_the_task_of_a_module_is_made_once(monkeypatch, tmp_path):
     monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "half_a_task.py").write_text("problems = ['a', 'b']\n")
-    with pytest.raises(UserError, match="--task half_a_task: this module has neither `problems`"):
-        load_task("half_a_task")
     (tmp_path / "whole_task.py").write_text("problems = ['a', 'b']\nreward = len\n")
     assert load_task("whole_task") is load_task("whole_task")  # its flags are looked up by it
