@@ -37,13 +37,7 @@ work as well as underscores."""
 def open_run(argv: list[str]) -> Iterator[Run]:
     """The run that a command line asks for. What ends it is one sentence where the user can do
     something about it; a first step that failed leaves nothing in the way of the next attempt."""
-    given = read_flags(argv)
-    may_continue = given.pop("continue", False)
-    if "resume" in given:
-        from harness.resume import resumed
-        run = resumed(Path(given.pop("resume")), given)
-    else:
-        run = new_or_continued(given, may_continue)
+    run = asked_for(read_flags(argv))
     is_new = run.folder is None
     with run.cleanup:
         try:
@@ -56,7 +50,11 @@ def open_run(argv: list[str]) -> Iterator[Run]:
             raise error
 
 
-def new_or_continued(given: dict, may_continue: bool) -> Run:
+def asked_for(given: dict) -> Run:
+    may_continue = given.pop("continue", False)
+    if "resume" in given:
+        from harness.resume import resumed
+        return resumed(Path(given.pop("resume")), given)
     settings = make_settings(given)
     if not is_there(settings.folder):
         return Run(settings)
@@ -91,7 +89,7 @@ def read_flags(argv: list[str]) -> dict:
         choices.get(defaults.get(axis))  # the files of the chosen methods are imported now
     given, unknown = make_parser(defaults).parse(argv)
     if unknown:  # a flag of another method, or a mistake: with all of them imported it is told
-        from harness.hints import about_unknown
+        from harness.other_names import about_unknown
         choice_flags()
         given = make_parser(defaults).read(argv, about_unknown)
     return given

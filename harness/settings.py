@@ -208,7 +208,7 @@ def choice_flags(*lists: dict) -> dict[str, Flag]:
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
     if "model" in given and not is_there(find_folder(str(given["model"]))):
-        from harness.hints import about_missing_model
+        from harness.other_names import about_missing_model
         if sentence := about_missing_model(str(given["model"])):
             raise UserError(sentence)
     recipe, config = read_files(given)
@@ -245,7 +245,7 @@ def read_values(path: Path, left_out: tuple = ()) -> dict:
     """The settings in a file, which may hold the entries in `left_out` as well."""
     read = read_json
     if path.suffix in (".yaml", ".yml"):
-        from harness.earlier_settings import read_earlier_settings as read
+        from harness.other_names import read_earlier_settings as read
     values = {name: value for name, value in read(path).items() if name not in left_out}
     known = OPTIONS | fields_as_flags(load_task(values.get("task", Settings.task)))
     for name in values:

@@ -4,7 +4,7 @@ import pytest
 from conftest import ROOT
 from engine.errors import UserError
 from harness.command_line import read_flags
-from harness.earlier_settings import NAMES
+from harness.other_names import IN_FILES
 from harness.settings import OPTIONS, make_settings
 
 PUBLISHED = """\
@@ -73,7 +73,7 @@ def test_what_is_typed_wins_over_the_file(yaml):
 
 
 def test_every_name_is_one_of_a_setting():
-    ours = [name for name in NAMES.values() if name]
+    ours = [name for name in IN_FILES.values() if name]
     assert set(ours) <= {*OPTIONS, "data"} and len(set(ours)) == len(ours)
 
 

@@ -10,7 +10,7 @@ from conftest import ROOT
 from engine.errors import UserError
 from harness.command_line import read_flags
 from harness.files import did_you_mean
-from harness.hints import HINTS, about_missing_model, about_unknown
+from harness.other_names import HINTS, about_missing_model, about_unknown
 from harness.settings import OPTIONS, choice_flags, make_settings
 
 
