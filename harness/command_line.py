@@ -125,7 +125,8 @@ def make_parser(defaults: dict, listed=()) -> Parser:
     settings. Of two flags of one name, whoever brings them, argparse says that they conflict."""
     task, is_all = defaults["task"], listed is OPTIONS
     of_task = fields_as_flags(load_task(task))
-    methods = describe_choices() if is_all else f"{choices_by_name()}\n{ABOUT_HELP}"
+    methods = "\n\n".join(map(describe_choices if is_all else name_choices, METHODS))
+    methods += "" if is_all else f"\n\n\n{ABOUT_HELP}"
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
                     "was given.", epilog=f"{methods}\n\n{ABOUT_FILES}", add_help=False)
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
@@ -141,12 +142,16 @@ def make_parser(defaults: dict, listed=()) -> Parser:
     return parser
 
 
-def describe_choices() -> str:
-    """The choices of both lists with their flags, for --help."""
-    mitigations, advantages = ("\n".join(describe_choice(*choice) for choice in choices.items())
-                               for choices in METHODS.values())
-    return (f"choices of --mitigation, each with its own flags:\n{mitigations}\n\n"
-            f"choices of --advantage:\n{advantages}")
+def describe_choices(axis: str) -> str:
+    """The choices of a list, each with its own flags."""
+    own = ", each with its own flags" if axis == "mitigation" else ""
+    return "\n".join([f"choices of --{axis}{own}:",
+                      *(describe_choice(*choice) for choice in METHODS[axis].items())])
+
+
+def name_choices(axis: str) -> str:
+    return textwrap.fill(f"choices of --{axis}: {', '.join(METHODS[axis])}", 95,
+                         subsequent_indent="  ", break_long_words=False)
 
 
 def describe_choice(name: str, function) -> str:
@@ -158,13 +163,6 @@ def describe_choice(name: str, function) -> str:
         limits = "".join(f", {words} {limit:g}" for words, limit, _ in flag.limits())
         lines.append(f"  --{flag_name}{text} (default {flag.default}{limits})")
     return "\n".join(f"  {name if row == 0 else '':29s} {line}" for row, line in enumerate(lines))
-
-
-def choices_by_name() -> str:
-    """The choices of both lists, without a word about them."""
-    return "".join(textwrap.fill(f"choices of --{axis}: {', '.join(choices)}", 95,
-                                 subsequent_indent="  ", break_long_words=False) + "\n\n"
-                   for axis, choices in METHODS.items())
 
 
 def describe_option(name: str, flag: Flag) -> str:

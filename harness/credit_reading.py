@@ -72,7 +72,9 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
     parts = [read_file(path) for path in paths]
     run_id = run_id_on_record(run)
     for rank, (path, part) in enumerate(zip(paths, parts)):
-        found = take_origin(part)
+        found = {name: part.pop(name).squeeze().tolist() for name in ORIGIN if name in part}
+        if "run_id" in found:
+            found["run_id"] = bytes(found["run_id"]).hex()
         wanted = {"run_id": run_id, "step": step, "process": [rank, len(parts)]}
         if run_id is None:  # an older version may have left out any of them
             wanted = {name: wanted[name] for name in ("run_id", *found)}
@@ -84,34 +86,19 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def take_origin(part: dict[str, np.ndarray]) -> dict:
-    """Take out of the columns what the file says of its origin."""
-    found = {name: part.pop(name).tolist() for name in ORIGIN if name in part}
-    if "run_id" in found:
-        found["run_id"] = bytes(found["run_id"]).hex()
-    if "step" in found:
-        [found["step"]] = found["step"]
-    return found
-
-
 def read_file(path: Path) -> dict[str, np.ndarray]:
     """Read and check one credit file; an error names a broken one, or one of another program."""
     try:
-        columns = unpacked(path)
+        with zipfile.ZipFile(path) as file:  # each column to its end: then its checksum is compared
+            columns = {name.removesuffix(".npy"): np.load(io.BytesIO(file.read(name)),
+                                                          allow_pickle=False)
+                       for name in file.namelist()}
     except Exception as error:  # zipfile, zlib and numpy have a dozen kinds of it for damage
         if isinstance(error, OSError) and error.strerror:
             raise UserError(f"cannot read {path}: {error.strerror}") from None
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path} is not a credit file of this program: {reason}") from None
     return checked(path, columns)
-
-
-def unpacked(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in an .npz file. Each column is read to its end: only then is its checksum
-    compared."""
-    with zipfile.ZipFile(path) as file:
-        return {name.removesuffix(".npy"): np.load(io.BytesIO(file.read(name)), allow_pickle=False)
-                for name in file.namelist()}
 
 
 def checked(path: Path, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

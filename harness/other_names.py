@@ -9,6 +9,7 @@ is refused with its line. docs/from_the_earlier_code.md has the names side by si
 """
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import UserError
@@ -101,7 +102,10 @@ def read_earlier_settings(path: Path) -> dict:
         if name and not line.startswith(" ") and not value:
             section = name
         elif f"{section}.{name}" in IN_FILES and line.startswith(" "):
-            settings[IN_FILES[f"{section}.{name}"]] = value = value_of(value.strip())
+            value = value.strip()
+            with suppress(ValueError):  # a text without quotes; all else is the same in JSON
+                value = parse_json(value)
+            settings[IN_FILES[f"{section}.{name}"]] = value
             if name == "betas" and value != [0.9, 0.999]:
                 raise UserError(f"{path}: training.betas should be [0.9, 0.999]: no flag sets it")
         elif name:
@@ -120,12 +124,3 @@ def read_earlier_settings(path: Path) -> dict:
             raise UserError(f"{path}: training.batch_size {answers} should be a multiple of "
                             f"num_questions_per_batch {questions}")
     return settings
-
-
-def value_of(text: str):
-    """What JSON knows is the same in YAML: a number, true, false, "a text", a list. And a text
-    without quotes."""
-    try:
-        return parse_json(text)
-    except ValueError:
-        return text
