@@ -48,7 +48,7 @@ def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
 
 @pytest.mark.parametrize("line, said", [
     ("no json", 'line 2: expected {"problem": "...", "chosen": "...", "rejected": "..."}, got'),
-    ("[1, 2]", "line 2: expected"), ("[" * 9000, "line 2: expected"), ("{}", "line 2: expected"),
+    ("[1, 2]", "line 2: expected"), ("{}", "line 2: expected"),
     (json.dumps({**PAIR, "chosen": 3}), "line 2: expected"),
     (json.dumps({**PAIR, "rejected": " "}), "line 2: expected"),
     (json.dumps({**PAIR, "rejected": GOOD}), "line 2: both answers are the same"),
