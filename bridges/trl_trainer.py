@@ -44,10 +44,9 @@ from engine.tokens import load_tokenizer, token_bytes
 from grpo import to_every_token
 from harness.credit_file import SCORES, write_credit
 from harness.flags import Flag, check_value, check_values, parameters_as_flags
-from harness.identity import run_config, run_id_of
+from harness.identity import provenance, run_config, run_id_of
 from harness.metrics import batch_metrics
 from harness.own_code import joined
-from harness.provenance import provenance
 from harness.load import make
 from harness.run_folder import RunFolder
 from harness.tasks import CheckedTask, load_task

@@ -7,7 +7,7 @@ import torch
 
 from engine.rollouts import Rollouts
 from grpo import rescaling
-from harness.own_code import checked_credit, joined, metrics_of, place_of, refuse_tokens
+from harness.own_code import checked_credit, joined, metrics_of, refuse_tokens
 
 SIGNED = " (credit with a sign is an advantage: see docs/weightings.md)"
 
@@ -22,7 +22,7 @@ def token_weight(chosen, name: str, rollouts: Rollouts, policy=None, rescale_to:
         return torch.zeros_like(rollouts.log_prob), 1.0, nothing
     whose, note = f"the weighting {name}", None
     weight = checked_credit(chosen, whose, rollouts, policy)
-    refuse_tokens(weight < 0, rollouts.mask, f"{place_of(chosen)}{whose} is negative", hint=SIGNED)
+    refuse_tokens(weight < 0, rollouts.mask, f"{whose} is negative", hint=SIGNED)
     if not weight.any():
         weight, note = rollouts.mask.float(), "all weights were 0: every token gets 1"
     if placebo == "weights":

@@ -67,12 +67,9 @@ def credit_path(run: Path, step: int, rank: int = 0) -> Path:
 
 def credit_files(run: Path) -> list[tuple[int, int]]:
     """Step and rank of every credit file. Names that people gave, of a backup say, do not count."""
-    files = []
-    for found in paths_in(Path(run) / "credit"):
-        match = re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", found.name)
-        if match:
-            files.append((int(match[1]), int(match[3] or 0)))
-    return files
+    found = [re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", path.name)
+             for path in paths_in(Path(run) / "credit")]
+    return [(int(match[1]), int(match[3] or 0)) for match in found if match]
 
 
 def checkpoint_folders(run: Path) -> dict[int, Path]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choices
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
 from harness.files import find_folder, is_file, is_there, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
@@ -19,6 +19,7 @@ from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_a
 from harness.run_name import run_name
 from harness.tasks import load_task
 
+METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code",
     "imported")
@@ -167,7 +168,12 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        return Path(self.out or f"runs/{run_name(self, OPTIONS)}")
+        of_task = fields_as_flags(load_task(self.task))
+        return Path(self.out or f"runs/{run_name(self, OPTIONS, of_task)}")
+
+    @property
+    def flags(self) -> dict[str, Flag]:
+        return flags_beside(vars(self))
 
     def flags_for(self, function) -> dict:
         """The values of the flags that a weighting or an advantage brings."""
@@ -180,36 +186,29 @@ class Settings:
 OPTIONS = fields_as_flags(Settings)
 
 
-def flags_of(choices: Choices | dict) -> dict[str, list[str]]:
-    """The flags of a list's choices, and to which choices each belongs."""
-    owners = {}
-    for name, function in choices.items():
-        for flag in parameters_as_flags(function):
-            owners.setdefault(flag, []).append(name)
-    return owners
-
-
 def owners_of(flag: str) -> list[str]:
     """The weightings and advantages that have this flag."""
-    return [*flags_of(MITIGATIONS).get(flag, []), *flags_of(ADVANTAGES).get(flag, [])]
+    return [name for choices in METHODS.values() for name, function in choices.items()
+            if flag in parameters_as_flags(function)]
 
 
-def choice_flags(weightings=MITIGATIONS, advantages=ADVANTAGES) -> dict[str, Flag]:
+def choice_flags(*lists: dict) -> dict[str, Flag]:
     """The flags of all weightings and advantages, or of these. Two that declare the same one share
     it."""
     flags = {}
-    for function in (*weightings.values(), *advantages.values()):
-        for name, flag in parameters_as_flags(function).items():
-            if flags.setdefault(name, flag).type is not flag.type:
-                raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} should "
-                                "have the same type: it is one flag")
+    for choices in lists or METHODS.values():
+        for function in choices.values():
+            for name, flag in parameters_as_flags(function).items():
+                if flags.setdefault(name, flag).type is not flag.type:
+                    raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} "
+                                    "should have the same type: it is one flag")
     return flags
 
 
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
     if "model" in given and not is_there(find_folder(str(given["model"]))):
-        from harness.hints import about_missing_model
+        from harness.other_names import about_missing_model
         if sentence := about_missing_model(str(given["model"])):
             raise UserError(sentence)
     recipe, config = read_files(given)
@@ -218,8 +217,10 @@ def make_settings(given: dict) -> Settings:
     check_values(values, OPTIONS)
     drop_what_has_no_effect(values, OPTIONS, given)
     apply_implied(values, given)
-    flags = OPTIONS | flags_beside(values)
-    refuse_flags_of_others(values, flags, given)
+    flags = flags_beside(values)
+    for name in given:
+        if name not in flags:
+            refuse_flag_of_another(name, values)
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
     drop_what_has_no_effect(values, flags, given)
@@ -242,15 +243,13 @@ def read_files(given: dict) -> tuple[dict, dict]:
 
 def read_values(path: Path, left_out: tuple = ()) -> dict:
     """The settings in a file, which may hold the entries in `left_out` as well."""
+    read = read_json
     if path.suffix in (".yaml", ".yml"):
-        from harness.earlier_settings import read_earlier_settings
-        content = read_earlier_settings(path)
-    else:
-        content = read_json(path)
-    values = {name: value for name, value in content.items() if name not in left_out}
-    task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
-    for name in [name for name in values if name not in OPTIONS | task_flags]:
-        if name not in choice_flags():
+        from harness.other_names import read_earlier_settings as read
+    values = {name: value for name, value in read(path).items() if name not in left_out}
+    known = OPTIONS | fields_as_flags(load_task(values.get("task", Settings.task)))
+    for name in values:
+        if name not in known and name not in choice_flags():
             raise UserError(f"{path} has the unknown setting {name}")
     return values
 
@@ -262,31 +261,28 @@ def without_other_choices(values: dict, chosen: dict) -> dict:
     task = values.get("task", Settings.task)
     if task != chosen["task"]:
         left_out |= {"task", *fields_as_flags(load_task(task))}
-    for axis, registry in (("mitigation", MITIGATIONS), ("advantage", ADVANTAGES)):
+    for axis, choices in METHODS.items():
         if axis in values and values[axis] != chosen[axis]:
-            left_out |= set(flags_of(registry))
+            left_out |= set(choice_flags(choices))
             if axis == "mitigation" and values[axis] in tuple(NEVER_RESCALED):
                 left_out.add("rescale")
     return {name: value for name, value in values.items() if name not in left_out}
 
 
 def flags_beside(values: dict) -> dict[str, Flag]:
-    """The flags that the chosen task, weighting and advantage bring."""
-    return {**fields_as_flags(load_task(values["task"])),
+    """All settings, and the flags that the chosen task, weighting and advantage bring."""
+    return {**OPTIONS, **fields_as_flags(load_task(values["task"])),
             **parameters_as_flags(MITIGATIONS[values["mitigation"]]),
             **parameters_as_flags(ADVANTAGES[values["advantage"]])}
 
 
-def refuse_flags_of_others(values: dict, flags: dict[str, Flag], given: dict) -> None:
-    """Stop if a flag was typed that belongs to another task, weighting or advantage."""
-    for name in given:
-        if name in flags:
-            continue
-        if owners := owners_of(name):
-            axis = "mitigation" if owners[0] in MITIGATIONS else "advantage"
-            raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is "
-                            f"{values[axis]}")
+def refuse_flag_of_another(name: str, values: dict) -> None:
+    """Stop: it was typed, and belongs to another task, weighting or advantage."""
+    owners = owners_of(name)
+    if not owners:
         raise UserError(f"--{name} is no flag of --task {values['task']}")
+    axis = "mitigation" if owners[0] in MITIGATIONS else "advantage"
+    raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is {values[axis]}")
 
 
 def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:

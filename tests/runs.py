@@ -43,6 +43,14 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def edit_config(folder, **changed):
+    (folder / "config.json").write_text(json.dumps({**config_of(folder), **changed}))
+
+
 def timeless(line):
     return {key: value for key, value in line.items() if not any(word in key for word in TIME)}
 

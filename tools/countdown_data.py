@@ -30,12 +30,7 @@ class Candidate(NamedTuple):
 
 def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
     """Read JSON lines {"nums": [3, 5, 7], "target": 22}: numbers and target of each."""
-    problems = read_given(name, lambda file: [
-        parse_problem(line.strip(), f"{name}, line {number}")
-        for number, line in enumerate(file, 1) if line.strip()])
-    if not problems:
-        raise UserError(f"{name} holds no problems")
-    return problems
+    return read_given(name, "problems", parse_problem)
 
 
 def parse_problem(line: str, where: str) -> tuple[tuple[int, ...], int]:

@@ -20,9 +20,8 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import token_bytes
 from harness.credit_file import checkpoint_folders
-from harness.files import find_folder, is_file, read_json
+from harness.files import did_you_mean, find_folder, is_file, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
-from harness.hints import did_you_mean
 from harness.load import load_policy
 from harness.program import run_as_program
 from harness.progress import BOLD, put, right_or_wrong, styled, visible
