@@ -6,11 +6,11 @@ A function with the decorator is a choice of `--mitigation`. Its keyword-only pa
 their types the ranges that are allowed, its docstring the help:
 
     @mitigation
-    def my_idea(tokens, *, strength: Positive = 1.0):
+    def my_idea(rollouts, *, strength: Positive = 1.0):
         \"\"\"One line that becomes the help text.\"\"\"
-        return 1 + strength * tokens.entropy          # (B, T) weights
+        return 1 + strength * rollouts.entropy        # (B, T) weights
 
-`tokens` is the whole batch (engine/rollouts.py): ids, texts, mask, length, group, step, log_prob,
+`rollouts` is the whole batch (engine/rollouts.py): ids, texts, mask, length, group, step, log_prob,
 entropy, collision (sum of p^2), advantage, reward, section, kind, generator, and hidden and
 attention for one extra forward pass. Padding is ignored. Weights are not negative: signed credit
 is an advantage, and is written the same way with @advantage (docs/weightings.md). Afterwards
@@ -37,17 +37,17 @@ from harness.flags import Count, Flag, NotNegative, Percent, Positive, Range, Sh
 
 
 @mitigation
-def none(tokens: Rollouts) -> torch.Tensor:
+def none(rollouts: Rollouts) -> torch.Tensor:
     """Weight 1 everywhere: plain GRPO."""
-    return torch.ones_like(tokens.log_prob)
+    return torch.ones_like(rollouts.log_prob)
 
 
 @mitigation
-def outcome_conditional(tokens: Rollouts, *, think_discount: Share = 0.5) -> torch.Tensor:
+def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> torch.Tensor:
     """Weight 1 after `<answer>`; `think_discount` before it, and everywhere if there is no tag
     (before rescaling)."""
-    weight = torch.full_like(tokens.log_prob, think_discount)
-    for row, texts in enumerate(tokens.texts):
+    weight = torch.full_like(rollouts.log_prob, think_discount)
+    for row, texts in enumerate(rollouts.texts):
         weight[row, tokens_until(texts, "<answer>"):] = 1
     return weight
 
@@ -63,72 +63,72 @@ def tokens_until(texts: list[str], tag: str) -> int:
 
 
 @mitigation
-def inverse_logprob(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
-    """1 / (|log p| + epsilon): cancels the magnitude of log p, not of its gradient; likely tokens
-    weigh most."""
-    return 1 / (tokens.log_prob.abs() + epsilon)
+def inverse_logprob(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
+    """1 / (|log p| + epsilon): divides by abs(log p). That is not the gradient's size: confident
+    tokens get the largest weight."""
+    return 1 / (rollouts.log_prob.abs() + epsilon)
 
 
 @mitigation(rescaled=False)
-def inverse_logprob_as_published(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
+def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
     """epsilon / (|log p| + epsilon)^2: the effective weight of inverse_logprob without detach.
     Never rescaled.
 
     It is the derivative of log p / (|log p| + epsilon) with respect to log p.
     """
-    return epsilon / (tokens.log_prob.abs() + epsilon).square()
+    return epsilon / (rollouts.log_prob.abs() + epsilon).square()
 
 
 @mitigation
-def equal_gradient(tokens: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
+def equal_gradient(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> torch.Tensor:
     """1 / (s + epsilon), s = norm(onehot - p): equalises the gradient norms at the logits."""
-    return 1 / (gradient_size(tokens.log_prob, tokens.collision) + epsilon)
+    return 1 / (gradient_size(rollouts.log_prob, rollouts.collision) + epsilon)
 
 
 @mitigation
-def attention_credit(tokens: Rollouts, *, credit_scale: NotNegative = 2.0) -> torch.Tensor:
+def attention_credit(rollouts: Rollouts, *, credit_scale: NotNegative = 2.0) -> torch.Tensor:
     """0.5 + credit_scale * attention that the answer section pays to the token, relative to the
     mean over the answer's tokens.
 
     Attention of the last layer, mean over heads and over the later tokens of the answer section;
     clamped to [0.1, 0.5 + 3 credit_scale]. Answers without an answer section get the mean weight.
     """
-    section = ((tokens.section == ANSWER) & tokens.mask).float()
+    section = ((rollouts.section == ANSWER) & rollouts.mask).float()
     later = section.flip(1).cumsum(1).flip(1) - section  # (B, T) section tokens after t
-    received = torch.einsum("bi,bij->bj", section, tokens.attention) / later.clamp(min=1)
-    mean = received.sum(1, keepdim=True) / tokens.length[:, None].clamp(min=1)
+    received = torch.einsum("bi,bij->bj", section, rollouts.attention) / later.clamp(min=1)
+    mean = received.sum(1, keepdim=True) / rollouts.length[:, None].clamp(min=1)
     relative = torch.where(mean > 0, received / mean, 0.0)
     weight = (0.5 + credit_scale * relative).clamp(0.1, 0.5 + 3 * credit_scale)
     has_section = section.any(1)[:, None]
-    usual = weight[has_section & tokens.mask].mean() if has_section.any() else 1.0
+    usual = weight[has_section & rollouts.mask].mean() if has_section.any() else 1.0
     return torch.where(has_section, weight, usual)
 
 
 @mitigation
-def entropy_weighted(tokens: Rollouts, *, entropy_temp: Positive = 1.0) -> torch.Tensor:
+def entropy_weighted(rollouts: Rollouts, *, entropy_temp: Positive = 1.0) -> torch.Tensor:
     """softmax(entropy / entropy_temp) over the batch's tokens, times their number: high-entropy
     (forking) tokens weigh more."""
-    score = (tokens.entropy / entropy_temp).masked_fill(~tokens.mask, float("-inf"))
-    return score.flatten().softmax(0).view_as(score) * tokens.mask.sum()
+    score = (rollouts.entropy / entropy_temp).masked_fill(~rollouts.mask, float("-inf"))
+    return score.flatten().softmax(0).view_as(score) * rollouts.mask.sum()
 
 
 @mitigation
-def entropy_masking(tokens: Rollouts, *, mask_percentile: Percent = 80.0) -> torch.Tensor:
+def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> torch.Tensor:
     """1 where the entropy is at or above this percentile of the batch, else 0 (2506.01939, which
     does not rescale: --rescale none)."""
-    entropy = tokens.entropy.double()
-    threshold = np.percentile(entropy[tokens.mask].cpu().numpy(), mask_percentile)
+    entropy = rollouts.entropy.double()
+    threshold = np.percentile(entropy[rollouts.mask].cpu().numpy(), mask_percentile)
     return (entropy >= threshold).float()
 
 
 @mitigation
-def entropy_ratio(tokens: Rollouts, *, entropy_beta: NotNegative = 1.0) -> torch.Tensor:
+def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> torch.Tensor:
     """max(0, 1 + beta (entropy / mean entropy - 1)).
 
     Inspired by GTPO (2508.04349), which is the advantage gtpo (credit/gtpo.py).
     """
-    mean = tokens.entropy[tokens.mask].mean()
-    relative = torch.where(mean > 0, tokens.entropy / mean - 1, 0.0)
+    mean = rollouts.entropy[rollouts.mask].mean()
+    relative = torch.where(mean > 0, rollouts.entropy / mean - 1, 0.0)
     return (1 + entropy_beta * relative).clamp(min=0)
 
 
@@ -138,7 +138,7 @@ Kinds = typing.Annotated[str, Flag("token", "by the task's kinds of tokens, or b
 
 
 @mitigation
-def by_kind(tokens: Rollouts, *, word_weight: NotNegative = 0.5, number_weight: NotNegative = 1.0,
+def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5, number_weight: NotNegative = 1.0,
             kinds: Kinds = "token") -> torch.Tensor:
     """In the think section, word_weight for words (filler), number_weight for numbers and operators
     (reasoning); 1 elsewhere.
@@ -147,57 +147,57 @@ def by_kind(tokens: Rollouts, *, word_weight: NotNegative = 0.5, number_weight: 
     reasoning, spaces and punctuation filler.
     """
     if kinds == "regex":
-        words, numbers = of_class(tokens, "filler"), of_class(tokens, "reasoning")
+        words, numbers = of_class(rollouts, "filler"), of_class(rollouts, "reasoning")
     else:
-        words = tokens.kind == WORD
-        numbers = (tokens.kind == NUMBER) | (tokens.kind == OPERATOR)
-    weight = torch.ones_like(tokens.log_prob)
-    weight[words & (tokens.section == THINK)] = word_weight
-    weight[numbers & (tokens.section == THINK)] = number_weight
+        words = rollouts.kind == WORD
+        numbers = (rollouts.kind == NUMBER) | (rollouts.kind == OPERATOR)
+    weight = torch.ones_like(rollouts.log_prob)
+    weight[words & (rollouts.section == THINK)] = word_weight
+    weight[numbers & (rollouts.section == THINK)] = number_weight
     return weight
 
 
-def of_class(tokens: Rollouts, name: str) -> torch.Tensor:
+def of_class(rollouts: Rollouts, name: str) -> torch.Tensor:
     """(B, T) bool: the tokens whose naive_class has this name."""
-    belongs = torch.zeros_like(tokens.mask)
-    for row, texts in enumerate(tokens.texts):
+    belongs = torch.zeros_like(rollouts.mask)
+    for row, texts in enumerate(rollouts.texts):
         in_row = [naive_class(text) == name for text in texts]
         belongs[row, :len(texts)] = torch.tensor(in_row, dtype=torch.bool)
     return belongs
 
 
 @mitigation
-def low_probability(tokens: Rollouts, *, probability_share: Share = 0.2) -> torch.Tensor:
+def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> torch.Tensor:
     """share * p + 1 - share: low-probability tokens, whose gradients are large, weigh less
     (Advantage Reweighting, 2505.12929)."""
-    return probability_share * tokens.log_prob.exp() + 1 - probability_share
+    return probability_share * rollouts.log_prob.exp() + 1 - probability_share
 
 
 @mitigation
-def taco(tokens: Rollouts, *, tail_strictness: Positive = 0.01,
+def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
          tail_damping: Share = 0.9) -> torch.Tensor:
     """1 - damping (1 - exp(-r)), r = -log p - entropy + log(strictness), where advantage and r are
     positive, else 1: less reinforcement of tokens improbable even at their position (2607.07976).
     """
-    risk = -tokens.log_prob - tokens.entropy + math.log(tail_strictness)
-    damped = (risk > 0) & (tokens.advantage > 0)
+    risk = -rollouts.log_prob - rollouts.entropy + math.log(tail_strictness)
+    damped = (risk > 0) & (rollouts.advantage > 0)
     return torch.where(damped, 1 + tail_damping * torch.expm1(-risk), 1.0)
 
 
 @mitigation
-def planning(tokens: Rollouts, *, planning_boost: Share = 0.2) -> torch.Tensor:
+def planning(rollouts: Rollouts, *, planning_boost: Share = 0.2) -> torch.Tensor:
     """1 + boost * sign(advantage) on words of the think section, which open, continue or end a
     try; 1 elsewhere.
 
     After HICRA (2509.03646, known here from reimplementations): A + boost |A| on planning tokens.
     There they are phrases from a list made for mathematics ("let's try"); here all words.
     """
-    plans = (tokens.kind == WORD) & (tokens.section == THINK)
-    return 1 + planning_boost * tokens.advantage.sign() * plans
+    plans = (rollouts.kind == WORD) & (rollouts.section == THINK)
+    return 1 + planning_boost * rollouts.advantage.sign() * plans
 
 
 @mitigation
-def future_attention(tokens: Rollouts, *, future_window: Count = 4) -> torch.Tensor:
+def future_attention(rollouts: Rollouts, *, future_window: Count = 4) -> torch.Tensor:
     """Attention received from tokens more than future_window positions later, relative to the
     answer's mean.
 
@@ -205,10 +205,10 @@ def future_attention(tokens: Rollouts, *, future_window: Count = 4) -> torch.Ten
     long-range heads and raises its peaks. Here it is the last layer's mean over all heads, and the
     weight itself. Tokens without such later tokens get 1.
     """
-    place = torch.arange(tokens.mask.shape[1], device=tokens.mask.device)
+    place = torch.arange(rollouts.mask.shape[1], device=rollouts.mask.device)
     is_far = place[:, None] - place > future_window         # (T, T) token i is far behind token j
-    lookers = (is_far * tokens.mask[:, :, None]).sum(1)     # (B, T) how many look at j from afar
-    received = (tokens.attention * is_far).sum(1) / lookers.clamp(min=1)
+    lookers = (is_far * rollouts.mask[:, :, None]).sum(1)     # (B, T) how many look at j from afar
+    received = (rollouts.attention * is_far).sum(1) / lookers.clamp(min=1)
     count = (lookers > 0).sum(1, keepdim=True)
     mean = received.sum(1, keepdim=True) / count.clamp(min=1)
     return torch.where((lookers > 0) & (mean > 0), received / mean, 1.0)
@@ -218,16 +218,16 @@ Spread = typing.Annotated[float, Range(least=0.01, most=100)]
 
 
 @mitigation
-def random(tokens: Rollouts, *, placebo_std: Spread = 1.0) -> torch.Tensor:
+def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> torch.Tensor:
     """Gamma noise of mean 1 and standard deviation placebo_std: a placebo."""
-    seed = int(torch.randint(2 ** 62, (1,), generator=tokens.generator))
+    seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
     chance = np.random.default_rng(seed)
-    noise = chance.gamma(placebo_std ** -2, placebo_std ** 2, tokens.mask.shape)
-    return torch.tensor(noise, dtype=torch.float32, device=tokens.mask.device)
+    noise = chance.gamma(placebo_std ** -2, placebo_std ** 2, rollouts.mask.shape)
+    return torch.tensor(noise, dtype=torch.float32, device=rollouts.mask.device)
 
 
 @mitigation
-def covariance(tokens: Rollouts, *, covariance_share: Share = 0.0002,
+def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
                covariance_low: NotNegative = 1.0,
                covariance_high: NotNegative = 5.0) -> torch.Tensor:
     """0 for a few random tokens of high covariance between log p and advantage, which lower the
@@ -239,17 +239,17 @@ def covariance(tokens: Rollouts, *, covariance_share: Share = 0.0002,
     if covariance_low >= covariance_high:
         raise UserError(f"--covariance_low {covariance_low} should be below --covariance_high "
                         f"{covariance_high}")
-    mean_log_prob = tokens.log_prob[tokens.mask].mean()
-    mean_advantage = tokens.advantage[tokens.mask].mean()
-    product = (tokens.log_prob - mean_log_prob) * (tokens.advantage - mean_advantage)
-    is_inside = (product > covariance_low) & (product < covariance_high) & tokens.mask
+    mean_log_prob = rollouts.log_prob[rollouts.mask].mean()
+    mean_advantage = rollouts.advantage[rollouts.mask].mean()
+    product = (rollouts.log_prob - mean_log_prob) * (rollouts.advantage - mean_advantage)
+    is_inside = (product > covariance_low) & (product < covariance_high) & rollouts.mask
     inside = is_inside.flatten().nonzero().squeeze(1)  # places in the flattened batch
-    count = max(1, int(covariance_share * tokens.mask.sum()))
-    order = torch.randperm(len(inside), generator=tokens.generator).to(inside.device)
+    count = max(1, int(covariance_share * rollouts.mask.sum()))
+    order = torch.randperm(len(inside), generator=rollouts.generator).to(inside.device)
     drawn = inside[order[:count]]
-    weight = torch.ones(tokens.mask.numel(), device=tokens.mask.device)
+    weight = torch.ones(rollouts.mask.numel(), device=rollouts.mask.device)
     weight[drawn] = 0
-    return weight.view_as(tokens.log_prob)
+    return weight.view_as(rollouts.log_prob)
 
 
 # Methods that keep a state or sample more are classes in credit/. Here stands the module of each,

@@ -27,11 +27,11 @@ from grpo import update
 from harness.command_line import open_run
 from harness.identity import MODES
 from harness.load import (TrainerState, answers_from, load_optimizer, load_policy, load_reference,
-                          make_advantage, make_mitigation)
+                          make_advantage, make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
-from harness.own_code import call_method
+from harness.own_code import checked_credit
 from harness.program import run_as_program
-from harness.progress import print_evaluation, show_status, telling
+from harness.progress import most_varied, print_evaluation, show_status
 from harness.run import Run
 
 
@@ -41,9 +41,9 @@ def train(run: Run) -> None:
     optimizer = load_optimizer(s, policy)           # AdamW
     reference = load_reference(s)                   # the initial model, where --kl needs it
     advantage = make_advantage(s, policy)           # rollouts -> (B, T), of --advantage or --loss
-    mitigation = make_mitigation(s, policy)         # rollouts -> (B, T), of --mitigation
+    weighting = make_weighting(s, policy)           # rollouts -> (B, T), of --mitigation
     source = answers_from(run, policy, optimizer)   # the policy itself, a server, or a file
-    methods = {"advantage": advantage, "mitigation": mitigation}
+    methods = {"advantage": advantage, "mitigation": weighting}
     run.begin(policy, TrainerState(policy.model, optimizer, methods))
 
     if run.done == 0 and s.eval_every:
@@ -56,13 +56,13 @@ def train(run: Run) -> None:
             rollouts = policy.score(rollouts)                                   # rewards (B,)
         with clock("credit"):
             rollouts = with_advantage(rollouts, advantage, policy, step)        # (B, T)
-            trained = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
-            weight, weight_metrics = token_weight(                              # (B, T)
-                mitigation, s.mitigation, trained, policy, s.rescale, s.placebo)
+            batch = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
+            weight, rescale, weight_metrics = token_weight(                     # (B, T), a number
+                weighting, s.mitigation, batch, policy, s.rescale, s.placebo)
         with clock("update"):
-            metrics, columns = update(policy.model, optimizer, trained, weight, s, reference)
+            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference, rescale)
         with clock("record"):
-            run.record(step, rollouts, weight, columns)
+            run.record(step, rollouts, weight * rescale, columns)
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics, s))
 
         if run.is_due(s.eval_every, step):
@@ -77,7 +77,7 @@ def with_advantage(rollouts: Rollouts, advantage, policy: Policy, step: int) -> 
     s = policy.settings
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
-    values = call_method(advantage, f"the advantage {s.advantage}", rollouts, policy)
+    values = checked_credit(advantage, f"the advantage {s.advantage}", rollouts, policy)
     rollouts = replace(rollouts, advantage=values)
     if s.placebo == "advantages":
         shuffled = shuffled_advantage(rollouts, s.advantage in WHOLE_ANSWERS)
@@ -107,7 +107,7 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
     is_greedy = mode == "greedy"
     each, rows = 1 if is_greedy else s.eval_answers, s.questions * s.answers
     asked = [policy.task.show(problem) for problem in problems]
-    places, shown = telling(asked), {}
+    places, shown = most_varied(asked), {}
     answer, well_formed, length, finished = [], [], [], []
     for start in range(0, len(problems), rows):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
@@ -128,7 +128,7 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
 def example(rollouts: Rollouts, row: int, problem: str) -> dict:
     """One answer, and how sure the model was of each of its tokens."""
     log_prob = rollouts.log_prob[row, :rollouts.length[row]].tolist()
-    return {"problem": problem, "text": rollouts.responses[row],
+    return {"problem": problem, "text": rollouts.answers[row],
             "answer": int(rollouts.scores["answer"][row] > 0), "texts": rollouts.texts[row],
             "log_prob": [round(value, 4) for value in log_prob]}
 

@@ -7,7 +7,7 @@ from analysis.settings import check_settings
 from engine.errors import UserError
 from harness.credit_file import LARGEST, checkpoint_folders
 from harness.credit_reading import credit_steps
-from harness.files import is_file, is_there, paths_in
+from harness.files import did_you_mean, is_file, is_there, paths_in
 from harness.flags import shortened
 from harness.identity import (MODES, lines_of_run, missing_evaluations, refuse_gaps,
                               run_config)
@@ -19,7 +19,6 @@ def read_runs(folders: list[str]) -> list[dict]:
     runs, several = [], len(folders) > 1
     for folder in {os.path.realpath(name): Path(name) for name in folders}.values():
         if not is_there(folder):
-            from harness.hints import did_you_mean
             raise UserError(f"{folder} does not exist{did_you_mean(folder)}")
         if several and not is_there(folder / "config.json"):
             print(f"passed over: {folder} is not a run folder, it has no config.json",

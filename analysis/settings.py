@@ -28,7 +28,7 @@ def effective_settings(config: dict) -> dict:
     flags = flags_beside(config)
     settings = {name: flag.default for name, flag in flags.items()} | config
     chosen = SimpleNamespace(**settings)
-    idle = {name for name, flag in flags.items() if flag.only and not flag.only[0](chosen)}
+    idle = {name for name, flag in flags.items() if flag.requires and not flag.requires[0](chosen)}
     idle |= choice_flags().keys() - flags.keys()  # older runs list those of every advantage
     idle |= set(NOT_SETTINGS) - {"reward"}
     if config["mitigation"] in NEVER_RESCALED:

@@ -35,11 +35,10 @@ from grpo import group_z_score, to_every_token
 from harness.credit_file import SCORES, credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder
 from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
-from harness.identity import run_id_of
+from harness.identity import fingerprint, provenance, run_id_of
 from harness.load import pick_device
 from harness.program import run_as_program
 from harness.progress import show_status
-from harness.provenance import fingerprint, provenance
 from harness.settings import make_settings
 from harness.tasks import make_task
 from qwen2_model import Qwen2

@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the list of choices
 from bridges.import_run import label_by_tags
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.errors import BrokenModel, UserError, is_file, is_there
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
@@ -44,10 +44,9 @@ from engine.tokens import load_tokenizer, token_bytes
 from grpo import to_every_token
 from harness.credit_file import SCORES, write_credit
 from harness.flags import Flag, check_value, check_values, parameters_as_flags
-from harness.identity import run_config, run_id_of
+from harness.identity import provenance, run_config, run_id_of
 from harness.metrics import batch_metrics
 from harness.own_code import joined
-from harness.provenance import provenance
 from harness.load import make
 from harness.run_folder import RunFolder
 from harness.tasks import CheckedTask, load_task
@@ -152,8 +151,8 @@ class Credit:
         # mask_truncated_completions trains on no answer that the limit cut off
         is_trained = gathered(trainer, output["completion_mask"]).bool()
         trained = replace(rollouts, mask=rollouts.mask & is_trained)
-        weight, numbers = token_weight(self.weighting, self.name, trained, self.policy,
-                                       self.rescale)
+        weight, numbers = rescaled_weight(self.weighting, self.name, trained, self.policy,
+                                          self.rescale)
         if self.record and trainer.accelerator.is_main_process:
             self.record.write(self.batches, rollouts, weight, numbers)
         rows, T = output["completion_ids"].shape
@@ -245,7 +244,7 @@ class Look:
         return [gathered(self.trainer, fact.float() * self.mask)
                 for fact in (log_prob, entropy, log_collision.exp())]
 
-    def look(self, tokens: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
+    def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         """For `Rollouts.forward`: hidden (B, T, D) or attention (B, T, T), when somebody asks."""
         name = "attention" if attention else "hidden"
         if name not in self.results:
@@ -347,7 +346,7 @@ class Unscored:
     def __init__(self, task, prompt: bytes):
         self.label = task.label if task else partial(label_by_tags, prompt)
 
-    def score(self, problem, response: str) -> dict:
+    def score(self, problem, text: str) -> dict:
         return {}
 
 

@@ -39,12 +39,12 @@ class causal_ablation:
         self.every, self.metrics = ablate_every, {}
         self.changes = {"resample": self.after_resampling, "delete": after_deletion}[ablation]
 
-    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
-        lengths, places = tokens.length.tolist(), []
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+        lengths, places = rollouts.length.tolist(), []
         for row, length in enumerate(lengths):
             places += [(row, t) for t in range(0, length, self.every)]
-        changes = self.changes(tokens, policy, places).abs().tolist()
-        weight, start = torch.zeros_like(tokens.log_prob), 0
+        changes = self.changes(rollouts, policy, places).abs().tolist()
+        weight, start = torch.zeros_like(rollouts.log_prob), 0
         for row, length in enumerate(lengths):
             at = range(0, length, self.every)
             if length:
@@ -53,23 +53,23 @@ class causal_ablation:
             start += len(at)
         return weight
 
-    def after_resampling(self, tokens: Rollouts, policy, places: Places) -> torch.Tensor:
+    def after_resampling(self, rollouts: Rollouts, policy, places: Places) -> torch.Tensor:
         """(places,): reward with the token minus reward without it."""
-        groups, ids = tokens.group.tolist(), tokens.ids.tolist()
+        groups, ids = rollouts.group.tolist(), rollouts.ids.tolist()
         prefixes = [(groups[row], tuple(ids[row][:t])) for row, t in places]
         own_tokens = [ids[row][t] for row, t in places]
-        rewards, spent = continuation_rewards(policy, tokens, prefixes, 1, without=own_tokens)
+        rewards, spent = continuation_rewards(policy, rollouts, prefixes, 1, without=own_tokens)
         self.metrics = spent
-        return tokens.reward[[row for row, _ in places]] - rewards[:, 0]
+        return rollouts.reward[[row for row, _ in places]] - rewards[:, 0]
 
 
-def after_deletion(tokens: Rollouts, policy, places: Places) -> torch.Tensor:
+def after_deletion(rollouts: Rollouts, policy, places: Places) -> torch.Tensor:
     """(places,): log p of the later tokens of the answer section, with the token minus without it;
     0 where there are none.
 
     The text with a gap is off-distribution: part of the change is surprise at the gap itself.
     """
-    shorter, later = without(tokens, places)
+    shorter, later = without(rollouts, places)
     asked = later.any(1).nonzero().squeeze(1)
     share = processes.shard_of(len(asked))
     own = asked[share.start:share.stop]
@@ -78,19 +78,19 @@ def after_deletion(tokens: Rollouts, policy, places: Places) -> torch.Tensor:
     return ((shorter.log_prob - log_prob) * later).sum(1)
 
 
-def without(tokens: Rollouts, places: Places) -> tuple[Rollouts, torch.Tensor]:
+def without(rollouts: Rollouts, places: Places) -> tuple[Rollouts, torch.Tensor]:
     """An answer for each place, the token there deleted; and which of its tokens (places, T) come
     later in the answer section. Its log_prob is still that of before the deletion."""
-    device, T = tokens.mask.device, tokens.mask.shape[1]
+    device, T = rollouts.mask.device, rollouts.mask.shape[1]
     rows = torch.tensor([row for row, _ in places], device=device)
     at = torch.tensor([t for _, t in places], device=device)[:, None]
     index = torch.arange(T, device=device).expand(len(places), T)
     source = (index + (index >= at)).clamp(max=T - 1)  # where a token stood before
-    mask = index < tokens.length[rows, None] - 1
-    shorter = replace(tokens, mask=mask, group=tokens.group[rows],
-                      ids=tokens.ids[rows].gather(1, source) * mask,
-                      log_prob=tokens.log_prob[rows].gather(1, source) * mask)
-    section = tokens.section[rows].gather(1, source)
+    mask = index < rollouts.length[rows, None] - 1
+    shorter = replace(rollouts, mask=mask, group=rollouts.group[rows],
+                      ids=rollouts.ids[rows].gather(1, source) * mask,
+                      log_prob=rollouts.log_prob[rows].gather(1, source) * mask)
+    section = rollouts.section[rows].gather(1, source)
     return shorter, mask & (index >= at) & (section == ANSWER)
 
 
@@ -107,12 +107,12 @@ class deletion:
     def __init__(self, policy):
         pass
 
-    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
-        credit = torch.zeros_like(tokens.log_prob)
-        for row in tokens.rows_of_rank().tolist():
-            problem, n = tokens.problems[tokens.group[row]], int(tokens.length[row])
-            ids = tokens.ids[row, :n].tolist()
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+        credit = torch.zeros_like(rollouts.log_prob)
+        for row in rollouts.rows_of_rank().tolist():
+            problem, n = rollouts.problems[rollouts.group[row]], int(rollouts.length[row])
+            ids = rollouts.ids[row, :n].tolist()
             rest = [policy.reward_of(problem, ids[:t] + ids[t + 1:]) for t in range(n)]
-            credit[row, :n] = tokens.reward[row] - torch.tensor(rest).to(credit)
+            credit[row, :n] = rollouts.reward[row] - torch.tensor(rest).to(credit)
         processes.all_reduce(credit)
         return credit

@@ -25,14 +25,14 @@ from qwen2_model import Decoder, Qwen2
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
 Lambda = typing.Annotated[float, Flag(1.0, "1 trusts the reward, 0 the critic", least=0, most=1)]
 Critic = typing.Annotated[str, Flag("head", "head or trunk", choices=("head", "trunk"))]
-HEAD = (lambda own: own.critic == "head", "--critic head")
-TRUNK = (lambda own: own.critic == "trunk", "--critic trunk")
+HEAD = (lambda s: s.critic == "head", "--critic head")
+TRUNK = (lambda s: s.critic == "trunk", "--critic trunk")
 HeadRate = typing.Annotated[float, Flag(1e-2, "learning rate of a head", above=0, most=10,
-                                        only=HEAD)]
+                                        requires=HEAD)]
 TrunkRate = typing.Annotated[float, Flag(1e-3, "learning rate of a trunk", above=0, most=10,
-                                         only=TRUNK)]
+                                         requires=TRUNK)]
 Layers = typing.Annotated[int, Flag(0, "the model's first layers in a trunk, 0 for all", least=0,
-                                    most=1000, only=TRUNK)]
+                                    most=1000, requires=TRUNK)]
 Process = typing.Annotated[float, Flag(0.0, "reward of each right step, where it ends", least=0,
                                        most=1000)]
 PARTS = 8  # of a batch, one after another: the critic's steps, and what it has in memory
@@ -46,7 +46,7 @@ class Trained:
         self.module = module.to(device)
         self.optimizer = AdamW(module.parameters(), learning_rate)
 
-    def descend(self, loss: torch.Tensor) -> None:
+    def gradient_step(self, loss: torch.Tensor) -> None:
         """One step down the gradient of the loss."""
         self.optimizer.zero_grad()
         loss.backward()
@@ -137,8 +137,8 @@ class gae:
             module, rate = Trunk(policy.model, critic_layers), trunk_lr
         else:
             module, rate = Head(policy.model), critic_lr
-        self.critic = Trained(module, rate, policy.model.device)
-        self.metrics = {}
+        self.critic, self.metrics = Trained(module, rate, policy.model.device), {}
+        self.state_dict, self.load_state_dict = self.critic.state_dict, self.critic.load_state_dict
 
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         """Advantages by the critic as it was; then eight steps of regression on this batch."""
@@ -155,14 +155,8 @@ class gae:
         order = torch.randperm(len(mask), generator=rollouts.generator).to(mask.device)
         for rows in order.chunk(PARTS):
             error = values(rollouts, rows) - target[rows][mask[rows]]
-            self.critic.descend(error.square().mean())
+            self.critic.gradient_step(error.square().mean())
         return advantage
-
-    def state_dict(self):
-        return self.critic.state_dict()
-
-    def load_state_dict(self, tensors):
-        self.critic.load_state_dict(tensors)
 
 
 def steps_ended(rollouts: Rollouts, policy) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch.nn as nn
 from credit.critic import Trained
 from engine.choices import mitigation
 from engine.rollouts import Rollouts
-from grpo import length_factor, group_z_score, policy_loss
+from grpo import group_z_score, length_scaling, policy_loss
 from harness.flags import LearningRate, Range
 
 Exponent = typing.Annotated[float, Range(least=-100, most=100)]
@@ -26,38 +26,33 @@ class lambda_grpo:
         scalar = nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))})
         self.scalar = Trained(scalar, lambda_lr, policy.model.device)
         self.metrics = {}
+        self.state_dict, self.load_state_dict = self.scalar.state_dict, self.scalar.load_state_dict
 
-    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         s, exponent = policy.settings, self.scalar.module["lambda"]
-        factor = length_factor(tokens, s.loss_norm, s.max_new_tokens)
+        length_scale = length_scaling(rollouts, s.loss_norm, s.max_new_tokens)
         with torch.enable_grad():
-            weight = answer_weights(tokens, exponent)[:, None].expand_as(tokens.log_prob)
-            loss = policy_loss(tokens.log_prob, tokens.advantage, weight * factor, tokens.mask,
-                               int(tokens.mask.sum()))
+            weight = answer_weights(rollouts, exponent)[:, None].expand_as(rollouts.log_prob)
+            loss = policy_loss(rollouts.log_prob, rollouts.advantage, weight * length_scale,
+                               rollouts.mask, int(rollouts.mask.sum()))
         self.metrics = {"lambda": exponent.item()}
-        if (tokens.advantage * tokens.mask).any():
-            self.scalar.descend(loss)
+        if (rollouts.advantage * rollouts.mask).any():
+            self.scalar.gradient_step(loss)
         return weight.detach()
 
     @staticmethod
-    def listed(tokens: Rollouts) -> torch.Tensor:
+    def listed(rollouts: Rollouts) -> torch.Tensor:
         """The weights at lambda = 1, where no training takes place (research/probes/exact.py)."""
-        return answer_weights(tokens, torch.tensor(1.0))[:, None]
-
-    def state_dict(self):
-        return self.scalar.state_dict()
-
-    def load_state_dict(self, tensors):
-        self.scalar.load_state_dict(tensors)
+        return answer_weights(rollouts, torch.tensor(1.0))[:, None]
 
 
-def answer_weights(tokens: Rollouts, exponent: torch.Tensor) -> torch.Tensor:
+def answer_weights(rollouts: Rollouts, exponent: torch.Tensor) -> torch.Tensor:
     """(B,): the weight of each answer that has tokens; their mean in a group is 1."""
-    has_tokens, group = tokens.length > 0, tokens.group
+    has_tokens, group = rollouts.length > 0, rollouts.group
     z = torch.zeros(len(group), device=group.device)
-    z[has_tokens] = group_z_score(tokens.length[has_tokens], group[has_tokens], epsilon=0.0)
+    z[has_tokens] = group_z_score(rollouts.length[has_tokens], group[has_tokens], epsilon=0.0)
     power = (1 + z / 9).clamp(min=1e-6) ** exponent
-    nothing = torch.zeros(len(tokens.prompt_ids), device=group.device)
+    nothing = torch.zeros(len(rollouts.prompt_ids), device=group.device)
     largest = nothing.scatter_reduce(0, group, power.detach(), "amax")
     share = torch.where(has_tokens, (power - largest[group]).exp(), 0.0)
     total = nothing.index_add(0, group, share)

@@ -39,31 +39,26 @@ class learned_importance:
                  importance_lr: LearningRate = 1e-3):
         net = ImportanceNet(policy.model.config.hidden_size, policy.settings.seed)
         self.net = Trained(net, importance_lr, policy.model.device)
+        self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
         self.warmup, self.metrics = importance_warmup, {}
 
-    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         with torch.no_grad():
-            weight = self.net.module(tokens.hidden)
+            weight = self.net.module(rollouts.hidden)
         with torch.enable_grad():
-            loss = self.loss(tokens)
+            loss = self.loss(rollouts)
         self.metrics = {"importance_loss": loss.item()}
-        self.net.descend(loss)
-        return weight if tokens.step > self.warmup else torch.ones_like(weight)
+        self.net.gradient_step(loss)
+        return weight if rollouts.step > self.warmup else torch.ones_like(weight)
 
-    def loss(self, tokens: Rollouts) -> torch.Tensor:
-        importance = self.net.module(tokens.hidden) * tokens.mask
-        if tokens.true_credit is not None:
-            return (importance - tokens.true_credit.abs())[tokens.mask].square().mean()
+    def loss(self, rollouts: Rollouts) -> torch.Tensor:
+        importance = self.net.module(rollouts.hidden) * rollouts.mask
+        if rollouts.true_credit is not None:
+            return (importance - rollouts.true_credit.abs())[rollouts.mask].square().mean()
         total = importance.sum(1, keepdim=True).clamp(min=1e-6)
-        pooled = torch.einsum("bt,btd->bd", importance, tokens.hidden) / total
+        pooled = torch.einsum("bt,btd->bd", importance, rollouts.hidden) / total
         predicted = self.net.module.read(pooled).squeeze(-1)
-        has_tokens = tokens.length > 0
+        has_tokens = rollouts.length > 0
         # one number for each answer, also where its tokens differ
-        advantage = (tokens.advantage * tokens.mask).sum(1) / tokens.length.clamp(min=1)
+        advantage = (rollouts.advantage * rollouts.mask).sum(1) / rollouts.length.clamp(min=1)
         return (predicted - advantage)[has_tokens].square().mean()
-
-    def state_dict(self):
-        return self.net.state_dict()
-
-    def load_state_dict(self, tensors):
-        self.net.load_state_dict(tensors)

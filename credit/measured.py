@@ -66,11 +66,11 @@ class oracle:
         refuse_other_temperatures(policy)
         self.k, self.metrics = oracle_k, {}
 
-    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
-        other_chance = chance_of_others(tokens)
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+        other_chance = chance_of_others(rollouts)
         places = (other_chance > SURE).nonzero().tolist()
         counts = [math.ceil(self.k * other_chance[b, t].item()) for b, t in places]
-        credit, spent = credit_at(policy, tokens, places, counts)
+        credit, spent = credit_at(policy, rollouts, places, counts)
         self.metrics = spent
         return credit.abs()
 

@@ -115,25 +115,26 @@ def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: 
     room = [tokens_left(ids, policy.settings.max_new_tokens, ends) for _, ids in prefixes]
     rewards, spent = torch.zeros(len(prefixes) * k), 0
     cells = []  # where in `rewards` the answers stand that have to be sampled
-    for i in in_order(prefixes):
+    for i in sort_by_length(prefixes):
         if room[i] > 0:
             cells += range(i * k, i * k + k)
 
     @cache  # many fresh answers are the same
     def reward_of(answer: Prefix) -> float:
-        question, ids = answer
-        return policy.reward_of(rollouts.problems[question], ids)
+        group, ids = answer
+        return policy.reward_of(rollouts.problems[group], ids)
 
     size = rows_at_once(policy)
     for start in range(0, len(cells), size):
         progress(start / len(cells))
         part = cells[start:start + size]
-        begun = [prefixes[cell // k] for cell in part]
-        ruled_out = [-1 if without is None else without[cell // k] for cell in part]
+        started = [prefixes[cell // k] for cell in part]
+        excluded = [-1 if without is None else without[cell // k] for cell in part]
         share = processes.shard_of(len(part))
-        fresh = go_on(policy, rollouts, begun, ruled_out, ends, seed=seed + start, share=share)
+        fresh = continue_from(policy, rollouts, started, excluded, ends, seed=seed + start,
+                              share=share)
         own = part[share.start:share.stop]
-        worth = [reward_of(answer) for answer in whole_answers(begun, fresh, share)]
+        worth = [reward_of(answer) for answer in whole_answers(started, fresh, share)]
         rewards[own] = torch.tensor(worth, dtype=torch.float32)
         if not fresh.log_prob.isfinite().all():
             rewards[own] = float("nan")  # so that all processes see it, below
@@ -162,44 +163,44 @@ def rows_at_once(policy) -> int:
     return max(1, min(ROWS_AT_ONCE, CACHE_AT_ONCE // row, LOGITS_AT_ONCE // config.vocab_size))
 
 
-def go_on(policy, rollouts: Rollouts, begun: list[Prefix], ruled_out: list[int],
-          ends: tuple[int, ...], **sampling) -> Generation:
+def continue_from(policy, rollouts: Rollouts, prefixes: list[Prefix], excluded: list[int],
+                  ends: tuple[int, ...], **sampling) -> Generation:
     """Sample an answer for each of these prefixes, and compute what they share once."""
-    s, whole = policy.settings, sequences(begun)
-    number = {prefix: i for i, prefix in enumerate(dict.fromkeys(whole.values()))}
-    prompts = [[*rollouts.prompt_ids[question], *ids] for question, ids in number]
+    s, sequence_of = policy.settings, sequences(prefixes)
+    number = {prefix: i for i, prefix in enumerate(dict.fromkeys(sequence_of.values()))}
+    prompts = [[*rollouts.prompt_ids[group], *ids] for group, ids in number]
     starts, limits = [], []
-    for prefix, token in zip(begun, ruled_out):
-        question, ids = prefix
-        seen = len(rollouts.prompt_ids[question]) + len(ids)
-        starts.append(Start(number[whole[prefix]], seen, token))
+    for prefix, token in zip(prefixes, excluded):
+        group, ids = prefix
+        seen = len(rollouts.prompt_ids[group]) + len(ids)
+        starts.append(Start(number[sequence_of[prefix]], seen, token))
         limits.append(s.max_new_tokens - len(ids))
     return generate(policy.model, prompts, starts=starts, max_new_tokens=limits, stop_ids=ends,
                     temperature=s.temperature, **sampling)
 
 
-def whole_answers(begun: list[Prefix], fresh: Generation, share: range) -> list[Prefix]:
+def whole_answers(prefixes: list[Prefix], fresh: Generation, share: range) -> list[Prefix]:
     """Each prefix of the share with what follows it."""
     tokens, lengths = fresh.tokens.tolist(), fresh.mask.sum(1).tolist()
-    return [(begun[row][0], (*begun[row][1], *tokens[row][:lengths[row]])) for row in share]
+    return [(prefixes[row][0], (*prefixes[row][1], *tokens[row][:lengths[row]])) for row in share]
 
 
-def in_order(prefixes: list[Prefix]) -> list[int]:
+def sort_by_length(prefixes: list[Prefix]) -> list[int]:
     """Their numbers, those of one sequence side by side and short sequences first: rows of a batch
     share what they can, and have about as much padding."""
-    whole = sequences(prefixes)
-    return sorted(range(len(prefixes)),
-                  key=lambda i: (len(whole[prefixes[i]][1]), whole[prefixes[i]]))
+    sequence_of = sequences(prefixes)
+    longest = [sequence_of[prefix] for prefix in prefixes]
+    return sorted(range(len(longest)), key=lambda i: (len(longest[i][1]), longest[i]))
 
 
 def sequences(prefixes: list[Prefix]) -> dict[Prefix, Prefix]:
     """For each prefix one that it begins and that begins no other."""
-    whole, longest = {}, None
+    sequence_of, longest = {}, None
     for prefix in sorted(set(prefixes), reverse=True):  # what a prefix begins comes before it
         if longest is None or not begins(prefix, longest):
             longest = prefix
-        whole[prefix] = longest
-    return whole
+        sequence_of[prefix] = longest
+    return sequence_of
 
 
 def begins(prefix: Prefix, other: Prefix) -> bool:

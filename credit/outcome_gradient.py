@@ -43,18 +43,18 @@ class outcome_gradient:
                  noise_std: Positive = 1e-3):
         self.percentile, self.boost, self.noise_std = damped_percentile, boost, noise_std
 
-    def __call__(self, tokens: Rollouts, policy) -> torch.Tensor:
-        size, thought = importance(policy, tokens, self.noise_std), places_in(tokens, THINK)
-        weight = torch.ones_like(tokens.log_prob)
+    def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
+        size, thought = importance(policy, rollouts, self.noise_std), places_in(rollouts, THINK)
+        weight = torch.ones_like(rollouts.log_prob)
         for b in size.any(1).nonzero().flatten().tolist():
             own = thought[b]
             weight[b, own] = reshaped(size[b, own], self.percentile / 100, self.boost).float()
         return weight
 
 
-def places_in(tokens: Rollouts, section: int) -> torch.Tensor:
+def places_in(rollouts: Rollouts, section: int) -> torch.Tensor:
     """(B, T): which tokens stand in this section."""
-    return (tokens.section == section) & tokens.mask
+    return (rollouts.section == section) & rollouts.mask
 
 
 def reshaped(size: torch.Tensor, share: float, boost: float) -> torch.Tensor:
@@ -68,14 +68,14 @@ def reshaped(size: torch.Tensor, share: float, boost: float) -> torch.Tensor:
     return weight / weight.mean()
 
 
-def importance(policy, tokens: Rollouts, noise_std: float) -> torch.Tensor:
+def importance(policy, rollouts: Rollouts, noise_std: float) -> torch.Tensor:
     """(B, T): of the think section's tokens, 0 elsewhere and in answers without both sections."""
-    size = torch.zeros_like(tokens.log_prob, dtype=torch.float64)
-    seed = int(torch.randint(2 ** 62, (1,), generator=tokens.generator))
-    has_both = places_in(tokens, THINK).any(1) & places_in(tokens, ANSWER).any(1)
-    rows, model = tokens.rows_of_rank(), in_float64(policy.model)
-    for part in micro_batches(tokens, rows[has_both[rows]], policy.settings.micro_batch):
-        size[part] = attribution(model, tokens, part, noise_std, seed)
+    size = torch.zeros_like(rollouts.log_prob, dtype=torch.float64)
+    seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
+    has_both = places_in(rollouts, THINK).any(1) & places_in(rollouts, ANSWER).any(1)
+    rows, model = rollouts.rows_of_rank(), in_float64(policy.model)
+    for part in micro_batches(rollouts, rows[has_both[rows]], policy.settings.micro_batch):
+        size[part] = attribution(model, rollouts, part, noise_std, seed)
     processes.all_reduce(size)
     return size
 
@@ -86,12 +86,12 @@ def in_float64(model: Qwen2) -> Qwen2:
     return wide.compute_in(torch.float64).requires_grad_(False)
 
 
-def attribution(model: Qwen2, tokens: Rollouts, rows: torch.Tensor, noise_std: float,
+def attribution(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor, noise_std: float,
                 seed: int) -> torch.Tensor:
     """(rows, T): abs(e . gradient of KL at e + n) of the think section of these rows."""
-    ids, shared, predicts = lay_out(tokens, rows)
+    ids, shared, predicts = lay_out(rollouts, rows)
     S = shared.answers.shape[1]  # the last token of an answer is not fed to the model
-    thought, answer = places_in(tokens, THINK)[rows], places_in(tokens, ANSWER)[rows]
+    thought, answer = places_in(rollouts, THINK)[rows], places_in(rollouts, ANSWER)[rows]
     embedding = model.model.embed_tokens(ids)
     noisy = embedding.clone()
     for row, places, is_thought in zip(rows.tolist(), shared.answers, thought[:, :S]):

@@ -30,19 +30,19 @@ def prefix_tree(rollouts: Rollouts, *, tree_scale: NotNegative = 1.0) -> torch.T
 
 
 @mitigation
-def shared_prefix(tokens: Rollouts) -> torch.Tensor:
+def shared_prefix(rollouts: Rollouts) -> torch.Tensor:
     """1 / the number of the group's answers that share the prefix up to and including this token.
 
     The lambda-GRPO of Sullivan (2509.21154; its scale is --rescale none), which is not the
     lambda_grpo of this list: that one is 2510.06870, about lengths. """
-    return torch.stack([1 / torch.bincount(node)[node] for node in paths(tokens).T], 1)
+    return torch.stack([1 / torch.bincount(node)[node] for node in paths(rollouts).T], 1)
 
 
-def paths(tokens: Rollouts) -> torch.Tensor:
+def paths(rollouts: Rollouts) -> torch.Tensor:
     """(B, T): the node of the tree at each token, by number. An answer that has ended shares its
     node with none that goes on."""
-    ids = torch.where(tokens.mask, tokens.ids + 1, 0)
-    columns, node = [], tokens.group
+    ids = torch.where(rollouts.mask, rollouts.ids + 1, 0)
+    columns, node = [], rollouts.group
     for column in ids.T:
         edge = node * (ids.max() + 1) + column
         node = edge.unique(return_inverse=True)[1]

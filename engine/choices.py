@@ -4,11 +4,11 @@ A function with a decorator becomes a choice, its keyword-only parameters become
 docstring the help. Both lists take two forms: a function of the batch, or a class, made once a run,
 for a choice that keeps a state or samples more:
 
-    def my_idea(tokens, *, strength: Positive = 1.0) -> (B, T)
+    def my_idea(rollouts, *, strength: Positive = 1.0) -> (B, T)
 
     class my_idea:
         def __init__(self, policy, *, strength: Positive = 1.0)
-        def __call__(self, tokens, policy) -> (B, T)
+        def __call__(self, rollouts, policy) -> (B, T)
 
         def state_dict(self) -> tensors by name     # these two if it has a state
         def load_state_dict(self, tensors)
@@ -33,7 +33,7 @@ class Choices(UserDict):
 
 MITIGATIONS, ADVANTAGES = Choices(), Choices()
 LOSSES = Choices()       # but the policy loss: its gradient with an advantage of their own
-NEVER_RESCALED = set()   # mitigations whose scale is part of what they are
+NEVER_RESCALED = set()   # weightings whose scale is part of what they are
 WHOLE_ANSWERS = set()    # advantages that give every token of an answer the same number
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from engine import processes
 from engine.errors import BrokenModel
 from engine.packing import SharedPrompts
-from engine.processes import keep_parts_only, refuse_undefined
+from engine.processes import refuse_undefined, reshard_layers
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution
 from qwen2_model import Qwen2
@@ -39,7 +39,7 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor,
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in micro_batches(rollouts, rows, micro_batch):
         log_prob[part] = response_log_probs(model, rollouts, part)
-    keep_parts_only(model)
+    reshard_layers(model)
     return log_prob
 
 
@@ -56,12 +56,12 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor):
     device = rollouts.ids.device
     lengths = rollouts.length[rows].tolist()
     groups = rollouts.group[rows].tolist()
-    questions = sorted(set(groups))
-    prompts = [rollouts.prompt_ids[group] for group in questions]
+    distinct = sorted(set(groups))
+    prompts = [rollouts.prompt_ids[group] for group in distinct]
     answers = [row[:length - 1] for length, row in zip(lengths, rollouts.ids[rows].tolist())]
     prompt_lengths = [len(prompt) for prompt in prompts]
     answer_lengths = [len(answer) for answer in answers]
-    prompt_of = torch.tensor([questions.index(group) for group in groups], dtype=torch.long,
+    prompt_of = torch.tensor([distinct.index(group) for group in groups], dtype=torch.long,
                              device=device)
     shared = SharedPrompts(prompt_lengths, answer_lengths, prompt_of)
     ends = torch.tensor(prompt_lengths, device=device).cumsum(0) - 1
@@ -80,8 +80,8 @@ def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[tor
     parts than another gets empty ones at the end: engine/sharded.py says why.
     """
     def count_tokens(part):
-        questions = rollouts.group[part].unique().tolist()
-        prompts = sum(len(rollouts.prompt_ids[question]) for question in questions)
+        groups = rollouts.group[part].unique().tolist()
+        prompts = sum(len(rollouts.prompt_ids[group]) for group in groups)
         return prompts + int(rollouts.length[part].sum())
 
     parts = [part for part in rows.split(size) if len(part)]
@@ -163,10 +163,8 @@ class Forward:
     @torch.no_grad()
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         """hidden (B, T, D), and on request attention (B, T, T); see Rollouts."""
-        is_missing = "hidden" not in self.results
-        if attention and "attention" not in self.results:
-            is_missing = True
-        if is_missing:
+        needed = {"hidden", "attention"} if attention else {"hidden"}
+        if not needed <= self.results.keys():
             self.look_at_all(rollouts, attention)
         return self.results
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.processes import is_part, keep_parts_only, whole
+from engine.processes import full_tensor, is_sharded, reshard_layers
 from qwen2_model import Block, Linear, Qwen2, RMSNorm, at_least_float32, rotary, rotate
 
 
@@ -38,14 +38,14 @@ class FusedQwen2:
 
     def __init__(self, model: Qwen2, longest: int):
         """`longest` is the number of positions that may be asked for."""
-        keep_parts_only(model)  # what is left of the last pass is in another type
+        reshard_layers(model)  # what is left of the last pass is in another type
         self.config = model.config
         self.dtype = model.compute_dtype
         self.wide = at_least_float32(self.dtype)  # the type of what goes from layer to layer
-        self.output = whole(model.output_matrix.detach().to(self.dtype))  # (V, D)
+        self.output = full_tensor(model.output_matrix.detach().to(self.dtype))  # (V, D)
         self.embed = model.model.embed
-        if is_part(model.model.embed_tokens.weight):
-            rows = whole(model.model.embed_tokens.weight.detach().to(self.dtype))
+        if is_sharded(model.model.embed_tokens.weight):
+            rows = full_tensor(model.model.embed_tokens.weight.detach().to(self.dtype))
             self.embed = lambda ids, positions: F.embedding(ids, rows)
         self.layers = [self.fuse_layer(layer) for layer in model.model.layers]
         self.norm = self.weight_of(model.model.norm)
@@ -59,7 +59,7 @@ class FusedQwen2:
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         bias = norm = None
         if attention.q_proj.bias is not None:
-            bias = torch.cat([whole(part.bias.detach()) for part in qkv]).to(self.dtype)
+            bias = torch.cat([full_tensor(part.bias.detach()) for part in qkv]).to(self.dtype)
         if hasattr(attention, "q_norm"):
             H, K = self.config.num_attention_heads, self.config.num_key_value_heads
             norm = torch.cat([self.weight_of(attention.q_norm).expand(H, -1),
@@ -76,13 +76,13 @@ class FusedQwen2:
         """(inputs, outputs of all parts)"""
         matrices = []
         for part in parts:
-            matrix = whole(part.weight.detach())  # (outputs, inputs)
+            matrix = full_tensor(part.weight.detach())  # (outputs, inputs)
             matrices.append(matrix if norm is None else matrix * self.weight_of(norm))
         return torch.cat(matrices).to(self.dtype).t().contiguous()
 
     def weight_of(self, norm: RMSNorm) -> torch.Tensor:
         """The weight, and the sqrt(n) that `normed` leaves out."""
-        weight = whole(norm.weight.detach()).to(self.wide)
+        weight = full_tensor(norm.weight.detach()).to(self.wide)
         return weight * len(weight) ** 0.5
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.optim.adamw import adamw
 
 from engine import processes
 from engine.errors import UserError
-from engine.processes import holds_for_all, is_part, own_part, part_for, refuse_undefined, whole
+from engine.processes import full_tensor, is_sharded, refuse_undefined, shard_like
 from qwen2_model import Qwen2
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
@@ -34,12 +34,12 @@ def clip_and_step(optimizer, max_grad_norm: float) -> float:
     """All-reduce the gradient, clip it, step; returns its norm before clipping.
     Where the gradient is not finite nothing is changed, and the run stops."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if processes.count() > 1 and not is_part(parameters[0]):  # FSDP reduces them itself
+    if processes.count() > 1 and not is_sharded(parameters[0]):  # FSDP reduces them itself
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         processes.all_reduce(*(p.grad for p in parameters))
     limit = max_grad_norm or float("inf")
-    norm = whole(torch.nn.utils.clip_grad_norm_(parameters, limit))
+    norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, limit))
     refuse_undefined("the gradient is", norm)
     optimizer.step()
     refuse_undefined("after the update a parameter is", *parameters)
@@ -142,7 +142,7 @@ def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter],
 def copy_like(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
     """A copy of the value on the parameter's device, and cut if the parameter is (--shard)."""
     copy = torch.empty_like(parameter, requires_grad=False)
-    own_part(copy).copy_(part_for(parameter, value))
+    processes.local_shard(copy).copy_(shard_like(parameter, value))
     return copy
 
 
@@ -152,8 +152,8 @@ def check_state(name: str, state: dict[str, torch.Tensor], parameter: nn.Paramet
         if tuple(value.shape) != shape or value.dtype != torch.float32:
             raise UserError(f"the checkpoint does not fit the model: {key}.{name} is "
                             f"{value.dtype} of shape {tuple(value.shape)}")
-        part = value if key == "step" else part_for(parameter, value)
+        part = value if key == "step" else shard_like(parameter, value)
         is_sound = part.isfinite().all() and (key == "exp_avg" or (part >= 0).all())
-        if not holds_for_all(is_sound, parameter):
+        if not processes.holds_for_all(is_sound, parameter):
             raise UserError(f"the checkpoint is broken: {key}.{name} holds numbers that no "
                             "optimizer leaves")

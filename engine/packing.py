@@ -72,7 +72,7 @@ class SharedPrompts:
         self.positions = positions_of(prompt_lengths, answer_lengths, prompt_of)  # (N,)
         self.blocks = [self.make_block(answers, answer_lengths[answers[-1]])
                        for answers in cut_by_length(answer_lengths, self.ROWS)]
-        self.way_back = self.find_way_back()  # (N,)
+        self.padded_index = self.find_padded_index()  # (N,)
 
     def make_block(self, numbers: list[int], longest: int) -> Block:
         """The block of the answers with these numbers, the longest of `longest` tokens."""
@@ -84,7 +84,7 @@ class SharedPrompts:
         mask = torch.cat([sees_prompt, sees_answer], -1)[:, None]    # the same for all heads
         return Block(answers, self.answers[answers, :longest], mask)
 
-    def find_way_back(self) -> torch.Tensor:
+    def find_padded_index(self) -> torch.Tensor:
         """(N,): where each token of the flat sequence stands among the padded rows of the prompts
         and of all blocks, laid end to end."""
         places = [self.prompts.flatten()]
@@ -109,7 +109,7 @@ class SharedPrompts:
             values = self.with_prompts(block, prompt_values, v)
             attended.append(attention(queries, keys, values, block.mask))
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in attended])
-        return end_to_end.index_select(0, self.way_back)
+        return end_to_end.index_select(0, self.padded_index)
 
     def with_prompts(self, block: Block, prompt_rows, x) -> torch.Tensor:
         """(r, K, P + S, head_dim): keys or values of each answer's prompt, then of the answer."""

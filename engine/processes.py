@@ -19,8 +19,7 @@ from engine.errors import LostProcess, NotFinite
 
 
 def start(device: str) -> str:
-    """Join the other processes, if torchrun started this one, and return this one's device. A
-    second call only returns the device."""
+    """Join the other processes, if torchrun started this one, and return this one's device."""
     if is_alone():
         return device
     from engine.several import join  # few runs need it
@@ -69,7 +68,7 @@ def all_reduce(*tensors: torch.Tensor) -> None:
     for tensor in tensors:
         is_whole = tensor.dtype in (torch.bool, torch.long)
         summed = tensor.float() if is_whole else tensor  # token numbers are below 2^24
-        together(dist.all_reduce, summed)
+        collective(dist.all_reduce, summed)
         if is_whole:
             tensor.copy_(summed)
 
@@ -84,14 +83,14 @@ def all_reduce_numbers(numbers: dict[str, float]) -> dict[str, float]:
 def barrier() -> None:
     """Wait for all processes."""
     if count() > 1:
-        together(dist.barrier)
+        collective(dist.barrier)
 
 
 def all_reduce_max(number: int) -> int:
     """The largest over all processes."""
     largest = torch.tensor(number)
     if count() > 1:
-        together(dist.all_reduce, largest, dist.ReduceOp.MAX)
+        collective(dist.all_reduce, largest, dist.ReduceOp.MAX)
     return int(largest)
 
 
@@ -100,7 +99,7 @@ def any_of(asked: bool) -> bool:
     return bool(all_reduce_max(int(asked)))
 
 
-def together(operation, *arguments) -> None:
+def collective(operation, *arguments) -> None:
     """Do what all processes take part in. If one of them has ended, say so in one line."""
     try:
         operation(*arguments)
@@ -119,38 +118,37 @@ def is_loss(error: Exception) -> bool:
     return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
-def is_part(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether it is sharded: a DTensor."""
     return hasattr(tensor, "to_local")
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """The rows that this process keeps."""
-    return tensor.to_local() if is_part(tensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def part_for(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def shard_like(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """The rows of a whole tensor that belong in this process's part of `place`."""
-    if not is_part(place):
+    if not is_sharded(place):
         return tensor
     rows = -(-len(tensor) // count())  # a process; the last ones get fewer, or none
     return tensor[rows * rank():rows * (rank() + 1)]
 
 
 def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
-    """Whether `is_true` in every process, if one of the tensors is sharded; otherwise in this one.
-    """
-    if any(is_part(tensor) for tensor in tensors):
+    """Whether `is_true` in every process, if a tensor is sharded; otherwise in this one."""
+    if any(is_sharded(tensor) for tensor in tensors):
         return not any_of(not is_true)
     return is_true
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The whole tensor, all rows of it. Every process has to call this."""
-    return tensor.full_tensor() if is_part(tensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def keep_parts_only(model) -> None:
+def reshard_layers(model) -> None:
     """Reshard the layers that are still gathered after a forward pass. A backward pass does so by
     itself."""
     for module in model.modules():
@@ -160,6 +158,6 @@ def keep_parts_only(model) -> None:
 
 def refuse_undefined(what: str, *tensors: torch.Tensor, kind=NotFinite) -> None:
     """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say."""
-    is_defined = all(own_part(tensor).isfinite().all() for tensor in tensors)
+    is_defined = all(local_shard(tensor).isfinite().all() for tensor in tensors)
     if not holds_for_all(is_defined, *tensors):
         raise kind(f"{what} not finite")

@@ -16,9 +16,9 @@ token 1; V is the vocabulary, D the width.
                               1 1 1 1
                               1 1 1 1
 
-Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. No step
-looks at what it sampled: between steps, every few of them, the rows that are done leave. Until then
-they are computed like all others, and in the end each answer is cut after its first stop token.
+Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. Stop
+tokens are looked for every 4 steps (CUDA: 64); until then finished rows are decoded too, and
+trimmed afterwards: each answer is cut after its first stop token.
 
 Answers may also go on from places within a sequence, which is still computed once: its state at
 the place predicts their first token. Here the sequence r0 to r4 is asked for three rows by
@@ -208,8 +208,7 @@ class Decoding:
         self.line += self.columns
 
     def find_done(self, t: int, count: int) -> None:
-        """Mark the rows that have t tokens or more than they may, or that drew a stop token in the
-        last `count` steps."""
+        """Mark rows that reached their limit, or drew a stop token in the last `count` steps."""
         rows = self.rows
         drawn = self.tokens.view(-1, self.columns)[t - count:t, rows.answer]  # (count, R)
         rows.done |= torch.isin(drawn, self.sampling.stop).any(0) | (rows.limit <= t)
@@ -302,15 +301,12 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     """
     if starts is None:
         starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
-    limits = max_new_tokens
-    if isinstance(max_new_tokens, int):
-        limits = [max_new_tokens] * len(starts)
+    one_for_all = isinstance(max_new_tokens, int)
+    limits = [max_new_tokens] * len(starts) if one_for_all else max_new_tokens
     check_request(model, starts, limits, answers, temperature)
     check_starts(model, prompts, starts)
-    if stop_ids is None:
-        stop_ids = model.config.stop_ids
-    if share is None:
-        share = range(len(starts))
+    stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
+    share = range(len(starts)) if share is None else share
     # all processes have to make it, those with an empty share, too
     fused = FusedQwen2(model, longest=max(map(len, prompts)) + max(limits))
     starts = [start for start in starts for _ in range(answers)]

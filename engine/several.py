@@ -55,7 +55,7 @@ def refuse_half_an_environment() -> None:
                           f"{os.environ['WORLD_SIZE']}: ranks count from 0")
 
 
-def leave_at_once(sentence: str) -> NoReturn:
+def hard_exit(sentence: str) -> NoReturn:
     """Say why and end without waiting for the others: one of them may be gone, and a message to it
     on its way for half an hour."""
     with suppress(OSError):
@@ -63,7 +63,7 @@ def leave_at_once(sentence: str) -> NoReturn:
     os._exit(1)
 
 
-def rank_0_says_so() -> bool:
+def wait_for_rank0_error() -> bool:
     """Whether rank 0 has ended, too, so that an error of this process needs no words of its own.
     torchrun stops all as soon as one has ended, rank 0 in the middle of its sentence: so this waits
     for it."""
@@ -83,7 +83,7 @@ def end_after_signal(readable: int) -> None:
         pass
     seconds = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")) * 2 / 3
     time.sleep(seconds)
-    leave_at_once(
+    hard_exit(
         f"rank {dist.get_rank()} was told to stop and has not come to the end of its step in "
         f"{seconds:.0f} s: another process has ended, or the step takes longer "
         f"(TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600 gives it more). {LostProcess.WAY_OUT}")

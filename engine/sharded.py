@@ -13,15 +13,15 @@ Loop, loss and files are those of a run without it. The code that differs is her
                        make equally many passes; one that has no answers left passes empty batches
     FusedQwen2         (fused.py) a whole copy to sample from: gathering 28 layers for every token
                        takes too long
-    whole, part_for    a whole tensor for a file, and a process's rows of one; a checkpoint is the
-                       same however many processes wrote it
+    full_tensor,       a whole tensor for a file, and a process's rows of one; a checkpoint is the
+    shard_like         same however many processes wrote it
 
 Left out: sampling layer by layer. A copy in bfloat16 has to fit beside the parts.
 """
 import torch
 
 from engine import processes
-from engine.processes import holds_for_all, is_part, keep_parts_only, own_part, part_for, whole
+from engine.processes import full_tensor, is_sharded, local_shard, reshard_layers, shard_like
 from qwen2_model import Qwen2, copy_whole
 
 
@@ -55,20 +55,21 @@ def load_shard(folder, device: torch.device, dtype: torch.dtype):
 @torch.no_grad()
 def copy_rows(place: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Copy this process's rows of a tensor; whether the numbers of all processes are finite."""
-    return holds_for_all(copy_whole(own_part(place), part_for(place, tensor)), place)
+    is_finite = copy_whole(local_shard(place), shard_like(place, tensor))
+    return processes.holds_for_all(is_finite, place)
 
 
 @torch.no_grad()
 def whole_model(model, dtype: torch.dtype):
     """This model, or if it is sharded, a whole copy with its matrices in `dtype`. Every process has
     to call this."""
-    if not any(is_part(parameter) for parameter in model.parameters()):
+    if not any(is_sharded(parameter) for parameter in model.parameters()):
         return model
-    keep_parts_only(model)
+    reshard_layers(model)
     gathered = {}
     for name, parameter in model.named_parameters():
         is_matrix = parameter.dim() == 2
-        gathered[name] = whole(parameter.detach().to(dtype if is_matrix else torch.float32))
+        gathered[name] = full_tensor(parameter.detach().to(dtype if is_matrix else torch.float32))
     with torch.device("meta"):
         copy = type(model)(model.config)
     copy.load_state_dict(gathered, assign=True)

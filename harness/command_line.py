@@ -17,13 +17,10 @@ from harness.files import is_file, is_there, read_json
 from harness.flags import (Flag, Parser, add_flag, describe, fields_as_flags,
                            parameters_as_flags, shortened, some_text)
 from harness.run import Run
-from harness.settings import (EVALUATED, OPTIONS, POLICY, PROBLEMS, Settings, choice_flags,
-                              flags_of, make_settings, read_files)
+from harness.settings import (EVALUATED, METHODS, OPTIONS, POLICY, PROBLEMS, Settings,
+                              choice_flags, make_settings, read_files)
 from harness.tasks import load_task
 
-METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
-RESERVED = (  # names that no other flag can have
-    "resume", "continue", "config", "help", "own")
 FIRST_DAY = (  # what --help lists
     "model", "device", "task", "mitigation", "rescale", "advantage", "loss", "kl", "steps",
     "questions", "answers", "max_new_tokens", "temperature", "learning_rate", "seed", "eval_every",
@@ -40,13 +37,7 @@ work as well as underscores."""
 def open_run(argv: list[str]) -> Iterator[Run]:
     """The run that a command line asks for. What ends it is one sentence where the user can do
     something about it; a first step that failed leaves nothing in the way of the next attempt."""
-    given = read_flags(argv)
-    may_continue = given.pop("continue", False)
-    if "resume" in given:
-        from harness.resume import resumed
-        run = resumed(Path(given.pop("resume")), given)
-    else:
-        run = new_or_continued(given, may_continue)
+    run = asked_for(read_flags(argv))
     is_new = run.folder is None
     with run.cleanup:
         try:
@@ -59,7 +50,11 @@ def open_run(argv: list[str]) -> Iterator[Run]:
             raise error
 
 
-def new_or_continued(given: dict, may_continue: bool) -> Run:
+def asked_for(given: dict) -> Run:
+    may_continue = given.pop("continue", False)
+    if "resume" in given:
+        from harness.resume import resumed
+        return resumed(Path(given.pop("resume")), given)
     settings = make_settings(given)
     if not is_there(settings.folder):
         return Run(settings)
@@ -72,16 +67,15 @@ def where_to_look(error: NotFinite, run: Run) -> str:
     s, steps = run.settings, run.folder.last_step()
     if steps == 0 and isinstance(error, BrokenModel):
         return f"{error}, in the first step. Is {run.policy.folder} a sound model?"
-    own = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
-    is_own = isinstance(error, NotFiniteCredit)  # of finite numbers: no rate is too large
-    values = own if is_own else {"learning_rate": s.learning_rate, **own}
-    flags = ", ".join(["its line and what it divides by"] * is_own + [
-        f"--{name} {value:g}" for name, value in values.items() if isinstance(value, float)])
+    values = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
+    flags = [f"--{name} {value:g}" for name, value in values.items() if isinstance(value, float)]
+    first = ("what it divides by" if isinstance(error, NotFiniteCredit) else  # no rate is too large
+             f"--learning_rate {s.learning_rate:g}")
     checkpoints = run.folder.checkpoints()
     way_on = (f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
               if checkpoints else "there is no checkpoint from before")
-    return (f"{error}, in step {run.step}. The last step on record is {steps}. Look at {flags}; "
-            f"{way_on}")
+    return (f"{error}, in step {run.step}. The last step on record is {steps}. Look at "
+            f"{', '.join([first, *flags])}; {way_on}")
 
 
 def read_flags(argv: list[str]) -> dict:
@@ -91,13 +85,11 @@ def read_flags(argv: list[str]) -> dict:
     if topic is not None:
         print(help_about(topic, defaults))
         raise SystemExit(0)
+    for axis, choices in METHODS.items():
+        choices.get(defaults.get(axis))  # the files of the chosen methods are imported now
     given, unknown = make_parser(defaults).parse(argv)
-    if unknown:  # flags of the chosen methods, say, whose files are imported now
-        for axis, choices in METHODS.items():
-            choices.get((defaults | given).get(axis))
-        given, unknown = make_parser(defaults).parse(argv)
     if unknown:  # a flag of another method, or a mistake: with all of them imported it is told
-        from harness.hints import about_unknown
+        from harness.other_names import about_unknown
         choice_flags()
         given = make_parser(defaults).read(argv, about_unknown)
     return given
@@ -114,10 +106,10 @@ def help_about(topic: str, defaults: dict) -> str:
 
 
 def defaults_of(argv: list[str]) -> dict:
-    """What the files that were named set: the task, on which depends what other flags there are,
-    and what --help shows in place of the defaults of the settings."""
+    """What the files that were named set, and what names flags of its own: on these depends which
+    flags there are, and what --help shows in place of the defaults of the settings."""
     parser = Parser(usage="", add_help=False)
-    for name in ("task", "model", "config", "resume"):
+    for name in ("task", "model", "config", "resume", *METHODS):
         parser.add_argument(f"--{name}", type=some_text)
     parser.add_argument("-h", "--help", nargs="?", const="")
     given = vars(parser.parse_known_args(argv)[0])
@@ -130,34 +122,36 @@ def defaults_of(argv: list[str]) -> dict:
 
 def make_parser(defaults: dict, listed=()) -> Parser:
     """It reads every setting and the flags of the methods that are imported; its help lists these
-    settings."""
+    settings. Of two flags of one name, whoever brings them, argparse says that they conflict."""
     task, is_all = defaults["task"], listed is OPTIONS
-    epilog = describe_choices() if is_all else f"{choices_by_name()}\n{ABOUT_HELP}"
-    imported = [choices.loaded() for choices in METHODS.values()]
-    refuse_taken_names(task, imported)
+    of_task = fields_as_flags(load_task(task))
+    methods = "\n\n".join(map(describe_choices if is_all else name_choices, METHODS))
+    methods += "" if is_all else f"\n\n\n{ABOUT_HELP}"
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
-                    "was given.", epilog=f"{epilog}\n\n{ABOUT_FILES}", add_help=False)
+                    "was given.", epilog=f"{methods}\n\n{ABOUT_FILES}", add_help=False)
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
-    for name, flag in OPTIONS.items():
+    for name, flag in (*OPTIONS.items(), *of_task.items()):
         flag = replace(flag, default=defaults.get(name, flag.default))
-        add_flag(topics[flag.topic], name, flag,
-                 describe_option(name, flag) if name in listed else SUPPRESS)
-    of_task = None if is_all or task != Settings.task else SUPPRESS  # None: described in full
-    for name, flag in fields_as_flags(load_task(task)).items():
-        flag = replace(flag, default=defaults.get(name, flag.default))
-        add_flag(topics[PROBLEMS], name, flag, of_task)
-    for name, flag in choice_flags(*imported).items():
+        text = describe_option(name, flag) if name in listed else SUPPRESS
+        if name in of_task and (is_all or task != Settings.task):
+            text = describe(flag)
+        add_flag(topics[flag.topic or PROBLEMS], name, flag, text)
+    for name, flag in choice_flags(*(choices.loaded() for choices in METHODS.values())).items():
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
     return parser
 
 
-def describe_choices() -> str:
-    """The choices of both lists with their flags, for --help."""
-    mitigations, advantages = ("\n".join(describe_choice(*choice) for choice in registry.items())
-                               for registry in (MITIGATIONS, ADVANTAGES))
-    return (f"choices of --mitigation, each with its own flags:\n{mitigations}\n\n"
-            f"choices of --advantage:\n{advantages}")
+def describe_choices(axis: str) -> str:
+    """The choices of a list, each with its own flags."""
+    own = ", each with its own flags" if axis == "mitigation" else ""
+    return "\n".join([f"choices of --{axis}{own}:",
+                      *(describe_choice(*choice) for choice in METHODS[axis].items())])
+
+
+def name_choices(axis: str) -> str:
+    return textwrap.fill(f"choices of --{axis}: {', '.join(METHODS[axis])}", 95,
+                         subsequent_indent="  ", break_long_words=False)
 
 
 def describe_choice(name: str, function) -> str:
@@ -171,21 +165,12 @@ def describe_choice(name: str, function) -> str:
     return "\n".join(f"  {name if row == 0 else '':29s} {line}" for row, line in enumerate(lines))
 
 
-def choices_by_name() -> str:
-    """The choices of both lists, without a word about them."""
-    return "".join(textwrap.fill(f"choices of --{axis}: {', '.join(registry)}", 95,
-                                 subsequent_indent="  ", break_long_words=False) + "\n\n"
-                   for axis, registry in METHODS.items())
-
-
 def describe_option(name: str, flag: Flag) -> str:
     """The help of a setting, with the condition under which it has an effect."""
-    if name in ("mitigation", "advantage"):  # their choices are listed below
+    if name in METHODS:  # their choices are listed below
         flag = replace(flag, choices=())
-    needs = ""
-    if flag.only and flag.only not in (POLICY, EVALUATED):
-        needs = f"; needs {flag.only[1].split(' (')[0]}"
-    return describe(flag) + needs
+    is_told = flag.requires and flag.requires not in (POLICY, EVALUATED)
+    return describe(flag) + (f"; needs {flag.requires[1].split(' (')[0]}" if is_told else "")
 
 
 def add_resuming(group) -> None:
@@ -199,17 +184,3 @@ def add_resuming(group) -> None:
     group.add_argument("--config", metavar="FILE", type=some_text,
                        help="take the settings of a run's config.json, or of a YAML file of "
                        "GRPO-Zero; flags override them")
-
-
-def refuse_taken_names(task: str, methods: list[dict]) -> None:
-    """Every flag has one meaning, whoever brings it."""
-    taken = {*OPTIONS, *RESERVED}
-    fields = {name: f"field {name} of the Task in {task}"
-              for name in fields_as_flags(load_task(task))}
-    parameters = [{name: f"parameter {name} of {owners[0]}"
-                   for name, owners in flags_of(choices).items()} for choices in methods]
-    for names in (fields, *parameters):
-        for name in names:
-            if name in taken:
-                raise UserError(f"the {names[name]} needs another name: --{name} is taken")
-        taken |= set(names)

@@ -17,7 +17,7 @@ WORDS = {"i": "whole numbers", "f": "floating point numbers", "b": "yes or no"} 
 ORIGIN = ("run_id", "step", "process")
 OF_FILE = {"byte of run_id": 8, "file": 1, "rank and count": 2}  # Column.per -> how many values
 COUNTED_BY = {  # Column.per -> the column that has one entry for each of them
-    "token": "token_id", "answer": "group", "question": "prompt_start",
+    "token": "token_id", "answer": "group", "problem": "prompt_start",
     "prompt token": "prompt_ids"}
 COUNTS = {  # a column that counts from 0 -> whose entries it counts; how far it rises each time
     "episode_start": ("token_id", 1, MOST), "prompt_start": ("prompt_ids", 1, MOST),
@@ -50,10 +50,9 @@ def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollou
     def frame(values: torch.Tensor) -> torch.Tensor:
         return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
 
-    names = ["log_prob", "entropy", "collision", "section", "kind", "advantage"]
-    if "true_credit" in columns:
-        names.append("true_credit")
-    frames = {name: frame(columns[name]) for name in names}
+    frames = {name: frame(columns[name]) for name in (
+        "log_prob", "entropy", "collision", "section", "kind", "advantage", "true_credit")
+        if name in columns}
     answers = columns["token_id"].split(lengths.tolist())
     pieces = [token_bytes(tokenizer, ids.tolist()) for ids in answers]
     prompts = columns["prompt_ids"].tensor_split(columns["prompt_start"][1:].long())
@@ -61,7 +60,7 @@ def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollou
         problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
         group=columns["group"].long(), ids=frame(columns["token_id"].long()), mask=mask,
         finished=columns["finished"], step=step,
-        responses=[b"".join(row).decode(errors="replace") for row in pieces],
+        answers=[b"".join(row).decode(errors="replace") for row in pieces],
         texts=[[piece.decode(errors="replace") for piece in row] for row in pieces],
         scores={part: columns[name] for name, part in SCORES.items()}, **frames, **known)
 
@@ -73,58 +72,33 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
     parts = [read_file(path) for path in paths]
     run_id = run_id_on_record(run)
     for rank, (path, part) in enumerate(zip(paths, parts)):
-        found = take_origin(part)
+        found = {name: part.pop(name).squeeze().tolist() for name in ORIGIN if name in part}
+        if "run_id" in found:
+            found["run_id"] = bytes(found["run_id"]).hex()
         wanted = {"run_id": run_id, "step": step, "process": [rank, len(parts)]}
         if run_id is None:  # an older version may have left out any of them
             wanted = {name: wanted[name] for name in ("run_id", *found)}
         check_origin(path, found, wanted)
-    return joined(parts)
-
-
-def take_origin(part: dict[str, np.ndarray]) -> dict:
-    """Take out of the columns what the file says of its origin."""
-    found = {name: part.pop(name).tolist() for name in ORIGIN if name in part}
-    if "run_id" in found:
-        found["run_id"] = bytes(found["run_id"]).hex()
-    if "step" in found:
-        [found["step"]] = found["step"]
-    return found
-
-
-def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Put the columns of several files end to end. What each file counts from 0 goes on where the
-    file before it ended."""
-    for name, (counted, *_) in COUNTS.items():
+    for name, (counted, *_) in COUNTS.items():  # what each file counts from 0 goes on
         sizes = [len(part[counted]) for part in parts]
         for part, offset in zip(parts, np.cumsum([0, *sizes])):
             part[name] = (part[name] + offset).astype(part[name].dtype)
-    columns = {}
-    for name in parts[0]:
-        columns[name] = np.concatenate([part[name] for part in parts])
-    return columns
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def read_file(path: Path) -> dict[str, np.ndarray]:
     """Read and check one credit file; an error names a broken one, or one of another program."""
     try:
-        columns = unpacked(path)
+        with zipfile.ZipFile(path) as file:  # each column to its end: then its checksum is compared
+            columns = {name.removesuffix(".npy"): np.load(io.BytesIO(file.read(name)),
+                                                          allow_pickle=False)
+                       for name in file.namelist()}
     except Exception as error:  # zipfile, zlib and numpy have a dozen kinds of it for damage
         if isinstance(error, OSError) and error.strerror:
             raise UserError(f"cannot read {path}: {error.strerror}") from None
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path} is not a credit file of this program: {reason}") from None
     return checked(path, columns)
-
-
-def unpacked(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in an .npz file. Each column is read to its end: only then is its checksum
-    compared."""
-    columns = {}
-    with zipfile.ZipFile(path) as file:
-        for name in file.namelist():
-            column = np.load(io.BytesIO(file.read(name)), allow_pickle=False)
-            columns[name.removesuffix(".npy")] = column
-    return columns
 
 
 def checked(path: Path, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """Reading and writing files: a full disk or a damaged file ends in one clear sentence, and what is
 written appears whole or not at all."""
+import difflib
 import hashlib
 import json
 import math
@@ -30,11 +31,6 @@ def find_folder(name: str) -> Path:
     return PROJECT / name if is_shipped else Path(name)
 
 
-def path_from_here(path: Path) -> str:
-    here = Path.cwd()
-    return str(path.relative_to(here) if here in path.parents else path)
-
-
 def paths_in(folder: str | Path) -> list[Path]:
     """All that lies in a folder, in the order of the names; nothing if there is no folder."""
     try:
@@ -45,18 +41,25 @@ def paths_in(folder: str | Path) -> list[Path]:
         raise UserError(f"cannot read {folder}: {error.strerror}") from None
 
 
+def did_you_mean(path: str | Path) -> str:
+    """What may be meant by a path that leads nowhere: runs/none-grpo-s0 by runs/none. Empty where
+    nothing beside it is called alike, or where there is something."""
+    path = Path(path)
+    beside = [] if is_there(path) else [found.name for found in paths_in(path.parent)]
+    longer = [name for name in beside if name.startswith(f"{path.name}-")]
+    near = longer or difflib.get_close_matches(path.name, beside, 1, 0.75)
+    return f", did you mean {path.parent / near[0]}?" if near else ""
+
+
 def read_json(path: Path) -> dict:
-    """Read a JSON object; an error names the file and what is wrong with it."""
-    try:
-        with reading(path) as file:
-            return parse_object(file.read(), path)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
+    """A JSON object; an error names the file and what is wrong with it."""
+    with reading(path) as file:
+        return parse_object(file.read(), path)
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read a JSONL file of objects. The last line may be cut off by a kill, and is left out then.
-    Any other broken line is an error."""
+    """A JSONL file of objects. The last line may be cut off by a kill, and is left out then; any
+    other broken line is an error."""
     objects = []
     for number, line in enumerate(lines_in(path), 1):
         try:
@@ -69,11 +72,9 @@ def read_lines(path: Path) -> list[dict]:
 
 def lines_in(path: Path) -> Iterator[str]:
     """The lines of a text file, none if there is no file."""
-    try:
+    if is_there(path):
         with reading(path) as file:
             yield from file
-    except FileNotFoundError:
-        return
 
 
 def parse_object(text: str, where: str | Path) -> dict:
@@ -103,48 +104,42 @@ def finite(text: str) -> float:
 
 
 @contextmanager
-def reading(path: Path, encoding: str = "utf-8"):
-    """Open a text file. FileNotFoundError is left to the caller, any other reason why it cannot be
-    read becomes one sentence. A pipe or a device is refused, because it might never end."""
+def reading(path: Path, mode: str = "r", encoding: str | None = "utf-8"):
+    """Open a file. Whatever is the reason why it cannot be read becomes one sentence. A pipe or a
+    device is refused, because it might never end."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             reason = "Is a directory" if is_folder(path) else "Not a regular file"
             raise UserError(f"cannot read {path}: {reason}")
-        with open(path, encoding=encoding) as file:
+        with open(path, mode, encoding=encoding) as file:
             yield file
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text") from None
-    except FileNotFoundError:
-        raise
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {str(path)[:200]}: {error.strerror}") from None
 
 
-def read_given(name: str, parse):
-    """What `parse` makes of a file that a person brings."""
-    try:
-        with reading(find_folder(name), "utf-8-sig") as file:
-            return parse(file)
-    except FileNotFoundError:
-        raise UserError(f"cannot read {name[:200]}: there is no such file") from None
+def read_given(name: str, what: str, parse) -> list:
+    """What `parse(line, where)` makes of each line of a file that a person brings."""
+    with reading(find_folder(name), encoding="utf-8-sig") as file:
+        found = [parse(line.strip(), f"{name}, line {number}")
+                 for number, line in enumerate(file, 1) if line.strip()]
+    if not found:
+        raise UserError(f"{name} holds no {what}")
+    return found
 
 
 def sha256_of(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    with reading(path, "rb", encoding=None) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def append_line(path: Path, line: dict) -> None:
     """Append one JSON line. JSON has no NaN: an undefined number becomes null, and so does one
     that floats cannot hold."""
-    defined = {}
-    for name, value in line.items():
-        is_number = isinstance(value, (int, float))
-        defined[name] = None if is_number and not abs(value) <= sys.float_info.max else value
-    text = json.dumps(defined, allow_nan=False) + "\n"
+    undefined = [name for name, value in line.items()
+                 if isinstance(value, (int, float)) and not abs(value) <= sys.float_info.max]
+    text = json.dumps(line | dict.fromkeys(undefined), allow_nan=False) + "\n"
     with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write(text)
 
@@ -170,8 +165,7 @@ def whole_file(path: Path):
 
 @contextmanager
 def whole_folder(path: Path):
-    """Make a folder whole or not at all: `with` gives one to fill, and renames it to `path` at the
-    end. If something goes wrong, it is removed."""
+    """The same for a folder. An empty one in its place is replaced, any other is refused."""
     unfinished = unfinished_name(path)
     with writing(path):
         refuse_full_folder(path)
@@ -180,10 +174,9 @@ def whole_folder(path: Path):
         yield unfinished
         with writing(path):
             refuse_full_folder(path)
-            unfinished.rename(path)  # an empty folder in its place is replaced
-    except BaseException:
+            unfinished.rename(path)
+    finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def unfinished_name(path: Path) -> Path:
@@ -197,23 +190,16 @@ def refuse_full_folder(path: Path) -> None:
         raise UserError(f"{path} exists already")
 
 
-def lock_folder(path: Path) -> int | None:
+@contextmanager
+def locked(path: Path):
     """Lock a folder for this process, or fail with BlockingIOError. The lock goes with the process,
     and stays with the folder when that is renamed."""
-    if fcntl is None:
-        return None
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def let_go(descriptor: int | None) -> None:
-    """Give a lock back."""
-    if descriptor is not None:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
         os.close(descriptor)
 
 
@@ -229,5 +215,4 @@ def writing(path: Path):
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"cannot write {path}: {reason}") from None
+        raise UserError(f"cannot write {path}: {getattr(error, 'strerror', 0) or error}") from None

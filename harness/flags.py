@@ -4,7 +4,7 @@ A flag stands in one of three places, and is a `Flag` in all of them:
 
     probes, benchmarks   FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
     settings, tasks      answers: int = option(8, "answers in a group", least=2)
-    weightings           def my_idea(tokens, *, strength: Positive = 1.0)
+    weightings           def my_idea(rollouts, *, strength: Positive = 1.0)
 """
 import argparse
 import dataclasses
@@ -12,6 +12,7 @@ import difflib
 import inspect
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -22,7 +23,6 @@ from types import SimpleNamespace
 from engine.errors import UserError
 
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}  # of a flag
-NEAR = 0.75  # how alike two names are where one may be meant for the other
 MOST_SEED = 2 ** 32 - 1
 MOST_THREADS = 1024
 
@@ -38,7 +38,7 @@ class Flag:
     kind: type | None = None     # where it is not the type of the default
     quick: object = None         # its value with --quick, where that differs
     topic: str = ""              # of the settings: under which heading of --help it stands
-    only: tuple | None = None    # of the settings: (test, words); no effect unless the test holds
+    requires: tuple | None = None  # of the settings: (test, words); no effect unless it holds
     is_path: bool = False        # of the settings: what is there counts, not what it is called
     changes_result: bool = True  # of the settings: otherwise it is not in the folder's name
 
@@ -83,7 +83,7 @@ def parameters_as_flags(function) -> dict[str, Flag]:
     the __init__ of a class."""
     is_class = inspect.isclass(function)
     called = function.__init__ if is_class else function
-    positional = 2 if is_class else 1  # (self, policy) or (tokens)
+    positional = 2 if is_class else 1  # (self, policy) or (rollouts)
     hints = typing.get_type_hints(called, include_extras=True)
     flags = {}
     for place, (name, parameter) in enumerate(inspect.signature(called).parameters.items()):
@@ -91,9 +91,9 @@ def parameters_as_flags(function) -> dict[str, Flag]:
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and place >= positional:
             raise UserError(f"{whose} comes after tokens (a class: after policy): write a * before "
                             "it to make it a flag")
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            raise UserError(f"{whose} needs a default: it becomes a flag")
         if parameter.kind is parameter.KEYWORD_ONLY:
-            if parameter.default is parameter.empty:
-                raise UserError(f"{whose} needs a default: it becomes a flag")
             hint = hints.get(name, type(parameter.default))
             flags[name] = as_flag(Range(), parameter.default, hint, whose)
     return flags
@@ -129,7 +129,7 @@ class Parser(argparse.ArgumentParser):
         given, unknown = self.parse(argv)
         if unknown:
             name = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=NEAR)
+            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=0.75)
             question = f", did you mean {near[0]}?" if near else ""
             said = f"unknown argument {shortened(' '.join(unknown[0].split()))}{question}"
             raise UserError(about_unknown(unknown[0]) or said)
@@ -137,28 +137,19 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: list[str]) -> tuple[dict, list[str]]:
         """The flags that were typed, and what is none. --max-new-tokens is --max_new_tokens."""
-        typed = [underscores(argument) for argument in argv]
+        typed = [re.sub("(?<=^--)[^=]*", lambda name: name[0].replace("-", "_"), argument)
+                 for argument in argv]
         given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
         return vars(given), unknown
 
 
-def underscores(argument: str) -> str:
-    """--max_new_tokens=8 of --max-new-tokens=8; what is no flag stays as it is."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
-
-
 def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
     """Add it to a parser or a group of one. A yes-or-no flag alone means yes."""
-    options_of_type = {
-        int: dict(type=int, metavar="N"),
-        float: dict(type=float, metavar="X"),
-        str: dict(type=str, metavar="TEXT"),
-        bool: dict(type=yes_or_no, nargs="?", const=True, metavar="yes|no")}
-    help = describe(flag) if help is None else help
-    parser.add_argument(f"--{name}", help=help, **options_of_type[flag.type])
+    metavar = {int: "N", float: "X", str: "TEXT", bool: "yes|no"}[flag.type]
+    as_typed = dict(type=yes_or_no, nargs="?", const=True) if flag.type is bool else {
+        "type": flag.type}
+    parser.add_argument(f"--{name}", metavar=metavar, **as_typed,
+                        help=describe(flag) if help is None else help)
 
 
 def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:
@@ -172,9 +163,8 @@ def describe(flag: Flag) -> str:
     """A flag's line in --help."""
     choices = ": " + " | ".join(flag.choices) if flag.choices else ""
     quick = "" if flag.quick is None else f", quick {flag.quick}"
-    default = f" (default {flag.default}{quick})"
-    if flag.default is None or flag.default is False:
-        default = ""
+    is_told = flag.default is not None and flag.default is not False
+    default = f" (default {flag.default}{quick})" if is_told else ""
     return (flag.text + choices + default).replace("%", "%%")  # argparse fills in %(default)s
 
 
@@ -195,10 +185,8 @@ def some_text(text: str) -> str:
 def with_defaults(given: dict, flags: dict[str, Flag], quick: bool = False) -> SimpleNamespace:
     """The value of each flag, checked: what was typed, else the default, or with `quick` the quick
     value."""
-    values = {name: flag.default for name, flag in flags.items()}
-    if quick:
-        values |= {name: flag.quick for name, flag in flags.items() if flag.quick is not None}
-    values |= given
+    values = {name: flag.quick if quick and flag.quick is not None else flag.default
+              for name, flag in flags.items()} | given
     check_values(values, flags)
     return SimpleNamespace(**values)
 

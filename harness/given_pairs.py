@@ -38,11 +38,8 @@ class GivenPairs:
         if not hasattr(policy.task, "read"):
             raise UserError(f"--pairs: --task {policy.settings.task} has no method read, which "
                             "makes a problem of a text")
-        self.pairs = read_given(name, lambda file: [
-            parse_pair(line, f"{name}, line {number}", policy)
-            for number, line in enumerate(file, 1) if line.strip()])
-        if not self.pairs:
-            raise UserError(f"{name} holds no pairs")
+        self.pairs = read_given(name, "pairs",
+                                lambda line, where: parse_pair(line, where, policy))
 
     def sample(self, *_) -> Rollouts:
         """--questions of the pairs, whatever the problems: they follow from seed and step alone.
@@ -69,16 +66,13 @@ class GivenPairs:
 def parse_pair(line: str, where: str, policy) -> Pair:
     try:
         raw = parse_json(line)
-        texts = [raw[key] for key in KEYS]
-    except (ValueError, KeyError, TypeError):
-        texts = []
-    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise UserError(f"{where}: {EXPECTED}, got {line.strip()[:80]!r}")
-    problem_text, *answers = texts
+        problem_text, better, worse = [raw[key] for key in KEYS if raw[key].strip()]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise UserError(f"{where}: {EXPECTED}, got {line[:80]!r}") from None
     try:
         problem = policy.task.read(problem_text.split())
         prompt = encode_prompt(policy.tokenizer, policy.task.prompt_for(problem), problem_text)
-        chosen, rejected = (encode(policy.tokenizer, text, "an answer") for text in answers)
+        chosen, rejected = (encode(policy.tokenizer, text, "an answer") for text in (better, worse))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     if chosen == rejected:

@@ -8,13 +8,25 @@
 The run_id is a sha256 of all that makes a run what it is, so the same command has the same one, and
 config.json can be compared with its own: a setting that was changed by hand no longer fits. A run
 of an older version has none, in any of its files, and nothing of it is compared.
+
+What a run was made of is a fingerprint, a sha256 of each file that a flag names: two of the same
+name need not be the same problems.
 """
 import hashlib
 import json
+import platform
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+import safetensors
+import tokenizers
+import torch
+
 from engine.errors import UserError
-from harness.files import is_file, is_there, read_json, read_lines, sha256_of
+from harness.files import (PROJECT, did_you_mean, find_folder, is_file, is_folder, is_there,
+                           paths_in, read_json, read_lines, sha256_of)
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
                     "shard")
@@ -43,23 +55,18 @@ def run_id_of(config: dict) -> str:
 def run_config(folder: Path) -> dict:
     """Read config.json of a run folder, and compare it with its run_id."""
     if not is_file(folder / "config.json"):
-        from harness.hints import did_you_mean
         raise UserError(f"{folder} is not a run folder: it has no config.json"
                         f"{did_you_mean(folder)}")
     config = read_json(folder / "config.json")
     if "mitigation" not in config:
         raise UserError(f"{folder} is not a run folder: its config.json says nothing of a "
                         "mitigation")
-    refuse_changed_config(folder / "config.json", config)
-    return config
-
-
-def refuse_changed_config(path: Path, config: dict) -> None:
-    """Stop if the settings in config.json are not those that the run began with."""
     if "run_id" in config and config["run_id"] != run_id_of(config):
+        path = folder / "config.json"
         raise UserError(f"{path} was changed since the run began: its settings do not fit its "
                         "run_id. Put the old ones back, or begin another run with them: "
                         f"--config {path} --out NAME")
+    return config
 
 
 def run_id_on_record(run: Path) -> str | None:
@@ -131,3 +138,42 @@ def check_seal(run: Path, checkpoint: Path, step: int) -> None:
         if sha256_of(checkpoint / name) != sha256:
             raise UserError(f"{checkpoint / name} was changed after it was written. Move "
                             f"{checkpoint} away, and --resume goes on from the one before it")
+
+
+def provenance() -> dict:
+    """The versions a run was made with, and the commit of this code (null outside a checkout)."""
+    versions = {"python": platform.python_version()} | {
+        package.__name__: package.__version__ for package in (torch, np, safetensors, tokenizers)}
+    with suppress(FileNotFoundError):  # no git here
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True,
+                               text=True)
+        if asked.returncode == 0:
+            return {"git_commit": asked.stdout.strip(), "versions": versions}
+    return {"git_commit": None, "versions": versions}
+
+
+def given_paths(settings) -> dict[str, Path]:
+    """The files and folders that flags name, by the flag."""
+    values = settings.to_json()
+    return {name: find_folder(values[name]) for name, flag in settings.flags.items()
+            if flag.is_path and values[name] is not None}
+
+
+def fingerprint(path: Path) -> str:
+    """A sha256 of a file; of a model folder, one of its config, its tokenizer and its weights."""
+    if not is_folder(path):
+        return sha256_of(path)
+    weights = [file.name for file in paths_in(path) if file.suffix == ".safetensors"]
+    names = ["config.json", "tokenizer.json", *weights]
+    parts = [f"{name} {sha256_of(path / name)}\n" for name in sorted(names)]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def refuse_other_sources(before: dict[str, str], settings, names: set[str]) -> None:
+    """Stop if what one of these flags names was changed since the run began."""
+    paths = given_paths(settings)
+    for name in sorted(names & set(before) & set(paths)):
+        if fingerprint(paths[name]) != before[name]:
+            raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
+                            "sha256 is another). Put the old one back, or begin a run of its own "
+                            "with --out")

@@ -1,7 +1,8 @@
 """What a run works with, made from its settings: the policy, a frozen copy of it, its optimizer,
-its advantage and mitigation, and who answers the problems; and the trainer's state, to read back or
+its advantage and weighting, and who answers the problems; and the trainer's state, to read back or
 to keep."""
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -16,9 +17,9 @@ from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS
 from engine.errors import UserError
 from engine.optimizer import (AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors,
                               parameters_by_name)
-from engine.policy import Policy
+from engine.policy import Policy, encode_prompts
 from engine.processes import refuse_undefined
-from engine.tokens import encode_prompt, load_tokenizer
+from engine.tokens import load_tokenizer
 from harness.files import find_folder
 from harness.own_code import expect, own_code
 from harness.settings import OWN_SAMPLER, Settings
@@ -27,9 +28,8 @@ from qwen2_model import Qwen2
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
-    """The policy of these settings. `checkpoint` is loaded instead of --model where a run is
-    resumed."""
-    device = pick_device(processes.start(s.device))
+    """The policy; `checkpoint` is loaded instead of --model where a run is resumed."""
+    device = device_of(s)
     if s.questions < processes.count():
         raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
                         "processes: some would have none")
@@ -56,10 +56,9 @@ def load_model(s: Settings, folder: Path, device) -> Qwen2:
 
 
 def load_optimizer(s: Settings, policy: Policy) -> AdamW:
-    """AdamW for the policy's parameters. With --offload_optimizer the model is moved here."""
-    device = pick_device(processes.start(s.device))
+    """AdamW. With --offload_optimizer the model is moved to its device here."""
     return make_optimizer(policy.model, s.learning_rate, s.weight_decay, s.offload_optimizer,
-                          device)
+                          device_of(s))
 
 
 def load_reference(s: Settings) -> Qwen2 | None:
@@ -69,30 +68,28 @@ def load_reference(s: Settings) -> Qwen2 | None:
 
 def initial_model(s: Settings) -> Qwen2:
     """The model as it was before training, frozen."""
-    device = pick_device(processes.start(s.device))
-    model = load_model(s, find_folder(s.model), device).requires_grad_(False)
+    model = load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
     return model.cast_weights(getattr(torch, s.dtype)) if s.offload_optimizer else model
 
 
 def make(function, values: dict, policy):
-    """Bring a choice with the values of its flags into the one form (tokens, policy) -> (B, T)."""
+    """Bring a choice with the values of its flags into the form (rollouts, policy) -> (B, T)."""
     if not inspect.isclass(function):
-        return wraps(function)(lambda tokens, policy: function(tokens, **values))
+        return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
         raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
                         "resumed run would forget its state")
-    with own_code(function.__name__, function):
+    with own_code():
         return function(policy, **values)
 
 
 def make_advantage(s, policy):
     """The advantage that the settings choose: (rollouts, policy) -> (B, T)."""
-    if s.loss in LOSSES:
-        return make(LOSSES[s.loss], {}, policy)
-    return make(ADVANTAGES[s.advantage], s.flags_for(ADVANTAGES[s.advantage]), policy)
+    chosen = LOSSES[s.loss] if s.loss in LOSSES else ADVANTAGES[s.advantage]
+    return make(chosen, s.flags_for(chosen), policy)
 
 
-def make_mitigation(s, policy):
+def make_weighting(s, policy):
     """The weighting that the settings choose: (rollouts, policy) -> (B, T)."""
     return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
 
@@ -126,27 +123,25 @@ def check_prompts(policy: Policy) -> None:
     s, task = policy.settings, policy.task
     task.training_problems(s.seed, 1, 1)
     task.held_out_problems(1)
-    longest = 0
-    for problem in task.extreme_problems():
-        prompt = encode_prompt(policy.tokenizer, task.prompt_for(problem), task.show(problem))
-        longest = max(longest, len(prompt))
+    longest = max(map(len, encode_prompts(policy.tokenizer, task, task.extreme_problems())))
     limit = policy.model.config.max_position_embeddings
     if longest + s.max_new_tokens > limit:
         raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and "
                         f"the answer exceed the {limit} that {s.model} takes")
 
 
+def device_of(s: Settings) -> torch.device:
+    """--device; of several processes each has its own."""
+    return pick_device(processes.start(s.device))
+
+
 def pick_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"--device {name} is not a device: try cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name}: only cpu and cuda are implemented")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices "
-                        "here")
-    return device
+    if not re.fullmatch("cpu|cuda(:[0-9]+)?", name):
+        raise UserError(f"--device {name}: only cpu, cuda and cuda:N are implemented")
+    number, count = name.partition(":")[2], torch.cuda.device_count()
+    if name != "cpu" and int(number or 0) >= count:
+        raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")
+    return torch.device(name)
 
 
 @dataclass
@@ -155,7 +150,7 @@ class TrainerState:
     learns or remembers, a critic say. It is a file of tensors in every checkpoint."""
     model: Qwen2
     optimizer: AdamW
-    methods: dict[str, Callable]  # the advantage and the mitigation, which may have a state
+    methods: dict[str, Callable]  # the advantage and the weighting, which may have a state
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -164,10 +159,10 @@ class TrainerState:
     def tensors(self) -> dict[str, torch.Tensor]:
         tensors = optimizer_tensors(self.optimizer, self.parameters)
         for part, method in self.methods.items():
-            with own_code(f"the {part}'s state_dict", method):
+            with own_code():
                 state = getattr(method, "state_dict", dict)()
             expect(lambda: all(map(torch.is_tensor, state.values())), f"the {part}'s state_dict",
-                   method, "tensors by name", state)
+                   "tensors by name", state)
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
         refuse_undefined("what a resumed run would go on from is", *tensors.values())
         return tensors
@@ -179,14 +174,12 @@ class TrainerState:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
-        states = {}
-        for part in self.methods:
-            names = [name for name in tensors if name.startswith(f"{part}.")]
-            states[part] = {name.partition(".")[2]: tensors.pop(name) for name in names}
         try:
-            load_optimizer_tensors(self.optimizer, self.parameters, tensors)
             for part, method in self.methods.items():
+                names = [name for name in tensors if name.startswith(f"{part}.")]
+                state = {name.partition(".")[2]: tensors.pop(name) for name in names}
                 if hasattr(method, "load_state_dict"):
-                    method.load_state_dict(states[part])
+                    method.load_state_dict(state)
+            load_optimizer_tensors(self.optimizer, self.parameters, tensors)
         except (UserError, RuntimeError, LookupError, TypeError) as error:
             raise UserError(f"{path}: {str(error).splitlines()[0]}") from None

@@ -48,8 +48,7 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weig
              "rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
              "update_tokens_per_second": update["trained_tokens"] / clock.seconds["update"],
              "peak_memory_bytes": peak_memory(rollouts.mask.device)}
-    return joined({"step": clock.step}, weights, credit, extra, batch, update,
-                  speed)
+    return joined({"step": clock.step}, weights, credit, extra, batch, update, speed)
 
 
 def batch_metrics(rollouts: Rollouts) -> dict:

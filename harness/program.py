@@ -32,8 +32,8 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
     except UserError as error:
         may_be_alone = isinstance(error, (LostProcess, OwnCodeError))
         if not (may_be_alone or processes.is_main_process()):
-            from engine.several import rank_0_says_so
-            if rank_0_says_so():
+            from engine.several import wait_for_rank0_error
+            if wait_for_rank0_error():
                 sys.exit(1)
         end_with(f"{name}: {visible(str(error))}")
     except KeyboardInterrupt:
@@ -58,8 +58,8 @@ def end_with(sentence: str) -> NoReturn:
         sys.exit(sentence)
     with though_nobody_reads(sys.stdout):
         sys.stdout.flush()
-    from engine.several import leave_at_once
-    leave_at_once(sentence)
+    from engine.several import hard_exit
+    hard_exit(sentence)
 
 
 def of_the_system(error: Exception) -> str | None:

@@ -94,7 +94,7 @@ def print_evaluation(line: dict, seconds: float) -> None:
             f"  {right_or_wrong(shown['answer'])}  ")
 
 
-def telling(shown: list[str]) -> list[int]:
+def most_varied(shown: list[str]) -> list[int]:
     """The first problems with the fewest words that repeat: 11 11 11 shows little."""
     def repeats(place: int) -> int:
         words = shown[place].split()
@@ -153,8 +153,8 @@ def tell_outcome(run) -> None:
         return
     path, s = run.folder.path, run.settings
     lines = read_lines(path / "evaluations.jsonl") if s.eval_every else []
-    sampled, greedy = ([line for line in lines if line["mode"] == mode]
-                       for mode in ("sampled", "greedy"))
+    sampled = [line for line in lines if line["mode"] == "sampled"]
+    greedy = [line for line in lines if line["mode"] == "greedy"]
     since = f" since step {run.done}" if run.done else ""
     minutes, seconds = divmod(round(time.monotonic() - run.start), 60)
     took = (f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s") + since
@@ -177,12 +177,11 @@ def change(before: dict, after: dict) -> str:
 
 def tell_what_turned(run, before: list, after: list) -> None:
     """The first held-out problem whose greedy answer turned from wrong to right."""
-    turned = [place for place, (was, is_now) in enumerate(zip(before, after)) if was < is_now]
-    if not turned:
-        return
-    task = run.policy.task
-    problem = task.show(task.held_out_problems(run.settings.eval_tasks)[turned[0]])
-    command = python_command("-m", "tools.sample", run.folder.path, *problem.split(), "--greedy")
-    lost = sum(was > is_now for was, is_now in zip(before, after))
-    say(f"The first held-out problem whose likeliest answer turned from wrong to right "
-        f"({len(turned):,} did, {lost:,} the other way):\n  {command}")
+    turned = [is_now - was for was, is_now in zip(before, after)]
+    if 1 in turned:
+        task = run.policy.task
+        problem = task.show(task.held_out_problems(run.settings.eval_tasks)[turned.index(1)])
+        words = ("-m", "tools.sample", run.folder.path, *problem.split(), "--greedy")
+        say("The first held-out problem whose likeliest answer turned from wrong to right "
+            f"({turned.count(1):,} did, {turned.count(-1):,} the other way):\n"
+            f"  {python_command(*words)}")

@@ -9,26 +9,26 @@ from engine.errors import UserError
 from harness.credit_file import checkpoint_folders, step_of
 from harness.files import is_file, paths_in, read_json
 from harness.identity import (CHANGEABLE, check_seal, missing_evaluations, refuse_gaps,
-                              run_config)
+                              refuse_other_sources, run_config)
 from harness.progress import say
-from harness.provenance import refuse_other_sources
 from harness.run import Run
 from harness.run_folder import RunFolder, open_folder
-from harness.settings import OPTIONS, Settings, flags_beside, make_settings
+from harness.settings import Settings, make_settings
 
 
 def continued(settings: Settings, given: dict, may_continue: bool) -> Run:
     """The run that is in the folder of these settings, if it is the one and may be gone on with."""
     difference = what_differs(settings)
-    if may_continue and not difference:
-        given = {name: value for name, value in given.items() if name in CHANGEABLE}
-        return resumed(settings.folder, given)
-    refuse_to_overwrite(settings.folder, difference)
+    if difference or not may_continue:
+        refuse_to_overwrite(settings.folder, difference)
+    return resumed(settings.folder, {name: given[name] for name in CHANGEABLE if name in given})
 
 
 def resumed(path: Path, given: dict) -> Run:
     """The run of a folder. `given` are the flags typed now; few may be changed."""
-    refuse_changes(given)
+    for name in sorted(set(given) - set(CHANGEABLE)):
+        flags = ", ".join(f"--{name}" for name in CHANGEABLE)
+        raise UserError(f"--{name} cannot be changed in a resumed run, only {flags} can")
     config = run_config(path)
     for name in ("steps", "checkpoint_every"):
         config.setdefault(name, getattr(Settings, name))
@@ -47,7 +47,7 @@ def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
     checkpoints = folder.checkpoints()
     run = Run(settings, folder, config, checkpoints[-1] if checkpoints else None)
     if is_finished(folder, config, settings, run.done):
-        say(how_far(folder, config["steps"], run.done))
+        say(how_far(folder, config["steps"], max(run.done, folder.last_step())))
         run.is_finished = True
         return run
     if not run.checkpoint:
@@ -58,14 +58,6 @@ def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
     return run
 
 
-def refuse_changes(given: dict) -> None:
-    """Stop if a flag was typed that cannot be changed in a resumed run."""
-    fixed = sorted(set(given) - set(CHANGEABLE))
-    if fixed:
-        flags = ", ".join(f"--{name}" for name in CHANGEABLE)
-        raise UserError(f"--{fixed[0]} cannot be changed in a resumed run, only {flags} can")
-
-
 def what_differs(settings: Settings) -> str:
     """How the run in the folder differs from the one that was asked for: a piece of the sentence
     of `refuse_to_overwrite`, empty if nothing differs."""
@@ -73,17 +65,14 @@ def what_differs(settings: Settings) -> str:
     if not is_file(path):
         return " and is not a run folder:"
     # a run that is older than a setting was made with what is now its default
-    flags = OPTIONS | flags_beside(vars(settings))
-    defaults = {name: flag.default for name, flag in flags.items()}
+    defaults = {name: flag.default for name, flag in settings.flags.items()}
     config = defaults | read_json(path)
     wanted = settings.to_json()
     may_differ = {"out", *CHANGEABLE} - {"steps"}
-    different = [name for name in wanted
-                 if config[name] != wanted[name] and name not in may_differ]
-    if not different:
-        return ""
-    name = different[0]
-    return f", with {name} {config[name]} instead of {wanted[name]}:"
+    for name in wanted:
+        if config[name] != wanted[name] and name not in may_differ:
+            return f", with {name} {config[name]} instead of {wanted[name]}:"
+    return ""
 
 
 def refuse_to_overwrite(folder: Path, difference: str) -> None:
@@ -103,9 +92,8 @@ def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> 
 
 
 def how_far(run: RunFolder, steps: int, done: int) -> str:
-    """What to say of a run with nothing to do. It is to have `steps` steps, and its last checkpoint
-    is of step `done`. It may be unfinished, if --steps asks for no more than is done."""
-    done = max(done, run.last_step())
+    """What to say of a run with nothing to do. It may be unfinished, if --steps asks for no more
+    than is done."""
     if done < steps:
         return (f"{run.path} has {done} of its {steps} steps, and no more were asked for (without "
                 f"--steps it goes on to {steps})")
@@ -118,7 +106,7 @@ def refuse_to_erase(run: RunFolder, config: dict) -> None:
     steps = run.last_step()
     first_due = config["checkpoint_every"]  # of the run so far, whatever is typed now
     if steps > first_due:
-        why = "--checkpoint_every is 0" if not first_due else "they were removed"
+        why = "they were removed" if first_due else "--checkpoint_every is 0"
         raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "
                         f"from ({why}). Remove it, or name another folder with --out")
 

@@ -22,10 +22,9 @@ from engine import processes
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.credit_file import step_of
-from harness.identity import CHANGEABLE, CHANGES_ROUNDING, run_id_of
-from harness.load import TrainerState
+from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, fingerprint, given_paths, provenance,
+                              run_id_of)
 from harness.progress import print_step, python_command, say, sparkline, tell_outcome
-from harness.provenance import fingerprints, provenance
 from harness.run_folder import RunFolder, open_folder
 from harness.settings import Settings
 from harness.program import StopRequest
@@ -49,9 +48,9 @@ class Run:
         self.start = time.monotonic()
         self.cleanup = ExitStack()
 
-    def begin(self, policy: Policy, state: TrainerState) -> None:
-        """Make the folder, or read back the trainer's state; from here on Ctrl-C waits for the end
-        of a step."""
+    def begin(self, policy: Policy, state) -> None:
+        """Make the folder, or read back the trainer's state (harness/load.py). From here on Ctrl-C
+        waits for the end of a step."""
         self.policy, self.state = policy, state
         if self.folder is None:
             introduce(self.settings, policy)
@@ -61,8 +60,7 @@ class Run:
                 state.load(self.checkpoint)
             processes.barrier()  # until all have read what is changed now
             keep_changes(self.folder, self.config, self.settings)
-            # -1: the evaluation at step 0 is made again, too
-            self.folder.truncate(self.done if self.done else -1)
+            self.folder.truncate(self.done or -1)  # the evaluation at step 0 is made again, too
             processes.barrier()  # until there is nothing left of what is made again
         self.stop = self.cleanup.enter_context(StopRequest())
         if self.settings.eval_every:  # from here on training may not meet what is evaluated
@@ -86,10 +84,10 @@ class Run:
         is_first = processes.rank() == 0
         if is_first:
             processes.barrier()
-        questions = processes.shard_of(len(rollouts.prompt_ids))
-        rows = rollouts.rows_of(questions)
+        problems = processes.shard_of(len(rollouts.prompt_ids))
+        rows = rollouts.rows_of(problems)
         own = {name: values[rows] for name, values in columns.items()}
-        self.folder.write_credit(step, rollouts.of_questions(questions), weight[rows], **own)
+        self.folder.write_credit(step, rollouts.of_problems(problems), weight[rows], **own)
         if not is_first:
             processes.barrier()
         every = self.settings.sample_every
@@ -103,7 +101,7 @@ class Run:
             self.append("samples.jsonl", {
                 "step": step, "problem": problem, "episode": row,
                 "reward": rollouts.reward[row].item(),
-                "answer": rollouts.scores["answer"][row].item(), "text": rollouts.responses[row]})
+                "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
 
     def log(self, line: dict) -> None:
         """A line of metrics.jsonl, and one for people."""
@@ -146,7 +144,7 @@ def create_folder(s: Settings, policy: Policy) -> RunFolder:
               **provenance(), "reward": policy.task.reward,
               "model_config": policy.model.config.to_json()}
     if processes.rank() == 0:
-        config["made_of"] = fingerprints(s)
+        config["made_of"] = {name: fingerprint(path) for name, path in given_paths(s).items()}
         config["run_id"] = run_id_of(config)
         RunFolder.create(s.folder, config, policy.folder / "tokenizer.json")
     processes.barrier()
@@ -162,11 +160,10 @@ def introduce(s: Settings, policy: Policy) -> None:
 
 
 def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
-    """Write the settings that are changed into config.json. Print a note of what may change
-    results."""
-    values = {name: getattr(settings, name) for name in CHANGEABLE}
-    values["threads"] = torch.get_num_threads()
-    changes = {name: value for name, value in values.items() if config.get(name, value) != value}
+    """Write what is changed into config.json, and print a note of what may change results."""
+    values = settings.to_json() | {"threads": torch.get_num_threads()}
+    changes = {name: values[name] for name in CHANGEABLE
+               if config.get(name, values[name]) != values[name]}
     if changes:
         run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
     flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]

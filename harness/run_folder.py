@@ -5,6 +5,7 @@ Lines are appended; the last one may be cut off, and is forgotten when the run g
 """
 import json
 import shutil
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from engine import processes
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders, credit_path, step_of, write_credit
-from harness.files import (append_line, is_file, is_folder, is_there, let_go, lines_in,
-                           lock_folder, paths_in, replace_text, whole_folder, writing)
+from harness.files import (append_line, is_file, is_folder, is_there, lines_in, locked, paths_in,
+                           replace_text, whole_folder, writing)
 from harness.identity import LOGS, lines_of_run, make_seal, run_id_on_record
 from qwen2_model import Qwen2, write_tensors
 
@@ -27,7 +28,6 @@ TRAVELS_ALONG = (  # from the model's folder to every checkpoint
 class RunFolder:
     def __init__(self, path: Path):
         self.path = Path(path)
-        self.lock = None
 
     @classmethod
     def create(cls, path: Path, config: dict, tokenizer: Path) -> "RunFolder":
@@ -42,18 +42,6 @@ class RunFolder:
         """What all that is written here says of itself."""
         run_id = run_id_on_record(self.path)
         return {"run_id": run_id} if run_id else {}
-
-    def __enter__(self) -> "RunFolder":
-        """Lock the folder for the one process that writes it. The lock goes with the process."""
-        with writing(self.path):
-            try:
-                self.lock = lock_folder(self.path)
-            except BlockingIOError:
-                raise UserError(f"{self.path} is being written by another process") from None
-        return self
-
-    def __exit__(self, *_) -> None:
-        let_go(self.lock)
 
     def replace(self, name: str, text: str) -> None:
         replace_text(self.path / name, text)
@@ -91,8 +79,10 @@ class RunFolder:
     def truncate(self, step: int) -> None:
         """Remove what a stopped run wrote past its last checkpoint: it will be written again."""
         with writing(self.path):
-            for name in LOGS:
-                self.shorten(name, step)
+            for name in filter(lambda name: is_there(self.path / name), LOGS):
+                texts = zip(lines_in(self.path / name), self.lines(name))
+                kept = [text.rstrip("\n") + "\n" for text, line in texts if line["step"] <= step]
+                self.replace(name, "".join(kept))  # letter for letter
             for path in paths_in(self.path / "credit"):
                 without_rank = path.with_stem(path.stem.partition("_rank")[0])
                 if path.suffix == ".npz" and (step_of(without_rank) or 0) > step:
@@ -101,14 +91,6 @@ class RunFolder:
                 for path in paths_in(self.path / folder):
                     if path.name.startswith((".", "step_")) and path.suffix == ".tmp":
                         shutil.rmtree(path) if is_folder(path) else path.unlink()
-
-    def shorten(self, name: str, step: int) -> None:
-        """Keep the lines up to this step, letter for letter."""
-        if is_there(self.path / name):
-            texts = lines_in(self.path / name)
-            kept = [text.rstrip("\n") + "\n" for text, line in zip(texts, self.lines(name))
-                    if line["step"] <= step]
-            self.replace(name, "".join(kept))
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
                         source: Path, state: dict[str, torch.Tensor]) -> None:
@@ -144,9 +126,6 @@ class RunFolder:
 class OtherRank(RunFolder):
     """The folder for a process that writes only its own credit, and leaves the rest to rank 0."""
 
-    def __enter__(self) -> "OtherRank":
-        return self
-
     def replace(self, *_) -> None:
         pass
 
@@ -159,6 +138,15 @@ class OtherRank(RunFolder):
             write_tensors(None, tensors)
 
 
-def open_folder(folder: Path) -> RunFolder:
-    """The folder of a run: one to write for rank 0, an OtherRank for the others."""
-    return RunFolder(folder) if processes.rank() == 0 else OtherRank(folder)
+@contextmanager
+def open_folder(path: Path):
+    """The folder of a run: locked for rank 0, which writes it, an OtherRank for the others."""
+    if processes.rank() > 0:
+        yield OtherRank(path)
+        return
+    with ExitStack() as opened:
+        try:
+            opened.enter_context(locked(path))
+        except BlockingIOError:
+            raise UserError(f"{path} is being written by another process") from None
+        yield RunFolder(path)

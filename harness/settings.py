@@ -4,14 +4,14 @@ Defaults < the model folder's recipe.json < --config < what was typed. A flag th
 with the other settings is an error if it was typed; from a file, it is set back to its default.
 
 Three settings name something that brings flags of its own: --task (harness/tasks.py), --mitigation
-and --advantage (engine/choices.py). Those flags are not listed here; their values are in `own`.
+and --advantage (engine/choices.py). Those flags are not listed here; `method_flags` holds them.
 How a command line is read is in harness/command_line.py.
 """
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choices
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
 from harness.files import find_folder, is_file, is_there, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
@@ -19,6 +19,7 @@ from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_a
 from harness.run_name import run_name
 from harness.tasks import load_task
 
+METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code",
     "imported")
@@ -35,7 +36,7 @@ LOSS = "loss"
 TRAINING = "training"
 RECORD = "record"
 
-# values of `only`: when a setting has an effect, and how --help says it
+# values of `requires`: when a setting has an effect, and how --help says it
 EVALUATED = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_THE_DEVICE = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 POLICY = (lambda s: s.loss == "policy", "--loss policy")
@@ -62,7 +63,7 @@ class Settings:
         "bytes a parameter in bfloat16 instead of 16", topic=MACHINE)
     shard: bool = option(
         False, "under torchrun: every process keeps a part of the parameters, gradients and "
-        "moments, instead of all", only=ON_THE_DEVICE, topic=MACHINE)
+        "moments, instead of all", requires=ON_THE_DEVICE, topic=MACHINE)
     threads: int = option(
         0, "CPU threads; 0 is one for every 64 hidden units of the model, at most what PyTorch "
         "finds", least=0, most=MOST_THREADS, topic=MACHINE, changes_result=False)
@@ -77,11 +78,11 @@ class Settings:
         choices=MITIGATIONS, topic=WEIGHT)
     rescale: str = option(
         "mean", "weights are scaled to mean 1 over the batch's tokens, to the same sum of gradient "
-        "sizes, or not", choices=("mean", "gradient", "none"), only=POLICY, topic=WEIGHT)
+        "sizes, or not", choices=("mean", "gradient", "none"), requires=POLICY, topic=WEIGHT)
     placebo: str = option(
         "none", "shuffle the weights over the batch's tokens, or the advantages within each group: "
         "what the arm owes to anything but its choice of tokens",
-        choices=("none", "weights", "advantages"), only=POLICY, topic=WEIGHT)
+        choices=("none", "weights", "advantages"), requires=POLICY, topic=WEIGHT)
 
     advantage: str = option(
         "grpo", "what an answer, or a token, is compared with, listed below",
@@ -93,28 +94,28 @@ class Settings:
     loss_norm: str = option(
         "token", "divide by the batch's tokens (DAPO), average per answer first, or divide by "
         "answers times max_new_tokens (Dr. GRPO)",
-        choices=("token", "sequence", "constant"), only=POLICY, topic=LOSS)
+        choices=("token", "sequence", "constant"), requires=POLICY, topic=LOSS)
     epochs: int = option(1, "updates from one batch; weights and advantages stay as they are",
                          least=1, most=1000, topic=LOSS)
     clip_low: float = option(0.2, "the ratio new/old counts down to 1 minus this",
-                             least=0, most=1, only=REUSED, topic=LOSS)
-    clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, only=REUSED,
+                             least=0, most=1, requires=REUSED, topic=LOSS)
+    clip_high: float = option(0.28, "and up to 1 plus this", least=0, most=1000, requires=REUSED,
                              topic=LOSS)
     kl: float = option(
         0.0, "coefficient of the divergence from the initial model, of which a copy is kept",
-        least=0, most=1000, only=POLICY, topic=LOSS)
+        least=0, most=1000, requires=POLICY, topic=LOSS)
     kl_kind: str = option(
         "k3", "its gradient is that of KL(initial || policy) for k3, of KL(policy || initial) for "
-        "k2", choices=("k3", "k2"), only=ANCHORED, topic=LOSS)
+        "k2", choices=("k3", "k2"), requires=ANCHORED, topic=LOSS)
     drop_unfinished: bool = option(False, "answers cut off by the limit are not trained on",
-                                   only=POLICY, topic=LOSS)
+                                   requires=POLICY, topic=LOSS)
     dpo_beta: float = option(
         0.1, "how far preferences may lead from the initial model (smaller: further)",
-        above=0, most=1000, only=DPO, topic=LOSS)
+        above=0, most=1000, requires=DPO, topic=LOSS)
 
     pairs: str | None = option(
         None, 'JSON lines {"problem": ..., "chosen": ..., "rejected": ...}: answers to train on, '
-        "instead of sampled ones", is_path=True, only=DPO, topic=LOSS)
+        "instead of sampled ones", is_path=True, requires=DPO, topic=LOSS)
 
     steps: int = option(100, "batches; 0 evaluates and stops", least=0, most=MOST_STEPS,
                         topic=TRAINING)
@@ -128,14 +129,14 @@ class Settings:
     rollouts: str = option(
         OWN_SAMPLER, "who answers the problems of a step: this program, or with http://HOST:PORT a "
         "server by vLLM or SGLang (bridges/rollouts_by_a_server.md); evaluations, and "
-        "continuations as of vine and oracle, are always sampled here", only=SAMPLED,
+        "continuations as of vine and oracle, are always sampled here", requires=SAMPLED,
         topic=TRAINING)
     rollouts_every: int = option(
         1, "steps between hand-overs of the weights to that server", least=1, most=MOST_STEPS,
-        only=SERVED, topic=TRAINING)
+        requires=SERVED, topic=TRAINING)
     rollouts_timeout: float = option(
         600.0, "seconds that its answers to a step may take, or its loading of weights", above=0,
-        most=1500, only=SERVED, topic=TRAINING, changes_result=False)
+        most=1500, requires=SERVED, topic=TRAINING, changes_result=False)
     learning_rate: float = option(5e-6, "of AdamW", above=0, most=10, topic=TRAINING)
     weight_decay: float = option(0.0, "of AdamW", least=0, most=100, topic=TRAINING)
     micro_batch: int = option(8, "answers in memory at once during the update; changes no result",
@@ -147,11 +148,11 @@ class Settings:
     eval_every: int = option(25, "steps between evaluations (also at the start and end), 0 for "
                              "never", least=0, most=MOST_STEPS, topic=RECORD)
     eval_tasks: int = option(500, "held-out problems of an evaluation",
-                             least=1, most=100_000, only=EVALUATED, topic=RECORD)
+                             least=1, most=100_000, requires=EVALUATED, topic=RECORD)
     eval_answers: int = option(1, "sampled answers to each of them: success is the share that is "
-                               "right", least=1, most=1000, only=EVALUATED, topic=RECORD)
+                               "right", least=1, most=1000, requires=EVALUATED, topic=RECORD)
     eval_modes: str = option("both", "sampled answers alone, or greedy ones as well",
-                             choices=("both", "sampled"), only=EVALUATED, topic=RECORD)
+                             choices=("both", "sampled"), requires=EVALUATED, topic=RECORD)
     sample_every: int = option(10, "steps between sample answers kept in samples.jsonl, 0 for "
                                "never", least=0, most=MOST_STEPS, topic=RECORD,
                                changes_result=False)
@@ -162,54 +163,52 @@ class Settings:
         None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the other flags "
         "that are not at their defaults in between", topic=RECORD, changes_result=False)
 
-    own: dict = field(default_factory=dict)  # flags of the chosen task, mitigation and advantage
+    method_flags: dict = field(default_factory=dict)  # of task, weighting and advantage
     defaults: dict = field(default_factory=dict, compare=False)  # those of the model's recipe.json
 
     @property
     def folder(self) -> Path:
-        return Path(self.out or f"runs/{run_name(self, OPTIONS)}")
+        of_task = fields_as_flags(load_task(self.task))
+        return Path(self.out or f"runs/{run_name(self, OPTIONS, of_task)}")
+
+    @property
+    def flags(self) -> dict[str, Flag]:
+        return flags_beside(vars(self))
 
     def flags_for(self, function) -> dict:
-        """The values of the flags that a mitigation or an advantage brings."""
-        return {name: self.own[name] for name in parameters_as_flags(function)}
+        """The values of the flags that a weighting or an advantage brings."""
+        return {name: self.method_flags[name] for name in parameters_as_flags(function)}
 
     def to_json(self) -> dict:
-        return {name: getattr(self, name) for name in OPTIONS} | self.own
+        return {name: getattr(self, name) for name in OPTIONS} | self.method_flags
 
 
 OPTIONS = fields_as_flags(Settings)
 
 
-def flags_of(choices: Choices | dict) -> dict[str, list[str]]:
-    """The flags of a list's choices, and to which choices each belongs."""
-    owners = {}
-    for name, function in choices.items():
-        for flag in parameters_as_flags(function):
-            owners.setdefault(flag, []).append(name)
-    return owners
-
-
 def owners_of(flag: str) -> list[str]:
-    """The mitigations and advantages that have this flag."""
-    return [*flags_of(MITIGATIONS).get(flag, []), *flags_of(ADVANTAGES).get(flag, [])]
+    """The weightings and advantages that have this flag."""
+    return [name for choices in METHODS.values() for name, function in choices.items()
+            if flag in parameters_as_flags(function)]
 
 
-def choice_flags(mitigations=MITIGATIONS, advantages=ADVANTAGES) -> dict[str, Flag]:
-    """The flags of all mitigations and advantages, or of these. Two that declare the same one share
+def choice_flags(*lists: dict) -> dict[str, Flag]:
+    """The flags of all weightings and advantages, or of these. Two that declare the same one share
     it."""
     flags = {}
-    for function in (*mitigations.values(), *advantages.values()):
-        for name, flag in parameters_as_flags(function).items():
-            if flags.setdefault(name, flag).type is not flag.type:
-                raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} should "
-                                "have the same type: it is one flag")
+    for choices in lists or METHODS.values():
+        for function in choices.values():
+            for name, flag in parameters_as_flags(function).items():
+                if flags.setdefault(name, flag).type is not flag.type:
+                    raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} "
+                                    "should have the same type: it is one flag")
     return flags
 
 
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
     if "model" in given and not is_there(find_folder(str(given["model"]))):
-        from harness.hints import about_missing_model
+        from harness.other_names import about_missing_model
         if sentence := about_missing_model(str(given["model"])):
             raise UserError(sentence)
     recipe, config = read_files(given)
@@ -217,21 +216,23 @@ def make_settings(given: dict) -> Settings:
     values = {name: flag.default for name, flag in OPTIONS.items()} | recipe | config | given
     check_values(values, OPTIONS)
     drop_what_has_no_effect(values, OPTIONS, given)
-    settle(values, given)
-    flags = OPTIONS | flags_beside(values)
-    refuse_flags_of_others(values, flags, given)
+    apply_implied(values, given)
+    flags = flags_beside(values)
+    for name in given:
+        if name not in flags:
+            refuse_flag_of_another(name, values)
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
     drop_what_has_no_effect(values, flags, given)
     options = {name: values.pop(name) for name in OPTIONS}
-    own = {name: float(value) if type(value) is int and flags[name].type is float else value
-           for name, value in values.items()}
-    return Settings(**options, own=own, defaults=recipe)
+    chosen = {name: float(value) if type(value) is int and flags[name].type is float else value
+              for name, value in values.items()}
+    return Settings(**options, method_flags=chosen, defaults=recipe)
 
 
 def read_files(given: dict) -> tuple[dict, dict]:
     """The values of the model folder's recipe.json and of --config, empty where there is none.
-    Flags of another task, mitigation or advantage than the chosen one stay behind."""
+    Flags of another task, weighting or advantage than the chosen one stay behind."""
     config = read_values(Path(given["config"]), NOT_SETTINGS) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
@@ -242,77 +243,72 @@ def read_files(given: dict) -> tuple[dict, dict]:
 
 def read_values(path: Path, left_out: tuple = ()) -> dict:
     """The settings in a file, which may hold the entries in `left_out` as well."""
+    read = read_json
     if path.suffix in (".yaml", ".yml"):
-        from harness.earlier_settings import read_earlier_settings
-        content = read_earlier_settings(path)
-    else:
-        content = read_json(path)
-    values = {name: value for name, value in content.items() if name not in left_out}
-    task_flags = fields_as_flags(load_task(values.get("task", Settings.task)))
-    for name in [name for name in values if name not in OPTIONS | task_flags]:
-        if name not in choice_flags():
+        from harness.other_names import read_earlier_settings as read
+    values = {name: value for name, value in read(path).items() if name not in left_out}
+    known = OPTIONS | fields_as_flags(load_task(values.get("task", Settings.task)))
+    for name in values:
+        if name not in known and name not in choice_flags():
             raise UserError(f"{path} has the unknown setting {name}")
     return values
 
 
 def without_other_choices(values: dict, chosen: dict) -> dict:
-    """The values of a file. If it was written for another task, mitigation or advantage than the
-    chosen one, the flags of tasks, mitigations or advantages are left out."""
+    """The values of a file. If it was written for another task, weighting or advantage than the
+    chosen one, the flags of tasks, weightings or advantages are left out."""
     left_out = set()
     task = values.get("task", Settings.task)
     if task != chosen["task"]:
         left_out |= {"task", *fields_as_flags(load_task(task))}
-    for axis, registry in (("mitigation", MITIGATIONS), ("advantage", ADVANTAGES)):
+    for axis, choices in METHODS.items():
         if axis in values and values[axis] != chosen[axis]:
-            left_out |= set(flags_of(registry))
+            left_out |= set(choice_flags(choices))
             if axis == "mitigation" and values[axis] in tuple(NEVER_RESCALED):
                 left_out.add("rescale")
     return {name: value for name, value in values.items() if name not in left_out}
 
 
 def flags_beside(values: dict) -> dict[str, Flag]:
-    """The flags that the chosen task, mitigation and advantage bring."""
-    return {**fields_as_flags(load_task(values["task"])),
+    """All settings, and the flags that the chosen task, weighting and advantage bring."""
+    return {**OPTIONS, **fields_as_flags(load_task(values["task"])),
             **parameters_as_flags(MITIGATIONS[values["mitigation"]]),
             **parameters_as_flags(ADVANTAGES[values["advantage"]])}
 
 
-def refuse_flags_of_others(values: dict, flags: dict[str, Flag], given: dict) -> None:
-    """Stop if a flag was typed that belongs to another task, mitigation or advantage."""
-    for name in given:
-        if name in flags:
-            continue
-        if owners := owners_of(name):
-            axis = "mitigation" if owners[0] in MITIGATIONS else "advantage"
-            raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is "
-                            f"{values[axis]}")
+def refuse_flag_of_another(name: str, values: dict) -> None:
+    """Stop: it was typed, and belongs to another task, weighting or advantage."""
+    owners = owners_of(name)
+    if not owners:
         raise UserError(f"--{name} is no flag of --task {values['task']}")
+    axis = "mitigation" if owners[0] in MITIGATIONS else "advantage"
+    raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is {values[axis]}")
 
 
 def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:
     """Set flags without effect back to their defaults; one that was typed is an error."""
     for name, flag in flags.items():
-        if flag.only and not flag.only[0](SimpleNamespace(**values)):
+        if flag.requires and not flag.requires[0](SimpleNamespace(**values)):
             if name in given:
-                raise UserError(f"--{name} has no effect without {flag.only[1]}")
+                raise UserError(f"--{name} has no effect without {flag.requires[1]}")
             values[name] = flag.default
 
 
-def settle(values: dict, given: dict) -> None:
-    """Set what --loss dpo, --pairs and the mitigation leave no choice about; to have typed another
+def apply_implied(values: dict, given: dict) -> None:
+    """Set what --loss dpo, --pairs and the weighting leave no choice about; to have typed another
     value is an error."""
     is_dpo = values["loss"] == "dpo"
-    mitigation = "none" if is_dpo else values["mitigation"]
+    weighting = "none" if is_dpo else values["mitigation"]
     on_dpo = "on --loss dpo: no token has a weight or an advantage"
     on_none = "on --mitigation none: all its weights are 1"
     for holds, name, value, why in (
             (is_dpo, "mitigation", "none", on_dpo),
             (is_dpo, "advantage", "grpo", on_dpo),
             (values["pairs"], "answers", 2, "on --pairs: it has two answers to each problem"),
-            (mitigation in NEVER_RESCALED, "rescale", "none",
-             f"on {mitigation}: it is never rescaled"),
-            (mitigation == "none", "rescale", "mean", on_none),
-            (mitigation == "none" and values["placebo"] == "weights", "placebo", "none", on_none)):
+            (weighting in NEVER_RESCALED, "rescale", "none",
+             f"on {weighting}: it is never rescaled"),
+            (weighting == "none", "rescale", "mean", on_none),
+            (weighting == "none" and values["placebo"] == "weights", "placebo", "none", on_none)):
         if holds and given.get(name, value) != value:
             raise UserError(f"--{name} {given[name]} has no effect {why}")
         if holds:

@@ -12,14 +12,10 @@ import random
 import re
 from dataclasses import dataclass
 from functools import cache
-from numbers import Real
-from pathlib import Path
-
-import torch
+from reprlib import repr as brief
 
 from engine.errors import UserError
 from engine.tokens import END_OF_TURN
-from harness.own_code import described, expect, own_code, place_of
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
            "read", "remarks", "score", "label", "right_steps", "right_answers")
@@ -42,23 +38,22 @@ class ShortTask:
         vars(self).update({name: getattr(module, name) for name in METHODS
                            if callable(getattr(module, name, None))})
         self.reward = f"reward of {module.__name__}"
-        self.to_train, self.to_test = self.split(module.problems)
+        self.to_train, self.to_test = self.split(module.__name__, module.problems)
 
-    def split(self, problems) -> tuple[list, list]:
+    def split(self, name: str, problems: list) -> tuple[list, list]:
         """A fifth is held out, chosen by a hash of the prompt, so that it is the same in every run
         and program. A prompt that occurs twice counts once."""
-        place, by_prompt = place_of(Path(self.module.__file__)), {}
+        by_prompt = {}
         if not isinstance(problems, (list, tuple)):
-            raise UserError(f"{place}`problems` should be a list, got {described(problems)}")
+            raise UserError(f"{name}: `problems` should be a list, got {brief(problems)}")
         for number, problem in enumerate(problems):
-            with own_code(f"prompt_for({described(problem)})", self.prompt_for):
-                prompt = self.prompt_for(problem)
+            prompt = self.prompt_for(problem)
             if not isinstance(prompt, str) or not prompt:
-                raise UserError(f"{place}problem {number} should be a text, or a dict with the "
-                                f"text \"prompt\", got {described(problem)}")
+                raise UserError(f"{name}: problem {number} should be a text, or a dict with the "
+                                f"text \"prompt\", got {brief(problem)}")
             by_prompt[prompt] = problem
         if len(by_prompt) < 2:
-            raise UserError(f"{place}`problems` has {len(by_prompt)} different prompts: training "
+            raise UserError(f"{name}: `problems` has {len(by_prompt)} different prompts: training "
                             "needs one and the evaluation another")
         hashes = {hashlib.sha256(prompt.encode()).hexdigest(): prompt for prompt in by_prompt}
         every = [by_prompt[hashes[key]] for key in sorted(hashes)]
@@ -89,21 +84,15 @@ class ShortTask:
         for problem in every:
             if " ".join(self.show(problem).split()) == typed:
                 return problem
-        raise UserError(f"{described(typed)} is none of the {len(every)} problems of "
+        raise UserError(f"{brief(typed)} is none of the {len(every)} problems of "
                         f"{self.module.__name__}; {self.show(every[0])} is one")
 
-    def score(self, problem, response: str) -> dict[str, float]:
+    def score(self, problem, text: str) -> dict[str, float]:
         """Success is a reward of 1 or more. Format and reasoning are not judged."""
-        reward = self.module.reward
-        end = next((end for end in END_OF_TURN if response.endswith(end)), "")
-        text = response.removesuffix(end)
-        what = f"reward({described(problem)}, {described(text)})"
-        with own_code(what, reward):
-            value = reward(problem, text)
-        expect(lambda: isinstance(value, Real) and abs(value) <= torch.finfo(torch.float32).max,
-               what, reward, "a finite number", value)
-        return {"reward": float(value), "format": 0.0, "answer": float(value >= 1),
-                "reasoning": 0.0}
+        end = next((end for end in END_OF_TURN if text.endswith(end)), "")
+        reward = self.module.reward(problem, text.removesuffix(end))
+        answer = float(reward >= 1)
+        return {"reward": float(reward), "format": 0.0, "answer": answer, "reasoning": 0.0}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
         """Every token is a word of no section."""

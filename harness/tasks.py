@@ -8,7 +8,6 @@ import importlib
 import inspect
 from functools import partial
 from numbers import Real
-from pathlib import Path
 
 import torch
 
@@ -16,7 +15,7 @@ from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS
 from harness.files import PROJECT, is_file
 from harness.flags import fields_as_flags, shortened
-from harness.own_code import described, expect, own_code, place_of
+from harness.own_code import described, expect, own_code
 
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
@@ -24,15 +23,13 @@ PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 def load_task(name: str) -> type:
     """The class Task of a module of the project's folder, or the one made for it. Its fields are
     flags."""
-    if not isinstance(name, str):
-        raise UserError(f"--task {name!r} should be a text")
     if not is_module(name):
-        dotted = name.removesuffix(".py").replace("/", ".")
+        dotted = str(name).removesuffix(".py").replace("/", ".")
         meant = "".join(f"; did you mean --task {near}?" for near in (dotted, f"tools.{dotted}")
                         if is_module(near))
-        raise UserError(f"--task {shortened(name)}: there is no such module in the project's "
+        raise UserError(f"--task {shortened(str(name))}: there is no such module in the project's "
                         f"folder (the file tools/my_task.py is the module tools.my_task){meant}")
-    with own_code(f"--task {name}", path_of(name)):
+    with own_code():
         module = importlib.import_module(name)
     task = getattr(module, "Task", None)
     is_own = inspect.isclass(task) and task.__module__ == name  # one it imports is another's
@@ -48,24 +45,15 @@ def load_task(name: str) -> type:
 
 def make_task(settings) -> "CheckedTask":
     task = load_task(settings.task)
-    with own_code(f"the Task of {settings.task}", task):
-        made = task(**{name: settings.own[name] for name in fields_as_flags(task)})
-        for name in NEEDED:
-            getattr(made, name)
-    reward = made.reward
-    expect(lambda: isinstance(reward, str) and reward.isprintable(), "reward", task,
-           "a line of text", reward)
-    return CheckedTask(made)
+    fields = {name: settings.method_flags[name] for name in fields_as_flags(task)}
+    with own_code():
+        return CheckedTask(task(**fields))
 
 
-def is_module(name: str) -> bool:
-    parts = name.split(".")
+def is_module(name) -> bool:
+    parts = name.split(".") if isinstance(name, str) else [""]
     is_name = all(part.isidentifier() and not part.startswith("__") for part in parts)
-    return is_name and is_file(path_of(name))
-
-
-def path_of(name: str) -> Path:
-    return PROJECT.joinpath(*name.split(".")).with_suffix(".py")
+    return is_name and is_file(PROJECT.joinpath(*parts).with_suffix(".py"))
 
 
 class CheckedTask:
@@ -85,10 +73,10 @@ class CheckedTask:
         """What a method of the task returns, if it is what it should be."""
         method = getattr(self.task, name)
         expected, test = EXPECTED[name]
-        what = f"{name}({', '.join(map(described, arguments))})"
-        with own_code(what, method):
+        with own_code():
             value = method(*arguments)
-        expect(lambda: test(value, *arguments), what, method, expected, value)
+        expect(lambda: test(value, *arguments),
+               f"{name}({', '.join(map(described, arguments))})", expected, value)
         return value
 
     def held_out_problems(self, count: int) -> list:
@@ -101,34 +89,23 @@ class CheckedTask:
         problems = self.ask("training_problems", seed, step, count)
         for problem in problems:
             if self.prompt_for(problem) in self.held_out_prompts:
-                raise UserError(f"{place_of(self.task.training_problems)}training_problems gives "
-                                f"{self.show(problem)} in step {step}, which is among the "
-                                "held_out_problems, too: what is evaluated may not be trained on")
+                raise UserError(f"training_problems gives {self.show(problem)} in step {step}, "
+                                "which is among the held_out_problems, too: what is evaluated may "
+                                "not be trained on")
         return problems
-
-
-def are_problems(problems, *asked) -> bool:
-    return isinstance(problems, (list, tuple)) and len(problems) > 0
-
-
-def are_codes(codes, pieces: list[bytes], names: tuple) -> bool:
-    return len(codes) == len(pieces) and all(code in range(len(names)) for code in codes)
 
 
 def are_labels(labels, pieces: list[bytes]) -> bool:
     sections, kinds = labels
-    return are_codes(sections, pieces, SECTIONS) and are_codes(kinds, pieces, KINDS)
+    return all(len(codes) == len(pieces) and all(code in range(len(names)) for code in codes)
+               for codes, names in ((sections, SECTIONS), (kinds, KINDS)))
 
 
-def is_score(score, problem, response: str) -> bool:
+def is_score(score, problem, text: str) -> bool:
     """With numbers that float32 can hold; yes and no are numbers."""
     most = torch.finfo(torch.float32).max
     is_finite = all(isinstance(value, Real) and abs(value) <= most for value in score.values())
     return is_finite and set(PARTS) <= set(score) and score["answer"] in (0, 1)
-
-
-def is_text(text, problem) -> bool:
-    return isinstance(text, str)
 
 
 def are_answers(answers, problem) -> bool:
@@ -139,12 +116,9 @@ def are_answers(answers, problem) -> bool:
 
 EXPECTED = {  # of a method: in words, and a test of what it returned, with what it was asked
     "training_problems": ("a list of as many problems as it is asked for", lambda given, *asked:
-                          are_problems(given) and len(given) == asked[-1]),
+                          len(given) == asked[-1]),
     "held_out_problems": ("a list of problems, at least one and not more than it is asked for",
-                          lambda given, count: are_problems(given) and len(given) <= count),
-    "extreme_problems": ("a list of problems", are_problems),
-    "prompt_for": ("a text", is_text),
-    "show": ("a text", is_text),
+                          lambda given, count: 1 <= len(given) <= count),
     "score": (f"finite numbers by name, {', '.join(PARTS)} among them; answer counts as success: "
               "1 or 0", is_score),
     "label": (f"two lists with a code for each token: sections, 0 to {len(SECTIONS) - 1}, and "
@@ -154,5 +128,3 @@ EXPECTED = {  # of a method: in words, and a test of what it returned, with what
     "right_answers": ("a text that ends the thinking and a list of right answers to follow it",
                       are_answers),
 }
-OPTIONAL = ("right_steps", "right_answers")
-NEEDED = [*(name for name in EXPECTED if name not in OPTIONAL), "reward"]

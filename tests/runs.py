@@ -43,6 +43,14 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def edit_config(folder, **changed):
+    (folder / "config.json").write_text(json.dumps({**config_of(folder), **changed}))
+
+
 def timeless(line):
     return {key: value for key, value in line.items() if not any(word in key for word in TIME)}
 
@@ -102,15 +110,20 @@ def program(folder: Path, *argv, expect=0) -> str:
     return result.stdout + result.stderr
 
 
-def blocks(page: str, language: str = "python") -> list[str]:
-    """The blocks of a page in this language."""
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
+def blocks(page: str) -> list[str]:
+    """The Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
 
 
-def paste(project: Path, page: str, words: str, stub: str = "") -> str:
-    """What the page's block with these words prints in a copy, `stub` pasted before it."""
-    [block] = [block for block in blocks(page) if words in block]
-    (project / "pasted.py").write_text(stub + block)
+def block(page: str, words: str) -> str:
+    """The page's one Python block with these words."""
+    [found] = [block for block in blocks(page) if words in block]
+    return found
+
+
+def printed_by(project: Path, code: str) -> str:
+    """What the code prints that is pasted into a file of a copy."""
+    (project / "pasted.py").write_text(code)
     return program(project, "pasted.py")
 
 

@@ -108,7 +108,7 @@ def test_what_a_folder_is_decides_how_to_go_on(tmp_path):
 
 
 def test_a_first_step_that_failed_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(MITIGATIONS, "wrong", lambda tokens: -tokens.entropy - 1)
+    monkeypatch.setitem(MITIGATIONS, "wrong", lambda rollouts: -rollouts.entropy - 1)
     with pytest.raises(UserError, match="negative"):
         train.main([*SHORT, "--mitigation", "wrong", "--out", str(tmp_path / "y")])
     assert not (tmp_path / "y").exists()
@@ -119,8 +119,8 @@ def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_p
         def __init__(self, policy, *, speed: bool = False):
             self.metrics = {"told": torch.tensor(2.5)}
 
-        def __call__(self, tokens, policy):
-            return tokens.entropy + 1
+        def __call__(self, rollouts, policy):
+            return rollouts.entropy + 1
 
         def state_dict(self):
             return {"mean": 0.5}
@@ -143,9 +143,9 @@ def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_p
 IDEA = '''
 
 @mitigation
-def my_idea(tokens, *, strength: float = 1.0):
+def my_idea(rollouts, *, strength: float = 1.0):
     """One line that becomes the help text."""
-    return 1 + strength * tokens.entropy          # (B, T)
+    return 1 + strength * rollouts.entropy        # (B, T)
 '''
 
 

@@ -19,7 +19,7 @@ from harness.resume import CHANGEABLE, resumed
 from harness.run import Run
 from harness.run_folder import RunFolder
 from harness.settings import OPTIONS
-from runs import assert_same_run, lines, older, run
+from runs import assert_same_run, config_of, edit_config, lines, older, run
 
 FLAGS = ["--steps", "4", "--eval_every", "2", "--checkpoint_every", "2", "--sample_every", "1"]
 
@@ -86,24 +86,9 @@ def test_a_run_that_never_keeps_checkpoints_is_not_erased_either(finished, tmp_p
     assert "a record of 4 steps" in said and "(--checkpoint_every is 0)" in said
 
 
-def test_steps_before_the_first_checkpoint_are_made_again(finished, stopped):
-    shutil.rmtree(stopped / "checkpoints")
-    cut(stopped / "metrics.jsonl", 2)
-    assert "starting again at step 1" in run("--resume", stopped).stdout
-    assert_same_run(finished, stopped)
-
-
 def test_a_run_that_was_stopped_is_not_called_finished(stopped):
     said = run("--resume", stopped, "--steps", 1).stdout
     assert "has 3 of its 4 steps, and no more were asked for" in said and "finished" not in said
-
-
-def config_of(folder):
-    return json.loads((folder / "config.json").read_text())
-
-
-def edit_config(folder, **changed):
-    (folder / "config.json").write_text(json.dumps({**config_of(folder), **changed}))
 
 
 @pytest.fixture
@@ -170,8 +155,6 @@ STATE = SEALED + "trainer/state.safetensors"
 DAMAGE = {
     "a line is lost": (lambda run: edit(run / "metrics.jsonl", lambda lines: lines[1:]),
                        "line 1 is step 2: lines are missing"),
-    "evaluations are lost": (lambda run: (run / "evaluations.jsonl").unlink(),
-                             "has lost the sampled evaluation at step 0"),
     "another model": (lambda run: rewrite(run / SEALED / "model.safetensors",
                                           lambda name, tensor: tensor + 1e-3),
                       "model.safetensors was changed after it was written"),

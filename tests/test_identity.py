@@ -1,5 +1,4 @@
 """Every file of a run says which run, and which step, it is of: an exchange is noticed."""
-import json
 import os
 import shutil
 
@@ -11,7 +10,7 @@ from harness import files
 from harness.credit_reading import read_columns
 from engine.errors import UserError
 from harness.identity import run_id_of
-from runs import lines, older, run
+from runs import config_of, edit_config, lines, older, run
 
 FLAGS = ["--steps", "4", "--eval_every", "3", "--checkpoint_every", "2", "--sample_every", "1"]
 
@@ -28,14 +27,6 @@ def made(learner, tmp_path_factory):
 @pytest.fixture
 def pair(made, tmp_path):
     return [shutil.copytree(made / name, tmp_path / name) for name in ("0", "1")]
-
-
-def config_of(folder):
-    return json.loads((folder / "config.json").read_text())
-
-
-def edit_config(folder, **changed):
-    (folder / "config.json").write_text(json.dumps({**config_of(folder), **changed}))
 
 
 def exchange(name):

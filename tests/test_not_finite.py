@@ -77,11 +77,11 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
 
 
 @pytest.mark.parametrize("weight, words", [
-    (float("nan"), r"the mitigation mine is not finite at \d+ of \d+ tokens, first at answer 0"),
+    (float("nan"), r"the weighting mine is not finite at \d+ of \d+ tokens, first at answer 0"),
     (3e38, "the gradient is not finite")])
 def test_weights_that_break_something_end_the_run(start, tmp_path, monkeypatch, weight, words):
-    put_in(monkeypatch, lambda tokens: torch.full_like(
-        tokens.log_prob, weight if tokens.step == 3 else 1.0), "mine")
+    put_in(monkeypatch, lambda rollouts: torch.full_like(
+        rollouts.log_prob, weight if rollouts.step == 3 else 1.0), "mine")
     spread = torch.tensor([1.1, 0.1, 0.0, 0.0] * 4)
     score = train.Policy.score
 
@@ -108,12 +108,12 @@ def test_an_advantage_is_checked_like_a_weight(start, tmp_path, monkeypatch):
 
 
 def test_a_critic_that_broke_is_not_kept(start, tmp_path, monkeypatch):
-    original, calls = Trained.descend, []
+    original, calls = Trained.gradient_step, []
 
     def break_down(self, loss):
         calls.append(1)
         return original(self, loss * (float("inf") if len(calls) > 8 else 1.0))
-    monkeypatch.setattr(Trained, "descend", break_down)
+    monkeypatch.setattr(Trained, "gradient_step", break_down)
     said = start("--advantage", "gae")
     assert "what is trained beside the policy is not finite" in said and "--critic_lr 0.01" in said
     assert saved(tmp_path / "x") == ["step_000001"]

@@ -1,6 +1,7 @@
 """The loop as a person meets it: whole runs, runs that were killed, and wrong commands."""
 import gc
 import json
+import multiprocessing
 import os
 import re
 import shlex
@@ -18,14 +19,12 @@ import train
 from conftest import ROOT, hand_made, spoken
 from engine import processes
 from engine.errors import UserError
-from engine.policy import derived_seed, sample_answers
+from engine.policy import sample_answers
 from engine.tokens import load_tokenizer
 from grpo import update
 from harness import run_folder
-from harness.load import load_policy
 from harness.run import Run
 from harness.run_folder import open_folder
-from harness.settings import make_settings
 from qwen2_model import Qwen2
 from runs import assert_same_run, lines, run
 
@@ -91,16 +90,6 @@ def test_step_n_was_sampled_by_checkpoint_n_minus_1(whole):
         assert torch.allclose(ours, recorded, atol=1e-4) == same
 
 
-def test_a_step_follows_from_checkpoint_seed_and_step_alone(whole):
-    """The batch of step 5, sampled again."""
-    settings = make_settings({"config": str(whole[0] / "config.json")})
-    policy = load_policy(settings, whole[0] / "checkpoints/step_000004")
-    problems = policy.task.training_problems(settings.seed, 5, settings.questions)
-    again = policy.sample(problems, settings.answers, derived_seed("train", settings.seed, 5))
-    with np.load(whole[0] / "credit/step_000005.npz") as credit:
-        assert credit["token_id"].tolist() == again.ids[again.mask].tolist()
-
-
 def test_the_random_numbers_of_credit_are_new_in_every_step(policy):
     def advantage(rollouts, policy):
         drawn.append(torch.rand(1, generator=rollouts.generator).item())
@@ -112,10 +101,7 @@ def test_the_random_numbers_of_credit_are_new_in_every_step(policy):
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_training_changes_the_model_and_the_seed_changes_the_run(whole, learner, tmp_path):
-    before, after = (load_file(folder / "model.safetensors")
-                     for folder in (learner, whole[0] / "checkpoints/step_000005"))
-    assert any(not torch.equal(before[name], after[name]) for name in before)
+def test_the_seed_changes_the_run(whole, learner, tmp_path):
     run("--model", learner, "--out", tmp_path / "x", "--seed", 1, "--steps", 1, "--eval-every", 0,
         "--checkpoint_every=0")
     prompts = [np.load(folder / "credit/step_000001.npz")["prompt_ids"].tolist()
@@ -142,25 +128,6 @@ def test_a_run_repeats_from_its_own_config(whole, tmp_path):
     assert_same_run(whole[0], tmp_path / "again")
 
 
-KILLED = """
-import os, runpy, sys
-program, *flags = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(program))
-from harness import run_folder
-from harness.load import load_policy
-write_credit = run_folder.write_credit
-
-def write_and_die(path, *args):
-    write_credit(path, *args)
-    if path.stem == "step_000003":
-        os.kill(os.getpid(), 9)
-
-run_folder.write_credit = write_and_die
-sys.argv = [program, *flags]
-runpy.run_path(program, run_name="__main__")
-"""
-
-
 def after_credit_of(step, monkeypatch, deed):
     """Do this at once after the credit file of this step is written."""
     write_credit = run_folder.write_credit
@@ -172,22 +139,17 @@ def after_credit_of(step, monkeypatch, deed):
     monkeypatch.setattr(run_folder, "write_credit", write_and_do)
 
 
-def interrupt():
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("step", [1, 3])
 def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, monkeypatch, step):
     """Before the first checkpoint, and between two."""
     folder = tmp_path / "killed"
     argv = ["--model", str(learner), "--out", str(folder), *FLAGS]
-    if step == 3:
-        command = [sys.executable, "-c", KILLED, str(ROOT / "train.py"), *argv]
-        assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
-    else:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            after_credit_of(step, patch, interrupt)
-            run(*argv)
+    with monkeypatch.context() as patch:
+        after_credit_of(step, patch, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        process = multiprocessing.get_context("fork").Process(target=train.main, args=[argv])
+        process.start()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
     for name in ("metrics.jsonl", "samples.jsonl"):  # a line that the kill cut off
         with open(folder / name, "a") as file:
             file.write('{"step": 4, "rew')
@@ -328,7 +290,7 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
         mask = torch.tensor([[t <= n for t in range(6)] for n in rows])
         first = torch.tensor([1.0, 0.0] * len(part))
         return hand_made(mask, log_prob=-torch.tensor(rows)[:, None].expand(-1, 6) / 3,
-                         responses=[f"{n} {row % 2}" for row, n in enumerate(rows)],
+                         answers=[f"{n} {row % 2}" for row, n in enumerate(rows)],
                          scores={"answer": first, "format": first})
 
     task = SimpleNamespace(held_out_problems=lambda most: problems, show=str)
@@ -365,20 +327,16 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
 
 @pytest.mark.parametrize(
     "argv, said",
-    [(["--mitigation", "nome"], "--mitigation nome is not one of: none"),
-     (["--model", "nowhere"], "there is no model folder nowhere"),
-     (["--lerning_rate", "1"], "did you mean --learning_rate"),
-     (["--device", "tpu"], "--device tpu"), (["--device", "cuda:99"], "CUDA devices"),
-     (["--device", "meta"], "only cpu and cuda"), (["--steps", "many"], "invalid int value"),
-     (["--answers", "1"], "--answers 1 should be at least 2"),
+    [(["--model", "nowhere"], "there is no model folder nowhere"),
+     (["--device", "cuda:99"], "CUDA devices"), (["--device", "meta"], "only cpu, cuda and cuda:N"),
+     (["--steps", "many"], "invalid int value"),
      (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
      (["--data", "nothing.jsonl"], "cannot read nothing.jsonl"),
-     (["--config", "nothing.json"], "nothing.json does not exist"),
+     (["--config", "nothing.json"], "cannot read nothing.json: No such file"),
      (["--max_new_tokens", "5000"], "and the answer exceed the 1024"),
      (["--max_number", "500"], "cannot spell"),
      (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem"),
-     (["--resume", "nowhere"], "nowhere is not a run folder"),
-     (["stray"], "unknown argument stray")])
+     (["--resume", "nowhere"], "nowhere is not a run folder")])
 def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
     if "--resume" not in argv:
         argv = ["--out", str(tmp_path / "x"), *argv]

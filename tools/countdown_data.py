@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from engine.errors import UserError
 from harness.files import read_given
@@ -20,14 +21,16 @@ MOST_NUMBERS = 4          # five have too many expressions to list
 Step = tuple[int, str, int, int]  # x, operator, y and the result
 
 
+class Candidate(NamedTuple):
+    """A way to make one number of all, and the steps that compute it."""
+    value: int
+    expression: str
+    steps: tuple[Step, ...]
+
+
 def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
     """Read JSON lines {"nums": [3, 5, 7], "target": 22}: numbers and target of each."""
-    problems = read_given(name, lambda file: [
-        parse_problem(line.strip(), f"{name}, line {number}")
-        for number, line in enumerate(file, 1) if line.strip()])
-    if not problems:
-        raise UserError(f"{name} holds no problems")
-    return problems
+    return read_given(name, "problems", parse_problem)
 
 
 def parse_problem(line: str, where: str) -> tuple[tuple[int, ...], int]:
@@ -78,9 +81,8 @@ def right_expressions(numbers: tuple[int, ...], target: int, max_result: int) ->
     if len(numbers) > MOST_NUMBERS:
         raise UserError(f"the right answers of {len(numbers)} numbers are not listed: four are the "
                         "most")
-    exceptions = {expression: sum(map(smaller_first, steps))
-                  for value, expression, steps in expressions(numbers, max_result)
-                  if value == target}
+    exceptions = {found.expression: sum(map(smaller_first, found.steps))
+                  for found in expressions(numbers, max_result) if found.value == target}
     return sorted(exceptions, key=exceptions.get)
 
 
@@ -90,16 +92,16 @@ def smaller_first(step: Step) -> bool:
     return operator in "+*" and x < y
 
 
-def expressions(numbers: tuple[int, ...],
-                max_result: int) -> Iterator[tuple[int, str, tuple[Step, ...]]]:
-    """Every way to make one number of all: its value, its expression, and the steps to it."""
+def expressions(numbers: tuple[int, ...], max_result: int) -> Iterator[Candidate]:
+    """Every way to make one number of all."""
     yield from joined([(number, str(number)) for number in numbers], (), max_result)
 
 
-def joined(items: list[tuple[int, str]], steps: tuple[Step, ...], max_result: int):
+def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
+           max_result: int) -> Iterator[Candidate]:
     """Join two of the items, which are (value, expression), in every way, until one is left."""
     if len(items) == 1:
-        yield *items[0], steps
+        yield Candidate(*items[0], steps)
         return
     for i, j in itertools.permutations(range(len(items)), 2):
         (x, left), (y, right) = items[i], items[j]

@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 
 from engine.errors import UserError
-from harness.files import is_folder, is_there, let_go, lock_folder, make_folder, writing
+from harness.files import is_folder, is_there, locked, make_folder, writing
 from harness.flags import MOST_THREADS, Flag
 from harness.progress import python_command, say, show_status
 from harness.program import StopRequest
@@ -130,7 +130,8 @@ def is_written(run: PlannedRun) -> bool:
     """Whether some process writes the run's folder at this moment."""
     if is_folder(run.folder):
         try:
-            let_go(lock_folder(run.folder))
+            with locked(run.folder):
+                pass
         except BlockingIOError:
             return True
     return False

@@ -3,7 +3,7 @@
 The functions of --advantage and --mitigation are given each possible batch, a single group, and
 the gradient's mean and covariance are sums over all of them. What draws random numbers, or is a
 class (it may keep a state, or sample answers), is not listed: tables show n/a. A class can have a
-static method listed(tokens) with the numbers that stand for it here.
+static method listed(rollouts) with the numbers that stand for it here.
 """
 import inspect
 import itertools
@@ -18,11 +18,11 @@ import torch
 from credit.belief import credit_of_beliefs, thought_lengths
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
-from credit.weight import token_weight
-from harness.own_code import call_method
+from credit.weight import rescaled_weight
+from harness.own_code import checked_credit
 from harness.load import make
 from engine.rollouts import Rollouts
-from research.probes.methods import choices, rescaling
+from research.probes.methods import choices, rescale_of
 from research.probes.world import ONE, OPENING, PROMPT, World, is_right
 
 # stand here with values that are exact: critic, one-step, vine, hindsight, belief, deletion
@@ -59,18 +59,18 @@ class Listed:
 def list_weights(world: World, batches: Batches, advantage: torch.Tensor,
                  progress=lambda share: None) -> Listed:
     """Of each --mitigation, rescaled as in training. A weighting may look at `advantage`."""
-    def weight_of(name, weigh, tokens):
-        return token_weight(weigh, name, tokens, None, rescaling(name))[0]
+    def weight_of(name, weigh, rollouts):
+        return rescaled_weight(weigh, name, rollouts, None, rescale_of(name))[0]
 
-    weightings = {**choices()[0], "oracle": lambda tokens: tokens.true_credit.abs()}
+    weightings = {**choices()[0], "oracle": lambda rollouts: rollouts.true_credit.abs()}
     return on_every_batch(world, batches, weightings, weight_of, advantage, progress)
 
 
 def list_advantages(world: World, batches: Batches, seed: int,
                     progress=lambda share: None) -> Listed:
     """Of each --advantage that is a function, and of critics whose values are known."""
-    def advantage_of(name, spread, tokens):
-        return call_method(spread, f"the advantage {name}", tokens)
+    def advantage_of(name, spread, rollouts):
+        return checked_credit(spread, f"the advantage {name}", rollouts)
 
     functions = {name: chosen for name, chosen in choices()[1].items() if name not in VALUES_KNOWN}
     listed = on_every_batch(world, batches, functions, advantage_of, None, progress)
@@ -88,11 +88,11 @@ def on_every_batch(world: World, batches: Batches, chosen: dict, call: Callable,
     values = {name: torch.zeros(M, G, T) for name in functions}
     generators = {name: torch.Generator().manual_seed(0) for name in functions}
     for m, rows in enumerate(batches.which):
-        tokens = rows_of(world.rollouts, rows)
+        rollouts = rows_of(world.rollouts, rows)
         if advantage is not None:
-            tokens = replace(tokens, advantage=advantage[m].float())
+            rollouts = replace(rollouts, advantage=advantage[m].float())
         for name in [name for name in functions if name not in reasons]:
-            of_batch = replace(tokens, generator=generators[name])
+            of_batch = replace(rollouts, generator=generators[name])
             try:
                 values[name][m] = call(name, functions[name], of_batch)
             except Exception as error:  # an idea may need what this world lacks: the note names it
@@ -108,17 +108,17 @@ def on_every_batch(world: World, batches: Batches, chosen: dict, call: Callable,
 
 
 def function_of(chosen) -> Callable | None:
-    """(tokens, lab) -> numbers. None for a class, unless it has `listed(tokens)`."""
+    """(rollouts, lab) -> numbers. None for a class, unless it has `listed(rollouts)`."""
     if not inspect.isclass(chosen):
         return make(chosen, {}, None)
     listed = getattr(chosen, "listed", None)
-    return listed and (lambda tokens, policy: listed(tokens))
+    return listed and (lambda rollouts, policy: listed(rollouts))
 
 
 def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
     """A group of these answers. Hidden states and attention come from one look at all answers."""
     part = {name: value[rows] for name, value in vars(rollouts).items() if torch.is_tensor(value)}
-    for name in ("texts", "responses"):
+    for name in ("texts", "answers"):
         part[name] = [getattr(rollouts, name)[i] for i in rows.tolist()]
     part["scores"] = {name: value[rows] for name, value in rollouts.scores.items()}
     seen = rollouts.forward.look(rollouts, attention=True)

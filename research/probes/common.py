@@ -27,9 +27,9 @@ from engine.forward import Forward, response_log_probs
 from engine.policy import Policy, derived_seed
 from harness.load import load_policy
 from harness.progress import show_status
-from harness.provenance import provenance
+from harness.identity import provenance
 from engine.rollouts import Rollouts
-from harness.run_name import model_name
+from harness.run_name import path_part
 from harness.settings import make_settings
 from grpo import grpo
 
@@ -110,7 +110,7 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
     """The one asked for, or one named by probe, model and seed. It must not exist yet."""
     parts = [name, f"s{args.seed}"]
     if hasattr(args, "model"):
-        parts.insert(1, model_name(Path(args.model)))
+        parts.insert(1, path_part(args.model))
     if args.quick:
         parts.append("quick")
     folder = Path(args.out or f"results/{'-'.join(parts)}")

@@ -18,7 +18,7 @@ drawn are listed with their probability (batches.py), and the tables show:
              after so many batches noise and signal are alike
 
 An idea that is a function of the batch is listed beside the others. One that is a class keeps a
-state or samples more, and is shown as n/a, unless it has a static method listed(tokens) that
+state or samples more, and is shown as n/a, unless it has a static method listed(rollouts) that
 returns its weights.
 """
 import math

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from harness.own_code import call_method
+from harness.own_code import checked_credit
 from engine.policy import Policy, derived_seed
 from harness.load import make
 from engine.rollouts import Rollouts
@@ -18,17 +18,17 @@ ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple
 
 def choices() -> tuple[dict, dict]:
     """All choices of --mitigation, and all of --advantage: functions or classes, by name."""
-    return in_order(MITIGATIONS), in_order(ADVANTAGES)
+    return functions_first(MITIGATIONS), functions_first(ADVANTAGES)
 
 
-def in_order(functions: dict) -> dict:
+def functions_first(functions: dict) -> dict:
     """Functions as they stand, then classes by name, whichever module was imported first."""
     classes = sorted(name for name, function in functions.items() if inspect.isclass(function))
     names = [*(name for name in functions if name not in classes), *classes]
     return {name: functions[name] for name in names}
 
 
-def rescaling(name: str) -> str:
+def rescale_of(name: str) -> str:
     """The --rescale that a run with this weighting has by default."""
     return "none" if name in NEVER_RESCALED else "mean"
 
@@ -36,19 +36,19 @@ def rescaling(name: str) -> str:
 @dataclass
 class Methods:
     """Weightings are paired with plain GRPO's advantage, advantages with weights of 1."""
-    mitigations: dict[str, Callable]
+    weightings: dict[str, Callable]
     advantages: dict[str, Callable]
 
     def weights(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each weighting, as the loss would take it."""
-        return {name: token_weight(mitigation, name, for_method(name, rollouts, policy), policy,
-                                   rescaling(name))[0]
-                for name, mitigation in self.mitigations.items() if name not in without}
+        return {name: rescaled_weight(weighting, name, for_method(name, rollouts, policy), policy,
+                                      rescale_of(name))[0]
+                for name, weighting in self.weightings.items() if name not in without}
 
     def credits(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each advantage."""
-        return {name: call_method(advantage, f"the advantage {name}",
-                                  for_method(name, rollouts, policy), policy)
+        return {name: checked_credit(advantage, f"the advantage {name}",
+                                     for_method(name, rollouts, policy), policy)
                 for name, advantage in self.advantages.items() if name not in without}
 
     def coefficients(self, policy: Policy, rollouts: Rollouts,
@@ -69,9 +69,9 @@ def for_method(name: str, rollouts: Rollouts, policy: Policy) -> Rollouts:
 
 def make_methods(policy: Policy, oracle_k: int = 1) -> Methods:
     """All flags as the leaderboard has them; the oracle's number of continuations is given."""
-    mitigations, advantages = choices()
+    weightings, advantages = choices()
     flags = {"oracle": {"oracle_k": oracle_k}, "measured": {"measured_k": MEASURED_K}}
     return Methods({name: make(chosen, flags.get(name, {}), policy)
-                    for name, chosen in mitigations.items()},
+                    for name, chosen in weightings.items()},
                    {name: make(chosen, flags.get(name, {}), policy)
                     for name, chosen in advantages.items() if name not in ALIKE})

@@ -127,7 +127,7 @@ def sample_planted(policy: PlantedPolicy, step: int, Q: int, G: int) -> Rollouts
         problems=[None] * Q, prompt_ids=[PROMPT] * Q, group=torch.arange(Q * G) // G, step=step,
         ids=drawn.tokens, mask=drawn.mask, finished=torch.ones(Q * G, dtype=torch.bool),
         log_prob=drawn.log_prob, entropy=drawn.entropy, collision=drawn.collision,
-        texts=texts, responses=["".join(row) for row in texts], section=section,
+        texts=texts, answers=["".join(row) for row in texts], section=section,
         kind=torch.full(drawn.mask.shape, WORD, dtype=torch.uint8),
         scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward),
         generator=torch.Generator().manual_seed(derived_seed("planted credit", s.seed, step)),

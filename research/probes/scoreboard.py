@@ -42,7 +42,7 @@ from analysis.vocabulary import CLASSES
 from engine.tokens import KINDS, SECTIONS
 from harness.credit_file import write_credit
 from engine.policy import Policy
-from harness.provenance import provenance
+from harness.identity import provenance
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
 from research.probes.common import OF_A_MODEL, Findings, Flag, Probe, sample_batch

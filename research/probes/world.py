@@ -53,8 +53,9 @@ class World:
 def make_world(seed: int, length: int) -> World:
     model, answers = make_model(seed), all_answers(length)
     T = max(map(len, answers))
-    begun = [[answer[:t + 1] for t in range(T)] for answer in answers]  # beyond its end: all of it
-    number = {choice: i for i, choice in enumerate(dict.fromkeys(sum(begun, [])))}
+    # beyond its end a prefix is all of the answer
+    prefixes = [[answer[:t + 1] for t in range(T)] for answer in answers]
+    number = {choice: i for i, choice in enumerate(dict.fromkeys(sum(prefixes, [])))}
     log_prob = {choice: log_prob_of(model, choice) for choice in number}
     score = torch.stack([gradient_at(model, of_choice) for of_choice in log_prob.values()])
     total = torch.stack([sum(log_prob[answer[:t + 1]] for t in range(len(answer)))
@@ -65,7 +66,7 @@ def make_world(seed: int, length: int) -> World:
     return World(
         model=model, rollouts=replace(rollouts, true_credit=worth.diff().float()),
         probability=total.detach().exp(),
-        node=torch.tensor([[number[choice] for choice in row] for row in begun]),
+        node=torch.tensor([[number[choice] for choice in row] for row in prefixes]),
         score=score.double(), worth=worth,
         gradient=gradient_at(model, (total.exp() * rollouts.reward).sum()).double())
 
@@ -106,8 +107,8 @@ def prefix_values(answers: list[Answer], rewards: list[float],
                   log_prob: dict[Answer, torch.Tensor]) -> dict[Answer, float]:
     """V from the end: an answer's own reward, or the mean over what may follow."""
     V = dict(zip(answers, rewards))
-    begun = {answer[:t] for answer in answers for t in range(len(answer))}
-    for prefix in sorted(begun, key=len, reverse=True):
+    prefixes = {answer[:t] for answer in answers for t in range(len(answer))}
+    for prefix in sorted(prefixes, key=len, reverse=True):
         longer = [(*prefix, v) for v in range(len(TEXTS))]
         V[prefix] = sum(log_prob[choice].exp().item() * V[choice] for choice in longer)
     return V
@@ -128,7 +129,7 @@ def describe(model: Qwen2, answers: list[Answer]) -> Rollouts:
         ids=ids, mask=mask, finished=torch.tensor([answer[-1] == END for answer in answers]),
         log_prob=log_probs.gather(2, ids[..., None]).squeeze(-1) * mask,
         entropy=without_rounding(entropy), collision=log_probs.exp().square().sum(-1) * mask,
-        texts=texts, responses=["".join(row) for row in texts], section=section, kind=kind,
+        texts=texts, answers=["".join(row) for row in texts], section=section, kind=kind,
         scores=scores_of(answers), forward=Forward(model, 64))
 
 

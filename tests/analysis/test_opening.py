@@ -32,7 +32,7 @@ def test_a_run_that_has_less_says_so():
 
 
 def test_one_sentence_says_the_task_what_solved_means_and_the_method(monkeypatch):
-    def idea(tokens):
+    def idea(rollouts):
         """Weight 1.5 for
         some. What follows is not said."""
 

@@ -25,24 +25,24 @@ def probability(policy, prompt, continuation):
 
 def test_a_belief_is_the_probability_of_all_right_answers(policy):
     """15 of 3 5 7: three numbers in a sum, 12 spellings. At the start and after 7 tokens."""
-    tokens = spoken(policy)
+    rollouts = spoken(policy)
     opening, right = policy.task.right_answers(ASKED[0])
     assert opening == "</think>\n<answer>" and " ( 5 + 3 ) + 7</answer>" in right
     assert len(right) == 12
-    begun = tuple(tokens.ids[0, :7].tolist())
-    known = beliefs(policy, tokens, [(0, ()), (0, begun), (1, begun)])
+    prefix = tuple(rollouts.ids[0, :7].tolist())
+    known = beliefs(policy, rollouts, [(0, ()), (0, prefix), (1, prefix)])
     for question, prefix in known:
         opening, right = policy.task.right_answers(ASKED[question])
-        forced = [*tokens.prompt_ids[question], *prefix, *policy.tokenizer.encode(opening).ids]
+        forced = [*rollouts.prompt_ids[question], *prefix, *policy.tokenizer.encode(opening).ids]
         spelled = [policy.tokenizer.encode(text).ids for text in right]
         expected = sum(probability(policy, forced, ids) for ids in spelled)
         assert known[question, prefix] == pytest.approx(expected, rel=1e-4)
-    assert known[0, ()] != pytest.approx(known[0, begun], rel=0.01)
+    assert known[0, ()] != pytest.approx(known[0, prefix], rel=0.01)
 
 
 def test_a_problem_without_a_listed_answer_is_believed_impossible(policy):
-    tokens = spoken(policy, problems=[Problem((1, 1, 1), 99), ASKED[1]])
-    assert beliefs(policy, tokens, [(0, ())]) == {(0, ()): 0.0}
+    rollouts = spoken(policy, problems=[Problem((1, 1, 1), 99), ASKED[1]])
+    assert beliefs(policy, rollouts, [(0, ())]) == {(0, ()): 0.0}
 
 
 def test_credit_by_hand():
@@ -107,12 +107,12 @@ def test_a_task_without_a_list_is_refused_and_a_wrong_list_is_one_line(policy):
     with pytest.raises(UserError, match="tools.largest_last has no method right_answers"):
         belief(SimpleNamespace(task=LargestLast(),
                                settings=SimpleNamespace(task="tools.largest_last")))
-    tokens = spoken(policy)
+    rollouts = spoken(policy)
     for answers in (["a", "b"], ("a", "b"), ("a", [""]), 3):
         task = CheckedTask(SimpleNamespace(right_answers=lambda problem: answers))
         other = SimpleNamespace(task=task, tokenizer=policy.tokenizer)
         with pytest.raises(UserError, match=r"right_answers\(.* should return a text that ends"):
-            beliefs(other, tokens, [(0, ())])
+            beliefs(other, rollouts, [(0, ())])
     other.task = SimpleNamespace(right_answers=lambda problem: ("</think>", [" banana"]), show=str)
     with pytest.raises(UserError, match="cannot spell ' banana', a right answer"):
-        beliefs(other, tokens, [(0, ())])
+        beliefs(other, rollouts, [(0, ())])

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from conftest import ASKED, hand_made, make_mitigation, spoken
+from conftest import ASKED, hand_made, make_weighting, spoken
 from engine.tokens import ANSWER
 from credit.causal_ablation import after_deletion, deletion, without
 
@@ -11,18 +11,18 @@ def test_causal_ablation_by_hand(policy, monkeypatch):
     """Every second of five tokens: the reward changes by 1, 0 and 0.5, linear in between."""
     asked = []
 
-    def rewards(policy, tokens, prefixes, k, without):
+    def rewards(policy, rollouts, prefixes, k, without):
         asked.extend(zip(prefixes, without))
         return torch.tensor([[0.0], [1.0], [0.5], [1.0]]), {"extra_tokens": 17}
     monkeypatch.setattr("credit.causal_ablation.continuation_rewards", rewards)
     mask = torch.tensor([[True] * 5, [True] + [False] * 4])
-    tokens = hand_made(mask, ids=torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]]),
-                       group=torch.tensor([0, 1]), scores={"reward": torch.tensor([1.0, 0.25])})
-    mitigation = make_mitigation("causal_ablation", {"ablate_every": 2}, policy)
-    weight = mitigation(tokens, policy)
+    rollouts = hand_made(mask, ids=torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]]),
+                         group=torch.tensor([0, 1]), scores={"reward": torch.tensor([1.0, 0.25])})
+    weighting = make_weighting("causal_ablation", {"ablate_every": 2}, policy)
+    weight = weighting(rollouts, policy)
     torch.testing.assert_close(weight, torch.tensor([[1, 0.5, 0, 0.25, 0.5], [0.75, 0, 0, 0, 0]]))
     assert asked == [((0, ()), 4), ((0, (4, 5)), 6), ((0, (4, 5, 6, 7)), 8), ((1, ()), 9)]
-    assert mitigation.metrics == {"extra_tokens": 17}
+    assert weighting.metrics == {"extra_tokens": 17}
 
 
 def test_an_answer_without_a_token_by_hand():
@@ -31,9 +31,9 @@ def test_an_answer_without_a_token_by_hand():
     mask = torch.tensor([[True] * 5, [True] + [False] * 4])
     answer = torch.tensor([[0, 0, ANSWER, ANSWER, 0], [0] * 5])
     log_prob = -torch.tensor([[4.0, 5, 6, 7, 8], [9, 0, 0, 0, 0]])
-    tokens = hand_made(mask, ids=-log_prob.long(), log_prob=log_prob, section=answer,
-                       group=torch.tensor([0, 1]))
-    shorter, later = without(tokens, [(0, 1), (0, 2), (0, 3), (1, 0)])
+    rollouts = hand_made(mask, ids=-log_prob.long(), log_prob=log_prob, section=answer,
+                         group=torch.tensor([0, 1]))
+    shorter, later = without(rollouts, [(0, 1), (0, 2), (0, 3), (1, 0)])
     assert shorter.ids.tolist() == [[4, 6, 7, 8, 0], [4, 5, 7, 8, 0], [4, 5, 6, 8, 0], [0] * 5]
     assert torch.equal(shorter.log_prob, -shorter.ids.float())
     assert shorter.length.tolist() == [4, 4, 4, 0] and shorter.group.tolist() == [0, 0, 0, 1]
@@ -42,33 +42,33 @@ def test_an_answer_without_a_token_by_hand():
 
 def test_deletion_against_the_model_asked_row_by_row(policy):
     """log p of the answer section with the token, minus that of the text without it."""
-    tokens = spoken(policy)
-    places = [(row, t) for row, length in enumerate(tokens.length.tolist())
+    rollouts = spoken(policy)
+    places = [(row, t) for row, length in enumerate(rollouts.length.tolist())
               for t in range(0, length, 5)]
     expected = []
     for row, t in places:
-        length, prompt = int(tokens.length[row]), tokens.prompt_ids[tokens.group[row]]
-        ids = tokens.ids[row, :length].tolist()
-        later = [i for i in range(t + 1, length) if tokens.section[row, i] == ANSWER]
+        length, prompt = int(rollouts.length[row]), rollouts.prompt_ids[rollouts.group[row]]
+        ids = rollouts.ids[row, :length].tolist()
+        later = [i for i in range(t + 1, length) if rollouts.section[row, i] == ANSWER]
         with torch.no_grad():
             logits = policy.model(torch.tensor([prompt + ids[:t] + ids[t + 1:]]))[0]
         log_probs = logits.log_softmax(-1)
         without = [log_probs[len(prompt) + i - 2, ids[i]].item() for i in later]
-        expected.append(tokens.log_prob[row, later].sum().item() - sum(without))
-    changes = after_deletion(tokens, policy, places)
+        expected.append(rollouts.log_prob[row, later].sum().item() - sum(without))
+    changes = after_deletion(rollouts, policy, places)
     assert changes.tolist() == pytest.approx(expected, abs=2e-3)
     assert changes.abs().max() > 1 and (changes == 0).any()
 
 
 def test_deletion_samples_nothing(policy):
-    tokens = spoken(policy)
+    rollouts = spoken(policy)
     flags = {"ablate_every": 4, "ablation": "delete"}
-    mitigation = make_mitigation("causal_ablation", flags, policy)
-    weight = mitigation(tokens, policy)
-    changes = after_deletion(tokens, policy, [(0, 0), (0, 4)]).abs()
+    weighting = make_weighting("causal_ablation", flags, policy)
+    weight = weighting(rollouts, policy)
+    changes = after_deletion(rollouts, policy, [(0, 0), (0, 4)]).abs()
     assert weight[0, [0, 4]].tolist() == pytest.approx(changes.tolist())
     assert weight[0, 2].item() == pytest.approx(changes.mean().item(), rel=1e-5)
-    assert mitigation.metrics == {} and not weight[3].any()  # no answer section
+    assert weighting.metrics == {} and not weight[3].any()  # no answer section
 
 
 def test_the_reward_of_the_rest_by_hand(policy):
@@ -76,11 +76,11 @@ def test_the_reward_of_the_rest_by_hand(policy):
     without an answer tag. The other is wrong by a 7 too many: without it, it is worth 1 more."""
     texts = [" 3 + 5 = 8.</think>\n<answer> 3 + 5 + 7</answer><|im_end|>",
              "</think>\n<answer> 3 + 5 + 7 7</answer>"]
-    tokens = spoken(policy, texts, ASKED[:1])
+    rollouts = spoken(policy, texts, ASKED[:1])
     think, answer = [0.05] * 3, [0.09] * 3  # three tokens each
     right = [0] * 6 + think + [1.09] * 3 + [1] * 5 + [1.09] * 3 + [0]
     wrong = think + answer + [0] * 4 + [-1] * 2 + answer
-    credit = deletion(policy)(tokens, policy)
+    credit = deletion(policy)(rollouts, policy)
     assert credit[0].tolist() == pytest.approx(right, abs=1e-6)
     assert credit[1].tolist() == pytest.approx(wrong + [0] * 6, abs=1e-6)
     assert not credit[0, :6].any() and not credit[1, 6:10].any()  # exactly

@@ -47,10 +47,10 @@ def test_rewards_on_the_way_by_hand():
 
 def test_right_steps_are_paid_where_they_end(policy):
     """" 3 + 5 = 8, 8 + 7 = 15 hit." has two: before the first ends both are to come."""
-    tokens = spoken(policy)
+    rollouts = spoken(policy)
     gae = make("gae", policy, process_reward=0.25)
-    paid = gae(tokens, policy)[0] - tokens.reward[0]  # V was 0
-    texts = tokens.texts[0]
+    paid = gae(rollouts, policy)[0] - rollouts.reward[0]  # V was 0
+    texts = rollouts.texts[0]
     first, second = texts.index(" 8"), texts.index(" 15")
     left = [0.5] * (first + 1) + [0.25] * (second - first) + [0.0] * (len(texts) - second - 1)
     assert paid[:len(texts)].tolist() == pytest.approx(left, abs=1e-6)
@@ -119,27 +119,27 @@ def test_a_state_goes_on_and_one_that_does_not_fit_is_refused():
 @pytest.mark.parametrize("layers", [0, 1])
 def test_a_trunk_reads_the_models_first_layers(policy, layers):
     """Reading one hidden unit gives that unit of the model, or of the model cut after a layer."""
-    tokens, model = spoken(policy), copied(policy.model)
+    rollouts, model = spoken(policy), copied(policy.model)
     model.model.layers = model.model.layers[:layers or None]
     trunk = make("gae", policy, critic="trunk", critic_layers=layers).critic.module
     with torch.no_grad():
         trunk.read.weight[0, 5] = 1.0
         rows = torch.tensor([4, 1, 0])  # of two problems, in any order
-        values = trunk.values(tokens, rows)
-    expected = Forward(model, 64).look(tokens)["hidden"][..., 5]
-    torch.testing.assert_close(values, expected[rows][tokens.mask[rows]], rtol=1e-4, atol=1e-5)
+        values = trunk.values(rollouts, rows)
+    expected = Forward(model, 64).look(rollouts)["hidden"][..., 5]
+    torch.testing.assert_close(values, expected[rows][rollouts.mask[rows]], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("critic, layers, explained", [("trunk", 1, 0.8), ("head", 0, 0.0)])
 def test_a_critic_learns_and_leaves_the_policy_alone(policy, critic, layers, explained):
     """Answers that begin alike are not told apart."""
-    tokens, before = spoken(policy), copied(policy.model)
+    rollouts, before = spoken(policy), copied(policy.model)
     policy.model.zero_grad()
     gae = make("gae", policy, critic=critic, critic_layers=layers)
-    first = gae(tokens, policy)
-    torch.testing.assert_close(first, tokens.reward[:, None] * tokens.mask)  # V was 0
+    first = gae(rollouts, policy)
+    torch.testing.assert_close(first, rollouts.reward[:, None] * rollouts.mask)  # V was 0
     for _ in range(30):
-        gae(tokens, policy)
+        gae(rollouts, policy)
     assert gae.metrics["explained_variance"] > explained and not first.requires_grad
     for parameter, earlier in zip(policy.model.parameters(), before.parameters()):
         assert parameter.grad is None and torch.equal(parameter, earlier)

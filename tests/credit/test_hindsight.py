@@ -8,26 +8,26 @@ from credit.hindsight import hindsight
 from engine.forward import response_log_probs
 
 
-def log_probs(model, tokens):
+def log_probs(model, rollouts):
     with torch.no_grad():
-        return response_log_probs(model, tokens, torch.arange(len(tokens.mask)))
+        return response_log_probs(model, rollouts, torch.arange(len(rollouts.mask)))
 
 
 def test_it_is_what_a_plain_loop_gives(policy):
     """Answers 0 and 5 are right: two steps of AdamW on the mean log-prob of their tokens."""
-    tokens, copy = spoken(policy), copied(policy.model)
+    rollouts, copy = spoken(policy), copied(policy.model)
     right = torch.tensor([0, 5])
-    assert tokens.scores["answer"].nonzero().flatten().tolist() == right.tolist()
+    assert rollouts.scores["answer"].nonzero().flatten().tolist() == right.tolist()
     optimizer = torch.optim.AdamW(copy.parameters(), lr=1e-3, weight_decay=0.0)
     for _ in range(2):
         optimizer.zero_grad()
-        log_prob = response_log_probs(copy, tokens, right)
-        (-log_prob.sum() / tokens.length[right].sum()).backward()
+        log_prob = response_log_probs(copy, rollouts, right)
+        (-log_prob.sum() / rollouts.length[right].sum()).backward()
         optimizer.step()
-    credit = hindsight(policy, hindsight_lr=1e-3, hindsight_steps=2)(tokens, policy)
-    expected = log_probs(copy, tokens) - log_probs(policy.model, tokens)
+    credit = hindsight(policy, hindsight_lr=1e-3, hindsight_steps=2)(rollouts, policy)
+    expected = log_probs(copy, rollouts) - log_probs(policy.model, rollouts)
     torch.testing.assert_close(credit, expected, atol=1e-4, rtol=1e-3)
-    assert credit[right].sum() > 0 and not credit[~tokens.mask].any()
+    assert credit[right].sum() > 0 and not credit[~rollouts.mask].any()
 
 
 def test_the_policy_stays_as_it_was(policy):
@@ -40,6 +40,6 @@ def test_the_policy_stays_as_it_was(policy):
 
 
 def test_without_a_right_answer_there_is_no_credit(policy):
-    tokens = spoken(policy)
-    scores = {**tokens.scores, "answer": torch.zeros(6)}
-    assert not hindsight(policy)(dataclasses.replace(tokens, scores=scores), policy).any()
+    rollouts = spoken(policy)
+    scores = {**rollouts.scores, "answer": torch.zeros(6)}
+    assert not hindsight(policy)(dataclasses.replace(rollouts, scores=scores), policy).any()

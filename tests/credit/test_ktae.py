@@ -68,14 +68,14 @@ def batch(reward, ids=IDS):
 def test_a_token_gets_its_ids_value_beside_grpo():
     """Both right answers have GOOD and one of two wrong ones; BAD only the wrong ones. How often an
     answer has it does not matter, nor does what the other group has."""
-    tokens = batch([1.1, 1.1, 0.1, 0.0, 0.5, 0.5])
+    rollouts = batch([1.1, 1.1, 0.1, 0.0, 0.5, 0.5])
     good = value_of_table(double(2), double(1), 2, 2).item()
     bad = value_of_table(double(0), double(2), 2, 2).item()
     assert bad < 0 < good
-    beside = ktae(tokens) - grpo(tokens)
+    beside = ktae(rollouts) - grpo(rollouts)
     expected = torch.tensor([[0, good, good], [0, good, 0], [0, bad, bad], [0, bad, good],
                              [0, 0, 0], [0, 0, 0]])
     torch.testing.assert_close(beside, expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(ktae(tokens, ktae_scale=3.0) - grpo(tokens), 3 * expected,
+    torch.testing.assert_close(ktae(rollouts, ktae_scale=3.0) - grpo(rollouts), 3 * expected,
                                atol=1e-6, rtol=0)
-    assert torch.equal(ktae(tokens, ktae_scale=0.0), grpo(tokens))
+    assert torch.equal(ktae(rollouts, ktae_scale=0.0), grpo(rollouts))

@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 import torch
 
-from conftest import copied, make_mitigation, spoken
+from conftest import copied, make_weighting, spoken
 from engine.tokens import ANSWER, THINK
 from credit.outcome_gradient import importance, reshaped
 
@@ -21,17 +21,17 @@ def test_weights_by_hand():
     assert reshaped(torch.full((3,), 2.0), 0.25, 1.0).tolist() == [1, 1, 1]
 
 
-def divergence(model, tokens, noise, b, t, stretched):
+def divergence(model, rollouts, noise, b, t, stretched):
     """KL(p, q) of answer b by plain causal rows; q with noise, and the embedding of its token t
     longer by a share."""
-    prompt, length = tokens.prompt_ids[tokens.group[b]], int(tokens.length[b])
-    ids = torch.tensor([prompt + tokens.ids[b, :length].tolist()])
+    prompt, length = rollouts.prompt_ids[rollouts.group[b]], int(rollouts.length[b])
+    ids = torch.tensor([prompt + rollouts.ids[b, :length].tolist()])
     e = model.model.embed_tokens(ids).detach()
     changed = e.clone()
-    thought = len(prompt) + (tokens.section[b] == THINK).nonzero().flatten()
+    thought = len(prompt) + (rollouts.section[b] == THINK).nonzero().flatten()
     changed[0, thought] += noise
     changed[0, len(prompt) + t] += stretched * e[0, len(prompt) + t]
-    answer = len(prompt) + (tokens.section[b] == ANSWER).nonzero().flatten() - 1
+    answer = len(prompt) + (rollouts.section[b] == ANSWER).nonzero().flatten() - 1
     log_probs = []
     for embedding in (e, changed):
         with torch.no_grad(), model.model.embed_tokens.register_forward_hook(
@@ -46,16 +46,16 @@ def divergence(model, tokens, noise, b, t, stretched):
 def test_importance_is_the_slope_along_the_embedding(policy, noise_std):
     """Of the first answer, at three of its tokens, with little noise and with noise of the size of
     the embeddings. float64 knows log-probs of up to 30 to 30 2^-53, which 2e-4 divides."""
-    tokens, model = spoken(policy), copied(policy.model).double().compute_in(torch.float64)
-    thought = (tokens.section == THINK) & tokens.mask
+    rollouts, model = spoken(policy), copied(policy.model).double().compute_in(torch.float64)
+    thought = (rollouts.section == THINK) & rollouts.mask
     seed = int(torch.randint(2 ** 62, (1,), generator=torch.Generator().manual_seed(3)))
     generator = torch.Generator().manual_seed(seed)  # of row 0
     noise = noise_std * torch.randn(int(thought[0].sum()), policy.model.config.hidden_size,
                                     generator=generator, dtype=torch.float64)
-    size = importance(policy, tokens, noise_std)
+    size = importance(policy, rollouts, noise_std)
     for t in (0, 4, 7):
-        slope = (divergence(model, tokens, noise, 0, t, 1e-4)
-                 - divergence(model, tokens, noise, 0, t, -1e-4)) / 2e-4
+        slope = (divergence(model, rollouts, noise, 0, t, 1e-4)
+                 - divergence(model, rollouts, noise, 0, t, -1e-4)) / 2e-4
         assert size[0, t].item() == pytest.approx(abs(slope), rel=1e-5, abs=2e-11)
     assert not size[~thought].any()
 
@@ -64,23 +64,23 @@ def test_importance_is_the_slope_along_the_embedding(policy, noise_std):
 def test_no_digit_of_float32_depends_on_the_way_of_computing(policy):
     """Alone, an answer is padded less, so kernels add up in another order. That moves the weights
     by float64's rounding, some 1e-12 here, and so by one unit of float32's last place at most."""
-    tokens = spoken(policy)
-    together = make_mitigation("outcome_gradient", {}, policy)(tokens, policy)
+    rollouts = spoken(policy)
+    together = make_weighting("outcome_gradient", {}, policy)(rollouts, policy)
     for b in (0, 1, 5):
-        mask = tokens.mask & (torch.arange(6) == b)[:, None]
-        alone = dataclasses.replace(tokens, mask=mask,
+        mask = rollouts.mask & (torch.arange(6) == b)[:, None]
+        alone = dataclasses.replace(rollouts, mask=mask,
                                     generator=torch.Generator().manual_seed(3))
-        weight = make_mitigation("outcome_gradient", {}, policy)(alone, policy)
+        weight = make_weighting("outcome_gradient", {}, policy)(alone, policy)
         torch.testing.assert_close(weight[b], together[b], rtol=2 ** -23, atol=0)
 
 
 def test_only_thoughts_that_lead_to_an_answer_are_weighed(policy):
     """Answers 2, 3 and 4 have no answer section; tags and the answer itself weigh 1."""
-    tokens = spoken(policy)
+    rollouts = spoken(policy)
     policy.model.zero_grad()
-    weight = make_mitigation("outcome_gradient", {}, policy)(tokens, policy)
-    assert (weight[2:5] == 1).all() and (weight[tokens.section != THINK] == 1).all()
+    weight = make_weighting("outcome_gradient", {}, policy)(rollouts, policy)
+    assert (weight[2:5] == 1).all() and (weight[rollouts.section != THINK] == 1).all()
     for b in (0, 1, 5):
-        own = weight[b, (tokens.section[b] == THINK) & tokens.mask[b]]
+        own = weight[b, (rollouts.section[b] == THINK) & rollouts.mask[b]]
         assert own.mean().item() == pytest.approx(1, abs=1e-5) and own.min() < 0.2 < 1.2 < own.max()
     assert all(parameter.grad is None for parameter in policy.model.parameters())

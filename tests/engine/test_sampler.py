@@ -70,9 +70,9 @@ def test_recorded_numbers_are_those_of_temperature_1(small_model, temperature):
                       seed=5)
     assert result.mask.any(1).all()
     for b, (row, mask) in enumerate(zip(result.tokens, result.mask)):
-        prompt, response = PROMPTS[b // 3], row[mask].tolist()
+        prompt, answer = PROMPTS[b // 3], row[mask].tolist()
         with torch.no_grad():
-            logits = small_model(torch.tensor([prompt + response]))[0, len(prompt) - 1:-1]
+            logits = small_model(torch.tensor([prompt + answer]))[0, len(prompt) - 1:-1]
         exact = torch.distributions.Categorical(logits=logits)
         collision = exact.probs.square().sum(-1)
         for recorded, expected, tolerance in (
@@ -250,7 +250,7 @@ def test_a_step_leaves_its_tensors_where_they_are(small_model):
     assert set(before) == {
         "line", "uniform", "tokens", "facts",                               # of the decoding
         "answer", "prompt", "seen", "limit", "token", "position", "done",   # rows
-        "keys 0", "keys 1", "values 0", "values 1", "mask", "own", "columns",  # cache
+        "keys 0", "keys 1", "values 0", "values 1", "mask", "slot_mask", "columns",  # cache
         "stop"}                                                             # sampling
     assert addresses(decoding) == before and decoding.line.item() == 3 * 13
 

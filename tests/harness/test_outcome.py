@@ -22,8 +22,8 @@ def test_a_sparkline_goes_from_its_lowest_to_its_highest(values, shown):
 
 
 def test_problems_whose_words_repeat_are_shown_last():
-    assert progress.telling(["11 11 11", "3 5 3", "1 2 3", "4 4 5", "6 7 8"]) == [2, 4, 1]
-    assert progress.telling(["a a"]) == [0]
+    assert progress.most_varied(["11 11 11", "3 5 3", "1 2 3", "4 4 5", "6 7 8"]) == [2, 4, 1]
+    assert progress.most_varied(["a a"]) == [0]
 
 
 @pytest.mark.parametrize("right, told", [([0] * 9, 1), ([0] * 4 + [0.1] + [0] * 4, 0)])

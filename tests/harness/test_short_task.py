@@ -59,27 +59,21 @@ def test_a_function_with_the_name_of_a_method_takes_its_place():
     ([{"question": "x"}], "problem 0 should be a text, or a dict with the text"),
     (PROMPTS[:1] * 3, "`problems` has 1 different prompts"), ([], "has 0 different prompts")])
 def test_wrong_problems_are_one_sentence(problems, words):
-    with pytest.raises(UserError, match="^my_task.py, line 1: ") as error:
+    with pytest.raises(UserError, match="^my_task: ") as error:
         task_of(problems)
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("value", [None, "1", float("nan"), float("inf"), 1e39])
-def test_a_reward_is_a_finite_number(value):
-    with pytest.raises(UserError, match=r"reward\(.* should return a finite number, got"):
+@pytest.mark.parametrize("value, words", [
+    (None, "TypeError"), ("1", "TypeError"), (float("nan"), "should return finite numbers"),
+    (float("inf"), "should return finite numbers"), (1e39, "should return finite numbers")])
+def test_a_reward_is_a_finite_number(value, words):
+    with pytest.raises(UserError, match=words):
         task_of(PROMPTS, lambda problem, text: value).score(PROMPTS[0], "a")
 
 
-def test_a_reward_that_raises_is_named_with_its_line():
-    with pytest.raises(UserError, match=r"test_short_task.py, line \d+, .*ZeroDivisionError"):
-        task_of(PROMPTS, lambda problem, text: 1 / 0).score(PROMPTS[0], "a")
-
-
-def test_a_module_needs_both(monkeypatch, tmp_path):
+def test_the_task_of_a_module_is_made_once(monkeypatch, tmp_path):
     monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "half_a_task.py").write_text("problems = ['a', 'b']\n")
-    with pytest.raises(UserError, match="--task half_a_task: this module has neither `problems`"):
-        load_task("half_a_task")
     (tmp_path / "whole_task.py").write_text("problems = ['a', 'b']\nreward = len\n")
     assert load_task("whole_task") is load_task("whole_task")  # its flags are looked up by it

@@ -17,7 +17,7 @@ import train
 from harness.command_line import read_flags
 from harness.credit_file import step_of
 from engine.errors import UserError
-from harness.run_folder import RunFolder
+from harness.run_folder import open_folder
 from research.__main__ import main
 from research.experiments import commands
 from research.experiments.experiments import EXPERIMENTS, Experiment
@@ -213,7 +213,7 @@ def test_a_run_that_another_process_writes_is_skipped(experiment, capfd):
     run.folder.mkdir(parents=True)
     (run.folder / "config.json").write_text(json.dumps(run.settings.to_json()))
     runner, said = Runner([run], 1), "skipped: none-s0: another process is making it\n"
-    with RunFolder(run.folder):
+    with open_folder(run.folder):
         assert runner.make_all() and not runner.failed and not runner.finished
         assert capfd.readouterr().out == said and not run.log.exists()
         runner.running = [(run, SimpleNamespace(poll=lambda: 1))]

@@ -11,7 +11,7 @@ import torch
 import grpo
 from conftest import StateIdea, gradients
 from credit.hindsight import taught
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
@@ -75,7 +75,7 @@ def brute(world, name: str | None, advantage: str, G: int = 2):
     for group in itertools.product(range(n), repeat=G):
         rows = rows_of(world.rollouts, torch.tensor(group))
         chance = world.probability[list(group)].prod()
-        weight = token_weight(lambda tokens, policy: weigh(tokens), name, rows)[0]
+        weight = rescaled_weight(lambda rollouts, policy: weigh(rollouts), name, rows)[0]
         world.model.zero_grad()
         log_prob = response_log_probs(world.model, rows, torch.arange(G))
         policy_loss(log_prob, spread(rows), weight, rows.mask, -float(G)).backward()
@@ -157,17 +157,17 @@ def test_the_last_bit_of_an_entropy_does_not_decide_what_is_kept():
 
 class ListedIdea(StateIdea):
     @staticmethod
-    def listed(tokens):
-        return torch.full_like(tokens.log_prob, 3.0)
+    def listed(rollouts):
+        return torch.full_like(rollouts.log_prob, 3.0)
 
 
 IDEAS = {
     "none": choices()[0]["none"],
     "state_idea": StateIdea,
     "listed_idea": ListedIdea,
-    "sign_idea": lambda tokens: torch.where(tokens.advantage > 0, 2.0, 1.0),
-    "noise_idea": lambda tokens: torch.rand(tokens.mask.shape, generator=tokens.generator),
-    "problem_idea": lambda tokens: torch.tensor([len(tokens.problems[0].numbers)]),
+    "sign_idea": lambda rollouts: torch.where(rollouts.advantage > 0, 2.0, 1.0),
+    "noise_idea": lambda rollouts: torch.rand(rollouts.mask.shape, generator=rollouts.generator),
+    "problem_idea": lambda rollouts: torch.tensor([len(rollouts.problems[0].numbers)]),
 }
 ADVANTAGE_IDEAS = {
     **{name: choices()[1][name] for name in ("grpo", "dr_grpo", "rloo")},

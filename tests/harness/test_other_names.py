@@ -1,0 +1,177 @@
+"""Names of other programs: what a person types who comes from one, and the files of settings that
+the earlier experiment and GRPO-Zero have."""
+import json
+import re
+
+import pytest
+
+import analyze
+import train
+from conftest import ROOT
+from engine.errors import UserError
+from harness.command_line import read_flags
+from harness.files import did_you_mean
+from harness.other_names import HINTS, IN_FILES, about_missing_model, about_unknown
+from harness.settings import OPTIONS, choice_flags, make_settings
+
+
+def settings_of(*argv):
+    return make_settings(read_flags(list(map(str, argv))))
+
+
+def said_of(*argv):
+    """The sentence that a wrong command line gets."""
+    with pytest.raises(UserError) as error:
+        settings_of(*argv)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("argv, flag", [
+    (["--lr", "1e-3"], "--learning_rate here"), (["--num-generations=8"], "--answers"),
+    (["--beta", "0.1"], "--kl "), (["actor_rollout_ref.rollout.n=5"], "--answers"),
+    (["+actor_rollout_ref.actor.optim.lr=3"], "--learning_rate"),
+    (["-lr", "3"], "--learning_rate")])
+def test_a_name_from_another_library_is_told_the_one_here(argv, flag):
+    assert f" is called {flag}" in said_of(*argv)
+
+
+def test_the_table_of_names_holds_no_flag_and_tells_only_flags():
+    flags = {*OPTIONS, *choice_flags(), "data", "resume"}
+    assert flags & set(HINTS) == {"epsilon"}
+    for named in HINTS.values():
+        assert set(re.findall(r"--(\w+)", named)) <= flags, named
+
+
+def test_other_unknown_arguments_are_no_names_of_other_libraries():
+    assert [about_unknown(typed) for typed in ("--lerning_rate", "stray", "--", "=")] == [""] * 4
+    assert said_of("n") == "unknown argument n"
+
+
+def test_a_model_of_the_hub_is_told_how_to_get_it():
+    line = ("This makes one: hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir "
+            "models/Qwen2.5-0.5B-Instruct, and then --model models/Qwen2.5-0.5B-Instruct takes it")
+    for name in ("Qwen/Qwen2.5-0.5B-Instruct", "models/Qwen2.5-0.5B-Instruct"):
+        assert said_of("--model", name) == f"there is no model folder {name}. {line}"
+    for name in ("nowhere", "some/where/else", "/nowhere/Qwen2.5-0.5B", "../x", "docs/nothing", "",
+                 "models/tiny"):
+        assert about_missing_model(name) == ""
+
+
+def test_a_folder_that_is_not_there_is_told_the_one_beside_it(tmp_path):
+    """By its beginning, up to a hyphen, or by likeness; no other name."""
+    for name in ("none-grpo-s0", "nonesuch", "tiny"):
+        (tmp_path / name).mkdir()
+    meant = {"none": "none-grpo-s0", "tinny": "tiny", "x": "", "tiny": ""}
+    for name, found in meant.items():
+        expected = f", did you mean {tmp_path / found}?" if found else ""
+        assert did_you_mean(tmp_path / name) == expected, name
+    for command in (lambda: train.main(["--resume", str(tmp_path / "none")]),
+                    lambda: analyze.main([str(tmp_path / "none")]),
+                    lambda: make_settings({"model": str(tmp_path / "tinny")})):
+        with pytest.raises(UserError, match="did you mean .*/(none-grpo-s0|tiny)[?]$"):
+            command()
+
+
+def test_a_folder_without_its_flag_is_told_the_flag():
+    assert said_of("models/tiny").startswith("models/tiny needs a flag before it: --model")
+
+
+def test_a_flag_of_the_runs_own_task_is_known_and_cannot_be_changed(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"task": "tools.largest_last"}))
+    with pytest.raises(UserError, match="^--largest cannot be changed in a resumed run"):
+        train.main(["--resume", str(tmp_path), "--largest", "9"])
+    with pytest.raises(UserError, match="^unknown argument --max_number"):
+        train.main(["--resume", str(tmp_path), "--max_number", "9"])
+
+
+def test_the_pages_fetch_a_model_as_the_hint_does():
+    page = (ROOT / "docs/large_models.md").read_text()
+    assert "\nhf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/Qwen2.5-0.5B-Instruct\n" \
+        in page
+    assert "python train.py --model models/Qwen2.5-0.5B-Instruct " in page
+
+
+PUBLISHED = """\
+model:
+  # a comment
+  pretrained_model_path: "Qwen3-0.6B"
+  device: "cuda"
+  dtype: bfloat16
+data:
+  path: "Countdown-Tasks-3to4"
+  test_size: 128
+
+training:
+  random_seed: 1337
+  max_prompt_len: 256
+  max_gen_len: 512  # Shorter
+  batch_size: 64
+  num_questions_per_batch: 8
+  micro_batch_size: 4
+  max_grad_norm: 1.0
+  learning_rate: 5.0e-6  # Lower
+  weight_decay: 0.0
+  betas: [0.9, 0.999]
+  ckpt_dir: "ckpt_instrumented"
+  log_dir: "logs_instrumented"
+  skip_unfinished_episodes: true
+  ckpt_save_interval: 50
+  eval_interval: 10
+  memory_efficient_adamw: true
+  credit_log_dir: "credit_logs"
+  credit_save_interval: 10
+  max_steps: 100
+"""
+
+
+@pytest.fixture
+def yaml(tmp_path):
+    """Writes a file of settings."""
+    def write(text):
+        (tmp_path / "config.yaml").write_text(text)
+        return tmp_path / "config.yaml"
+    return write
+
+
+def test_a_published_file_is_read_as_it_stands(yaml):
+    settings = settings_of("--config", yaml(PUBLISHED))
+    expected = {
+        "model": "Qwen3-0.6B", "device": "cuda", "dtype": "bfloat16", "eval_tasks": 128,
+        "seed": 1337, "max_new_tokens": 512, "questions": 8, "answers": 8, "micro_batch": 4,
+        "max_grad_norm": 1.0, "learning_rate": 5e-6, "weight_decay": 0.0, "drop_unfinished": True,
+        "checkpoint_every": 50, "eval_every": 10, "offload_optimizer": True, "steps": 100}
+    assert {name: getattr(settings, name) for name in expected} == expected
+    assert settings.method_flags["prompt"] == "original"
+    assert settings.method_flags["data"] == "Countdown-Tasks-3to4.jsonl"
+
+
+def test_every_name_is_one_of_a_setting():
+    ours = [name for name in IN_FILES.values() if name]
+    assert set(ours) <= {*OPTIONS, "data"} and len(set(ours)) == len(ours)
+
+
+@pytest.mark.parametrize("text, said", [
+    ("training:\n  warmup: 3", "line 2: 'warmup: 3' is no setting that is known here"),
+    ("training:\n  - 1", "line 2: '- 1' is no setting"), ("seed: 3", "line 1: 'seed: 3' is no"),
+    ("training:\n  betas: [0.9, 0.95]", "training.betas should be [0.9, 0.999]"),
+    ("training:\n  batch_size: 64", "64 should be a multiple of num_questions_per_batch None"),
+    ("training:\n  batch_size: 20\n  num_questions_per_batch: 8", "20 should be a multiple of"),
+    ("training:\n  max_gen_len: many", "--max_new_tokens 'many' should be a whole number")])
+def test_what_cannot_be_taken_over_is_named(yaml, text, said):
+    assert said in said_of("--config", yaml(text))
+
+
+@pytest.mark.parametrize("name, differs", [
+    ("qwen2.5-0.5b", {"data": None, "model": "models/Qwen2.5-0.5B-Instruct",
+                      "drop_unfinished": False, "offload_optimizer": False}),
+    ("qwen2.5-3b", {"data": None, "model": "models/Qwen2.5-3B-Instruct", "questions": 32,
+                    "max_new_tokens": 1024, "learning_rate": 1e-5, "micro_batch": 2, "steps": 300,
+                    "checkpoint_every": 100, "checkpointing": True, "drop_unfinished": False})])
+def test_the_settings_that_ship_are_those_of_the_published_runs(yaml, name, differs):
+    """Beside the file above, what is said here and nothing else; a model can still be named."""
+    published = settings_of("--config", yaml(PUBLISHED)).to_json()
+    shipped = settings_of("--config", ROOT / f"models/{name}.json").to_json()
+    assert {key: value for key, value in shipped.items() if value != published[key]} == differs
+    other = settings_of("--config", ROOT / f"models/{name}.json", "--model", ROOT / "models/tiny")
+    assert (other.model, other.seed) == (str(ROOT / "models/tiny"), 1337)
