@@ -1,7 +1,7 @@
 """Ten minutes for whoever has a GPU: is it right, how fast is it, how much memory does it take?
 
     python -m benchmarks.gpu
-    python -m benchmarks.gpu --device cpu --size tiny --new_tokens 8 --out try.json   # a trial of it
+    python -m benchmarks.gpu --device cpu --size tiny --new_tokens 8 --out try.json  # only a trial
 
 It asks, in this order: what do a large product and reading from memory reach; does models/tiny
 sample the same answers as on the CPU, and get the same gradient; how many tokens a second does a
@@ -35,10 +35,10 @@ from engine.rollouts import Rollouts
 from grpo import grpo
 from harness.files import is_there, replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.identity import provenance
 from harness.load import load_policy, pick_device
 from harness.program import run_as_program
 from harness.progress import say, show_status
-from harness.provenance import provenance
 from harness.settings import make_settings
 
 LONGEST = 150  # seconds of a part
@@ -79,7 +79,7 @@ def gradient_of(policy: Policy, batch: Rollouts, case: Case) -> torch.Tensor:
 def kernels(case: Case) -> Callable:
     """How many a token step and an update start, by the profiler, and which take longest. What a
     rollout of 65 tokens has beyond one of 33 is 32 token steps."""
-    short, long = (profiled(replace(case, what="rollout", new_tokens=tokens)) for tokens in (33, 65))
+    short, long = (profiled(replace(case, what="rollout", new_tokens=T)) for T in (33, 65))
     update = profiled(replace(case, what="update"))
     result = {"token step": (len(long) - len(short)) / 32, "update": len(update),
               "slowest of a rollout": slowest(long), "slowest of an update": slowest(update)}
@@ -134,15 +134,12 @@ def expectation(given, rates: dict) -> str:
     return run_quietly(command, "expectation", LONGEST)
 
 
-def name_of(device: torch.device) -> str:
-    return "none" if device.type == "cpu" else str(torch.cuda.get_device_properties(device))
-
-
 def attempt(function: Callable, *arguments):
-    """What it returns, or the error that it ended with."""
+    """What it returns, or the error that it ended with; a process may also print what is no JSON,
+    or nothing."""
     try:
         return function(*arguments)
-    except (UserError, RuntimeError) as error:
+    except (UserError, ValueError, LookupError) as error:
         return {"error": str(error)}
 
 
@@ -191,9 +188,10 @@ def main(argv: list[str]) -> None:
     if is_there(given.out):
         raise UserError(f"--out {given.out}: there is such a file already")
     parts = parts_of(given)
-    say(f"In about ten minutes, on {given.device}, a process each: {'; '.join(parts)}; at last what "
-        f"was to be expected, by arithmetic. A part that fails says so. File: {given.out}")
-    report = {**provenance(), "gpu": attempt(name_of, device), "parts": {}, "expected": "no count"}
+    say(f"In about ten minutes, on {given.device}, a process each: {'; '.join(parts)}. At last "
+        f"what was to be expected, by arithmetic. All of it goes into {given.out}.")
+    gpu = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else "none"
+    report = {**provenance(), "gpu": gpu, "parts": {}, "expected": "not counted"}
     try:
         for number, (name, case) in enumerate(parts.items()):
             show_status(f"{number + 1} of {len(parts)}: {name}")

@@ -199,10 +199,6 @@ def speed(turn: dict) -> float:
     return turn["tokens"] / turn["seconds"]
 
 
-def share_of_limit(turn: dict, limit: dict) -> float:
-    return least_seconds(turn["needs"], limit) / turn["seconds"]
-
-
 def row_of(case: Case, results: dict[Case, list[dict]], limit: list[dict]) -> list:
     turns = results[case]
     speeds = list(map(speed, turns))
@@ -211,7 +207,8 @@ def row_of(case: Case, results: dict[Case, list[dict]], limit: list[dict]) -> li
     rows = case.questions * case.answers
     return [case.size, case.what, f"{rows} x {turns[0]['tokens'] / rows:.0f}", median(speeds),
             (min(speeds), max(speeds)), median(ratios) if ratios else None,
-            median(map(share_of_limit, turns, limit)),
+            median(least_seconds(turn["needs"], rates) / turn["seconds"]
+                   for turn, rates in zip(turns, limit)),
             median(turn["memory"] for turn in turns) / MEBIBYTE]
 
 

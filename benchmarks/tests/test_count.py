@@ -4,6 +4,7 @@ import torch
 
 from benchmarks import count, speed
 from benchmarks.cases import Case, make_model
+from conftest import ROOT
 from engine.optimizer import make_optimizer
 
 SMALL = Case("small", "", questions=2, answers=3, new_tokens=6, dtype="bfloat16", micro_batch=3)
@@ -100,3 +101,10 @@ def test_the_table_says_that_nothing_was_measured(capsys):
     assert head.startswith("Computed, not measured: tiny, bfloat16") and "2 TB a second" in head
     assert "likely tokens a second" in titles and len(rows) == 4
     assert [row.split("|")[1].strip() for row in rows] == 3 * ["token step"] + ["update"]
+
+
+def test_the_page_shows_what_is_printed(capsys):
+    """It is computed, so it is the same everywhere: after a change, paste what is printed."""
+    speed.main(["--count"])
+    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.strip() in page
