@@ -108,7 +108,7 @@ def chosen(axis: str, choices: dict, s) -> tuple[str, str]:
 
 def numbers_of(tokens: dict, config: dict, c: float | None, b: int) -> dict:
     """What the lines name, of answer b: one number, or a list of one for each token. `tokens` is a
-    step (sizes.read_tokens), c the factor by which its weights were rescaled."""
+    step (tally.read_tokens), c the factor by which its weights were rescaled."""
     s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]
     of = {name: tokens[name][start:start + length]
           for name in ("log_prob", "advantage", "gradient", "s", "collision")}

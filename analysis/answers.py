@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.account import numbers_of, rounded, stages
-from analysis.sizes import read_tokens
+from analysis.tally import read_tokens
 from engine.errors import UserError
 from engine.tokens import token_bytes
 from harness.identity import lines_of_run, run_config

@@ -1,4 +1,4 @@
-"""How results are shown: a table in the terminal, as Markdown and as JSON."""
+"""How results are shown: a table in the terminal and as JSON."""
 import math
 import re
 import textwrap
@@ -53,13 +53,6 @@ class Table:
         rule = [rule_of(width, on_left) for width, on_left in zip(widths, left)]
         head, *body = [lines_of(row, widths, left) for row in rows]
         return "\n".join([head, f"|{'|'.join(rule)}|", *body])
-
-    def to_markdown(self) -> str:
-        """For a page: a row is one line, however long."""
-        rules = [":--" if on_left else "--:" for on_left in self.texts()]
-        rows = [list(map(escaped, row)) for row in [self.heads(), *self.cells()]]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:]])
 
     def to_json(self) -> dict:
         rows = [dict(zip(self.columns, map(plain, row))) for row in self.rows]

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 
 import analyze
 from analysis.arms import Comparison
-from analysis.differences import PRIMARY, differences
+from analysis.compare import PRIMARY, differences
+from analysis.earlier_sums import EarlierSums
 from analysis.runs import read_run
 from analysis.tally import Tally
 from engine.tokens import load_tokenizer
@@ -18,7 +19,7 @@ ITEMS = 200
 
 def tallied(folder):
     tally = Tally(folder)
-    tally.read()
+    tally.read(earlier=EarlierSums)
     return tally
 
 

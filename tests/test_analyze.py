@@ -9,7 +9,7 @@ from conftest import credit_columns, evaluation, write_log
 from logs import one_step_at_a_time, random_log, tallied
 
 import analyze
-from analysis import sizes
+from analysis import tally
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 
@@ -17,9 +17,9 @@ from engine.tokens import load_tokenizer
 def test_one_step_at_a_time(tmp_path, monkeypatch):
     """What was read for one step is gone before the next is read."""
     folder, _ = random_log(tmp_path / "run", steps=4)
-    alive = one_step_at_a_time(sizes, monkeypatch)
+    alive = one_step_at_a_time(tally, monkeypatch)
     tallied(folder)
-    assert len(alive) == 4
+    assert len(alive) == 8
 
 
 def test_gains_are_paired_by_problem(tmp_path):

@@ -2,9 +2,8 @@
 abs(A log p) by the classes of its regex. Beside them the same seeds on all problems."""
 import numpy as np
 
-from analysis.ratios import early_over_late
 from analysis.tables import Table, by_row
-from analysis.tally import Tally
+from analysis.tally import Tally, early_over_late
 from harness.progress import show_status
 from research.experiments.finished import END, Study, evaluated, success_by_seed
 

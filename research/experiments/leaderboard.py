@@ -30,11 +30,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.runs import is_number
-from analysis.statistics import Estimate, detectable, holm, power, rank_correlation, welch
+from analysis.statistics import Estimate, detectable, holm
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from research.experiments import published
 from research.experiments.finished import Values, late_success, paired, told_apart, verdict_on
+from research.statistics import power, rank_correlation, welch
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}

@@ -33,10 +33,10 @@ import numpy as np
 import torch
 
 from analysis.plots import COLOURS, legend_below, panels, save
-from analysis.positions import t_statistics
-from analysis.statistics import FEWEST, Estimate, jackknife
+from analysis.earlier_sums import t_statistics
+from analysis.statistics import FEWEST, Estimate
 from analysis.tables import Table, by_row, shown
-from analysis.vocabulary import Vocabulary
+from analysis.tally import Vocabulary
 from engine.tokens import BRACKET, KINDS, NUMBER, OPERATOR, WORD
 from harness.flags import Flag
 from engine.forward import lay_out, response_log_probs
@@ -46,6 +46,7 @@ from grpo import gradient_size, grpo
 from qwen2_model import Qwen2
 from research.probes.common import OF_A_MODEL, Findings, Probe, sample_batch
 from research.probes.progress import Progress
+from research.statistics import jackknife
 
 FLAGS = {
     **OF_A_MODEL,

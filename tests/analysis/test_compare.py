@@ -9,7 +9,7 @@ from logs import comparison_of, ids_of, make, rows_of, write_run
 
 import analyze
 from analysis import compare
-from analysis.differences import MEASURES
+from analysis.compare import MEASURES
 from engine.errors import UserError
 
 

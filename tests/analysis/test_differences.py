@@ -7,9 +7,9 @@ import pytest
 from conftest import evaluation
 from logs import comparison_of, make, rows_of, write_run
 
-from analysis import differences as differences_file
+from analysis import compare
 from analysis.arms import Comparison
-from analysis.differences import PRIMARY, SPEED, area, difference, differences
+from analysis.compare import PRIMARY, SPEED, area, curve_of, difference, differences
 from analysis.statistics import Estimate, paired_difference
 
 SHUFFLED = {"base": (0.5, {}), "arm": (0.8, {"mitigation": "entropy_ratio"}),
@@ -50,7 +50,7 @@ def test_holm_over_the_arms(tmp_path, monkeypatch):
     comparison = comparison_of(make(tmp_path, {"base": (0.5, {}), **arms}, seeds=2))
     p = dict(zip(comparison.others(), (0.03, 0.001, 0.9)))
     monkeypatch.setattr(
-        differences_file, "difference",
+        compare, "difference",
         lambda c, one, other, measure, tests: ([0, 1], Estimate(0.1, 0.01, 0.19, p[one], 0.1)))
     rows = rows_of(comparison).values()
     assert [row["Holm p"] for row in rows] == pytest.approx([0.06, 0.003, 0.9])
@@ -61,7 +61,7 @@ def test_holm_over_the_arms(tmp_path, monkeypatch):
 def test_an_arm_and_its_own_placebo(tmp_path, monkeypatch):
     """Corrected apart: p = 0.03 in all three rows is 0.06 over two arms, 0.03 over one placebo."""
     comparison = comparison_of(make(tmp_path, SHUFFLED, seeds=2))
-    monkeypatch.setattr(differences_file, "difference",
+    monkeypatch.setattr(compare, "difference",
                         lambda *_: ([0, 1], Estimate(0.1, 0.01, 0.19, 0.03, 0.1)))
     found = {arm: row["Holm p"] for arm, row in rows_of(comparison).items()}
     assert found == pytest.approx({"entropy_ratio": 0.06, "entropy_ratio placebo weights": 0.06,
@@ -91,8 +91,8 @@ def test_the_area_is_that_of_straight_lines():
     again: 20 / 40."""
     lines = [evaluation(40, [1, 0]), evaluation(0, [0, 0]), evaluation(10, [1, 1])]
     run = {"config": {"steps": 40}, "evaluations": lines}
-    assert area(run, [0, 10, 40]).tolist() == [0.875, 0.5]
-    assert area(run, [0, 40]).tolist() == [0.5, 0.0]
+    assert area(curve_of(run, [0, 10, 40]), [0, 10, 40]).tolist() == [0.875, 0.5]
+    assert area(curve_of(run, [0, 40]), [0, 40]).tolist() == [0.5, 0.0]
 
 
 @pytest.mark.parametrize("baseline", ("none", "random"))

@@ -8,8 +8,7 @@ from logs import by_name, ids_of, plain_rows, random_log, tables_of, tallied
 
 import analyze
 from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
-from analysis.sizes import UNITS
-from analysis.vocabulary import CLASSES
+from analysis.tally import CLASSES, UNITS
 from analysis.why import forks
 from engine.tokens import KINDS, SECTIONS, naive_class
 from harness.metrics import wilson_interval
@@ -151,9 +150,8 @@ def test_one_t_per_position(log):
 
 def test_no_token_is_lost_on_its_way_into_a_picture(log):
     rows, tally, _ = log
-    histograms = tally.histograms
-    for counts in (histograms.log_prob_and_s, histograms.log_prob_and_advantage,
-                   *histograms.values.values()):
+    sums = tally.earlier
+    for counts in (sums.log_prob_and_s, sums.log_prob_and_advantage, *sums.values.values()):
         assert counts.sum() == len(rows)
 
 

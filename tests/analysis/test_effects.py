@@ -5,7 +5,7 @@ from conftest import credit_columns, write_log
 from logs import by_name, planted, tables_of, tallied
 
 import analyze
-from analysis import earlier, positions, sums
+from analysis import earlier, earlier_sums, tally as tally_file
 
 
 def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
@@ -45,8 +45,8 @@ def test_a_trend_over_position_is_reported_so(tmp_path):
 def test_a_true_null_is_called_null(tmp_path, monkeypatch):
     """60 logs without any effect of kind or place: at 5% a table speaks in about three (twenty
     groups are few: the table of fifths in 20 of 300), with intervals half as wide in twenty."""
-    monkeypatch.setattr(sums, "DRAWS", 200)
-    monkeypatch.setattr(positions, "SHUFFLES", 60)
+    monkeypatch.setattr(tally_file, "DRAWS", 200)
+    monkeypatch.setattr(earlier_sums, "SHUFFLES", 60)
     wrong = {}
     for seed in range(60):
         tally = tallied(planted(tmp_path / f"run{seed}", np.random.default_rng(seed), steps=4,
@@ -79,7 +79,7 @@ def test_advantages_that_differ_within_an_answer_move_with_their_answer(tmp_path
     reads 3 5 and the long one 1 1 2 2."""
     columns = credit_columns([2, 4], [0, 0], advantage=[1, 2, 3, 4, 5, 6], log_prob=[-1] * 6)
     tally = tallied(write_log(tmp_path / "run", {1: columns}))
-    found = {tuple(row) for row in (-tally.positions.shuffled["contribution"][0]).tolist()}
+    found = {tuple(row) for row in (-tally.earlier.shuffled["contribution"][0]).tolist()}
     assert found == {(1 + 3, 2 + 4, 5, 6), (3 + 1, 5 + 1, 2, 2)}
 
 

@@ -2,7 +2,7 @@
 
 from conftest import evaluation
 
-from analysis.opening import about, compared, opening
+from analysis.report import about, compared, opening
 from engine.choices import MITIGATIONS
 
 

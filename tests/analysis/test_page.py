@@ -67,7 +67,8 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     table = Table("x", nasty, {nasty: ("", [nasty])}, nasty, [nasty])
     picture = tmp_path / "a.png"
     picture.write_bytes(b"")
-    body = [*page_file.report_body([nasty], [nasty], [table], (picture, nasty), True),
+    body = [page_file.paragraphs([nasty]), page_file.bullets([nasty]), page_file.viewer(),
+            page_file.section_of(table, page_file.figure_of(picture, nasty)),
             page_file.folded(nasty, [])]
     told = [{"step": 1, "shown": [{"problem": nasty, "text": nasty, "texts": [nasty]}]}]
     page_file.write_page(tmp_path / "r.html", nasty, body, answers, told)
@@ -82,7 +83,7 @@ def test_a_page_for_screen_readers(tmp_path):
     table = Table("a b", "T", {"kind": ("", ["word"]), "n": ("d", [1])}, headings={"n": "how many"})
     picture = tmp_path / "a.png"
     picture.write_bytes(b"")
-    text = page_file.section_of(table, [(picture, "what is seen")])
+    text = page_file.section_of(table, page_file.figure_of(picture, "what is seen"))
     assert "<th scope=col>kind</th><th scope=col class=n>how many</th>" in text
     assert "<tr><th scope=row>word</th><td class=n>1</td></tr>" in text
     assert 'role=region tabindex=0 aria-label="T"' in text and 'alt="what is seen"' in text

@@ -7,8 +7,7 @@ from logs import comparison_of, write_run
 import analyze
 from analysis.arms import SETTING, alike, arm_of, comparable, setting_of
 from analysis.runs import read_run
-from analysis.opening import describe
-from analysis.report import read_flags
+from analysis.report import describe, read_flags
 from engine.errors import UserError
 
 

