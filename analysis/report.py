@@ -1,4 +1,4 @@
-"""Around the tables of analyze.py: its flags, the sentences before them, the page, what is printed."""
+"""Around the tables of analyze.py: its flags, sentences, the page, what is printed."""
 import inspect
 import json
 import re

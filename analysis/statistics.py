@@ -8,14 +8,16 @@ from functools import cache
 
 import numpy as np
 
+FEWEST = 6  # groups behind a number before anything is said about it
+
 
 @dataclass(frozen=True)
 class Estimate:
     value: float
-    low: float      # 95% interval
-    high: float
-    p: float        # two-sided, of what `value` would be without an effect
-    visible: float = float("nan")  # an effect that 80 of 100 repetitions would see
+    low: float = np.nan      # 95% interval
+    high: float = np.nan
+    p: float = np.nan        # two-sided, of what `value` would be without an effect
+    visible: float = np.nan  # an effect that 80 of 100 repetitions would see
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -44,13 +46,10 @@ def two_sided_p(t: float, df: float) -> float:
     return float(np.clip(p, np.finfo(float).tiny, 1.0))
 
 
-FEWEST = 6  # groups behind a number before anything is said about it
-
-
 def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
     """A value and its standard error, of which df degrees of freedom are known."""
     if not np.isfinite(value) or not np.isfinite(error) or df < 1:
-        return Estimate(value, np.nan, np.nan, np.nan)
+        return Estimate(value)
     reach = student_quantile(0.975, df) * error
     p = two_sided_p(value / error, df) if error > 0 else float(value == 0)
     return Estimate(value, value - reach, value + reach, p, detectable(df, tests) * error)
@@ -77,7 +76,7 @@ def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
         centre, spread = np.log(value), np.log(draws)
     spread = spread[np.isfinite(spread)]
     if groups < FEWEST or len(spread) < 0.9 * len(draws) or not np.isfinite(centre):
-        return Estimate(float(value), np.nan, np.nan, np.nan)
+        return Estimate(float(value))
     error = float(spread.std(ddof=1)) * np.sqrt(groups / (groups - 1))
     logarithm = estimate(float(centre), error, groups - 1)
     low, high = np.exp([logarithm.low, logarithm.high]).tolist()
@@ -90,7 +89,7 @@ def mean_over(values, tests: int = 1) -> Estimate:
     known = known[np.isfinite(known)]
     mean = float(known.mean()) if len(known) else np.nan
     if len(known) < 2:
-        return Estimate(mean, np.nan, np.nan, np.nan)
+        return Estimate(mean)
     return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1, tests)
 
 
@@ -118,7 +117,7 @@ def paired_difference(differences: np.ndarray, tests: int = 1, draws: int = 4000
     seeds, items = differences.shape
     value, rng = float(differences.mean()), np.random.default_rng(0)
     if items == 1:
-        return Estimate(value, np.nan, np.nan, np.nan)
+        return Estimate(value)
     by_seed, by_item = differences.mean(1), differences.mean(0)
     one_answer = 1 / differences.size ** 2
     if seeds == 1:

@@ -23,7 +23,7 @@ def welch(mine, theirs) -> Estimate:
              for values in (mine, theirs) if len(values) > 1]
     value, variance = float(np.mean(mine) - np.mean(theirs)), sum(part for part, _ in parts)
     if len(parts) < 2 or not variance:
-        return Estimate(value, np.nan, np.nan, np.nan)
+        return Estimate(value)
     freedom = variance ** 2 / sum(part ** 2 / count for part, count in parts)
     return estimate(value, float(np.sqrt(variance)), float(freedom))
 
