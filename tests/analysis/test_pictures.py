@@ -73,21 +73,19 @@ def test_no_picture_without_content(tmp_path, drawn):
         assert set(drawn) == expected | {"log_prob_and_gradient"}
 
 
-def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
-    runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "pay_$x_and_$y"})}, seeds=3)
-    compare.learning_curves(comparison_of(runs), tmp_path)
-    training = drawn["learning_curves"].axes[1]
-    assert [line.get_linewidth() for line in training.lines] == [0.6, 0.6, 0.6, 1.8] * 2
-    assert labels_of(training) == ["none (3 runs)", "pay_$x_and_$y (3 runs)"]
-
-
-def test_a_comparison_shows_what_its_values_span_and_promises_what_it_draws(tmp_path, drawn):
-    for seeds in (1, 3):
-        runs = make(tmp_path / f"{seeds}", {"a": (0.5, {}), "b": (0.8, {"loss": "dpo"})}, seeds)
-        _, caption = compare.learning_curves(comparison_of(runs), tmp_path)
-        low, high = drawn["learning_curves"].axes[0].get_ylim()
-        assert 0.2 < low < high < 1
-        assert ("interval" in caption and "thin" in caption) == (seeds > 1)
+@pytest.mark.parametrize("seeds", (1, 3))
+def test_seeds_are_thin_lines_behind_the_mean_and_the_caption_says_so(tmp_path, drawn, seeds):
+    """And the picture shows what its values span."""
+    arms = {"a": (0.5, {}), "b": (0.8, {"mitigation": "pay_$x_and_$y"})}
+    _, caption = compare.learning_curves(comparison_of(make(tmp_path, arms, seeds)), tmp_path)
+    held_out, training, _ = drawn["learning_curves"].axes
+    thin = [0.6] * seeds * (seeds > 1)
+    assert [line.get_linewidth() for line in training.lines] == [*thin, 1.8] * 2
+    runs = f"({seeds} run{'s' * (seeds > 1)})"
+    assert labels_of(training) == [f"none {runs}", f"pay_$x_and_$y {runs}"]
+    low, high = held_out.get_ylim()
+    assert 0.2 < low < high < 1
+    assert ("interval" in caption and "thin" in caption) == (seeds > 1)
 
 
 def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
