@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from conftest import credit_columns, evaluation, write_log
+from conftest import ROOT, credit_columns, evaluation, write_log
 from logs import one_step_at_a_time, random_log, tallied
 
 import analyze
@@ -127,6 +127,7 @@ def test_wrong_flags_and_folders(tmp_path):
         ([str(folder), "--outputdir", "x"], "outputdir"),
         ([str(folder), "--output_dir", str(tmp_path / "file")], "cannot write"),
         ([str(tmp_path / "file")], "not a run folder"),
+        ([str(ROOT / "models/tiny")], "says nothing of a mitigation"),
     ):
         with pytest.raises(UserError, match=re.escape(said)):
             analyze.main(argv)

@@ -10,7 +10,6 @@ import torch
 
 import train
 from conftest import ROOT, put_in
-from engine.choices import MITIGATIONS
 from engine.tokens import load_tokenizer
 from engine.errors import UserError
 from harness.credit_reading import read_columns, read_credit
@@ -90,28 +89,6 @@ def test_what_dpo_did_is_on_record_as_an_advantage(tmp_path):
     for g in credit.group[signs != 0].unique():
         own = credit.group == g
         assert credit.reward[(signs == 1) & own] == credit.reward[own].max()
-
-
-def test_what_a_folder_is_decides_how_to_go_on(tmp_path):
-    out = ["--out", str(tmp_path / "x")]
-    train.main([*SHORT, *out, "--steps", "1"])
-    for argv, said in ((["--steps", "1"], "go on with --resume"),
-                       (["--steps", "1", "--learning_rate", "1e-3"],
-                        "with learning_rate 0.00025 instead of 0.001")):
-        with pytest.raises(UserError, match=said):
-            train.main([*SHORT, *out, *argv])
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="exists already and is not a run folder"):
-        train.main([*SHORT, "--out", str(tmp_path / "file")])
-    with pytest.raises(UserError, match="says nothing of a mitigation"):
-        train.main(["--resume", str(ROOT / "models/tiny")])
-
-
-def test_a_first_step_that_failed_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(MITIGATIONS, "wrong", lambda tokens: -tokens.entropy - 1)
-    with pytest.raises(UserError, match="negative"):
-        train.main([*SHORT, "--mitigation", "wrong", "--out", str(tmp_path / "y")])
-    assert not (tmp_path / "y").exists()
 
 
 def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_path, monkeypatch):
