@@ -121,7 +121,7 @@ def difference(comparison: Comparison, one: str, other: str, measure: str,
     return list(rows), paired_difference(np.stack(list(rows.values())), tests) if rows else None
 
 
-def verdict(seeds: list[int], estimate: Estimate | None, p: float | None) -> str:
+def verdict(estimate: Estimate | None, p: float | None) -> str:
     """p is Holm's, of several seeds."""
     if estimate is None:
         return "nothing in common"
@@ -161,7 +161,7 @@ def rows_of_family(comparison: Comparison, measure: str, pairs: dict[str, tuple]
         p = holm_p.get(label)
         numbers = [estimate.value, estimate.interval] if estimate else [None, None]
         visible = estimate.visible if len(seeds) > 2 else None
-        rows.append([label, len(seeds), *numbers, p, visible, verdict(seeds, estimate, p)])
+        rows.append([label, len(seeds), *numbers, p, visible, verdict(estimate, p)])
     return rows
 
 

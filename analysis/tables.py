@@ -43,7 +43,8 @@ class Table:
 
     def texts(self) -> list[bool]:
         """Which columns hold nothing but text: they stand on the left."""
-        return [is_text(values) for _, values in self.columns.values()]
+        return [all(isinstance(value, str) for value in values)
+                for _, values in self.columns.values()]
 
     def to_text(self, limit: int = WIDTH) -> str:
         """Markdown that also lines up in a terminal. Where it would be too wide, headings and
@@ -61,10 +62,6 @@ class Table:
         return {"name": self.name, "title": self.title, "finding": self.finding,
                 "notes": self.notes, "columns": list(self.columns), "headings": self.heads(),
                 "formats": [spec for spec, _ in self.columns.values()], "rows": rows}
-
-
-def is_text(values) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def escaped(text: str) -> str:

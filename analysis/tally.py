@@ -132,7 +132,7 @@ class Vocabulary:
 
 
 class Tally:
-    """What is known of a run after one pass: of[partition][block, cell, measure], and
+    """What is known of a run: of[partition][block, cell, measure], and
     resampled[partition][draw, cell, measure] with the groups drawn again."""
 
     def __init__(self, run: Path):
