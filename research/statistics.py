@@ -17,17 +17,6 @@ def power(effect: float, error: float, df: float, tests: int = 1) -> float:
     return float(np.mean(needed(df, tests) < effect / error))
 
 
-def welch(mine, theirs) -> Estimate:
-    """The difference of two means over seeds, each with its own variance (Welch 1947)."""
-    parts = [(np.var(values, ddof=1) / len(values), len(values) - 1)
-             for values in (mine, theirs) if len(values) > 1]
-    value, variance = float(np.mean(mine) - np.mean(theirs)), sum(part for part, _ in parts)
-    if len(parts) < 2 or not variance:
-        return Estimate(value)
-    freedom = variance ** 2 / sum(part ** 2 / count for part, count in parts)
-    return estimate(value, float(np.sqrt(variance)), float(freedom))
-
-
 def jackknife(value: float, left: np.ndarray) -> Estimate:
     """A number, and what it becomes without each of the problems (or seeds) it was made from."""
     n = len(left)
@@ -45,11 +34,3 @@ def average_ranks(values: np.ndarray) -> np.ndarray:
     """0, 1, ... from the smallest; equal values share their mean rank."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count + 1) / 2)[place]
-
-
-def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's; undefined where one of the two is constant."""
-    x, y = average_ranks(x), average_ranks(y)
-    x, y = x - x.mean(), y - y.mean()
-    size = np.sqrt((x @ x) * (y @ y))
-    return float(x @ y / size) if size > 0 else float("nan")

@@ -305,7 +305,6 @@ def test_a_state_goes_on_where_it_was(policy, tmp_path, monkeypatch):
     ({"mitigation": "entropy_ratio", "importance_sampling_level": "sequence"}, "need 'token'"),
     ({"mitigation": "causal_ablation"}, "needs train.py"),
     ({"mitigation": "oracle"}, "needs train.py"),
-    ({"mitigation": lambda tokens: tokens.scores["format"]}, "no score 'format'"),
     ({"mitigation": lambda tokens: -tokens.log_prob.abs()}, "is negative"),
     ({"rescale": "sum"}, "sum is not one of")])
 def test_what_cannot_be_is_refused_in_a_sentence(policy, tmp_path, given, said):

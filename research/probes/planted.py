@@ -135,13 +135,6 @@ def sample_planted(policy: PlantedPolicy, step: int, Q: int, G: int) -> Rollouts
     return replace(rollouts, advantage=grpo(rollouts), true_credit=exact_credit(policy, rollouts))
 
 
-def true_rewards(policy: PlantedPolicy, rollouts: Rollouts) -> torch.Tensor:
-    """(B, T): what each token adds to the reward."""
-    hit = rollouts.ids[:, policy.keys] == torch.tensor(policy.right)
-    nothing = torch.zeros_like(rollouts.log_prob)
-    return nothing.index_add(1, torch.tensor(policy.keys), hit / len(policy.keys))
-
-
 @torch.no_grad()
 def worths(policy: PlantedPolicy) -> dict[tuple[int, ...], float]:
     """What an answer is worth whose first keys are these: V of every prefix, by its keys alone."""
