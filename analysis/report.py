@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from analysis.answers import STEPS
 from analysis.page import (Picture, bullets, figure_of, folded, paragraphs, section_of,
                            side_by_side, viewer)
 from analysis.runs import evaluations, is_done, newest_run, steps_done
@@ -59,7 +60,8 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     for name, help_text in SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=help_text)
     parser.add_argument("--steps", type=int, nargs="+", metavar="N",
-                        help="steps whose answers the page shows (default: eight, evenly spaced)")
+                        help="steps whose answers the page shows "
+                             f"(default: {STEPS}, evenly spaced)")
     empty = {"runs": [], "steps": [], **dict.fromkeys(SWITCHES, False)}
     flags = with_defaults(empty | parser.read(argv), FLAGS)
     flags.runs = flags.runs or [newest_run()]

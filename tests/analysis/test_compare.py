@@ -101,7 +101,7 @@ def test_many_runs_on_one_page(tmp_path, capsys):
     page = (folder / "report.html").read_text()
     places = [page.index(text) for text in ("The arms", "each arm minus none", "<details",
                                             "Learning speed", "Stability and cost", "Share of")]
-    assert places == sorted(places)
+    assert places == sorted(places) and page.count("<figure") == 1
     for flags in (["--steps", "1"], ["--csv"]):
         with pytest.raises(UserError, match=f"{flags[0]} .* one run: give one run only"):
             analyze.main([*runs, *flags])

@@ -44,16 +44,17 @@ def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
 
 def test_contributions_are_drawn_with_their_sign(tmp_path, drawn):
     """log p is -2 in four tokens, advantages -1, 1, 1, 0.5: one contribution of 2, two of -2, one
-    of -1."""
-    columns = credit_columns([1] * 4, [0] * 4, log_prob=[-2.0] * 4, advantage=[-1, 1, 1, 0.5])
+    of -1; and one of -90, which is counted at -40."""
+    columns = credit_columns([1] * 5, [0] * 5, log_prob=[-2] * 4 + [-90],
+                             advantage=[-1, 1, 1, 0.5, 1])
     tally = tallied(write_log(tmp_path / "run", {1: columns}))
     earlier.draw_contributions(tally, tmp_path)
     left, right = drawn["contributions"].axes
     counts, edges, _ = left.patches[0].get_data()
-    assert {edges[i]: counts[i] for i in np.flatnonzero(counts)} == {-2: 2, -1: 1, 2: 1}
-    assert "from -2 to 2" in left.get_title("left")
+    assert {edges[i]: counts[i] for i in np.flatnonzero(counts)} == {-40: 1, -2: 2, -1: 1, 2: 1}
+    assert "from -90 to 2" in left.get_title("left")
     [old, mean, *_] = right.lines
-    assert (old.get_ydata()[0], mean.get_ydata()[0]) == pytest.approx((7 / 4, -3 / 4))
+    assert (old.get_ydata()[0], mean.get_ydata()[0]) == pytest.approx((97 / 5, -93 / 5))
 
 
 def test_no_picture_without_content(tmp_path, drawn):
