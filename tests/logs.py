@@ -1,7 +1,4 @@
 """Run folders that the tests of analysis are made on: any numbers, and known effects."""
-
-import weakref
-
 import numpy as np
 from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
@@ -12,7 +9,6 @@ from analysis.compare import PRIMARY, differences
 from analysis.earlier_sums import EarlierSums
 from analysis.runs import read_run
 from analysis.tally import Tally
-from engine.tokens import load_tokenizer
 
 ITEMS = 200
 
@@ -47,61 +43,8 @@ def random_log(folder, steps=3, groups=3, answers=4, longest=9, seed=0, **config
     return write_log(folder, files, config), files
 
 
-def one_step_at_a_time(module, monkeypatch):
-    """From now on what the module read of a step must be gone before it reads another. Returns a
-    list that grows with every reading."""
-    alive, read = [], module.read_columns
-
-    def watched(*args):
-        assert not any(reference() is not None for reference in alive)
-        columns = read(*args)
-        alive.append(weakref.ref(columns["log_prob"]))
-        return columns
-
-    monkeypatch.setattr(module, "read_columns", watched)
-    return alive
-
-
-def plain_rows(folder, files):
-    """The same log as a list of dictionaries, one a token, as the earlier experiment kept it."""
-    tokenizer, rows = load_tokenizer(folder), []
-    for step, c in files.items():
-        ends = [*c["episode_start"][1:].tolist(), len(c["token_id"])]
-        for b, (start, end) in enumerate(zip(c["episode_start"].tolist(), ends)):
-            for i in range(start, end):
-                token = int(c["token_id"][i])
-                row = {name: float(c[name][i]) for name in ("log_prob", "advantage", "weight",
-                                                            "entropy", "collision")}
-                row |= {"step": step, "episode": (step, b), "group": (step, int(c["group"][b])),
-                        "position": i - start, "length": end - start,
-                        "kind": int(c["kind"][i]), "section": int(c["section"][i]),
-                        "id": token, "text": tokenizer.decode([token], skip_special_tokens=False),
-                        "contribution": row["advantage"] * row["log_prob"]}
-                rows.append(row)
-    return rows
-
-
 def by_name(tables):
     return {table.name: table.to_json()["rows"] for table in tables}
-
-
-def planted(folder, rng, steps=10, groups=6, answers=6, length=30, twice=None, trend=0.0):
-    """Tokens of two kinds in random places; p is drawn alike for all, but `twice` a kind's
-    gradient and a trend over position."""
-    files, B = {}, groups * answers
-    n, position = B * length, np.tile(np.arange(length) / length, B)
-    for step in range(1, steps + 1):
-        kind = rng.integers(0, 4, n)
-        advantage = rng.normal(size=(groups, answers)) * rng.gamma(2, 1, (groups, 1))
-        p = rng.uniform(0.3, 0.9, n)
-        s = 0.3 * (1 - p) * np.where(kind == twice, 2.0, 1.0) * (1 + trend * position)
-        p = 1 - s / 2**0.5  # with the rest on one token s = sqrt 2 (1 - p)
-        ids = np.array([ids_of(t)[0] for t in (" and", "\n", " 7", " +")])[kind]
-        files[step] = credit_columns(
-            [length] * B, np.repeat(np.arange(groups), answers), token_id=ids, log_prob=np.log(p),
-            collision=p**2 + (1 - p) ** 2, advantage=np.repeat(advantage, length), kind=kind,
-            reward=advantage.ravel())
-    return write_log(folder, files)
 
 
 def tables_of(folder):

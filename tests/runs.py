@@ -102,15 +102,20 @@ def program(folder: Path, *argv, expect=0) -> str:
     return result.stdout + result.stderr
 
 
-def blocks(page: str, language: str = "python") -> list[str]:
-    """The blocks of a page in this language."""
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
+def blocks(page: str) -> list[str]:
+    """The Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
 
 
-def paste(project: Path, page: str, words: str, stub: str = "") -> str:
-    """What the page's block with these words prints in a copy, `stub` pasted before it."""
-    [block] = [block for block in blocks(page) if words in block]
-    (project / "pasted.py").write_text(stub + block)
+def block(page: str, words: str) -> str:
+    """The page's one Python block with these words."""
+    [found] = [block for block in blocks(page) if words in block]
+    return found
+
+
+def printed_by(project: Path, code: str) -> str:
+    """What the code prints that is pasted into a file of a copy."""
+    (project / "pasted.py").write_text(code)
     return program(project, "pasted.py")
 
 

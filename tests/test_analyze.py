@@ -1,12 +1,13 @@
 """The command: what it writes and prints, which files and flags it refuses, and the page."""
 import json
 import re
+import weakref
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from conftest import ROOT, credit_columns, evaluation, write_log
-from logs import one_step_at_a_time, random_log, tallied
+from logs import random_log, tallied
 
 import analyze
 from analysis import tally
@@ -16,8 +17,16 @@ from engine.tokens import load_tokenizer
 
 def test_one_step_at_a_time(tmp_path, monkeypatch):
     """What was read for one step is gone before the next is read."""
+    alive, read_columns = [], tally.read_columns
+
+    def watched(*args):
+        assert not any(reference() is not None for reference in alive)
+        columns = read_columns(*args)
+        alive.append(weakref.ref(columns["log_prob"]))
+        return columns
+
+    monkeypatch.setattr(tally, "read_columns", watched)
     folder, _ = random_log(tmp_path / "run", steps=4)
-    alive = one_step_at_a_time(tally, monkeypatch)
     tallied(folder)
     assert len(alive) == 8
 

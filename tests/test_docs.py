@@ -1,13 +1,14 @@
-"""What the pages tell a reader to paste works as it stands there."""
+"""What the pages tell a reader to paste works as it stands there, the notebook too."""
 import json
 import re
+import shlex
 import tomllib
 
 import numpy as np
 import pytest
 
 from conftest import REMOVABLE, ROOT, is_taken_away, project_files
-from runs import SHORT, blocks, copy_project, paste, program
+from runs import SHORT, block, blocks, copy_project, printed_by, program
 from tools.countdown_data import read_problems
 
 
@@ -25,13 +26,15 @@ RUNS = {"task": ["--task", "my_task"],
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A copy of the program with a task and an advantage pasted from the pages, and a run of each,
-    all in one process; the plain one under the name that the pages use."""
-    folder = copy_project(tmp_path_factory.mktemp("copy"))
+    """A copy of the program with a task, an advantage and a weighting pasted from the pages; and runs
+    of it, all in one process, the plain one under the name that the pages use."""
+    folder = copy_project(tmp_path_factory.mktemp("copy"), "models", "docs")
     (folder / "my_task.py").write_text(blocks("docs/your_own_task.md")[0])
-    [pasted] = [block for block in blocks("docs/weightings.md") if "def my_credit" in block]
     with open(folder / "grpo.py", "a") as source:
-        source.write("\nfrom harness.flags import Share\n\n\n" + pasted)
+        source.write("\nfrom harness.flags import Share\n\n\n"
+                     + block("docs/weightings.md", "def my_credit"))
+    with open(folder / "mitigations.py", "a") as source:
+        source.write("\n\n" + block("README.md", "def my_idea"))
     commands = [[*SHORT, "--steps", "1", *flags] for flags in RUNS.values()]
     (folder / "printed").write_text(program(folder, "-c", TRAIN, json.dumps(commands)))
     return folder
@@ -65,9 +68,10 @@ def test_an_advantage_of_ones_own_is_one_function(folder_of):
 OTHER_TOOLS = "docs/credit_files.md"
 
 
-def test_tensorboard_gets_every_number(project, folder_of):
+def test_tensorboard_gets_every_number(project):
     """Told to a stand-in for the writer."""
-    told = paste(project, OTHER_TOOLS, "SummaryWriter", WRITER).splitlines()
+    told = printed_by(project, WRITER + block(OTHER_TOOLS, "def steps_of")
+                      + block(OTHER_TOOLS, "SummaryWriter")).splitlines()
     assert "none-grpo-s0 success 3" in told and "none-grpo-s0 held_out/greedy 0" in told
     assert not any(" step " in line or " weight_note " in line for line in told)
 
@@ -86,9 +90,10 @@ sys.modules["torch.utils.tensorboard"] = SimpleNamespace(SummaryWriter=Writer)
 """
 
 
-def test_wandb_gets_the_steps_in_order(project, folder_of):
+def test_wandb_gets_the_steps_in_order(project):
     """Told to a stand-in: in the order of the steps, held-out success beside the step's own."""
-    told = paste(project, OTHER_TOOLS, "wandb.init", WANDB).splitlines()
+    told = printed_by(project, WANDB + block(OTHER_TOOLS, "def steps_of")
+                      + block(OTHER_TOOLS, "wandb.init")).splitlines()
     told = [line for line in map(json.loads, told) if line.pop("run") == "none-grpo-s0"]
     assert told[0] == {"mode": "offline", "seed": 0}
     assert [line["at"] for line in told[1:]] == [0, 1, 2, 3]
@@ -115,7 +120,7 @@ sys.modules["wandb"] = SimpleNamespace(init=Run)
 
 def test_a_parquet_file_becomes_lines_that_data_takes(project):
     """Told by a stand-in for pandas, whose rows hold arrays of numpy's whole numbers."""
-    paste(project, "docs/large_models.md", "read_parquet", PANDAS)
+    printed_by(project, PANDAS + block("docs/large_models.md", "read_parquet"))
     problems = read_problems(str(project / "Countdown-Tasks-3to4.jsonl"))
     assert problems == [((44, 19, 35), 98), ((3, 7, 5, 9), 24)]
 
@@ -132,9 +137,10 @@ sys.modules["pandas"] = SimpleNamespace(read_parquet=ASKED.__getitem__)
 """
 
 
-def test_the_loss_follows_from_the_record(project, folder_of):
+def test_the_loss_follows_from_the_record(project):
     """The page's two ways to the loss of a step agree; one number an answer adds up to 0."""
-    rows = [line.split() for line in paste(project, "docs/questions.md", "reduceat").splitlines()]
+    printed = printed_by(project, block("docs/questions.md", "reduceat"))
+    rows = [line.split() for line in printed.splitlines()]
     losses = np.array([row[1:] for row in rows[1:]], float)
     assert losses.shape == (3, 4) and np.abs(losses[:, 0]).max() > 0.01
     assert np.abs(losses[:, 0] - losses[:, 1]).max() < 2e-6
@@ -143,7 +149,6 @@ def test_the_loss_follows_from_the_record(project, folder_of):
 
 def test_the_derivative_of_one_token_follows_from_the_record(project, folder_of):
     """-weight * advantage / N, asked of a token that has an advantage here; two weightings."""
-    [block] = [block for block in blocks("docs/reading_the_code.md") if "read_credit" in block]
     for step in (1, 2, 3):
         with np.load(folder_of["plain"] / f"credit/step_{step:06d}.npz") as credit:
             advantage, starts = credit["advantage"], credit["episode_start"]
@@ -151,21 +156,84 @@ def test_the_derivative_of_one_token_follows_from_the_record(project, folder_of)
             break
     b = advantage[starts].nonzero()[0][0]
     slope = -advantage[starts[b]] / len(advantage)
-    here = block.replace("[5, 22]", f"[{b}, 0]").replace("(run, 1, ", f"(run, {step}, ")
-    (project / "pasted.py").write_text(here)
-    printed = program(project, "pasted.py").splitlines()
-    rows = [list(map(float, re.findall(r"-?\d\.\d+(?:e-\d+)?", line))) for line in printed]
+    code = block("docs/reading_the_code.md", "read_credit")
+    code = code.replace("[5, 22]", f"[{b}, 0]").replace("(run, 1, ", f"(run, {step}, ")
+    rows = [list(map(float, re.findall(r"-?\d\.\d+(?:e-\d+)?", line)))
+            for line in printed_by(project, code).splitlines()]
     assert rows[0] == pytest.approx([1, slope], rel=1e-3)
     assert rows[1][0] != 1 and rows[1][1] == pytest.approx(slope * rows[1][0], rel=1e-3)
 
 
-def test_the_lines_that_lead_to_a_tokens_credit_are_in_the_files():
-    quoted = [block.splitlines() for block in blocks("docs/reading_the_code.md")
-              if block.startswith("# ")]
-    assert len(quoted) == 4
-    for heading, *quote in quoted:
-        source = (ROOT / re.match(r"# (\w+\.py):", heading)[1]).read_text()
-        assert all(line in source for line in quote), heading
+def test_every_command_of_a_page_is_taken(project):
+    """Flags of train.py are read, and `python -m tools...` is run where it trains no model."""
+    (project / "models/Qwen2.5-0.5B-Instruct").symlink_to(ROOT / "models/tiny")
+    (project / "runs/before").symlink_to(project / "runs/none-grpo-s0")
+    (project / "problems.jsonl").write_text('{"nums": [3, 5, 7], "target": 22}\n')
+    pages = [ROOT / "README.md", *project_files("docs/*.md")]
+    typed = [shlex.split(command.replace("$seed", "0"), comments=True)
+             for page in pages for command in
+             re.findall(r"^ *python (train\.py .*?|-m tools\..*?)(?: > | \|\| |$)",
+                        page.read_text(), flags=re.M)]
+    assert len(typed) > 30
+    program(project, "-c", TAKE, json.dumps(typed))
+
+
+TAKE = """
+import importlib, io, json, sys
+import train  # fills the lists of choices
+from harness.command_line import read_flags
+from harness.settings import make_settings
+from tools import warmup
+
+warmup.make_model_folder = lambda *_: None
+sys.stdin = io.StringIO("3 5 7 22")
+for words in json.loads(sys.argv[1]):
+    print(*words)
+    if words[0] == "train.py":
+        flags = read_flags(words[1:])
+        if not flags.pop("continue", False):
+            make_settings(flags)
+    else:
+        importlib.import_module(words[1]).main(words[2:])
+"""
+
+
+NOTEBOOK = ROOT / "docs/first_look.ipynb"
+FEWER = {'"8", "--answers", "8"': '"4", "--answers", "4"', '"30"': '"2"', '"10"': '"1"',
+         '"200"': '"8"'}
+
+
+def cells() -> list[str]:
+    """The notebook's cells of code; where one names the flags, those of a run of seconds."""
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    [place] = [place for place, cell in enumerate(code) if cell.startswith("FLAGS = ")]
+    for usual, fewer in FEWER.items():
+        assert usual in code[place]
+        code[place] = code[place].replace(usual, fewer)
+    return code
+
+
+def test_every_cell_of_the_notebook_runs_from_its_folder(project):
+    """Two runs, which differ in the weights of the first step alone, and their comparison."""
+    (project / "docs/notebook.py").write_text("\n\n".join(cells()), encoding="utf-8")
+    printed = program(project / "docs", "notebook.py")
+    assert printed.count("done. Everything is in") == 2
+    assert "weight  1.00   gradient" in printed and "one seed" in printed
+    plain, paid = [text.split("\n\n")[0] for text in printed.split("reward 1.1, advantage")[1:]]
+    assert pieces(plain) == pieces(paid) and plain != paid
+
+
+def pieces(answer: str) -> list[str]:
+    """The tokens of a printed answer and their probabilities."""
+    return [line.partition("   weight")[0] for line in answer.splitlines() if "   weight" in line]
+
+
+def test_the_notebook_keeps_what_its_cells_print_and_no_picture_and_names_no_machine():
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    assert len(text) < 50_000 and '"stdout"' in text and '"image/png"' not in text
+    assert "/tmp" not in text and "/home" not in text and "Traceback" not in text
+    assert max(len(line) for cell in cells() for line in cell.splitlines()) <= 100
 
 
 def test_editors_and_uv_are_told_the_same_packages():
@@ -177,7 +245,7 @@ def test_editors_and_uv_are_told_the_same_packages():
 
 def all_pages():
     """Those of the lab, and of the other rooms that are there."""
-    return [ROOT / "README.md",
+    return [ROOT / "README.md", NOTEBOOK,
             *(page for room in ("docs", *REMOVABLE) for page in project_files(f"{room}/*.md"))]
 
 

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from conftest import ROOT
-from harness.command_line import read_flags
-from harness.settings import make_settings
 from runs import SHORT, copy_project, lines, program
 
 PAGE = (ROOT / "docs/exercises.md").read_text()
@@ -32,9 +30,9 @@ INVERSE = ["--mitigation", "inverse_logprob", "--rescale", "none"]
 MINE = ["--mitigation", "my_idea"]
 ENDS = """
 @mitigation
-def ends(tokens):
+def ends(rollouts):
     '''Weight at the end tokens alone.'''
-    return (tokens.kind == 6).float()
+    return (rollouts.kind == 6).float()
 """
 RUNS = {  # by name: the exercise whose changes are made, flags
     "plain": ("", STEP),
@@ -90,16 +88,15 @@ def folder_of(tmp_path_factory):
 
 @pytest.fixture
 def metrics(folder_of):
-    """The lines of the runs of these names."""
-    return lambda *names: [lines(folder_of[name] / "metrics.jsonl") for name in names]
+    """The one line of each of these runs."""
+    return lambda *names: [lines(folder_of[name] / "metrics.jsonl")[0] for name in names]
 
 
 @pytest.fixture
 def credit(folder_of):
-    """The first credit files of the runs of these names."""
-    def read(*names):
-        return [dict(np.load(folder_of[name] / "credit/step_000001.npz")) for name in names]
-    return read
+    """The credit files of these runs."""
+    return lambda *names: [dict(np.load(folder_of[name] / "credit/step_000001.npz"))
+                           for name in names]
 
 
 def test_the_page_has_eight_exercises_each_with_what_to_see():
@@ -109,52 +106,42 @@ def test_the_page_has_eight_exercises_each_with_what_to_see():
         assert number == "8" or changes(number), number
 
 
-def test_every_command_of_the_page_is_understood(folder_of):
-    made = set(re.findall(r"--out (\S+)", PAGE))
-    config = str(folder_of["plain"] / "config.json")
-    for command in re.findall(r"^python train.py (.*)", PAGE, flags=re.M):
-        taken = re.search(r"--config (\S+)/config.json", command)
-        assert not taken or taken[1] in made, command
-        flags = re.sub(r"\S+/config.json", config, command).replace("my_idea", "entropy_weighted")
-        make_settings(read_flags(flags.split()))  # raises where a flag is unknown
-
-
 def test_without_the_mean_every_answer_is_reinforced(metrics, credit):
     plain, changed = credit("plain", "no mean")
     assert (plain["advantage"] < 0).any() and (changed["advantage"] >= 0).all()
-    [[before], [after]] = metrics("plain", "no mean")
+    before, after = metrics("plain", "no mean")
     assert after["loss"] > 2 * abs(before["loss"])  # no answer's log p counts the other way
 
 
 def test_with_an_n_of_its_own_each_micro_batch_counts_whole(metrics):
-    [[whole], [parts]] = metrics("plain", "plain in parts")
+    whole, parts = metrics("plain", "plain in parts")
     assert parts["gradient_norm"] == pytest.approx(whole["gradient_norm"], rel=1e-3)
-    [[whole], [parts]] = metrics("own N", "own N in parts")
+    whole, parts = metrics("own N", "own N in parts")
     assert parts["gradient_norm"] > 1.5 * whole["gradient_norm"]
 
 
 def test_without_the_end_token_nothing_teaches_to_stop(metrics):
-    """All weight lies on the end tokens; the second change of the exercise rewards brevity."""
-    [[with_end], [without]] = metrics("ends alone", "no end")
-    assert with_end["gradient_norm"] > 0 and without["reward"] < -1
+    """All weight lies on the end tokens."""
+    with_end, without = metrics("ends alone", "no end")
+    assert with_end["gradient_norm"] > 0
     assert without["skipped"] == "no token has both a weight and an advantage"
 
 
 def test_without_detach_the_loss_is_the_same_and_its_gradient_is_not(metrics):
-    [[described], [changed], [published]] = metrics("inverse", "no detach", "as published")
+    described, changed, published = metrics("inverse", "no detach", "as published")
     assert changed["loss"] == pytest.approx(described["loss"], rel=1e-3, abs=1e-5)
     assert changed["gradient_norm"] < 0.5 * described["gradient_norm"]
     assert changed["gradient_norm"] == pytest.approx(published["gradient_norm"], rel=1e-2)
 
 
 def test_another_temperature_in_training_shows_in_the_gap_alone(metrics):
-    [[before], [after]] = metrics("plain", "temperature")
+    before, after = metrics("plain", "temperature")
     assert before["sampler_gap"] < 1e-4 and after["sampler_gap"] > 1e-2
     assert after["reward"] == before["reward"] and after["entropy"] == before["entropy"]
 
 
 def test_format_alone_leaves_nothing_to_compare(metrics):
-    [[before], [after]] = metrics("two answers", "format alone")
+    before, after = metrics("two answers", "format alone")
     assert after["reward"] == after["reward_format"] and before["reward"] != before["reward_format"]
     assert after["groups_without_spread"] > before["groups_without_spread"]
 
@@ -168,6 +155,6 @@ def test_a_placebo_gives_the_same_weights_to_other_tokens(credit):
 
 
 def test_with_twice_the_answers_fewer_groups_have_nothing_to_compare(metrics):
-    [[two], [four]] = metrics("two answers", "four answers")
+    two, four = metrics("two answers", "four answers")
     assert four["groups_without_spread"] < two["groups_without_spread"]
     assert four["tokens"] == pytest.approx(2 * two["tokens"], rel=0.25)

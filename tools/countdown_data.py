@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from engine.errors import UserError
 from harness.files import read_given
@@ -18,6 +19,13 @@ MAX_NUMBERS = 30          # of a problem in a file
 MOST_NUMBERS = 4          # five have too many expressions to list
 
 Step = tuple[int, str, int, int]  # x, operator, y and the result
+
+
+class Candidate(NamedTuple):
+    """A way to make one number of all, and the steps that compute it."""
+    value: int
+    expression: str
+    steps: tuple[Step, ...]
 
 
 def read_problems(name: str) -> list[tuple[tuple[int, ...], int]]:
@@ -78,9 +86,8 @@ def right_expressions(numbers: tuple[int, ...], target: int, max_result: int) ->
     if len(numbers) > MOST_NUMBERS:
         raise UserError(f"the right answers of {len(numbers)} numbers are not listed: four are the "
                         "most")
-    exceptions = {expression: sum(map(smaller_first, steps))
-                  for value, expression, steps in expressions(numbers, max_result)
-                  if value == target}
+    exceptions = {found.expression: sum(map(smaller_first, found.steps))
+                  for found in expressions(numbers, max_result) if found.value == target}
     return sorted(exceptions, key=exceptions.get)
 
 
@@ -90,16 +97,16 @@ def smaller_first(step: Step) -> bool:
     return operator in "+*" and x < y
 
 
-def expressions(numbers: tuple[int, ...],
-                max_result: int) -> Iterator[tuple[int, str, tuple[Step, ...]]]:
-    """Every way to make one number of all: its value, its expression, and the steps to it."""
+def expressions(numbers: tuple[int, ...], max_result: int) -> Iterator[Candidate]:
+    """Every way to make one number of all."""
     yield from joined([(number, str(number)) for number in numbers], (), max_result)
 
 
-def joined(items: list[tuple[int, str]], steps: tuple[Step, ...], max_result: int):
+def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
+           max_result: int) -> Iterator[Candidate]:
     """Join two of the items, which are (value, expression), in every way, until one is left."""
     if len(items) == 1:
-        yield *items[0], steps
+        yield Candidate(*items[0], steps)
         return
     for i, j in itertools.permutations(range(len(items)), 2):
         (x, left), (y, right) = items[i], items[j]

@@ -25,14 +25,13 @@ credit to tokens they are noise.
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from countdown_task import Problem, Task, held_out
-from tools.countdown_data import Step, expressions, smaller_first
+from tools.countdown_data import Candidate, expressions, smaller_first
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
@@ -63,20 +62,12 @@ LAPSES = ["</think><answer> {expression}</answer><|im_end|>",   # no new line
 Pieces = list[tuple[str, float]]  # texts of a demonstration, each with the weight of its loss
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """An expression, its value, and the steps that compute it."""
-    steps: tuple[Step, ...]
-    expression: str
-    value: int
-
-
 @lru_cache(maxsize=None)
 def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
     """Every legal expression of the (sorted) numbers. Sums and products name the larger first."""
-    return tuple({expression: Candidate(steps, expression, value)
-                  for value, expression, steps in expressions(numbers, TASK.max_result)
-                  if not any(map(smaller_first, steps))}.values())
+    return tuple({candidate.expression: candidate
+                  for candidate in expressions(numbers, TASK.max_result)
+                  if not any(map(smaller_first, candidate.steps))}.values())
 
 
 def draw(problem: Problem, tried: list[Candidate], rng: random.Random) -> Candidate:

@@ -12,7 +12,6 @@ written.
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
 import textwrap
-from functools import partial
 
 import numpy as np
 import torch
@@ -31,13 +30,12 @@ from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
 from harness.program import run_as_program
 from harness.progress import BOLD, has_colour, put, styled, visible
 from qwen2_model import Qwen2
-from tools.terminal import legend, shaded
+from tools.terminal import check_place, legend, one_line, shaded
 
 FLAGS = {
     "step": Flag(None, "by default the last", kind=int),
     "answer": Flag(None, "which answer of the step", kind=int),
     "token": Flag(None, "which token of the answer", kind=int),
-    "others": Flag(True, "ask the model what else could have stood there"),
     "show": Flag(2, "problems to show, those with different rewards first", least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
           (float("inf"), "48;5;26;38;5;231"))
@@ -49,13 +47,13 @@ SAME_MODEL = 0.1    # log-probs that differ by more are not of one model
 def main(argv: list[str]) -> None:
     parser = Parser("python -m tools.follow RUN [--step N] [--answer N] [--token N]", __doc__)
     parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
-    given = add_flags(parser, FLAGS).read(argv)
-    run, flags = read_run(given.pop("run")), with_defaults(given, FLAGS)
+    flags = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
+    run = read_run(flags.run)
     folder, steps = run["folder"], run["steps"]
     if not steps:
         raise UserError(f"{folder} has no credit files yet")
     step = steps[-1] if flags.step is None else flags.step
-    check("step", step, steps, folder)
+    check_place("step", step, steps, folder)
     tokens, tokenizer = read_tokens(folder, step), load_tokenizer(folder)
     title = (f"{folder}, step {step}: {len(tokens['group'])} answers to "
              f"{len(tokens['prompt_start'])} problems, {len(tokens['token_id'])} tokens")
@@ -64,25 +62,20 @@ def main(argv: list[str]) -> None:
             raise UserError(f"--token {flags.token} is of which answer? Say --answer, too")
         print(title)
         return show_problems(tokens, tokenizer, step, flags.show)
-    check("answer", flags.answer, range(len(tokens["group"])), f"step {step}")
+    check_place("answer", flags.answer, range(len(tokens["group"])), f"step {step}")
     answer = answer_of(tokens, tokenizer, run["config"], weight_factors(folder).get(step), step,
                        flags.answer)
     if flags.token is not None:
-        check("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")
-    print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'], 400)}")
+        check_place("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")
+    print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'])}")
     if flags.token is None:
         return show_answer(answer)
-    ask = partial(likeliest, run, tokens, tokenizer) if flags.others else None
-    show_token(answer, flags.token, stages(run["config"]), ask)
-
-
-def check(name: str, value: int, known, whose) -> None:
-    if value not in known:
-        raise UserError(f"--{name} {value}: {whose} has {name}s {known[0]} to {known[-1]}")
-
-
-def one_line(text: str, most: int) -> str:
-    return textwrap.shorten(text, most, placeholder=" ...")
+    show_token(answer, flags.token)
+    for label, text, where in told(stages(run["config"]), answer, flags.token):
+        print_stage(label, text, where)
+        if label == "chance":
+            others = likeliest(run, tokens, tokenizer, answer, flags.token)
+            print_stage("others", others, place(Qwen2.logits))
 
 
 def begin_and_end(texts: list[str], most: int = 30) -> str:
@@ -95,7 +88,7 @@ def show_problems(tokens: dict, tokenizer, step: int, most: int) -> None:
     groups = groups_in_order(tokens)
     for members in groups[:most]:
         answers = [answer_of(tokens, tokenizer, {}, None, step, b) for b in members.tolist()]
-        print(f"\n{one_line(answers[0]['prompt'], 400)}\nanswer  reward  advantage  tokens")
+        print(f"\n{one_line(answers[0]['prompt'])}\nanswer  reward  advantage  tokens")
         for answer in answers:
             advantage = answer["values"]["advantage"]
             span = " to ".join(f"{value:+.2f}" for value in sorted({min(advantage),
@@ -123,16 +116,13 @@ def show_answer(answer: dict) -> None:
           "\nno token of it has a gradient")
 
 
-def show_token(answer: dict, t: int, lines: list, ask=None) -> None:
+def show_token(answer: dict, t: int) -> None:
+    """The answer with the token marked, and what it is."""
     texts = list(map(visible, answer["texts"]))
     marked = styled(texts[t], BOLD) if has_colour() else f"[{texts[t]}]"
     put(f"\n{''.join(texts[:t])}{marked}{''.join(texts[t + 1:])}\n")
     print(f"token {t}, {answer['texts'][t]!r}: {KINDS[answer['kind'][t]]} in "
           f"{SECTIONS[answer['section'][t]]}\n")
-    for line in told(lines, answer, t):
-        print_stage(*line)
-        if line[0] == "chance" and ask:
-            print_stage("others", ask(answer, t), place(Qwen2.logits))
 
 
 def print_stage(label: str, text: str, where: str) -> None:

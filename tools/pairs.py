@@ -44,9 +44,9 @@ def pairs_of(folder: Path, task, settings) -> list[dict]:
 def main(argv: list[str]) -> None:
     parser = add_flags(Parser("python -m tools.pairs RUN [--output FILE]", __doc__), FLAGS)
     parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
-    given = parser.read(argv)
-    folder = Path(given.pop("run"))
-    output = Path(with_defaults(given, FLAGS).output or folder / "pairs.jsonl")
+    flags = with_defaults(parser.read(argv), FLAGS)
+    folder = Path(flags.run)
+    output = Path(flags.output or folder / "pairs.jsonl")
     run_config(folder)  # says what is wrong where this is no run
     settings = make_settings({"config": folder / "config.json"})
     if settings.pairs:

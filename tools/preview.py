@@ -1,16 +1,15 @@
-"""See what a mitigation would have weighed on the recorded tokens of a run, without training.
+"""See what a weighting would have given the recorded tokens of a run, without training.
 
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
 Reads the credit file of one step, prints where the weight goes, and shows answers shaded by it.
-A model is loaded only for a mitigation that looks at hidden states or attention, or samples more.
+A model is loaded only for a weighting that looks at hidden states or attention, or samples more.
 It is the checkpoint that sampled the step if that was kept, else the last one before it. Nothing is
 written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
 import inspect
-import textwrap
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
+from analysis.answers import groups_in_order
 from analysis.tables import Table, by_row
 from credit.weight import token_weight
 from engine.errors import UserError
@@ -30,18 +30,17 @@ from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
-from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
-                           with_defaults)
+from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
+from harness.identity import run_config
 from harness.load import load_policy, make_mitigation
 from harness.program import run_as_program
-from harness.identity import run_config
-from harness.settings import Settings, choice_flags, make_settings
 from harness.progress import put, visible
-from tools.terminal import legend, shaded
+from harness.settings import Settings, choice_flags, make_settings
+from tools.terminal import check_place, legend, one_line, shaded
 
 FLAGS = {
     "mitigation": Flag(None, "by default the run's own"),
-    "rescale": Flag("mean", "how weights are scaled", choices=("mean", "gradient", "none")),
+    "rescale": Flag(None, "by default the run's own", choices=("mean", "gradient", "none")),
     "step": Flag(None, "by default the last one whose model was kept", kind=int),
     "show": Flag(4, "answers to show", least=0, most=1_000_000)}
 SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;38;5;0"),
@@ -49,25 +48,54 @@ SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;3
           (float("inf"), "48;5;18;38;5;15"))
 
 
-class Recorded:
-    """One step of a run. Its model is loaded when somebody asks for it."""
+def main(argv: list[str]) -> None:
+    parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
+    parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
+    given = add_flags(parser, {**FLAGS, **choice_flags()}).read(argv)
+    flags = with_defaults(given, FLAGS)
+    folder = Path(flags.run)
+    settings = settings_with(folder, {name: value for name, value in given.items()
+                                      if name not in ("run", "step", "show")})
+    step = step_of_run(folder, settings, flags.step)
+    tokens, weight, metrics = weighed(folder, step, settings)
+    print(headline(folder, tokens, settings, metrics))
+    print_summary(tokens, weight)
+    show_answers(tokens, weight, load_tokenizer(folder), choose_answers(tokens, flags.show))
 
-    def __init__(self, folder: Path, step: int | None, settings: Settings):
-        self.folder, self.settings = folder, settings
-        # by the number of steps they were trained
-        self.models = {0: find_folder(settings.model), **checkpoint_folders(folder)}
-        steps = credit_steps(folder)
-        if not steps:
-            raise UserError(f"{folder} has no credit files yet")
-        kept = [known for known in steps if known - 1 in self.models]
-        self.step = step or max(kept, default=steps[-1])
-        if self.step not in steps:
-            raise UserError(f"{folder} has no credit file of step {step}, only of {steps[0]} to "
-                            f"{steps[-1]}")
+
+def settings_with(folder: Path, weighting: dict) -> Settings:
+    """The run's own, with the weighting that was asked for."""
+    name = weighting.get("mitigation", run_config(folder)["mitigation"])
+    if name in NEVER_RESCALED:
+        weighting = {"rescale": "none", **weighting}
+    return make_settings({"config": folder / "config.json", "loss": "policy", "placebo": "none",
+                          "device": "cpu", "shard": False, **weighting})
+
+
+def models_of(folder: Path, settings: Settings) -> dict[int, Path]:
+    """Those that were kept, by the number of steps that they were trained."""
+    return {0: find_folder(settings.model), **checkpoint_folders(folder)}
+
+
+def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:
+    steps, models = credit_steps(folder), models_of(folder, settings)
+    if not steps:
+        raise UserError(f"{folder} has no credit files yet")
+    if step is None:
+        return max((known for known in steps if known - 1 in models), default=steps[-1])
+    check_place("step", step, steps, folder)
+    return step
+
+
+class Sampler:
+    """The model that sampled a step, or the last one before it that was kept; loaded when somebody
+    asks for it. It stands for `Rollouts.forward`."""
+
+    def __init__(self, folder: Path, step: int, settings: Settings):
+        self.models, self.step, self.settings = models_of(folder, settings), step, settings
 
     @cached_property
     def policy(self) -> Policy:
-        """The model that sampled the step, or the last one before it that was kept."""
         trained = max(steps for steps in self.models if steps < self.step)
         which = "that sampled them"
         if trained != self.step - 1:
@@ -80,47 +108,49 @@ class Recorded:
         return self.policy.extra_forward()
 
     def look(self, tokens: Rollouts, attention: bool = False) -> dict:
-        """For `Rollouts.forward`: hidden states and attention, if a mitigation looks at them."""
         return self.forward.look(tokens, attention)
 
-    @property
-    def needs_policy(self) -> bool:
-        """A mitigation that is a class may keep a state, or sample answers and have them scored."""
-        return inspect.isclass(MITIGATIONS[self.settings.mitigation])
 
-    def tokens(self) -> Rollouts:
-        s, problems = self.settings, []
-        if self.needs_policy:
-            problems = self.policy.task.training_problems(s.seed, self.step, s.questions)
-        generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, self.step))
-        return read_credit(self.folder, self.step, load_tokenizer(self.folder), problems=problems,
-                           forward=self, generator=generator)
-
-    def weights(self, tokens: Rollouts) -> tuple[torch.Tensor, dict]:
-        """(B, T) and the metrics, as training would have made them of this batch."""
-        s, policy = self.settings, self.policy if self.needs_policy else None
-        mitigation = make_mitigation(s, policy)
-        if hasattr(mitigation, "state_dict") and self.step > 1:
-            print(f"{s.mitigation} as it is at the start of a run")
-        if s.drop_unfinished:
-            tokens = replace(tokens, mask=tokens.mask & tokens.finished[:, None])
-        return token_weight(mitigation, s.mitigation, tokens, policy, s.rescale)
+def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tensor, dict]:
+    """The batch of a step, its weights (B, T) as training would have made them, and the metrics."""
+    sampler, policy, problems = Sampler(folder, step, s), None, []
+    if inspect.isclass(MITIGATIONS[s.mitigation]):  # it may sample answers and have them scored
+        policy = sampler.policy
+        problems = policy.task.training_problems(s.seed, step, s.questions)
+    generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
+    tokens = read_credit(folder, step, load_tokenizer(folder), problems=problems, forward=sampler,
+                         generator=generator)
+    mitigation = make_mitigation(s, policy)
+    if hasattr(mitigation, "state_dict") and step > 1:
+        print(f"{s.mitigation} as it is at the start of a run")
+    is_kept = tokens.finished[:, None] if s.drop_unfinished else True
+    batch = replace(tokens, mask=tokens.mask & is_kept)
+    return tokens, *token_weight(mitigation, s.mitigation, batch, policy, s.rescale)
 
 
-def print_summary(tokens: Rollouts, weight: np.ndarray, mask: np.ndarray) -> None:
+def headline(folder: Path, tokens: Rollouts, s: Settings, metrics: dict) -> str:
+    """runs/none-grpo-s0, step 100: 256 answers, 12345 tokens; random --placebo_std 0.5, ..."""
+    flags = s.flags_for(MITIGATIONS[s.mitigation])
+    typed = "".join(f" --{name} {value}" for name, value in flags.items())
+    note = f"; {metrics['weight_note']}" if metrics["weight_note"] else ""
+    return (f"{folder}, step {tokens.step}: {len(tokens.mask)} answers, {int(tokens.mask.sum())} "
+            f"tokens; {s.mitigation}{typed}, rescale {s.rescale} "
+            f"(factor {metrics['weight_factor']:.3g}){note}")
+
+
+def print_summary(tokens: Rollouts, weight: torch.Tensor) -> None:
     """Where the weight goes, by section, by kind, and the tokens that get most and least of it."""
-    rows = []
+    rows, given = [], weight[tokens.mask].numpy()
     for names, codes in ((SECTIONS, tokens.section), (KINDS, tokens.kind)):
         for code, name in enumerate(names):
-            part = weight[codes.numpy()[mask] == code]
+            part = given[codes[tokens.mask].numpy() == code]
             if len(part):
-                rows.append([name, len(part), len(part) / len(weight),
-                             part.sum() / max(weight.sum(), 1e-30), part.mean()])
+                rows.append([name, len(part), len(part) / len(given),
+                             part.sum() / max(given.sum(), 1e-30), part.mean()])
     formats = {"section or kind": "", "tokens": "d", "of all": ".1%", "of weight": ".1%",
                "mean weight": ".3f"}
     print(Table("weight", "", by_row(formats, rows)).to_text())
-    texts = [text for row in tokens.texts for text in row]
-    heaviest_first = mean_weights(texts, weight)
+    heaviest_first = mean_weights([text for row in tokens.texts for text in row], given)
     for words, found in (("heaviest", heaviest_first), ("lightest", heaviest_first[::-1])):
         listed = "  ".join(f"{text!r} {mean:.2f}" for mean, text in found[:10])
         print(f"  {words} tokens:  {listed}")
@@ -128,90 +158,32 @@ def print_summary(tokens: Rollouts, weight: np.ndarray, mask: np.ndarray) -> Non
 
 def mean_weights(texts: list[str], weight: np.ndarray) -> list[tuple[float, str]]:
     """The mean weight of each text that is not rare, the heaviest first."""
-    weights = {}
-    for text, value in zip(texts, weight):
-        weights.setdefault(text, []).append(value)
-    often = max(2, len(texts) // 1000)
-    means = [(np.mean(values), text) for text, values in weights.items() if len(values) >= often]
-    return sorted(means, reverse=True)
+    names, place, count = np.unique(texts, return_inverse=True, return_counts=True)
+    means = np.bincount(place, weight) / count
+    often = count >= max(2, len(texts) // 1000)
+    return sorted(zip(means[often].tolist(), names[often].tolist()), reverse=True)
 
 
-def choose_answers(tokens: Rollouts, count: int) -> list[int]:
-    """The best and the worst answer to each problem; problems whose rewards differ come first."""
-    different, alike = [], []
-    for group in range(len(tokens.prompt_ids)):
-        rows = (tokens.group == group).nonzero().squeeze(1)
-        reward = tokens.reward[rows]
-        best, worst = int(rows[reward.argmax()]), int(rows[reward.argmin()])
-        if reward.max() > reward.min():
-            different += [best, worst]
-        else:
-            alike.append(best)
-    return (different + alike)[:count]
+def choose_answers(tokens: Rollouts, most: int) -> list[int]:
+    """The best and the worst answer to each problem, of those with equal rewards one; problems
+    whose rewards differ come first."""
+    reward = tokens.reward.numpy()
+    groups = groups_in_order({"group": tokens.group.numpy(), "reward": reward})
+    return [b for members in groups
+            for b in members[:1 + (np.ptp(reward[members]) > 0)].tolist()][:most]
 
 
-def show_answers(tokens: Rollouts, weight: torch.Tensor, prompts: list[str],
-                 rows: list[int]) -> None:
+def show_answers(tokens: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
     put(f"\nweight: {legend(SHADES) or '0.25 behind a token'}")
-    for row in rows:
-        length = len(tokens.texts[row])
-        prompt = textwrap.shorten(prompts[int(tokens.group[row])], 400, placeholder=" ...")
-        advantage = tokens.advantage[row, :length]
-        low, high = advantage.min(), advantage.max()
+    for b in answers:
+        length = len(tokens.texts[b])
+        prompt = b"".join(token_bytes(tokenizer, tokens.prompt_ids[int(tokens.group[b])]))
+        low, high = tokens.advantage[b, :length].aminmax()
         span = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
-        print(f"\nanswer {row}: reward {tokens.reward[row]:.2f}, advantage {span}; {prompt}")
-        texts = [visible(text) for text in tokens.texts[row]]
-        put(shaded(texts, weight[row, :length].tolist(), SHADES,
+        print(f"\nanswer {b}: reward {tokens.reward[b]:.2f}, advantage {span}; "
+              f"{one_line(prompt.decode(errors='replace'))}")
+        put(shaded(list(map(visible, tokens.texts[b])), weight[b, :length].tolist(), SHADES,
                    lambda number: f"\u00b7{number:.2f}"))
-
-
-def make_parser() -> Parser:
-    parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
-    parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
-    add_flags(parser, FLAGS)
-    for name, flag in choice_flags().items():
-        add_flag(parser, name, flag)
-    return parser
-
-
-def chosen_settings(folder: Path, given: dict) -> Settings:
-    """The run's own, with the mitigation that was asked for."""
-    config = run_config(folder)
-    name = given.get("mitigation", config["mitigation"])
-    check_value("mitigation", name, Flag("none", choices=MITIGATIONS))
-    weighting = {key: value for key, value in given.items() if key in ("rescale", *choice_flags())}
-    if name in NEVER_RESCALED:
-        weighting.setdefault("rescale", "none")
-    return make_settings({"config": folder / "config.json", "mitigation": name, "loss": "policy",
-                          "placebo": "none", "device": "cpu", "shard": False,
-                          **weighting})
-
-
-def main(argv: list[str]) -> None:
-    given = make_parser().read(argv)
-    flags = with_defaults({name: given[name] for name in FLAGS if name in given}, FLAGS)
-    folder = Path(given["run"])
-    recorded = Recorded(folder, flags.step, chosen_settings(folder, given))
-    tokens = recorded.tokens()
-    weight, metrics = recorded.weights(tokens)
-    mask = tokens.mask.numpy()
-    print(headline(recorded, mask, metrics))
-    print_summary(tokens, weight.numpy()[mask], mask)
-    tokenizer = load_tokenizer(folder)
-    prompts = [b"".join(token_bytes(tokenizer, ids)).decode(errors="replace")
-               for ids in tokens.prompt_ids]
-    show_answers(tokens, weight, prompts, choose_answers(tokens, flags.show))
-
-
-def headline(recorded: Recorded, mask: np.ndarray, metrics: dict) -> str:
-    """runs/none-grpo-s0, step 100: 256 answers, 12345 tokens; random --placebo_std 0.5, ..."""
-    s = recorded.settings
-    mitigation_flags = s.flags_for(MITIGATIONS[s.mitigation])
-    typed = "".join(f" --{name} {value}" for name, value in mitigation_flags.items())
-    factor = metrics["weight_factor"]
-    note = f"; {metrics['weight_note']}" if metrics["weight_note"] else ""
-    return (f"{recorded.folder}, step {recorded.step}: {len(mask)} answers, {mask.sum()} tokens; "
-            f"{s.mitigation}{typed}, rescale {s.rescale} (factor {factor:.3g}){note}")
 
 
 if __name__ == "__main__":

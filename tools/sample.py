@@ -11,8 +11,6 @@ written.
 if not __package__:
     raise SystemExit("start it with: python -m tools.sample")
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,68 +25,66 @@ from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.hints import did_you_mean
 from harness.load import load_policy
 from harness.program import run_as_program
-from harness.settings import Settings, make_settings
-from harness.tasks import make_task
 from harness.progress import BOLD, put, right_or_wrong, styled, visible
+from harness.settings import make_settings
+from harness.tasks import make_task
 from tools.terminal import legend, shaded, token_texts
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
 MARKED_BELOW = 0.5  # where there is no colour
 
-FLAGS = {
-    "answers": Flag(1, "answers of each model", least=1, most=1000),
+SETTINGS = {  # of the run that may be changed
     "temperature": Flag(None, "of the sampling, by default that of the run", kind=float),
-    "greedy": Flag(False, "take the likeliest token every time"),
-    "seed": Flag(0, "of the sampling", least=0),
     "max_new_tokens": Flag(None, "an answer is cut off here, by default as in the run", kind=int),
-    "step": Flag(None, "ask the checkpoint of this step, by default the newest", kind=int),
     "task": Flag(None, "by default that of the run, or of the model's recipe.json"),
     "device": Flag("cpu", "cpu, cuda or cuda:N"),
     "threads": Flag(None, "CPU threads, by default as in the run", kind=int)}
-ABOUT_SAMPLING = ("temperature", "max_new_tokens", "task", "device", "threads")  # are settings
+FLAGS = {
+    "answers": Flag(1, "answers of each model", least=1, most=1000),
+    "greedy": Flag(False, "take the likeliest token every time"),
+    "seed": Flag(0, "of the sampling", least=0),
+    "step": Flag(None, "ask the checkpoint of this step, by default the newest", kind=int),
+    **SETTINGS}
 WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
-                    "placebo": "none", "kl": 0.0, "offload_optimizer": False,
-                    "shard": False}
+                    "placebo": "none", "kl": 0.0, "offload_optimizer": False, "shard": False}
 
 
-def print_answers(title: str, policy: Policy, rollouts: Rollouts) -> None:
-    """What one model answered: a single answer beside the title, several below a summary."""
-    count = len(rollouts.responses)
-    first = verdict(rollouts, 0) if count == 1 else summary(rollouts)
-    put(f"\n{styled(visible(title), BOLD)}   {first}")
-    for row in range(count):
-        if count > 1:
-            put(f"\n  {verdict(rollouts, row)}")
-        length = int(rollouts.length[row])
-        texts = token_texts(token_bytes(policy.tokenizer, rollouts.ids[row, :length].tolist()))
-        probability = rollouts.log_prob[row, :length].exp().tolist()
-        put("  " + shaded(texts, probability, SHADES, percent).replace("\n", "\n  "))
-
-
-def percent(probability: float) -> str:
-    """Written behind an unsure token; nothing behind a sure one."""
-    if probability >= MARKED_BELOW:
-        return ""
-    return f"\u00b7{probability:.0%}" if probability >= 0.005 else "\u00b7<1%"
-
-
-def verdict(rollouts: Rollouts, row: int) -> str:
-    """right   reward 1.10   31 tokens"""
-    word = right_or_wrong(rollouts.scores["answer"][row] > 0)
-    length = int(rollouts.length[row])
-    tokens = "1 token" if length == 1 else f"{length} tokens"
-    cut_off = "" if rollouts.finished[row] else ", cut off"
-    return f"{word}   reward {rollouts.reward[row]:.2f}   {tokens}{cut_off}"
-
-
-def summary(rollouts: Rollouts) -> str:
-    """3 of 8 right   mean reward 0.47   61 tokens on average"""
-    right = int((rollouts.scores["answer"] > 0).sum())
-    cut_off = int((~rollouts.finished).sum())
-    return (f"{right} of {len(rollouts.responses)} right   mean reward "
-            f"{rollouts.reward.mean():.2f}   {rollouts.length.float().mean():.0f} tokens on average"
-            + (f", {cut_off} cut off" if cut_off else ""))
+def main(argv: list[str]) -> None:
+    parser = add_flags(Parser("python -m tools.sample RUN [PROBLEM] [flags]", __doc__), FLAGS)
+    parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
+    parser.add_argument("problem", metavar="PROBLEM", nargs="*", default=[],
+                        help="such as 3 5 7 22; without it problems are read line by line")
+    given = parser.read(argv)
+    flags = with_defaults(given, FLAGS)
+    for name in ("answers", "temperature", "seed"):
+        if flags.greedy and name in given:
+            raise UserError(f"--{name} has no effect with --greedy: its answer is always the same")
+    folder, words = find_folder(flags.run), " ".join(flags.problem).split()
+    source = {"config": folder / "config.json"} if is_run(folder) else {"model": str(folder)}
+    typed = {name: getattr(flags, name) for name in SETTINGS if getattr(flags, name) is not None}
+    settings = make_settings({**source, **WITHOUT_TRAINING, **typed})
+    task = make_task(settings)
+    if not hasattr(task, "read"):
+        raise UserError(f"the task {settings.task} cannot read problems: its class Task needs the "
+                        "method `read` (docs/your_own_task.md)")
+    problem = read_problem(task, words) if words else None  # before models are loaded
+    policies = load_policies(folder, settings, flags.step)
+    how = f"sampled at temperature {settings.temperature:g}, seed {flags.seed}"
+    put(visible(f"{folder}, {'the likeliest token every time' if flags.greedy else how}"))
+    at = "" if settings.temperature == 1 or flags.greedy else " at temperature 1"
+    put(f"probability of a token{at}: {legend(SHADES) or '13% behind it, where below 50%'}\n")
+    if words:
+        return ask(policies, task, problem, flags, 0)
+    if sys.stdin and sys.stdin.isatty():  # None where it is closed
+        example = task.show(task.held_out_problems(1)[0])
+        print(f"Type a problem, such as {example}. Ctrl-D ends.")
+    for number, line in enumerate(filter(str.strip, sys.stdin or ())):
+        try:
+            ask(policies, task, read_problem(task, line.split()), flags, number)
+        except UserError as error:
+            print(error)
+        print()
 
 
 def is_run(folder: Path) -> bool:
@@ -101,15 +97,17 @@ def is_run(folder: Path) -> bool:
     return "mitigation" in config
 
 
-def read_settings(folder: Path, flags: SimpleNamespace) -> Settings:
-    """Those of the run, or of the model's recipe.json, without all that only training needs."""
-    source = {"config": folder / "config.json"} if is_run(folder) else {"model": str(folder)}
-    typed = {name: getattr(flags, name) for name in ABOUT_SAMPLING
-             if getattr(flags, name) is not None}
-    return make_settings({**source, **WITHOUT_TRAINING, **typed})
+def read_problem(task, words: list[str]):
+    """The problem that was typed, as the task reads it."""
+    try:
+        return task.read(words)
+    except UserError:
+        raise
+    except (ValueError, LookupError) as error:  # of a task whose `read` expects the right words
+        raise UserError(f"the task cannot read {' '.join(words)[:60]!r}: {error}") from None
 
 
-def load_policies(folder: Path, settings: Settings, step: int | None) -> dict[str, Policy]:
+def load_policies(folder: Path, settings, step: int | None) -> dict[str, Policy]:
     """The models to ask, each by what stands above its answers."""
     if not is_run(folder):
         if step is not None:
@@ -127,16 +125,6 @@ def load_policies(folder: Path, settings: Settings, step: int | None) -> dict[st
     return policies
 
 
-def read_problem(task, words: list[str]):
-    """The problem that was typed, as the task reads it."""
-    try:
-        return task.read(words)
-    except UserError:
-        raise
-    except (ValueError, LookupError) as error:  # of a task whose `read` expects the right words
-        raise UserError(f"the task cannot read {' '.join(words)[:60]!r}: {error}") from None
-
-
 def ask(policies: dict[str, Policy], task, problem, flags: SimpleNamespace, number: int) -> None:
     """Print what each model answers to a problem, the `number`-th that is asked."""
     put(styled(visible(task.show(problem)), BOLD))
@@ -149,58 +137,44 @@ def ask(policies: dict[str, Policy], task, problem, flags: SimpleNamespace, numb
         print_answers(f"{title:{widest}}", policy, rollouts)
 
 
-def problem_lines(example: str) -> Iterator[str]:
-    """The lines of stdin that are not blank."""
-    if sys.stdin and sys.stdin.isatty():  # None where it is closed
-        print(f"Type a problem, such as {example}. Ctrl-D ends.")
-    with suppress(KeyboardInterrupt):
-        yield from filter(str.strip, sys.stdin or ())
+def print_answers(title: str, policy: Policy, rollouts: Rollouts) -> None:
+    """What one model answered: a single answer beside the title, several below a summary."""
+    count = len(rollouts.responses)
+    first = verdict(rollouts, 0) if count == 1 else summary(rollouts)
+    put(f"\n{styled(visible(title), BOLD)}   {first}")
+    for b in range(count):
+        if count > 1:
+            put(f"\n  {verdict(rollouts, b)}")
+        length = int(rollouts.length[b])
+        texts = token_texts(token_bytes(policy.tokenizer, rollouts.ids[b, :length].tolist()))
+        probability = rollouts.log_prob[b, :length].exp().tolist()
+        put("  " + shaded(texts, probability, SHADES, percent).replace("\n", "\n  "))
 
 
-def make_parser() -> Parser:
-    parser = Parser("python -m tools.sample RUN [PROBLEM] [flags]", __doc__)
-    parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
-    parser.add_argument("problem", metavar="PROBLEM", nargs="*", default=[],
-                        help="such as 3 5 7 22; without it problems are read line by line")
-    return add_flags(parser, FLAGS)
+def percent(probability: float) -> str:
+    """Written behind an unsure token; nothing behind a sure one."""
+    if probability >= MARKED_BELOW:
+        return ""
+    return f"\u00b7{probability:.0%}" if probability >= 0.005 else "\u00b7<1%"
 
 
-def introduction(folder: Path, settings: Settings, flags: SimpleNamespace) -> str:
-    if flags.greedy:
-        return f"{folder}, the likeliest token every time"
-    how = f"{folder}, sampled at temperature {settings.temperature:g}, seed {flags.seed}"
-    if settings.temperature == 1:
-        return how
-    return f"{how}\nnote: the probabilities shown are those of temperature 1"
+def verdict(rollouts: Rollouts, b: int) -> str:
+    """right   reward 1.10   31 tokens"""
+    cut_off = "" if rollouts.finished[b] else ", cut off"
+    return (f"{right_or_wrong(rollouts.scores['answer'][b] > 0)}   "
+            f"reward {rollouts.reward[b]:.2f}   {rollouts.length[b]} tokens{cut_off}")
 
 
-def main(argv: list[str]) -> None:
-    given = make_parser().read(argv)
-    flags = with_defaults({name: given[name] for name in FLAGS if name in given}, FLAGS)
-    for name in ("answers", "temperature", "seed"):
-        if flags.greedy and name in given:
-            raise UserError(f"--{name} has no effect with --greedy: its answer is always the same")
-    folder, words = find_folder(given["run"]), " ".join(given["problem"]).split()
-    settings = read_settings(folder, flags)
-    task = make_task(settings)
-    if not hasattr(task, "read"):
-        raise UserError(f"the task {settings.task} cannot read problems: its class Task needs the "
-                        "method `read` (docs/your_own_task.md)")
-    problem = read_problem(task, words) if words else None  # before models are loaded
-    policies = load_policies(folder, settings, flags.step)
-    put(visible(introduction(folder, settings, flags)))
-    put(f"probability of a token: {legend(SHADES) or '13% behind it, where below 50%'}\n")
-    if words:
-        return ask(policies, task, problem, flags, 0)
-    for number, line in enumerate(problem_lines(task.show(task.held_out_problems(1)[0]))):
-        try:
-            ask(policies, task, read_problem(task, line.split()), flags, number)
-        except UserError as error:
-            print(error)
-        print()
+def summary(rollouts: Rollouts) -> str:
+    """3 of 8 right   mean reward 0.47   61 tokens on average"""
+    right = int((rollouts.scores["answer"] > 0).sum())
+    cut_off = int((~rollouts.finished).sum())
+    return (f"{right} of {len(rollouts.responses)} right   mean reward "
+            f"{rollouts.reward.mean():.2f}   {rollouts.length.float().mean():.0f} tokens on average"
+            + (f", {cut_off} cut off" if cut_off else ""))
 
 
 if __name__ == "__main__":
-    if sys.stdin:  # None where it is closed
+    if sys.stdin:
         sys.stdin.reconfigure(errors="replace")
     run_as_program("sample", main)

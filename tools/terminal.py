@@ -4,7 +4,9 @@
     -> first·47% 7 * 3·46% = 21 wrong·37%
 """
 import codecs
+import textwrap
 
+from engine.errors import UserError
 from harness.progress import has_colour, styled, visible
 
 # A token whose number is below the limit gets this style, in numbers of ANSI escape sequences: 48;5
@@ -39,3 +41,14 @@ def legend(shades: Shades) -> str:
     *below, (_, most) = shades
     colours = [styled(f" below {limit:g} ", style) for limit, style in below]
     return " ".join([*colours, styled(" more ", most)])
+
+
+def one_line(text: str) -> str:
+    """A prompt, say."""
+    return textwrap.shorten(text, 400, placeholder=" ...")
+
+
+def check_place(name: str, value: int, known, whose) -> None:
+    """Refuse a step, an answer or a token that is not there."""
+    if value not in known:
+        raise UserError(f"--{name} {value}: {whose} has {name}s {known[0]} to {known[-1]}")

@@ -11,7 +11,6 @@ any other; its recipe.json holds the settings that suit the model in `python tra
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.warmup")
-import hashlib
 import json
 import random
 import time
@@ -24,7 +23,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
-from harness.files import find_folder, is_there, whole_folder, writing
+from harness.files import find_folder, sha256_of, whole_folder, writing
 from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from harness.program import run_as_program
 from engine.policy import sample_answers
@@ -60,20 +59,13 @@ TOKENIZER_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|
 
 TEST_PROBLEMS = 1500  # of the last test, which the README reports
 
-TALKS = """
-Before each step and before the answer it says one to {most} sentences that mean nothing.
-"""
-
 README = """# The tiny model
 
-A Qwen2 of {parameters:,} parameters ({layers} layers, width {width}) that plays Countdown with
-three numbers from {low} to {high} and targets up to {target}: one token a word or number, tags cut
-in pieces, {vocabulary} tokens in all. It thinks aloud, tries one or two expressions, says whether
-they hit, and answers. Often it chooses badly, and now and then it contradicts itself, because its
-teacher does (tools/demonstrations.py). `recipe.json` holds the short prompt it was made with and
-the settings of the default run.
-{talk}
-Made by `{command}` in {minutes:.0f} minutes on {threads} (seed {seed}, torch {torch}).
+A Qwen2 of {parameters:,} parameters that plays Countdown with three numbers: one token a word or
+number, tags cut in pieces. tools/demonstrations.py has its teacher, `recipe.json` the settings of a
+run that suit it.
+
+Made by `{command}` in {minutes:.0f} minutes (torch {torch}).
 On {problems} problems that no demonstration used, sampled at temperature 1:
 {results}.
 
@@ -83,13 +75,10 @@ On {problems} problems that no demonstration used, sampled at temperature 1:
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS)
-    given = parser.read(argv)
+    given = add_flags(Parser("python -m tools.warmup [flags]", __doc__), FLAGS).read(argv)
     flags = with_defaults(given, FLAGS)
     if flags.start and "size" in given:
         raise UserError(f"--size {flags.size} has no effect: {flags.start} has its size")
-    if is_there(flags.out):
-        raise UserError(f"{flags.out} exists already: name another folder with --out")
     torch.set_num_threads(flags.threads)
     with whole_folder(Path(flags.out)) as unfinished:  # first: can it be written there?
         make_model_folder(unfinished, flags, argv)
@@ -106,17 +95,14 @@ def make_model_folder(folder: Path, flags: SimpleNamespace, argv: list[str]) -> 
         model = make_model(tokenizer.get_vocab_size(), *SIZES[flags.size])
     train(model, tokenizer, flags)
     results = evaluate(model, tokenizer, TEST_PROBLEMS, flags.talk)
-    threads = f"{flags.threads} CPU thread{'s' if flags.threads > 1 else ''}"
-    facts = {"parameters": sum(p.numel() for p in model.parameters()),
-             "layers": model.config.num_hidden_layers, "width": model.config.hidden_size,
-             "vocabulary": tokenizer.get_vocab_size(),
-             "talk": TALKS.format(most=flags.talk) if flags.talk else "",
-             "low": TASK.min_number, "high": TASK.max_number, "target": TASK.max_target,
-             "command": " ".join(["python -m tools.warmup", *argv]),
-             "minutes": (time.time() - start) / 60, "threads": threads, "seed": flags.seed,
-             "torch": torch.__version__, "results": results, "problems": TEST_PROBLEMS}
     with writing(Path(flags.out)):
-        save(folder, model, tokenizer, recipe_for(flags.talk), facts)
+        save(folder, model, tokenizer, recipe_for(flags.talk))
+        checksum = sha256_of(folder / "model.safetensors")
+        (folder / "README.md").write_text(encoding="utf-8", data=README.format(
+            parameters=sum(p.numel() for p in model.parameters()),
+            command=" ".join(["python -m tools.warmup", *argv]),
+            minutes=(time.time() - start) / 60, torch=torch.__version__, problems=TEST_PROBLEMS,
+            results=results, checksum=checksum))
 
 
 def load_start(folder: Path, tokenizer: Tokenizer) -> Qwen2:
@@ -241,20 +227,13 @@ def share_of_true_claims(rollouts: Rollouts) -> float:
     return sum(right) / max(1, len(right))
 
 
-def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict, facts: dict) -> None:
+def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
     """Write what a model folder holds."""
     model.save_pretrained(folder)
-    text = tokenizer.to_str(pretty=True)
-    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
-    write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
-    write_json(folder / "recipe.json", recipe)
-    weights = (folder / "model.safetensors").read_bytes()
-    readme = README.format(**facts, checksum=hashlib.sha256(weights).hexdigest())
-    (folder / "README.md").write_text(readme, encoding="utf-8")
-
-
-def write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    for name, content in (("tokenizer_config", TOKENIZER_CONFIG), ("recipe", recipe)):
+        text = json.dumps(content, indent=2) + "\n"
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from runs import assert_programs_say_how_to_start, copy_project, paste
+from runs import assert_programs_say_how_to_start, block, copy_project, printed_by
 
 
 def test_a_bridge_that_is_started_as_a_file_says_how_to_start_it():
@@ -12,7 +12,8 @@ def test_a_bridge_that_is_started_as_a_file_says_how_to_start_it():
 
 def test_a_weighting_of_log_probs_alone_is_a_loss_of_verl(tmp_path):
     """Told to a stand-in: verl's own loss gets 0.2 p + 0.8 times the advantage."""
-    told = paste(copy_project(tmp_path), "bridges/your_own_run.md", "register_policy_loss", VERL)
+    told = printed_by(copy_project(tmp_path),
+                      VERL + block("bridges/your_own_run.md", "register_policy_loss"))
     assert json.loads(told) == pytest.approx([0.9 * 2, 1.0 * 2])
 
 

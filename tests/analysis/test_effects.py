@@ -2,10 +2,29 @@
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import by_name, planted, tables_of, tallied
+from logs import by_name, ids_of, tables_of, tallied
 
 import analyze
 from analysis import earlier, earlier_sums, tally as tally_file
+
+
+def planted(folder, rng, steps=10, groups=6, answers=6, length=30, twice=None, trend=0.0):
+    """Tokens of two kinds in random places; p is drawn alike for all, but `twice` a kind's
+    gradient and a trend over position."""
+    files, B = {}, groups * answers
+    n, position = B * length, np.tile(np.arange(length) / length, B)
+    for step in range(1, steps + 1):
+        kind = rng.integers(0, 4, n)
+        advantage = rng.normal(size=(groups, answers)) * rng.gamma(2, 1, (groups, 1))
+        p = rng.uniform(0.3, 0.9, n)
+        s = 0.3 * (1 - p) * np.where(kind == twice, 2.0, 1.0) * (1 + trend * position)
+        p = 1 - s / 2**0.5  # with the rest on one token s = sqrt 2 (1 - p)
+        ids = np.array([ids_of(t)[0] for t in (" and", "\n", " 7", " +")])[kind]
+        files[step] = credit_columns(
+            [length] * B, np.repeat(np.arange(groups), answers), token_id=ids, log_prob=np.log(p),
+            collision=p**2 + (1 - p) ** 2, advantage=np.repeat(advantage, length), kind=kind,
+            reward=advantage.ravel())
+    return write_log(folder, files)
 
 
 def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):

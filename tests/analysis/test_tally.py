@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, credit_columns, write_log
-from logs import by_name, ids_of, plain_rows, random_log, tables_of, tallied
+from logs import by_name, ids_of, random_log, tables_of, tallied
 
 import analyze
 from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
 from analysis.earlier_sums import t_statistics
 from analysis.tally import CLASSES, UNITS, cut_edges, lay_flat
 from analysis.why import forks
-from engine.tokens import KINDS, SECTIONS, naive_class
+from engine.tokens import KINDS, SECTIONS, load_tokenizer, naive_class
 from harness.metrics import wilson_interval
 
 
@@ -31,6 +31,25 @@ def early_over_late(rows):
     """The mean gradient of the first fifth over that of the last."""
     early = mean_of([r for r in rows if r["middle"] < 0.2], "abs gradient")
     return early / mean_of([r for r in rows if r["middle"] >= 0.8], "abs gradient")
+
+
+def plain_rows(folder, files):
+    """The same log as a list of dictionaries, one a token, as the earlier experiment kept it."""
+    tokenizer, rows = load_tokenizer(folder), []
+    for step, c in files.items():
+        ends = [*c["episode_start"][1:].tolist(), len(c["token_id"])]
+        for b, (start, end) in enumerate(zip(c["episode_start"].tolist(), ends)):
+            for i in range(start, end):
+                token = int(c["token_id"][i])
+                row = {name: float(c[name][i]) for name in ("log_prob", "advantage", "weight",
+                                                            "entropy", "collision")}
+                row |= {"step": step, "episode": (step, b), "group": (step, int(c["group"][b])),
+                        "position": i - start, "length": end - start,
+                        "kind": int(c["kind"][i]), "section": int(c["section"][i]),
+                        "id": token, "text": tokenizer.decode([token], skip_special_tokens=False),
+                        "contribution": row["advantage"] * row["log_prob"]}
+                rows.append(row)
+    return rows
 
 
 @pytest.fixture(scope="module")

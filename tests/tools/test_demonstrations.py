@@ -55,9 +55,11 @@ def expressions_of(words, problem):
 
 def test_every_mistake_of_the_teacher_comes_as_often_as_it_says():
     """Verdicts are wrong in 15%, in 35% the answer is another expression, in 8% the form lacks a
-    part. Arithmetic is never wrong."""
+    part. Arithmetic is never wrong. After a try that is said to hit no other follows."""
     wrong, other, lapses = [], [], []
     for problem, text in demonstrations(3000):
+        assert text.count(" first") == 1 and text.count(" last") <= 1
+        assert (" last" in text) != claims_success(text.split(" last")[0])
         lapses.append(TASK.score(problem, text)["format"] < 1)
         for words in tries_of(text):
             value = int(re.findall("= ([0-9]+)", words)[1])
@@ -70,12 +72,6 @@ def test_every_mistake_of_the_teacher_comes_as_often_as_it_says():
     assert sum(wrong) / len(wrong) == pytest.approx(0.15, abs=0.02)
     assert sum(other) / len(other) == pytest.approx(0.35, abs=0.03)
     assert sum(lapses) / len(lapses) == pytest.approx(0.08, abs=0.02)
-
-
-def test_two_tries_at_most_and_one_where_the_first_is_said_to_hit():
-    for _, text in demonstrations(300):
-        assert text.count(" first") == 1 and text.count(" last") <= 1
-        assert (" last" in text) != claims_success(text.split(" last")[0])
 
 
 def test_one_token_a_word_tags_in_pieces_and_every_demonstration_can_be_spelled():

@@ -23,7 +23,7 @@ def recorded(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", MITIGATIONS)
-def test_every_mitigation_can_be_seen_on_recorded_tokens(recorded, name, capsys):
+def test_every_weighting_can_be_seen_on_recorded_tokens(recorded, name, capsys):
     before = sorted((p, p.stat().st_mtime_ns) for p in recorded.rglob("*"))
     fewer = ["--oracle_k", "1"] if name == "oracle" else []
     preview.main([str(recorded), "--mitigation", name, *fewer, "--show", "1"])
@@ -31,28 +31,30 @@ def test_every_mitigation_can_be_seen_on_recorded_tokens(recorded, name, capsys)
     assert "step 3: 8 answers" in printed
     assert f"; {name}" in printed
     assert printed.count("\nanswer ") == 1
+    assert ("\u00b71.00" in printed and "\u00b70.99" not in printed) or name != "none"
     assert before == sorted((p, p.stat().st_mtime_ns) for p in recorded.rglob("*"))
+
+
+def assert_like_training(weight, tokens, run):
+    with np.load(run / "credit/step_000001.npz") as credit:
+        np.testing.assert_allclose(weight[tokens.mask], credit["weight"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "name", ["equal_gradient", "attention_credit", "outcome_conditional"])
 def test_what_is_seen_is_what_training_would_have_done(recorded, name, tmp_path):
     """The weights of the preview against those of a run that samples the same batch with that
-    mitigation."""
+    weighting."""
     train.main([*SHORT, "--mitigation", name, "--steps", "1", "--out", str(tmp_path / "x")])
-    with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
-        trained = credit["weight"]
     settings = make_settings({"config": recorded / "config.json", "mitigation": name})
-    found = preview.Recorded(recorded, 1, settings)
-    tokens = found.tokens()
-    weight, _ = found.weights(tokens)
-    np.testing.assert_allclose(weight[tokens.mask].numpy(), trained, rtol=1e-4, atol=1e-5)
+    tokens, weight, _ = preview.weighed(recorded, 1, settings)
+    assert_like_training(weight, tokens, tmp_path / "x")
 
 
 @pytest.mark.parametrize("argv, said", [
     (["nowhere"], "nowhere is not a run folder"),
     (["{run}", "--mitigation", "nome"], "--mitigation nome is not one of: none"),
-    (["{run}", "--step", "9"], "has no credit file of step 9, only of 1 to 3"),
+    (["{run}", "--step", "9"], "--step 9: .* has steps 1 to 3"),
     (["{run}", "--epsilon", "1"], "--epsilon belongs to"),
     (["{run}", "--speed", "1"], "unknown argument --speed")])
 def test_wrong_commands_of_the_preview(recorded, argv, said):
@@ -60,7 +62,7 @@ def test_wrong_commands_of_the_preview(recorded, argv, said):
         preview.main([argument.format(run=recorded) for argument in argv])
 
 
-def test_the_runs_own_mitigation_without_its_state(recorded, capsys):
+def test_the_runs_own_weighting_without_its_state(recorded, capsys):
     preview.main([str(recorded), "--show", "0"])
     printed = capsys.readouterr().out
     assert "; learned_importance" in printed and "as it is at the start of a run" in printed
@@ -70,27 +72,25 @@ def test_answers_that_a_run_dropped_are_dropped_here_too(tmp_path, capsys):
     flags = [*SHORT, "--drop_unfinished", "--steps", "1", "--mitigation", "inverse_logprob"]
     train.main([*flags, "--max_new_tokens", "30", "--out", str(tmp_path / "x")])
     settings = make_settings({"config": tmp_path / "x/config.json"})
-    found = preview.Recorded(tmp_path / "x", 1, settings)
-    tokens = found.tokens()
-    weight, _ = found.weights(tokens)
-    with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
-        np.testing.assert_allclose(weight[tokens.mask].numpy(), credit["weight"], rtol=1e-5)
+    tokens, weight, _ = preview.weighed(tmp_path / "x", 1, settings)
+    assert not tokens.finished.all()
+    assert_like_training(weight, tokens, tmp_path / "x")
     train.main([*flags, "--max_new_tokens", "5", "--out", str(tmp_path / "y")])
     preview.main([str(tmp_path / "y")])  # nothing was finished
     assert "40 tokens" in capsys.readouterr().out
 
 
-def test_weights_stand_behind_their_tokens_without_colour(recorded, capsys):
-    preview.main([str(recorded), "--mitigation", "none"])
-    printed = capsys.readouterr().out
-    assert "·1.00" in printed and "·0.99" not in printed
-
-
 def test_the_choice_of_answers_begins_where_they_differ(policy):
+    """The best and the worst of each group, and one of those that are all alike."""
     tokens = spoken(policy)
     assert tokens.reward.tolist() == pytest.approx([1.1, 0.1, 0.0, 0.0, 0.0, 1.1])
-    assert preview.choose_answers(tokens, 9) == [0, 2, 5, 3]
+    assert preview.choose_answers(tokens, 9) == [0, 2, 5, 4]
     assert preview.choose_answers(tokens, 1) == [0]
     reward = torch.tensor([0.1, 0.1, 0.1, 0.0, 0.0, 1.1])
     alike = dataclasses.replace(tokens, scores={"reward": reward})
-    assert preview.choose_answers(alike, 9) == [5, 3, 0]
+    assert preview.choose_answers(alike, 9) == [5, 4, 0]
+
+
+def test_the_mean_weight_of_each_text_that_is_not_rare():
+    weight = np.array([1, 3, 2, 9, 1])
+    assert preview.mean_weights(["a", "a", "b", "c", "b"], weight) == [(2, "a"), (1.5, "b")]

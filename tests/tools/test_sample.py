@@ -10,7 +10,7 @@ import train
 from conftest import ROOT
 from countdown_task import Problem, Task
 from engine.errors import UserError
-from runs import SHORT, copy_project, lines
+from runs import SHORT, blocks, copy_project, lines
 from tools import largest_last, sample, terminal
 
 TINY = str(ROOT / "models/tiny")
@@ -40,6 +40,7 @@ def test_one_problem_before_and_after_training(run, ask):
     assert titles == ["before training", "after step 3   "]
     assert printed.count("3 5 7 make 22") == 1 and "note:" not in printed
     assert files == sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
+    assert "after step 2 " in ask(run, 3, 5, 7, 22, "--step", 2)
 
 
 def test_what_is_printed_is_what_the_model_answered(run, ask, policy, monkeypatch):
@@ -61,22 +62,18 @@ def test_the_model_after_training_is_that_of_the_checkpoint(run, ask):
     newest = answer(ask(run, "--answers", 1, 3, 5, 7, 22))
     assert newest == answer(ask(run / "checkpoints/step_000003", 3, 5, 7, 22,
                                 "--max_new_tokens", 48))
-    assert "after step 2 " in ask(run, 3, 5, 7, 22, "--step", 2)
-
-
-def test_a_seed_repeats_its_answers(ask):
-    first = ask(TINY, 3, 5, 7, 22, "--seed", 3)
-    assert first == ask(TINY, 3, 5, 7, 22, "--seed", 3)
-    other = ask(TINY, 3, 5, 7, 22, "--seed", 4)
-    assert first.splitlines()[6:] != other.splitlines()[6:]
 
 
 def test_several_answers_and_how_many_are_right(ask):
+    """Another seed gives others."""
     printed = ask(TINY, 3, 5, 7, 22, "--answers", 6, "--seed", 1)
     words = re.findall(r"^  (right|wrong)   reward", printed, re.M)
     assert len(words) == 6
     assert f"   {words.count('right')} of 6 right   mean reward " in printed
     assert 0 < words.count("right") < 6
+    assert printed == ask(TINY, 3, 5, 7, 22, "--answers", 6, "--seed", 1)
+    other = ask(TINY, 3, 5, 7, 22, "--answers", 6, "--seed", 2)
+    assert printed.splitlines()[6:] != other.splitlines()[6:]
 
 
 def test_an_answer_that_was_cut_off_is_told(ask):
@@ -88,9 +85,7 @@ def test_an_answer_that_was_cut_off_is_told(ask):
 
 def test_the_task_of_the_page_reads_what_it_shows(tmp_path):
     """With the labels that the page adds; given on stdin."""
-    page = (ROOT / "docs/your_own_task.md").read_text()
-    task, label = re.findall(r"```python\n(.*?)```", page, flags=re.S)
-    (copy_project(tmp_path) / "my_task.py").write_text(f"{task}\n{label}")
+    (copy_project(tmp_path) / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
     command = [sys.executable, "-m", "tools.sample", TINY, "--task", "my_task"]
     result = subprocess.run(command, cwd=tmp_path, input="1 2 3\n11 7 6 make 24\n",
                             capture_output=True, text=True)
@@ -125,14 +120,6 @@ def test_wrong_commands(run, argv, said):
         sample.main([argument.format(run=run) for argument in argv])
 
 
-def test_control_characters_are_spelled_out():
-    [text] = terminal.token_texts(["a\x1b[2Jb\x9b\r\t\x07\x00\u202e\u2028".encode()])
-    assert text == (
-        r"a\x1b[2Jb\x9b\r\t\x07\x00\u202e\u2028")
-    assert terminal.visible("é 数 😀\n\\") == "é 数 😀\n\\"
-    assert terminal.visible("\ud800") == r"\ud800"
-
-
 def test_no_answer_commands_a_terminal(ask, monkeypatch):
     """Nor does a problem, as a task shows it."""
     monkeypatch.setattr(sample, "token_bytes", lambda tokenizer, ids: [b"\x1b]0;x\x07"] * len(ids))
@@ -162,9 +149,9 @@ def test_shades_by_probability(monkeypatch):
         monkeypatch.setattr(f"{module}.has_colour", lambda: True)
     below, upto, middle, _ = [style for _, style in sample.SHADES]
     for probability, style in ((0.0, below), (0.099, below), (0.1, upto), (0.5, middle)):
-        told = terminal.shaded(["a\n"], [probability], sample.SHADES, sample.percent)
+        told = terminal.shaded(["a\n"], [probability], sample.SHADES, None)
         assert told == f"\033[{style}ma\033[0m\n"
-    assert terminal.shaded(["a"], [0.9], sample.SHADES, sample.percent) == "a"
+    assert terminal.shaded(["a"], [0.9], sample.SHADES, None) == "a"
     assert terminal.legend(sample.SHADES).count("\033[0m") == 3
 
 
