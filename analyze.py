@@ -21,17 +21,13 @@ import numpy as np
 
 from analysis import report
 from analysis.answers import answers_of, steps_to_show
-from analysis.opening import about, compared, describe, headline, opening
 from analysis.page import Picture, write_page
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
                             whole_steps)
-from analysis.ratios import (OVER_REST, RARE, REST_WORDS, early_over_late, is_common, over_the_rest,
-                             rest_columns, shares)
 from analysis.runs import evaluations, read_runs
 from analysis.statistics import paired_difference, verdicts
-from analysis.sums import PARTITIONS
 from analysis.tables import NOTHING, Table, by_row, shown
-from analysis.tally import Tally
+from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
 from harness.files import make_folder, writing
 from engine.tokens import KINDS
 from harness.program import run_as_program
@@ -41,6 +37,10 @@ FINDINGS = ("gradient by kind", "gradient by section", "first and last fifth")  
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
 A_OR_S = ("a large mean abs(A): such tokens stand in answers with large advantages; a large mean "
           "s: the model was unsure of them")
+REST_WORDS = {  # full headings of columns
+    "abs(A) w s": "mean size abs(A) w s",
+    "abs(A)": "mean abs(A)", "s": "mean s",
+    "over rest": "over all other tokens", "95%": "95% interval"}
 MODES = (("greedy", ORANGE), ("sampled", BLUE))  # of evaluations, with their colours
 
 
@@ -59,8 +59,8 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
     steps, answers = steps_to_show(run, flags.steps), []
     make_folder(folder)
-    tally = tally_of(run) if run["steps"] else None
-    chapters = run_chapters(run, tally, flags.all or flags.json)
+    tally = tally_of(run, flags.all or flags.json) if run["steps"] else None
+    chapters = run_chapters(run, tally)
     if flags.json:
         report.write_numbers(folder, chapters)
     if flags.csv:
@@ -77,7 +77,7 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     if tally:
         answers = answers_of(run["folder"], tally.tokenizer, steps)
     tables = {table.name: table for table in sum(chapters.values(), [])}
-    sentences = [about(run), describe(run, tally), *opening(run)]
+    sentences = [report.about(run), report.describe(run, tally), *report.opening(run)]
     findings = [tables[name].finding for name in FINDINGS
                 if name in tables and tables[name].finding != NOTHING]
     page = report.run_page(sentences, findings, chapters, pictures)
@@ -91,18 +91,21 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
 def told(run: dict) -> list[dict]:
     """The evaluations with their answers to a few held-out problems."""
     names = ("step", "mode", "success", "shown")
-    return [{name: line[name] for name in names} for line in headline(run) if line["shown"]]
+    return [{name: line[name] for name in names} for line in report.headline(run)
+            if line["shown"]]
 
 
-def tally_of(run: dict) -> Tally:
+def tally_of(run: dict, with_earlier: bool) -> Tally:
     """Read all credit files of the run, and sum up what its tokens were given."""
+    earlier_sums = None
+    if with_earlier:
+        from analysis.earlier_sums import EarlierSums as earlier_sums
     tally = Tally(run["folder"])
-    tally.read(show_status)
+    tally.read(show_status, earlier_sums)
     return tally
 
 
-def run_chapters(run: dict, tally: Tally | None,
-                 with_earlier: bool = True) -> dict[str, list[Table]]:
+def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
     """The tables by what they are about; those of the earlier experiment come last."""
     change, change_title = [], "What training changed"
     if any(len(evaluations(run, mode)) > 1 for mode, _ in MODES):
@@ -117,7 +120,7 @@ def run_chapters(run: dict, tally: Tally | None,
         change_title: [*change, growth(run, tally)],
         report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
                           position_gradients(tally), first_and_last_fifth(tally), *why]}
-    if with_earlier:
+    if tally.earlier:
         from analysis.earlier import earlier_tables
         chapters[report.EARLIER] = earlier_tables(tally)
     return chapters
@@ -245,18 +248,16 @@ def over_training(tally: Tally, folder: Path) -> Picture:
 def class_gradients(tally: Tally, partition: str) -> Table:
     """Where the gradient went: by kind of token or by section. The last columns compare a token of
     each with the mean of all other tokens."""
-    tokens, share = tally.count(partition), shares(tally, partition)
+    tokens, share = tally.count(partition), tally.shares(partition)
     used = np.flatnonzero(tokens)  # those that occur in this run
     names = [PARTITIONS[partition][i] for i in used]
-    every_ratio = over_the_rest(tally, partition)
-    ratios = [every_ratio[i] for i in used]
     columns = {partition: ("", names),
                "tokens": (".1%", tokens[used] / tally.tokens),
                "gradient": (".1%", share[used]),
                "abs(A)": (".3f", tally.mean(partition, "abs advantage")[used]),
                "s": (".3f", tally.mean(partition, "s")[used]),
                "abs(A) w s": (".4f", tally.mean(partition, "abs gradient")[used]),
-               **rest_columns(ratios)}
+               **rest_columns(tally, partition, used)}
     most, finding = int(share.argmax()), NOTHING
     if share[most]:
         name = PARTITIONS[partition][most]
@@ -271,8 +272,8 @@ def class_gradients(tally: Tally, partition: str) -> Table:
 
 def credit_by_kind(tally: Tally, folder: Path) -> Picture:
     """Share of the tokens beside share of the gradient."""
-    tokens, gradient = tally.count("kind") / tally.tokens, shares(tally, "kind")
-    used = np.flatnonzero(is_common(tally, "kind"))
+    tokens, gradient = tally.count("kind") / tally.tokens, tally.shares("kind")
+    used = np.flatnonzero(tally.is_common("kind"))
     figure, axis = panels(1, figsize=(5.6, 3.8))
     for offset, values, colour, label in ((-0.21, tokens, GREY, "share of the tokens"),
                                           (0.21, gradient, BLUE, "share of the gradient")):
@@ -294,13 +295,12 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
 
 
 def position_gradients(tally: Tally) -> Table:
-    rest = over_the_rest(tally, "position")
     parts = [f"{10 * i}-{10 * i + 10}%" for i in range(10)]
     columns = {"bin": ("", parts),
                "entropy": (".3f", tally.mean("position", "entropy")),
                "s": (".3f", tally.mean("position", "s")),
                "abs(A) w s": (".4f", tally.mean("position", "abs gradient")),
-               **rest_columns(rest)}
+               **rest_columns(tally, "position", range(10))}
     return Table("gradient by position", "The gradient by position in the answer", columns, "",
                  [OVER_REST], {**REST_WORDS, "bin": "part of the answer"})
 
@@ -335,8 +335,7 @@ def first_and_last_fifth(tally: Tally) -> Table:
 def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:
     """The arms of the runs that can be compared; what differs between the others is said."""
     from analysis.arms import Comparison, comparable
-    from analysis.compare import chapters_of
-    from analysis.comparison_plots import learning_curves
+    from analysis.compare import chapters_of, learning_curves
     make_folder(folder)
     chosen, left_out = comparable(runs, flags.baseline)
     comparison = Comparison(chosen, flags.baseline)
@@ -345,7 +344,7 @@ def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None
         pictures = [learning_curves(comparison, folder)]
     if flags.json:
         report.write_numbers(folder, chapters)
-    intro = [compared(sum(comparison.arms.values(), [])), *comparison.twins, *left_out]
+    intro = [report.compared(sum(comparison.arms.values(), [])), *comparison.twins, *left_out]
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
     show_status("")

@@ -14,13 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from analysis.settings import task_of
 from engine.choices import ADVANTAGES, MITIGATIONS
-from engine.errors import UserError
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling,
                   policy_loss, rescaling)
 from harness.flags import parameters_as_flags, shortened
 from harness.settings import OPTIONS
-from harness.tasks import load_task
 
 FACTS = "engine/sampler.py: Distribution.facts"  # a name: an analysis loads no sampler
 EPSILON = inspect.signature(group_z_score).parameters["epsilon"].default
@@ -40,7 +39,8 @@ def stages(config: dict) -> list[tuple[str, str, str]]:
     """(label, text, the function that computes it) of each stage, in a run of these settings."""
     s = settings_of(config)
     is_own = not {"imported", "trainer"} & config.keys()
-    score, facts = place_of_score(s) if is_own else "", FACTS
+    task = task_of(config) if is_own else None
+    score = place(getattr(task, "score", task)) if task else ""
     advantage, by_advantage = chosen("advantage", ADVANTAGES, s)
     weight, by_weight = chosen("mitigation", MITIGATIONS, s)
     formula, computes = FORMULAS.get(s.advantage, ("", None))
@@ -54,8 +54,8 @@ def stages(config: dict) -> list[tuple[str, str, str]]:
     besides += f", without the KL term (--kl {s.kl:g})" if s.kl else ""
     return [
         ("rewards", "of the [[answers]] answers to this problem: [[rewards]]", score),
-        ("chance", "p = exp([[log-prob]]) = [[p]]", facts),
-        ("entropy", "-sum p log p = [[entropy]], over all that could stand here", facts),
+        ("chance", "p = exp([[log-prob]]) = [[p]]", FACTS),
+        ("entropy", "-sum p log p = [[entropy]], over all that could stand here", FACTS),
         ("reward", f"{getattr(s, 'reward', 'reward')} = [[reward]], with answer [[reward_answer]], "
                    "format [[reward_format]], reasoning [[reward_reasoning]]", score),
         ("group", "mean [[mean]], standard deviation [[std]]", place(group_mean)),
@@ -86,15 +86,6 @@ def place(function) -> str:
     return f"{function.__module__.replace('.', '/')}.py: {function.__qualname__}"
 
 
-def place_of_score(s) -> str:
-    """Of the task; empty if its module is not there any more."""
-    try:
-        task = load_task(s.task)
-    except (UserError, OSError):
-        return ""
-    return place(getattr(task, "score", task))
-
-
 def chosen(axis: str, choices: dict, s) -> tuple[str, str]:
     """A method with its flags and the beginning of its help, and its place."""
     name = getattr(s, axis)
@@ -109,7 +100,7 @@ def chosen(axis: str, choices: dict, s) -> tuple[str, str]:
 
 def numbers_of(tokens: dict, config: dict, c: float | None, b: int) -> dict:
     """What the lines name, of answer b: one number, or a list of one for each token. `tokens` is a
-    step (sizes.read_tokens), c the number that rescaled its weights."""
+    step (tally.read_tokens), c the number that rescaled its weights."""
     s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]
     of = {name: tokens[name][start:start + length]
           for name in ("log_prob", "advantage", "gradient", "s", "collision")}

@@ -4,12 +4,16 @@ from pathlib import Path
 import numpy as np
 
 from analysis.account import numbers_of, rounded, stages
-from analysis.sizes import read_tokens
+from analysis.tally import read_tokens
 from engine.errors import UserError
 from engine.tokens import token_bytes
 from harness.identity import lines_of_run, run_config
 
 PER_PAGE, STEPS = 12_000, 21  # tokens of training answers on a page, and steps they are from
+SHADED_BY = {  # the number of a token, by its name on the page; not every run has measured credit
+    "gradient size": "abs gradient", "advantage": "advantage", "weight": "weight",
+    "entropy": "entropy", "log-prob": "log_prob", "true credit": "true_credit",
+    "true credit se": "true_credit_se"}
 MEANING = {  # of what a token can be shaded by, the first at first: the stronger its colour, ...
     "gradient size": "the larger the gradient that it was given: abs(advantage) x weight x s, "
                      "where s is the size of the gradient of its log-prob at the logits",
@@ -87,17 +91,6 @@ def answer_of(tokens: dict, tokenizer, config: dict, factor: float | None, step:
             "texts": [piece.decode(errors="replace") for piece in pieces],
             "section": tokens["section"][of_answer].tolist(),
             "kind": tokens["kind"][of_answer].tolist(),
-            "values": shown_values(tokens, of_answer),
+            "values": {shown: list(map(rounded, tokens[name][of_answer].tolist()))
+                       for shown, name in SHADED_BY.items() if name in tokens},
             "account": numbers_of(tokens, config, factor, b)}
-
-
-def shown_values(tokens: dict, of_answer: slice) -> dict[str, list[float | None]]:
-    """What a token can be shaded by. The true credit is there where it was measured."""
-    names = {"advantage": "advantage", "weight": "weight", "entropy": "entropy",
-             "log-prob": "log_prob"}
-    values = {"gradient size": np.abs(tokens["gradient"][of_answer]),
-              **{shown: tokens[name][of_answer] for shown, name in names.items()}}
-    for name in ("true_credit", "true_credit_se"):
-        if name in tokens:
-            values[name.replace("_", " ")] = tokens[name][of_answer].astype(float)
-    return {name: list(map(rounded, numbers.tolist())) for name, numbers in values.items()}

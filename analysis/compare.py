@@ -1,16 +1,30 @@
-"""The tables of several runs: success, differences, stability and cost, where the gradient lies."""
+"""Several runs: the tables of their arms, which differences are real, and how they learned.
+
+Differences are paired by seed, and by held-out problem.
+"""
+from pathlib import Path
+
 import numpy as np
+from matplotlib.ticker import LogLocator, PercentFormatter
 
 from analysis.arms import Comparison
-from analysis.differences import MEASURES, differences
+from analysis.plots import legend_below, panels, save, style_of, whole_steps
 from analysis.runs import evaluations
-from analysis.sizes import end_of, read_tokens
-from analysis.statistics import mean_over
-from analysis.sums import PARTITIONS
+from analysis.statistics import Estimate, holm, mean_over, paired_difference
 from analysis.tables import Table, by_row
-from analysis.vocabulary import Vocabulary
-from engine.tokens import KINDS, SECTIONS, load_tokenizer
+from analysis.tally import UNITS, Tally
+from engine.tokens import KINDS, SECTIONS
 
+PRIMARY = "final success, sampled"  # what is decided; learning speed is exploratory
+SPEED = "area under the held-out curve, sampled"
+SEEN = 0.05
+WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
+NOTES = [
+    "the verdict goes by Holm's p, over all arms of the table",
+    "paired bootstrap over seeds and held-out problems, Student's t for few seeds; with one seed "
+    "over problems alone; could see: the size that 80 of 100 such experiments would see, itself "
+    "an estimate from few seeds"]
+PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
 PUBLISHED_ARMS = (
     "published (Qwen2.5-0.5B, another model, one seed, 128 problems): plain GRPO 15%, "
     "outcome_conditional 12% with discounts of 0.5 and 0.75, inverse_logprob_as_published 0% at "
@@ -47,7 +61,7 @@ def arm_row(comparison: Comparison, name: str) -> list:
     seeds = f"{len(done)}"
     if len(arm) > len(done):
         seeds += f" ({len(arm) - len(done)} still going)"
-    final, greedy = at_the_end(done.values(), "sampled"), at_the_end(done.values(), "greedy")
+    final, greedy = final_lines(done.values(), "sampled"), final_lines(done.values(), "greedy")
     success, interval = over_seeds([line["success"] for line in final])
     interval = interval and tuple(np.clip(interval, 0, 1).tolist())  # of a share
     means = [mean_over([line[key] for line in lines]).value for lines, key in (
@@ -56,7 +70,7 @@ def arm_row(comparison: Comparison, name: str) -> list:
     return [name, seeds, success, interval, *means]
 
 
-def at_the_end(runs, mode: str) -> list[dict]:
+def final_lines(runs, mode: str) -> list[dict]:
     """Their evaluations after the last step."""
     return [line for run in runs for line in evaluations(run, mode)
             if line["step"] == run["config"]["steps"]]
@@ -66,6 +80,89 @@ def over_seeds(values) -> tuple[float, tuple[float, float] | None]:
     """Mean, and its interval by Student's t; none where there is no spread to make it from."""
     found = mean_over(values)
     return found.value, found.interval if found.high > found.low else None
+
+
+def evaluated(run: dict) -> list[int]:
+    """At which steps, sampled; none if not at the end."""
+    steps = [line["step"] for line in evaluations(run, "sampled")]
+    return steps if steps and steps[-1] == run["config"]["steps"] else []
+
+
+def curve_of(run: dict, at: list[int]) -> np.ndarray:
+    """(steps, problems) whether each held-out problem was solved."""
+    answers = [line["answer"] for line in evaluations(run, "sampled") if line["step"] in at]
+    return np.array(answers, float)
+
+
+def at_the_end(curve: np.ndarray, at: list[int]) -> np.ndarray:
+    """(problems,) whether each is solved."""
+    return curve[-1]
+
+
+def area(curve: np.ndarray, at: list[int]) -> np.ndarray:
+    """(problems,) the mean of each one's curve over training, straight between evaluations."""
+    return np.trapezoid(curve, at, axis=0) / (at[-1] - at[0])
+
+
+MEASURES = {PRIMARY: (at_the_end, 1), SPEED: (area, 2)}  # and at how many steps at least
+
+
+def difference(comparison: Comparison, one: str, other: str, measure: str,
+               tests: int = 1) -> tuple[list[int], Estimate | None]:
+    """The seeds that both arms have, and how far arm `one` is ahead, on evaluations both have."""
+    value_of, least = MEASURES[measure]
+    mine, theirs = comparison.seeds(one), comparison.seeds(other)
+    rows = {}
+    for seed in sorted(set(mine) & set(theirs)):
+        at = sorted(set(evaluated(mine[seed])) & set(evaluated(theirs[seed])))
+        if len(at) >= least:
+            one_curve, other_curve = curve_of(mine[seed], at), curve_of(theirs[seed], at)
+            rows[seed] = value_of(one_curve, at) - value_of(other_curve, at)
+    return list(rows), paired_difference(np.stack(list(rows.values())), tests) if rows else None
+
+
+def verdict(estimate: Estimate | None, p: float | None) -> str:
+    """p is Holm's, of several seeds."""
+    if estimate is None:
+        return "nothing in common"
+    if p is None:
+        return "one seed: no verdict"
+    if not p < SEEN:
+        return "no difference seen"
+    return "better" if estimate.value > 0 else "worse"
+
+
+def differences(comparison: Comparison, measure: str) -> Table:
+    """Each arm minus the baseline, and each arm minus its own placebo: two questions, each with its
+    own correction."""
+    against = rows_of_family(comparison, measure, {
+        name: (name, comparison.baseline) for name in comparison.others()})
+    placebos = rows_of_family(comparison, measure, {
+        f"{name} - {placebo}": (name, placebo) for name in comparison.arms
+        for placebo in comparison.placebos_of(name)})
+    exploratory = "exploratory: Holm's correction does not reach over the measures"
+    notes = NOTES + [PLACEBO_NOTE] * bool(placebos) + [exploratory] * (measure != PRIMARY)
+    formats = {"arm": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%", "Holm p": "p",
+               "could see": ".1%", "verdict": ""}
+    return Table(measure, f"{measure.capitalize()}: each arm minus {comparison.baseline}",
+                 by_row(formats, against + placebos), "", notes,
+                 {"seeds": "seeds of both arms", "95%": "95% interval",
+                  "Holm p": "p, Holm's correction"})
+
+
+def rows_of_family(comparison: Comparison, measure: str, pairs: dict[str, tuple]) -> list[list]:
+    """A row for each pair of arms, by its label; Holm's correction is over all of them."""
+    found = {label: difference(comparison, *pair, measure, len(pairs))
+             for label, pair in pairs.items()}
+    tested = [label for label, (seeds, _) in found.items() if len(seeds) > 1]
+    holm_p = dict(zip(tested, holm([found[label][1].p for label in tested])))
+    rows = []
+    for label, (seeds, estimate) in found.items():
+        p = holm_p.get(label)
+        numbers = [estimate.value, estimate.interval] if estimate else [None, None]
+        visible = estimate.visible if len(seeds) > 2 else None
+        rows.append([label, len(seeds), *numbers, p, visible, verdict(estimate, p)])
+    return rows
 
 
 def steadiness(run: dict) -> list[float] | None:
@@ -122,24 +219,14 @@ def credit_tables(comparison: Comparison, status=lambda text: None) -> list[Tabl
 def credit_of(run: dict, status) -> tuple[list[float], list[float]]:
     """Of the gradient, weights included: the share of each kind, of think and answer; and three
     ratios of mean sizes: filler over reasoning, early over late, and the first in the old unit."""
-    vocabulary = Vocabulary(load_tokenizer(run["folder"]))
-    sums = {name: np.zeros((3, len(PARTITIONS[name])))  # tokens, sizes in the old unit, gradient
-            for name in ("kind", "section", "class", "ends")}
-    for step in run["steps"]:
-        status(f"{run['folder'].name}: step {step} of {run['steps'][-1]}")
-        tokens = read_tokens(run["folder"], step)
-        old, gradient = np.abs(tokens["contribution"]), np.abs(tokens["gradient"])
-        cells = {"kind": tokens["kind"], "section": tokens["section"],
-                 "class": vocabulary.classes(tokens["token_id"]), "ends": end_of(tokens)}
-        for name, total in sums.items():
-            count = total.shape[1]
-            total += [np.bincount(cells[name], size, count) for size in (None, old, gradient)]
+    tally = Tally(run["folder"])
+    tally.read(status)
+    kind, section = (tally.total(name, "abs gradient") for name in ("kind", "section"))
+    old, new = (tally.mean("class", f"abs {unit}") for unit in UNITS)
+    early, _, late = tally.mean("ends", "abs gradient")
     with np.errstate(invalid="ignore", divide="ignore"):
-        kind, section = (sums[name][2] / sums[name][2].sum() for name in ("kind", "section"))
-        old, new = sums["class"][1:] / sums["class"][0]
-        early, _, late = sums["ends"][2] / sums["ends"][0]
-        ratios = [new[0] / new[1], early / late, old[0] / old[1]]
-    return [*kind, *section[1:]], ratios
+        shares = [*kind / kind.sum(), *(section / section.sum())[1:]]
+        return shares, [new[0] / new[1], early / late, old[0] / old[1]]
 
 
 def shares_table(shares: dict[str, np.ndarray]) -> Table:
@@ -164,3 +251,65 @@ def ratios_table(rows: list[list], notes: list[str]) -> Table:
                   "early/late": "first fifth over last fifth", "95% of it": interval,
                   "old filler/reasoning": "filler over reasoning, abs(A lp)",
                   "95% of old": interval})
+
+
+def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
+    """What is decided comes first."""
+    figure, (left, middle, right) = panels(3, figsize=(14, 4.4))
+    for number, name in enumerate(comparison.arms):
+        style, runs = style_of(number), comparison.shown(name)
+        seeds_and_mean(middle, runs, "success", style, label_of(comparison, name))
+        seeds_and_mean(right, runs, "gradient_norm", style)
+        held_out_means(left, runs, style)
+    left.set(xlabel="step", ylabel="held-out problems solved", title="Held-out success, sampled")
+    middle.set(xlabel="step", ylabel="answers that are right", title="Success in training batches")
+    for axis in (left, middle):  # a share has no interval outside of 0 to 1
+        axis.set_ylim(*np.clip(axis.get_ylim(), -0.01, 1.01))
+        axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
+    right.set(xlabel="step", ylabel="gradient norm before clipping", yscale="log",
+              title="Gradient norm")
+    right.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # it may span less than a decade
+    whole_steps(left, middle, right)
+    legend_below(figure, middle, ncols=min(3, len(comparison.arms)))
+    caption = f"How each arm learned, smoothed over {WINDOW} steps where there are twice as many"
+    if any(len(comparison.shown(name)) > 1 for name in comparison.arms):
+        caption += "; means of its runs, each a thin line; held out with 95% intervals over seeds"
+    return save(figure, folder, "learning_curves", caption)
+
+
+def label_of(comparison: Comparison, name: str) -> str:
+    """The arm with its number of runs; where none is finished, that is said."""
+    count = len(comparison.shown(name))
+    finished = "" if comparison.seeds(name) else ", not finished"
+    return f"{name} ({count} run{'s' * (count != 1)}{finished})"
+
+
+def seeds_and_mean(axis, runs: list[dict], key: str, style: dict, label: str = "") -> None:
+    """Up to the last step that all of them have."""
+    length = min(len(run["metrics"]) for run in runs)
+    if not length:
+        return
+    curves = np.array([[line[key] for line in run["metrics"][:length]] for run in runs], float)
+    window = WINDOW if length >= 2 * WINDOW else 1
+    curves = np.stack([curves[:, i:i + window].mean(1) for i in range(length - window + 1)], 1)
+    steps = np.arange(curves.shape[1]) + (window + 1) / 2
+    if len(runs) > 1:
+        axis.plot(steps, curves.T, alpha=0.4, lw=0.6, **style)
+    axis.plot(steps, curves.mean(0), lw=1.8, label=label, **style)
+
+
+def held_out_means(axis, runs: list[dict], style: dict) -> None:
+    """Means and intervals over the curves of single seeds."""
+    by_step = {}
+    for run in runs:
+        lines = evaluations(run, "sampled")
+        for line in lines:
+            by_step.setdefault(line["step"], []).append(line["success"])
+        if len(runs) > 1:
+            axis.plot([line["step"] for line in lines], [line["success"] for line in lines],
+                      alpha=0.4, lw=0.6, **style)
+    steps = sorted(by_step)
+    found = [mean_over(by_step[step]) for step in steps]
+    reach = np.nan_to_num([one.high - one.value for one in found])  # none of a single seed
+    axis.errorbar(steps, [one.value for one in found], reach, marker="o", ms=3, lw=1.3, capsize=2,
+                  **style)

@@ -8,16 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.histograms import ADVANTAGE_EDGES, LOG_PROB_EDGES, S_EDGES, VALUE_EDGES
+from analysis.earlier_sums import (ADVANTAGE_EDGES, LOG_PROB_EDGES, S_EDGES, VALUE_EDGES,
+                                   t_statistics)
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save, shade, whole_steps
-from analysis.positions import t_statistics
-from analysis.ratios import cell_over_cell, early_over_late
-from analysis.sizes import LABELS, SIZES, UNITS
 from analysis.statistics import verdicts
-from analysis.sums import NORMALISED
 from analysis.tables import Table, by_row
-from analysis.tally import Tally
-from analysis.vocabulary import CLASSES
+from analysis.tally import (CLASSES, LABELS, NORMALISED, SIZES, UNITS, Tally, cell_over_cell,
+                            early_over_late)
 from engine.tokens import KINDS
 from harness.identity import run_config
 
@@ -74,7 +71,7 @@ def contributions(tally: Tally) -> Table:
     columns = {"": ("", names)}
     for unit in UNITS:
         values = [tally.mean("all", unit)[0], tally.spread("all", unit)[0],
-                  tally.mean("all", f"abs {unit}")[0], *tally.sums.extremes[unit]]
+                  tally.mean("all", f"abs {unit}")[0], *tally.earlier.extremes[unit]]
         columns[LABELS[unit]] = (".4f", values)
     columns["pub.* A lp"] = (".3f", [PUBLISHED[name] for name in names])
     return Table("contribution", "What a token was given: the old unit and the gradient, signed",
@@ -173,7 +170,7 @@ def t_table(tally: Tally) -> Table:
         over, under, mean = PUBLISHED[phase]
         rows.append([f"{phase}*", over, None, None, under, None, mean, ""])
     rows.append(["no effect", 0.0027, None, None, 0.866, None, 0.80, ""])
-    many = int((tally.positions.counts > 1).sum())
+    many = int((tally.earlier.counts > 1).sum())
     rows += [t_row(tally, unit) for unit in UNITS if many]
     formats = {"unit": "", "over 3": ".1%", "shuffled": ".1%", "95%": ".1%", "under 1.5": ".1%",
                "shuffled, too": ".1%", "mean": ".2f", "over 3?": ""}
@@ -191,9 +188,9 @@ def t_table(tally: Tally) -> Table:
 
 
 def t_row(tally: Tally, unit: str) -> list:
-    positions = tally.positions
-    t = np.abs(t_statistics(positions.counts, *positions.sums[unit]))
-    null = np.abs(t_statistics(positions.counts, *positions.shuffled[unit]))
+    sums = tally.earlier
+    t = np.abs(t_statistics(sums.counts, *sums.sums[unit]))
+    null = np.abs(t_statistics(sums.counts, *sums.shuffled[unit]))
     over, shuffled = (t > 3).mean(), (null > 3).mean(1)
     low, high = np.quantile(shuffled, (0.025, 0.975))
     verdict = "as shuffled"
@@ -211,7 +208,7 @@ def permutation_p(value: float, null: np.ndarray) -> float:
 
 def top_tokens(tally: Tally) -> Table:
     words = tally.vocabulary
-    count, most = words.sums["count"], words.most_frequent
+    count, most = words.count, words.most_frequent
     rows = [[f"{name} (regex)", most(count * (words.class_of == c))]
             for c, name in enumerate(CLASSES)]
     rows += [[f"{name} (pub.*)", texts] for name, texts in PUBLISHED["top"].items()]
@@ -232,12 +229,12 @@ def draw_contributions(tally: Tally, folder: Path) -> tuple[Path, str]:
     figure, (left, right) = panels(2)
     steps, tokens = [block.mean() for block in tally.blocks], tally.by_block("all", "tokens")
     for unit, colour in (("contribution", ORANGE), ("gradient", BLUE)):
-        left.stairs(tally.histograms.values[unit], VALUE_EDGES, color=colour, label=LABELS[unit])
+        left.stairs(tally.earlier.values[unit], VALUE_EDGES, color=colour, label=LABELS[unit])
         for name, text, line in ((f"abs {unit}", SIZES[unit], "-"), (unit, LABELS[unit], "--")):
             right.plot(steps, tally.by_block("all", name) / tokens, color=colour, lw=1.2, ls=line,
                        label=f"mean {text}")
     left.axvline(0, color=GREY, lw=0.9, ls="--")
-    smallest, largest = tally.sums.extremes["contribution"]
+    smallest, largest = tally.earlier.extremes["contribution"]
     reach = min(1.1 * max(-smallest, largest, 1), 40)
     left.legend(loc="upper left")
     left.set(xlabel="contribution A log p, and gradient with the sign of A", ylabel="tokens",
@@ -255,10 +252,10 @@ def draw_contributions(tally: Tally, folder: Path) -> tuple[Path, str]:
 
 def draw_log_prob(tally: Tally, folder: Path) -> tuple[Path, str]:
     figure, (left, right) = panels(2)
-    shade(figure, left, LOG_PROB_EDGES, ADVANTAGE_EDGES, tally.histograms.log_prob_and_advantage)
+    shade(figure, left, LOG_PROB_EDGES, ADVANTAGE_EDGES, tally.earlier.log_prob_and_advantage)
     left.set(xlabel="log p of the token", ylabel="advantage A",
              title="Log-prob and advantage, the earlier picture")
-    shade(figure, right, LOG_PROB_EDGES, S_EDGES, tally.histograms.log_prob_and_s)
+    shade(figure, right, LOG_PROB_EDGES, S_EDGES, tally.earlier.log_prob_and_s)
     log_p = np.linspace(-14, -1e-3, 400)
     rest = -np.expm1(log_p)
     right.plot(log_p, rest, color=ORANGE, lw=1.2,

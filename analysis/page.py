@@ -66,49 +66,17 @@ def folded(title: str, body: list[str], level: int = 2) -> str:
     return f"<details id={anchor(title)}><summary>{heading}</summary>{''.join(body)}</details>"
 
 
-def report_body(intro: list[str], short: list[str], tables: list[Table], picture: Picture | None,
-                has_answers: bool) -> list[str]:
-    """What was found in short, answers, links, and all tables, the picture below the first."""
-    body = [paragraphs(intro)]
-    if short:
-        body.append(f"<h2>In short</h2>{bullets(short)}")
-    if has_answers:
-        body.append(viewer())
-    first, *others = tables
-    return [*body, links(tables), section_of(first, [picture] if picture else []),
-            *map(section_of, others)]
-
-
-def links(tables: list[Table]) -> str:
-    items = [f"<a href=#{anchor(table.name)}>{escape(table.title)}</a>" for table in tables]
-    return f'<nav aria-label="tables">{"".join(items)}</nav>'
-
-
-def illustrated(tables: list[Table], pictures: list[Picture],
-                places: dict[str, tuple]) -> list[str]:
-    """Tables with their pictures. `places` says which pictures, by name, stand below which
-    table."""
-    return [section_of(table, named(pictures, places.get(table.name, ()))) for table in tables]
-
-
-def named(pictures: list[Picture], names: tuple) -> list[Picture]:
-    """The pictures of these names, in this order, where they are there."""
-    by_name = {picture[0].stem: picture for picture in pictures}
-    return [by_name[name] for name in names if name in by_name]
-
-
 def anchor(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower())
 
 
-def section_of(table: Table, pictures: list[Picture] = ()) -> str:
-    """A table with its heading, finding, notes, and the pictures that go with it."""
+def section_of(table: Table, figures: str = "") -> str:
+    """A table with its heading, finding, notes, and the figures that go with it."""
     name, title = anchor(table.name), escape(table.title)
     rows = "".join(table_row(table, cells) for cells in table.cells())
     head = "".join(f"<th scope=col{side}>{escape(text)}</th>"
                    for text, side in zip(table.heads(), sides(table)))
     finding = paragraphs(table.finding.splitlines(), "finding")
-    figures = "".join(figure_of(*picture) for picture in pictures)
     return (f'<section id={name} aria-labelledby="{name}-title"><h3 id={name}-title>{title}</h3>'
             f'{finding}<div class=wide role=region tabindex=0 aria-label="{title}"><table>'
             f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"

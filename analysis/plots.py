@@ -1,5 +1,4 @@
 """What all pictures share: colours that colour-blind readers tell apart too, panels, saving."""
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -15,7 +14,7 @@ from harness.files import whole_file
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
            "#e69f00", "#56b4e9", "#000000", "#999999")
 BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
-LINES, SIGNS = ("-", "--", ":", "-."), "os^DvP*"
+LINES = ("-", "--", ":", "-.")
 DPI = 108
 plt.rcParams.update({
     "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5,
@@ -68,17 +67,6 @@ def whole_steps(*axes) -> None:
 def legend_below(figure, axis, **more) -> None:
     """The legend of an axis below the figure, where no data are."""
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", **more)
-
-
-def points_with_names(axis, points: dict[str, tuple[float, float]], named: Sequence[str]) -> None:
-    """All points, for a legend: names beside them would lie on each other."""
-    for number, name in enumerate(named):
-        if name in points:
-            axis.plot(*points[name], SIGNS[number % len(SIGNS)], ms=7, ls="", label=name,
-                      color=COLOURS[number % (len(COLOURS) - 1)])  # without grey
-    others = [place for name, place in points.items() if name not in named]
-    if others:
-        axis.plot(*zip(*others), "o", color=GREY, ms=4, zorder=1.5, label="others")
 
 
 def shade(figure, axis, x_edges, y_edges, counts: np.ndarray) -> None:

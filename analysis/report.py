@@ -1,15 +1,24 @@
-"""Around the tables of analyze.py: its flags, the page that they stand on, what is printed."""
+"""Around the tables of analyze.py: its flags, sentences, the page, what is printed."""
+import inspect
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
-from analysis.page import (Picture, bullets, figure_of, folded, illustrated, named, paragraphs,
+import numpy as np
+
+from analysis.answers import STEPS
+from analysis.page import (Picture, bullets, figure_of, folded, paragraphs, section_of,
                            side_by_side, viewer)
+from analysis.runs import evaluations, is_done, newest_run, steps_done
+from analysis.settings import PLAIN, task_of
 from analysis.tables import Table, show, show_in_short
-from analysis.runs import newest_run
+from analysis.tally import Tally
+from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.files import replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.settings import OPTIONS
 
 GRADIENT = "Where the gradient went"  # chapter of the page
 GRADIENT_LEGEND = [
@@ -51,7 +60,8 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     for name, help_text in SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=help_text)
     parser.add_argument("--steps", type=int, nargs="+", metavar="N",
-                        help="steps whose answers the page shows (default: eight, evenly spaced)")
+                        help="steps whose answers the page shows "
+                             f"(default: {STEPS}, evenly spaced)")
     empty = {"runs": [], "steps": [], **dict.fromkeys(SWITCHES, False)}
     flags = with_defaults(empty | parser.read(argv), FLAGS)
     flags.runs = flags.runs or [newest_run()]
@@ -63,37 +73,146 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     return flags
 
 
+def about(run: dict) -> str:
+    """The task, what solved means, and the method, in one sentence."""
+    config = run["config"]
+    if "imported" in config:
+        return "A run of another program."
+    changed = [in_words(axis, config[axis]) for axis, usual in PLAIN.items()
+               if config.get(axis, usual) != usual]
+    method = f"plain GRPO but for {' and '.join(changed)}" if changed else "plain GRPO"
+    return f"{task_in_words(config)}; the method is {method}."
+
+
+def compared(runs: list[dict]) -> str:
+    """What runs that are compared have in common."""
+    config, lines = runs[0]["config"], runs[0]["evaluations"]
+    success = "They were not evaluated on held-out problems."
+    if lines:
+        success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, "
+                   "which none of the runs trained on.")
+    return (f"{len(runs)} runs of {config['model']}, {config['steps']} steps. "
+            f"{task_in_words(config)}. {success}")
+
+
+def task_in_words(config: dict) -> str:
+    """A task says what a right answer is in its `solved`."""
+    means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
+    return f"Task {config.get('task', OPTIONS['task'].default)}: a problem is solved if {means}"
+
+
+def in_words(axis: str, name: str) -> str:
+    """A choice, with the first sentence of its docstring if it is a function that is there."""
+    function = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}.get(axis, {}).get(name)
+    words = " ".join((inspect.getdoc(function) or "").split()) if function else ""
+    first = re.split(r"\.( |$)", words)[0]
+    axis = "weighting" if axis == "mitigation" else axis
+    return f"the {axis} {name}" + f" ({first})" * bool(first)
+
+
+def opening(run: dict) -> list[str]:
+    if "imported" in run["config"]:
+        return run["config"]["imported"]
+    sentences = []
+    if not is_done(run):
+        sentences.append(f"This run is not finished: step {steps_done(run)} of "
+                         f"{run['config']['steps']} so far.")
+    lines = headline(run)
+    sentences += held_out_success(lines) + cut_off(run, lines)
+    if not run["steps"]:
+        sentences.append("There are no credit files, so nothing is known of single tokens.")
+    return sentences
+
+
+def held_out_success(lines: list[dict]) -> list[str]:
+    """In the first evaluation and the last."""
+    if not lines:
+        return ["It was not evaluated on held-out problems."]
+    start, end = lines[0], lines[-1]
+    found = [f"{start['success']:.1%} of {len(end['answer']):,} held-out problems {time_of(start)}"]
+    if len(lines) > 1:
+        found.append(f"{end['success']:.1%} {time_of(end)}")
+    return [f"With {end['mode']} answers it solved {', and '.join(found)} (95% interval "
+            f"{end['success_low']:.1%} to {end['success_high']:.1%})."]
+
+
+def headline(run: dict) -> list[dict]:
+    """The evaluations that are spoken of."""
+    return evaluations(run, "sampled") or evaluations(run, "greedy")
+
+
+def time_of(line: dict) -> str:
+    step = line["step"]
+    return f"after {step} step{'s' * (step != 1)}" if step else "before training"
+
+
+def cut_off(run: dict, lines: list[dict]) -> list[str]:
+    """An answer that was not finished ran into the limit."""
+    shares = [f"{1 - line['finished_mean']:.1%} of the held-out answers {time_of(line)}"
+              for line in lines[-1:]]
+    finished = [line["finished"] for line in run["metrics"] if line.get("finished") is not None]
+    if finished:
+        shares.append(f"{1 - np.mean(finished):.1%} of all training answers")
+    limit = run["config"].get("max_new_tokens", "new")
+    return [f"{' and '.join(shares)} were cut off by the limit of {limit} tokens."] * bool(shares)
+
+
+def describe(run: dict, tally: Tally | None) -> str:
+    """The run in a line: its settings, how many tokens are on record."""
+    config = run["config"]
+    made = (f"{config['mitigation']}, {config.get('advantage', 'grpo')}, seed "
+            f"{config.get('seed', 0)}")
+    text = (f"{run['folder']}: {'imported' if 'imported' in config else made}, "
+            f"{config.get('model', 'unknown model')}")
+    if tally:
+        text += (f"; {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
+                 f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}")
+    if config.get("temperature", 1) != 1:
+        text += (f"; sampled at temperature {config['temperature']}, while log p, entropy and s "
+                 "are those of temperature 1")
+    return text
+
+
 def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list[Table]],
              pictures: list[Picture]) -> list[str]:
     """What the run did, step by step; where the gradient went. Then the other tables, folded."""
-    curve, credit = ("".join(figure_of(*picture) for picture in named(pictures, (name,)))
-                     for name in ("learning_curve", "credit_by_kind"))
-    about, description, *opening_sentences = sentences
-    body = [paragraphs([about]), paragraphs(opening_sentences, "lead"),
-            paragraphs([description], "note"), viewer(curve)]
-    others = dict(chapters)
-    if credit:
-        tables = chapter_body(GRADIENT, others.pop(GRADIENT), pictures)
-        body += [f"<h2>{GRADIENT}</h2>", side_by_side(credit, bullets(findings)),
+    figures, others = figures_of(pictures), dict(chapters)
+    method, description, *told = sentences
+    body = [paragraphs([method]), paragraphs(told, "lead"), paragraphs([description], "note"),
+            viewer(figures.get("learning_curve", ""))]
+    if "credit_by_kind" in figures:
+        tables = chapter_body(GRADIENT, others.pop(GRADIENT), figures)
+        body += [f"<h2>{GRADIENT}</h2>",
+                 side_by_side(figures["credit_by_kind"], bullets(findings)),
                  folded("Its tables", tables, 3)]
-    return [*body, *folded_chapters(others, pictures)]
+    return [*body, *folded_chapters(others, figures)]
 
 
 def comparison_page(intro: list[str], chapters: dict[str, list[Table]],
                     pictures: list[Picture]) -> list[str]:
     """Which arm is better, with the curves; then the other tables, folded."""
-    (_, first), *others = chapters.items()
-    return [paragraphs(intro), *illustrated(first, pictures, PLACES),
-            *folded_chapters(dict(others), pictures)]
+    figures, ((_, first), *others) = figures_of(pictures), chapters.items()
+    return [paragraphs(intro), *illustrated(first, figures),
+            *folded_chapters(dict(others), figures)]
 
 
-def folded_chapters(chapters: dict[str, list[Table]], pictures: list[Picture]) -> list[str]:
-    return [folded(title, chapter_body(title, tables, pictures))
+def figures_of(pictures: list[Picture]) -> dict[str, str]:
+    return {picture[0].stem: figure_of(*picture) for picture in pictures}
+
+
+def folded_chapters(chapters: dict[str, list[Table]], figures: dict[str, str]) -> list[str]:
+    return [folded(title, chapter_body(title, tables, figures))
             for title, tables in chapters.items()]
 
 
-def chapter_body(title: str, tables: list[Table], pictures: list[Picture]) -> list[str]:
-    return [paragraphs(LEGENDS.get(title, []), "note"), *illustrated(tables, pictures, PLACES)]
+def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> list[str]:
+    return [paragraphs(LEGENDS.get(title, []), "note"), *illustrated(tables, figures)]
+
+
+def illustrated(tables: list[Table], figures: dict[str, str]) -> list[str]:
+    """Tables, the figures of PLACES below them."""
+    return [section_of(table, "".join(figures.get(name, "") for name in PLACES.get(table.name, ())))
+            for table in tables]
 
 
 def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[Table]],

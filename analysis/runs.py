@@ -1,9 +1,9 @@
 """Reading run folders: settings, metrics, evaluations, and which steps have a credit file."""
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from analysis.settings import check_settings
 from engine.errors import UserError
 from harness.credit_file import LARGEST, checkpoint_folders
 from harness.credit_reading import credit_steps
@@ -11,6 +11,8 @@ from harness.files import did_you_mean, is_file, is_there, paths_in
 from harness.flags import shortened
 from harness.identity import (MODES, lines_of_run, missing_evaluations, refuse_gaps,
                               run_config)
+
+NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
 
 
 def read_runs(folders: list[str]) -> list[dict]:
@@ -48,7 +50,9 @@ def newest_run() -> str:
 def read_run(folder: str | Path) -> dict:
     folder = Path(folder)
     config = run_config(folder)
-    check_settings(folder / "config.json", config)
+    for key in NEEDED:
+        if key not in config:
+            raise UserError(f"{folder / 'config.json'} says nothing of {key}")
     run = {"folder": folder, "config": config, "steps": credit_steps(folder)}
     for name in VALUES:
         run[name] = lines_of_run(folder, f"{name}.jsonl")
@@ -63,16 +67,8 @@ def is_number(value) -> bool:
     return type(value) in (int, float) and abs(value) <= LARGEST  # not so for NaN
 
 
-def is_number_or_null(value) -> bool:
-    return value is None or is_number(value)
-
-
 def is_share(value) -> bool:
     return is_number(value) and 0 <= value <= 1
-
-
-def is_share_or_null(value) -> bool:
-    return value is None or is_share(value)
 
 
 def is_step(value) -> bool:
@@ -84,18 +80,18 @@ def are_answers(values) -> bool:
     return isinstance(values, list) and all(map(is_share, values))
 
 
-def is_list_or_null(value) -> bool:
-    return value is None or isinstance(value, list)
+def or_null(is_right: Callable) -> Callable:
+    return lambda value: value is None or is_right(value)
 
 
 VALUES = {  # what is read of each line, and what it has to be
-    "metrics": {"step": is_step, "success": is_share_or_null, "entropy": is_number_or_null,
-                "gradient_norm": is_number_or_null, "length": is_number_or_null,
-                "seconds": is_number_or_null},
+    "metrics": {"step": is_step, "success": or_null(is_share), "entropy": or_null(is_number),
+                "gradient_norm": or_null(is_number), "seconds": or_null(is_number)},
     "evaluations": {"step": is_step, "mode": lambda value: value in MODES["both"],
                     "success": is_share, "success_low": is_share, "success_high": is_share,
                     "format_mean": is_number, "finished_mean": is_number,
-                    "length_mean": is_number, "answer": are_answers, "shown": is_list_or_null}}
+                    "length_mean": is_number, "answer": are_answers,
+                    "shown": or_null(lambda value: isinstance(value, list))}}
 
 
 def check_lines(path: Path, lines: list[dict], tests: dict) -> None:

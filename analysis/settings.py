@@ -1,8 +1,7 @@
-"""What analysis asks of the settings of runs: what is missing, defaults, what had no effect.
+"""What analysis asks of the settings of runs: defaults, and what had no effect.
 
 The lists of engine/choices.py are filled by whoever imports mitigations.py, as analyze.py does.
 """
-from pathlib import Path
 from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
@@ -11,15 +10,7 @@ from harness.flags import Flag, fields_as_flags, parameters_as_flags
 from harness.settings import NOT_SETTINGS, OPTIONS, choice_flags
 from harness.tasks import load_task
 
-NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
 PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
-
-
-def check_settings(path: Path, config: dict) -> None:
-    """That a value was changed since, its run_id says (harness/identity.py)."""
-    for key in NEEDED:
-        if key not in config:
-            raise UserError(f"{path} says nothing of {key}")
 
 
 def effective_settings(config: dict) -> dict:

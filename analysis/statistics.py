@@ -8,14 +8,16 @@ from functools import cache
 
 import numpy as np
 
+FEWEST = 6  # groups behind a number before anything is said about it
+
 
 @dataclass(frozen=True)
 class Estimate:
     value: float
-    low: float      # 95% interval
-    high: float
-    p: float        # two-sided, of what `value` would be without an effect
-    visible: float = float("nan")  # an effect that 80 of 100 repetitions would see
+    low: float = np.nan      # 95% interval
+    high: float = np.nan
+    p: float = np.nan        # two-sided, of what `value` would be without an effect
+    visible: float = np.nan  # an effect that 80 of 100 repetitions would see
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -44,20 +46,10 @@ def two_sided_p(t: float, df: float) -> float:
     return float(np.clip(p, np.finfo(float).tiny, 1.0))
 
 
-def mean_reach(values) -> np.ndarray | float:
-    """How far the 95% interval of a mean reaches, by Student's t. The first axis is
-    the seeds, two of them at least."""
-    spread = np.std(values, axis=0, ddof=1)
-    return student_quantile(0.975, len(values) - 1) * spread / np.sqrt(len(values))
-
-
-FEWEST = 6  # groups behind a number before anything is said about it
-
-
 def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
     """A value and its standard error, of which df degrees of freedom are known."""
     if not np.isfinite(value) or not np.isfinite(error) or df < 1:
-        return Estimate(value, np.nan, np.nan, np.nan)
+        return Estimate(value)
     reach = student_quantile(0.975, df) * error
     p = two_sided_p(value / error, df) if error > 0 else float(value == 0)
     return Estimate(value, value - reach, value + reach, p, detectable(df, tests) * error)
@@ -77,11 +69,6 @@ def detectable(df: float, tests: int = 1) -> float:
     return float(np.quantile(needed(df, tests), 0.8))
 
 
-def power(effect: float, error: float, df: float, tests: int = 1) -> float:
-    """In which share of experiments an effect of this size is found."""
-    return float(np.mean(needed(df, tests) < effect / error))
-
-
 def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
     """A ratio, and the same ratio with the groups drawn again; the interval is made for its
     logarithm. `groups` are those that carry it: groups whose advantages are all 0 say nothing."""
@@ -89,7 +76,7 @@ def ratio(value: float, draws: np.ndarray, groups: int) -> Estimate:
         centre, spread = np.log(value), np.log(draws)
     spread = spread[np.isfinite(spread)]
     if groups < FEWEST or len(spread) < 0.9 * len(draws) or not np.isfinite(centre):
-        return Estimate(float(value), np.nan, np.nan, np.nan)
+        return Estimate(float(value))
     error = float(spread.std(ddof=1)) * np.sqrt(groups / (groups - 1))
     logarithm = estimate(float(centre), error, groups - 1)
     low, high = np.exp([logarithm.low, logarithm.high]).tolist()
@@ -102,55 +89,8 @@ def mean_over(values, tests: int = 1) -> Estimate:
     known = known[np.isfinite(known)]
     mean = float(known.mean()) if len(known) else np.nan
     if len(known) < 2:
-        return Estimate(mean, np.nan, np.nan, np.nan)
+        return Estimate(mean)
     return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1, tests)
-
-
-def welch(mine, theirs) -> Estimate:
-    """The difference of two means over seeds, each with its own variance (Welch 1947)."""
-    parts = [(np.var(values, ddof=1) / len(values), len(values) - 1)
-             for values in (mine, theirs) if len(values) > 1]
-    value, variance = float(np.mean(mine) - np.mean(theirs)), sum(part for part, _ in parts)
-    if len(parts) < 2 or not variance:
-        return Estimate(value, np.nan, np.nan, np.nan)
-    freedom = variance ** 2 / sum(part ** 2 / count for part, count in parts)
-    return estimate(value, float(np.sqrt(variance)), float(freedom))
-
-
-def jackknife(value: float, left: np.ndarray) -> Estimate:
-    """A number, and what it becomes without each of the problems (or seeds) it was made from."""
-    n = len(left)
-    error = np.sqrt((n - 1) / n * np.square(left - np.mean(left)).sum()) if n > 1 else np.nan
-    return estimate(float(value), float(error), n - 1)
-
-
-def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
-    """Sum over sum, from a pair of numbers a problem."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))
-
-
-def average_ranks(values: np.ndarray) -> np.ndarray:
-    """0, 1, ... from the smallest; equal values share their mean rank."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count + 1) / 2)[place]
-
-
-def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Spearman's; undefined where one of the two is constant."""
-    x, y = average_ranks(x), average_ranks(y)
-    x, y = x - x.mean(), y - y.mean()
-    size = np.sqrt((x @ x) * (y @ y))
-    return float(x @ y / size) if size > 0 else float("nan")
-
-
-def shuffle_within(values: np.ndarray, group: np.ndarray, draws: int,
-                   rng: np.random.Generator) -> np.ndarray:
-    """(n,) -> (draws, n): the values change places within their group."""
-    slots = np.argsort(group, kind="stable")
-    shuffled = np.empty((draws, len(values)))
-    shuffled[:, slots] = values[np.argsort(group + rng.random((draws, len(values))), axis=1)]
-    return shuffled
 
 
 def holm(p: list[float]) -> list[float]:
@@ -177,7 +117,7 @@ def paired_difference(differences: np.ndarray, tests: int = 1, draws: int = 4000
     seeds, items = differences.shape
     value, rng = float(differences.mean()), np.random.default_rng(0)
     if items == 1:
-        return Estimate(value, np.nan, np.nan, np.nan)
+        return Estimate(value)
     by_seed, by_item = differences.mean(1), differences.mean(0)
     one_answer = 1 / differences.size ** 2
     if seeds == 1:

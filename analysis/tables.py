@@ -1,8 +1,9 @@
-"""How results are shown: a table in the terminal, as Markdown and as JSON."""
+"""How results are shown: a table in the terminal and as JSON."""
 import math
 import re
 import textwrap
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 WIDTH = 100          # of a terminal
 LINES = 35           # of findings and tables, so that with what is said besides they are 40
@@ -42,7 +43,8 @@ class Table:
 
     def texts(self) -> list[bool]:
         """Which columns hold nothing but text: they stand on the left."""
-        return [is_text(values) for _, values in self.columns.values()]
+        return [all(isinstance(value, str) for value in values)
+                for _, values in self.columns.values()]
 
     def to_text(self, limit: int = WIDTH) -> str:
         """Markdown that also lines up in a terminal. Where it would be too wide, headings and
@@ -50,26 +52,16 @@ class Table:
         rows = [list(map(escaped, row)) for row in [self.heads(), *self.cells()]]
         left = self.texts()
         widths = narrowed(rows, left, limit - 3 * len(left) - 1)
-        rule = [rule_of(width, on_left) for width, on_left in zip(widths, left)]
+        rule = ["-" * (width + 1) + ("-" if on_left else ":")
+                for width, on_left in zip(widths, left)]
         head, *body = [lines_of(row, widths, left) for row in rows]
         return "\n".join([head, f"|{'|'.join(rule)}|", *body])
-
-    def to_markdown(self) -> str:
-        """For a page: a row is one line, however long."""
-        rules = [":--" if on_left else "--:" for on_left in self.texts()]
-        rows = [list(map(escaped, row)) for row in [self.heads(), *self.cells()]]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:]])
 
     def to_json(self) -> dict:
         rows = [dict(zip(self.columns, map(plain, row))) for row in self.rows]
         return {"name": self.name, "title": self.title, "finding": self.finding,
                 "notes": self.notes, "columns": list(self.columns), "headings": self.heads(),
                 "formats": [spec for spec, _ in self.columns.values()], "rows": rows}
-
-
-def is_text(values) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def escaped(text: str) -> str:
@@ -108,19 +100,9 @@ def shrunk(widths: list[int], least: list[int], room: int) -> list[int]:
 def lines_of(row: list[str], widths: list[int], left: list[bool]) -> str:
     """A row of a table, over as many lines as its longest text needs."""
     wrapped = [textwrap.wrap(text, width) or [""] for text, width in zip(row, widths)]
-    height = max(map(len, wrapped))
-    columns = [lines + [""] * (height - len(lines)) for lines in wrapped]
-    return "\n".join(line_of(line, widths, left) for line in zip(*columns))
-
-
-def line_of(row, widths: list[int], left: list[bool]) -> str:
-    cells = [text.ljust(width) if on_left else text.rjust(width)
-             for text, width, on_left in zip(row, widths, left)]
-    return f"| {' | '.join(cells)} |"
-
-
-def rule_of(width: int, on_left: bool) -> str:
-    return "-" * (width + 2) if on_left else "-" * (width + 1) + ":"
+    formats = [f"{'<' if on_left else '>'}{width}" for width, on_left in zip(widths, left)]
+    return "\n".join(f"| {' | '.join(map(format, line, formats))} |"
+                     for line in zip_longest(*wrapped, fillvalue=""))
 
 
 def by_row(formats: dict[str, str], rows: list) -> dict[str, tuple]:
@@ -153,10 +135,8 @@ def plain(value):
     """What JSON can hold: an undefined number is null."""
     if isinstance(value, tuple):
         return [plain(v) for v in value]
-    if value is None or isinstance(value, str):
-        return value
-    number = value.item() if hasattr(value, "item") else value
-    return None if isinstance(number, float) and not math.isfinite(number) else number
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show(texts: list[str], tables: list[Table], short: list[str] = ()) -> None:
@@ -174,13 +154,9 @@ def show(texts: list[str], tables: list[Table], short: list[str] = ()) -> None:
 
 def table_with_words(table: Table) -> str:
     """A table below its title and finding, above its notes."""
-    parts = [f"## {table.title}"]
-    if table.finding:
-        parts.append(textwrap.fill(table.finding, WIDTH))
-    parts.append(table.to_text())
-    if table.notes:
-        parts.append("\n".join(textwrap.fill(note, WIDTH) for note in table.notes))
-    return "\n\n".join(parts)
+    notes = "\n".join(textwrap.fill(note, WIDTH) for note in table.notes)
+    parts = [f"## {table.title}", textwrap.fill(table.finding, WIDTH), table.to_text(), notes]
+    return "\n\n".join(filter(None, parts))
 
 
 def show_in_short(texts: list[str], tables: list[Table]) -> None:
@@ -196,9 +172,7 @@ def show_in_short(texts: list[str], tables: list[Table]) -> None:
 
 def item_of(text: str, most: int | None = None) -> list[str]:
     """One entry of a list, cut after so many lines."""
-    lines = textwrap.wrap(text, WIDTH - 2)
-    if most and len(lines) > most:
-        lines = [*lines[:most - 1], lines[most - 1][:WIDTH - 6] + " ..."]
+    lines = textwrap.wrap(text, WIDTH - 2, max_lines=most, placeholder=" ...")
     return [f"{'  ' if number else '- '}{line}" for number, line in enumerate(lines)]
 
 

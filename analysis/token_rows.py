@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.sizes import lay_flat
-from analysis.sums import normalised_reward
-from analysis.vocabulary import text_of
+from analysis.tally import lay_flat, normalised_reward, text_of
 from harness.credit_file import column_of
 from harness.credit_reading import read_columns
 from engine.errors import UserError

@@ -2,15 +2,14 @@
 import numpy as np
 
 from analysis.tables import Table
-from analysis.tally import Tally
-from analysis.vocabulary import text_of
+from analysis.tally import Tally, text_of
 from engine.tokens import KINDS
 
 
 def forks(tally: Tally) -> Table:
     """Single tokens: where the model was least sure what to write, and where it was surest."""
     words = tally.vocabulary
-    count, kinds = words.sums["count"], words.kinds.argmax(1)
+    count, kinds = words.count, words.kinds.argmax(1)
     common = np.flatnonzero(count >= max(10, 0.0005 * tally.tokens))
     means = {name: total / count.clip(1) for name, total in words.sums.items()}
     order = common[np.argsort(-means["entropy"][common])]
@@ -23,7 +22,7 @@ def forks(tally: Tally) -> Table:
                "count": (",.0f", count[ids]),
                "entropy": (".3f", means["entropy"][ids]),
                "log p": (".3f", means["log_prob"][ids]),
-               "abs(A) w s": (".4f", means["gradient"][ids])}
+               "abs(A) w s": (".4f", means["abs gradient"][ids])}
     return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
                  columns, "",
                  ["of tokens that make up at least 0.05% of the run and occur ten times; entropy "

@@ -5,7 +5,8 @@ from tokenizers import Tokenizer
 
 import analyze
 from analysis.arms import Comparison
-from analysis.differences import PRIMARY, differences
+from analysis.compare import PRIMARY, differences
+from analysis.earlier_sums import EarlierSums
 from analysis.runs import read_run
 from analysis.tally import Tally
 
@@ -14,7 +15,7 @@ ITEMS = 200
 
 def tallied(folder):
     tally = Tally(folder)
-    tally.read()
+    tally.read(earlier=EarlierSums)
     return tally
 
 
@@ -22,7 +23,7 @@ def ids_of(text):
     return Tokenizer.from_file(str(ROOT / "models/tiny/tokenizer.json")).encode(text).ids
 
 
-def random_log(folder, steps=3, groups=3, answers=4, longest=9, weights=True, seed=0, **config):
+def random_log(folder, steps=3, groups=3, answers=4, longest=9, seed=0, **config):
     """Any tokens, any numbers: what the definitions are checked on."""
     rng, files, G = np.random.default_rng(seed), {}, groups * answers
     for step in range(1, steps + 1):
@@ -36,7 +37,7 @@ def random_log(folder, steps=3, groups=3, answers=4, longest=9, weights=True, se
         files[step] = credit_columns(
             lengths, group, token_id=rng.integers(0, 200, n), log_prob=np.log(p),
             collision=p**2 + (1 - p) ** 2 / 2, entropy=rng.uniform(0, 2, n),
-            weight=rng.gamma(1, 1, n) if weights else np.ones(n),
+            weight=rng.gamma(1, 1, n),
             advantage=np.repeat(np.concatenate(z), lengths), section=rng.integers(0, 3, n),
             kind=rng.integers(0, 7, n), reward=reward, reward_answer=reward > 1)
     return write_log(folder, files, config), files

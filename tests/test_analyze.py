@@ -6,18 +6,18 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from conftest import credit_columns, evaluation, write_log
+from conftest import ROOT, credit_columns, evaluation, write_log
 from logs import random_log, tallied
 
 import analyze
-from analysis import sizes
+from analysis import tally
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 
 
 def test_one_step_at_a_time(tmp_path, monkeypatch):
     """What was read for one step is gone before the next is read."""
-    alive, read_columns = [], sizes.read_columns
+    alive, read_columns = [], tally.read_columns
 
     def watched(*args):
         assert not any(reference() is not None for reference in alive)
@@ -25,10 +25,10 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
         alive.append(weakref.ref(columns["log_prob"]))
         return columns
 
-    monkeypatch.setattr(sizes, "read_columns", watched)
+    monkeypatch.setattr(tally, "read_columns", watched)
     folder, _ = random_log(tmp_path / "run", steps=4)
     tallied(folder)
-    assert len(alive) == 4
+    assert len(alive) == 8
 
 
 def test_gains_are_paired_by_problem(tmp_path):
@@ -51,9 +51,8 @@ def test_a_run_without_credit_files_has_its_gains(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("weights", (True, False))
-def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys, weights):
-    folder, _ = random_log(tmp_path / "run", steps=12, groups=4, weights=weights)
+def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys):
+    folder, _ = random_log(tmp_path / "run", steps=12, groups=4)
     analyze.main([str(folder), "--all", "--json", "--output_dir", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
@@ -68,6 +67,7 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys,
                 assert not isinstance(value, str) or set(value.split()) <= words
     written = [path.suffix for path in (tmp_path / "out").iterdir()]
     assert sorted(written) == [".html", ".json"] + [".png"] * 5  # no learning curve
+    assert (tmp_path / "out/report.html").read_text().count("<figure") == 5
     analyze.main([str(folder)])
     plain = capsys.readouterr().out + (folder / "analysis/report.html").read_text()
     for of_the_earlier in ("old unit", "pub.*"):
@@ -77,35 +77,26 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys,
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_is_printed_fits_a_screen(tmp_path, capsys):
-    lines = [evaluation(0, [0, 1]), evaluation(0, [0, 1], "greedy"), evaluation(3, [1, 1])]
-    line = {"success": 0.5, "entropy": 1.0, "finished": 0.9}
-    metrics = [{"step": i, **line} for i in range(1, 4)]
+def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(tmp_path, capsys):
     folder, _ = random_log(tmp_path / "run", steps=4, groups=4)
-    write_lines(folder / "evaluations.jsonl", lines)
-    write_lines(folder / "metrics.jsonl", metrics)
+    line = {"success": 0.5, "entropy": 1.0, "finished": 0.9}
+    for name, lines in (
+            ("metrics", [{"step": i, **line} for i in range(1, 4)]),
+            ("evaluations", [evaluation(0, [0, 1]), evaluation(0, [0, 1], "greedy"),
+                             evaluation(3, [1, 1])])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     analyze.main([str(folder)])
     printed = capsys.readouterr().out
-    assert len(printed.splitlines()) <= 40
-    words = " ".join(printed.split())
-    assert "10.0% of all training answers were cut off by the limit" in words
-    assert "not finished: step 3 of 4 so far" in words and "report.html" in words
-
-
-def write_lines(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_page_begins_with_what_the_run_did_and_ends_with_tables(tmp_path):
-    folder, _ = random_log(tmp_path / "run", steps=4, groups=4)
-    write_lines(folder / "evaluations.jsonl", [evaluation(0, [0, 1]), evaluation(4, [1, 1])])
-    analyze.main([str(folder)])
+    assert len(printed.splitlines()) <= 40 and "report.html" in printed
     page = (folder / "analysis/report.html").read_text()
     page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
-    places = [page.index(text) for text in (
-        "it solved 50.0% of 2 held-out problems before training, and 100.0%",
-        "25.0% of the held-out answers after 4 steps were cut off by the limit",
+    said = ("not finished: step 3 of 4 so far",
+            "it solved 50.0% of 2 held-out problems before training, and 100.0%",
+            "25.0% of the held-out answers after 3 steps and 10.0% of all training answers were cut")
+    for text in (" ".join(printed.split()), page):
+        places = [text.index(words) for words in said]
+        assert places == sorted(places)
+    places += [page.index(text) for text in (
         "<section id=watch", "Share of answers that solve", "<section id=answers",
         "Each kind of token", "<details", "Held-out success, from the first")]
     assert places == sorted(places)
@@ -141,11 +132,12 @@ def test_wrong_flags_and_folders(tmp_path):
     (tmp_path / "file").write_text("x")
     for argv, said in (
         ([str(tmp_path / "none")], "does not exist"),
-        ([str(folder), "--steps", "7"], "--steps 7"),
+        *(([str(folder), "--steps", step], "--steps") for step in ("7", "0", "-1", "9" * 5000)),
         ([str(folder), "--baseline", "x"], "--baseline"),
         ([str(folder), "--outputdir", "x"], "outputdir"),
         ([str(folder), "--output_dir", str(tmp_path / "file")], "cannot write"),
         ([str(tmp_path / "file")], "not a run folder"),
+        ([str(ROOT / "models/tiny")], "says nothing of a mitigation"),
     ):
         with pytest.raises(UserError, match=re.escape(said)):
             analyze.main(argv)

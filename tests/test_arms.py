@@ -10,11 +10,11 @@ import torch
 
 import train
 from conftest import ROOT, put_in
-from engine.choices import MITIGATIONS
 from engine.tokens import load_tokenizer
 from engine.errors import UserError
 from harness.credit_reading import read_columns, read_credit
-from runs import SHORT, assert_same_run, copy_project, lines, program
+from runs import SHORT, assert_same_run, lines
+from tools import preview
 
 # What keeps a state, samples more, draws at random or has another loss; test_mitigations.py has the
 # other weightings, which are functions of the batch alone.
@@ -92,28 +92,6 @@ def test_what_dpo_did_is_on_record_as_an_advantage(tmp_path):
         assert credit.reward[(signs == 1) & own] == credit.reward[own].max()
 
 
-def test_what_a_folder_is_decides_how_to_go_on(tmp_path):
-    out = ["--out", str(tmp_path / "x")]
-    train.main([*SHORT, *out, "--steps", "1"])
-    for argv, said in ((["--steps", "1"], "go on with --resume"),
-                       (["--steps", "1", "--learning_rate", "1e-3"],
-                        "with learning_rate 0.00025 instead of 0.001")):
-        with pytest.raises(UserError, match=said):
-            train.main([*SHORT, *out, *argv])
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="exists already and is not a run folder"):
-        train.main([*SHORT, "--out", str(tmp_path / "file")])
-    with pytest.raises(UserError, match="says nothing of a mitigation"):
-        train.main(["--resume", str(ROOT / "models/tiny")])
-
-
-def test_a_first_step_that_failed_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(MITIGATIONS, "wrong", lambda rollouts: -rollouts.entropy - 1)
-    with pytest.raises(UserError, match="negative"):
-        train.main([*SHORT, "--mitigation", "wrong", "--out", str(tmp_path / "y")])
-    assert not (tmp_path / "y").exists()
-
-
 def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_path, monkeypatch):
     class Forgets:
         def __init__(self, policy, *, speed: bool = False):
@@ -140,57 +118,27 @@ def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_p
         train.main(["--resume", str(tmp_path / "y"), "--steps", "4"])
 
 
-IDEA = '''
-
-@mitigation
-def my_idea(rollouts, *, strength: float = 1.0):
-    """One line that becomes the help text."""
-    return 1 + strength * rollouts.entropy        # (B, T)
-'''
-
-
-def type_commands(folder, *commands):
-    """What each command prints, or its error; all of one process, for importing PyTorch takes
-    seconds."""
-    return program(folder, "-c", TYPE, json.dumps(commands)).split("-- next --\n")
-
-
-TYPE = """
-import json, sys
-import train
-from engine.errors import UserError
-from tools import preview
-
-for name, *argv in json.loads(sys.argv[1]):
-    try:
-        {"train": train, "preview": preview}[name].main(argv)
-    except UserError as error:
-        print(error)
-    except SystemExit:
-        pass
-    print("-- next --")
-"""
-
-
-def test_a_weighting_of_ones_own_is_one_function(tmp_path):
+def test_a_weighting_of_ones_own_is_one_function(tmp_path, monkeypatch, capsys):
     """A choice, with its flag, its help and its row; on record; and seen on recorded tokens without
     training."""
-    folder = copy_project(tmp_path)
-    source = (folder / "mitigations.py").read_text()
-    before, border, after = source.partition("\n\n# Methods that keep a state")
-    assert border
-    (folder / "mitigations.py").write_text(before + IDEA + border + after)
-    mine = ["--mitigation", "my_idea", "--strength", "3"]
-    help_text, _, refused, preview, _ = type_commands(
-        folder, ["train", "--help", "all"],
-        ["train", *SHORT, "--steps", "1", *mine, "--out", "run"],
-        ["train", "--strength", "2"], ["preview", "run", *mine])
+    def my_idea(rollouts, *, strength: float = 1.0):
+        """One line that becomes the help text."""
+        return 1 + strength * rollouts.entropy        # (B, T)
+
+    put_in(monkeypatch, my_idea, "my_idea")
+    with pytest.raises(SystemExit):
+        train.main(["--help", "all"])
+    help_text = capsys.readouterr().out
     assert "\n  my_idea                       One line that becomes the help text.\n" in help_text
     assert "--strength (default 1.0)" in help_text
-    with np.load(folder / "run/credit/step_000001.npz") as credit:
-        expected = 1 + 3 * credit["entropy"]
-        np.testing.assert_allclose(credit["weight"], expected / expected.mean(), rtol=1e-5)
-    assert json.loads((folder / "run/config.json").read_text())["strength"] == 3
-    assert "--strength belongs to my_idea" in refused
-    assert "my_idea --strength 3.0, rescale mean" in preview
-    assert re.search(r"answer \d+: reward", preview) and "heaviest tokens" in preview
+    with pytest.raises(UserError, match="--strength belongs to my_idea"):
+        train.main(["--strength", "2"])
+    mine = ["--mitigation", "my_idea", "--strength", "3"]
+    credit, _ = one_step(tmp_path, *mine)
+    expected = 1 + 3 * credit["entropy"]
+    np.testing.assert_allclose(credit["weight"], expected / expected.mean(), rtol=1e-5)
+    assert json.loads((tmp_path / "x/config.json").read_text())["strength"] == 3
+    preview.main([str(tmp_path / "x"), *mine])
+    seen = capsys.readouterr().out
+    assert "my_idea --strength 3.0, rescale mean" in seen
+    assert re.search(r"answer \d+: reward", seen) and "heaviest tokens" in seen

@@ -20,8 +20,8 @@ import mitigations  # noqa: F401  fills the lists of choices
 from analysis.account import place, stages, told
 from analysis.answers import answer_of, groups_in_order, weight_factors
 from analysis.runs import read_run
-from analysis.sizes import read_tokens
 from analysis.tables import Table, by_row
+from analysis.tally import read_tokens
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.credit_file import checkpoint_folders

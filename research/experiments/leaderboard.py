@@ -27,10 +27,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.statistics import Estimate, detectable, holm, power
+from analysis.statistics import Estimate, detectable, holm
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from research.experiments.finished import Values, late_success, paired, told_apart, verdict_on
+from research.statistics import power
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}

@@ -19,7 +19,7 @@ comes last.
 import re
 import textwrap
 
-from analysis.tables import WIDTH, Table, by_row
+from analysis.tables import WIDTH, Table, by_row, escaped
 from engine.errors import UserError
 from harness.files import replace_text
 from harness.flags import Parser
@@ -60,7 +60,15 @@ def make_table(words: str) -> str:
         known_column(table, column)
     kept = {name: table.columns[name] for name in wanted or table.columns}
     shown = Table(table.name, table.title, kept, headings=table.headings)
-    return f"\n{shown.to_markdown()}\n"
+    return f"\n{markdown(shown)}\n"
+
+
+def markdown(table: Table) -> str:
+    """A row is one line, however long."""
+    rules = [":--" if on_left else "--:" for on_left in table.texts()]
+    rows = [list(map(escaped, row)) for row in [table.heads(), *table.cells()]]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:]])
 
 
 def make_words(words: str) -> str:

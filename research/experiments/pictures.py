@@ -10,7 +10,7 @@ that solved its problem at its second try, each try being two calculations.
 """
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -21,9 +21,8 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 
 from analysis.answers import answers_of
 from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plain_number, plt,
-                            points_with_names, save, style_of)
+                            save, style_of)
 from analysis.runs import is_number
-from analysis.statistics import mean_reach
 from engine.errors import UserError
 from engine.tokens import KINDS, load_tokenizer
 from harness.credit_reading import credit_steps
@@ -32,8 +31,10 @@ from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import say
 from harness.identity import run_config
 from research.experiments.published import RESULTS, read_result
+from research.statistics import mean_reach
 
 IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
+SIGNS = "os^DvP*"
 OFF = 0.95              # a cosine below this is another direction
 LETTERS = 84            # in a line of README's answer
 SHADES = LinearSegmentedColormap.from_list("shades", ["white", COLOURS[5]])
@@ -123,6 +124,17 @@ def draw_board(table: dict):
 
 
 # probes
+
+def points_with_names(axis, points: dict[str, tuple[float, float]], named: Sequence[str]) -> None:
+    """All points, for a legend: names beside them would lie on each other."""
+    for number, name in enumerate(named):
+        if name in points:
+            axis.plot(*points[name], SIGNS[number % len(SIGNS)], ms=7, ls="", label=name,
+                      color=COLOURS[number % (len(COLOURS) - 1)])  # without grey
+    others = [place for name, place in points.items() if name not in named]
+    if others:
+        axis.plot(*zip(*others), "o", color=GREY, ms=4, zorder=1.5, label="others")
+
 
 def draw_cosine_and_noise(cosines: dict, noises: dict | None = None):
     """Of one table; or of two with a column for each advantage, the column of rloo."""

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.sizes import lay_flat
+from analysis.tally import lay_flat
 from analysis.statistics import holm, mean_over
 from analysis.tables import Table, by_row, show
 from engine.tokens import KINDS, SECTIONS

@@ -13,12 +13,14 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
-from analysis.page import report_body, write_page
+from analysis.page import (Picture, anchor, bullets, figure_of, paragraphs, section_of, viewer,
+                           write_page)
 from analysis.tables import Table, show, show_in_short
 from engine.errors import UserError
 from harness.files import is_there, replace_text, whole_folder
@@ -117,6 +119,24 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
     if is_there(folder):
         raise UserError(f"{folder} exists already: name another with --out, or remove it")
     return folder
+
+
+def report_body(intro: list[str], short: list[str], tables: list[Table], picture: Picture | None,
+                has_answers: bool) -> list[str]:
+    """What was found in short, answers, links, and all tables, the picture below the first."""
+    body = [paragraphs(intro)]
+    if short:
+        body.append(f"<h2>In short</h2>{bullets(short)}")
+    if has_answers:
+        body.append(viewer())
+    first, *others = tables
+    return [*body, links(tables), section_of(first, figure_of(*picture) if picture else ""),
+            *map(section_of, others)]
+
+
+def links(tables: list[Table]) -> str:
+    items = [f"<a href=#{anchor(table.name)}>{escape(table.title)}</a>" for table in tables]
+    return f'<nav aria-label="tables">{"".join(items)}</nav>'
 
 
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,

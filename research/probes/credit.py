@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from analysis.statistics import average_ranks
-from analysis.vocabulary import Vocabulary
+from analysis.tally import Vocabulary
 from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
 from engine.policy import Policy
 from engine.rollouts import Rollouts
+from research.statistics import average_ranks
 from grpo import gradient_size
 
 CERTAIN = 1e-4  # where 1 - p is less, credit counts as 0: it is at most (1 - p) * range of rewards

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, jackknife
+from analysis.statistics import Estimate
 from engine.policy import Policy
 from research.probes.common import gradients, sample_batch
 from research.probes.methods import Methods
+from research.statistics import jackknife
 
 MOST = 2 ** 20  # entries of a gradient that are kept: of a large model a random choice of them
 NAMES = ("cosine", "one batch", "noise")

@@ -36,9 +36,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from analysis.answers import answers_of
-from analysis.statistics import Estimate, jackknife, ratio_of_sums, verdicts
+from analysis.statistics import Estimate, verdicts
 from analysis.tables import Table, by_row
-from analysis.vocabulary import CLASSES
+from analysis.tally import CLASSES
 from engine.tokens import KINDS, SECTIONS
 from harness.credit_file import write_credit
 from engine.policy import Policy
@@ -51,6 +51,7 @@ from research.probes.credit import (
 from research.probes.direction import Directions, measure_directions
 from research.probes.methods import Methods, make_methods
 from research.probes.progress import Progress
+from research.statistics import jackknife, ratio_of_sums
 
 FLAGS = {
     **OF_A_MODEL,

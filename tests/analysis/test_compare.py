@@ -1,15 +1,17 @@
-"""The tables of several runs, by hand."""
+"""Several runs: their tables by hand, and which differences between arms are called real."""
 
 import json
 
 import numpy as np
 import pytest
-from conftest import credit_columns
+from conftest import credit_columns, evaluation
 from logs import comparison_of, ids_of, make, rows_of, write_run
 
 import analyze
 from analysis import compare
-from analysis.differences import MEASURES
+from analysis.arms import Comparison
+from analysis.compare import MEASURES, PRIMARY, SPEED, area, curve_of, difference, differences
+from analysis.statistics import Estimate, paired_difference
 from engine.errors import UserError
 
 
@@ -33,7 +35,7 @@ def test_a_run_still_going_is_shown_and_not_compared(tmp_path):
 
 
 def test_an_arm_is_what_its_runs_solved_at_the_end(tmp_path):
-    """And not what they solved at the start."""
+    """And not what they solved at the start; the interval is Student's t over seeds."""
     comparison = comparison_of([write_run(tmp_path / f"a{seed}", 0.5, seed) for seed in range(2)])
     ends = [run["evaluations"][-1]["success"] for run in comparison.shown("none")]
     [row] = rows(compare.arms_table(comparison))
@@ -41,6 +43,8 @@ def test_an_arm_is_what_its_runs_solved_at_the_end(tmp_path):
     low, high = row["95% over seeds"]
     reach = 12.706 * abs(ends[0] - ends[1]) / 2
     assert (low, high) == pytest.approx((sum(ends) / 2 - reach, sum(ends) / 2 + reach), rel=1e-3)
+    assert compare.over_seeds([0.0, 0.0, 0.0]) == (0.0, None)
+    assert compare.over_seeds([0.4]) == (0.4, None) and compare.over_seeds([])[1] is None
 
 
 def test_stability_by_hand(tmp_path):
@@ -55,46 +59,27 @@ def test_stability_by_hand(tmp_path):
         "best": 0.9, "end": 0.2, "seconds": 15.5}.items()}
 
 
-def test_means_over_seeds_have_students_interval():
-    """0.1 0.2 0.6: mean 0.3, sample std 0.2646, over sqrt 3 0.1528, times 4.303."""
-    mean, interval = compare.over_seeds([0.1, 0.2, 0.6])
-    reach = 4.303 * 0.15275
-    assert mean == pytest.approx(0.3)
-    assert interval == pytest.approx((0.3 - reach, 0.3 + reach), rel=1e-3)
-    assert compare.over_seeds([0.0, 0.0, 0.0]) == (0.0, None)
-    assert compare.over_seeds([0.4]) == (0.4, None) and compare.over_seeds([])[1] is None
-
-
-def test_the_ratios_of_an_arm_and_what_was_published_of_one_like_it(tmp_path):
-    """Filler " and" with p = 1/2 and advantage 2; reasoning " 7" with p = 1/4, advantage -1 and
-    weight 3. With sum p^2 = p^2 their s is 1 - p: 1 over 2.25, and 2 log 2 over log 4 in the old
-    unit. The filler is the early token."""
+def test_shares_and_ratios_of_an_arm_and_what_was_published_of_one_like_it(tmp_path):
+    """Four numbers " 7" of p = 1/4 and weight 3, then six words " and" of p = 1/2 and weight 1.
+    With sum p^2 = p^2 their s is 1 - p, so their sizes are 2.25 and 0.5, log 4 and log 2 in the
+    old unit. The first two are early, the last two late."""
     runs = []
     for seed in range(2):
         run = write_run(tmp_path / f"a{seed}", 0.5, seed, mitigation="outcome_conditional")
-        p = np.array([0.5, 0.25])
+        p = np.repeat([0.25, 0.5], (4, 6))
         np.savez(run / "credit/step_000001.npz", **credit_columns(
-            [2], [0], token_id=ids_of(" and")[:1] + ids_of(" 7")[:1], log_prob=np.log(p),
-            collision=p ** 2, advantage=[2, -1], weight=[1, 3]))
+            [10], [0], token_id=np.repeat([ids_of(" 7")[0], ids_of(" and")[0]], (4, 6)),
+            log_prob=np.log(p), collision=p ** 2, weight=[3] * 4 + [1] * 6,
+            kind=[2] * 4 + [0] * 6))
         runs.append(run)
-    table = compare.credit_tables(comparison_of(runs))[1]
-    [row] = rows(table)
-    assert row["runs"] == 2 and row["old filler/reasoning"] == pytest.approx(1, rel=1e-5)
-    # of two tokens, the middles stand at a quarter and three: neither is at an end
-    assert row["filler/reasoning"] == pytest.approx(1 / 2.25, rel=1e-5)
-    assert row["early/late"] is None and any("published" in note for note in table.notes)
+    shares, table = compare.credit_tables(comparison_of(runs))
+    [share], [row] = rows(shares), rows(table)
+    assert (share["number"], share["word"]) == pytest.approx((9 / 12, 3 / 12), rel=1e-5)
+    found = [row[name] for name in ("filler/reasoning", "early/late", "old filler/reasoning")]
+    assert found == pytest.approx([0.5 / 2.25, 2.25 / 0.5, 0.5], rel=1e-5) and row["runs"] == 2
+    assert any("published" in note for note in table.notes)
     plain = compare.credit_tables(comparison_of([write_run(tmp_path / "b", 0.5)]))[1]
     assert not any("published" in note for note in plain.notes)
-
-
-def test_shares_are_of_the_weighted_gradient_and_ends_are_fifths(tmp_path):
-    """Ten tokens, six words of weight 1 and four numbers of 3; two early of 3, two late of 1."""
-    run = write_run(tmp_path / "a", 0.5)
-    np.savez(run / "credit/step_000001.npz", **credit_columns(
-        [10], [0], weight=[3] * 4 + [1] * 6, kind=[2] * 4 + [0] * 6))
-    shares, ratios = (rows(table)[0] for table in compare.credit_tables(comparison_of([run])))
-    assert shares["word"] == pytest.approx(1 / 3) and shares["number"] == pytest.approx(2 / 3)
-    assert ratios["early/late"] == pytest.approx(3)
 
 
 def test_many_runs_on_one_page(tmp_path, capsys):
@@ -116,9 +101,93 @@ def test_many_runs_on_one_page(tmp_path, capsys):
     page = (folder / "report.html").read_text()
     places = [page.index(text) for text in ("The arms", "each arm minus none", "<details",
                                             "Learning speed", "Stability and cost", "Share of")]
-    assert places == sorted(places)
+    assert places == sorted(places) and page.count("<figure") == 1
     for flags in (["--steps", "1"], ["--csv"]):
         with pytest.raises(UserError, match=f"{flags[0]} .* one run: give one run only"):
             analyze.main([*runs, *flags])
-    with pytest.raises(UserError, match="does not exist"):
-        analyze.main([*runs, str(tmp_path / "typo")])
+
+
+def test_better_worse_and_no_difference_seen(tmp_path):
+    arms = {"base": (0.5, {}), "good": (0.8, {"mitigation": "entropy_ratio"}),
+            "bad": (0.2, {"mitigation": "random"}), "same": (0.5, {"mitigation": "equal_gradient"})}
+    comparison = comparison_of(make(tmp_path, arms))
+    found = rows_of(comparison)
+    assert {name: row["verdict"] for name, row in found.items()} == {
+        "entropy_ratio": "better", "random": "worse", "equal_gradient": "no difference seen"}
+    for row in found.values():
+        low, high = row["95%"]
+        assert row["seeds"] == 5 and low < row["difference"] < high
+        assert (row["verdict"] == "no difference seen") == (low < 0 < high)
+    assert 0 < found["equal_gradient"]["could see"] < 0.2
+    assert "exploratory" in differences(comparison, SPEED).notes[-1]
+
+
+def test_pairs_are_of_the_same_seed_and_the_same_problem(tmp_path):
+    """A seed that is good for both arms makes no difference; only seeds of both arms count."""
+    folders = make(tmp_path, {"base": (0.5, {}), "other": (0.5, {"mitigation": "random"})}, seeds=3)
+    comparison = comparison_of(folders[:3] + folders[4:])  # the other arm has no seed 0
+    found = difference(comparison, "random", "none", PRIMARY)
+    answers = {(name, run["config"]["seed"]): np.array(run["evaluations"][2]["answer"], float)
+               for name, arm in comparison.arms.items() for run in arm}
+    expected = np.stack([answers["random", seed] - answers["none", seed] for seed in (1, 2)])
+    assert found == ([1, 2], paired_difference(expected))
+
+
+def test_holm_over_the_arms_and_apart_over_their_placebos(tmp_path, monkeypatch):
+    """p = 0.03 alone would be seen; of three arms it is not."""
+    mine, placebo = "entropy_ratio", "entropy_ratio placebo weights"
+    comparison = comparison_of(make(tmp_path, {
+        "base": (0.5, {}), "arm": (0.8, {"mitigation": mine}), "other": (0.5, {"loss": "dpo"}),
+        "placebo": (0.5, {"mitigation": mine, "placebo": "weights"})}, seeds=2))
+    p = {(mine, "none"): 0.03, ("none loss dpo", "none"): 0.001, (placebo, "none"): 0.9,
+         (mine, placebo): 0.03}
+    monkeypatch.setattr(
+        compare, "difference",
+        lambda c, one, other, *_: ([0, 1], Estimate(0.1, 0.01, 0.19, p[one, other], 0.1)))
+    found = rows_of(comparison)
+    assert {name: row["Holm p"] for name, row in found.items()} == pytest.approx(
+        {mine: 0.06, "none loss dpo": 0.003, placebo: 0.9, f"{mine} - {placebo}": 0.03})
+    assert [name for name, row in found.items() if row["verdict"] == "better"] == [
+        "none loss dpo", f"{mine} - {placebo}"]
+
+
+def test_a_true_null_between_arms_is_called_null():
+    """50 experiments of four arms without a difference, three seeds each: no arm is called
+    better or worse in at least 45."""
+    wrong = 0
+    for i in range(50):
+        rng, runs = np.random.default_rng(i), []
+        for arm in ("none", "a", "b", "c"):
+            for seed in range(3):
+                answers = rng.random(100) < 0.5 + rng.normal(0, 0.05)
+                config = {"steps": 1, "seed": seed, "mitigation": arm, "model": "m",
+                          "advantage": "grpo"}
+                runs.append({"folder": f"{arm}{seed}", "metrics": [{"step": 1}], "config": config,
+                             "evaluations": [evaluation(1, answers.astype(int).tolist())]})
+        verdicts = {row["verdict"] for row in rows_of(Comparison(runs, None)).values()}
+        wrong += bool(verdicts & {"better", "worse"})
+    assert wrong <= 5
+
+
+def test_the_area_is_that_of_straight_lines():
+    """Steps 0, 10, 40: (0 + 1) / 2 * 10 + (1 + 1) / 2 * 30 = 35, over 40 steps 0.875; then wrong
+    again: 20 / 40."""
+    lines = [evaluation(40, [1, 0]), evaluation(0, [0, 0]), evaluation(10, [1, 1])]
+    run = {"config": {"steps": 40}, "evaluations": lines}
+    for at, expected in (([0, 10, 40], [0.875, 0.5]), ([0, 40], [0.5, 0.0])):
+        assert area(curve_of(run, at), at).tolist() == expected
+
+
+@pytest.mark.parametrize("baseline", ("none", "random"))
+def test_areas_are_over_the_steps_at_which_both_were_evaluated(tmp_path, baseline):
+    """The same curve, evaluated once more in one arm: no difference."""
+    runs = []
+    for name, steps in (("none", (0, 10)), ("random", (0, 5, 10))):
+        for seed in range(2):
+            run = write_run(tmp_path / f"{name}{seed}", 0.5, seed, mitigation=name)
+            answers = {0: [0, 0], 5: [1, 1], 10: [1, seed]}
+            lines = [evaluation(step, answers[step]) for step in steps]
+            (run / "evaluations.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+            runs.append(run)
+    [row] = rows_of(comparison_of(runs, baseline), SPEED).values()
+    assert row["difference"] == 0.0

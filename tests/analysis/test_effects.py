@@ -5,7 +5,7 @@ from conftest import credit_columns, write_log
 from logs import by_name, ids_of, tables_of, tallied
 
 import analyze
-from analysis import earlier, positions, sums
+from analysis import earlier, earlier_sums, tally as tally_file
 
 
 def planted(folder, rng, steps=10, groups=6, answers=6, length=30, twice=None, trend=0.0):
@@ -37,6 +37,14 @@ def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
     assert {row["difference"] for row in rows.values()} == {"less"}
 
 
+def test_groups_are_drawn_again_as_often_as_there_are(tmp_path):
+    """Poisson counts of mean 1: of 60 groups of 5 tokens, drawn 1,000 times."""
+    folder = write_log(tmp_path / "run", {1: credit_columns([5] * 60, np.arange(60))})
+    _, tokens = tallied(folder).drawn("all", "gradient")
+    assert tokens.mean() == pytest.approx(5 * 60, rel=0.01)
+    assert tokens.var() == pytest.approx(25 * 60, rel=0.1)
+
+
 def test_of_a_rare_kind_nothing_is_said(tmp_path, monkeypatch):
     """Of 8,000 tokens 7 are spaces and 8, 0.1%, are brackets: one in each of these answers."""
     kind = np.zeros((80, 100), int)
@@ -64,8 +72,8 @@ def test_a_trend_over_position_is_reported_so(tmp_path):
 def test_a_true_null_is_called_null(tmp_path, monkeypatch):
     """60 logs without any effect of kind or place: at 5% a table speaks in about three (twenty
     groups are few: the table of fifths in 20 of 300), with intervals half as wide in twenty."""
-    monkeypatch.setattr(sums, "DRAWS", 200)
-    monkeypatch.setattr(positions, "SHUFFLES", 60)
+    monkeypatch.setattr(tally_file, "DRAWS", 200)
+    monkeypatch.setattr(earlier_sums, "SHUFFLES", 60)
     wrong = {}
     for seed in range(60):
         tally = tallied(planted(tmp_path / f"run{seed}", np.random.default_rng(seed), steps=4,
@@ -98,7 +106,7 @@ def test_advantages_that_differ_within_an_answer_move_with_their_answer(tmp_path
     reads 3 5 and the long one 1 1 2 2."""
     columns = credit_columns([2, 4], [0, 0], advantage=[1, 2, 3, 4, 5, 6], log_prob=[-1] * 6)
     tally = tallied(write_log(tmp_path / "run", {1: columns}))
-    found = {tuple(row) for row in (-tally.positions.shuffled["contribution"][0]).tolist()}
+    found = {tuple(row) for row in (-tally.earlier.shuffled["contribution"][0]).tolist()}
     assert found == {(1 + 3, 2 + 4, 5, 6), (3 + 1, 5 + 1, 2, 2)}
 
 

@@ -1,4 +1,4 @@
-"""The page and the tables on it: what a model wrote stays text, and what is shown of a run."""
+"""What stands around the tables: sentences, each figure by hand; the page, and what is printed."""
 
 import html
 import json
@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 import analyze
 from analysis import page as page_file
 from analysis.answers import answers_of
+from analysis.report import about, compared, opening
 from analysis.tables import NOTHING, Table, by_row, show_in_short
+from engine.choices import MITIGATIONS
 from engine.tokens import load_tokenizer
 
 
@@ -67,7 +69,8 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     table = Table("x", nasty, {nasty: ("", [nasty])}, nasty, [nasty])
     picture = tmp_path / "a.png"
     picture.write_bytes(b"")
-    body = [*page_file.report_body([nasty], [nasty], [table], (picture, nasty), True),
+    body = [page_file.paragraphs([nasty]), page_file.bullets([nasty]), page_file.viewer(),
+            page_file.section_of(table, page_file.figure_of(picture, nasty)),
             page_file.folded(nasty, [])]
     told = [{"step": 1, "shown": [{"problem": nasty, "text": nasty, "texts": [nasty]}]}]
     page_file.write_page(tmp_path / "r.html", nasty, body, answers, told)
@@ -82,7 +85,7 @@ def test_a_page_for_screen_readers(tmp_path):
     table = Table("a b", "T", {"kind": ("", ["word"]), "n": ("d", [1])}, headings={"n": "how many"})
     picture = tmp_path / "a.png"
     picture.write_bytes(b"")
-    text = page_file.section_of(table, [(picture, "what is seen")])
+    text = page_file.section_of(table, page_file.figure_of(picture, "what is seen"))
     assert "<th scope=col>kind</th><th scope=col class=n>how many</th>" in text
     assert "<tr><th scope=row>word</th><td class=n>1</td></tr>" in text
     assert 'role=region tabindex=0 aria-label="T"' in text and 'alt="what is seen"' in text
@@ -123,3 +126,55 @@ def test_in_short_is_a_screen(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 35 and lines[-1] == "... 76 more lines with --all"
     assert lines.count("- once") == 1 and lines[4].endswith(" ...") and max(map(len, lines)) <= 100
+
+
+def run_of(steps_done, evaluations=(), steps=30):
+    """Every answer finished but in the first step."""
+    metrics = [{"step": i, "success": 0.1, "finished": 0.7 if i == 1 else 1.0}
+               for i in range(1, steps_done + 1)]
+    return {"config": {"steps": steps, "max_new_tokens": 64}, "steps": [1], "metrics": metrics,
+            "evaluations": list(evaluations)}
+
+
+def test_from_the_first_evaluation_to_the_last():
+    lines = [evaluation(0, [0, 0, 0, 1]), evaluation(15, [1, 1, 1, 1]),
+             {**evaluation(30, [0, 1, 1, 1]), "success_low": 0.3, "success_high": 0.954}]
+    assert opening(run_of(30, lines)) == [
+        "With sampled answers it solved 25.0% of 4 held-out problems before training, and 75.0% "
+        "after 30 steps (95% interval 30.0% to 95.4%).",
+        "25.0% of the held-out answers after 30 steps and 1.0% of all training answers were cut "
+        "off by the limit of 64 tokens."]
+
+
+def test_a_run_that_has_less_says_so():
+    assert "not finished: step 15 of 30 so far" in opening(run_of(15))[0]
+    assert opening({**run_of(0, steps=0), "steps": []}) == [
+        "It was not evaluated on held-out problems.",
+        "There are no credit files, so nothing is known of single tokens."]
+
+
+def test_one_sentence_says_the_task_what_solved_means_and_the_method(monkeypatch):
+    def idea(rollouts):
+        """Weight 1.5 for
+        some. What follows is not said."""
+
+    monkeypatch.setitem(MITIGATIONS, "idea", idea)
+    text = about({"config": {"mitigation": "none", "task": "countdown_task"}})
+    assert text.startswith("Task countdown_task: a problem is solved if the expression in <answer>")
+    assert text.endswith("; the method is plain GRPO.")
+    changed = {"mitigation": "idea", "advantage": "of_yesterday", "loss": "policy",
+               "task": "not.there.any.more"}
+    assert about({"config": changed}) == (
+        "Task not.there.any.more: a problem is solved if the score that its task calls answer is "
+        "1; the method is plain GRPO but for the weighting idea (Weight 1.5 for some) and the "
+        "advantage of_yesterday.")
+
+
+def test_a_comparison_names_its_task_and_its_problems():
+    runs = [{"config": {"model": "models/tiny", "steps": 20, "task": "countdown_task"},
+             "evaluations": [evaluation(0, [0, 1])]}] * 3
+    text = compared(runs)
+    assert text.startswith("3 runs of models/tiny, 20 steps. Task countdown_task: a problem is")
+    assert "on the same 2 problems" in text
+    runs[0]["evaluations"].clear()
+    assert "not evaluated" in compared(runs)

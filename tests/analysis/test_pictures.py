@@ -6,7 +6,7 @@ from conftest import credit_columns, evaluation, write_log
 from logs import comparison_of, make, tallied
 
 import analyze
-from analysis import comparison_plots, earlier, plots
+from analysis import compare, earlier, plots
 from analysis.runs import read_run
 from engine.errors import UserError
 
@@ -20,7 +20,7 @@ def drawn(monkeypatch):
         figures[name] = figure
         return folder / f"{name}.png", caption
 
-    for module in (analyze, earlier, comparison_plots):
+    for module in (analyze, earlier, compare):
         monkeypatch.setattr(module, "save", keep)
     yield figures
     for figure in figures.values():
@@ -44,16 +44,17 @@ def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
 
 def test_contributions_are_drawn_with_their_sign(tmp_path, drawn):
     """log p is -2 in four tokens, advantages -1, 1, 1, 0.5: one contribution of 2, two of -2, one
-    of -1."""
-    columns = credit_columns([1] * 4, [0] * 4, log_prob=[-2.0] * 4, advantage=[-1, 1, 1, 0.5])
+    of -1; and one of -90, which is counted at -40."""
+    columns = credit_columns([1] * 5, [0] * 5, log_prob=[-2] * 4 + [-90],
+                             advantage=[-1, 1, 1, 0.5, 1])
     tally = tallied(write_log(tmp_path / "run", {1: columns}))
     earlier.draw_contributions(tally, tmp_path)
     left, right = drawn["contributions"].axes
     counts, edges, _ = left.patches[0].get_data()
-    assert {edges[i]: counts[i] for i in np.flatnonzero(counts)} == {-2: 2, -1: 1, 2: 1}
-    assert "from -2 to 2" in left.get_title("left")
+    assert {edges[i]: counts[i] for i in np.flatnonzero(counts)} == {-40: 1, -2: 2, -1: 1, 2: 1}
+    assert "from -90 to 2" in left.get_title("left")
     [old, mean, *_] = right.lines
-    assert (old.get_ydata()[0], mean.get_ydata()[0]) == pytest.approx((7 / 4, -3 / 4))
+    assert (old.get_ydata()[0], mean.get_ydata()[0]) == pytest.approx((97 / 5, -93 / 5))
 
 
 def test_no_picture_without_content(tmp_path, drawn):
@@ -73,21 +74,19 @@ def test_no_picture_without_content(tmp_path, drawn):
         assert set(drawn) == expected | {"log_prob_and_gradient"}
 
 
-def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
-    runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "pay_$x_and_$y"})}, seeds=3)
-    comparison_plots.learning_curves(comparison_of(runs), tmp_path)
-    training = drawn["learning_curves"].axes[1]
-    assert [line.get_linewidth() for line in training.lines] == [0.6, 0.6, 0.6, 1.8] * 2
-    assert labels_of(training) == ["none (3 runs)", "pay_$x_and_$y (3 runs)"]
-
-
-def test_a_comparison_shows_what_its_values_span_and_promises_what_it_draws(tmp_path, drawn):
-    for seeds in (1, 3):
-        runs = make(tmp_path / f"{seeds}", {"a": (0.5, {}), "b": (0.8, {"loss": "dpo"})}, seeds)
-        _, caption = comparison_plots.learning_curves(comparison_of(runs), tmp_path)
-        low, high = drawn["learning_curves"].axes[0].get_ylim()
-        assert 0.2 < low < high < 1
-        assert ("interval" in caption and "thin" in caption) == (seeds > 1)
+@pytest.mark.parametrize("seeds", (1, 3))
+def test_seeds_are_thin_lines_behind_the_mean_and_the_caption_says_so(tmp_path, drawn, seeds):
+    """And the picture shows what its values span."""
+    arms = {"a": (0.5, {}), "b": (0.8, {"mitigation": "pay_$x_and_$y"})}
+    _, caption = compare.learning_curves(comparison_of(make(tmp_path, arms, seeds)), tmp_path)
+    held_out, training, _ = drawn["learning_curves"].axes
+    thin = [0.6] * seeds * (seeds > 1)
+    assert [line.get_linewidth() for line in training.lines] == [*thin, 1.8] * 2
+    runs = f"({seeds} run{'s' * (seeds > 1)})"
+    assert labels_of(training) == [f"none {runs}", f"pay_$x_and_$y {runs}"]
+    low, high = held_out.get_ylim()
+    assert 0.2 < low < high < 1
+    assert ("interval" in caption and "thin" in caption) == (seeds > 1)
 
 
 def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
@@ -96,18 +95,8 @@ def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
         (tmp_path / "b-s0" / name).unlink()
     evaluations_path = tmp_path / "b-s0/evaluations.jsonl"
     evaluations_path.write_text("".join(evaluations_path.read_text().splitlines(True)[:2]))
-    comparison_plots.learning_curves(comparison_of(runs), tmp_path)
+    compare.learning_curves(comparison_of(runs), tmp_path)
     assert labels_of(drawn["learning_curves"].axes[1]) == ["none (1 run)"]
-
-
-def test_of_many_points_few_have_names_and_no_name_lies_on_a_point():
-    figure, axis = plots.panels(1)
-    plots.points_with_names(axis, {"a": (0, 1), "b": (1, 1), "c": (0, 2)}, ["absent", "b"])
-    assert labels_of(axis) == ["b", "others"] and not axis.texts
-    named, others = axis.lines
-    assert (*named.get_data(), named.get_color()) == ([1], [1], plots.COLOURS[1])
-    assert list(others.get_xdata()) == [0, 0] and list(others.get_ydata()) == [1, 2]
-    plots.plt.close(figure)
 
 
 def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):

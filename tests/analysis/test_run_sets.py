@@ -7,8 +7,7 @@ from logs import comparison_of, write_run
 import analyze
 from analysis.arms import SETTING, alike, arm_of, comparable, setting_of
 from analysis.runs import read_run
-from analysis.opening import describe
-from analysis.report import read_flags
+from analysis.report import describe, read_flags
 from engine.errors import UserError
 
 
@@ -44,11 +43,9 @@ def test_the_baseline_is_plain_grpo_or_the_one_that_is_named(tmp_path):
         assert comparison.baseline == list(comparison.arms)[0] == "random"
     with pytest.raises(UserError, match="--baseline nobody is neither"):
         analyze.main([*runs, "--baseline", "nobody"])
-
-
-def test_where_two_arms_are_plain_grpo_the_baseline_has_to_be_named(tmp_path):
+    two_plain = folders(tmp_path / "plain", {"loss_norm": "sequence"}, {"kl": 0.1})
     with pytest.raises(UserError, match="which arm is the baseline"):
-        comparison_of(folders(tmp_path, {"loss_norm": "sequence"}, {"kl": 0.1}))
+        comparison_of(two_plain)
 
 
 def test_the_same_arm_and_seed_twice_is_passed_over_and_the_rest_compared(tmp_path, capsys):
@@ -95,9 +92,9 @@ def test_every_setting_that_matters_keeps_runs_apart(tmp_path, name):
 
 
 def test_other_held_out_problems_are_another_set(tmp_path):
-    runs = [read_run(write_run(tmp_path / name, 0.5)) for name in "ab"]
+    runs = read(tmp_path, {}, {})
     runs[1]["evaluations"][0]["answer"] = [1] * 50
-    assert "b (held-out problems 50 for 200)" in comparable(runs, None)[1][0]
+    assert "r1 (held-out problems 50 for 200)" in comparable(runs, None)[1][0]
 
 
 def test_a_run_at_another_temperature_says_whose_numbers_are_on_record():

@@ -52,29 +52,23 @@ def check_row(row, columns, token, episode, tokenizer):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_columns_of_an_earlier_experiment(tmp_path):
+def test_the_columns_of_an_earlier_experiment_and_of_a_probe(tmp_path):
     """A log p, and the z-score of the reward, whatever the advantage is: rewards 1 and 0 and 0 have
-    mean 1/3 and standard deviation sqrt(2) / 3; the second group agrees."""
+    mean 1/3 and standard deviation sqrt(2) / 3; the second group agrees. A probe measured the true
+    credit."""
+    credit = [0.5, 0, -0.25, 0, 0]
     columns = credit_columns([2, 1, 1, 1], [0, 0, 0, 1], reward=np.array([1.0, 0, 0, 1]),
-                             advantage=np.array([2.0, -1, 1, 0, 1]))
+                             advantage=np.array([2.0, -1, 1, 0, 1]), true_credit=credit)
     rows = written(write_log(tmp_path / "run", {1: columns}))
-    contribution = [float(row["contribution"]) for row in rows]
+    contribution, z, measured = ([float(row[name]) for row in rows] for name in (
+        "contribution", "normalised_reward", "true_credit"))
     assert contribution == pytest.approx(np.log(0.5) * np.array([2, -1, 1, 0, 1]))
-    z, root = [float(row["normalised_reward"]) for row in rows], 2 ** 0.5
+    root = 2 ** 0.5
     assert z == pytest.approx([root, root, -1 / root, -1 / root, 0], rel=1e-3)
+    assert measured == credit
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_what_a_probe_measured_has_its_column(tmp_path):
-    columns = {**credit_columns([2, 1], [0, 0]), "true_credit": np.array([0.5, 0, -0.25], "f4")}
-    rows = written(write_log(tmp_path / "run", {1: columns}))
-    assert [float(row["true_credit"]) for row in rows] == [0.5, 0, -0.25]
-
-
-def test_no_rows_without_tokens_and_not_of_several_runs(tmp_path):
+def test_no_rows_without_tokens(tmp_path):
     empty = write_log(tmp_path / "empty", {}, metrics=[{"step": 1, "success": 0.5, "entropy": 0.1}])
     with pytest.raises(UserError, match="has no credit files yet"):
         written(empty)
-    folders = [str(random_log(tmp_path / name)[0]) for name in "ab"]
-    with pytest.raises(UserError, match="--csv writes the tokens of one run: give one run only"):
-        analyze.main([*folders, "--csv"])

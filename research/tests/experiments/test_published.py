@@ -42,7 +42,7 @@ def test_a_published_table_is_what_todays_rules_make_of_its_values(path):
     again = made_again(result)
     assert again["in_short"] == result["in_short"]
     for found, stored in zip(again["tables"], result["tables"], strict=True):
-        assert pages.table_of(found).to_markdown() == pages.table_of(stored).to_markdown()
+        assert pages.markdown(pages.table_of(found)) == pages.markdown(pages.table_of(stored))
 
 
 def test_tables_are_written_where_they_differ(results, monkeypatch, capsys):

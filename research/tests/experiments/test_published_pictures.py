@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, credit_columns, write_log
 from PIL import Image  # matplotlib brings it
 
-from analysis.plots import plt
+from analysis.plots import COLOURS, panels, plt
 from engine.errors import UserError
 from research.experiments import pictures, published
 from research.experiments.pictures import PUBLISHED, draw, fingerprint, shown_of
@@ -91,3 +91,13 @@ def test_a_run_without_such_an_answer_is_named(results, tmp_path):
     folder = write_log(tmp_path / "run", {1: credit_columns([2], [0])})
     with pytest.raises(UserError, match="run: no answer of its first step solved"):
         pictures.take_answer(folder)
+
+
+def test_of_many_points_few_have_names_and_no_name_lies_on_a_point():
+    figure, axis = panels(1)
+    pictures.points_with_names(axis, {"a": (0, 1), "b": (1, 1), "c": (0, 2)}, ["absent", "b"])
+    assert axis.get_legend_handles_labels()[1] == ["b", "others"] and not axis.texts
+    named, others = axis.lines
+    assert (*named.get_data(), named.get_color()) == ([1], [1], COLOURS[1])
+    assert list(others.get_xdata()) == [0, 0] and list(others.get_ydata()) == [1, 2]
+    plt.close(figure)

@@ -1,15 +1,16 @@
-"""Every table against its definition, in plain loops over tokens."""
+"""Every table against its definition, in plain loops; sizes, classes, bins and t by hand."""
 import statistics
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, credit_columns, write_log
 from logs import by_name, ids_of, random_log, tables_of, tallied
 
 import analyze
 from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
-from analysis.sizes import UNITS
-from analysis.vocabulary import CLASSES
+from analysis.earlier_sums import t_statistics
+from analysis.tally import CLASSES, UNITS, cut_edges, lay_flat
 from analysis.why import forks
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, naive_class
 from harness.metrics import wilson_interval
@@ -24,6 +25,12 @@ def bin_of(row, rows, bins):
 
 def mean_of(rows, name):
     return statistics.fmean(r[name] for r in rows) if rows else None
+
+
+def early_over_late(rows):
+    """The mean gradient of the first fifth over that of the last."""
+    early = mean_of([r for r in rows if r["middle"] < 0.2], "abs gradient")
+    return early / mean_of([r for r in rows if r["middle"] >= 0.8], "abs gradient")
 
 
 def plain_rows(folder, files):
@@ -89,17 +96,10 @@ def test_ten_position_bins(log):
                 rel=1e-5)
 
 
-def test_the_first_fifth_over_the_last(log):
+def test_the_first_fifth_over_the_last_and_signs(log):
     rows, _, tables = log
-    early, late = ([r for r in rows if keep(r["middle"])]
-                   for keep in (lambda x: x < 0.2, lambda x: x >= 0.8))
     [row] = tables["first and last fifth"]
-    expected = mean_of(early, "abs gradient") / mean_of(late, "abs gradient")
-    assert row["early over late"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_signs(log):
-    rows, _, tables = log
+    assert row["early over late"] == pytest.approx(early_over_late(rows), rel=1e-5)
     holds = {"z > 0": lambda a: a > 0, "z <= 0": lambda a: a <= 0}
     for found in tables["signs"]:
         part = [r for r in rows if holds[found["with"]](r["advantage"])]
@@ -111,9 +111,8 @@ def test_classes_and_classes_by_fifth(log):
     rows, _, tables = log
     for found in tables["classes"]:
         name, made_by = found["class"].rstrip(")").split(" (")
-        of_row = {"regex": lambda r: r["class"], "span": lambda r: KINDS[r["kind"]]}.get(made_by)
-        if of_row:
-            part = [r for r in rows if of_row(r) == name]
+        if made_by == "regex":
+            part = [r for r in rows if r["class"] == name]
             assert (found["tokens"], found["of all"]) == (len(part), len(part) / len(rows))
             names = {"log p": "log_prob", "A lp": "contribution", "abs(A lp)": "abs contribution",
                      "abs(A) w s": "abs gradient", "abs(A)": "abs advantage", "s": "s"}
@@ -139,20 +138,12 @@ def test_shares_of_the_gradient(log):
     total = mean_of(rows, "abs gradient") * len(rows)
     for key, names in (("kind", KINDS), ("section", SECTIONS)):
         for found in tables[f"gradient by {key}"]:
-            sizes = [r["abs gradient"] for r in rows if names[r[key]] == found[key]]
-            assert (found["gradient"], found["abs(A) w s"], found["tokens"]) == pytest.approx(
-                (sum(sizes) / total, statistics.fmean(sizes), len(sizes) / len(rows)), rel=1e-5)
-
-
-def test_a_class_gets_more_by_larger_advantages_or_by_the_models_doubt(tmp_path):
-    """Two words of advantage -3 and 1, a number and an operator of 1. At p = 0.5, the rest on one
-    token, s = sqrt(1 - 1 + 0.5); at 0.9, the operator's, sqrt(1 - 1.8 + 0.82)."""
-    columns = credit_columns([1, 3], [0, 0], kind=[0, 0, 2, 3], advantage=[-3, 1, 1, 1],
-                             log_prob=np.log([.5, .5, .5, .9]), collision=[.5, .5, .5, .82])
-    rows = tables_of(write_log(tmp_path / "run", {1: columns}))["gradient by kind"]
-    found = [value for row in rows for value in (row["abs(A)"], row["s"], row["abs(A) w s"])]
-    doubt, sure = 0.5 ** 0.5, 0.02 ** 0.5
-    assert found == pytest.approx([2, doubt, 2 * doubt, 1, doubt, doubt, 1, sure, sure], rel=1e-5)
+            part = [r for r in rows if names[r[key]] == found[key]]
+            size = mean_of(part, "abs gradient")
+            expected = {"gradient": size * len(part) / total, "abs(A) w s": size,
+                        "tokens": len(part) / len(rows), "s": mean_of(part, "s"),
+                        "abs(A)": mean_of(part, "abs advantage")}
+            assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
 def test_one_t_per_position(log):
@@ -170,9 +161,8 @@ def test_one_t_per_position(log):
 
 def test_no_token_is_lost_on_its_way_into_a_picture(log):
     rows, tally, _ = log
-    histograms = tally.histograms
-    for counts in (histograms.log_prob_and_s, histograms.log_prob_and_advantage,
-                   *histograms.values.values()):
+    sums = tally.earlier
+    for counts in (sums.log_prob_and_s, sums.log_prob_and_advantage, *sums.values.values()):
         assert counts.sum() == len(rows)
 
 
@@ -197,12 +187,9 @@ def test_growth_over_training(log):
     for step, found in enumerate(tables["growth"], 1):
         part = [r for r in rows if r["step"] == step]
         answers = {r["episode"]: r["group"][1] for r in part}
-        early, late = ([r for r in part if keep(r["middle"])]
-                       for keep in (lambda x: x < 0.2, lambda x: x >= 0.8))
-        size = "abs gradient"
         expected = {"length": len(part) / len(answers), "entropy": mean_of(part, "entropy"),
                     "flat": sum(group == 0 for group in answers.values()) / len(answers),
-                    "new": mean_of(part, size), "e/l": mean_of(early, size) / mean_of(late, size)}
+                    "new": mean_of(part, "abs gradient"), "e/l": early_over_late(part)}
         assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-5)
         assert (found["steps"], found["norm"]) == (str(step), 0.5 if step == 2 else None)
 
@@ -233,3 +220,34 @@ def test_the_page_for_those_who_come_from_it_has_what_follows_from_its_figures()
         like = np.mean(figures["filler by fifth"]) / np.mean(figures["reasoning by fifth"])
         crude = filler / reasoning
         assert f"| {filler}, {reasoning} | {crude:.2f} | {like:.2f} |" in page
+
+
+def test_the_size_of_the_gradient_is_that_of_autograd():
+    logits = torch.tensor([2.0, 0.5, -1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    (1.5 * 0.7 * logits.log_softmax(0)[1]).backward()  # weight 1.5, advantage 0.7
+    p = logits.detach().softmax(0)
+    columns = lay_flat(credit_columns([1], [0], log_prob=[p[1].log()], collision=[(p**2).sum()],
+                                      weight=[1.5], advantage=[0.7]))
+    assert abs(columns["gradient"][0]) == pytest.approx(logits.grad.norm().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name, texts", [
+    ("structure", ("<think>", " </answer> ")),
+    ("filler", ("</", "think", ">\n", "Times", "", ",", "<think>a", "[")),
+    ("reasoning", (" 12", "x2", "+", " =", "()", " times", "2 + 3"))])
+def test_the_earlier_classes(name, texts):
+    assert {naive_class(text) for text in texts} == {name}
+
+
+def test_bins_are_those_of_pandas_cut():
+    """pandas.cut([0, 0.25, 0.5, 0.75], 3, retbins=True) has the edges -0.00075, 0.25, 0.5, 0.75."""
+    assert cut_edges(4, 3) == pytest.approx([-0.00075, 0.25, 0.5, 0.75])
+    assert (np.searchsorted(cut_edges(4, 3), [0, 0.25, 0.26, 0.75]) - 1).tolist() == [0, 0, 1, 2]
+    assert (np.searchsorted(cut_edges(1, 10), [0.0]) - 1 < 10).all()
+
+
+def test_t_by_hand():
+    """1 and 3: mean 2, population std 1, t = 2 sqrt 2. Two equal values: 0. One value: no t."""
+    found = t_statistics(np.array([2, 2, 1]), np.array([1.0 + 3.0, 0.7 + 0.7, 9.0]),
+                         np.array([1.0 + 9.0, 0.49 + 0.49, 81.0]))
+    assert found.tolist() == pytest.approx([2 * 2**0.5, 0.0])
