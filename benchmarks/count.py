@@ -111,7 +111,8 @@ class Count(TorchDispatchMode):
                 moved["attention" if "attention" in name else self.part_of(tensor)] += \
                     bytes_of(tensor)
             formula = flop_registry.get(operation.overloadpacket)
-            products = formula(*args, **kwargs, out_val=result) if formula else 0
+            factors = filter(torch.is_tensor, args)
+            products = formula(*factors, out_val=result) if formula else 0
             seconds = least_seconds([(products, moved.total())], self.gpu) / REACHED
             self.total.update(moved, launches=1, seconds=max(self.launch, seconds))
         return result
@@ -140,6 +141,8 @@ def carry_out(operation, args, kwargs):
     written = written_by(operation, args)
     if written and not (operation._schema.returns and written[0].is_meta):
         return args[0] if operation._schema.returns else None
+    if operation is aten.addmm.dtype:  # float32 + a product in bfloat16: a GPU's alone
+        return torch.empty_like(args[0])
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
     return operation(*args, **kwargs)
 

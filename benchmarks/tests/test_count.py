@@ -22,11 +22,17 @@ def meta(*shape):
     return torch.empty(shape, device="meta")
 
 
+def half(*shape):
+    return torch.empty(shape, device="meta", dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("work, launches, moved", [
     # a product with a matrix of the model, its outputs, and a tensor of the vocabulary's width
     (lambda model: meta(3, 256) @ model.output_matrix.T, 1,
      {"output": 4096 * 256, "vocabulary": 3 * 4096, "other": 3 * 256}),
     (lambda _: torch.addmm(meta(3, 8), meta(3, 5), meta(5, 8)), 1, {"other": 24 + 15 + 40 + 24}),
+    (lambda _: torch.addmm(meta(3, 8), half(3, 6), half(6, 8), out_dtype=torch.float32), 1,
+     {"other": 24 + 9 + 24 + 24}),
     (lambda _: meta(3, 8).view(24)[:5].expand(2, 5), 0, {}),
     (lambda _: meta(3, 1).expand(3, 8) + meta(3, 8), 1, {"other": 3 + 24 + 24}),
     (lambda _: meta(9).add_(meta(9)), 1, {"other": 27}),
