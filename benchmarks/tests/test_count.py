@@ -1,11 +1,15 @@
 """What is counted without a GPU: bytes and launches by hand, and against tensors with numbers."""
+from dataclasses import replace
+
 import pytest
 import torch
 
 from benchmarks import count, speed
-from benchmarks.cases import Case, make_model
+from benchmarks.cases import Case, make_batch, make_model
 from conftest import ROOT
 from engine.optimizer import make_optimizer
+from grpo import update
+from harness.settings import Settings
 
 SMALL = Case("small", "", questions=2, answers=3, new_tokens=6, dtype="bfloat16", micro_batch=3)
 GPU = {"bandwidth": 1e12, "rate": 1e15}
@@ -82,6 +86,20 @@ def test_a_model_without_numbers_is_counted_like_one_with(monkeypatch):
     expected = count.token_step(SMALL, GPU), count.whole_update(SMALL, GPU)
     monkeypatch.setattr(count, "make_shapes", make_model)
     assert (count.token_step(SMALL, GPU), count.whole_update(SMALL, GPU)) == expected
+
+
+def test_micro_batches_beyond_the_second_are_counted_like_it():
+    """Beside an update of four, all of them counted."""
+    case = replace(SMALL, questions=4)
+    model, batch = count.make_shapes(case), make_batch(case)
+    optimizer = make_optimizer(model, 1e-3, 0.0, False, model.device)
+    with count.AsOnGPU(), count.Count(model, 0, GPU) as whole:
+        for _ in range(2):
+            whole.total.clear()
+            update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=3))
+    found = count.whole_update(case, GPU)
+    for name in ("launches", "layers", "output", "vocabulary"):
+        assert found[name] == pytest.approx(whole.total[name], rel=1e-3), name
 
 
 def test_a_token_step_reads_every_matrix_once():
