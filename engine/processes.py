@@ -14,6 +14,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import get_total_norm
 
 from engine.errors import LostProcess, NotFinite
 
@@ -160,6 +161,7 @@ def reshard_layers(model) -> None:
 
 def refuse_undefined(what: str, *tensors: torch.Tensor, kind=NotFinite) -> None:
     """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say."""
-    is_defined = all(local_shard(tensor).isfinite().all() for tensor in tensors)
-    if not holds_for_all(is_defined, *tensors):
+    own = [local_shard(tensor.detach()) for tensor in tensors]
+    largest = get_total_norm([part for part in own if part.numel()], float("inf"))
+    if not holds_for_all(bool(largest.isfinite()), *tensors):  # a GPU is waited for only once
         raise kind(f"{what} not finite")

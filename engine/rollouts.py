@@ -9,6 +9,7 @@ forward pass into it, and nobody else does arithmetic with positions.
     group [0, 0], reward [1.1, 0.1]  (2,)
 """
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -51,6 +52,20 @@ class Rollouts:
     @property
     def length(self) -> torch.Tensor:
         return self.mask.sum(1)
+
+    # on the CPU, fetched from a GPU once
+    @cached_property
+    def lengths(self) -> list[int]:
+        return self.length.tolist()
+
+    @cached_property
+    def groups(self) -> list[int]:
+        return self.group.tolist()
+
+    @cached_property
+    def answers(self) -> list[list[int]]:
+        """The tokens of each answer."""
+        return [ids[:length] for ids, length in zip(self.ids.tolist(), self.lengths)]
 
     @property
     def reward(self) -> torch.Tensor:

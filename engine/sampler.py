@@ -17,7 +17,7 @@ token 1; V is the vocabulary, D the width.
                               1 1 1 1
 
 Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. Stop
-tokens are looked for every 4 steps (CUDA: 64); until then finished rows are decoded too, and
+tokens are looked for every 4 steps (CUDA: 16); until then finished rows are decoded too, and
 trimmed afterwards: each answer is cut after its first stop token.
 
 Answers may also go on from places within a sequence, which is still computed once: its state at
@@ -32,7 +32,9 @@ the last one may have any first token but 7:
 On a GPU a step is recorded as a CUDA graph and replayed, so within a step no shape and no decision
 may depend on what was sampled, and tensors are changed in place. On a CPU it is simply called.
 """
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -44,7 +46,18 @@ from engine.fused import FusedQwen2
 from engine.packing import SharedPrompts, to_rows
 from qwen2_model import Qwen2
 
-STEPS_BETWEEN_DEPARTURES = {"cpu": 4, "cuda": 64}
+# From so many tokens on a vocabulary is long: passes over it are what costs, not their number.
+LONG_VOCABULARY, PART = 4096, 128
+
+
+class Pace(NamedTuple):
+    """How often what a step looks like may change; on a GPU it is recorded anew then."""
+    look: int    # steps until finished rows are looked for
+    window: int  # tokens by which the part of the cache grows that steps look at
+    leave: int   # rows leave once a row in so many is done, since a departure moves the cache
+
+
+PACE = {"cpu": Pace(4, 4, 8), "cuda": Pace(16, 128, 4)}
 
 
 class Start(NamedTuple):
@@ -103,19 +116,7 @@ class Distribution:
         if greedy:
             return self.z.argmax(-1)
         e = self.e if temperature == 1 else (self.z / temperature).exp()
-        cumulative = e.cumsum(-1)
-        height = uniform[:, None] * cumulative[:, -1:]
-        # `right` skips tokens of probability zero
-        token = torch.searchsorted(cumulative, height, right=True).squeeze(1)
-        return token.clamp(max=self.z.shape[-1] - 1)
-
-    def without(self, tokens: torch.Tensor) -> "Distribution":
-        """The distribution in which row r cannot draw tokens[r], and the other tokens keep their
-        proportions. -1 rules out nothing."""
-        rows = (tokens >= 0).nonzero().squeeze(1)
-        z = self.z.clone()
-        z[rows, tokens[rows]] = float("-inf")
-        return Distribution(z)
+        return place_of(uniform[:, None], e.cumsum(-1)).squeeze(1)
 
     def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, collision sum p^2."""
@@ -123,6 +124,69 @@ class Distribution:
         entropy = self.Z.log() - torch.linalg.vecdot(self.e, self.z) / self.Z
         collision = torch.linalg.vecdot(self.e, self.e) / self.Z.square()
         return log_prob, entropy, collision
+
+
+class LongDistribution:
+    """The same for a long vocabulary, with fewer passes and its sums in two levels: of each PART
+    tokens, and of those sums. One cumulative sum of a whole row would be a GPU's slowest kernel."""
+
+    def __init__(self, logits: torch.Tensor):
+        self.logits = logits
+        self.top = logits.amax(-1, keepdim=True).float()                   # (R, 1)
+        self.e = (logits - self.top).exp_()                                # (R, V)
+        self.variance, self.mean = torch.var_mean(in_parts(self.e), -1, correction=0)
+        self.Z = PART * self.mean.sum(-1)                                  # (R,)
+
+    def pick(self, uniform, temperature: float = 1.0, greedy: bool = False) -> torch.Tensor:
+        """(R,) tokens: first the part of the vocabulary, then the token within."""
+        if greedy:
+            return self.logits.argmax(-1)
+        e, mean = self.e, self.mean
+        if temperature != 1:
+            e = (self.logits - self.top).div_(temperature).exp_()
+            mean = in_parts(e).mean(-1)
+        cumulative = mean.cumsum(-1)                                       # (R, parts)
+        part = place_of(uniform[:, None], cumulative)
+        rest = uniform[:, None] * cumulative[:, -1:] - F.pad(cumulative, (1, 0)).gather(1, part)
+        share = (rest / mean.gather(1, part)).clamp(0, 1)
+        inside = in_parts(e).take_along_dim(part[..., None], 1).squeeze(1).cumsum(-1)  # (R, PART)
+        token = place_of(share, inside).add_(part, alpha=PART).squeeze(1)
+        return token.clamp(max=e.shape[-1] - 1)
+
+    def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """entr(e) is -e log e; sum e^2 comes from mean and variance of each part."""
+        log_Z = self.Z.log()
+        log_prob = (self.logits.gather(1, token[:, None]) - self.top).squeeze(1) - log_Z
+        entropy = log_Z + torch.special.entr(self.e).sum(-1) / self.Z
+        squares = PART * torch.addcmul(self.variance, self.mean, self.mean).sum(-1)
+        return log_prob, entropy, squares / self.Z.square()
+
+
+def in_parts(p: torch.Tensor) -> torch.Tensor:
+    """(R, V) -> (R, parts, PART), the last part filled up with zeros."""
+    missing = -p.shape[-1] % PART
+    return (F.pad(p, (0, missing)) if missing else p).unflatten(-1, (-1, PART))
+
+
+def place_of(share: torch.Tensor, cumulative: torch.Tensor) -> torch.Tensor:
+    """(R, 1) the first place where the cumulative sum (R, n) is above this share of the whole:
+    never one that adds nothing to it."""
+    whole = cumulative[:, -1:]
+    height = torch.minimum(share * whole, whole * (1 - 2 ** -23))  # share may be 1
+    place = torch.searchsorted(cumulative, height, right=True)
+    return place.clamp(max=cumulative.shape[1] - 1)                # NaN is beyond
+
+
+def distribution_of(logits: torch.Tensor) -> Distribution | LongDistribution:
+    is_long = logits.shape[-1] > LONG_VOCABULARY
+    return LongDistribution(logits) if is_long else Distribution(logits)
+
+
+def excluding(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The logits where row r cannot draw tokens[r], and the other tokens keep their proportions. -1
+    rules out nothing."""
+    vocabulary = torch.arange(logits.shape[-1], device=logits.device)
+    return logits.masked_fill(vocabulary == tokens[:, None], float("-inf"))
 
 
 @dataclass(frozen=True)
@@ -176,12 +240,11 @@ class Decoding:
         """
         rows, device = self.rows, self.uniform.device
         lengths = [len(prompt) for prompt in prompts]
-        packed = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long, device=device))
+        packed = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long)).to(device)
 
-        def attend(layer, q, k, v):
-            keys, values = to_rows(k, packed.prompts), to_rows(v, packed.prompts)
-            self.cache.add_prompts(keys, values, rows.prompt)
-            return packed(layer, q, k, v)
+        def attend(layer, q, kv):
+            self.cache.add_prompts(to_rows(kv, packed.prompts), rows.prompt)
+            return packed(layer, q, *kv.chunk(2, 1))
 
         ids = torch.tensor(sum(prompts, []), device=device)
         hidden = self.model.hidden(ids, packed.positions, attend)           # (N, D)
@@ -198,8 +261,10 @@ class Decoding:
     def sample(self, hidden: torch.Tensor, without: torch.Tensor | None = None) -> None:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         rows, sampling = self.rows, self.sampling
-        distribution = Distribution(self.model.logits(hidden))  # (R, V)
-        allowed = distribution if without is None else distribution.without(without)
+        logits = self.model.logits(hidden)  # (R, V)
+        distribution = allowed = distribution_of(logits)
+        if without is not None:
+            allowed = distribution_of(excluding(logits, without))
         place = self.line + rows.answer
         uniform = self.uniform.index_select(0, place)
         rows.token.copy_(allowed.pick(uniform, sampling.temperature, sampling.greedy))
@@ -235,12 +300,10 @@ class Decoding:
 
 
 def step_until_done(decoding: Decoding, longest: int) -> None:
-    """Sample tokens 1 to longest - 1, or stop when every row is done.
-
-    Rows leave once an eighth of them are done, since a departure moves the cache.
-    """
-    cache = decoding.cache
-    device = decoding.line.device
+    """Sample tokens 1 to longest - 1, or stop when every row is done."""
+    cache, device = decoding.cache, decoding.line.device
+    pace = PACE[device.type]
+    step, window = None, 0
     t = count = 1  # token 0 came with the prefill
     while t < longest:
         decoding.find_done(t, count)
@@ -248,40 +311,69 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         done = int(decoding.rows.done.sum())
         if done == rows:
             return
-        count = min(STEPS_BETWEEN_DEPARTURES[device.type], longest - t)
+        count = min(pace.look, longest - t)
         needed = t + count - 1  # slots: the last of these steps feeds token t + count - 2
         slots = cache.slots
         if needed > slots:
             slots = min(max(needed, 2 * slots), longest - 1)
-        if 8 * done >= rows or slots > cache.slots:
+        if pace.leave * done >= rows or slots > cache.slots:
             decoding.arrange(slots, written=t - 1)
-        cache.set_window(needed)
-        repeat(decoding.step, count, device)
+            window = 0
+        if needed > window:
+            window = min(t + pace.window - 1, cache.slots)
+            cache.set_window(window)
+            step = decoding.step if device.type == "cpu" else Recording(decoding.step, step)
+        for _ in range(count):
+            step()
         t += count
 
 
-def repeat(step, count: int, device) -> None:
-    """Call `step` `count` times; on a GPU through a CUDA graph.
+class Recording:
+    """A step of a GPU: carried out, then recorded as a CUDA graph, then replayed.
 
     A step starts some hundred small kernels, and starting them takes longer than running them. A
-    graph records them once and replays them with a single launch. The first step runs on a side
-    stream, outside the recording: libraries allocate their workspaces there, which they must not
-    do while recording.
+    graph replays them with a single launch. The first step is not recorded: libraries load kernels
+    and allocate their workspaces there, which they must not do while recording.
     """
-    if device.type != "cuda" or count < 3:
-        for _ in range(count):
-            step()
+
+    def __init__(self, step, before: "Recording | None"):
+        self.step = step
+        self.graph = before and before.graph  # until there is a new one, which takes its memory
+        self.calls = 0
+
+    def __call__(self) -> None:
+        if self.calls == 0:
+            self.step()
+        if self.calls == 1:
+            # not by torch.cuda.graph, which waits for the GPU and gives all free memory back
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(self.graph and self.graph.pool())
+            self.step()  # recorded, not carried out
+            graph.capture_end()
+            self.graph = graph
+        if self.calls > 0:
+            self.graph.replay()
+        self.calls += 1
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings, as libraries keep a workspace for every stream."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def ready_to_record(device: torch.device):
+    """On a GPU, work on a stream that can be recorded, and on no other device's."""
+    if device.type == "cpu":
+        yield
         return
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()  # recorded, not carried out
-    for _ in range(count - 1):
-        graph.replay()
+    stream, usual = side_stream(device), torch.cuda.current_stream(device)
+    stream.wait_stream(usual)
+    with torch.cuda.stream(stream):
+        yield
+    usual.wait_stream(stream)
+    torch.cuda.empty_cache()  # no other stream could use what is left of its memory
 
 
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int],
@@ -322,7 +414,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     if not asked:
         return Generation.empty(*uniform.shape, model.device)
     stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
-    with torch.inference_mode():  # cheaper than no_grad
+    with ready_to_record(model.device), torch.inference_mode():  # cheaper than no_grad
         decoding = decode(fused, prompts, starts, limits, asked, uniform,
                           Sampling(stop, temperature, greedy))
     limits = [limit if row in asked else 0 for row, limit in enumerate(limits)]

@@ -137,6 +137,7 @@ def check_prompts(policy: Policy) -> None:
 
 
 def pick_device(name: str) -> torch.device:
+    """The device of a flag. A GPU is made the present one, on which PyTorch records graphs."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -146,6 +147,10 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices "
                         "here")
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+        # plans half a second for every new shape, and every few tokens shapes are new
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 

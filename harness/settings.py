@@ -231,13 +231,15 @@ def make_settings(given: dict) -> Settings:
 
 
 def read_files(given: dict) -> tuple[dict, dict]:
-    """The values of the model folder's recipe.json and of --config, empty where there is none.
-    Flags of another task, mitigation or advantage than the chosen one stay behind."""
+    """The values of the model folder's recipe.json and of --config, empty where there is none
+    (but a model that was not made for this project is computed in bfloat16 on a GPU). Flags of another task, mitigation or advantage than the chosen one stay behind."""
     config = read_values(Path(given["config"]), NOT_SETTINGS) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
     recipe = read_values(recipe_path) if is_file(recipe_path) else {}
     chosen = {"task": Settings.task} | recipe | config | given
+    if not recipe and str(chosen.get("device")).startswith("cuda"):
+        recipe = {"dtype": "bfloat16"}  # a GPU takes several times as long for float32
     return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
 
 

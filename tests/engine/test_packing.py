@@ -52,10 +52,14 @@ def test_the_shapes_of_the_docstring():
     (block,) = shared.blocks
     assert block.answers.tolist() == [1, 2, 0, 3]
     assert block.places.tolist() == [[10, 0, 0], [11, 0, 0], [8, 9, 0], [12, 13, 14]]
-    assert block.mask.shape == (4, 1, 3, 5 + 3)
-    assert block.mask[2, 0].int().tolist() == [[1, 1, 1, 0, 0, 1, 0, 0],
-                                               [1, 1, 1, 0, 0, 1, 1, 0],
-                                               [1, 1, 1, 0, 0, 1, 1, 1]]
+    mask = shared.mask_of(block)
+    assert mask.shape == (4, 3, 5 + 3)
+    assert mask[2].int().tolist() == [[1, 1, 1, 0, 0, 1, 0, 0],
+                                      [1, 1, 1, 0, 0, 1, 1, 0],
+                                      [1, 1, 1, 0, 0, 1, 1, 1]]
+    added = shared.added_to(block, torch.bfloat16, heads=2)
+    assert added.shape == (4, 1, 2 * 3, 5 + 3) and added.stride(2) == 16
+    assert torch.equal(added == 0, mask.repeat(1, 2, 1)[:, None])
 
 
 def test_received_attention_by_hand():

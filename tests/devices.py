@@ -1,0 +1,126 @@
+"""A second device that is only called cuda: its tensors are computed on the CPU, but never together
+with those that are there. A recorded step waits for no value, takes nothing from the CPU, and finds
+its tensors where they were."""
+import contextlib
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from engine.sampler import Decoding
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+MOVES = ("copy_", "to", "type_as", "__setitem__")
+WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__",
+         "unique", "unique_consecutive", "masked_select", "equal", "isin", "pin_memory", "tensor")
+recorded = []  # something while a step is recorded or replayed
+
+
+class OnGPU(torch.Tensor):
+    device = property(lambda self: GPU)
+    is_cuda = property(lambda self: True)
+
+
+def is_gpu(x):
+    return x == "cuda" if isinstance(x, str) else isinstance(x, torch.device) and x.type == "cuda"
+
+
+class TwoDevices(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.device:
+            return function(*args, **kwargs)
+        given, name = tree_leaves((args, kwargs)), getattr(function, "__name__", "")
+        tensors = [x for x in given if isinstance(x, torch.Tensor)]
+        there = any(isinstance(x, OnGPU) for x in tensors)
+        moved = any(map(is_gpu, given)) or name == "to" and isinstance(args[1], OnGPU)
+        left = name == "cpu" or name == "to" and CPU in given or "cpu" in given
+        if there and name not in MOVES:
+            assert not [x for x in tensors if x.dim() and not isinstance(x, OnGPU)], \
+                f"{name} takes tensors of two devices"
+        assert not (there and name == "numpy"), "numpy reads a GPU's tensor"
+        assert not (there or moved) or kwargs.get("generator") is None, \
+            f"{name} draws on a GPU with a generator of the CPU"
+        if recorded and (there or moved):
+            masks = [x for x in tree_leaves(args[1:]) if isinstance(x, torch.Tensor)]
+            by_mask = name == "__getitem__" and any(x.dtype == torch.bool for x in masks)
+            crosses = moved and not there and tensors or there and left
+            assert name not in WAITS and not by_mask and not crosses, \
+                f"a recorded step waits in {name}"
+        if name == "pin_memory":
+            return args[0]
+        args, kwargs = tree_map(lambda x: CPU if is_gpu(x) else x, (args, kwargs))
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        if "non_blocking" in kwargs:
+            kwargs = {key: value for key, value in kwargs.items() if key != "non_blocking"}
+        result = function(*args, **kwargs)
+        if name.startswith("__set") or name == "copy_":
+            return result
+        if there and left:
+            return tree_map(lambda x: x.as_subclass(torch.Tensor) if isinstance(x, OnGPU) else x,
+                            result)
+        if there or moved:
+            return tree_map(lambda x: x.as_subclass(OnGPU) if type(x) is torch.Tensor else x, result)
+        return result
+
+
+def places(decoding):
+    """Where the tensors lie that a step reads or writes, and what it looks at."""
+    tensors = {}
+    for part in (decoding, decoding.rows, decoding.cache, decoding.sampling):
+        tensors |= {name: value for name, value in vars(part).items()
+                    if isinstance(value, torch.Tensor)}
+    tensors |= {f"layer {layer}": x for layer, x in enumerate(decoding.cache.stored)}
+    return {name: x.data_ptr() for name, x in tensors.items()} | {"end": decoding.cache.end}
+
+
+class Graph:
+    """Stands in for torch.cuda.CUDAGraph; what is recorded is carried out, too."""
+    decoding = None  # the one that stepped last
+
+    def capture_begin(self, pool=None):
+        recorded.append(self)
+
+    def capture_end(self):
+        recorded.clear()
+        self.places, self.is_new = places(Graph.decoding), True
+
+    def pool(self):
+        return 0, 1
+
+    def replay(self):
+        assert self.places == places(Graph.decoding), "what is replayed is elsewhere now"
+        if not self.is_new:
+            recorded.append(self)
+            Graph.decoding.step()
+            recorded.clear()
+        self.is_new = False
+
+
+class Stream:
+    def __init__(self, device=None):
+        pass
+
+    def wait_stream(self, other):
+        pass
+
+
+@contextlib.contextmanager
+def second_device(monkeypatch):
+    step = Decoding.step
+
+    def noted(decoding):
+        Graph.decoding = decoding
+        step(decoding)
+
+    monkeypatch.setattr(Decoding, "step", noted)
+    for name, stand_in in {"CUDAGraph": Graph, "Stream": Stream, "current_stream": Stream,
+                           "stream": lambda stream: contextlib.nullcontext(),
+                           "empty_cache": lambda: None, "device_count": lambda: 1,
+                           "set_device": lambda device: None, "synchronize": lambda *_: None,
+                           "max_memory_allocated": lambda *_: 0,
+                           "reset_peak_memory_stats": lambda *_: None}.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with TwoDevices():
+        yield
