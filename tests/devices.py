@@ -20,9 +20,26 @@ class OnGPU(torch.Tensor):
     device = property(lambda self: GPU)
     is_cuda = property(lambda self: True)
 
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            copy = self.detach().clone().as_subclass(OnGPU).requires_grad_(self.requires_grad)
+            memo[id(self)] = as_parameter(copy) if hasattr(self, "_is_param") else copy
+        return memo[id(self)]
+
+
+def as_parameter(tensor):
+    tensor.__class__ = OnGPU
+    tensor._is_param = True  # for isinstance
+    return tensor
+
+
+def names(x, kind):
+    """Whether x is or says this kind of device."""
+    return isinstance(x, (str, torch.device)) and str(x).split(":")[0] == kind
+
 
 def is_gpu(x):
-    return x == "cuda" if isinstance(x, str) else isinstance(x, torch.device) and x.type == "cuda"
+    return names(x, "cuda")
 
 
 class TwoDevices(TorchFunctionMode):
@@ -34,7 +51,7 @@ class TwoDevices(TorchFunctionMode):
         tensors = [x for x in given if isinstance(x, torch.Tensor)]
         there = any(isinstance(x, OnGPU) for x in tensors)
         moved = any(map(is_gpu, given)) or name == "to" and isinstance(args[1], OnGPU)
-        left = name == "cpu" or name == "to" and CPU in given or "cpu" in given
+        left = name == "cpu" or any(names(x, "cpu") for x in given)
         if there and name not in MOVES:
             assert not [x for x in tensors if x.dim() and not isinstance(x, OnGPU)], \
                 f"{name} takes tensors of two devices"
@@ -108,13 +125,21 @@ class Stream:
 
 @contextlib.contextmanager
 def second_device(monkeypatch):
-    step = Decoding.step
+    step, to = Decoding.step, torch.nn.Module.to
+
+    def move(module, *args, **kwargs):
+        if not any(map(is_gpu, args)):
+            return to(module, *args, **kwargs)
+        for parameter in module.parameters():  # they stay the objects that they are
+            as_parameter(parameter)
+        return module
 
     def noted(decoding):
         Graph.decoding = decoding
         step(decoding)
 
     monkeypatch.setattr(Decoding, "step", noted)
+    monkeypatch.setattr(torch.nn.Module, "to", move)
     for name, stand_in in {"CUDAGraph": Graph, "Stream": Stream, "current_stream": Stream,
                            "stream": lambda stream: contextlib.nullcontext(),
                            "empty_cache": lambda: None, "device_count": lambda: 1,

@@ -51,7 +51,7 @@ def run(learner, out, *flags):
 
 
 @pytest.mark.parametrize("flags", [
-    [], ["--dtype", "bfloat16"], ["--dtype", "bfloat16", "--offload_optimizer", "--checkpointing"],
+    [], ["--dtype", "bfloat16"], ["--dtype", "bfloat16", "--offload_optimizer"],
     ["--epochs", "2", "--kl", "0.1"], ["--loss", "dpo"], ["--drop_unfinished"],
     ["--eval_every", "1", "--eval_tasks", "4"], ["--placebo", "advantages"],
     ["--rescale", "gradient", "--mitigation", "random"]], ids=" ".join)
