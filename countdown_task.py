@@ -194,13 +194,13 @@ class Task:
             return ["the target cannot be reached with a whole positive result at every step"]
         return []
 
-    def score(self, problem: Problem, response: str) -> dict[str, float]:
+    def score(self, problem: Problem, text: str) -> dict[str, float]:
         """The reward of any string, and its parts."""
         opened = "<think>" if PROMPTS[self.prompt][0].endswith("<think>") else ""
-        well_formed = format_score(response, opened)
-        expression = between(response, "<answer>", "</answer>")
+        well_formed = format_score(text, opened)
+        expression = between(text, "<answer>", "</answer>")
         right = float(evaluates_to(expression, problem.numbers, problem.target))
-        verdicts = [verdict for _, verdict in steps_of(response, problem.numbers)]
+        verdicts = [verdict for _, verdict in steps_of(text, problem.numbers)]
         reasoning = sum(verdicts) / len(verdicts) if verdicts else 0.0
         reward = {"graded": FORMAT_WEIGHT * well_formed + right, "right": right,
                   "signed": 2 * right - 1}[self.reward_form]
@@ -253,11 +253,12 @@ def between(text: str, opening: str, closing: str) -> str | None:
     return content if opened and closed else None
 
 
-def format_score(response: str, opened: str) -> float:
+def format_score(text: str, opened: str) -> float:
     """1 for exactly <think>...</think>, a new line, <answer>...</answer>, with every tag once.
     Otherwise 0.1 for a pair of think tags and 0.5 for a pair of answer tags. What the prompt has
     `opened`, "<think>" or nothing, counts with the answer, which may repeat it."""
-    text = response if response.startswith("<think>") else opened + response
+    if not text.startswith("<think>"):
+        text = opened + text
     end = next((end for end in END_OF_TURN if text.endswith(end)), "")
     text = text.removesuffix(end)
     every_tag_once = all(text.count(tag.decode()) == 1 for tag in TAGS)
@@ -274,13 +275,13 @@ STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
                   r" {0,2}= {0,2}(-?[0-9]{1,9})(?![0-9]))")
 
 
-def steps_of(response: str, numbers) -> list[tuple[int, bool]]:
+def steps_of(text: str, numbers) -> list[tuple[int, bool]]:
     """Where in an answer each step `a op b = c` of the think section ends, and whether it is right.
 
     A step is right if c is the result, and a and b could be used: each is the result of a step
     before, or a given number (3 + 3 needs two given threes).
     """
-    think = response[:max(0, response.find("</think>"))][:MAX_THINK]
+    think = text[:max(0, text.find("</think>"))][:MAX_THINK]
     given, results, steps = Counter(map(int, numbers)), set(), []
     for match in STEP.finditer(think):
         a, operator, b, c = int(match[1]), match[2], int(match[3]), int(match[4])

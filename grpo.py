@@ -4,11 +4,13 @@ token.
     A_i  = (R_i - mean of the group) / (std of the group + 1e-4)
     loss = - sum_it  c w_it m_i A_it log pi(y_it | prompt, y_i<t)  / N
 
-    A_it  the advantage: here and in credit/, chosen by --advantage; the same for all t in GRPO
-    w_it  the weight of a token: mitigations.py, chosen by --mitigation; 1 in GRPO
-    c     one factor for the batch, after which the weights have mean 1: `rescaling`
-    m_i   1, or what --loss_norm makes of an answer's length: `length_factor`
+    A_it  advantage: here and in credit/, chosen by --advantage; the same for all t in GRPO
+    w_it  weight of a token: mitigations.py, chosen by --mitigation; 1 in GRPO
+    c     rescale: one number for the batch, after which weights have mean 1 (`rescaling`)
+    m_i   length_scale: 1, or what --loss_norm makes of an answer's length (`length_scaling`)
     N     the generated tokens of the whole batch
+
+    coefficient = weight * rescale * length_scale, which is w c m
 
 Start at `policy_loss`: it is the formula, and it never changes. What goes in changes. Advantages
 and weights are made for the whole batch before it is cut into micro-batches, so the size of a
@@ -27,44 +29,43 @@ from engine.tokens import ANSWER, TAG, THINK
 from engine.rollouts import Rollouts
 
 
-def policy_loss(log_prob, advantage, weight, mask, total, old=None, clip=(0.2, 0.28)):
-    """The formula above for the rows given, each argument (rows, T). `weight` is c w m; `total` is
-    N, of the whole batch.
+def policy_loss(log_prob, advantage, coefficient, mask, total, old=None, clip=(0.2, 0.28)):
+    """The formula above for some answers, each argument (answers, T); `total` is N.
 
     `old` are the log-probs from before the batch's first update. With them, the clipped ratio of
     PPO (1707.06347; a wider upper bound as in DAPO, 2503.14476) takes the place of log_prob. At
     ratio 1 its gradient is the same.
     """
     if old is None:
-        objective = weight * advantage * log_prob
+        objective = coefficient * advantage * log_prob
     else:
         ratio = (log_prob - old).exp()
         clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
-        objective = weight * torch.minimum(ratio * advantage, clipped * advantage)
+        objective = coefficient * torch.minimum(ratio * advantage, clipped * advantage)
     return -(objective * mask).sum() / total
 
 
-def rescaling(weight: torch.Tensor, rollouts: Rollouts, rescale: str) -> float:
-    """The factor c of a batch's weights.
+def rescaling(weight: torch.Tensor, rollouts: Rollouts, rescale_to: str) -> float:
+    """The number c by which a batch's weights are multiplied.
 
     mean      the batch's tokens weigh 1 on average
     gradient  the gradients at the logits have the same sum of sizes as without weights
     none      1
     """
-    if rescale == "none":
+    if rescale_to == "none":
         return 1.0
     size = rollouts.mask.double()
-    if rescale == "gradient":
+    if rescale_to == "gradient":
         at_logits = gradient_size(rollouts.log_prob, rollouts.collision)
         size = size * rollouts.advantage.abs() * at_logits
-    whole, weighted = size.sum().item(), (weight * size).sum().item()
-    if whole == 0:
+    total, weighted = size.sum().item(), (weight * size).sum().item()
+    if total == 0:
         return 1.0
-    return whole / weighted if weighted > 0 else float("inf")
+    return total / weighted if weighted > 0 else float("inf")
 
 
-def length_factor(rollouts: Rollouts, loss_norm: str, max_new_tokens: int) -> torch.Tensor:
-    """The factor m of each answer (B, 1), because `policy_loss` divides by N.
+def length_scaling(rollouts: Rollouts, loss_norm: str, max_new_tokens: int) -> torch.Tensor:
+    """The number m of each answer (B, 1), because `policy_loss` divides by N.
 
     token      1: every token counts 1 / N
     sequence   every answer counts the same, each of its tokens 1 / (answers * length)
@@ -74,8 +75,8 @@ def length_factor(rollouts: Rollouts, loss_norm: str, max_new_tokens: int) -> to
     if loss_norm == "sequence":
         answers = (length > 0).sum()
         return torch.where(length > 0, N / (answers * length.clamp(min=1)), 0.0)
-    factor = N / (len(length) * max_new_tokens) if loss_norm == "constant" else 1.0
-    return factor * torch.ones_like(length).float()
+    scale = N / (len(length) * max_new_tokens) if loss_norm == "constant" else 1.0
+    return scale * torch.ones_like(length).float()
 
 
 def group_mean(value: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
@@ -170,30 +171,29 @@ def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> to
     return d.exp() - d - 1 if kind == "k3" else d.square() / 2
 
 
-def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
-           reference=None) -> tuple[dict, dict]:
+def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s, reference=None,
+           rescale: float = 1.0) -> tuple[dict, dict]:
     """One step of the optimizer on the whole batch, or with --epochs several; `s` are the settings.
     Returns the metrics, and for the record, after several steps, the ratio of new to old
     probability (B, T) at the last of them.
 
-    Answers whose every token has weight times advantage 0 add nothing to the gradient and are not
-    computed, unless there is a KL term; they still count in N. When no answer is left, nothing is
-    changed.
+    Answers whose every token has coefficient times advantage 0 add nothing to the gradient and are
+    not computed, unless there is a KL term; they still count in N. When no answer is left, nothing
+    is changed.
     """
     # not above: an analysis reads the formulas of this file and loads no model
     from engine.forward import frozen_log_probs, micro_batches, response_log_probs
     mask, advantage = rollouts.mask, rollouts.advantage
-    credit = (weight * advantage * mask).abs().sum(1)  # (B,)
-    credit = credit + s.kl * rollouts.length           # with a KL term every token pulls
+    length_scale = length_scaling(rollouts, s.loss_norm, s.max_new_tokens)       # (B, 1)
+    coefficient = weight * rescale * length_scale                                # (B, T)
+    has_gradient = (mask & ((coefficient * advantage != 0) | (s.kl > 0))).any(1)  # (B,)
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
     columns = {"ratio": ratio} if s.epochs > 1 else {}
-    if not credit.any():
+    if not has_gradient.any():
         return skipped(why_nothing_is_left(rollouts, weight)), columns
     rows = rollouts.rows_of_rank()
-    rows = rows[credit[rows] != 0]
+    rows = rows[has_gradient[rows]]
     N = int(mask.sum())
-    factor = length_factor(rollouts, s.loss_norm, s.max_new_tokens)
-    weight = weight * factor
     anchor = frozen_log_probs(reference, rollouts, rows, s.micro_batch) if s.kl else None
     clip = (s.clip_low, s.clip_high)
     passes = []
@@ -204,11 +204,11 @@ def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
             log_prob = response_log_probs(model, rollouts, part)
             if epoch == 0:  # not the sampler's: the ratio starts at exactly 1
                 old[part] = log_prob.detach()
-            loss = policy_loss(log_prob, advantage[part], weight[part], mask[part], N,
+            loss = policy_loss(log_prob, advantage[part], coefficient[part], mask[part], N,
                                old[part] if s.epochs > 1 else None, clip)
             if s.kl:
                 kl = divergence(log_prob, anchor[part], s.kl_kind)
-                loss = loss + s.kl * (factor[part] * kl * mask[part]).sum() / N
+                loss = loss + s.kl * (length_scale[part] * kl * mask[part]).sum() / N
             loss.backward()
             log_prob = log_prob.detach()
             ratio[part] = (log_prob - old[part]).exp()

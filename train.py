@@ -27,7 +27,7 @@ from grpo import update
 from harness.command_line import open_run
 from harness.identity import MODES
 from harness.load import (TrainerState, answers_from, load_optimizer, load_policy, load_reference,
-                          make_advantage, make_mitigation)
+                          make_advantage, make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
 from harness.own_code import checked_credit
 from harness.program import run_as_program
@@ -41,9 +41,9 @@ def train(run: Run) -> None:
     optimizer = load_optimizer(s, policy)           # AdamW
     reference = load_reference(s)                   # the initial model, where --kl needs it
     advantage = make_advantage(s, policy)           # rollouts -> (B, T), of --advantage or --loss
-    mitigation = make_mitigation(s, policy)         # rollouts -> (B, T), of --mitigation
+    weighting = make_weighting(s, policy)           # rollouts -> (B, T), of --mitigation
     source = answers_from(run, policy, optimizer)   # the policy itself, a server, or a file
-    methods = {"advantage": advantage, "mitigation": mitigation}
+    methods = {"advantage": advantage, "mitigation": weighting}
     run.begin(policy, TrainerState(policy.model, optimizer, methods))
 
     if run.done == 0 and s.eval_every:
@@ -56,13 +56,13 @@ def train(run: Run) -> None:
             rollouts = policy.score(rollouts)                                   # rewards (B,)
         with clock("credit"):
             rollouts = with_advantage(rollouts, advantage, policy, step)        # (B, T)
-            trained = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
-            weight, weight_metrics = token_weight(                              # (B, T)
-                mitigation, s.mitigation, trained, policy, s.rescale, s.placebo)
+            batch = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
+            weight, rescale, weight_metrics = token_weight(                     # (B, T), a number
+                weighting, s.mitigation, batch, policy, s.rescale, s.placebo)
         with clock("update"):
-            metrics, columns = update(policy.model, optimizer, trained, weight, s, reference)
+            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference, rescale)
         with clock("record"):
-            run.record(step, rollouts, weight, columns)
+            run.record(step, rollouts, weight * rescale, columns)
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics, s))
 
         if run.is_due(s.eval_every, step):
@@ -128,7 +128,7 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
 def example(rollouts: Rollouts, row: int, problem: str) -> dict:
     """One answer, and how sure the model was of each of its tokens."""
     log_prob = rollouts.log_prob[row, :rollouts.length[row]].tolist()
-    return {"problem": problem, "text": rollouts.responses[row],
+    return {"problem": problem, "text": rollouts.answers[row],
             "answer": int(rollouts.scores["answer"][row] > 0), "texts": rollouts.texts[row],
             "log_prob": [round(value, 4) for value in log_prob]}
 

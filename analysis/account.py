@@ -16,8 +16,8 @@ import torch
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from grpo import (centred, gradient_size, group_mean, group_z_score, length_factor, policy_loss,
-                  rescaling)
+from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling,
+                  policy_loss, rescaling)
 from harness.flags import parameters_as_flags, shortened
 from harness.settings import OPTIONS
 from harness.tasks import load_task
@@ -62,16 +62,17 @@ def stages(config: dict) -> list[tuple[str, str, str]]:
         ("advantage", f"A = {formula} = [[computed]]", place(computes) if computes else ""),
         ("advantage", f"A = [[advantage]][[recorded]], {advantage}", by_advantage),
         ("weight", f"[[weight / c]], {weight}", by_weight),
-        ("rescaling", f"w = [[weight / c]] x [[c]] = [[weight]] (--rescale {s.rescale})",
+        ("rescaling", f"c w = [[weight / c]] x [[c]] = [[weight]] (--rescale {s.rescale})",
          place(rescaling)),
         ("loss norm", f"{LENGTHS[s.loss_norm]}; N = [[N]] tokens (--loss_norm {s.loss_norm})",
-         place(length_factor)),
-        ("term", "-A w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / [[N]] "
-                 f"= [[-1 * advantage * weight * m * log-prob / N]]{besides}", place(policy_loss)),
+         place(length_scaling)),
+        ("term", "-A c w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / "
+                 f"[[N]] = [[-1 * advantage * weight * m * log-prob / N]]{besides}",
+         place(policy_loss)),
         ("s", "sqrt(1 - 2 p + sum p^2) = sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]",
          place(gradient_size)),
-        ("gradient", "abs(A) w m s / N = abs([[advantage]]) x [[weight]] x [[m]] x [[s]] / [[N]] = "
-                     "[[gradient size * m / N]]", place(policy_loss)),
+        ("gradient", "abs(A) c w m s / N = abs([[advantage]]) x [[weight]] x [[m]] x [[s]] / [[N]] "
+                     "= [[gradient size * m / N]]", place(policy_loss)),
         ("rank", "[[rank]] of [[tokens]] in this answer, by size (A > 0: likelier, A < 0: less)",
          place(ranks))]
 
@@ -108,7 +109,7 @@ def chosen(axis: str, choices: dict, s) -> tuple[str, str]:
 
 def numbers_of(tokens: dict, config: dict, c: float | None, b: int) -> dict:
     """What the lines name, of answer b: one number, or a list of one for each token. `tokens` is a
-    step (sizes.read_tokens), c the factor by which its weights were rescaled."""
+    step (sizes.read_tokens), c the number that rescaled its weights."""
     s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]
     of = {name: tokens[name][start:start + length]
           for name in ("log_prob", "advantage", "gradient", "s", "collision")}
@@ -126,7 +127,7 @@ def numbers_of(tokens: dict, config: dict, c: float | None, b: int) -> dict:
             "batch": len(trained), "trained": int((trained > 0).sum()), "most": s.max_new_tokens,
             "rewards": ", ".join(f"{count} x {value}" for value, count in rewards.most_common()),
             "mean": rounded(mean[b]), "std": rounded(std[b]), "c": rounded(c),
-            "m": rounded(length_factor(batch, s.loss_norm, s.max_new_tokens)[b, 0]),
+            "m": rounded(length_scaling(batch, s.loss_norm, s.max_new_tokens)[b, 0]),
             **{name: rounded(tokens[name][b]) for name in PARTS},
             "computed": rounded(computed) if is_computed else None,
             "recorded": None if is_computed else "", "rank": ranks(abs(of["gradient"])),

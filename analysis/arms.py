@@ -74,7 +74,7 @@ def is_called(run: dict, wanted: str | None) -> bool:
 
 
 def name_of(mine: dict, settings: list[dict]) -> str:
-    """The mitigation, and which settings tell this arm apart; a default that all runs have is not
+    """The weighting, and which settings tell this arm apart; a default that all runs have is not
     said."""
     parts = [mine["mitigation"]]
     for key, value in mine.items():

@@ -114,8 +114,8 @@ def credit_tables(comparison: Comparison, status=lambda text: None) -> list[Tabl
     shares = {name: shares.mean(0) for name, (shares, _) in by_arm.items()}
     ratios = [[name, len(of_runs), *(cell for column in of_runs.T for cell in over_seeds(column))]
               for name, (_, of_runs) in by_arm.items()]
-    mitigations = {arm[0]["config"]["mitigation"] for arm in comparison.arms.values()}
-    notes = [PUBLISHED_ARMS] * bool(mitigations & LIKE_PUBLISHED)
+    weightings = {arm[0]["config"]["mitigation"] for arm in comparison.arms.values()}
+    notes = [PUBLISHED_ARMS] * bool(weightings & LIKE_PUBLISHED)
     return [shares_table(shares), ratios_table(ratios, notes)]
 
 

@@ -131,16 +131,9 @@ def as_rollouts(case: Case, ids, mask, log_prob, entropy, collision) -> Rollouts
     reward = torch.rand(B, generator=torch.Generator().manual_seed(0)).to(device)
     no_code = torch.zeros_like(ids, dtype=torch.uint8)
     rollouts = Rollouts(
-        problems=[None] * case.questions,
-        prompt_ids=make_prompts(case),
-        group=torch.arange(B, device=device) // case.answers,
-        ids=ids,
-        mask=mask,
+        problems=[None] * case.questions, prompt_ids=make_prompts(case),
+        group=torch.arange(B, device=device) // case.answers, ids=ids, mask=mask,
         finished=torch.ones(B, dtype=torch.bool, device=device),
-        log_prob=log_prob,
-        entropy=entropy,
-        collision=collision,
-        section=no_code,
-        kind=no_code,
+        log_prob=log_prob, entropy=entropy, collision=collision, section=no_code, kind=no_code,
         scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward))
     return replace(rollouts, advantage=grpo(rollouts))

@@ -13,7 +13,6 @@ is the median of the ratios within a turn.
     ragged rollout   each token ends its answer with a chance of 1 in 40
     update           one, of random answers
     step             rollout, advantage, update, credit file; rewards are random
-    calls a token    operations of torch, with those that they call, in one token step of all rows
     of the limit     the seconds that the products with matrices take at the machine's measured
                      rates, as a share of the seconds taken; attention is left out
 """
@@ -57,17 +56,6 @@ def rollout(case: Case) -> Callable:
         lengths = mask.sum(1).tolist()
         return {"tokens": sum(lengths), "needs": rollout_needs(model, prompts, lengths)}
     return work
-
-
-def calls_a_token(case: Case) -> float:
-    """How many operations of torch a token step of the rollout makes, counted by its profiler."""
-    model, prompts = make_model(case), make_prompts(case)
-    counts = []
-    for tokens in (8, 24):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            generate(model, prompts, answers=case.answers, max_new_tokens=tokens, stop_ids=())
-        counts.append(len(profiler.events()))
-    return (counts[1] - counts[0]) / 16
 
 
 def updating(case: Case) -> Callable:
@@ -220,8 +208,7 @@ def measure(case: Case) -> dict:
         duration, result = seconds_of(work, case)
         seconds.append(duration)
     memory = peak_memory(device) - before
-    calls = calls_a_token(case) if case.what == "rollout" and case.device == "cpu" else None
-    return {**result, "seconds": median(seconds), "memory": memory, "calls": calls}
+    return {**result, "seconds": median(seconds), "memory": memory}
 
 
 def take_turns(cases: list[Case], repeats: int) -> dict[Case, list[dict]]:
@@ -256,14 +243,13 @@ def row_of(case: Case, results: dict[Case, list[dict]], limit: list[dict],
         times.append(median(ratios) if ratios else None)
     rows = case.questions * case.answers
     return [case.size, case.what, f"{rows} x {turns[0]['tokens'] / rows:.0f}", median(speeds),
-            (min(speeds), max(speeds)), *times, turns[0]["calls"],
-            median(map(share_of_limit, turns, limit)),
+            (min(speeds), max(speeds)), *times, median(map(share_of_limit, turns, limit)),
             median(turn["memory"] for turn in turns) / MEBIBYTE]
 
 
 COLUMNS = {"size": "", "what": "", "answers x tokens": "", "tokens a second": ",.0f",
            "lowest to highest": ",.0f", **{f"times {rival}": ".2f" for rival in RIVALS},
-           "calls a token": ",.0f", "of the limit": ".0%", "peak memory, MiB": ",.0f"}
+           "of the limit": ".0%", "peak memory, MiB": ",.0f"}
 FLAGS = {
     **SHARED_FLAGS,
     "dtype": Flag("float32", "numbers to compute with", choices=DTYPES),

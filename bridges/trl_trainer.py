@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the list of choices
 from bridges.import_run import label_by_tags
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.errors import BrokenModel, UserError, is_file, is_there
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
@@ -63,11 +63,6 @@ except ImportError as error:
     raise UserError("bridges.trl_trainer needs TRL, which is not among this project's packages: "
                     f"pip install trl==1.16.0 transformers==5.23.0 ({error})") from None
 
-LEANS_ON = {  # methods of GRPOTrainer, with the parameters that are used here
-    "_generate_and_score_completions": ("self", "inputs"),
-    "_calculate_rewards": ("self", "inputs", "prompts", "completions", "completion_ids_list"),
-    "_get_per_token_logps_and_entropies": ("self", "model", "input_ids", "attention_mask",
-                                           "logits_to_keep", "batch_size", "compute_entropy")}
 KNOWN = {  # what a batch of TRL holds of answers that are text of the model alone
     "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages",
     "num_items_in_batch", "old_per_token_logps", "importance_sampling_ratio",
@@ -157,8 +152,8 @@ class Credit:
         # mask_truncated_completions trains on no answer that the limit cut off
         is_trained = gathered(trainer, output["completion_mask"]).bool()
         trained = replace(rollouts, mask=rollouts.mask & is_trained)
-        weight, numbers = token_weight(self.weighting, self.name, trained, self.policy,
-                                       self.rescale)
+        weight, numbers = rescaled_weight(self.weighting, self.name, trained, self.policy,
+                                          self.rescale)
         if self.record and trainer.accelerator.is_main_process:
             self.record.write(self.batches, rollouts, weight, numbers)
         rows, T = output["completion_ids"].shape
@@ -352,22 +347,16 @@ class Unscored:
     def __init__(self, task, prompt: bytes):
         self.label = task.label if task else partial(label_by_tags, prompt)
 
-    def score(self, problem, response: str) -> dict:
+    def score(self, problem, text: str) -> dict:
         return {}
 
 
-class Scores(dict):
-    def __missing__(self, name: str):
-        raise UserError(f"TRL tells a weighting no score {name!r}: there are {', '.join(self)}. A "
-                        "score is what a reward function of that name returned")
-
-
-def scores_of(trainer, rewards: torch.Tensor) -> Scores:
+def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:
     """The weighted sum that TRL compares, and each function's own. An answer that no function could
     score is nan in TRL, has no advantage, and gets 0 here."""
     parts = rewards.float().nan_to_num(nan=0.0)
     summed = (parts * trainer.reward_weights.to(parts.device)).sum(1)
-    return Scores(zip(trainer.reward_func_names, parts.T), reward=summed)
+    return dict(zip(trainer.reward_func_names, parts.T), reward=summed)
 
 
 def gathered(trainer, tensor: torch.Tensor) -> torch.Tensor:
@@ -431,14 +420,11 @@ def flag_values(function, given: dict) -> dict:
 
 
 def refuse_other_trl() -> None:
-    """TRL may change what is not meant for others. What is used of it is checked, not guessed."""
+    """In a TRL that never calls what stands in for a method of its own, or whose loss spreads an
+    advantage over the tokens once more, something else would be trained. Other changes show."""
     here = f"trl {trl.__version__} is not as this file knows it ({TESTED}): its GRPOTrainer"
-    for name, needed in LEANS_ON.items():
-        method = getattr(GRPOTrainer, name, None)
-        found = inspect.signature(method).parameters if method else ()
-        if missing := [parameter for parameter in needed if parameter not in found]:
-            raise UserError(f"{here} has no {name}({', '.join(missing)})")
-    if "outputs" not in inspect.signature(add_fused_lm_head).parameters:
-        raise UserError(f"{here} has a head that tells no collision")
+    for name in vars(CreditGRPOTrainer):
+        if not hasattr(GRPOTrainer, name):
+            raise UserError(f"{here} has no {name}")
     if "advantages.dim() == 1" not in inspect.getsource(GRPOTrainer._compute_loss):
         raise UserError(f"{here} takes one advantage an answer, none for each token")

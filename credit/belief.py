@@ -56,8 +56,8 @@ class belief:
         thoughts = thought_lengths(rollouts)
         prefixes = {}  # of each answer that is this process's, one for each cut
         for b in rollouts.rows_of_rank().tolist():
-            question, ids = int(rollouts.group[b]), rollouts.ids[b].tolist()
-            prefixes[b] = [(question, tuple(ids[:n])) for n in self.cuts(thoughts[b])]
+            group, ids = int(rollouts.group[b]), rollouts.ids[b].tolist()
+            prefixes[b] = [(group, tuple(ids[:n])) for n in self.cuts(thoughts[b])]
         known = beliefs(policy, rollouts, list(dict.fromkeys(sum(prefixes.values(), []))))
         Phi = torch.zeros(len(thoughts), rollouts.mask.shape[1] + 1)
         for b, cut_off in prefixes.items():
@@ -94,17 +94,17 @@ def beliefs(policy, rollouts: Rollouts, prefixes: list[Prefix]) -> dict[Prefix, 
     """The probability of a right answer after each prefix. A prefix is computed once for all the
     right answers that may follow: they are scored as a batch of answers to it."""
     forced = {}
-    for question in {question for question, _ in prefixes}:
-        forced[question] = forced_texts(policy, rollouts.problems[question])
-    prompts, group, right = [], [], []
-    for number, (question, ids) in enumerate(prefixes):
-        opening, answers = forced[question]
-        prompts.append([*rollouts.prompt_ids[question], *ids, *opening])
-        group += [number] * len(answers)
+    for group in {group for group, _ in prefixes}:
+        forced[group] = forced_texts(policy, rollouts.problems[group])
+    prompts, number_of, right = [], [], []
+    for number, (group, ids) in enumerate(prefixes):
+        opening, answers = forced[group]
+        prompts.append([*rollouts.prompt_ids[group], *ids, *opening])
+        number_of += [number] * len(answers)
         right += answers
     total = torch.zeros(len(prefixes), device=rollouts.mask.device)
-    batch = batch_of(prompts, group, right, total.device)  # maybe empty, and passed all the same:
-    rows = torch.arange(len(right), device=total.device)   # see engine/sharded.py
+    batch = batch_of(prompts, number_of, right, total.device)
+    rows = torch.arange(len(right), device=total.device)  # maybe none: see engine/sharded.py
     log_prob = frozen_log_probs(policy.model, batch, rows, policy.settings.micro_batch)
     total.index_add_(0, batch.group, log_prob.sum(1).exp())
     return dict(zip(prefixes, total.tolist()))

@@ -137,8 +137,8 @@ class gae:
             module, rate = Trunk(policy.model, critic_layers), trunk_lr
         else:
             module, rate = Head(policy.model), critic_lr
-        self.critic = Trained(module, rate, policy.model.device)
-        self.metrics = {}
+        self.critic, self.metrics = Trained(module, rate, policy.model.device), {}
+        self.state_dict, self.load_state_dict = self.critic.state_dict, self.critic.load_state_dict
 
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         """Advantages by the critic as it was; then eight steps of regression on this batch."""
@@ -157,12 +157,6 @@ class gae:
             error = values(rollouts, rows) - target[rows][mask[rows]]
             self.critic.gradient_step(error.square().mean())
         return advantage
-
-    def state_dict(self):
-        return self.critic.state_dict()
-
-    def load_state_dict(self, tensors):
-        self.critic.load_state_dict(tensors)
 
 
 def steps_ended(rollouts: Rollouts, policy) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch.nn as nn
 from credit.critic import Trained
 from engine.choices import mitigation
 from engine.rollouts import Rollouts
-from grpo import length_factor, group_z_score, policy_loss
+from grpo import group_z_score, length_scaling, policy_loss
 from harness.flags import LearningRate, Range
 
 Exponent = typing.Annotated[float, Range(least=-100, most=100)]
@@ -26,13 +26,14 @@ class lambda_grpo:
         scalar = nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))})
         self.scalar = Trained(scalar, lambda_lr, policy.model.device)
         self.metrics = {}
+        self.state_dict, self.load_state_dict = self.scalar.state_dict, self.scalar.load_state_dict
 
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         s, exponent = policy.settings, self.scalar.module["lambda"]
-        factor = length_factor(rollouts, s.loss_norm, s.max_new_tokens)
+        length_scale = length_scaling(rollouts, s.loss_norm, s.max_new_tokens)
         with torch.enable_grad():
             weight = answer_weights(rollouts, exponent)[:, None].expand_as(rollouts.log_prob)
-            loss = policy_loss(rollouts.log_prob, rollouts.advantage, weight * factor,
+            loss = policy_loss(rollouts.log_prob, rollouts.advantage, weight * length_scale,
                                rollouts.mask, int(rollouts.mask.sum()))
         self.metrics = {"lambda": exponent.item()}
         if (rollouts.advantage * rollouts.mask).any():
@@ -43,12 +44,6 @@ class lambda_grpo:
     def listed(rollouts: Rollouts) -> torch.Tensor:
         """The weights at lambda = 1, where no training takes place (research/probes/exact.py)."""
         return answer_weights(rollouts, torch.tensor(1.0))[:, None]
-
-    def state_dict(self):
-        return self.scalar.state_dict()
-
-    def load_state_dict(self, tensors):
-        self.scalar.load_state_dict(tensors)
 
 
 def answer_weights(rollouts: Rollouts, exponent: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ class learned_importance:
                  importance_lr: LearningRate = 1e-3):
         net = ImportanceNet(policy.model.config.hidden_size, policy.settings.seed)
         self.net = Trained(net, importance_lr, policy.model.device)
+        self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
         self.warmup, self.metrics = importance_warmup, {}
 
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
@@ -61,9 +62,3 @@ class learned_importance:
         # one number for each answer, also where its tokens differ
         advantage = (rollouts.advantage * rollouts.mask).sum(1) / rollouts.length.clamp(min=1)
         return (predicted - advantage)[has_tokens].square().mean()
-
-    def state_dict(self):
-        return self.net.state_dict()
-
-    def load_state_dict(self, tensors):
-        self.net.load_state_dict(tensors)

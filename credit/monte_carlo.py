@@ -121,8 +121,8 @@ def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: 
 
     @cache  # many fresh answers are the same
     def reward_of(answer: Prefix) -> float:
-        question, ids = answer
-        return policy.reward_of(rollouts.problems[question], ids)
+        group, ids = answer
+        return policy.reward_of(rollouts.problems[group], ids)
 
     size = rows_at_once(policy)
     for start in range(0, len(cells), size):
@@ -168,11 +168,11 @@ def continue_from(policy, rollouts: Rollouts, prefixes: list[Prefix], excluded: 
     """Sample an answer for each of these prefixes, and compute what they share once."""
     s, sequence_of = policy.settings, sequences(prefixes)
     number = {prefix: i for i, prefix in enumerate(dict.fromkeys(sequence_of.values()))}
-    prompts = [[*rollouts.prompt_ids[question], *ids] for question, ids in number]
+    prompts = [[*rollouts.prompt_ids[group], *ids] for group, ids in number]
     starts, limits = [], []
     for prefix, token in zip(prefixes, excluded):
-        question, ids = prefix
-        seen = len(rollouts.prompt_ids[question]) + len(ids)
+        group, ids = prefix
+        seen = len(rollouts.prompt_ids[group]) + len(ids)
         starts.append(Start(number[sequence_of[prefix]], seen, token))
         limits.append(s.max_new_tokens - len(ids))
     return generate(policy.model, prompts, starts=starts, max_new_tokens=limits, stop_ids=ends,

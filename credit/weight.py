@@ -1,7 +1,7 @@
-"""The weights of a batch as the loss takes them.
+"""The weights of a batch, and the number that rescales them (w and c in grpo.py).
 
-What a mitigation returned is checked, shuffled for a placebo, and rescaled. A placebo has the same
-weights or advantages, permuted, so that only the choice of tokens is lost.
+What a weighting returned is checked, and shuffled for a placebo. A placebo has the same weights or
+advantages, permuted, so that only the choice of tokens is lost.
 """
 import torch
 
@@ -13,26 +13,32 @@ SIGNED = " (credit with a sign is an advantage: see docs/weightings.md)"
 
 
 @torch.no_grad()
-def token_weight(chosen, name: str, rollouts: Rollouts, policy=None, rescale: str = "mean",
-                 placebo: str = "none") -> tuple[torch.Tensor, dict]:
-    """The weights of a batch as the loss takes them: checked, without gradient, 0 beyond the mask,
-    shuffled for a placebo, rescaled. Also what there is to tell about them."""
+def token_weight(chosen, name: str, rollouts: Rollouts, policy=None, rescale_to: str = "mean",
+                 placebo: str = "none") -> tuple[torch.Tensor, float, dict]:
+    """`weight` (B, T): checked, without gradient, 0 beyond the mask, shuffled for a placebo. Then
+    `rescale`, one number for the batch, and what there is to tell about them."""
     if not rollouts.mask.any():  # every answer was dropped
         nothing = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
-        return torch.zeros_like(rollouts.log_prob), nothing
-    whose, note = f"the mitigation {name}", None
+        return torch.zeros_like(rollouts.log_prob), 1.0, nothing
+    whose, note = f"the weighting {name}", None
     weight = checked_credit(chosen, whose, rollouts, policy)
     refuse_tokens(weight < 0, rollouts.mask, f"{place_of(chosen)}{whose} is negative", hint=SIGNED)
     if not weight.any():
         weight, note = rollouts.mask.float(), "all weights were 0: every token gets 1"
     if placebo == "weights":
         weight = shuffled_weight(weight, rollouts)
-    factor = rescaling(weight, rollouts, rescale)
-    if not (weight * factor).isfinite().all():
-        factor, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
-    weight = weight * factor
-    about = {"weight_factor": factor, "weight_max": weight.max().item(), "weight_note": note}
-    return weight, joined(metrics_of(chosen, whose), about)
+    rescale = rescaling(weight, rollouts, rescale_to)
+    if not (weight * rescale).isfinite().all():
+        rescale, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
+    about = {"weight_factor": rescale, "weight_max": (weight * rescale).max().item(),
+             "weight_note": note}
+    return weight, rescale, joined(metrics_of(chosen, whose), about)
+
+
+def rescaled_weight(*arguments, **options) -> tuple[torch.Tensor, dict]:
+    """weight * rescale (B, T), which is the column `weight` on record, and the metrics."""
+    weight, rescale, metrics = token_weight(*arguments, **options)
+    return weight * rescale, metrics
 
 
 def shuffled_weight(weight: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:

@@ -33,9 +33,7 @@ import torch.nn.functional as F
 from qwen2_model import ModelConfig
 
 FIRST_SLOTS = 64  # the cache begins with so many and grows: most answers end long before the limit
-# In a step a row reads P / G keys of its prompt and G keys for each of its slots, so the
-# best G has G^2 slots in proportion to P. Where G = 4, 2 and 1 take equally long was measured on a
-# CPU with the heads of models/tiny, prompts of 40 to 360 tokens: near 24 P, give or take a half.
+# of G^2 slots and P; measured on a CPU, heads of models/tiny, prompts of 40 to 360 tokens
 BREAK_EVEN = 24
 
 
@@ -132,8 +130,8 @@ class Cache:
 
 
 def rows_of_block(answers: list[int], P: int, slots: int) -> int:
-    """G for prompts of P tokens with so many answers each: the largest that pays (BREAK_EVEN) and
-    needs at most one copy for 16 answers to fill up blocks."""
+    """G for prompts of P tokens with so many answers each, of which few are copies. A row reads
+    P / G keys of its prompt and G for each slot, so a larger G pays while G^2 slots <= 24 P."""
     for G in (4, 2):
         places = sum(-(-count // G) * G for count in answers)
         if G * G * slots <= BREAK_EVEN * P and 16 * places <= 17 * sum(answers):

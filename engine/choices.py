@@ -33,7 +33,7 @@ class Choices(UserDict):
 
 MITIGATIONS, ADVANTAGES = Choices(), Choices()
 LOSSES = Choices()       # but the policy loss: its gradient with an advantage of their own
-NEVER_RESCALED = set()   # mitigations whose scale is part of what they are
+NEVER_RESCALED = set()   # weightings whose scale is part of what they are
 WHOLE_ANSWERS = set()    # advantages that give every token of an answer the same number
 
 

@@ -26,8 +26,8 @@ def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> 
     """(rows, T): log-probs of these rows' tokens, with gradient; 0 where masked."""
     ids, shared, predicts = lay_out(rollouts, rows)
     places = token_places(rollouts, rows)
-    hidden = model.model(ids, shared.positions, shared)             # (N, D)
-    states = hidden.index_select(0, predicts.flatten()[places])     # one for each generated token
+    hidden = model.model(ids, shared.positions, shared)          # (N, D)
+    states = hidden.index_select(0, predicts.flatten()[places])  # one for each generated token
     targets = rollouts.ids[rows].flatten()[places]
     log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
     return log_prob.new_zeros(predicts.numel()).index_copy(0, places, log_prob).view_as(predicts)
@@ -35,10 +35,9 @@ def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> 
 
 def token_places(rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
     """(n,): where the generated tokens of these rows stand in (rows, T), laid end to end."""
-    T = rollouts.mask.shape[1]
-    places = [torch.arange(row * T, row * T + rollouts.lengths[answer])
-              for row, answer in enumerate(rows.tolist())]
-    return send(torch.cat([torch.arange(0), *places]), rollouts.ids.device)
+    length = torch.tensor([rollouts.lengths[row] for row in rows.tolist()])[:, None]
+    is_token = torch.arange(rollouts.ids.shape[1]) < length
+    return send(is_token.flatten().nonzero().squeeze(1), rollouts.ids.device)
 
 
 @torch.no_grad()
@@ -63,13 +62,13 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor):
         prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
     """
     device = rollouts.ids.device
-    numbers = rows.tolist()  # the one place where the update waits for a GPU
+    numbers = rows.tolist()  # here alone an update waits for a GPU in every micro-batch
     groups = [rollouts.groups[row] for row in numbers]
-    questions = sorted(set(groups))
-    prompts = [rollouts.prompt_ids[group] for group in questions]
+    distinct = sorted(set(groups))
+    prompts = [rollouts.prompt_ids[group] for group in distinct]
     answers = [rollouts.answers[row][:-1] for row in numbers]
     prompt_lengths = [len(prompt) for prompt in prompts]
-    prompt_of = torch.tensor([questions.index(group) for group in groups], dtype=torch.long)
+    prompt_of = torch.tensor([distinct.index(group) for group in groups], dtype=torch.long)
     shared = SharedPrompts(prompt_lengths, [len(answer) for answer in answers], prompt_of)
     ends = torch.tensor(prompt_lengths, dtype=torch.long).cumsum(0) - 1
     predicts = torch.zeros(len(numbers), rollouts.ids.shape[1], dtype=torch.long)
@@ -88,8 +87,8 @@ def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[tor
     """
     def count_tokens(part):
         answers = part.flatten().tolist()
-        questions = {rollouts.groups[row] for row in answers}
-        prompts = sum(len(rollouts.prompt_ids[question]) for question in questions)
+        prompts = sum(len(rollouts.prompt_ids[group])
+                      for group in {rollouts.groups[row] for row in answers})
         return prompts + sum(rollouts.lengths[row] for row in answers)
 
     parts = [part for part in rows.split(size) if len(part)]
@@ -182,27 +181,20 @@ class Forward:
     @torch.no_grad()
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         """hidden (B, T, D), and on request attention (B, T, T); see Rollouts."""
-        is_missing = "hidden" not in self.results
-        if attention and "attention" not in self.results:
-            is_missing = True
-        if is_missing:
-            self.look_at_all(rollouts, attention)
-        return self.results
-
-    def look_at_all(self, rollouts: Rollouts, attention: bool) -> None:
-        """Fill in the results, micro-batch by micro-batch."""
+        if ("attention" if attention else "hidden") in self.results:
+            return self.results
         B, T = rollouts.mask.shape
-        device = rollouts.ids.device
-        self.results = {"hidden": torch.zeros(B, T, self.model.config.hidden_size, device=device)}
-        if attention:
-            self.results["attention"] = torch.zeros(B, T, T, device=device)
+        widths = {"hidden": self.model.config.hidden_size} | ({"attention": T} if attention else {})
+        self.results = {name: torch.zeros(B, T, width, device=rollouts.ids.device)
+                        for name, width in widths.items()}
         rows = rollouts.rows_of_rank()
         rows_with_tokens = rows[rollouts.length[rows] > 0]
         for part in micro_batches(rollouts, rows_with_tokens, self.micro_batch):
-            self.look_at(rollouts, part, attention)
+            self.look_at(rollouts, part)
         processes.all_reduce(*self.results.values())
+        return self.results
 
-    def look_at(self, rollouts: Rollouts, rows: torch.Tensor, attention: bool) -> None:
+    def look_at(self, rollouts: Rollouts, rows: torch.Tensor) -> None:
         """Fill in the results of these rows."""
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
@@ -210,7 +202,8 @@ class Forward:
         S = shared.answers.shape[1]
 
         def attend(layer, q, k, v):
-            if attention and layer == last_layer:  # token t - 1 looks when token t is predicted
+            if layer == last_layer and "attention" in self.results:
+                # token t - 1 looks when token t is predicted
                 received = shared.received(q, k) * mask[:, 1:S + 1, None]
                 self.results["attention"][rows, 1:S + 1, :S] = received
             return shared(layer, q, k, v)

@@ -17,8 +17,7 @@ from torch.optim.adamw import adamw
 
 from engine import processes
 from engine.errors import UserError
-from engine.processes import (full_tensor, holds_for_all, is_sharded, local_shard,
-                              refuse_undefined, shard_like)
+from engine.processes import full_tensor, is_sharded, refuse_undefined, shard_like
 from qwen2_model import Qwen2
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
@@ -152,7 +151,7 @@ def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter],
 def copy_like(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
     """A copy of the value on the parameter's device, and cut if the parameter is (--shard)."""
     copy = torch.empty_like(parameter, requires_grad=False)
-    local_shard(copy).copy_(shard_like(parameter, value))
+    processes.local_shard(copy).copy_(shard_like(parameter, value))
     return copy
 
 
@@ -164,6 +163,6 @@ def check_state(name: str, state: dict[str, torch.Tensor], parameter: nn.Paramet
                             f"{value.dtype} of shape {tuple(value.shape)}")
         part = value if key == "step" else shard_like(parameter, value)
         is_sound = part.isfinite().all() and (key == "exp_avg" or (part >= 0).all())
-        if not holds_for_all(is_sound, parameter):
+        if not processes.holds_for_all(is_sound, parameter):
             raise UserError(f"the checkpoint is broken: {key}.{name} holds numbers that no "
                             "optimizer leaves")

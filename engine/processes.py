@@ -20,8 +20,7 @@ from engine.errors import LostProcess, NotFinite
 
 
 def start(device: str) -> str:
-    """Join the other processes, if torchrun started this one, and return this one's device. A
-    second call only returns the device."""
+    """Join the other processes, if torchrun started this one, and return this one's device."""
     if is_alone():
         return device
     from engine.several import join  # few runs need it
@@ -139,8 +138,7 @@ def shard_like(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
-    """Whether `is_true` in every process, if one of the tensors is sharded; otherwise in this one.
-    """
+    """Whether `is_true` in every process, if a tensor is sharded; otherwise in this one."""
     if any(is_sharded(tensor) for tensor in tensors):
         return not any_of(not is_true)
     return is_true

@@ -22,8 +22,7 @@ from engine.tokens import token_bytes
 class Rollouts:
     """B answers to Q problems; group g holds the answers to problem g.
 
-    log_prob, entropy (-sum p log p) and collision (sum p^2) come from the sampler, and go into the
-    credit file.
+    log_prob, entropy (-sum p log p) and collision (sum p^2) come from the sampler.
     """
     problems: list                  # Q of them
     prompt_ids: list[list[int]]     # of each problem
@@ -36,7 +35,7 @@ class Rollouts:
     collision: torch.Tensor         # (B, T)
 
     # known once the answers are scored
-    responses: list[str] | None = None           # of each answer, whole
+    answers: list[str] | None = None             # of each answer its text
     texts: list[list[str]] | None = None         # of each answer, token by token
     section: torch.Tensor | None = None          # (B, T) uint8, codes in engine/tokens.py
     kind: torch.Tensor | None = None             # (B, T) uint8
@@ -85,20 +84,20 @@ class Rollouts:
     def to(self, device) -> "Rollouts":
         return replace(self, **self.map_tensors(lambda tensor: tensor.to(device)))
 
-    def of_questions(self, questions: range) -> "Rollouts":
+    def of_problems(self, problems: range) -> "Rollouts":
         """The part of the batch that answers these problems, which are numbered from 0 again."""
-        rows = self.rows_of(questions)
+        rows = self.rows_of(problems)
         part = self.map_tensors(lambda tensor: tensor[rows])
-        part["group"] = part["group"] - questions.start
-        for name in ("responses", "texts"):
+        part["group"] = part["group"] - problems.start
+        for name in ("answers", "texts"):
             part[name] = [getattr(self, name)[row] for row in rows.tolist()]
         for name in ("problems", "prompt_ids"):
-            part[name] = getattr(self, name)[questions.start:questions.stop]
+            part[name] = getattr(self, name)[problems.start:problems.stop]
         return replace(self, **part)
 
-    def rows_of(self, questions: range) -> torch.Tensor:
+    def rows_of(self, problems: range) -> torch.Tensor:
         """The rows of the answers to these problems."""
-        inside = (self.group >= questions.start) & (self.group < questions.stop)
+        inside = (self.group >= problems.start) & (self.group < problems.stop)
         return inside.nonzero().squeeze(1)
 
     def rows_of_rank(self) -> torch.Tensor:
@@ -119,7 +118,7 @@ class Rollouts:
 def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
     """Add what follows from the text: scores of each answer, section and kind of each token."""
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
-    texts, responses, scores = [], [], []
+    texts, answers, scores = [], [], []
     for row, (ids, length) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
         problem = rollouts.problems[rollouts.group[row]]
         pieces = token_bytes(tokenizer, ids[:length])
@@ -127,10 +126,10 @@ def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
         section[row, :length] = torch.tensor(sections, dtype=torch.uint8)
         kind[row, :length] = torch.tensor(kinds, dtype=torch.uint8)
         texts.append([piece.decode(errors="replace") for piece in pieces])
-        responses.append(b"".join(pieces).decode(errors="replace"))
-        scores.append(task.score(problem, responses[-1]))
+        answers.append(b"".join(pieces).decode(errors="replace"))
+        scores.append(task.score(problem, answers[-1]))
     device = rollouts.mask.device
-    return replace(rollouts, texts=texts, responses=responses,
+    return replace(rollouts, texts=texts, answers=answers,
                    scores=columns_of(scores, device), section=section.to(device),
                    kind=kind.to(device))
 

@@ -273,8 +273,7 @@ class Decoding:
         self.line += self.columns
 
     def find_done(self, t: int, count: int) -> None:
-        """Mark rows that reached their limit, or drew a stop token in the last `count` steps; t
-        tokens of each are there."""
+        """Mark rows that reached their limit, or drew a stop token in the last `count` steps."""
         rows = self.rows
         drawn = self.tokens.view(-1, self.columns)[t - count:t, rows.answer]  # (count, R)
         rows.done |= torch.isin(drawn, self.sampling.stop).any(0) | (rows.limit <= t)
@@ -394,15 +393,12 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     """
     if starts is None:
         starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
-    limits = max_new_tokens
-    if isinstance(max_new_tokens, int):
-        limits = [max_new_tokens] * len(starts)
+    one_for_all = isinstance(max_new_tokens, int)
+    limits = [max_new_tokens] * len(starts) if one_for_all else max_new_tokens
     check_request(model, starts, limits, answers, temperature)
     check_starts(model, prompts, starts)
-    if stop_ids is None:
-        stop_ids = model.config.stop_ids
-    if share is None:
-        share = range(len(starts))
+    stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
+    share = range(len(starts)) if share is None else share
     # all processes have to make it, those with an empty share, too
     fused = FusedQwen2(model, longest=max(map(len, prompts)) + max(limits))
     starts = [start for start in starts for _ in range(answers)]

@@ -21,8 +21,7 @@ Left out: sampling layer by layer. A copy in bfloat16 has to fit beside the part
 import torch
 
 from engine import processes
-from engine.processes import (full_tensor, holds_for_all, is_sharded, local_shard, reshard_layers,
-                              shard_like)
+from engine.processes import full_tensor, is_sharded, local_shard, reshard_layers, shard_like
 from qwen2_model import Qwen2, copy_whole
 
 
@@ -56,7 +55,8 @@ def load_shard(folder, device: torch.device, dtype: torch.dtype):
 @torch.no_grad()
 def copy_rows(place: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Copy this process's rows of a tensor; whether the numbers of all processes are finite."""
-    return holds_for_all(copy_whole(local_shard(place), shard_like(place, tensor)), place)
+    is_finite = copy_whole(local_shard(place), shard_like(place, tensor))
+    return processes.holds_for_all(is_finite, place)
 
 
 @torch.no_grad()

@@ -154,9 +154,9 @@ def make_parser(defaults: dict, listed=()) -> Parser:
 
 def describe_choices() -> str:
     """The choices of both lists with their flags, for --help."""
-    mitigations, advantages = ("\n".join(describe_choice(*choice) for choice in registry.items())
-                               for registry in (MITIGATIONS, ADVANTAGES))
-    return (f"choices of --mitigation, each with its own flags:\n{mitigations}\n\n"
+    weightings, advantages = ("\n".join(describe_choice(*choice) for choice in registry.items())
+                              for registry in (MITIGATIONS, ADVANTAGES))
+    return (f"choices of --mitigation, each with its own flags:\n{weightings}\n\n"
             f"choices of --advantage:\n{advantages}")
 
 

@@ -23,7 +23,7 @@ MOST = 2 ** 31 - 1
 
 
 class Column(NamedTuple):
-    per: str                  # what it has one value of: token, answer, question, prompt token
+    per: str                  # what it has one value of: token, answer, problem, prompt token
     dtype: type               # as it is written
     low: float = -LARGEST     # the range of its values, rounding allowed for
     high: float = LARGEST
@@ -47,7 +47,7 @@ COLUMNS = {
     "reward_answer": Column("answer", np.float32, may_be_unknown=True),
     "reward_reasoning": Column("answer", np.float32, may_be_unknown=True),
     "prompt_ids": Column("prompt token", np.int32, 0, 2 ** 24),
-    "prompt_start": Column("question", np.int32, 0, MOST)}
+    "prompt_start": Column("problem", np.int32, 0, MOST)}
 OTHERS = {  # columns that not every file has
     "ratio": Column("token", np.float32, low=0),           # where a batch had several updates
     "true_credit": Column("token", np.float32),            # where a probe measured it

@@ -17,7 +17,7 @@ WORDS = {"i": "whole numbers", "f": "floating point numbers", "b": "yes or no"} 
 ORIGIN = ("run_id", "step", "process")
 OF_FILE = {"byte of run_id": 8, "file": 1, "rank and count": 2}  # Column.per -> how many values
 COUNTED_BY = {  # Column.per -> the column that has one entry for each of them
-    "token": "token_id", "answer": "group", "question": "prompt_start",
+    "token": "token_id", "answer": "group", "problem": "prompt_start",
     "prompt token": "prompt_ids"}
 COUNTS = {  # a column that counts from 0 -> whose entries it counts; how far it rises each time
     "episode_start": ("token_id", 1, MOST), "prompt_start": ("prompt_ids", 1, MOST),
@@ -61,7 +61,7 @@ def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollou
         problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
         group=columns["group"].long(), ids=frame(columns["token_id"].long()), mask=mask,
         finished=columns["finished"], step=step,
-        responses=[b"".join(row).decode(errors="replace") for row in pieces],
+        answers=[b"".join(row).decode(errors="replace") for row in pieces],
         texts=[[piece.decode(errors="replace") for piece in row] for row in pieces],
         scores={part: columns[name] for name, part in SCORES.items()}, **frames, **known)
 

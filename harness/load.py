@@ -1,5 +1,5 @@
 """What a run works with, made from its settings: the policy, a frozen copy of it, its optimizer,
-its advantage and mitigation, and who answers the problems; and the trainer's state, to read back or
+its advantage and weighting, and who answers the problems; and the trainer's state, to read back or
 to keep."""
 import inspect
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def make_advantage(s, policy):
     return make(ADVANTAGES[s.advantage], s.flags_for(ADVANTAGES[s.advantage]), policy)
 
 
-def make_mitigation(s, policy):
+def make_weighting(s, policy):
     """The weighting that the settings choose: (rollouts, policy) -> (B, T)."""
     return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
 
@@ -160,7 +160,7 @@ class TrainerState:
     learns or remembers, a critic say. It is a file of tensors in every checkpoint."""
     model: Qwen2
     optimizer: AdamW
-    methods: dict[str, Callable]  # the advantage and the mitigation, which may have a state
+    methods: dict[str, Callable]  # the advantage and the weighting, which may have a state
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:

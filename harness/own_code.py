@@ -24,7 +24,7 @@ from harness.program import of_the_system
 @contextmanager
 def own_code(what: str, code):
     """Run what is inside as a piece of `code`: a function, a class, an object, or the path of a
-    module. `what` is "the mitigation my_idea", say."""
+    module. `what` is "the weighting my_idea", say."""
     try:
         yield
     except Exception as error:
@@ -85,7 +85,7 @@ def place_of(code, error: Exception | None = None) -> str:
 
 
 def checked_credit(chosen, whose: str, rollouts: Rollouts, policy=None) -> torch.Tensor:
-    """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the mitigation
+    """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the weighting
     my_idea", say. The batch must stay as it was: others read it afterwards."""
     before = versions(rollouts)
     with own_code(whose, chosen):
@@ -142,11 +142,11 @@ def plain(value):
 
 
 def joined(*parts: dict) -> dict:
-    """Numbers for one line of metrics.jsonl. Those of a mitigation or an advantage may not take the
+    """Numbers for one line of metrics.jsonl. Those of a weighting or an advantage may not take the
     place of others."""
     line = {}
     for part in parts:
         for name in line.keys() & part.keys():
-            raise UserError(f"the metric {name} of a mitigation or an advantage needs another name")
+            raise UserError(f"the metric {name} of a weighting or an advantage needs another name")
         line |= part
     return line

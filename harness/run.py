@@ -86,10 +86,10 @@ class Run:
         is_first = processes.rank() == 0
         if is_first:
             processes.barrier()
-        questions = processes.shard_of(len(rollouts.prompt_ids))
-        rows = rollouts.rows_of(questions)
+        problems = processes.shard_of(len(rollouts.prompt_ids))
+        rows = rollouts.rows_of(problems)
         own = {name: values[rows] for name, values in columns.items()}
-        self.folder.write_credit(step, rollouts.of_questions(questions), weight[rows], **own)
+        self.folder.write_credit(step, rollouts.of_problems(problems), weight[rows], **own)
         if not is_first:
             processes.barrier()
         every = self.settings.sample_every
@@ -103,7 +103,7 @@ class Run:
             self.append("samples.jsonl", {
                 "step": step, "problem": problem, "episode": row,
                 "reward": rollouts.reward[row].item(),
-                "answer": rollouts.scores["answer"][row].item(), "text": rollouts.responses[row]})
+                "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
 
     def log(self, line: dict) -> None:
         """A line of metrics.jsonl, and one for people."""

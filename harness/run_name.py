@@ -25,7 +25,7 @@ LABELS = {"learning_rate": "lr", "device": "", "dtype": ""}  # "cuda" instead of
 
 
 def run_name(settings, options: dict[str, Flag]) -> str:
-    """Task, model, mitigation, advantage, each with its own flags; then all others; the seed."""
+    """Task, model, weighting, advantage, each with its own flags; then all others; the seed."""
     s = settings
     is_usual = os.path.realpath(find_folder(s.model)) == os.path.realpath(
         find_folder(options["model"].default))

@@ -162,7 +162,7 @@ class Settings:
         None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the other flags "
         "that are not at their defaults in between", topic=RECORD, changes_result=False)
 
-    method_flags: dict = field(default_factory=dict)  # of task, mitigation and advantage
+    method_flags: dict = field(default_factory=dict)  # of task, weighting and advantage
     defaults: dict = field(default_factory=dict, compare=False)  # those of the model's recipe.json
 
     @property
@@ -170,7 +170,7 @@ class Settings:
         return Path(self.out or f"runs/{run_name(self, OPTIONS)}")
 
     def flags_for(self, function) -> dict:
-        """The values of the flags that a mitigation or an advantage brings."""
+        """The values of the flags that a weighting or an advantage brings."""
         return {name: self.method_flags[name] for name in parameters_as_flags(function)}
 
     def to_json(self) -> dict:
@@ -190,15 +190,15 @@ def flags_of(choices: Choices | dict) -> dict[str, list[str]]:
 
 
 def owners_of(flag: str) -> list[str]:
-    """The mitigations and advantages that have this flag."""
+    """The weightings and advantages that have this flag."""
     return [*flags_of(MITIGATIONS).get(flag, []), *flags_of(ADVANTAGES).get(flag, [])]
 
 
-def choice_flags(mitigations=MITIGATIONS, advantages=ADVANTAGES) -> dict[str, Flag]:
-    """The flags of all mitigations and advantages, or of these. Two that declare the same one share
+def choice_flags(weightings=MITIGATIONS, advantages=ADVANTAGES) -> dict[str, Flag]:
+    """The flags of all weightings and advantages, or of these. Two that declare the same one share
     it."""
     flags = {}
-    for function in (*mitigations.values(), *advantages.values()):
+    for function in (*weightings.values(), *advantages.values()):
         for name, flag in parameters_as_flags(function).items():
             if flags.setdefault(name, flag).type is not flag.type:
                 raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} should "
@@ -224,22 +224,21 @@ def make_settings(given: dict) -> Settings:
     check_values(values, flags)
     drop_what_has_no_effect(values, flags, given)
     options = {name: values.pop(name) for name in OPTIONS}
-    method_flags = {
-        name: float(value) if type(value) is int and flags[name].type is float else value
-        for name, value in values.items()}
-    return Settings(**options, method_flags=method_flags, defaults=recipe)
+    chosen = {name: float(value) if type(value) is int and flags[name].type is float else value
+              for name, value in values.items()}
+    return Settings(**options, method_flags=chosen, defaults=recipe)
 
 
 def read_files(given: dict) -> tuple[dict, dict]:
-    """The values of the model folder's recipe.json and of --config, empty where there is none
-    (but a model that was not made for this project is computed in bfloat16 on a GPU). Flags of another task, mitigation or advantage than the chosen one stay behind."""
+    """The values of the model folder's recipe.json and of --config, empty where there is none.
+    Flags of another task, weighting or advantage than the chosen one stay behind."""
     config = read_values(Path(given["config"]), NOT_SETTINGS) if "config" in given else {}
     model = str(given.get("model", config.get("model", Settings.model)))
     recipe_path = find_folder(model) / "recipe.json"
     recipe = read_values(recipe_path) if is_file(recipe_path) else {}
     chosen = {"task": Settings.task} | recipe | config | given
     if not recipe and str(chosen.get("device")).startswith("cuda"):
-        recipe = {"dtype": "bfloat16"}  # a GPU takes several times as long for float32
+        recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
     return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
 
 
@@ -259,8 +258,8 @@ def read_values(path: Path, left_out: tuple = ()) -> dict:
 
 
 def without_other_choices(values: dict, chosen: dict) -> dict:
-    """The values of a file. If it was written for another task, mitigation or advantage than the
-    chosen one, the flags of tasks, mitigations or advantages are left out."""
+    """The values of a file. If it was written for another task, weighting or advantage than the
+    chosen one, the flags of tasks, weightings or advantages are left out."""
     left_out = set()
     task = values.get("task", Settings.task)
     if task != chosen["task"]:
@@ -274,14 +273,14 @@ def without_other_choices(values: dict, chosen: dict) -> dict:
 
 
 def flags_beside(values: dict) -> dict[str, Flag]:
-    """The flags that the chosen task, mitigation and advantage bring."""
+    """The flags that the chosen task, weighting and advantage bring."""
     return {**fields_as_flags(load_task(values["task"])),
             **parameters_as_flags(MITIGATIONS[values["mitigation"]]),
             **parameters_as_flags(ADVANTAGES[values["advantage"]])}
 
 
 def refuse_flags_of_others(values: dict, flags: dict[str, Flag], given: dict) -> None:
-    """Stop if a flag was typed that belongs to another task, mitigation or advantage."""
+    """Stop if a flag was typed that belongs to another task, weighting or advantage."""
     for name in given:
         if name in flags:
             continue
@@ -302,20 +301,20 @@ def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -
 
 
 def apply_implied(values: dict, given: dict) -> None:
-    """Set what --loss dpo, --pairs and the mitigation leave no choice about; to have typed another
+    """Set what --loss dpo, --pairs and the weighting leave no choice about; to have typed another
     value is an error."""
     is_dpo = values["loss"] == "dpo"
-    mitigation = "none" if is_dpo else values["mitigation"]
+    weighting = "none" if is_dpo else values["mitigation"]
     on_dpo = "on --loss dpo: no token has a weight or an advantage"
     on_none = "on --mitigation none: all its weights are 1"
     for holds, name, value, why in (
             (is_dpo, "mitigation", "none", on_dpo),
             (is_dpo, "advantage", "grpo", on_dpo),
             (values["pairs"], "answers", 2, "on --pairs: it has two answers to each problem"),
-            (mitigation in NEVER_RESCALED, "rescale", "none",
-             f"on {mitigation}: it is never rescaled"),
-            (mitigation == "none", "rescale", "mean", on_none),
-            (mitigation == "none" and values["placebo"] == "weights", "placebo", "none", on_none)):
+            (weighting in NEVER_RESCALED, "rescale", "none",
+             f"on {weighting}: it is never rescaled"),
+            (weighting == "none", "rescale", "mean", on_none),
+            (weighting == "none" and values["placebo"] == "weights", "placebo", "none", on_none)):
         if holds and given.get(name, value) != value:
             raise UserError(f"--{name} {given[name]} has no effect {why}")
         if holds:

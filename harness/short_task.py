@@ -92,11 +92,11 @@ class ShortTask:
         raise UserError(f"{described(typed)} is none of the {len(every)} problems of "
                         f"{self.module.__name__}; {self.show(every[0])} is one")
 
-    def score(self, problem, response: str) -> dict[str, float]:
+    def score(self, problem, text: str) -> dict[str, float]:
         """Success is a reward of 1 or more. Format and reasoning are not judged."""
         reward = self.module.reward
-        end = next((end for end in END_OF_TURN if response.endswith(end)), "")
-        text = response.removesuffix(end)
+        end = next((end for end in END_OF_TURN if text.endswith(end)), "")
+        text = text.removesuffix(end)
         what = f"reward({described(problem)}, {described(text)})"
         with own_code(what, reward):
             value = reward(problem, text)

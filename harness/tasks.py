@@ -120,7 +120,7 @@ def are_labels(labels, pieces: list[bytes]) -> bool:
     return are_codes(sections, pieces, SECTIONS) and are_codes(kinds, pieces, KINDS)
 
 
-def is_score(score, problem, response: str) -> bool:
+def is_score(score, problem, text: str) -> bool:
     """With numbers that float32 can hold; yes and no are numbers."""
     most = torch.finfo(torch.float32).max
     is_finite = all(isinstance(value, Real) and abs(value) <= most for value in score.values())

@@ -3,10 +3,6 @@
     python -m research scoreboard    which tokens earned the reward, and which weighting finds them
     python -m research exact         every weighting and advantage in a world that can be listed
     python -m research noise         does the gradient of a single batch point the right way?
-    python -m research phase1        a gradient that never saw a reward, and controls for it
-    python -m research rank          is the gradient of rank 2?
-    python -m research sparsity      does the gradient become sparse while a model learns?
-    python -m research baseline      the best number to subtract, and what the group's mean costs
     python -m research length        does credit by token pay more as answers get longer?
 
 These are probes: each asks one question of one model, prints its findings and writes a folder with
@@ -29,7 +25,7 @@ from research.experiments import commands
 from research.experiments.experiments import EXPERIMENTS
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "exact", "noise", "phase1", "rank", "sparsity", "baseline", "length")
+PROBES = ("scoreboard", "exact", "noise", "length")
 OTHERS = {"probes": "probes", "publish": "published", "pages": "pages", "pictures": "pictures"}
 
 

@@ -63,7 +63,7 @@ def hand_made(mask, **known):
     group = known.get("group", torch.zeros(B, dtype=torch.long))
     questions, reward = int(group.max()) + 1, torch.zeros(B)
     scores = dict.fromkeys(("reward", "format", "answer", "reasoning"), reward)
-    dull = dict(problems=[None] * questions, prompt_ids=[[5]] * questions, responses=[""] * B,
+    dull = dict(problems=[None] * questions, prompt_ids=[[5]] * questions, answers=[""] * B,
                 texts=[["x"] * int(n) for n in mask.sum(1)], group=group,
                 ids=torch.ones(B, T, dtype=torch.long), finished=torch.ones(B, dtype=torch.bool),
                 log_prob=zeros - 1.0, entropy=zeros + 1.0, collision=zeros + 0.5, section=code,
@@ -84,8 +84,8 @@ def looking(rollouts, **seen):
     return dataclasses.replace(rollouts, forward=SimpleNamespace(look=lambda *_, **__: seen))
 
 
-def make_mitigation(name, flags, policy):
-    """The mitigation with these flags, the others at their defaults."""
+def make_weighting(name, flags, policy):
+    """The weighting with these flags, the others at their defaults."""
     function = MITIGATIONS[name]
     defaults = {flag: meta.default for flag, meta in parameters_as_flags(function).items()}
     return make(function, defaults | flags, policy)
@@ -173,7 +173,7 @@ ASKED = [Problem((3, 5, 7), 15), Problem((2, 4, 6), 2)]
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory):
-    """The shipped model, ready to be asked by a mitigation."""
+    """The shipped model, ready to be asked by a weighting."""
     return load_policy(make_settings({"model": str(ROOT / "models/tiny"), "max_new_tokens": 60,
                                       "questions": 2, "answers": 3, "threads": 1}))
 

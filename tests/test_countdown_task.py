@@ -24,8 +24,8 @@ GOOD = " 3 * 5 = 15, 15 + 7 = 22 yes</think>\n<answer> ( 3 * 5 ) + 7 </answer>"
 PROBLEM = Problem((3, 5, 7), 22)
 
 
-def score(response):
-    return Task().score(PROBLEM, response)
+def score(text):
+    return Task().score(PROBLEM, text)
 
 
 def test_the_worked_example():
@@ -33,7 +33,7 @@ def test_the_worked_example():
 
 
 @pytest.mark.parametrize(
-    "response, form, right",
+    "text, form, right",
     [
         (GOOD, 1.0, 1),
         ("<think>" + GOOD, 1.0, 1),
@@ -50,24 +50,24 @@ def test_the_worked_example():
         ("hm</think>\n<answer>3*5+7</answer><answer>1</answer>", 0.6, 1),
         ("</answer><answer>3*5+7</answer></think>", 0.6, 1),
     ])
-def test_format_and_answer(response, form, right):
-    result = score(response)
+def test_format_and_answer(text, form, right):
+    result = score(text)
     assert (result["format"], result["answer"]) == (form, right)
     assert result["reward"] == pytest.approx(0.1 * form + right)
 
 
-@pytest.mark.parametrize("opening, response, form", [
+@pytest.mark.parametrize("opening, text, form", [
     ("<think>", " hm</think>\n<answer>1</answer>", 1.0),
     ("", " hm</think>\n<answer>1</answer>", 0.5),   # nobody has opened the thinking
     ("", "<think> hm</think>\n<answer>1</answer>", 1.0),
     ("", "hm <think>x</think>\n<answer>1</answer>", 1.0)])
 def test_a_prompt_of_ones_own_is_one_row_and_opens_the_thinking_or_does_not(
-        monkeypatch, opening, response, form):
+        monkeypatch, opening, text, form):
     wording = "Make {target} of {numbers}." + opening
     monkeypatch.setitem(PROMPTS, "mine", (wording, " and ".join))
     task = Task(prompt="mine")
     assert task.prompt_for(PROBLEM) == "Make 22 of 3 and 5 and 7." + opening
-    assert task.score(PROBLEM, response)["format"] == form
+    assert task.score(PROBLEM, text)["format"] == form
 
 
 RIGHT = [

@@ -253,17 +253,17 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, drop,
         rollouts = dataclasses.replace(rollouts, mask=kept)
     s, reference = settings(**{"micro_batch": 4, **changed}), moved(small_model)
     generator = torch.Generator().manual_seed(0)
-    weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask
+    weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask / 1.5
     model, other = copied(small_model), copied(small_model)
     result, _ = update(model, torch.optim.SGD(model.parameters(), lr=0.3), rollouts, weight, s,
-                       reference)
+                       reference, rescale=1.5)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.3)
     with torch.no_grad():
         old = [row_log_probs(other, rollouts, row) if rollouts.mask[row].any() else None
                for row in range(6)]
     for epoch in range(s.epochs):
         optimizer.zero_grad()
-        loss = written_out(other, reference, old, rollouts, weight, s)
+        loss = written_out(other, reference, old, rollouts, 1.5 * weight, s)
         loss.backward()
         if epoch == 0:
             assert result["loss"] == pytest.approx(loss.item(), abs=1e-6)
@@ -381,7 +381,7 @@ def test_what_was_written_can_be_read_again(policy, tmp_path):
                  "group", "finished"):
         found, expected = getattr(again, name), getattr(batch, name)
         assert torch.equal(found, expected) and found.dtype == expected.dtype, name
-    for name in ("texts", "responses", "prompt_ids"):
+    for name in ("texts", "answers", "prompt_ids"):
         assert getattr(again, name) == getattr(batch, name)
     assert all(torch.equal(again.scores[name], batch.scores[name]) for name in batch.scores)
     assert again.step == 4
@@ -422,7 +422,7 @@ def test_what_was_sampled_is_scored_and_labelled(learner, monkeypatch):
     rollouts = score_answers(rollouts, tokenizer, task)
     assert rollouts.scores["answer"].tolist() == [1, 0, 1, 0]
     assert rollouts.group.tolist() == [0, 0, 1, 1]
-    assert rollouts.scores["reasoning"].tolist() == [1, 0, 0, 0] and rollouts.responses == texts
+    assert rollouts.scores["reasoning"].tolist() == [1, 0, 0, 0] and rollouts.answers == texts
     assert rollouts.section[1][mask[1]].tolist() == [1, 0, 0, 0, 2, 2, 2, 0, 0]
     assert rollouts.kind[1][mask[1]].tolist() == [0, 5, 1, 5, 2, 3, 2, 5, 6]
     assert not rollouts.section[3][~mask[3]].any()

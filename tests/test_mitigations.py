@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from conftest import (ASKED, ROOT, SPOKEN, assert_same_gradient, copied, gradients, hand_made,
-                      looking, make_mitigation, one_row, spoken)
+                      looking, make_weighting, one_row, spoken)
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.tokens import ANSWER
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from grpo import gradient_size, update
 from harness.own_code import checked_credit
 from harness.load import make
@@ -23,8 +23,8 @@ FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 
 
 
 def weights(policy, name, rollouts, own=None, **how):
-    chosen = make_mitigation(name, FLAGS.get(name, {}) if own is None else own, policy)
-    return token_weight(chosen, name, rollouts, policy, **how)[0]
+    chosen = make_weighting(name, FLAGS.get(name, {}) if own is None else own, policy)
+    return rescaled_weight(chosen, name, rollouts, policy, **how)[0]
 
 
 def credit(policy, name, rollouts):
@@ -89,7 +89,7 @@ def test_odd_batches(policy, name):
 
 
 def raw(name, rollouts, **own):
-    return token_weight(make_mitigation(name, own, None), name, rollouts, rescale="none")[0]
+    return rescaled_weight(make_weighting(name, own, None), name, rollouts, rescale_to="none")[0]
 
 
 def test_none_is_one():
@@ -217,7 +217,7 @@ def test_random_has_mean_one_and_the_spread_that_was_asked_for():
 
 
 def weighed(weight, rollouts, **how):
-    return token_weight(lambda rollouts, policy: weight, "by hand", rollouts, **how)
+    return rescaled_weight(lambda rollouts, policy: weight, "by hand", rollouts, **how)
 
 
 def test_rescaling_by_hand():
@@ -227,10 +227,11 @@ def test_rescaling_by_hand():
                          advantage=torch.tensor([[1.0, 1.0], [-2.0, 9.0]]))
     s = torch.tensor([[0.08, 0.5], [0.08, 0.0]]).sqrt()
     weight = torch.tensor([[2.0, 0.5], [4.0, 7.0]])
-    torch.testing.assert_close(weighed(weight, rollouts, rescale="none")[0], weight * rollouts.mask)
-    torch.testing.assert_close(weighed(weight, rollouts)[0], weight * rollouts.mask * 3 / 6.5)
+    as_it_is, expected = weighed(weight, rollouts, rescale_to="none")[0], weight * rollouts.mask
+    torch.testing.assert_close(as_it_is, expected)
+    torch.testing.assert_close(weighed(weight, rollouts)[0], expected * 3 / 6.5)
     size = rollouts.advantage.abs() * s * rollouts.mask
-    after = (weighed(weight, rollouts, rescale="gradient")[0] * size).sum().item()
+    after = (weighed(weight, rollouts, rescale_to="gradient")[0] * size).sum().item()
     assert after == pytest.approx(size.sum().item(), rel=1e-5)
 
 
@@ -239,10 +240,10 @@ def test_weights_that_cannot_be_rescaled_to_the_gradient_are_left_and_it_is_said
     rollouts = hand_made([[True, True], [True, True]], advantage=advantage)
     for tiny in (0.0, 1e-42):
         weight = torch.tensor([[tiny, tiny], [2.0, 1.0]])
-        weight, said = weighed(weight, rollouts, rescale="gradient")
+        weight, said = weighed(weight, rollouts, rescale_to="gradient")
         assert weight[1].tolist() == [2, 1] and "not rescaled" in said["weight_note"]
     nothing = dataclasses.replace(rollouts, advantage=torch.zeros(2, 2))
-    assert weighed(torch.ones(2, 2), nothing, rescale="gradient")[1]["weight_note"] is None
+    assert weighed(torch.ones(2, 2), nothing, rescale_to="gradient")[1]["weight_note"] is None
 
 
 def test_weights_that_are_all_zero_become_one_and_it_is_said():
@@ -253,16 +254,16 @@ def test_weights_that_are_all_zero_become_one_and_it_is_said():
 
 
 def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match="mitigation my_idea is negative at 1 of 3 tokens, first"):
-        token_weight(lambda rollouts, policy: torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), "my_idea",
-                     hand_made([[True, True], [True, False]]))
+    with pytest.raises(UserError, match="weighting my_idea is negative at 1 of 3 tokens, first"):
+        rescaled_weight(lambda rollouts, policy: torch.tensor([[1.0, 1.0], [-1.0, -1.0]]),
+                        "my_idea", hand_made([[True, True], [True, False]]))
 
 
 def test_what_is_odd_beyond_the_mask_does_not_matter_and_one_number_an_answer_is_enough():
     rollouts = hand_made([[True, True], [True, False]])
     odd = torch.tensor([[1.0, 1.0], [1.0, float("inf")]])
     assert weighed(odd, rollouts)[0].tolist() == [[1, 1], [1, 0]]
-    assert weighed(1 / rollouts.length[:, None], rollouts, rescale="none")[0].tolist() == \
+    assert weighed(1 / rollouts.length[:, None], rollouts, rescale_to="none")[0].tolist() == \
         [[0.5, 0.5], [1, 0]]
 
 

@@ -77,7 +77,7 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
 
 
 @pytest.mark.parametrize("weight, words", [
-    (float("nan"), r"the mitigation mine is not finite at \d+ of \d+ tokens, first at answer 0"),
+    (float("nan"), r"the weighting mine is not finite at \d+ of \d+ tokens, first at answer 0"),
     (3e38, "the gradient is not finite")])
 def test_weights_that_break_something_end_the_run(start, tmp_path, monkeypatch, weight, words):
     put_in(monkeypatch, lambda rollouts: torch.full_like(

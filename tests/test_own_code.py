@@ -65,15 +65,15 @@ def giving(values):
 
 
 @pytest.mark.parametrize("idea, words", [
-    (misspelled, r'"return 1 \+ rollouts.logprob": the mitigation mine raises AttributeError: .*'
+    (misspelled, r'"return 1 \+ rollouts.logprob": the weighting mine raises AttributeError: .*'
      r"no attribute 'logprob', did you mean log_prob\?$"),
-    (lambda: 1.0, "the mitigation mine raises TypeError: .* takes 0 positional"),
-    (undefined, "the mitigation mine is not finite at .* The last step on record is 0"),
-    (changes_the_batch, "the mitigation mine changed a tensor of the batch"),
-    (changes_the_scores, "the mitigation mine changed a tensor of the batch"),
+    (lambda: 1.0, "the weighting mine raises TypeError: .* takes 0 positional"),
+    (undefined, "the weighting mine is not finite at .* The last step on record is 0"),
+    (changes_the_batch, "the weighting mine changed a tensor of the batch"),
+    (changes_the_scores, "the weighting mine changed a tensor of the batch"),
     (NotMade, '"self.layers = policy.layers": mine raises AttributeError'),
-    (Computed, '"return {"ratio": 1 / 0}": the mitigation mine raises ZeroDivisionError'),
-    *[(giving(values), "the mitigation mine should return a tensor .B, T. = .8, 48. of real")
+    (Computed, '"return {"ratio": 1 / 0}": the weighting mine raises ZeroDivisionError'),
+    *[(giving(values), "the weighting mine should return a tensor .B, T. = .8, 48. of real")
       for values in (lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j,
                      lambda x: x.to("meta"),
                      lambda x: torch.nested.nested_tensor([x[0], x[1, :3]]))]])
@@ -86,9 +86,9 @@ def test_a_wrong_idea_is_told_its_own_file_and_line(monkeypatch, tmp_path, idea,
 
 
 @pytest.mark.parametrize("metrics, words", [
-    *[(metrics, "the mitigation mine should return numbers and texts by name as its metrics")
+    *[(metrics, "the weighting mine should return numbers and texts by name as its metrics")
       for metrics in (None, {"a": [1]}, {1: 2.0})],
-    *[({name: 1.0}, f"the metric {name} of a mitigation or an advantage needs another name")
+    *[({name: 1.0}, f"the metric {name} of a weighting or an advantage needs another name")
       for name in ("step", "loss", "weight_max")]])
 def test_metrics_are_numbers_and_take_no_place_of_the_loops(monkeypatch, tmp_path, metrics, words):
     put_in(monkeypatch, with_metrics(metrics), "mine")

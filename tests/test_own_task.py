@@ -42,9 +42,9 @@ class Task:
     def show(self, problem):
         return f"after {problem.start}"
 
-    def score(self, problem, response):
-        right = float(f" {problem.start + 1} " in response)
-        short = 1 / (1 + len(response))
+    def score(self, problem, text):
+        right = float(f" {problem.start + 1} " in text)
+        short = 1 / (1 + len(text))
         return {"reward": right + short, "format": short, "answer": right, "reasoning": 0.5}
 
     def label(self, pieces):

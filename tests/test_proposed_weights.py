@@ -4,14 +4,14 @@ import math
 import pytest
 import torch
 
-from conftest import hand_made, looking, make_mitigation, one_row
+from conftest import hand_made, looking, make_weighting, one_row
 from engine.tokens import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.errors import UserError
 
 
 def raw(name, rollouts, **own):
-    return token_weight(make_mitigation(name, own, None), name, rollouts, rescale="none")[0]
+    return rescaled_weight(make_weighting(name, own, None), name, rollouts, rescale_to="none")[0]
 
 
 def labelled(texts, sections, kinds, **known):

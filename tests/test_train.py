@@ -328,7 +328,7 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
         mask = torch.tensor([[t <= n for t in range(6)] for n in rows])
         first = torch.tensor([1.0, 0.0] * len(part))
         return hand_made(mask, log_prob=-torch.tensor(rows)[:, None].expand(-1, 6) / 3,
-                         responses=[f"{n} {row % 2}" for row, n in enumerate(rows)],
+                         answers=[f"{n} {row % 2}" for row, n in enumerate(rows)],
                          scores={"answer": first, "format": first})
 
     task = SimpleNamespace(held_out_problems=lambda most: problems, show=str)

@@ -73,11 +73,11 @@ class Task:
         """A problem that somebody typed, as `show` writes it."""
         return tuple(read_numbers(words, 2, "two numbers or more, such as 3 12 7"))
 
-    def score(self, problem: tuple[int, ...], response: str) -> dict[str, float]:
+    def score(self, problem: tuple[int, ...], text: str) -> dict[str, float]:
         """The reward of any string, and its parts. `answer` counts as success, `reasoning` is not
         judged here."""
-        answer = between(response, "<answer>", "</answer>")
-        before_answer = response.partition("<answer>")[0]
+        answer = between(text, "<answer>", "</answer>")
+        before_answer = text.partition("<answer>")[0]
         well_formed = float(answer is not None and "</think>" in before_answer)
         written = [int(digits) for digits in re.findall("[0-9]{1,9}", answer or "")]
         right = float(sorted(written) == sorted(problem) and written[-1] == max(problem))

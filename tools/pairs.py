@@ -36,7 +36,7 @@ def pairs_of(folder: Path, task, settings) -> list[dict]:
         problems = task.training_problems(settings.seed, step, settings.questions)
         for rows in best_and_worst(batch).tolist():
             problem = task.show(problems[batch.group[rows[0]]])
-            texts = [batch.responses[row] for row in rows]
+            texts = [batch.answers[row] for row in rows]
             pairs.append(dict(zip(KEYS, (problem, *texts))))
     return pairs
 

@@ -1,9 +1,9 @@
-"""See what a mitigation would have weighed on the recorded tokens of a run, without training.
+"""See what a weighting would have weighed on the recorded tokens of a run, without training.
 
     python -m tools.preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
 
 Reads the credit file of one step, prints where the weight goes, and shows answers shaded by it.
-A model is loaded only for a mitigation that looks at hidden states or attention, or samples more.
+A model is loaded only for a weighting that looks at hidden states or attention, or samples more.
 It is the checkpoint that sampled the step if that was kept, else the last one before it. Nothing is
 written.
 """
@@ -21,7 +21,7 @@ import torch
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from analysis.tables import Table, by_row
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.policy import Policy, derived_seed
@@ -32,7 +32,7 @@ from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
 from harness.flags import (Flag, Parser, add_flag, add_flags, check_value, some_text,
                            with_defaults)
-from harness.load import load_policy, make_mitigation
+from harness.load import load_policy, make_weighting
 from harness.program import run_as_program
 from harness.identity import run_config
 from harness.settings import Settings, choice_flags, make_settings
@@ -80,12 +80,12 @@ class Recorded:
         return self.policy.extra_forward()
 
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict:
-        """For `Rollouts.forward`: hidden states and attention, if a mitigation looks at them."""
+        """For `Rollouts.forward`: hidden states and attention, if a weighting looks at them."""
         return self.forward.look(rollouts, attention)
 
     @property
     def needs_policy(self) -> bool:
-        """A mitigation that is a class may keep a state, or sample answers and have them scored."""
+        """A weighting that is a class may keep a state, or sample answers and have them scored."""
         return inspect.isclass(MITIGATIONS[self.settings.mitigation])
 
     def rollouts(self) -> Rollouts:
@@ -99,12 +99,12 @@ class Recorded:
     def weights(self, rollouts: Rollouts) -> tuple[torch.Tensor, dict]:
         """(B, T) and the metrics, as training would have made them of this batch."""
         s, policy = self.settings, self.policy if self.needs_policy else None
-        mitigation = make_mitigation(s, policy)
-        if hasattr(mitigation, "state_dict") and self.step > 1:
+        weighting = make_weighting(s, policy)
+        if hasattr(weighting, "state_dict") and self.step > 1:
             print(f"{s.mitigation} as it is at the start of a run")
         if s.drop_unfinished:
             rollouts = replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None])
-        return token_weight(mitigation, s.mitigation, rollouts, policy, s.rescale)
+        return rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
 
 
 def print_summary(rollouts: Rollouts, weight: np.ndarray, mask: np.ndarray) -> None:
@@ -175,7 +175,7 @@ def make_parser() -> Parser:
 
 
 def chosen_settings(folder: Path, given: dict) -> Settings:
-    """The run's own, with the mitigation that was asked for."""
+    """The run's own, with the weighting that was asked for."""
     config = run_config(folder)
     name = given.get("mitigation", config["mitigation"])
     check_value("mitigation", name, Flag("none", choices=MITIGATIONS))

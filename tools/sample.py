@@ -54,7 +54,7 @@ WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
 
 def print_answers(title: str, policy: Policy, rollouts: Rollouts) -> None:
     """What one model answered: a single answer beside the title, several below a summary."""
-    count = len(rollouts.responses)
+    count = len(rollouts.answers)
     first = verdict(rollouts, 0) if count == 1 else summary(rollouts)
     put(f"\n{styled(visible(title), BOLD)}   {first}")
     for row in range(count):
@@ -86,7 +86,7 @@ def summary(rollouts: Rollouts) -> str:
     """3 of 8 right   mean reward 0.47   61 tokens on average"""
     right = int((rollouts.scores["answer"] > 0).sum())
     cut_off = int((~rollouts.finished).sum())
-    return (f"{right} of {len(rollouts.responses)} right   mean reward "
+    return (f"{right} of {len(rollouts.answers)} right   mean reward "
             f"{rollouts.reward.mean():.2f}   {rollouts.length.float().mean():.0f} tokens on average"
             + (f", {cut_off} cut off" if cut_off else ""))
 

@@ -215,19 +215,19 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, count: int, talk: int) -> str:
     rollouts = score_answers(rollouts, tokenizer, TASK)
     results = sentence(rollouts)
     print(f"  {results}")
-    for response in rollouts.responses[:3]:
-        print(f"    {response}", flush=True)
+    for answer in rollouts.answers[:3]:
+        print(f"    {answer}", flush=True)
     return results
 
 
 def sentence(rollouts: Rollouts) -> str:
     """Such as: success 10.0%, format 1.00, right steps 95.0%, ..."""
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
-    steps = sum(response.count("=") for response in rollouts.responses)  # two a try
+    steps = sum(answer.count("=") for answer in rollouts.answers)  # two a try
     return (f"success {mean['answer']:.1%}, format {mean['format']:.2f}, "
             f"right steps {mean['reasoning']:.1%}, "
             f"true claims of success {share_of_true_claims(rollouts):.1%}, "
-            f"{steps / 2 / len(rollouts.responses):.1f} tries, "
+            f"{steps / 2 / len(rollouts.answers):.1f} tries, "
             f"{rollouts.length.float().mean().item():.0f} tokens, "
             f"finished {rollouts.finished.float().mean().item():.1%}")
 
@@ -235,9 +235,9 @@ def sentence(rollouts: Rollouts) -> str:
 def share_of_true_claims(rollouts: Rollouts) -> float:
     """Of the answers that say they hit, the share that did."""
     claims = [phrase.split("{")[0] for phrase in HIT]
-    right = [is_right for response, is_right
-             in zip(rollouts.responses, rollouts.scores["answer"].tolist())
-             if any(claim in response for claim in claims)]
+    right = [is_right for answer, is_right
+             in zip(rollouts.answers, rollouts.scores["answer"].tolist())
+             if any(claim in answer for claim in claims)]
     return sum(right) / max(1, len(right))
 
 

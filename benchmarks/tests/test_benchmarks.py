@@ -92,13 +92,13 @@ def test_a_row_of_speeds_by_hand(monkeypatch):
     0.1 s for its bytes."""
     monkeypatch.setattr(speed, "find_spec", lambda name: name == "transformers")
     case = Case("tiny", "rollout", questions=2, answers=5)
-    turns = [{"tokens": tokens, "seconds": 1.0, "memory": size * 2 ** 20, "calls": 600,
+    turns = [{"tokens": tokens, "seconds": 1.0, "memory": size * 2 ** 20,
               "needs": [[40, 10], [1, 10]]} for tokens, size in ((100, 1), (80, 2))]
     results = {case: turns,
                replace(case, what="rollout, transformers"): [{"tokens": 50, "seconds": 1.0}] * 2,
                replace(case, grpo_zero="there"): [{"tokens": 30, "seconds": 1.0}] * 2}
     row = speed.row_of(case, results, [{"rate": 100, "bandwidth": 100}] * 2, "there")
-    assert row == ["tiny", "rollout", "10 x 10", 90, (80, 100), 1.8, 3.0, 600, 0.5, 1.5]
+    assert row == ["tiny", "rollout", "10 x 10", 90, (80, 100), 1.8, 3.0, 0.5, 1.5]
 
 
 def test_who_can_do_the_same_work(monkeypatch):
@@ -110,13 +110,6 @@ def test_who_can_do_the_same_work(monkeypatch):
     monkeypatch.setattr(speed, "find_spec", lambda name: name == "transformers")
     assert speed.case_of("transformers", replace(SMALL, what="update"), None) is None
     assert speed.case_of("transformers", SMALL, None).what == "rollout, transformers"
-
-
-def test_calls_are_counted_for_one_token_step():
-    """All layers are called alike, and a step of more rows makes as many calls."""
-    calls = speed.calls_a_token(SMALL)
-    assert calls == pytest.approx(speed.calls_a_token(replace(SMALL, answers=4)), rel=0.1)
-    assert 200 < calls < 1500
 
 
 def test_grpo_zero_gets_the_same_work(monkeypatch):

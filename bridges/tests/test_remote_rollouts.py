@@ -14,7 +14,6 @@ import torch
 from bridges import http_client
 from bridges.http_client import Client, Reply
 from bridges.remote_rollouts import Limits, RolloutServer, connect, flaw_of_answers, write
-from bridges.tests.strange_server import SPOILT
 from conftest import ROOT
 from engine.errors import UserError
 from harness.load import load_optimizer, load_policy
@@ -141,23 +140,48 @@ def test_all_that_shapes_the_sampling_is_said(policy):
         "logprobs": 0, "return_token_ids": True}
 
 
+LIMITS = Limits(2, 3, 10, (2,))  # answers of three tokens below 10, which 2 ends
+GOOD = {"index": 0, "prompt_token_ids": [1], "token_ids": [5, 2],
+        "logprobs": {"token_logprobs": [5e-5, -1]}}
+
+
+def flaw(**changed) -> str:
+    """Of two answers, the first with what is changed, and with as many log-probs as tokens."""
+    count = len(changed.get("token_ids") or [5, 2])
+    log_probs = {"token_logprobs": [-1.0] * count}
+    return flaw_of_answers([{**GOOD, "logprobs": log_probs, **changed}, {**GOOD, "index": 1}], [1],
+                           LIMITS)
+
+
+@pytest.mark.parametrize("changed, words", [
+    ({"index": 1}, "there should be 2, each with its own"),
+    ({"prompt_token_ids": [3]}, "number 0 does not answer the prompt"),
+    ({"token_ids": None}, "has no token_ids"),
+    *(({"token_ids": [token, 2]}, "outside the model's vocabulary") for token in (10, -1, True)),
+    ({"token_ids": [5] * 4}, "has 4 tokens, no more than 3"),
+    ({"token_ids": [5, 6]}, "breaks off after 2 tokens"),
+    ({"token_ids": [5, 2, 2]}, "goes on behind a token that ends it"),
+    *(({"logprobs": wrong}, "a log-prob for each token") for wrong in (
+        None, {"token_logprobs": [-1.0]})),
+    *(({"logprobs": {"token_logprobs": [wrong, -1.0]}}, f"has a log-prob of {wrong}")
+      for wrong in (None, 0.5, float("nan"), -1e300))])
+def test_what_is_wrong_with_an_answer_is_told(changed, words):
+    assert words in flaw(**changed)
+
+
+def test_of_fewer_answers_and_of_texts_it_is_told_too():
+    assert "there should be 2" in flaw_of_answers([GOOD], [1], LIMITS)
+    for choices in (None, [GOOD, "3 * 5"]):
+        assert flaw_of_answers(choices, [1], LIMITS) == "there is no list of choices"
+
+
 WORDS = {
-    "no choices": "there is no list of choices", "fewer": "there should be 4, each with its own",
-    "twice the same": "there should be 4", "a choice of text": "no list of choices",
-    "other prompt": "does not answer the prompt", "no tokens": "has no token_ids",
-    "outside": "outside the model's vocabulary", "negative": "outside the model's vocabulary",
-    "true": "outside the model's vocabulary", "too long": "has 1000 tokens, no more than 24",
-    "breaks off": "breaks off after 2 tokens",
-    "goes on": "goes on behind a token that ends it", "no log-probs": "a log-prob for each token",
-    "too few log-probs": "a log-prob for each token", "null": "has a log-prob of None",
-    "positive": "has a log-prob of 0.5", "nan": "is not JSON: NaN is not a finite number",
-    "far below": "has a log-prob of -1e+300",
+    "null": "its answers to problem 1 of this step: number 0 has a log-prob of None",
     "halved": "closed in the middle", "gone": "no answer to /v1/completions (Remote end closed",
     "html": "is not JSON", "list": "should hold a JSON object",
     "nested": "is not JSON: nested too deeply", "huge": "is longer than 1.1 MiB",
     "broken": "with 500: CUDA out of", "elsewhere": "a redirect, which is not followed",
     "silent": "no whole answer within 1 s", "slow": "no whole answer within 1 s"}
-assert set(SPOILT) <= set(WORDS)
 
 
 @pytest.mark.parametrize("how", WORDS)
@@ -169,11 +193,9 @@ def test_a_strange_answer_is_one_line(policy, behave, how):
 
 
 def test_a_log_prob_that_rounding_put_above_0_is_0():
-    choice = {"index": 0, "prompt_token_ids": [1], "token_ids": [5, 2],
-              "logprobs": {"token_logprobs": [5e-5, -1]}}
-    assert flaw_of_answers([choice], [1], Limits(1, 3, 10, (2,))) == ""
+    assert flaw() == "" == flaw(logprobs=GOOD["logprobs"])
     sampled = Generation.empty(1, 3, "cpu")
-    write(sampled, 0, choice, (2,))
+    write(sampled, 0, GOOD, (2,))
     assert sampled.log_prob.tolist() == [[0.0, -1.0, 0.0]] and sampled.finished.tolist() == [True]
     assert sampled.mask.tolist() == [[True, True, False]]
 

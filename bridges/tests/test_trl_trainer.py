@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 import analyze
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
 from engine.forward import Forward, response_log_probs, with_facts
 from engine.policy import derived_seed
-from grpo import length_factor, policy_loss
+from grpo import length_scaling, policy_loss
 from harness.credit_reading import read_credit, read_file
 from harness.flags import parameters_as_flags
 from harness.load import make
@@ -96,10 +96,10 @@ def ours(policy, folder, name, flags={}, rescale="mean", loss_norm="token", step
     batch = with_facts(model, batch, 64)
     function = MITIGATIONS[name]
     values = {flag: known.default for flag, known in parameters_as_flags(function).items()} | flags
-    weight, _ = token_weight(make(function, values, policy), name, batch, policy, rescale)
-    factor = length_factor(batch, loss_norm, 60)
+    weight, _ = rescaled_weight(make(function, values, policy), name, batch, policy, rescale)
+    length_scale = length_scaling(batch, loss_norm, 60)
     log_prob = response_log_probs(model, batch, torch.arange(len(batch.ids)))
-    policy_loss(log_prob, batch.advantage, weight * factor, batch.mask,
+    policy_loss(log_prob, batch.advantage, weight * length_scale, batch.mask,
                 int(batch.mask.sum())).backward()
     return batch, weight, {name: p.grad for name, p in model.named_parameters()}
 
@@ -179,14 +179,14 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
     told = with_facts(policy.model, batch, 64)
     for name in ("log_prob", "entropy", "collision"):
         torch.testing.assert_close(getattr(batch, name), getattr(told, name), rtol=0, atol=1e-5)
-    assert [text.removesuffix("<|im_end|>") for text in batch.responses] == texts
+    assert [text.removesuffix("<|im_end|>") for text in batch.answers] == texts
     assert batch.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and batch.step == 1
     spelled = [policy.tokenizer.decode(batch.prompt_ids[g], skip_special_tokens=False)
                for g in batch.group.tolist()]
     assert spelled == prompts
     hits = [0.5 * ("hit" in text) for text in texts]
     assert batch.reward.tolist() == pytest.approx(np.add(length_reward(texts), hits).tolist())
-    assert batch.finished.tolist() == [text.endswith("<|im_end|>") for text in batch.responses]
+    assert batch.finished.tolist() == [text.endswith("<|im_end|>") for text in batch.answers]
     own = batch.reward.view(3, 4)
     wanted = (own - own.mean(1, keepdim=True)) / (own.std(1, keepdim=True) + 1e-4)
     torch.testing.assert_close(batch.advantage[:, 0], wanted.flatten(), rtol=1e-4, atol=1e-5)
@@ -305,7 +305,6 @@ def test_a_state_goes_on_where_it_was(policy, tmp_path, monkeypatch):
     ({"mitigation": "entropy_ratio", "importance_sampling_level": "sequence"}, "need 'token'"),
     ({"mitigation": "causal_ablation"}, "needs train.py"),
     ({"mitigation": "oracle"}, "needs train.py"),
-    ({"mitigation": lambda rollouts: rollouts.scores["format"]}, "no score 'format'"),
     ({"mitigation": lambda rollouts: -rollouts.log_prob.abs()}, "is negative"),
     ({"rescale": "sum"}, "sum is not one of")])
 def test_what_cannot_be_is_refused_in_a_sentence(policy, tmp_path, given, said):

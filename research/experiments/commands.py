@@ -58,5 +58,5 @@ def make_tables(argv: list[str]) -> None:
 
 def list_experiments() -> None:
     for experiment in EXPERIMENTS.values():
-        count = sum(len(experiment.seeds_of(arm, experiment.seeds)) for arm in experiment.arms)
+        count = len(experiment.arms) * experiment.seeds
         print(f"{experiment.name:12s}{count:4d} runs  {experiment.question}")

@@ -11,7 +11,7 @@ stands for `python train.py --steps 120 --seed 0`, `python train.py --steps 120 
 Experiments that have the batch and the steps of `control` share their runs: an arm that occurs in
 two of them has one name and one folder, and is trained once.
 """
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from research.experiments import prices
 
@@ -33,12 +33,15 @@ PAIRS = "runs/study/pairs.jsonl"
 SAMPLED_ONLY = "--eval_modes sampled --checkpoint_every 0"
 ONE_BATCH = {"common": f"--questions 8 --answers 8 --steps 60 --eval_every 30 {SAMPLED_ONLY}",
              "seeds": 5, "shared": "8x8"}
-TUNED_ON = 100  # the seed on which batches and learning rates are chosen; no reported run has it
+TUNED_ON = 100  # the seed on which learning rates are chosen; no reported run has it
+RATES = ("1.2e-4", "2.5e-4", "5e-4")
 
-# of each finalist the rate that ended highest in `finals_rates`, of equals the lower
-FINAL_RATES = {"outcome_conditional": "5e-4", "taco": "5e-4", **dict.fromkeys((
-    "none", "low_probability", "covariance", "attention_credit", "rloo", "lambda_grpo",
-    "gae-trunk", "ktae", "gae", "shared_prefix", "belief", "gtpo"), "2.5e-4")}
+# plain GRPO and what was within two points of it when the leaderboard was first made (dr_grpo, a
+# multiple of rloo, left out), each with the rate that ended highest in `finals_rates`
+FINAL_RATES = dict.fromkeys((
+    "none", "outcome_conditional", "low_probability", "covariance", "attention_credit", "rloo",
+    "lambda_grpo", "gae-trunk", "ktae", "gae", "taco", "shared_prefix", "belief", "gtpo"), "2.5e-4")
+FINAL_RATES |= {"outcome_conditional": "5e-4", "taco": "5e-4"}
 
 # made as docs/results.md says; an arm without a size is of the medium one, which ships
 OF_SIZES = {"small": "models/small", "large": "models/large"}
@@ -52,18 +55,15 @@ class Experiment:
     arms: dict[str, str]   # name of an arm -> the flags that make it
     seeds: int             # 0, 1, ... of each arm
     first_seed: int = 0
-    twice: tuple[str, ...] = ()  # arms with twice as many, as all others are compared with them
     shared: str = ""       # the folder of runs that it shares with others; else it has its own
     is_board: bool = False  # all its arms are tested as one family (leaderboard.py)
-    published: dict[str, tuple] = field(default_factory=dict)  # success, filler, reasoning of arms
 
     @property
     def place(self) -> str:
         return self.shared or self.name
 
-    def seeds_of(self, arm: str, seeds: int) -> range:
-        count = 2 * seeds if arm in self.twice else seeds
-        return range(self.first_seed, self.first_seed + count)
+    def numbers(self, seeds: int) -> range:
+        return range(self.first_seed, self.first_seed + seeds)
 
     def plain_of(self, arm: str) -> str:
         """The arm that this one is compared with: none-4x8-1e-4 for measured-4x8-1e-4, where there
@@ -93,20 +93,14 @@ def leaderboard_arms() -> dict[str, str]:
             **advantages, "gae-trunk": "--advantage gae --critic trunk", **placebos}
 
 
-def finalists() -> dict[str, str]:
-    """Plain GRPO and what was within two points of it when the leaderboard was first made,
-    `dr_grpo` left out, which is a multiple of `rloo`."""
-    arms = leaderboard_arms()
-    return {name: arms[name] for name in (
-        "none", "outcome_conditional", "low_probability", "covariance", "attention_credit", "rloo",
-        "lambda_grpo", "gae-trunk", "ktae", "gae", "taco", "shared_prefix", "belief", "gtpo")}
+def finalist(name: str, rate: str) -> str:
+    return f"{leaderboard_arms()[name]} --learning_rate {rate}".strip()
 
 
 def finals() -> dict[str, str]:
     """Each finalist at the learning rate that suits it, with the control that has to succeed."""
-    arms = {"none": "", "measured": MEASURED, **finalists()}
-    return {name: f"{flags} --learning_rate {FINAL_RATES[name]}".strip() if name in FINAL_RATES
-            else flags for name, flags in arms.items()}
+    arms = {name: finalist(name, rate) for name, rate in FINAL_RATES.items()}
+    return {"none": arms["none"], "measured": MEASURED, **arms}
 
 
 def in_sizes(arms: dict[str, str]) -> dict[str, str]:
@@ -116,8 +110,8 @@ def in_sizes(arms: dict[str, str]) -> dict[str, str]:
 
 LEADERBOARD = Experiment(
     "leaderboard",
-    "Which way of spreading credit is ahead of plain GRPO, and who could have known?",
-    arms=leaderboard_arms(), twice=("none",), is_board=True, **ONE_BATCH)
+    "Which way of spreading credit is ahead of plain GRPO?",
+    arms=leaderboard_arms(), is_board=True, **ONE_BATCH)
 
 ALL = (
     Experiment(
@@ -131,18 +125,13 @@ ALL = (
         "finals_rates", "Which learning rate suits each of those that are near plain GRPO?",
         common=f"--questions 8 --answers 8 --steps 60 --eval_every 60 --eval_tasks 1000 "
                f"{SAMPLED_ONLY}",
-        arms={f"{name}-{rate}": f"{flags} --learning_rate {rate}".strip()
-              for rate in prices.RATES for name, flags in finalists().items()},
+        arms={f"{name}-{rate}": finalist(name, rate) for rate in RATES for name in FINAL_RATES},
         seeds=1, first_seed=TUNED_ON),
     Experiment(
         "finals", "Is one of those near plain GRPO ahead, each at a learning rate that suits it?",
         common="--questions 8 --answers 8 --steps 60 --eval_every 40 --eval_answers 2 "
                f"{SAMPLED_ONLY}",
-        arms=finals(), seeds=6, first_seed=10, twice=("none",), is_board=True),
-    Experiment(
-        "price_choice", "Which batch and which learning rate suit each method, at an equal price?",
-        common=f"--eval_tasks 1000 {SAMPLED_ONLY}", arms=prices.choices(), seeds=1,
-        first_seed=TUNED_ON),
+        arms=finals(), seeds=6, first_seed=10, is_board=True),
     Experiment(
         "price", "What is credit by token worth at its price, in time, tokens and rewards?",
         common=f"--eval_tasks 1000 {SAMPLED_ONLY}", arms=prices.chosen(), seeds=5),
@@ -170,15 +159,6 @@ ALL = (
               "entropy_masking": MASKING,  # of 80 in 100
               "masking90": f"{MASKING} --mask_percentile 90",
               "masking-unscaled": f"{MASKING} --rescale none"},
-        **ONE_BATCH),
-
-    Experiment(
-        "appendix_b", "Does the summary table of an earlier experiment come out again?",
-        arms={**PLAIN, "outcome_conditional": f"{DISCOUNTED} 0.5",
-              "discount0.75": f"{DISCOUNTED} 0.75", **INVERSE},
-        published={"none": (0.15, 0.333, 0.254), "outcome_conditional": (0.12, None, None),
-                   "discount0.75": (0.12, 0.348, 0.247),
-                   "inverse_logprob_as_published": (0.0, None, None)},
         **ONE_BATCH),
 
     # what it proposed beside these, and what lecture notes on PPO set beside GRPO

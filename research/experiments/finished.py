@@ -54,16 +54,6 @@ def read_study(experiment: Experiment, planned: list[PlannedRun]) -> Study:
     return study
 
 
-def evaluated(run: dict, place: int) -> dict:
-    """The line of evaluations.jsonl at this place, of sampled answers."""
-    return evaluations(run, "sampled")[place]
-
-
-def success_by_seed(runs: dict[int, dict], place: int) -> list[float]:
-    """Held out, sampled."""
-    return [evaluated(run, place)["success"] for run in runs.values()]
-
-
 PRICES = {  # what a run costs, from its metrics
     "seconds": ("processor_seconds",), "tokens": ("tokens", "extra_tokens"),
     "rewards": ("answers", "extra_answers")}

@@ -1,4 +1,4 @@
-"""The leaderboard: what each way of spreading credit knows, and what it does to training.
+"""The leaderboard: what each way of spreading credit does to training.
 
 How it is decided, whatever comes out:
 
@@ -11,8 +11,6 @@ How it is decided, whatever comes out:
     controls    and placebos are no candidates: their p is not corrected, and corrects no other
     headroom    what the control `measured` leads by is the most that is known to be there. So the
                 board says how likely a candidate's lead of half of it would have been seen
-    forecast    the rank correlation over all arms of what is known without training with late
-                success. It holds where the interval is above 0
 
 The difference from plain GRPO's mean over all its seeds stands beside it, by Welch's t, and decides
 nothing. With six seeds against twelve, at the levels that Holm asks for, the unpaired test errs
@@ -29,24 +27,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.runs import is_number
-from analysis.statistics import Estimate, detectable, holm, power, rank_correlation, welch
+from analysis.statistics import Estimate, detectable, holm, power
 from analysis.tables import Table, by_row
 from engine.errors import UserError
-from research.experiments import published
 from research.experiments.finished import Values, late_success, paired, told_apart, verdict_on
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}
 PLAIN = "none"
-FORECASTS = {  # result, table and column of what a probe knows of an arm
-    ("noise", "noise", "one batch"): "one batch before training",
-    ("noise_third", "noise", "one batch"): "one batch after a third of it",
-    ("scoreboard", "scores", "index"): "index before training",
-    ("scoreboard_third", "scores", "index"): "index after a third of it"}
-SAME_DIRECTION = {"dr_grpo": "rloo"}  # a multiple of it
-DRAWS = 4000
-FEWEST_ARMS = 4
 
 
 @dataclass
@@ -56,7 +44,6 @@ class Entry:
     late: dict[int, float]                # success by seed
     ahead: Estimate | None = None         # of plain GRPO, on the same seeds
     p: float = float("nan")               # of that, corrected
-    of_all: Estimate | None = None        # ahead of the mean of all of plain GRPO's seeds
     of_placebo: Estimate | None = None    # ahead of its own placebo
     sees_half: float | None = None        # of a candidate: how likely half the headroom is seen
 
@@ -95,7 +82,6 @@ def compare_all(entries: dict[str, Entry]) -> None:
         if arm != PLAIN:
             tests = len(candidates) if arm in candidates else 1
             entry.ahead = paired(entry.late, plain.late, tests)
-            entry.of_all = welch(entry.ends, plain.ends)
             entry.p = entry.ahead.p
         if arm + PLACEBO in entries:
             entry.of_placebo = paired(entry.late, entries[arm + PLACEBO].late)
@@ -114,23 +100,18 @@ def chance_to_see(entry: Entry, lead: float, tests: int) -> float | None:
     return power(lead, entry.ahead.visible / detectable(freedom, tests), freedom, tests)
 
 
-def make_tables(entries: list[Entry], planned: Iterable[str]) -> list[Table]:
+def board_table(values: Values, planned: Iterable[str]) -> Table:
+    entries, rows = make_entries(values), []
     expected = {arm: place for arm, place in CONTROLS.items() if arm in planned}
-    return [board_table(entries, expected), correlation_table(entries)]
-
-
-def board_table(entries: list[Entry], expected: dict[str, str]) -> Table:
-    rows = []
     for entry in entries:
         rows.append([entry.arm, len(entry.late), entry.success, (min(entry.ends), max(entry.ends)),
-                     *both(entry.ahead), entry.p if entry.ahead else None, *both(entry.of_all),
+                     *both(entry.ahead), entry.p if entry.ahead else None,
                      *both(entry.of_placebo), entry.sees_half, entry.verdict])
     formats = {"arm": "", "seeds": "d", "end": ".1%", "ends": ".1%", "ahead": "points",
-               "95%": "points", "p": "p", "all": "points", "all 95%": "points",
-               "placebo": "points", "placebo 95%": "points", "half": ".2f", "verdict": ""}
+               "95%": "points", "p": "p", "placebo": "points", "placebo 95%": "points",
+               "half": ".2f", "verdict": ""}
     headings = {"end": "late success", "ends": "of the seeds", "ahead": "minus none, same seeds",
-                "95%": "95% interval", "p": "p, corrected", "all": "minus none, all its seeds",
-                "all 95%": "95% interval", "placebo": "minus its placebo",
+                "95%": "95% interval", "p": "p, corrected", "placebo": "minus its placebo",
                 "placebo 95%": "95% interval", "half": "chance to see half the headroom"}
     return Table("board", "Ways of spreading credit, by what became of training",
                  by_row(formats, rows), in_words(entries, expected),
@@ -164,41 +145,3 @@ def in_words(entries: list[Entry], expected: dict[str, str]) -> str:
         where = ", ".join(f"{arm} {place}" for arm, place in expected.items())
         texts.append(f"Each control is where it should be: {where}.")
     return "\n".join(texts)
-
-
-def measured_by(entries: list[Entry], probed: str, table: str, column: str) -> list[float | None]:
-    tables = published.read_result(published.RESULTS / f"{probed}.json")["tables"]
-    [rows] = [found["rows"] for found in tables if found["name"] == table]
-    known = {row["arm"]: row[column] for row in rows}
-    return [known.get(SAME_DIRECTION.get(entry.arm, entry.arm)) for entry in entries]
-
-
-def correlation_table(entries: list[Entry]) -> Table:
-    rows, findings = [], []
-    for place, words in FORECASTS.items():
-        known = [(value, entry.success) for value, entry
-                 in zip(measured_by(entries, *place), entries) if is_number(value)]
-        found = spearman(*map(list, zip(*known))) if known else spearman([], [])
-        rows.append([words, len(known), found.value, found.interval])
-        if np.isfinite(found.value):
-            findings.append(f"{words.capitalize()} and late success have a rank correlation of "
-                            f"{found.value:+.2f} ({found.low:+.2f} to {found.high:+.2f}) over "
-                            f"{len(known)} arms.")
-    formats = {"known": "", "arms": "d", "success": "+.2f", "95%": "+.2f"}
-    return Table("correlation", "Rank correlation of what is known without training, over arms",
-                 by_row(formats, rows), "\n".join(findings),
-                 ["a forecast that holds has +1; intervals are a bootstrap over arms"],
-                 {"known": "known", "success": "with late success", "95%": "95% interval"})
-
-
-def spearman(first: list[float], second: list[float]) -> Estimate:
-    """With an interval by a bootstrap over arms."""
-    unknown, count = float("nan"), len(first)
-    if count < FEWEST_ARMS:
-        return Estimate(unknown, unknown, unknown, unknown)
-    x, y = np.array(first), np.array(second)
-    rng = np.random.default_rng(0)
-    drawn = [rng.integers(0, count, count) for _ in range(DRAWS)]
-    draws = [rank_correlation(x[arms], y[arms]) for arms in drawn]
-    low, high = np.nanquantile(draws, [0.025, 0.975]).tolist()
-    return Estimate(rank_correlation(x, y), low, high, unknown)

@@ -6,22 +6,15 @@ import numpy as np
 from analysis.runs import is_number
 from analysis.tables import Table
 
-OF_ITS_OWN = ", 95%"  # ends the name of an interval whose number has no column: "8 minus 2, 95%"
-
 
 def over_seeds(tables: list[Table]) -> Table:
-    """The rows that all seeds have: numbers as their median, intervals from lowest to highest, and
-    of a verdict how many seeds came to it."""
-    first, count = tables[0], key_length(tables)
-    by_seed = [dict(zip(keys_of(table, count), table.rows)) for table in tables]
-    kept = [key for key in by_seed[0] if all(key in rows for rows in by_seed)]
+    """The rows that all seeds have, by their first cell: numbers as their median, intervals from
+    lowest to highest, and of a verdict how many seeds came to it."""
+    first, by_seed = tables[0], [{row[0]: row for row in table.rows} for table in tables]
+    kept = [name for name in by_seed[0] if all(name in rows for rows in by_seed)]
     columns = {}
     for place, (column, (spec, _)) in enumerate(first.columns.items()):
-        if place < count:
-            cells = [by_seed[0][key][place] for key in kept]
-        else:
-            cells = [together([rows[key][:place + 1] for rows in by_seed], spec,
-                              column.endswith(OF_ITS_OWN)) for key in kept]
+        cells = [together([rows[name][:place + 1] for rows in by_seed], spec) for name in kept]
         columns[column] = (spec, cells)
     headings = {column: "lowest to highest" for column, (_, values) in first.columns.items()
                 if any(isinstance(value, tuple) for value in values)}
@@ -29,31 +22,12 @@ def over_seeds(tables: list[Table]) -> Table:
     return Table(first.name, first.title, columns, finding, first.notes, first.headings | headings)
 
 
-def key_length(tables: list[Table]) -> int:
-    """How many cells on the left tell the rows of each table apart."""
-    width = len(tables[0].columns)
-    for count in range(1, width):
-        if all(len(set(keys_of(table, count))) == len(table.rows) for table in tables):
-            return count
-    return width
-
-
-def keys_of(table: Table, count: int) -> list[tuple]:
-    """An empty first cell stands for the one above."""
-    keys, above = [], ""
-    for row in table.rows:
-        above = row[0] or above
-        keys.append((above, *row[1:count]))
-    return keys
-
-
-def together(rows: list[tuple], spec: str, of_its_own: bool = False):
+def together(rows: list[tuple], spec: str):
     """The last cell of what is given of the same row in all seeds. A count stays a whole number.
-    An interval is about the number before it, or of its own about its middle."""
+    An interval is about the number before it."""
     cells = [row[-1] for row in rows]
     if any(isinstance(cell, tuple) for cell in cells):
-        about = map(middle_of, cells) if of_its_own else [row[-2] for row in rows]
-        return range_of(list(filter(is_number, about)))
+        return range_of([row[-2] for row in rows if is_number(row[-2])])
     if any(isinstance(cell, str) for cell in cells):
         return most_common([str(cell) for cell in cells if cell is not None])
     known = [cell for cell in cells if is_number(cell)]
@@ -61,10 +35,6 @@ def together(rows: list[tuple], spec: str, of_its_own: bool = False):
         return None
     middle = float(np.median(known))
     return round(middle) if spec.endswith("d") else middle
-
-
-def middle_of(interval: tuple | None) -> float | None:
-    return sum(interval) / 2 if interval and all(map(is_number, interval)) else None
 
 
 def range_of(values: list) -> tuple:

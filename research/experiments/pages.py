@@ -24,11 +24,8 @@ from engine.errors import UserError
 from harness.files import replace_text
 from harness.flags import Parser
 from harness.progress import say
-from research.experiments.over_seeds import keys_of
 from research.experiments.published import RESULTS, pages, read_result
 
-# how a command was typed when it measured -> how it is typed today
-RENAMED = {"python -m study ": "python -m research ", "python -m truth.": "python -m research "}
 MARKED = re.compile(r"<!-- (table|words|text|source|number|interval) ((?:(?!-->).)+?) -->"
                     r"(.*?)<!-- end -->", re.S)
 
@@ -78,17 +75,13 @@ def make_text(words: str) -> str:
 
 
 def make_source(words: str) -> str:
-    """The commit is that of the code that made the runs, where it is on record, else that of the
-    report."""
+    """The command as it was typed at that commit, which is that of the code that made the runs,
+    where it is on record, else that of the report."""
     result = read_result(RESULTS / f"{words}.json")
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
     commit = " and ".join(dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made))
     torch = result["versions"]["torch"]
-    command = typed = result["command"]
-    for before, today in RENAMED.items():
-        command = command.replace(before, today)
-    then = "" if command == typed else f" (then `{typed}`)"
-    return f"\n`{command}`{then}, {result['day']}, torch {torch}, commit {commit}\n"
+    return f"\n`{result['command']}`, {result['day']}, torch {torch}, commit {commit}\n"
 
 
 def make_number(words: str) -> str:
@@ -100,8 +93,7 @@ def make_number(words: str) -> str:
     table = find_table(f"{result} {name}")
     *keys, column = [part.strip() for part in rest.removeprefix(name).split(";")]
     known_column(table, column)
-    whole = keys_of(table, len(table.columns))  # an empty first cell stands for the one above
-    rows = [i for i, row in enumerate(whole) if set(keys) <= set(map(str, row))]
+    rows = [i for i, row in enumerate(table.rows) if set(keys) <= set(map(str, row))]
     if len(rows) != 1:
         raise UserError(f"{len(rows)} rows have {'; '.join(keys)}, one is needed")
     return table.cells()[rows[0]][list(table.columns).index(column)]

@@ -34,8 +34,6 @@ from harness.identity import run_config
 from research.experiments.published import RESULTS, read_result
 
 IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
-NAMED = ("none", "measured", "hindsight", "span", "inverse_logprob",
-         "inverse_logprob_as_published")  # in the forecast: those that the page speaks of
 OFF = 0.95              # a cosine below this is another direction
 LETTERS = 84            # in a line of README's answer
 SHADES = LinearSegmentedColormap.from_list("shades", ["white", COLOURS[5]])
@@ -124,21 +122,6 @@ def draw_board(table: dict):
     return figure, "Late held-out success, each arm minus plain GRPO, with 95% intervals"
 
 
-def draw_forecast(board: dict, *probed: dict):
-    """The board's late success against what the probe noise knew of an arm, at two times."""
-    figure, axes = panels(2, sharey=True)
-    for axis, table, when in zip(axes, probed, ("before training", "after a third of it")):
-        known = {row["arm"]: row["one batch"] for row in table["rows"]}
-        points = {row["arm"]: (known[row["arm"]], 100 * row["end"]) for row in board["rows"]
-                  if is_number(known.get(row["arm"]))}
-        points_with_names(axis, points, NAMED)
-        axis.set(xlabel="cosine of a single batch's gradient with the true one",
-                 title=f"Measured {when}")
-    axes[0].set(ylabel="late held-out success, %")
-    legend_below(figure, axes[0], ncols=4)
-    return figure, "What a single batch knows of the true gradient, and late held-out success"
-
-
 # probes
 
 def draw_cosine_and_noise(cosines: dict, noises: dict | None = None):
@@ -156,16 +139,6 @@ def draw_cosine_and_noise(cosines: dict, noises: dict | None = None):
     legend_below(figure, axis, ncols=4)
     return figure, ("Direction and noise of each weighting, by enumeration: lower right is better. "
                     f"Named: none, and those that point elsewhere (cosine below {OFF})")
-
-
-def draw_decided(table: dict):
-    figure, axis = panels(1)
-    bars_by_kind(axis, table)
-    axis.set(title="Where the reward is decided, and where the gradient goes")
-    legend_below(figure, axis, ncols=3)
-    return figure, ("Shares of the tokens, of plain GRPO's gradient and of the squared true "
-                    "credit, with 95% intervals over problems or the range of several seeds; cut "
-                    "off below 0 and above 1")
 
 
 def bars_by_kind(axis, table: dict) -> None:
@@ -275,8 +248,5 @@ PUBLISHED = {  # picture -> how it is drawn, and which tables or values of resul
                                                     "exact noise"),
     "research/results/finals-board.png": (draw_board, "finals board"),
     "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
-    "research/results/leaderboard-forecast.png": (draw_forecast, "leaderboard board", "noise noise",
-                                                  "noise_third noise"),
     "research/results/length-curves.png": (draw_curves, "length values"),
-    "research/results/price-success.png": (draw_success, "price values"),
-    "research/results/scoreboard-decided.png": (draw_decided, "scoreboard kind")}
+    "research/results/price-success.png": (draw_success, "price values")}

@@ -3,7 +3,6 @@
 A planned run is known from its flags alone, before anything is computed; what is on disk says the
 rest. So an experiment can be stopped at any moment, and nothing has to be kept beside the runs.
 """
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from analysis.runs import is_number, read_run
 from harness.command_line import read_flags
 from harness.credit_file import step_of
 from engine.errors import UserError
-from harness.files import PROJECT, find_folder, is_file, is_there, read_lines
+from harness.files import PROJECT, is_there, read_lines
 from harness.provenance import refuse_other_sources
 from harness.resume import is_finished, refuse_to_overwrite, what_differs
 from harness.identity import run_config
@@ -21,9 +20,7 @@ from harness.settings import Settings, make_settings
 from research.experiments.experiments import Experiment
 from research.experiments.prices import METHODS
 
-# of the default run, whose answers have 46 tokens: of an answer in an evaluation, on one core, and
-# of one in the credit files
-EVALUATED_SECONDS, CREDIT_BYTES = 0.0033, 440
+EVALUATED_SECONDS = 0.0033  # of an answer in an evaluation of the default run, on one core
 
 
 @dataclass
@@ -74,15 +71,6 @@ class PlannedRun:
         return times * s.eval_tasks * (s.eval_answers + (s.eval_modes == "both"))
 
     @property
-    def bytes_on_disk(self) -> int:
-        """What the run will leave: credit files, and checkpoints, of which two can be resumed."""
-        s, model = self.settings, find_folder(self.settings.model) / "model.safetensors"
-        kept = -(-s.steps // s.checkpoint_every) if s.checkpoint_every else 0
-        size = os.path.getsize(model) if is_file(model) else 0
-        credit = CREDIT_BYTES * s.steps * self.answers_a_step
-        return credit + (kept + 2 * min(kept, 2)) * size
-
-    @property
     def command(self) -> list[str]:
         return [str(PROJECT / "train.py"), *self.flags]
 
@@ -130,9 +118,8 @@ class PlannedRun:
 
 def plan_runs(experiment: Experiment, out: str, seeds: int) -> list[PlannedRun]:
     """All arms with seed 0, then all with seed 1, and so on: whatever is finished is paired."""
-    seeds_of = {arm: experiment.seeds_of(arm, seeds) for arm in experiment.arms}
-    return [plan_run(experiment, arm, seed, out) for seed in max(seeds_of.values(), key=len)
-            for arm in experiment.arms if seed in seeds_of[arm]]
+    return [plan_run(experiment, arm, seed, out) for seed in experiment.numbers(seeds)
+            for arm in experiment.arms]
 
 
 def plan_run(experiment: Experiment, arm: str, seed: int, out: str) -> PlannedRun:

@@ -2,7 +2,7 @@
 
     python -m research probes --dry_run         # every command, and what is measured already
     python -m research probes                   # measure what is missing, put seeds together
-    python -m research probes --only baseline
+    python -m research probes --only noise
 
 The interval that a probe prints is about the problems it drew. What the next model would show only
 other seeds can say: seed n draws other problems and answers, and after a third of training it looks
@@ -37,16 +37,9 @@ LOOKED_AT = Experiment(
     common="--questions 8 --answers 8 --steps 20 --checkpoint_every 20 --eval_every 0",
     arms=PLAIN,
     seeds=5)
-WHOLE = Experiment(
-    name="whole",
-    question="What is the model like before and after its training?",
-    common="--questions 8 --answers 8 --steps 60 --checkpoint_every 60 --eval_every 0",
-    arms=PLAIN,
-    seeds=5)
 
 # of some less than one probe measures by itself, as the seeds together measure it better
-PROBES = {"scoreboard": "--batches 20", "noise": "", "phase1": "", "rank": "--questions 8",
-          "sparsity": "", "baseline": ""}
+PROBES = {"scoreboard": "--batches 20", "noise": ""}
 
 FLAGS = {**RUN_FLAGS,
          "seeds": Flag(LOOKED_AT.seeds, "seeds of each probe", least=2, most=10_000),
@@ -60,7 +53,6 @@ class PlannedProbe:
     time: str
     seed: int
     model: Path | None  # None is the shipped one
-    run: Path           # over which the probe sparsity asks how sparse the gradient becomes
     steps: int = 1      # it is measured, or it is not
     answers_a_step: int = 1
 
@@ -83,9 +75,8 @@ class PlannedProbe:
     @property
     def command(self) -> list[str]:
         model = ["--model", str(self.model)] if self.model else []
-        run = ["--run", str(self.run)] if self.probe == "sparsity" else []
         return ["-m", "research", self.probe, "--threads", "1", "--seed", str(self.seed), *model,
-                *run, *PROBES[self.probe].split(), "--out", str(self.folder)]
+                *PROBES[self.probe].split(), "--out", str(self.folder)]
 
     @property
     def seconds_an_answer(self) -> float:
@@ -95,8 +86,6 @@ class PlannedProbe:
 
     def evaluated_after(self, step: int) -> int:
         return 0
-
-    bytes_on_disk = 0
 
     def progress(self) -> tuple[int, float]:
         return 0, 0.0
@@ -117,10 +106,8 @@ def main(argv: list[str]) -> None:
     args = with_defaults(add_flags(Parser("python -m research probes [flags]", __doc__),
                                    FLAGS).read(argv), FLAGS)
     args.processes = args.processes or usable_cores()
-    looked_at = plan_runs(LOOKED_AT, args.out, args.seeds)
-    whole = plan_runs(WHOLE, args.out, args.seeds)
-    trained = looked_at + (whole if args.only in (None, "sparsity") else [])
-    probes = plan_probes([args.only] if args.only else list(PROBES), looked_at, whole)
+    trained = plan_runs(LOOKED_AT, args.out, args.seeds)
+    probes = plan_probes([args.only] if args.only else list(PROBES), trained)
     if args.dry_run:
         list_runs(trained, args.processes)
         return list_runs(probes, args.processes)
@@ -133,16 +120,14 @@ def main(argv: list[str]) -> None:
     end_with(failed)
 
 
-def plan_probes(names: list[str], looked_at: list[PlannedRun],
-                whole: list[PlannedRun]) -> list[PlannedProbe]:
+def plan_probes(names: list[str], trained: list[PlannedRun]) -> list[PlannedProbe]:
     """All probes with seed 0, then all with seed 1, and so on."""
     probes = []
-    for early, run in zip(looked_at, whole):
-        checkpoint = early.folder / f"checkpoints/step_{early.steps:06d}"
+    for run in trained:
+        checkpoint = run.folder / f"checkpoints/step_{run.steps:06d}"
         for name in names:
-            probes.append(PlannedProbe(name, BEFORE, run.seed, None, run.folder))
-            if name != "sparsity":  # it looks at a whole run
-                probes.append(PlannedProbe(name, THIRD, run.seed, checkpoint, run.folder))
+            probes += [PlannedProbe(name, BEFORE, run.seed, None),
+                       PlannedProbe(name, THIRD, run.seed, checkpoint)]
     return probes
 
 

@@ -16,6 +16,7 @@ from harness.files import (PROJECT, is_file, make_folder, paths_in, read_json,
                            replace_text)
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
 from harness.progress import say
+from research.experiments.experiments import EXPERIMENTS
 
 RESULTS = PROJECT / "research/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")
@@ -35,8 +36,9 @@ def main(argv: list[str]) -> None:
 
 
 def is_remade(result: dict) -> bool:
-    """An experiment; not a probe, nor one from before reports kept values."""
-    return result["measured"].startswith("study-") and bool(result.get("values"))
+    """An experiment of today; not a probe, nor one from before reports kept values."""
+    name = result["measured"].removeprefix("study-")
+    return name in EXPERIMENTS and bool(result.get("values"))
 
 
 def write_result(path: Path, result: dict) -> None:

@@ -21,7 +21,6 @@ from harness.credit_reading import read_columns
 from harness.files import is_file, make_folder
 from harness.progress import show_status
 from research.experiments import leaderboard
-from research.experiments.earlier_form import summary_table
 from research.experiments.experiments import EXPERIMENTS, Experiment
 from research.experiments.finished import (END, FEWEST_SEEDS, PRICES, START, OfArm, Study, Values,
                                            cost_of, numbers, paired, read_study,
@@ -31,7 +30,8 @@ from research.experiments.plan import PlannedRun
 from research.experiments.published import made_by
 from research.probes.common import Findings, summary_of, write_findings
 
-OF_RUNS = ("transcript", "appendix", "cost", "credit")  # tables that need more than values
+# tables that need more than values; the last showed that no probe was seen to foretell the board
+OF_RUNS = ("transcript", "cost", "credit", "correlation")
 A_STEP = re.compile(r" *\d+/\d+ ")  # a line of a run's log
 
 
@@ -65,8 +65,6 @@ def report_on(study: Study, folder: Path) -> Findings:
         picture = draw(draw_success, folder / "success.png", values)
     if len(experiment.arms) == 1:
         tables += transcript_table(study.planned[0])
-    if experiment.published:
-        tables.append(summary_table(study))
     return Findings(experiment.name, study.intro(),
                     [*tables, cost_table(study), credit_table(study)], picture, values=values)
 
@@ -74,10 +72,10 @@ def report_on(study: Study, folder: Path) -> Findings:
 def tables_of_values(experiment: Experiment, values: Values) -> list[Table]:
     """Those that need no more than what a result keeps of its runs."""
     if experiment.is_board:
-        tables = leaderboard.make_tables(leaderboard.make_entries(values), experiment.arms)
+        tables = [leaderboard.board_table(values, experiment.arms)]
     else:
         tables = [success_table(values), differences_table(experiment, values)]
-    return [*tables, price_table(values), versus_table(experiment, values)]
+    return [*tables, versus_table(experiment, values)]
 
 
 def made_again(result: dict) -> dict:
@@ -195,24 +193,6 @@ def tokens_beside(runs: dict[int, dict]) -> float:
     extra, trained = (sum(map(sum, numbers(runs, key)))
                       for key in ("extra_tokens", "trained_tokens"))
     return extra / trained if trained else float("nan")
-
-
-def price_table(values: Values) -> Table:
-    """What each arm had reached when it had cost as much as the cheapest run of all."""
-    least = {price: least_cost(values.values(), price) for price in PRICES}
-    rows = []
-    for arm, curves in values.items():
-        reached = [list(success_at(curves, price, least[price]).values()) for price in PRICES]
-        cells = [[np.mean(shares), interval_over_seeds(shares)] for shares in reached]
-        rows.append([arm, len(curves), *sum(cells, [])])
-    formats = {"arm": "", "seeds": "d"}
-    for price in PRICES:
-        formats |= {price: ".1%", f"95% of {price}": ".1%"}
-    headings = {f"95% of {price}": "95% interval" for price in PRICES}
-    headings |= {price: f"{least[price]:,.0f} {words}" for price, words in IN_WORDS.items()}
-    return Table("price", "Held-out success at the price of the cheapest run of all",
-                 by_row(formats, rows), "",
-                 ["straight between evaluations; intervals by Student's t over seeds"], headings)
 
 
 def versus_table(experiment: Experiment, values: Values) -> Table:

@@ -176,10 +176,9 @@ def list_runs(runs: list[PlannedRun], processes: int) -> None:
     finished = sum(state.finished for state in states.values())
     print(f"\n{finished} of {len(runs)} runs are finished")
     if finished < len(runs):
-        new = sum(run.bytes_on_disk for run in runs if not is_there(run.folder))
         print(f"the rest, {processes} at a time: {in_words(seconds_left(runs, states, processes))}"
-              f", and about {new / 1e6:,.0f} MB of disk (where no step is on record, by what the "
-              "shipped model took on one core; other methods than those timed may take longer)")
+              " (where no step is on record, by what the shipped model took on one core; other "
+              "methods than those timed may take longer)")
 
 
 def how_far(run: PlannedRun, state: State) -> str:

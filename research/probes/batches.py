@@ -18,11 +18,11 @@ import torch
 from credit.belief import credit_of_beliefs, thought_lengths
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from harness.own_code import checked_credit
 from harness.load import make
 from engine.rollouts import Rollouts
-from research.probes.methods import choices, rescaling
+from research.probes.methods import choices, rescale_of
 from research.probes.world import ONE, OPENING, PROMPT, World, is_right
 
 # stand here with values that are exact: critic, one-step, vine, hindsight, belief, deletion
@@ -60,7 +60,7 @@ def list_weights(world: World, batches: Batches, advantage: torch.Tensor,
                  progress=lambda share: None) -> Listed:
     """Of each --mitigation, rescaled as in training. A weighting may look at `advantage`."""
     def weight_of(name, weigh, rollouts):
-        return token_weight(weigh, name, rollouts, None, rescaling(name))[0]
+        return rescaled_weight(weigh, name, rollouts, None, rescale_of(name))[0]
 
     weightings = {**choices()[0], "oracle": lambda rollouts: rollouts.true_credit.abs()}
     return on_every_batch(world, batches, weightings, weight_of, advantage, progress)
@@ -118,7 +118,7 @@ def function_of(chosen) -> Callable | None:
 def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
     """A group of these answers. Hidden states and attention come from one look at all answers."""
     part = {name: value[rows] for name, value in vars(rollouts).items() if torch.is_tensor(value)}
-    for name in ("texts", "responses"):
+    for name in ("texts", "answers"):
         part[name] = [getattr(rollouts, name)[i] for i in rows.tolist()]
     part["scores"] = {name: value[rows] for name, value in rollouts.scores.items()}
     seen = rollouts.forward.look(rollouts, attention=True)

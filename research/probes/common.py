@@ -11,7 +11,7 @@ things; python -m research NAME runs it:
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,16 +181,6 @@ def gradients(policy: Policy, rollouts: Rollouts,
             gradient = gradient_of(policy, (coefficient[rows] * log_prob).sum())
             total[name] = total[name] + gradient if name in total else gradient
     return total
-
-
-def answer_gradients(policy: Policy, rollouts: Rollouts,
-                     coefficients: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The same gradients, answer by answer."""
-    for b in range(len(rollouts.mask)):
-        row = torch.tensor([b], device=rollouts.mask.device)
-        log_prob = response_log_probs(policy.model, rollouts, row)[0]
-        yield [gradient_of(policy, (coefficient[b] * log_prob).sum())
-               for coefficient in coefficients]
 
 
 def gradient_of(policy: Policy, number: torch.Tensor) -> torch.Tensor:

@@ -72,7 +72,8 @@ POINTS = 41             # of a curve, as it is kept
 
 def measure(probe: Probe) -> Findings:
     args = probe.args
-    lengths, rates = read_lengths(args.lengths), read_rates(args.rates)
+    lengths = read_numbers("lengths", args.lengths, int, 6, MOST_LENGTH, fewest=2)  # for a trend
+    rates = read_numbers("rates", args.rates, float, 1e-9, 10)
     cells = list(product(METHODS, lengths))
     drawn = range(RATE_SEEDS_FROM + args.seed, RATE_SEEDS_FROM + args.seed + args.rate_seeds)
     progress = Progress(rates=args.rate_seeds * len(rates), training=args.seeds)
@@ -96,25 +97,16 @@ def measure(probe: Probe) -> Findings:
                     "an hour and a half of one core", values={"cells": values})
 
 
-def read_lengths(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    are_lengths = all(part.isdecimal() and len(part) < 10 and 6 <= int(part) <= MOST_LENGTH
-                      for part in parts)
-    if not are_lengths or len(set(parts)) < 2:
-        raise UserError(f"--lengths {shortened(text)} should be at least two different numbers of "
-                        f"tokens, 6 to {MOST_LENGTH}, with commas between them")
-    return sorted({int(part) for part in parts})
-
-
-def read_rates(text: str) -> list[float]:
+def read_numbers(flag: str, text: str, kind: type, least: float, most: float,
+                 fewest: int = 1) -> list:
     try:
-        rates = sorted({float(part) for part in text.split(",")})
+        numbers = sorted({kind(part) for part in text.split(",")})
     except ValueError:
-        rates = []
-    if not rates or not all(0 < rate <= 10 for rate in rates):
-        raise UserError(f"--rates {shortened(text)} should be learning rates above 0 and up to 10, "
-                        "with commas between them")
-    return rates
+        numbers = []
+    if len(numbers) < fewest or not all(least <= number <= most for number in numbers):
+        raise UserError(f"--{flag} {shortened(text)} should be different numbers, {least:g} to "
+                        f"{most:g}, with commas between them, {fewest} at least")
+    return numbers
 
 
 def train_all(args: SimpleNamespace, jobs: list[tuple], part: str, progress: Progress) -> dict:

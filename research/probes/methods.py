@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from harness.own_code import checked_credit
 from engine.policy import Policy, derived_seed
@@ -28,7 +28,7 @@ def functions_first(functions: dict) -> dict:
     return {name: functions[name] for name in names}
 
 
-def rescaling(name: str) -> str:
+def rescale_of(name: str) -> str:
     """The --rescale that a run with this weighting has by default."""
     return "none" if name in NEVER_RESCALED else "mean"
 
@@ -36,14 +36,14 @@ def rescaling(name: str) -> str:
 @dataclass
 class Methods:
     """Weightings are paired with plain GRPO's advantage, advantages with weights of 1."""
-    mitigations: dict[str, Callable]
+    weightings: dict[str, Callable]
     advantages: dict[str, Callable]
 
     def weights(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each weighting, as the loss would take it."""
-        return {name: token_weight(mitigation, name, for_method(name, rollouts, policy), policy,
-                                   rescaling(name))[0]
-                for name, mitigation in self.mitigations.items() if name not in without}
+        return {name: rescaled_weight(weighting, name, for_method(name, rollouts, policy), policy,
+                                      rescale_of(name))[0]
+                for name, weighting in self.weightings.items() if name not in without}
 
     def credits(self, policy: Policy, rollouts: Rollouts, without=()) -> dict[str, torch.Tensor]:
         """(B, T) of each advantage."""
@@ -69,9 +69,9 @@ def for_method(name: str, rollouts: Rollouts, policy: Policy) -> Rollouts:
 
 def make_methods(policy: Policy, oracle_k: int = 1) -> Methods:
     """All flags as the leaderboard has them; the oracle's number of continuations is given."""
-    mitigations, advantages = choices()
+    weightings, advantages = choices()
     flags = {"oracle": {"oracle_k": oracle_k}, "measured": {"measured_k": MEASURED_K}}
     return Methods({name: make(chosen, flags.get(name, {}), policy)
-                    for name, chosen in mitigations.items()},
+                    for name, chosen in weightings.items()},
                    {name: make(chosen, flags.get(name, {}), policy)
                     for name, chosen in advantages.items() if name not in ALIKE})

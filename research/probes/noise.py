@@ -67,7 +67,7 @@ def measure(probe: Probe) -> Findings:
 
 def left_out(only: str | None, methods: Methods) -> set[str]:
     """What is not measured; plain GRPO and the true gradient always are."""
-    names = {*methods.mitigations, *methods.advantages}
+    names = {*methods.weightings, *methods.advantages}
     asked = set(only.split(",")) if only else names.difference(COSTLY)
     for name in asked - names:
         raise UserError(f"--only {shortened(only)}: there is no method {name}, only "

@@ -127,19 +127,12 @@ def sample_planted(policy: PlantedPolicy, step: int, Q: int, G: int) -> Rollouts
         problems=[None] * Q, prompt_ids=[PROMPT] * Q, group=torch.arange(Q * G) // G, step=step,
         ids=drawn.tokens, mask=drawn.mask, finished=torch.ones(Q * G, dtype=torch.bool),
         log_prob=drawn.log_prob, entropy=drawn.entropy, collision=drawn.collision,
-        texts=texts, responses=["".join(row) for row in texts], section=section,
+        texts=texts, answers=["".join(row) for row in texts], section=section,
         kind=torch.full(drawn.mask.shape, WORD, dtype=torch.uint8),
         scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward),
         generator=torch.Generator().manual_seed(derived_seed("planted credit", s.seed, step)),
         forward=Forward(policy.model, s.micro_batch))
     return replace(rollouts, advantage=grpo(rollouts), true_credit=exact_credit(policy, rollouts))
-
-
-def true_rewards(policy: PlantedPolicy, rollouts: Rollouts) -> torch.Tensor:
-    """(B, T): what each token adds to the reward."""
-    hit = rollouts.ids[:, policy.keys] == torch.tensor(policy.right)
-    nothing = torch.zeros_like(rollouts.log_prob)
-    return nothing.index_add(1, torch.tensor(policy.keys), hit / len(policy.keys))
 
 
 @torch.no_grad()

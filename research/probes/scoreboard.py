@@ -45,7 +45,6 @@ from engine.policy import Policy
 from harness.provenance import provenance
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
-from research.experiments.pictures import draw, draw_decided
 from research.probes.common import OF_A_MODEL, Findings, Flag, Probe, sample_batch
 from research.probes.credit import (
     Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
@@ -91,8 +90,7 @@ def measure(probe: Probe) -> Findings:
     run = write_run(probe.folder / "run", policy, rollouts, credit)
     return Findings("Which tokens earned the reward, and who knows it",
                     introduction(args, policy, rollouts, credit),
-                    [*by_partition, scores, ceiling_table(rollouts, credit)],
-                    draw(draw_decided, probe.folder / "decided.png", by_partition[0].to_json()),
+                    [*by_partition, scores, ceiling_table(rollouts, credit)], None,
                     "some minutes", answers_of(run, policy.tokenizer, [1], 12_000))
 
 

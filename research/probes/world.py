@@ -129,7 +129,7 @@ def describe(model: Qwen2, answers: list[Answer]) -> Rollouts:
         ids=ids, mask=mask, finished=torch.tensor([answer[-1] == END for answer in answers]),
         log_prob=log_probs.gather(2, ids[..., None]).squeeze(-1) * mask,
         entropy=without_rounding(entropy), collision=log_probs.exp().square().sum(-1) * mask,
-        texts=texts, responses=["".join(row) for row in texts], section=section, kind=kind,
+        texts=texts, answers=["".join(row) for row in texts], section=section, kind=kind,
         scores=scores_of(answers), forward=Forward(model, 64))
 
 

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from conftest import ASKED, hand_made, make_mitigation, spoken
+from conftest import ASKED, hand_made, make_weighting, spoken
 from engine.tokens import ANSWER
 from credit.causal_ablation import after_deletion, deletion, without
 
@@ -18,11 +18,11 @@ def test_causal_ablation_by_hand(policy, monkeypatch):
     mask = torch.tensor([[True] * 5, [True] + [False] * 4])
     rollouts = hand_made(mask, ids=torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]]),
                          group=torch.tensor([0, 1]), scores={"reward": torch.tensor([1.0, 0.25])})
-    mitigation = make_mitigation("causal_ablation", {"ablate_every": 2}, policy)
-    weight = mitigation(rollouts, policy)
+    weighting = make_weighting("causal_ablation", {"ablate_every": 2}, policy)
+    weight = weighting(rollouts, policy)
     torch.testing.assert_close(weight, torch.tensor([[1, 0.5, 0, 0.25, 0.5], [0.75, 0, 0, 0, 0]]))
     assert asked == [((0, ()), 4), ((0, (4, 5)), 6), ((0, (4, 5, 6, 7)), 8), ((1, ()), 9)]
-    assert mitigation.metrics == {"extra_tokens": 17}
+    assert weighting.metrics == {"extra_tokens": 17}
 
 
 def test_an_answer_without_a_token_by_hand():
@@ -63,12 +63,12 @@ def test_deletion_against_the_model_asked_row_by_row(policy):
 def test_deletion_samples_nothing(policy):
     rollouts = spoken(policy)
     flags = {"ablate_every": 4, "ablation": "delete"}
-    mitigation = make_mitigation("causal_ablation", flags, policy)
-    weight = mitigation(rollouts, policy)
+    weighting = make_weighting("causal_ablation", flags, policy)
+    weight = weighting(rollouts, policy)
     changes = after_deletion(rollouts, policy, [(0, 0), (0, 4)]).abs()
     assert weight[0, [0, 4]].tolist() == pytest.approx(changes.tolist())
     assert weight[0, 2].item() == pytest.approx(changes.mean().item(), rel=1e-5)
-    assert mitigation.metrics == {} and not weight[3].any()  # no answer section
+    assert weighting.metrics == {} and not weight[3].any()  # no answer section
 
 
 def test_the_reward_of_the_rest_by_hand(policy):

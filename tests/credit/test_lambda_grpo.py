@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import hand_made, make_mitigation
+from conftest import hand_made, make_weighting
 
 LENGTHS = (1, 3, 2, 4)  # z is -1 and 1 in both groups
 
@@ -19,7 +19,7 @@ def batch():
 
 
 def made(policy, start):
-    return make_mitigation("lambda_grpo", {"lambda_init": start, "lambda_lr": 0.1}, policy)
+    return make_weighting("lambda_grpo", {"lambda_init": start, "lambda_lr": 0.1}, policy)
 
 
 def weights_by_hand(exponent):
@@ -47,11 +47,11 @@ def test_lambda_descends_the_loss_through_the_weights(policy, norm):
     def loss(exponent):
         return -(weights_by_hand(exponent) * total / divisor).sum().item()
 
-    mitigation = made(other, 1.0)
-    mitigation(rollouts, other)
-    scalar, slope = mitigation.scalar.module["lambda"], (loss(1.01) - loss(0.99)) / 0.02
+    weighting = made(other, 1.0)
+    weighting(rollouts, other)
+    scalar, slope = weighting.scalar.module["lambda"], (loss(1.01) - loss(0.99)) / 0.02
     assert scalar.grad.item() == pytest.approx(slope, rel=1e-2)
     assert scalar.item() == pytest.approx(1.0 - 0.1 * math.copysign(1, slope), abs=1e-4)
     before = scalar.item()  # where nothing is to be learned momentum alone would move it
-    mitigation(dataclasses.replace(rollouts, advantage=torch.zeros(4, 4)), other)
+    weighting(dataclasses.replace(rollouts, advantage=torch.zeros(4, 4)), other)
     assert scalar.item() == before

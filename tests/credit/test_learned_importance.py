@@ -5,19 +5,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import hand_made, looking, make_mitigation, spoken
+from conftest import hand_made, looking, make_weighting, spoken
 
 
 def made(policy, warmup, rate=1e-2):
     flags = {"importance_warmup": warmup, "importance_lr": rate}
-    return make_mitigation("learned_importance", flags, policy)
+    return make_weighting("learned_importance", flags, policy)
 
 
 def test_it_waits_then_learns(policy):
     """Hidden states of which one direction tells the outcome, and stands at one token: that token
     comes to weigh more."""
     torch.manual_seed(0)
-    mitigation, advantage = made(policy, 120), torch.tensor([1.0, -1.0] * 8)
+    weighting, advantage = made(policy, 120), torch.tensor([1.0, -1.0] * 8)
     hidden = torch.randn(16, 4, policy.model.config.hidden_size) * 0.3
     hidden[:, 2, :8] += 3 * advantage[:, None]
     hidden[:, 2, 8:16] += 3
@@ -25,10 +25,10 @@ def test_it_waits_then_learns(policy):
                                  advantage=advantage[:, None].expand(16, 4)), hidden=hidden)
     losses = []
     for step in range(1, 121):
-        weight = mitigation(dataclasses.replace(rollouts, step=step), policy)
+        weight = weighting(dataclasses.replace(rollouts, step=step), policy)
         assert (weight == 1).all()
-        losses.append(mitigation.metrics["importance_loss"])
-    weight = mitigation(dataclasses.replace(rollouts, step=121), policy)
+        losses.append(weighting.metrics["importance_loss"])
+    weight = weighting(dataclasses.replace(rollouts, step=121), policy)
     assert losses[-1] < 0.1 * losses[0] and weight[:, 2].mean() > 1.5 * weight[:, [0, 1, 3]].mean()
 
 
@@ -54,8 +54,8 @@ def test_it_takes_true_credit_where_it_is_known(policy):
     credit = torch.tensor([[2.0, 0.1, 0.5]] * 4)
     rollouts = looking(hand_made(torch.ones(4, 3, dtype=torch.bool), true_credit=-credit),
                        hidden=hidden)
-    mitigation, again = made(policy, 0), made(policy, 0)
+    weighting, again = made(policy, 0), made(policy, 0)
     for _ in range(200):
-        weight = mitigation(rollouts, policy)
-    again.load_state_dict(mitigation.state_dict())  # also of the part that had no gradient
+        weight = weighting(rollouts, policy)
+    again.load_state_dict(weighting.state_dict())  # also of the part that had no gradient
     torch.testing.assert_close(weight, credit, atol=0.1, rtol=0)

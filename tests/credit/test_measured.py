@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import hand_made, make_mitigation
+from conftest import hand_made, make_weighting
 from credit.measured import measured
 from engine.errors import UserError
 
@@ -26,10 +26,10 @@ def test_oracle_by_hand(policy, monkeypatch):
                          ids=torch.tensor([[4, 6, 0], [4, 5, 6]]),
                          log_prob=torch.tensor([[half, half, 0], [half, -1e-4, half]]),
                          scores={"reward": torch.tensor([1.0, 0.0])})
-    mitigation = make_mitigation("oracle", {"oracle_k": 3}, policy)
+    weighting = make_weighting("oracle", {"oracle_k": 3}, policy)
     size = torch.tensor([[0.1875, 0.375, 0], [0.125, 0, 0.5]])
-    torch.testing.assert_close(mitigation(rollouts, policy), size)
-    assert mitigation.metrics == {"extra_tokens": 5}
+    torch.testing.assert_close(weighting(rollouts, policy), size)
+    assert weighting.metrics == {"extra_tokens": 5}
     two_each = [((0, ()), 4), ((0, (4,)), 6), ((0, ()), 4), ((0, (4, 5)), 6)]  # 3 (1 - p), up
     assert asked == [place for place in two_each for _ in range(2)]
     signed = measured(policy)(rollouts, policy)
@@ -39,4 +39,4 @@ def test_oracle_by_hand(policy, monkeypatch):
 def test_the_oracle_knows_credit_at_temperature_1_alone(policy):
     hot = SimpleNamespace(settings=SimpleNamespace(temperature=1.5))
     with pytest.raises(UserError, match="--temperature 1.5"):
-        make_mitigation("oracle", {}, hot)
+        make_weighting("oracle", {}, hot)

@@ -4,7 +4,7 @@ import dataclasses
 import pytest
 import torch
 
-from conftest import copied, make_mitigation, spoken
+from conftest import copied, make_weighting, spoken
 from engine.tokens import ANSWER, THINK
 from credit.outcome_gradient import importance, reshaped
 
@@ -65,12 +65,12 @@ def test_no_digit_of_float32_depends_on_the_way_of_computing(policy):
     """Alone, an answer is padded less, so kernels add up in another order. That moves the weights
     by float64's rounding, some 1e-12 here, and so by one unit of float32's last place at most."""
     rollouts = spoken(policy)
-    together = make_mitigation("outcome_gradient", {}, policy)(rollouts, policy)
+    together = make_weighting("outcome_gradient", {}, policy)(rollouts, policy)
     for b in (0, 1, 5):
         mask = rollouts.mask & (torch.arange(6) == b)[:, None]
         alone = dataclasses.replace(rollouts, mask=mask,
                                     generator=torch.Generator().manual_seed(3))
-        weight = make_mitigation("outcome_gradient", {}, policy)(alone, policy)
+        weight = make_weighting("outcome_gradient", {}, policy)(alone, policy)
         torch.testing.assert_close(weight[b], together[b], rtol=2 ** -23, atol=0)
 
 
@@ -78,7 +78,7 @@ def test_only_thoughts_that_lead_to_an_answer_are_weighed(policy):
     """Answers 2, 3 and 4 have no answer section; tags and the answer itself weigh 1."""
     rollouts = spoken(policy)
     policy.model.zero_grad()
-    weight = make_mitigation("outcome_gradient", {}, policy)(rollouts, policy)
+    weight = make_weighting("outcome_gradient", {}, policy)(rollouts, policy)
     assert (weight[2:5] == 1).all() and (weight[rollouts.section != THINK] == 1).all()
     for b in (0, 1, 5):
         own = weight[b, (rollouts.section[b] == THINK) & rollouts.mask[b]]

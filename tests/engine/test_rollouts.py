@@ -22,8 +22,8 @@ class OneAnswerTask:
     def __init__(self, score=FINE, labels=lambda count: ([0] * count, [6] * count)):
         self.scores, self.labels = score, labels
 
-    def score(self, problem, response):
-        return self.scores(response) if callable(self.scores) else self.scores
+    def score(self, problem, text):
+        return self.scores(text) if callable(self.scores) else self.scores
 
     def label(self, pieces):
         return self.labels(len(pieces))
@@ -71,7 +71,7 @@ def test_a_score_that_is_none_is_refused(score):
 
 def test_parts_that_only_some_answers_have_are_refused():
     given = iter([{**FINE, "elegance": 1.0}, FINE])
-    said = refusal(OneAnswerTask(lambda response: next(given)))
+    said = refusal(OneAnswerTask(lambda text: next(given)))
     assert "score should return the same parts for every answer, not reward, format" in said
 
 

@@ -71,9 +71,9 @@ def test_recorded_numbers_are_those_of_temperature_1(small_model, vocabulary, te
                       seed=5)
     assert result.mask.any(1).all()
     for b, (row, mask) in enumerate(zip(result.tokens, result.mask)):
-        prompt, response = PROMPTS[b // 3], row[mask].tolist()
+        prompt, answer = PROMPTS[b // 3], row[mask].tolist()
         with torch.no_grad():
-            logits = small_model(torch.tensor([prompt + response]))[0, len(prompt) - 1:-1]
+            logits = small_model(torch.tensor([prompt + answer]))[0, len(prompt) - 1:-1]
         exact = torch.distributions.Categorical(logits=logits)
         collision = exact.probs.square().sum(-1)
         for recorded, expected, tolerance in (

@@ -37,8 +37,8 @@ def test_a_step_takes_pairs_of_the_file(policy, tmp_path):
     assert set(batch.problems) == set(texts) and batch.group.tolist() == [i // 2 for i in range(16)]
     for row in range(16):
         problem = batch.problems[batch.group[row]]
-        assert batch.responses[row] == texts[problem][row % 2]
-        assert bool(batch.finished[row]) == (batch.responses[row] != UNFINISHED)
+        assert batch.answers[row] == texts[problem][row % 2]
+        assert bool(batch.finished[row]) == (batch.answers[row] != UNFINISHED)
         prompt = policy.tokenizer.encode(policy.task.prompt_for(problem)).ids
         assert batch.prompt_ids[row // 2] == prompt
     assert pairs.sample().problems == batch.problems

@@ -18,7 +18,7 @@ from analysis.account import stages, told
 from analysis.answers import answers_of
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
-from grpo import (gradient_size, group_mean, group_z_score, length_factor, policy_loss,
+from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
 from harness.credit_reading import read_credit
 from harness.identity import run_config
@@ -121,21 +121,22 @@ def test_every_line_is_what_the_function_it_names_computes(run, batch, follow_it
     weight = outcome_conditional(batch, think_discount=settings["think_discount"]) * trained
     assert numbers(lines["weight"][0])[0] == pytest.approx(float(weight[b, t]), rel=5e-3)
     kept = dataclasses.replace(batch, mask=trained)
-    factor = rescaling(weight, kept, "mean")
+    rescale = rescaling(weight, kept, "mean")
     assert numbers(lines["rescaling"][0])[1:] == pytest.approx(
-        [factor, float(weight[b, t] * factor)], rel=1e-3)
-    m = length_factor(kept, "sequence", 40)
-    assert numbers(lines["loss norm"][0])[-2:] == pytest.approx([float(m[b]), int(trained.sum())],
-                                                                rel=1e-3)
+        [rescale, float(weight[b, t] * rescale)], rel=1e-3)
+    length_scale = length_scaling(kept, "sequence", 40)
+    assert numbers(lines["loss norm"][0])[-2:] == pytest.approx(
+        [float(length_scale[b]), int(trained.sum())], rel=1e-3)
     log_prob = torch.zeros_like(batch.log_prob)
     log_prob[b, t] = log_probs[chosen]
-    loss = policy_loss(log_prob, batch.advantage, weight * factor * m, trained, trained.sum())
+    coefficient = weight * rescale * length_scale
+    loss = policy_loss(log_prob, batch.advantage, coefficient, trained, trained.sum())
     loss.backward()
     assert close(lines["term"][0], loss)
     assert close(lines["s"][0], torch.nn.functional.one_hot(chosen, len(p)).sub(p).norm())
     assert close(lines["gradient"][0], logits.grad.norm())
-    sizes = batch.advantage[b].abs() * (weight * factor)[b] * gradient_size(batch.log_prob,
-                                                                            batch.collision)[b]
+    size = gradient_size(batch.log_prob, batch.collision)[b]
+    sizes = batch.advantage[b].abs() * (weight * rescale)[b] * size
     larger = (sizes > sizes[t]) & batch.mask[b]
     assert numbers(lines["rank"][0])[:2] == [1 + int(larger.sum()), int(batch.length[b])]
 

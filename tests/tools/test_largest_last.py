@@ -22,12 +22,12 @@ SMALL = [
 ]
 
 
-def parts(response, problem=(3, 12, 7)):
-    score = Task().score(problem, response)
+def parts(text, problem=(3, 12, 7)):
+    score = Task().score(problem, text)
     return score["reward"], score["format"], score["answer"]
 
 
-@pytest.mark.parametrize("response, reward, well_formed, right", [
+@pytest.mark.parametrize("text, reward, well_formed, right", [
     (" hmm.</think>\n<answer> ( 7 - 3 ) + 12</answer><|im_end|>", 1.1, 1, 1),
     (" hmm.</think>\n<answer>3, 7, 12</answer>", 1.1, 1, 1),
     (" hmm.</think>\n<answer> ( 12 + 3 ) + 7</answer><|im_end|>", 0.1, 1, 0),
@@ -43,8 +43,8 @@ def parts(response, problem=(3, 12, 7)):
     ("</think><answer>3 7 12</answer><answer>3</answer>", 1.1, 1, 1),  # the first one counts
     ("\x00é\ud83d<answer>" + "9" * 5000, 0.0, 0, 0),
 ])
-def test_the_score_by_hand(response, reward, well_formed, right):
-    assert parts(response) == (pytest.approx(reward), well_formed, right)
+def test_the_score_by_hand(text, reward, well_formed, right):
+    assert parts(text) == (pytest.approx(reward), well_formed, right)
 
 
 def test_nothing_held_out_is_ever_trained_on():

@@ -38,7 +38,7 @@ def test_every_mitigation_can_be_seen_on_recorded_tokens(recorded, name, capsys)
     "name", ["equal_gradient", "attention_credit", "outcome_conditional"])
 def test_what_is_seen_is_what_training_would_have_done(recorded, name, tmp_path):
     """The weights of the preview against those of a run that samples the same batch with that
-    mitigation."""
+    weighting."""
     train.main([*SHORT, "--mitigation", name, "--steps", "1", "--out", str(tmp_path / "x")])
     with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
         trained = credit["weight"]

@@ -47,7 +47,7 @@ def test_what_is_printed_is_what_the_model_answered(run, ask, policy, monkeypatc
     monkeypatch.setattr(sample, "MARKED_BELOW", 0)
     printed = ask(run, "3 5 7 22", "--greedy", "--step", "0", "--max_new_tokens", "60")
     rollouts = policy.ask([Problem((3, 5, 7), 22)], 1, seed=0, greedy=True)
-    assert "".join(rollouts.responses[0].split()) in "".join(printed.split())
+    assert "".join(rollouts.answers[0].split()) in "".join(printed.split())
     verdict = "right" if rollouts.scores["answer"][0] else "wrong"
     assert (f"before training   {verdict}   reward {rollouts.reward[0]:.2f}   "
             f"{rollouts.length[0]} tokens\n") in printed

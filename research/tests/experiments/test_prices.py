@@ -9,15 +9,9 @@ from research.experiments.published import RESULTS
 
 def test_steps_follow_from_the_time_there_is():
     """640 answers in all, 32 a step, evaluated four times: 20 steps, one evaluation each 5."""
-    assert prices.arm_of("vine", "4x8-2.5e-4", 640, 4) == {
+    assert prices.at_equal_time(64, {"vine": 0.1}) == {
         "vine-4x8-2.5e-4": "--advantage vine --questions 4 --answers 8 --learning_rate 2.5e-4 "
                            "--steps 20 --eval_every 5"}
-
-
-def test_every_method_tries_three_batches_and_three_rates():
-    cells = [arm.removeprefix("measured8-") for arm in prices.choices() if "measured8" in arm]
-    assert len(prices.choices()) == 5 * len(prices.METHODS)
-    assert cells == ["4x4-1.2e-4", "4x4-2.5e-4", "4x4-5e-4", "2x4-2.5e-4", "4x8-2.5e-4"]
 
 
 def test_the_chosen_cells_are_those_that_were_highest_after_the_same_time():
@@ -27,7 +21,7 @@ def test_the_chosen_cells_are_those_that_were_highest_after_the_same_time():
     for row in sorted(rows, key=lambda row: row["seconds"]):
         method, _, cell = row["arm"].partition("-")
         best[method] = cell
-    assert prices.CHOSEN == best
+    assert {method: cell for method, (_, _, cell) in prices.METHODS.items()} == best
 
 
 def test_the_rates_of_the_finals_are_those_that_ended_highest():

@@ -34,32 +34,6 @@ def test_a_number_is_the_median_and_its_interval_the_range():
     assert together.finding.startswith("Medians of 3 seeds, ")
 
 
-def small(columns, rows):
-    cells = {column: ("", [row[i] for row in rows]) for i, column in enumerate(columns)}
-    return Table("small", "Small", cells)
-
-
-def test_rows_are_told_apart_by_as_many_cells_as_it_takes():
-    """An empty first cell stands for the one above: ("mean", 7) and ("mean", 15) are two rows."""
-    columns = ("baseline", "others", "noise")
-    together = over_seeds([small(columns, [["mean", 7, 1.0], ["", 15, 2.0]]),
-                           small(columns, [["mean", 7, 3.0], ["", 15, 6.0]])])
-    assert together.rows == [("mean", 7, 2.0), ("", 15, 4.0)]
-
-
-def test_an_interval_is_about_the_number_before_it_or_of_its_own():
-    """8 minus 2 is no number of the table: its middle is 1 and 3, though 1.5 lies in the first
-    interval. Otherwise 0.1 and 0.2 are what the intervals are about."""
-    columns = ("rank of", "at 8", "8 minus 2, 95%")
-    together = over_seeds([small(columns, [["A", 1.5, (0.0, 2.0)]]),
-                           small(columns, [["A", 6.0, (2.0, 4.0)]])])
-    assert together.rows == [("A", 3.75, (1.0, 3.0))]
-    columns = ("rank of", "at 8", "95%")
-    together = over_seeds([small(columns, [["A", 0.1, (0.0, 0.9)]]),
-                           small(columns, [["A", 0.2, (0.1, 0.9)]])])
-    assert together.rows[0][2] == (0.1, 0.2)
-
-
 def numbers_of(probe, seed_table, commit="a" * 40, seconds=10.0):
     probe.folder.mkdir(parents=True)
     numbers = {"measured": probe.probe, "quick_look": False, "settings": {},
@@ -73,8 +47,7 @@ def numbers_of(probe, seed_table, commit="a" * 40, seconds=10.0):
 def measured(tmp_path, monkeypatch):
     """Three seeds of one probe are there."""
     monkeypatch.chdir(tmp_path)
-    planned = [PlannedProbe("baseline", "third", seed, Path("model"), Path("run"))
-               for seed in range(3)]
+    planned = [PlannedProbe("noise", "third", seed, Path("model")) for seed in range(3)]
     for probe, seed_table in zip(planned, SEEDS):
         numbers_of(probe, seed_table)
     return planned
@@ -82,11 +55,11 @@ def measured(tmp_path, monkeypatch):
 
 def test_the_seeds_of_a_probe_are_one_result(measured, capsys):
     gather(measured)
-    command = "python -m research publish results/study-probes/baseline-third"
-    assert f"baseline-third: 3 seeds; {command}" in capsys.readouterr().out
-    numbers = json.loads(Path("results/study-probes/baseline-third/numbers.json").read_text())
-    assert numbers["name"] == "baseline_third" and numbers["measured"] == "baseline"
-    assert numbers["command"] == "python -m research probes --only baseline"
+    command = "python -m research publish results/study-probes/noise-third"
+    assert f"noise-third: 3 seeds; {command}" in capsys.readouterr().out
+    numbers = json.loads(Path("results/study-probes/noise-third/numbers.json").read_text())
+    assert numbers["name"] == "noise_third" and numbers["measured"] == "noise"
+    assert numbers["command"] == "python -m research probes --only noise"
     assert numbers["seconds"] == 30.0 and numbers["in_short"] == []
     assert numbers["tables"][0]["rows"][0]["decided"] == 0.2
 
@@ -97,10 +70,10 @@ def test_it_is_published_under_its_own_name_with_the_codes_that_made_it(
     path.write_text(path.read_text().replace("a" * 40, "b" * 40))
     gather(measured)
     monkeypatch.setattr(published, "RESULTS", tmp_path / "kept")
-    path = published.publish(Path("results/study-probes/baseline-third"))
-    assert path == tmp_path / "kept/baseline_third.json"
+    path = published.publish(Path("results/study-probes/noise-third"))
+    assert path == tmp_path / "kept/noise_third.json"
     assert [code["runs"] for code in json.loads(path.read_text())["made_by"]] == [
-        ["baseline-third-s0", "baseline-third-s1"], ["baseline-third-s2"]]
+        ["noise-third-s0", "noise-third-s1"], ["noise-third-s2"]]
 
 
 def test_one_seed_has_no_interval(measured, capsys):
@@ -110,23 +83,18 @@ def test_one_seed_has_no_interval(measured, capsys):
 
 
 def test_each_probe_looks_at_the_model_before_and_after_a_third(tmp_path):
-    looked_at, whole = (plan_runs(experiment, str(tmp_path), 2)
-                        for experiment in (probes.LOOKED_AT, probes.WHOLE))
-    planned = plan_probes(["rank", "sparsity"], looked_at, whole)
-    assert [probe.name for probe in planned[:4]] == [
-        "rank-before-s0", "rank-third-s0", "sparsity-before-s0", "rank-before-s1"]
+    planned = plan_probes(["noise", "scoreboard"], plan_runs(probes.LOOKED_AT, str(tmp_path), 2))
+    assert [probe.name for probe in planned[:5]] == [
+        "noise-before-s0", "noise-third-s0", "scoreboard-before-s0", "scoreboard-third-s0",
+        "noise-before-s1"]
     assert planned[0].model is None
     assert planned[1].model == tmp_path / "third/none-s0/checkpoints/step_000020"
-    assert whole[0].folder == tmp_path / "whole/none-s0" and planned[1].run == whole[0].folder
-    assert f"--run {whole[0].folder}" in " ".join(planned[2].command)
-    assert "--run" not in planned[1].command and planned[1].command[1:3] == ["research", "rank"]
-    assert looked_at[0].steps * 3 == whole[0].steps
-    assert whole[0].settings.checkpoint_every == whole[0].steps
+    assert planned[1].command[1:3] == ["research", "noise"]
 
 
 def test_what_is_measured_and_what_was_measured_with_other_flags(measured):
     assert measured[0].state() == State(1, 10.0, True)
-    later = PlannedProbe("baseline", "third", 7, Path("model"), Path("run"))
+    later = PlannedProbe("noise", "third", 7, Path("model"))
     assert later.state() == State()
     path = measured[1].folder / "numbers.json"
     path.write_text(path.read_text().replace("--seed 1", "--seed 1 --questions 3"))
@@ -137,11 +105,9 @@ def test_what_is_measured_and_what_was_measured_with_other_flags(measured):
 
 def test_a_dry_run_lists_runs_and_probes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    main(["probes", "--dry_run", "--seeds", "2", "--only", "phase1"])
+    main(["probes", "--dry_run", "--seeds", "2", "--only", "noise"])
     printed = capsys.readouterr().out
     assert "runs/study/third/none-s1  (not begun)" in printed
-    assert "results/probes/phase1-third-s1  (not begun)" in printed
-    assert "results/probes/rank" not in printed and "0 of 4 runs are finished" in printed
-    main(["probes", "--dry_run", "--seeds", "2", "--only", "sparsity"])
-    assert "runs/study/whole/none-s1  (not begun)" in capsys.readouterr().out
+    assert "results/probes/noise-third-s1  (not begun)" in printed
+    assert "results/probes/scoreboard" not in printed and "0 of 4 runs are finished" in printed
     assert not list(tmp_path.iterdir())

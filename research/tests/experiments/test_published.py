@@ -1,7 +1,6 @@
 """Results beside the pages: published once, written into the pages, and what has changed since."""
 import json
 
-import numpy as np
 import pytest
 
 from analysis.tables import Table, by_row
@@ -21,11 +20,6 @@ TABLE = Table("success", "Success", by_row(
 
 SIZES = Table("success by size", "By size", by_row(
     {"": "", "share, all": ".1%"}, [["size: abs(t) > 3", 0.5], ["size: abs(t) < 1", 0.25]]))
-
-
-AREA = Table("area", "By length", by_row(
-    {"length": "", "arm": "", "lead": ".1%"},
-    [["16", "gae", 0.5], ["", "vine", 0.25], ["32", "gae", 0.125], ["", "vine", 0.75]]))
 
 
 LOG = Table("log", "A log", {"line": ("", ["   1/2  0.5", " ..."])})
@@ -49,22 +43,6 @@ def test_a_published_table_is_what_todays_rules_make_of_its_values(path):
     assert again["in_short"] == result["in_short"]
     for found, stored in zip(again["tables"], result["tables"], strict=True):
         assert pages.table_of(found).to_markdown() == pages.table_of(stored).to_markdown()
-
-
-def test_the_lead_of_the_control_follows_from_the_values_on_file():
-    """Six pairs of seeds, and plain GRPO's twelve."""
-    result = json.loads((published.RESULTS / "finals.json").read_text())
-    late = {arm: {seed: np.mean(run["success"][1:]) for seed, run in result["values"][arm].items()}
-            for arm in ("none", "measured")}
-    pairs = np.array([late["measured"][seed] - late["none"][seed] for seed in late["measured"]])
-    reach = 2.5706 * pairs.std(ddof=1) / np.sqrt(6)  # t of five degrees of freedom
-    [board] = [table for table in result["tables"] if table["name"] == "board"]
-    [row] = [row for row in board["rows"] if row["arm"] == "measured"]
-    assert len(pairs) == 6 and len(late["none"]) == 12
-    assert [row["ahead"], *row["95%"]] == pytest.approx(
-        [pairs.mean(), pairs.mean() - reach, pairs.mean() + reach], abs=1e-5)
-    assert row["all"] == pytest.approx(np.mean(list(late["measured"].values()))
-                                       - np.mean(list(late["none"].values())))
 
 
 def test_tables_are_written_where_they_differ(results, monkeypatch, capsys):
@@ -91,7 +69,7 @@ def results(tmp_path, monkeypatch):
     folder.mkdir()
     result = {"command": "python -m research small", "day": "2026-11-21", "git_commit": "a" * 40,
               "versions": {"torch": "2.13.0"},
-              "tables": [table.to_json() for table in (TABLE, SIZES, AREA, LOG)]}
+              "tables": [table.to_json() for table in (TABLE, SIZES, LOG)]}
     (folder / "small.json").write_text(json.dumps(result))
     return folder
 
@@ -101,7 +79,6 @@ def results(tmp_path, monkeypatch):
     ("number small success rloo; middle; end", "-"),
     ("number small success rloo; end; 95%", "-1.0 to +50.0"),
     ("number small success by size size: abs(t) > 3; share, all", "50.0%"),
-    ("number small area 32; vine; lead", "75.0%"),  # an empty cell stands for the one above
     ("interval small success none; end; 95%", "50.0% (+1.0 to +2.0)"),
     ("table small success by size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
     ("words small success", "\nrloo is behind.\n"),
@@ -121,11 +98,8 @@ def test_a_source_names_the_codes_that_made_the_runs(results):
     result = json.loads((results / "small.json").read_text())
     result["made_by"] = [{"git_commit": code * 40, "runs": []} for code in "bc"]
     (results / "small.json").write_text(json.dumps(result))
-    result["command"] = "python -m truth.small --seed 1"  # as it was typed at those commits
-    (results / "small.json").write_text(json.dumps(result))
     made = pages.fill("<!-- source small --><!-- end -->", "p")
     assert "commit bbbbbbb and ccccccc" in made
-    assert "`python -m research small --seed 1` (then `python -m truth.small --seed 1`)" in made
 
 
 @pytest.mark.parametrize("marked, complaint", [

@@ -15,7 +15,7 @@ from harness.flags import Flag
 from engine.forward import response_log_probs
 from research import __main__ as overview
 from research.probes.common import (
-    COMMON, OF_A_MODEL, Findings, answer_gradients, command_of, gradients, run_probe)
+    COMMON, OF_A_MODEL, Findings, command_of, gradients, run_probe)
 from research.probes.progress import Progress
 
 KNOWN = {**OF_A_MODEL, "answers": Flag(8, "answers", least=2, quick=2),
@@ -62,7 +62,7 @@ def test_a_quick_look_says_what_to_type(tmp_path, capsys):
 
 def test_the_command_leaves_out_what_changes_no_number():
     typed = {"quick": True, "all": True, "out": "x", "processes": 3, "model": "runs/it's"}
-    assert command_of("rank", typed) == "python -m research rank --model 'runs/it'\"'\"'s'"
+    assert command_of("noise", typed) == "python -m research noise --model 'runs/it'\"'\"'s'"
 
 
 def test_a_folder_is_not_overwritten_and_appears_whole_or_not_at_all(tmp_path):
@@ -108,25 +108,18 @@ def test_the_overview_does_not_wait_for_imports_that_it_does_not_need():
     assert printed.stdout == "[]\n", printed.stderr
 
 
-PROBES = [("baseline", "baseline", 0), ("rank", "z-score", 0), ("length", "arm", 1)]
-
-
-@pytest.mark.parametrize("name, first, pictures", PROBES)
-def test_a_quick_run_has_a_table_and_a_page(name, first, pictures, tmp_path, learner, capsys):
-    model = ["--model", str(learner)] if name != "length" else []
-    overview.main([name, "--quick", "--threads", "1", *model, "--out", str(tmp_path / "x")])
+def test_a_quick_run_has_a_table_and_a_page(tmp_path, capsys):
+    overview.main(["length", "--quick", "--threads", "1", "--out", str(tmp_path / "x")])
     numbers = json.loads((tmp_path / "x/numbers.json").read_text())
-    assert numbers["measured"] == name and numbers["quick_look"] and numbers["in_short"]
-    assert first in numbers["tables"][0]["columns"]
+    assert numbers["measured"] == "length" and numbers["quick_look"] and numbers["in_short"]
     assert all(row for table in numbers["tables"] for row in table["rows"])
     sizes = [picture.stat().st_size for picture in (tmp_path / "x").glob("*.png")]
     page = (tmp_path / "x/report.html").read_text()
-    assert len(sizes) == page.count("data:image/png") == pictures
-    assert all(size > 5000 for size in sizes)
+    assert len(sizes) == page.count("data:image/png") == 1 and sizes[0] > 5000
 
 
 def test_gradients_of_single_log_probs(small_model, rollouts):
-    """Several from one forward pass are each their own backward pass; answers add up."""
+    """Several from one forward pass are each their own backward pass."""
     policy = SimpleNamespace(model=small_model, settings=SimpleNamespace(micro_batch=4))
     places = rollouts.mask.float() * torch.arange(rollouts.mask.shape[1])
     coefficients = {"one": rollouts.advantage, "two": places}
@@ -138,8 +131,6 @@ def test_gradients_of_single_log_probs(small_model, rollouts):
         expected = torch.cat([p.grad.flatten() for p in small_model.parameters()])
         rounding = dict(rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
         torch.testing.assert_close(at_once[name], expected, **rounding)
-        by_answer = sum(parts[0] for parts in answer_gradients(policy, rollouts, [coefficient]))
-        torch.testing.assert_close(by_answer, expected, **rounding)
     small_model.zero_grad(set_to_none=True)
 
 

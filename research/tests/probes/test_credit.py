@@ -18,7 +18,7 @@ from harness.settings import Settings
 from research.probes.credit import chain, true_credit
 from research.probes.direction import Directions
 from research.probes.planted import (
-    PROMPT, draw_answers, planted_policy, sample_planted, true_rewards, worths)
+    PROMPT, draw_answers, planted_policy, sample_planted, worths)
 from research.probes.world import TEXTS, make_world
 
 ROUNDING = dict(rtol=1e-4, atol=1e-5)  # two orders of computing the same numbers
@@ -115,6 +115,7 @@ def planted():
 
 def test_planted_values_are_those_of_all_answers(planted):
     """All 4,096 answers, each with its probability by the training forward pass."""
+    assert planted.keys == [1, 4]
     rollouts = sample_planted(planted, 1, 1, 2)
     every = torch.tensor(list(itertools.product(range(4), repeat=6)))
     whole = replace(rollouts, ids=every, mask=torch.ones_like(every, dtype=torch.bool),
@@ -164,16 +165,6 @@ def test_measured_credit_finds_what_is_planted(planted):
     assert torch.corrcoef(at_keys)[0, 1] > 0.95
     between = [t for t in range(6) if t not in keys]
     assert credit.value[:, between].abs().max() < at_keys[1].abs().max() / 2
-
-
-def test_true_rewards_add_up_and_stand_at_the_keys(planted):
-    rollouts, between = sample_planted(planted, 4, 2, 4), [0, 2, 3, 5]
-    rewards = true_rewards(planted, rollouts)
-    assert planted.keys == [1, 4]
-    torch.testing.assert_close(rewards.sum(1), rollouts.reward)
-    assert not rewards[:, between].any() and not rollouts.true_credit[:, between].any()
-    total = rollouts.true_credit.sum(1) + worths(planted)[()]
-    torch.testing.assert_close(total, rollouts.reward)
 
 
 def test_directions_are_those_of_all_pairs():

@@ -11,7 +11,7 @@ import torch
 import grpo
 from conftest import StateIdea, gradients
 from credit.hindsight import taught
-from credit.weight import token_weight
+from credit.weight import rescaled_weight
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
@@ -75,7 +75,7 @@ def brute(world, name: str | None, advantage: str, G: int = 2):
     for group in itertools.product(range(n), repeat=G):
         rows = rows_of(world.rollouts, torch.tensor(group))
         chance = world.probability[list(group)].prod()
-        weight = token_weight(lambda rollouts, policy: weigh(rollouts), name, rows)[0]
+        weight = rescaled_weight(lambda rollouts, policy: weigh(rollouts), name, rows)[0]
         world.model.zero_grad()
         log_prob = response_log_probs(world.model, rows, torch.arange(G))
         policy_loss(log_prob, spread(rows), weight, rows.mask, -float(G)).backward()

@@ -5,8 +5,7 @@ import pytest
 
 from engine.errors import UserError
 from research.probes import length
-from research.probes.length import (METHODS, at_equal_tokens, best_rate, leads_table, read_lengths,
-                                    read_rates, trend_table)
+from research.probes.length import METHODS, at_equal_tokens, best_rate, leads_table, trend_table
 
 
 def test_success_at_equal_tokens():
@@ -53,12 +52,6 @@ def test_the_best_rate_is_the_lowest_of_equals():
     assert best_rate(tuned, "x", sorted(means), range(1)) == 0.1
 
 
-@pytest.mark.parametrize("text", ["", "1e-3,x", "0,1e-3", "1e-3,nan", "11"])
-def test_what_is_no_learning_rate_is_refused(text):
-    with pytest.raises(UserError, match="--rates"):
-        read_rates(text)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_spends_the_same_tokens(method):
     """Monte Carlo's continuations count: its steps are fewer."""
@@ -86,8 +79,12 @@ def test_a_policy_that_is_sure_of_a_wrong_symbol_is_stuck(monkeypatch):
     assert all_alike(2 / 3) and not all_alike(1.0)
 
 
-@pytest.mark.parametrize("text", ["8", "8,8", "6,5", "8," + "9" * 5000, "8,100001", "8,x"])
-def test_lengths_are_read_with_their_bounds(text):
-    with pytest.raises(UserError, match="two different numbers of tokens, 6 to 100000") as error:
-        read_lengths(text)
+@pytest.mark.parametrize("flag, text", [
+    *(("lengths", text) for text in ("8", "8,8", "6,5", "8," + "9" * 5000, "8,100001", "8,x")),
+    *(("rates", text) for text in ("", "1e-3,x", "0,1e-3", "1e-3,nan", "11"))])
+def test_lengths_and_rates_are_read_with_their_bounds(flag, text):
+    args = SimpleNamespace(**{"lengths": "8,16", "rates": "1e-3,1e-2", flag: text})
+    words = f"--{flag} .* should be different numbers, .* to (100000|10), .*, [12] at least"
+    with pytest.raises(UserError, match=words) as error:
+        length.measure(SimpleNamespace(args=args))
     assert len(str(error.value)) < 300
