@@ -16,7 +16,7 @@ from engine.errors import BrokenModel
 from engine.packing import SharedPrompts, send
 from engine.processes import refuse_undefined, reshard_layers
 from engine.rollouts import Rollouts
-from engine.sampler import distribution_of
+from engine.sampler import Distribution
 from qwen2_model import Qwen2
 
 LOGITS_AT_ONCE = 2 ** 26  # at most so many float32 logits exist at the same time, or twice bfloat16
@@ -35,8 +35,9 @@ def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> 
 
 def token_places(rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
     """(n,): where the generated tokens of these rows stand in (rows, T), laid end to end."""
-    length = torch.tensor([rollouts.lengths[row] for row in rows.tolist()])[:, None]
-    is_token = torch.arange(rollouts.ids.shape[1]) < length
+    answers = rollouts.lists[1]
+    length = torch.tensor([len(answers[row]) for row in rows.tolist()])
+    is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
     return send(is_token.flatten().nonzero().squeeze(1), rollouts.ids.device)
 
 
@@ -62,11 +63,12 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor):
         prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
     """
     device = rollouts.ids.device
+    group_of, tokens = rollouts.lists
     numbers = rows.tolist()  # here alone an update waits for a GPU in every micro-batch
-    groups = [rollouts.groups[row] for row in numbers]
+    groups = [group_of[row] for row in numbers]
     distinct = sorted(set(groups))
     prompts = [rollouts.prompt_ids[group] for group in distinct]
-    answers = [rollouts.answers[row][:-1] for row in numbers]
+    answers = [tokens[row][:-1] for row in numbers]
     prompt_lengths = [len(prompt) for prompt in prompts]
     prompt_of = torch.tensor([distinct.index(group) for group in groups], dtype=torch.long)
     shared = SharedPrompts(prompt_lengths, [len(answer) for answer in answers], prompt_of)
@@ -86,10 +88,11 @@ def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[tor
     parts than another gets empty ones at the end: engine/sharded.py says why.
     """
     def count_tokens(part):
+        group_of, tokens = rollouts.lists
         answers = part.flatten().tolist()
-        prompts = sum(len(rollouts.prompt_ids[group])
-                      for group in {rollouts.groups[row] for row in answers})
-        return prompts + sum(rollouts.lengths[row] for row in answers)
+        groups = {group_of[row] for row in answers}
+        return (sum(len(rollouts.prompt_ids[group]) for group in groups)
+                + sum(len(tokens[row]) for row in answers))
 
     parts = [part for part in rows.split(size) if len(part)]
     parts.sort(key=count_tokens, reverse=True)
@@ -108,7 +111,7 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
         states = model.model(ids, shared.positions, shared)[predicts[mask]]
         parts = []
         for h, y in zip(states.split(size), rollouts.ids[rows][mask].split(size)):
-            parts.append(torch.stack(distribution_of(model.logits(h)).facts(y)))
+            parts.append(torch.stack(Distribution(model.logits(h)).facts(y)))
         for fact, values in zip(facts, torch.cat(parts, 1)):
             fact[rows] = fact[rows].masked_scatter(mask, values)
     processes.all_reduce(facts)

@@ -74,16 +74,16 @@ class SharedPrompts:
         start = sum(prompt_lengths)
         self.answers, self.answer_mask = places_of(answer_lengths, start)  # (R, S)
         self.positions = positions_of(prompt_lengths, answer_lengths, prompt_of)  # (N,)
-        self.blocks = []
-        for answers in cut_by_length(answer_lengths, self.ROWS):
-            longest = answer_lengths[answers[-1]]
-            answers = torch.tensor(answers)
-            size = longest if longest <= LONG else QUERIES
-            for start in range(0, longest, size):
-                places = self.answers[answers, :min(start + size, longest)]
-                self.blocks.append(Block(answers, places, start))
+        self.blocks = [block for answers in cut_by_length(answer_lengths, self.ROWS)
+                       for block in self.blocks_of(answers, answer_lengths[answers[-1]])]
         self.padded_index = self.find_padded_index()  # (N,)
-        self.added = []  # of each block what is added to its scores, once the first layer asks
+        self.masks = []  # of the blocks, once the first layer asks
+
+    def blocks_of(self, numbers: list[int], longest: int) -> list[Block]:
+        size = longest if longest <= LONG else QUERIES
+        answers = torch.tensor(numbers)
+        return [Block(answers, self.answers[answers, :min(start + size, longest)], start)
+                for start in range(0, longest, size)]
 
     def to(self, device) -> "SharedPrompts":
         for name, value in vars(self).items():
@@ -93,23 +93,17 @@ class SharedPrompts:
                        for block in self.blocks]
         return self
 
-    def mask_of(self, block: Block) -> torch.Tensor:
-        """(r, queries, P + end): what each query sees, the same for all heads."""
-        end = block.places.shape[1]
-        sees_prompt = self.prompt_mask[self.prompt_of[block.answers]]           # (r, P)
-        sees_prompt = sees_prompt[:, None].expand(-1, end - block.start, -1)
-        causal = torch.ones(end, end, dtype=torch.bool, device=block.places.device).tril()
-        sees_answer = causal[block.start:].expand(len(block.answers), -1, -1)
-        return torch.cat([sees_prompt, sees_answer], -1)
-
-    def added_to(self, block: Block, dtype: torch.dtype, heads: int) -> torch.Tensor:
-        """(r, 1, heads * queries, P + end): 0 where a query sees a key, -inf elsewhere. A GPU's
-        kernel wants lines that begin at multiples of 16 numbers, or copies them in every layer."""
-        hidden = ~self.mask_of(block)
-        width = -(-hidden.shape[-1] // 16) * 16
-        added = torch.zeros(*hidden.shape[:-1], width, dtype=dtype, device=hidden.device)
-        added[..., :hidden.shape[-1]].masked_fill_(hidden, float("-inf"))
-        return added[:, None].repeat(1, 1, heads, 1)[..., :hidden.shape[-1]]
+    def mask_of(self, block: Block, dtype: torch.dtype, heads: int = 1) -> torch.Tensor:
+        """(r, 1, heads * queries, P + end), to be added to the scores: 0 where a query sees a key,
+        -inf elsewhere. Lines begin at multiples of 16 numbers, as a GPU's kernel wants it."""
+        r, end = block.places.shape
+        sees_prompt = self.prompt_mask[self.prompt_of[block.answers]]  # (r, P)
+        P = sees_prompt.shape[1]
+        mask = torch.full((r, 1, end - block.start, -(-(P + end) // 16) * 16), float("-inf"),
+                          dtype=dtype, device=block.places.device)
+        mask[..., :P].masked_fill_(sees_prompt[:, None, None], 0)
+        mask[..., P:P + end].triu_(block.start + 1)  # causal
+        return mask.repeat(1, 1, heads, 1)[..., :P + end]
 
     def find_padded_index(self) -> torch.Tensor:
         """(N,): where each token of the flat sequence stands among the padded rows of the prompts
@@ -126,18 +120,18 @@ class SharedPrompts:
 
     def __call__(self, layer: int, q, k, v) -> torch.Tensor:
         """(N, H, head_dim): attention over flat queries, keys and values (N, heads, head_dim)."""
-        if not self.added:
+        if not self.masks:
             heads = q.shape[1] // k.shape[1]
-            self.added = [self.added_to(block, q.dtype, heads) for block in self.blocks]
+            self.masks = [self.mask_of(block, q.dtype, heads) for block in self.blocks]
         prompt_queries = to_rows(q, self.prompts)
         prompt_keys = to_rows(k, self.prompts)
         prompt_values = to_rows(v, self.prompts)
         attended = [attention(prompt_queries, prompt_keys, prompt_values)]
-        for block, added in zip(self.blocks, self.added):
+        for block, mask in zip(self.blocks, self.masks):
             queries = to_rows(q, block.places[:, block.start:])
             keys = self.with_prompts(block, prompt_keys, k)
             values = self.with_prompts(block, prompt_values, v)
-            attended.append(attention(queries, keys, values, added))
+            attended.append(attention(queries, keys, values, mask))
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in attended])
         return end_to_end.index_select(0, self.padded_index)
 
@@ -163,8 +157,7 @@ class SharedPrompts:
             keys = self.with_prompts(block, prompt_keys, k).repeat_interleave(H // K, 1)
             queries = to_rows(q, block.places[:, start:])
             score = (queries @ keys.transpose(-1, -2)).float() * head_dim ** -0.5
-            hidden = ~self.mask_of(block)[:, None]
-            weight = score.masked_fill(hidden, float("-inf")).softmax(-1)  # (r, H, S, P + end)
+            weight = (score + self.mask_of(block, score.dtype)).softmax(-1)
             attention[block.answers, start:end, :end] = weight.mean(1)[..., -end:]
         return attention
 

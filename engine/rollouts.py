@@ -52,19 +52,11 @@ class Rollouts:
     def length(self) -> torch.Tensor:
         return self.mask.sum(1)
 
-    # on the CPU, fetched from a GPU once
     @cached_property
-    def lengths(self) -> list[int]:
-        return self.length.tolist()
-
-    @cached_property
-    def groups(self) -> list[int]:
-        return self.group.tolist()
-
-    @cached_property
-    def answers(self) -> list[list[int]]:
-        """The tokens of each answer."""
-        return [ids[:length] for ids, length in zip(self.ids.tolist(), self.lengths)]
+    def lists(self) -> tuple[list[int], list[list[int]]]:
+        """The group and the tokens of each answer, fetched from a GPU once."""
+        rows = zip(self.ids.tolist(), self.length.tolist())
+        return self.group.tolist(), [ids[:length] for ids, length in rows]
 
     @property
     def reward(self) -> torch.Tensor:

@@ -46,8 +46,7 @@ from engine.fused import FusedQwen2
 from engine.packing import SharedPrompts, to_rows
 from qwen2_model import Qwen2
 
-# From so many tokens on a vocabulary is long: passes over it are what costs, not their number.
-LONG_VOCABULARY, PART = 4096, 128
+LONG_VOCABULARY, PART = 4096, 128  # beyond 4096 tokens bytes are what costs, not operations
 
 
 class Pace(NamedTuple):
@@ -93,72 +92,53 @@ class Generation:
         facts = facts.masked_fill(~mask, 0)
         return cls(tokens * mask, mask, (is_stop & mask).any(1), *facts)
 
-    @classmethod
-    def empty(cls, B: int, T: int, device) -> "Generation":
-        tokens = torch.zeros(B, T, dtype=torch.long, device=device)
-        nothing = torch.zeros(B, dtype=torch.long, device=device)
-        return cls.of_tokens(tokens, torch.zeros(3, B, T, device=device), nothing, nothing)
-
 
 class Distribution:
     """softmax(logits) for each row, with few passes over the vocabulary.
 
-    z_v = logit_v - max logit, e_v = exp(z_v), Z = sum e: then p_v = e_v / Z.
+    z_v = logit_v - max logit, e_v = exp(z_v), Z = sum e: then p_v = e_v / Z. Sums over a long
+    vocabulary are made in two levels, of each PART tokens and of those sums: one cumulative sum of
+    a whole row would be a GPU's slowest kernel.
     """
 
     def __init__(self, logits: torch.Tensor):
-        self.z = logits.float() - logits.amax(-1, keepdim=True).float()  # (R, V)
-        self.e = self.z.exp()                                            # (R, V)
-        self.Z = self.e.sum(-1)                                          # (R,)
+        self.z = logits - logits.amax(-1, keepdim=True).float()            # (R, V)
+        self.e = self.z.exp()                                              # (R, V)
+        self.is_long = logits.shape[-1] > LONG_VOCABULARY
+        if self.is_long:
+            self.variance, self.mean = torch.var_mean(in_parts(self.e), -1, correction=0)
+        self.Z = PART * self.mean.sum(-1) if self.is_long else self.e.sum(-1)  # (R,)
 
     def pick(self, uniform, temperature: float = 1.0, greedy: bool = False) -> torch.Tensor:
-        """(R,) tokens by inverse-CDF sampling, with each row's own random number."""
+        """(R,) tokens by inverse-CDF sampling, with each row's own random number: of a long
+        vocabulary first the part, then the token within."""
         if greedy:
             return self.z.argmax(-1)
-        e = self.e if temperature == 1 else (self.z / temperature).exp()
-        return place_of(uniform[:, None], e.cumsum(-1)).squeeze(1)
-
-    def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, collision sum p^2."""
-        log_prob = self.z.gather(1, token[:, None]).squeeze(1) - self.Z.log()
-        entropy = self.Z.log() - torch.linalg.vecdot(self.e, self.z) / self.Z
-        collision = torch.linalg.vecdot(self.e, self.e) / self.Z.square()
-        return log_prob, entropy, collision
-
-
-class LongDistribution:
-    """The same for a long vocabulary, with fewer passes and its sums in two levels: of each PART
-    tokens, and of those sums. One cumulative sum of a whole row would be a GPU's slowest kernel."""
-
-    def __init__(self, logits: torch.Tensor):
-        self.logits = logits
-        self.top = logits.amax(-1, keepdim=True).float()                   # (R, 1)
-        self.e = (logits - self.top).exp_()                                # (R, V)
-        self.variance, self.mean = torch.var_mean(in_parts(self.e), -1, correction=0)
-        self.Z = PART * self.mean.sum(-1)                                  # (R,)
-
-    def pick(self, uniform, temperature: float = 1.0, greedy: bool = False) -> torch.Tensor:
-        """(R,) tokens: first the part of the vocabulary, then the token within."""
-        if greedy:
-            return self.logits.argmax(-1)
-        e, mean = self.e, self.mean
+        e, share = self.e, uniform[:, None]
         if temperature != 1:
-            e = (self.logits - self.top).div_(temperature).exp_()
-            mean = in_parts(e).mean(-1)
-        cumulative = mean.cumsum(-1)                                       # (R, parts)
-        part = place_of(uniform[:, None], cumulative)
-        rest = uniform[:, None] * cumulative[:, -1:] - F.pad(cumulative, (1, 0)).gather(1, part)
-        share = (rest / mean.gather(1, part)).clamp(0, 1)
-        inside = in_parts(e).take_along_dim(part[..., None], 1).squeeze(1).cumsum(-1)  # (R, PART)
-        token = place_of(share, inside).add_(part, alpha=PART).squeeze(1)
+            e = (self.z / temperature).exp()
+        if not self.is_long:
+            return place_of(share, e.cumsum(-1)).squeeze(1)
+        parts = in_parts(e)                                                # (R, parts, PART)
+        mean = self.mean if temperature == 1 else parts.mean(-1)
+        cumulative = mean.cumsum(-1)
+        part = place_of(share, cumulative)
+        above = share * cumulative[:, -1:] - F.pad(cumulative, (1, 0)).gather(1, part)
+        share = (above / mean.gather(1, part)).clamp(0, 1)
+        inside = parts.take_along_dim(part[..., None], 1).squeeze(1)       # (R, PART)
+        token = place_of(share, inside.cumsum(-1)).add_(part, alpha=PART).squeeze(1)
         return token.clamp(max=e.shape[-1] - 1)
 
     def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """entr(e) is -e log e; sum e^2 comes from mean and variance of each part."""
-        log_Z = self.Z.log()
-        log_prob = (self.logits.gather(1, token[:, None]) - self.top).squeeze(1) - log_Z
-        entropy = log_Z + torch.special.entr(self.e).sum(-1) / self.Z
-        squares = PART * torch.addcmul(self.variance, self.mean, self.mean).sum(-1)
+        """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, collision sum p^2. The
+        sum of e^2 follows from mean and variance of each part; entr(e) is -e log e = -e z."""
+        log_prob = self.z.gather(1, token[:, None]).squeeze(1) - self.Z.log()
+        if self.is_long:
+            entropy = self.Z.log() + torch.special.entr(self.e).sum(-1) / self.Z
+            squares = PART * torch.addcmul(self.variance, self.mean, self.mean).sum(-1)
+        else:
+            entropy = self.Z.log() - torch.linalg.vecdot(self.e, self.z) / self.Z
+            squares = torch.linalg.vecdot(self.e, self.e)
         return log_prob, entropy, squares / self.Z.square()
 
 
@@ -175,11 +155,6 @@ def place_of(share: torch.Tensor, cumulative: torch.Tensor) -> torch.Tensor:
     height = torch.minimum(share * whole, whole * (1 - 2 ** -23))  # share may be 1
     place = torch.searchsorted(cumulative, height, right=True)
     return place.clamp(max=cumulative.shape[1] - 1)                # NaN is beyond
-
-
-def distribution_of(logits: torch.Tensor) -> Distribution | LongDistribution:
-    is_long = logits.shape[-1] > LONG_VOCABULARY
-    return LongDistribution(logits) if is_long else Distribution(logits)
 
 
 def excluding(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -262,9 +237,9 @@ class Decoding:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         rows, sampling = self.rows, self.sampling
         logits = self.model.logits(hidden)  # (R, V)
-        distribution = allowed = distribution_of(logits)
+        distribution = allowed = Distribution(logits)
         if without is not None:
-            allowed = distribution_of(excluding(logits, without))
+            allowed = Distribution(excluding(logits, without))
         place = self.line + rows.answer
         uniform = self.uniform.index_select(0, place)
         rows.token.copy_(allowed.pick(uniform, sampling.temperature, sampling.greedy))
@@ -395,8 +370,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
         starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
     one_for_all = isinstance(max_new_tokens, int)
     limits = [max_new_tokens] * len(starts) if one_for_all else max_new_tokens
-    check_request(model, starts, limits, answers, temperature)
-    check_starts(model, prompts, starts)
+    check_request(model, prompts, starts, limits, answers, temperature)
     stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
     share = range(len(starts)) if share is None else share
     # all processes have to make it, those with an empty share, too
@@ -407,14 +381,16 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     # drawn on the CPU: the same ones whatever the device is
     chance = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(starts), max(limits), generator=chance).to(model.device)
-    if not asked:
-        return Generation.empty(*uniform.shape, model.device)
+    limit = torch.tensor([limit if row in asked else 0 for row, limit in enumerate(limits)],
+                         device=model.device)
     stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
+    if not asked:
+        nothing = torch.zeros(uniform.shape, dtype=torch.long, device=model.device)
+        return Generation.of_tokens(nothing, nothing.expand(3, -1, -1).float(), limit, stop)
     with ready_to_record(model.device), torch.inference_mode():  # cheaper than no_grad
         decoding = decode(fused, prompts, starts, limits, asked, uniform,
                           Sampling(stop, temperature, greedy))
-    limits = [limit if row in asked else 0 for row, limit in enumerate(limits)]
-    return decoding.result(torch.tensor(limits, device=model.device))
+    return decoding.result(limit)
 
 
 def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
@@ -438,8 +414,8 @@ def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], lim
     return decoding
 
 
-def check_request(model: Qwen2, starts: list[Start], limits: list[int], answers: int,
-                  temperature: float) -> None:
+def check_request(model: Qwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
+                  answers: int, temperature: float) -> None:
     if not starts or len(limits) != len(starts) or not all(start.seen for start in starts):
         raise UserError("generate needs at least one prompt, no empty one, and one max_new_tokens "
                         "for all or one for each")
@@ -451,14 +427,8 @@ def check_request(model: Qwen2, starts: list[Start], limits: list[int], answers:
     if longest > model.config.max_position_embeddings:
         raise UserError(f"prompt and answer can reach {longest} tokens, "
                         f"the model's limit is {model.config.max_position_embeddings}")
-
-
-def check_starts(model: Qwen2, prompts: list[list[int]], starts: list[Start]) -> None:
     for start in starts:
-        if not 0 <= start.prompt < len(prompts):
-            raise UserError(f"{start}: there are {len(prompts)} prompts, numbered from 0")
-        if not 0 < start.seen <= len(prompts[start.prompt]):
-            raise UserError(f"{start}: prompt {start.prompt} has {len(prompts[start.prompt])} "
-                            "tokens, and an answer sees at least the first of them")
-        if not -1 <= start.without < model.config.vocab_size:
-            raise UserError(f"{start}: the model has no token {start.without}; -1 rules out none")
+        sizes = [len(prompt) for prompt in prompts[start.prompt:start.prompt + 1]]
+        if not sizes or not 0 < start.seen <= sizes[0] or start.without >= model.config.vocab_size:
+            raise UserError(f"{start}: of {len(prompts)} prompts, numbered from 0, this one has "
+                            f"{sizes} tokens; the model knows {model.config.vocab_size}")

@@ -6,8 +6,8 @@ import torch
 from engine import sampler
 from engine.cache import Cache
 from engine.fused import FusedQwen2
-from engine.sampler import (Decoding, Distribution, LongDistribution, Pace, Rows, Sampling, Start,
-                            generate, place_of)
+from engine.sampler import (Decoding, Distribution, Pace, Rows, Sampling, Start, generate,
+                            place_of)
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
 MANY_STOPS = (2, 4, 9, 17, 30)
@@ -263,8 +263,7 @@ def vocabulary(request, monkeypatch):
         monkeypatch.setattr(sampler, "PART", 8)
 
 
-@pytest.mark.parametrize("Distribution", [Distribution, LongDistribution])
-def test_the_distribution_by_float64(Distribution):
+def test_the_distribution_by_float64(vocabulary):
     logits = 30 * torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     logits[5] = -100.0
     logits[5, 7] = 100.0
@@ -280,8 +279,7 @@ def test_the_distribution_by_float64(Distribution):
     assert greedy.tolist() == logits.argmax(1).tolist()
 
 
-@pytest.mark.parametrize("Distribution", [Distribution, LongDistribution])
-def test_no_random_number_draws_a_token_without_probability(Distribution, monkeypatch):
+def test_no_random_number_draws_a_token_without_probability(vocabulary, monkeypatch):
     monkeypatch.setattr(sampler, "PART", 2)  # token 4 begins the third part
     never = float("-inf")
     logits = torch.tensor([[never, 0.0, never, 0.0, never]]).expand(4, -1)
@@ -294,13 +292,14 @@ def test_the_whole_is_above_every_height():
     assert place_of(torch.ones(1, 1), torch.tensor([[0.0, 1.9, 1.9]])).tolist() == [[1]]
 
 
-def test_a_long_vocabulary_draws_what_a_short_one_draws():
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_long_vocabulary_draws_what_a_short_one_draws(monkeypatch, temperature):
     generator = torch.Generator().manual_seed(0)
     logits = (3 * torch.randn(500, 1000, generator=generator)).bfloat16()
     uniform = torch.rand(500, generator=generator)
-    for temperature in (1.0, 0.7):
-        drawn = LongDistribution(logits).pick(uniform, temperature)
-        assert torch.equal(drawn, Distribution(logits).pick(uniform, temperature))
+    drawn = Distribution(logits).pick(uniform, temperature)
+    monkeypatch.setattr(sampler, "LONG_VOCABULARY", 0)
+    assert torch.equal(Distribution(logits).pick(uniform, temperature), drawn)
 
 
 @pytest.mark.parametrize("bad", [
@@ -355,9 +354,9 @@ def test_a_ruled_out_token_never_comes_first(small_model, vocabulary):
 
 
 @pytest.mark.parametrize("start, wrong", [
-    (Start(2, 1), "there are 2 prompts"), (Start(0, 7), "prompt 0 has 6 tokens"),
-    (Start(0, -1), "prompt 0 has 6 tokens"), (Start(0, 0), "no empty one"),
-    (Start(1, 2, 50), "no token 50")])
+    (Start(2, 1), "of 2 prompts"), (Start(0, 7), "this one has .6. tokens"),
+    (Start(0, -1), "this one has .6. tokens"), (Start(0, 0), "no empty one"),
+    (Start(1, 2, 50), "the model knows 50")])
 def test_senseless_starts_are_refused(small_model, start, wrong):
     with pytest.raises(ValueError, match=wrong):
         generate(small_model, LONG, starts=[start], max_new_tokens=4)
