@@ -7,8 +7,8 @@ too few answers is filled up with copies of the prompt's first row, whose result
     row      0   1   2   3   4   5
     answer   p0  p1  p2 (p0) r0  r1        3 blocks; row 3 is a copy
 
-Keys and values of a layer are one tensor (blocks, 2 K, P + slots * G, head_dim): K heads of keys,
-then K of values. A block's prompt comes first, padded to P = 5 tokens. Then come the tokens of its rows, slot by slot:
+A layer has one tensor (blocks, 2 K, P + slots * G, head_dim): K heads of keys, then K of values. A
+block's prompt comes first, padded to P = 5 tokens. Then come the tokens of its rows, slot by slot:
 slot t holds token t of every row. Where the model has 2 query heads for each key head, a block asks
 with G * 2 = 4 queries, and one call of attention serves a whole layer. Its mask in the step that
 feeds token 1 (x is seen, . is not, _ is not written yet):

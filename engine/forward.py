@@ -35,8 +35,7 @@ def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> 
 
 def token_places(rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
     """(n,): where the generated tokens of these rows stand in (rows, T), laid end to end."""
-    answers = rollouts.lists[1]
-    length = torch.tensor([len(answers[row]) for row in rows.tolist()])
+    length = torch.tensor([len(rollouts.lists[1][row]) for row in rows.tolist()])
     is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
     return send(is_token.flatten().nonzero().squeeze(1), rollouts.ids.device)
 
@@ -109,9 +108,8 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
         states = model.model(ids, shared.positions, shared)[predicts[mask]]
-        parts = []
-        for h, y in zip(states.split(size), rollouts.ids[rows][mask].split(size)):
-            parts.append(torch.stack(Distribution(model.logits(h)).facts(y)))
+        parts = [torch.stack(Distribution(model.logits(h)).facts(y))
+                 for h, y in zip(states.split(size), rollouts.ids[rows][mask].split(size))]
         for fact, values in zip(facts, torch.cat(parts, 1)):
             fact[rows] = fact[rows].masked_scatter(mask, values)
     processes.all_reduce(facts)
@@ -132,13 +130,12 @@ class TokenLogProbs(torch.autograd.Function):
         ctx.chunk = max(1, 4 * LOGITS_AT_ONCE // hidden.element_size() // len(matrix))
         if len(hidden) <= ctx.chunk:
             log_prob, p = token_distribution(hidden, cast, targets)
-        else:
-            p = None
-            log_prob = torch.cat([
-                F.linear(h, cast).log_softmax(-1, dtype=torch.float32).gather(1, y[:, None])
-                for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk))]).squeeze(1)
-        ctx.save_for_backward(hidden, matrix, targets, p)
-        return log_prob
+            ctx.save_for_backward(hidden, matrix, targets, p)
+            return log_prob
+        ctx.save_for_backward(hidden, matrix, targets, None)
+        return torch.cat([
+            F.linear(h, cast).log_softmax(-1, dtype=torch.float32).gather(1, y[:, None])
+            for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk))]).squeeze(1)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -147,9 +144,7 @@ class TokenLogProbs(torch.autograd.Function):
         at_hidden, at_matrix = [], None
         parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
         for h, y, g in parts:
-            p = kept
-            if p is None:
-                p = F.linear(h, cast).softmax(-1, dtype=torch.float32)
+            p = F.linear(h, cast).softmax(-1, dtype=torch.float32) if kept is None else kept
             at_logits = gradient_at_logits(p, y, g, h.dtype)
             at_hidden.append(at_logits @ cast)
             product = at_logits.T @ h

@@ -157,13 +157,6 @@ def place_of(share: torch.Tensor, cumulative: torch.Tensor) -> torch.Tensor:
     return place.clamp(max=cumulative.shape[1] - 1)                # NaN is beyond
 
 
-def excluding(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The logits where row r cannot draw tokens[r], and the other tokens keep their proportions. -1
-    rules out nothing."""
-    vocabulary = torch.arange(logits.shape[-1], device=logits.device)
-    return logits.masked_fill(vocabulary == tokens[:, None], float("-inf"))
-
-
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn, and which of them end an answer."""
@@ -238,8 +231,9 @@ class Decoding:
         rows, sampling = self.rows, self.sampling
         logits = self.model.logits(hidden)  # (R, V)
         distribution = allowed = Distribution(logits)
-        if without is not None:
-            allowed = Distribution(excluding(logits, without))
+        if without is not None:  # the other tokens keep their proportions
+            excluded = torch.arange(logits.shape[1], device=logits.device) == without[:, None]
+            allowed = Distribution(logits.masked_fill(excluded, float("-inf")))
         place = self.line + rows.answer
         uniform = self.uniform.index_select(0, place)
         rows.token.copy_(allowed.pick(uniform, sampling.temperature, sampling.greedy))
@@ -303,24 +297,20 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
 
 
 class Recording:
-    """A step of a GPU: carried out, then recorded as a CUDA graph, then replayed.
-
-    A step starts some hundred small kernels, and starting them takes longer than running them. A
-    graph replays them with a single launch. The first step is not recorded: libraries load kernels
-    and allocate their workspaces there, which they must not do while recording.
-    """
+    """A step of a GPU: called, then recorded as a CUDA graph, then replayed with a single launch,
+    as its hundreds of small kernels take longer to start than to run. The first call is there for
+    libraries to load kernels and take memory, which they must not do while recording."""
 
     def __init__(self, step, before: "Recording | None"):
         self.step = step
-        self.graph = before and before.graph  # until there is a new one, which takes its memory
+        self.graph = before and before.graph  # its memory is used again
         self.calls = 0
 
     def __call__(self) -> None:
         if self.calls == 0:
             self.step()
         if self.calls == 1:
-            # not by torch.cuda.graph, which waits for the GPU and gives all free memory back
-            graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph()  # torch.cuda.graph would wait and free all memory
             graph.capture_begin(self.graph and self.graph.pool())
             self.step()  # recorded, not carried out
             graph.capture_end()
@@ -330,10 +320,7 @@ class Recording:
         self.calls += 1
 
 
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings, as libraries keep a workspace for every stream."""
-    return torch.cuda.Stream(device)
+side_stream = cache(torch.cuda.Stream)  # one a device: libraries keep a workspace for every stream
 
 
 @contextmanager
@@ -416,19 +403,17 @@ def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], lim
 
 def check_request(model: Qwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
                   answers: int, temperature: float) -> None:
-    if not starts or len(limits) != len(starts) or not all(start.seen for start in starts):
-        raise UserError("generate needs at least one prompt, no empty one, and one max_new_tokens "
-                        "for all or one for each")
-    if min(limits) < 1 or answers < 1 or not temperature > 0:
-        raise UserError(f"max_new_tokens {min(limits)} and answers {answers} must be at least 1, "
-                        f"temperature {temperature} above 0 "
-                        "(greedy=True takes the likeliest token)")
-    longest = max(start.seen + limit for start, limit in zip(starts, limits))
-    if longest > model.config.max_position_embeddings:
-        raise UserError(f"prompt and answer can reach {longest} tokens, "
-                        f"the model's limit is {model.config.max_position_embeddings}")
-    for start in starts:
+    if not starts or len(limits) != len(starts) or min(limits) < 1 or answers < 1:
+        raise UserError("generate needs at least one prompt, answers of at least 1, and "
+                        "max_new_tokens of at least 1: one for all prompts or one for each")
+    if not temperature > 0:
+        raise UserError(f"temperature {temperature} must be above 0 (greedy=True takes the "
+                        "likeliest token)")
+    for start, limit in zip(starts, limits):
         sizes = [len(prompt) for prompt in prompts[start.prompt:start.prompt + 1]]
         if not sizes or not 0 < start.seen <= sizes[0] or start.without >= model.config.vocab_size:
             raise UserError(f"{start}: of {len(prompts)} prompts, numbered from 0, this one has "
                             f"{sizes} tokens; the model knows {model.config.vocab_size}")
+        if start.seen + limit > model.config.max_position_embeddings:
+            raise UserError(f"prompt and answer can reach {start.seen + limit} tokens, the model's "
+                            f"limit is {model.config.max_position_embeddings}")

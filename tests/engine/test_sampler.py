@@ -355,7 +355,7 @@ def test_a_ruled_out_token_never_comes_first(small_model, vocabulary):
 
 @pytest.mark.parametrize("start, wrong", [
     (Start(2, 1), "of 2 prompts"), (Start(0, 7), "this one has .6. tokens"),
-    (Start(0, -1), "this one has .6. tokens"), (Start(0, 0), "no empty one"),
+    (Start(0, -1), "this one has .6. tokens"), (Start(0, 0), "this one has .6. tokens"),
     (Start(1, 2, 50), "the model knows 50")])
 def test_senseless_starts_are_refused(small_model, start, wrong):
     with pytest.raises(ValueError, match=wrong):
