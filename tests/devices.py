@@ -15,6 +15,7 @@ MOVES = ("copy_", "to", "type_as", "__setitem__")
 WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__",
          "unique", "unique_consecutive", "masked_select", "equal", "isin", "pin_memory", "tensor")
 recorded = []  # something while a step is recorded or replayed
+waits = []     # every operation that waited for a number
 
 
 class OnGPU(torch.Tensor):
@@ -54,17 +55,21 @@ class TwoDevices(TorchFunctionMode):
         moved = any(map(is_gpu, given)) or name == "to" and isinstance(args[1], OnGPU)
         left = name == "cpu" or any(names(x, "cpu") for x in given)
         if there and name not in MOVES:
-            assert not [x for x in tensors if x.dim() and not isinstance(x, OnGPU)], \
-                f"{name} takes tensors of two devices"
+            others = [x for x in tensors if not isinstance(x, OnGPU)]
+            if not name.startswith("_fused"):
+                others = [x for x in others if x.dim()]  # a number may come from the CPU
+            assert not others, f"{name} takes tensors of two devices"
         assert not (there and name == "numpy"), "numpy reads a GPU's tensor"
         assert not (there or moved) or kwargs.get("generator") is None, \
             f"{name} draws on a GPU with a generator of the CPU"
-        if recorded and (there or moved):
+        if there or moved:
             masks = [x for x in tree_leaves(args[1:]) if isinstance(x, torch.Tensor)]
             by_mask = name == "__getitem__" and any(x.dtype == torch.bool for x in masks)
-            crosses = moved and not there and tensors or there and left
-            assert name not in WAITS and not by_mask and not crosses, \
-                f"a recorded step waits in {name}"
+            crosses = moved and not there and tensors and not kwargs.get("non_blocking")
+            if name in WAITS and name != "pin_memory" or by_mask or crosses or there and left:
+                waits.append(name)
+            assert not recorded or name not in WAITS and not by_mask and not crosses and (
+                not there or not left), f"a recorded step waits in {name}"
         if name == "pin_memory":
             return args[0]
         args, kwargs = tree_map(lambda x: CPU if is_gpu(x) else x, (args, kwargs))

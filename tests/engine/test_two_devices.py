@@ -1,13 +1,19 @@
 """Sampling, updates and every method on a device that is only called cuda (tests/devices.py)."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+import devices
 import mitigations  # noqa: F401  fills the lists of choices
 from conftest import copied
 from devices import OnGPU, second_device
 from engine import sampler
 from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.optimizer import AdamW
 from engine.sampler import Start, generate
+from grpo import update
+from harness.load import pick_device
 from runs import lines
 from train import main
 
@@ -41,6 +47,34 @@ def test_what_is_sampled_is_that_of_the_cpu(small_model, monkeypatch, request_, 
     for name, values in vars(expected).items():
         assert isinstance(vars(found)[name], OnGPU), name
         assert torch.equal(vars(found)[name].as_subclass(torch.Tensor), values), name
+
+
+def test_a_gpu_is_made_the_present_one_and_plans_no_attention(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", calls.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        pick_device(name)
+    assert calls == [0, False, 1, False]
+
+
+def test_an_update_waits_three_times_in_a_micro_batch(small_model, rollouts, monkeypatch):
+    """To cut rows into micro-batches, to lay one out, and for where its tokens stand. Three rows
+    have credit: with micro_batch 1 these are two more micro-batches."""
+    waits = []
+    for micro_batch in (1, 3):
+        own = moved(small_model)
+        for parameter in own.parameters():
+            parameter.requires_grad_()
+        s = SimpleNamespace(micro_batch=micro_batch, max_grad_norm=1.0, epochs=1, kl=0.0,
+                            loss_norm="token", max_new_tokens=14, clip_low=0.2, clip_high=0.28)
+        with second_device(monkeypatch):
+            batch = rollouts.to("cuda")
+            devices.waits.clear()
+            update(own, AdamW(own.parameters(), 1e-3), batch, batch.mask.float(), s)
+        waits.append(len(devices.waits))
+    assert waits[0] - waits[1] == 3 * 2 and waits[1] < 25  # however many parameters there are
 
 
 def run(learner, out, *flags):
