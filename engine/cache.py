@@ -40,10 +40,9 @@ BREAK_EVEN = 24
 class Cache:
     """Keys and values of R rows in blocks of G, and of the prompts that they answer.
 
-    First `arrange`, and `add_prompts` for one layer after the other. Then steps follow: after
-    `set_window`, each calls `open_slot`, and `attend` in every layer. Between two arrangements only
-    the content of tensors changes, never their place in memory: a CUDA graph repeats what it
-    recorded at the same addresses.
+    First `arrange`, and `add_prompts` for one layer after the other. After `set_window`, each step
+    calls `open_slot`, and `attend` in every layer. Between two arrangements tensors stay where they
+    are in memory: a CUDA graph repeats what it recorded at the same addresses.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int):
@@ -65,11 +64,8 @@ class Cache:
 
     def arrange(self, rows: torch.Tensor, seen: torch.Tensor, G: int, slots: int,
                 written: int) -> None:
-        """Let place r be taken by what is row rows[r] now, in blocks of G, with room for `slots`.
-
-        seen (R,):  how many tokens of its prompt each row sees
-        written:    how many slots have been written
-        """
+        """Let place r be taken by what is row rows[r] now, in blocks of G, with room for `slots`,
+        of which so many are written. seen (R,): how many tokens of its prompt each row sees."""
         for layer, stored in enumerate(self.stored):
             self.stored[layer] = self.moved(stored, rows, G, slots, written)
         self.G = G
@@ -115,10 +111,8 @@ class Cache:
         self.mask.index_copy_(3, self.columns, self.slot_mask)
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """(R, H, head_dim): each row's queries, one softmax over its prompt's and its own keys.
-
-        kv (R, 2 K, head_dim): keys and values of the new tokens, which are stored
-        """
+        """(R, H, head_dim): each row's queries, one softmax over its prompt's and its own keys. kv
+        (R, 2 K, head_dim), keys and values of the new tokens, are stored first."""
         new = kv.unflatten(0, (-1, self.G)).transpose(1, 2)  # (blocks, 2 K, G, head_dim)
         self.stored[layer].index_copy_(2, self.columns, new)
         keys, values = self.stored[layer][:, :, :self.end].chunk(2, 1)

@@ -80,12 +80,9 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor):
 
 
 def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Cut rows into parts that fit into memory.
-
-    Rows stay in order, since answers to one problem stand side by side and share its prompt. The
-    largest part comes first, so that the others fit into the memory it leaves. A process with fewer
-    parts than another gets empty ones at the end: engine/sharded.py says why.
-    """
+    """Cut rows into parts that fit into memory. Answers to one problem stay side by side and share
+    its prompt. The largest part comes first, so that the others fit into the memory it leaves. A
+    process with fewer parts than another gets empty ones at the end: engine/sharded.py says why."""
     def count_tokens(part):
         group_of, tokens = rollouts.lists
         answers = part.flatten().tolist()
@@ -145,7 +142,10 @@ class TokenLogProbs(torch.autograd.Function):
         parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
         for h, y, g in parts:
             p = F.linear(h, cast).softmax(-1, dtype=torch.float32) if kept is None else kept
-            at_logits = gradient_at_logits(p, y, g, h.dtype)
+            # float32, but for what is written; p stays: another backward pass may ask for it
+            at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=h.dtype))
+            at_target = p.gather(1, y[:, None]) * -g[:, None] + g[:, None]
+            at_logits.scatter_(1, y[:, None], at_target.to(h.dtype))
             at_hidden.append(at_logits @ cast)
             product = at_logits.T @ h
             at_matrix = product.to(matrix.dtype) if at_matrix is None else at_matrix.add_(product)
@@ -158,14 +158,6 @@ def token_distribution(hidden, matrix, targets) -> tuple[torch.Tensor, torch.Ten
     normaliser = logits.logsumexp(-1, keepdim=True)
     log_prob = (logits.gather(1, targets[:, None]) - normaliser).squeeze(1)
     return log_prob, logits.sub_(normaliser).exp_()
-
-
-def gradient_at_logits(p, targets, g, dtype) -> torch.Tensor:
-    """g (onehot(y) - p), computed in float32 and written in `dtype`. p stays as it is: another
-    backward pass may ask for it again."""
-    at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=dtype))
-    at_target = p.gather(1, targets[:, None]) * -g[:, None] + g[:, None]
-    return at_logits.scatter_(1, targets[:, None], at_target.to(dtype))
 
 
 class Forward:

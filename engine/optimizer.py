@@ -1,11 +1,9 @@
 """AdamW (1711.05101): a step with a clipped gradient, its state by name, and CPU offload.
 
-With --offload_optimizer the float32 master weights, gradients and moments lie on the CPU. The
-device keeps the parameters in the compute type, 2 bytes each in bfloat16. As soon as the backward
-pass has made a gradient, it is accumulated in float32 on the CPU and freed. So a step of n
-parameters needs 2 n bytes of the device and 16 n of the CPU: float32 parameters, gradients, and
-AdamW's two moments. The price: gradients of every micro-batch and parameters of every step cross
-the bus, in the compute type.
+With --offload_optimizer the float32 parameters, gradients and AdamW's two moments lie on the CPU,
+16 bytes a parameter. The device keeps parameters in the compute type, 2 bytes in bfloat16. As soon
+as the backward pass has made a gradient, it is accumulated in float32 on the CPU and freed. The
+price: in the compute type, gradients cross the bus every micro-batch and parameters every step.
 """
 from collections import defaultdict
 from collections.abc import Iterable

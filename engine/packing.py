@@ -62,8 +62,8 @@ class Block(NamedTuple):
 class SharedPrompts:
     """Attention over Q prompts and R answers as one flat sequence; call it as a model's `attend`.
 
-    Answer i goes on from prompt `prompt_of[i]`. Answers may have no tokens at all. It is made on
-    the CPU, where numbers can be read without waiting; `to` sends it where the model is.
+    Answer i, which may have no tokens, goes on from prompt `prompt_of[i]`. It is made on the CPU,
+    where numbers can be read without waiting; `to` sends it where the model is.
     """
     ROWS = 8  # of a block, at most
 
@@ -142,11 +142,9 @@ class SharedPrompts:
         return torch.cat([at_prompt, at_answer], 2)
 
     def received(self, q, k) -> torch.Tensor:
-        """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j.
-
-        It is the mean over heads; 0 where j > i and beyond the answer's length. The numbers are
-        computed here once more, because the fused kernel in `attention` does not return them.
-        """
+        """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j, the
+        mean over heads; 0 where j > i and beyond the answer's length. It is computed once more, as
+        the kernel in `attention` does not return it."""
         R, longest = self.answers.shape
         _, H, head_dim = q.shape
         K = k.shape[1]
@@ -171,10 +169,8 @@ def send(x: torch.Tensor, device) -> torch.Tensor:
 
 
 def places_of(lengths: list[int], start: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each row's tokens stand in a flat sequence that begins at `start`: (rows, longest).
-
-    The second tensor is False for padding, whose place is given as 0.
-    """
+    """Where each row's tokens stand in a flat sequence that begins at `start`: (rows, longest). The
+    second tensor is False for padding, whose place is given as 0."""
     length = torch.tensor(lengths, dtype=torch.long)[:, None]
     first = start + length.cumsum(0) - length  # (rows, 1)
     step = torch.arange(max(lengths, default=0))

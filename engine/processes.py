@@ -1,13 +1,10 @@
 """Data parallelism, a process a GPU:  torchrun --nproc_per_node 8 train.py ...
 
-Every rank holds the whole model and samples the answers to its shard of the problems. They are
-gathered, so that every rank sees the whole batch and computes advantages, weights and statistics by
-the same code as a single process. Each rank computes the gradient of its own answers, and gradients
-are all-reduced (summed). The replicas stay equal because they all take the same step. Rank 0 prints
-and writes; the others write their credit.
-
-A model that does not fit on one GPU is sharded as well with --shard (engine/sharded.py): its
-tensors are DTensors then, of which each process keeps some rows.
+Every rank holds the whole model (but with --shard, engine/sharded.py) and samples the answers to
+its shard of the problems. They are gathered: advantages, weights and statistics are computed by the
+same code as in a single process. Each rank computes the gradient of its own answers; gradients are
+all-reduced (summed), so all replicas take the same step. Rank 0 prints and writes; the others write
+their credit.
 """
 import os
 import sys

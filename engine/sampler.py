@@ -21,13 +21,8 @@ tokens are looked for every 4 steps (CUDA: 16); until then finished rows are dec
 trimmed afterwards: each answer is cut after its first stop token.
 
 Answers may also go on from places within a sequence, which is still computed once: its state at
-the place predicts their first token. Here the sequence r0 to r4 is asked for three rows by
-`starts=[Start(0, 5), Start(0, 2), Start(0, 2, without=7)]`. The last two see r0 and r1 alone, and
-the last one may have any first token but 7:
-
-               fed to the model             at positions   hidden -> logits      sampled
-    prefill    r0 r1 r2 r3 r4               0 1 2 3 4      (5, D) -> (3, V)      from states 4 1 1
-    step 1     token 0 of rows 0 1 2        5 2 2          (3, D) -> (3, V)      token 1 of 3 rows
+the place predicts their first token. With `starts=[Start(0, 5), Start(0, 2, without=7)]` the first
+row goes on from r4, the second sees r0 and r1 alone, and may have any first token but 7.
 
 On a GPU a step is recorded as a CUDA graph and replayed, so within a step no shape and no decision
 may depend on what was sampled, and tensors are changed in place. On a CPU it is simply called.
@@ -68,12 +63,9 @@ class Start(NamedTuple):
 
 @dataclass
 class Generation:
-    """What was sampled, in answer coordinates: index t is the t-th generated token.
-
-    log_prob, entropy -sum p log p and collision sum p^2 are those of the temperature-1
-    distribution, the one that training sees, whatever the sampling temperature was.
-    Beyond the mask everything is 0.
-    """
+    """What was sampled, in answer coordinates: index t is the t-th generated token. Log-prob,
+    entropy -sum p log p and collision sum p^2 are those at temperature 1, as training sees them.
+    Beyond the mask everything is 0."""
     tokens: torch.Tensor     # (B, T) int64
     mask: torch.Tensor       # (B, T) bool, the stop token included
     finished: torch.Tensor   # (B,) bool, the row ended with a stop token
@@ -177,9 +169,6 @@ class Rows:
     position: torch.Tensor  # (R,) of that token
     done: torch.Tensor      # (R,) bool; copies are
 
-    def take(self, rows: torch.Tensor) -> "Rows":
-        return Rows(**{name: values[rows] for name, values in vars(self).items()})
-
 
 class Decoding:
     """Answers being sampled: `prefill` samples the first token of every row, each `step` one more.
@@ -255,7 +244,7 @@ class Decoding:
         answers = prompt.unique_consecutive(return_counts=True)[1]
         G = rows_of_block(answers.tolist(), self.cache.P, slots)
         row, is_copy = fill_blocks(answers, G)
-        self.rows = self.rows.take(stay[row])
+        self.rows = Rows(*(values[stay[row]] for values in vars(self.rows).values()))
         self.rows.answer[is_copy] = self.columns - 1
         self.rows.done |= is_copy
         self.cache.arrange(stay[row], self.rows.seen, G, slots, written)
@@ -345,8 +334,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
 
     max_new_tokens: one number for all prompts, or one for each
     stop_ids:       tokens that end an answer, by default the model's own
-    share:          only these prompts are answered, and the rows of all others stay 0; by default
-                    all are
+    share:          only these prompts are answered (by default all), other rows stay 0
     starts:         instead of `answers`, the places to go on from: a row for each, in their order;
                     max_new_tokens and share are then about starts
 

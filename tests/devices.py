@@ -12,8 +12,8 @@ from engine.sampler import Decoding
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MOVES = ("copy_", "to", "type_as", "__setitem__")
-WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__",
-         "unique", "unique_consecutive", "masked_select", "equal", "isin", "pin_memory", "tensor")
+WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__",
+         "__index__", "unique", "unique_consecutive", "masked_select", "equal", "isin", "pin_memory", "tensor")
 recorded = []  # something while a step is recorded or replayed
 waits = []     # every operation that waited for a number
 
@@ -84,7 +84,8 @@ class TwoDevices(TorchFunctionMode):
             return tree_map(lambda x: x.as_subclass(torch.Tensor) if isinstance(x, OnGPU) else x,
                             result)
         if there or moved:
-            return tree_map(lambda x: x.as_subclass(OnGPU) if type(x) is torch.Tensor else x, result)
+            return tree_map(lambda x: x.as_subclass(OnGPU) if type(x) is torch.Tensor else x,
+                            result)
         return result
 
 
