@@ -391,12 +391,12 @@ def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], lim
 
 def check_request(model: Qwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
                   answers: int, temperature: float) -> None:
-    if not starts or len(limits) != len(starts) or min(limits) < 1 or answers < 1:
-        raise UserError("generate needs at least one prompt, answers of at least 1, and "
-                        "max_new_tokens of at least 1: one for all prompts or one for each")
-    if not temperature > 0:
-        raise UserError(f"temperature {temperature} must be above 0 (greedy=True takes the "
-                        "likeliest token)")
+    if not starts or not all(prompts) or len(limits) != len(starts):
+        raise UserError("generate needs at least one prompt, no empty one, and one max_new_tokens "
+                        "for all or one for each")
+    if min(limits) < 1 or answers < 1 or not temperature > 0:
+        raise UserError(f"max_new_tokens {min(limits)} and answers {answers} must be at least 1, "
+                        f"temperature {temperature} above 0 (greedy=True takes the likeliest)")
     for start, limit in zip(starts, limits):
         sizes = [len(prompt) for prompt in prompts[start.prompt:start.prompt + 1]]
         if not sizes or not 0 < start.seen <= sizes[0] or start.without >= model.config.vocab_size:
