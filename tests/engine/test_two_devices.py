@@ -88,7 +88,7 @@ def run(learner, out, *flags):
     [], ["--dtype", "bfloat16"], ["--dtype", "bfloat16", "--offload_optimizer"],
     ["--epochs", "2", "--kl", "0.1"], ["--loss", "dpo"], ["--drop_unfinished"],
     ["--eval_every", "1", "--eval_tasks", "4"], ["--placebo", "advantages"],
-    ["--rescale", "gradient", "--mitigation", "random"]], ids=" ".join)
+    ["--rescale", "gradient", "--mitigation", "random", "--placebo", "weights"]], ids=" ".join)
 def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
     monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
     expected = run(learner, tmp_path / "cpu", *flags)
