@@ -4,9 +4,17 @@
     python train.py --resume runs/none-grpo-s0
 
 Read `train` from top to bottom: what is built, then the step, again and again. Everything per token
-is a tensor (B, T): B answers, T the length of the longest. Every random draw of step n follows from
-(seed, n) alone, so a resumed run needs no random state: it samples what the uninterrupted run would
-have sampled, bit for bit on the same CPU.
+is a tensor (B, T): B answers, T the length of the longest. Where token 17 of answer 3 gets its
+credit, with plain GRPO:
+
+    ids[3, 17]         engine/sampler.py: generate
+    reward[3]          engine/rollouts.py: score_answers; countdown_task.py: Task.score
+    advantage[3, 17]   grpo.py: grpo
+    weight[3, 17]      mitigations.py: none, rescaled_weight
+    the loss           grpo.py: update, policy_loss
+
+Every random draw of step n follows from (seed, n) alone, so a resumed run needs no random state: it
+samples what the uninterrupted run would have sampled, bit for bit on the same CPU.
 
 Left out: a replay buffer, a reward model, and sampling while training goes on. Every answer is
 sampled from the weights that are updated with it (unless --rollouts_every says less often).
@@ -19,8 +27,6 @@ import engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
 
 from engine.choices import WHOLE_ANSWERS
-import mitigations  # noqa: F401  fills the lists of choices
-from credit.weight import shuffled_advantage, token_weight
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
@@ -33,6 +39,7 @@ from harness.own_code import checked_credit
 from harness.program import run_as_program
 from harness.progress import most_varied, print_evaluation, show_status
 from harness.run import Run
+from mitigations import rescaled_weight, shuffled
 
 
 def train(run: Run) -> None:
@@ -57,12 +64,12 @@ def train(run: Run) -> None:
         with clock("credit"):
             rollouts = with_advantage(rollouts, advantage, policy, step)        # (B, T)
             batch = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
-            weight, rescale, weight_metrics = token_weight(                     # (B, T), a number
+            weight, weight_metrics = rescaled_weight(                           # (B, T)
                 weighting, s.mitigation, batch, policy, s.rescale, s.placebo)
         with clock("update"):
-            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference, rescale)
+            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference)
         with clock("record"):
-            run.record(step, rollouts, weight * rescale, columns)
+            run.record(step, rollouts, weight, columns)
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics, s))
 
         if run.is_due(s.eval_every, step):
@@ -78,11 +85,10 @@ def with_advantage(rollouts: Rollouts, advantage, policy: Policy, step: int) -> 
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     values = checked_credit(advantage, f"the advantage {s.advantage}", rollouts, policy)
-    rollouts = replace(rollouts, advantage=values)
     if s.placebo == "advantages":
-        shuffled = shuffled_advantage(rollouts, s.advantage in WHOLE_ANSWERS)
-        rollouts = replace(rollouts, advantage=shuffled)
-    return rollouts
+        values = shuffled(values, rollouts.mask, rollouts.group, generator,
+                          s.advantage in WHOLE_ANSWERS)
+    return replace(rollouts, advantage=values)
 
 
 def drop_unfinished(rollouts: Rollouts) -> Rollouts:
