@@ -213,8 +213,7 @@ def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
             loss.backward()
             log_prob = log_prob.detach()
             ratio[part] = (log_prob - old[part]).exp()
-            sums.update(loss_and_gap(rollouts, part, loss, log_prob))
-            sums.update(clipping(ratio[part], advantage[part], mask[part], clip))
+            sums.update(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip))
             if s.kl:
                 sums.update(kl=(divergence(log_prob, anchor[part], "k3") * mask[part]).sum())
         norm = clip_and_step(optimizer, s.max_grad_norm)
@@ -222,19 +221,16 @@ def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     return summary(passes, s.epochs > 1, s.kl > 0), columns
 
 
-def loss_and_gap(rollouts: Rollouts, rows, loss, log_prob) -> dict[str, torch.Tensor]:
-    """The loss of a micro-batch, and how far the training forward pass is from what the sampler
-    computed: rounding, or a mistake."""
-    mask = rollouts.mask[rows]
+def diagnostics(rollouts: Rollouts, rows, loss, log_prob, ratio, clip) -> dict[str, torch.Tensor]:
+    """Sums over the tokens of a micro-batch: how far the training forward pass is from what the
+    sampler computed (rounding, or a mistake), and how many are beyond the bound that holds for
+    them."""
+    mask, advantage = rollouts.mask[rows], rollouts.advantage[rows]
     gap = (log_prob - rollouts.log_prob[rows]) * mask
-    return {"loss": loss.detach(), "gap": gap.abs().sum(), "tokens": mask.sum()}
-
-
-def clipping(ratio, advantage, mask, clip) -> dict[str, torch.Tensor]:
-    """The sum of the ratio, and how many tokens are beyond the bound that holds for them."""
     too_low, too_high = ratio < 1 - clip[0], ratio > 1 + clip[1]
     clipped = torch.where(advantage > 0, too_high, too_low) & (advantage != 0) & mask
-    return {"ratio": (ratio * mask).sum(), "clipped": clipped.sum()}
+    return {"loss": loss.detach(), "gap": gap.abs().sum(), "tokens": mask.sum(),
+            "ratio": (ratio * mask).sum(), "clipped": clipped.sum()}
 
 
 def summary(passes: list[dict], with_ratio: bool, with_kl: bool) -> dict:

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError, is_file, is_folder
+from engine.errors import UserError, is_file
 
 
 @dataclass(frozen=True)
@@ -296,8 +296,6 @@ class Qwen2(nn.Module):
         """Load the model of a folder. For --shard (engine/sharded.py): `shard_fn` is called on the
         model before it takes memory, `copy` fills a parameter with its part of a tensor."""
         folder = Path(folder)
-        if not is_folder(folder):
-            raise UserError(f"there is no model folder {folder}")
         with torch.device("meta"):  # no memory until the files are known to fit
             model = cls(ModelConfig.from_folder(folder))
         files = check_tensors(folder, model)
@@ -319,16 +317,10 @@ class Qwen2(nn.Module):
         write_tensors(folder / "model.safetensors", tensors, format="pt")
 
 
-# config.json: key -> types, smallest and largest value that makes sense. Token numbers and
-# positions pass through float32, which has every whole number up to 2^24.
-WHOLE, NUMBER = (int,), (int, float)
-SENSIBLE = {"vocab_size": (WHOLE, 1, 2 ** 24), "hidden_size": (WHOLE, 1, 2 ** 20),
-            "intermediate_size": (WHOLE, 1, 2 ** 20), "num_hidden_layers": (WHOLE, 1, 1000),
-            "num_attention_heads": (WHOLE, 1, 4096), "num_key_value_heads": (WHOLE, 1, 4096),
-            "head_dim": (WHOLE, 2, 4096), "rms_norm_eps": (NUMBER, 1e-30, 1),
-            "max_position_embeddings": (WHOLE, 1, 2 ** 24), "rope_theta": (NUMBER, 1, 1e12),
-            "tie_word_embeddings": ((bool,), 0, 1)}
-DEFAULTS = {key: getattr(ModelConfig, key) for key in SENSIBLE if hasattr(ModelConfig, key)}
+NUMBERS = {key: kind for key, kind in ModelConfig.__annotations__.items()
+           if kind in (int, float, bool)}  # of config.json
+DEFAULTS = {key: getattr(ModelConfig, key) for key in NUMBERS if hasattr(ModelConfig, key)}
+LARGEST = 2 ** 24  # token numbers and positions pass through float32: it has all whole ones up to it
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
                 torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
@@ -359,17 +351,19 @@ def read_config(folder: Path) -> dict:
     if not isinstance(rope, dict):
         raise UserError(f"{path} has no sensible value for rope_parameters {shortened(rope)}")
     raw = DEFAULTS | raw | {key: rope[key] for key in rope if key == "rope_theta"}
-    for key, (types, least, most) in SENSIBLE.items():
+    for key, expected in NUMBERS.items():
         value = raw.get(key)
+        is_right = type(value) is bool if expected is bool else (
+            type(value) in (int, expected) and 0 < value <= LARGEST)
         may_be_absent = key == "head_dim" and value is None
-        if not may_be_absent and not (type(value) in types and least <= value <= most):
+        if not is_right and not may_be_absent:
             raise UserError(f"{path} has no sensible value for {key} {shortened(value)}")
     if raw.get("head_dim") is None:  # what `transformers` takes
         per_head = raw["hidden_size"] // raw["num_attention_heads"]
         raw["head_dim"] = 128 if kind == "qwen3" else per_head
     for key in not_implemented(raw, rope):
         raise UserError(f"{path}: {key} {shortened(raw[key])} is not implemented here")
-    return {**{key: raw[key] for key in SENSIBLE}, "model_type": kind,
+    return {**{key: raw[key] for key in NUMBERS}, "model_type": kind,
             "rope_theta": float(raw["rope_theta"]), **token_numbers(raw, folder)}
 
 
