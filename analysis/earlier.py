@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.earlier_sums import (ADVANTAGE_EDGES, LOG_PROB_EDGES, S_EDGES, VALUE_EDGES,
-                                   t_statistics)
-from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save, shade, whole_steps
+from analysis.earlier_sums import ADVANTAGE_EDGES, LOG_PROB_EDGES, S_EDGES, t_statistics
+from analysis.plots import ORANGE, legend_below, panels, save, shade
 from analysis.statistics import verdicts
 from analysis.tables import Table, by_row
-from analysis.tally import (CLASSES, LABELS, NORMALISED, SIZES, UNITS, Tally, cell_over_cell,
+from analysis.tally import (CLASSES, LABELS, SIZES, UNITS, Tally, cell_over_cell,
                             early_over_late)
-from engine.tokens import KINDS
 from harness.identity import run_config
 
 WORDS = {  # full headings of the columns of these tables
@@ -31,7 +29,6 @@ PUBLISHED = {
                  0.306196, 0.305382, 0.300810, 0.270468, 0.212966),
     "position log p": (-0.598505, -0.679701, -0.610746, -0.515499, -0.532835,
                        -0.503752, -0.537406, -0.560431, -0.511919, -0.258263),
-    "signs": (-0.560, 0.242),  # mean contribution where z is above 0, and where it is not
     "classes": {  # tokens, share, mean log p, mean contribution, mean size
         "filler": (205_410, 0.678, -0.555, 0.0786, 0.333),
         "reasoning": (97_632, 0.322, -0.489, 0.0793, 0.254)},
@@ -39,9 +36,7 @@ PUBLISHED = {
     "reasoning by fifth": (0.3458, 0.2084, 0.2977, 0.2362, 0.2568),
     "filler over reasoning": 1.31,
     "phase 1": (0.83, 0.019, None),  # share of abs(t) > 3, of abs(t) < 1.5, mean abs(t)
-    "phase 2": (0.20, 0.39, 1.92),
-    "top": {"filler": r"' '  '>'  'answer'  ','  ' </'  ' to'  '>\n'",
-            "reasoning": "'1'  '2'  '3'  '4'  '5'  '6'  ' -'"}}
+    "phase 2": (0.20, 0.39, 1.92)}
 PUBLISHED_DISCOUNTED = {  # what it published of its run with a discount of 0.75
     "classes": {"filler": (None, None, None, None, 0.348),
                 "reasoning": (None, None, None, None, 0.247)},
@@ -59,11 +54,8 @@ def published_of(tally: Tally) -> dict:
 
 
 def earlier_tables(tally: Tally) -> list[Table]:
-    has_rewards = np.isfinite(tally.flat_answers).all()  # a run can be imported without
-    of_signs = [signs(tally)] if has_rewards else []
-    return [contributions(tally), positions(tally), *of_signs, classes(tally),
-            classes_by_fifth(tally), filler_over_reasoning(tally), t_table(tally),
-            top_tokens(tally)]
+    return [contributions(tally), positions(tally), classes(tally), classes_by_fifth(tally),
+            filler_over_reasoning(tally), t_table(tally)]
 
 
 def contributions(tally: Tally) -> Table:
@@ -96,20 +88,6 @@ def positions(tally: Tally) -> Table:
                  f"In the old unit the first fifth over the last is {early.value:.2f} (published: "
                  f"{PUBLISHED['early over late']}).", [],
                  {**WORDS, "pub.*": "published* mean size"})
-
-
-def signs(tally: Tally) -> Table:
-    columns = {"with": ("", NORMALISED),
-               "tokens": (",d", tally.count("normalised")),
-               "A lp": ("+.3f", tally.mean("normalised", "contribution"))}
-    for unit in UNITS:
-        columns[SIZES[unit]] = (".3f", tally.mean("normalised", f"abs {unit}"))
-    columns["pub.*"] = ("+.3f", PUBLISHED["signs"])
-    return Table("signs", "By the sign of the reward", columns, "",
-                 ["z: the reward normalised in its group. The signs are a tautology: log p is "
-                  "never positive, so A log p always has the sign of -A. Tokens without an "
-                  "advantage (z = 0) count as negative here, as in the earlier table"],
-                 {**WORDS, "with": "normalised reward z"})
 
 
 def classes(tally: Tally) -> Table:
@@ -204,50 +182,6 @@ def permutation_p(value: float, null: np.ndarray) -> float:
     """Two-sided; the observed order is one of the possible ones and counts as such."""
     tail = min((null >= value).sum(), (null <= value).sum())
     return float(min(1.0, 2 * (1 + tail) / (1 + len(null))))
-
-
-def top_tokens(tally: Tally) -> Table:
-    words = tally.vocabulary
-    count, most = words.count, words.most_frequent
-    rows = [[f"{name} (regex)", most(count * (words.class_of == c))]
-            for c, name in enumerate(CLASSES)]
-    rows += [[f"{name} (pub.*)", texts] for name, texts in PUBLISHED["top"].items()]
-    pieces = (words.kinds[:, KINDS.index("tag")] > count / 2) & (words.class_of == 0)
-    return Table("top tokens", "The most frequent tokens of each class",
-                 by_row({"class": "", "tokens": ""}, rows),
-                 f"Pieces of tags among the regex's filler: {most(count * pieces) or 'none'}.")
-
-
-def draw(tally: Tally, folder: Path) -> list[tuple[Path, str]]:
-    """The pictures that have something to show."""
-    of_gradient = [draw_contributions] if tally.total("all", "abs gradient")[0] > 0 else []
-    return [picture(tally, folder) for picture in (*of_gradient, draw_log_prob)]
-
-
-def draw_contributions(tally: Tally, folder: Path) -> tuple[Path, str]:
-    """How often each value occurs, and the means over training; the gradient beside."""
-    figure, (left, right) = panels(2)
-    steps, tokens = [block.mean() for block in tally.blocks], tally.by_block("all", "tokens")
-    for unit, colour in (("contribution", ORANGE), ("gradient", BLUE)):
-        left.stairs(tally.earlier.values[unit], VALUE_EDGES, color=colour, label=LABELS[unit])
-        for name, text, line in ((f"abs {unit}", SIZES[unit], "-"), (unit, LABELS[unit], "--")):
-            right.plot(steps, tally.by_block("all", name) / tokens, color=colour, lw=1.2, ls=line,
-                       label=f"mean {text}")
-    left.axvline(0, color=GREY, lw=0.9, ls="--")
-    smallest, largest = tally.earlier.extremes["contribution"]
-    reach = min(1.1 * max(-smallest, largest, 1), 40)
-    left.legend(loc="upper left")
-    left.set(xlabel="contribution A log p, and gradient with the sign of A", ylabel="tokens",
-             yscale="log", xlim=(-reach, reach),
-             title=f"A log p goes from {smallest:.3g} to {largest:.3g}")
-    right.axhline(0, color=GREY, lw=0.9, ls="--")
-    right.set(xlabel="step", ylabel="mean over the tokens",
-              title="Sizes over training, and means with their sign")
-    whole_steps(right)
-    legend_below(figure, right, ncols=4)
-    return save(figure, folder, "contributions",
-                "Contributions as the earlier experiment drew them, the gradient beside: how often "
-                "each value occurs (beyond 40 counted at 40), and the means over training")
 
 
 def draw_log_prob(tally: Tally, folder: Path) -> tuple[Path, str]:

@@ -9,7 +9,6 @@ SHUFFLES = 100   # of the answers' advantages within their groups
 LOG_PROB_EDGES = np.linspace(-14, 0, 141)
 S_EDGES = np.linspace(0, np.sqrt(2), 72)
 ADVANTAGE_EDGES = np.linspace(-5, 5, 81)
-VALUE_EDGES = np.linspace(-40, 40, 321)
 
 
 class EarlierSums:
@@ -20,7 +19,6 @@ class EarlierSums:
     def __init__(self, longest: int):
         self.longest, self.rng = longest, np.random.default_rng(1)
         self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
-        self.values = {unit: np.zeros(len(VALUE_EDGES) - 1) for unit in UNITS}
         self.log_prob_and_s = self.log_prob_and_advantage = 0.0  # (bins, bins)
         self.counts = np.zeros(longest, np.int64)
         self.sums = {unit: np.zeros((2, longest)) for unit in UNITS}
@@ -28,9 +26,7 @@ class EarlierSums:
 
     def add(self, tokens: dict[str, np.ndarray]) -> None:
         for unit, (low, high) in self.extremes.items():
-            values = tokens[unit]
-            self.extremes[unit] = [min(low, values.min()), max(high, values.max())]
-            self.values[unit] += np.histogram(values.clip(-40, 40), VALUE_EDGES)[0]
+            self.extremes[unit] = [min(low, tokens[unit].min()), max(high, tokens[unit].max())]
         log_prob = tokens["log_prob"].clip(*LOG_PROB_EDGES[[0, -1]])
         advantage = tokens["advantage"].clip(*ADVANTAGE_EDGES[[0, -1]])
         self.log_prob_and_s += np.histogram2d(log_prob, tokens["s"], [LOG_PROB_EDGES, S_EDGES])[0]

@@ -29,10 +29,8 @@ UNITS = ("contribution", "gradient")
 LABELS = {"contribution": "A lp", "gradient": "A w s"}  # lp: log p
 SIZES = {"contribution": "abs(A lp)", "gradient": "abs(A) w s"}
 CLASSES = ("filler", "reasoning", "structure")  # by an earlier experiment's regex
-NORMALISED = ("z > 0", "z <= 0")  # z: the reward normalised in its group
 PARTITIONS = {  # name: what its cells are called
     "all": ("all",),
-    "normalised": NORMALISED,
     "class": CLASSES,
     "kind": KINDS,
     "section": SECTIONS,
@@ -125,11 +123,6 @@ class Vocabulary:
     def count(self) -> np.ndarray:
         return self.kinds.sum(1)
 
-    def most_frequent(self, counts: np.ndarray, number: int = 7) -> str:
-        """Their texts; `counts` has an entry for each id."""
-        order = np.argsort(-counts, kind="stable")[:number]
-        return "  ".join(repr(text_of(self.tokenizer, i)) for i in order if counts[i])
-
 
 class Tally:
     """What is known of a run: of[partition][block, cell, measure], and
@@ -198,7 +191,6 @@ class Tally:
         fifth, tenth = (np.searchsorted(self.edges[bins], tokens["relative"]) - 1
                         for bins in (5, 10))
         return {"all": np.zeros_like(kind),
-                "normalised": (normalised_reward(tokens) <= 0).astype(int)[tokens["answer"]],
                 "class": naive,
                 "kind": kind,
                 "section": tokens["section"],

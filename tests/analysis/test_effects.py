@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import by_name, ids_of, tables_of, tallied
+from logs import ids_of, tables_of, tallied
 
 import analyze
 from analysis import earlier, earlier_sums, tally as tally_file
@@ -63,10 +63,9 @@ def test_of_a_rare_kind_nothing_is_said(tmp_path, monkeypatch):
 def test_a_trend_over_position_is_reported_so(tmp_path):
     """Size 1 + x: over the first and last fifth 1.1 and 1.9 (positions 0..5 and 24..29 of 30:
     1.083 and 1.883)."""
-    tables = tables_of(planted(tmp_path / "run", np.random.default_rng(0), trend=1.0))
-    row = tables["first and last fifth"][-1]
-    assert row["early over late"] == pytest.approx(1.083 / 1.883, rel=0.04)
-    assert row["difference"] == "late more"
+    tally = tallied(planted(tmp_path / "run", np.random.default_rng(0), trend=1.0))
+    found = tally_file.early_over_late(tally, "gradient")
+    assert found.value == pytest.approx(1.083 / 1.883, rel=0.04) and found.high < 1
 
 
 def test_a_true_null_is_called_null(tmp_path, monkeypatch):
@@ -74,17 +73,16 @@ def test_a_true_null_is_called_null(tmp_path, monkeypatch):
     groups are few: the table of fifths in 20 of 300), with intervals half as wide in twenty."""
     monkeypatch.setattr(tally_file, "DRAWS", 200)
     monkeypatch.setattr(earlier_sums, "SHUFFLES", 60)
-    wrong = {}
+    wrong = dict.fromkeys(("kinds", "fifths", "t"), 0)
     for seed in range(60):
         tally = tallied(planted(tmp_path / f"run{seed}", np.random.default_rng(seed), steps=4,
                                 groups=5, answers=4, length=20))
-        tables = by_name([analyze.class_gradients(tally, "kind"),
-                          analyze.first_and_last_fifth(tally)])
-        for name, rows in tables.items():
-            wrong[name] = wrong.get(name, 0) + any(r["difference"] != "none seen" for r in rows)
-        verdict = earlier.t_table(tally).to_json()["rows"][-1]["over 3?"]
-        wrong["t"] = wrong.get("t", 0) + (verdict != "as shuffled")
-    assert len(wrong) == 3 and max(wrong.values()) <= 12, wrong
+        kinds = analyze.class_gradients(tally, "kind").to_json()["rows"]
+        wrong["kinds"] += any(row["difference"] != "none seen" for row in kinds)
+        fifths = tally_file.early_over_late(tally, "gradient")
+        wrong["fifths"] += not fifths.low < 1 < fifths.high
+        wrong["t"] += earlier.t_table(tally).to_json()["rows"][-1]["over 3?"] != "as shuffled"
+    assert max(wrong.values()) <= 12, wrong
 
 
 def test_shuffling_shows_credit_that_goes_with_the_answer(tmp_path):
@@ -119,8 +117,7 @@ def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
                              log_prob=np.log(p), collision=p**2 + (1 - p) ** 2,
                              kind=rng.integers(0, 3, 1200))
     tables = tables_of(write_log(tmp_path / "run", {1: columns}))
-    for name in ("gradient by kind", "gradient by position", "filler over reasoning",
-                 "first and last fifth"):
+    for name in ("gradient by kind", "gradient by position", "filler over reasoning"):
         assert {row["difference"] for row in tables[name]} <= {"too few", ""}, name
 
 
