@@ -97,10 +97,10 @@ def told(run: dict) -> list[dict]:
 
 def tally_of(run: dict, with_earlier: bool) -> Tally:
     """Read all credit files of the run, and sum up what its tokens were given."""
-    earlier_sums = None
+    tally, earlier_sums = Tally(run["folder"]), None
     if with_earlier:
-        from analysis.earlier_sums import EarlierSums as earlier_sums
-    tally = Tally(run["folder"])
+        from analysis.earlier import EarlierSums
+        earlier_sums = EarlierSums()
     tally.read(show_status, earlier_sums)
     return tally
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.earlier_sums import ADVANTAGE_EDGES, LOG_PROB_EDGES, S_EDGES, t_statistics
 from analysis.plots import ORANGE, legend_below, panels, save, shade
 from analysis.statistics import verdicts
 from analysis.tables import Table, by_row
@@ -34,15 +33,35 @@ PUBLISHED = {
         "reasoning": (97_632, 0.322, -0.489, 0.0793, 0.254)},
     "filler by fifth": (0.3579, 0.3656, 0.3176, 0.3890, 0.2356),
     "reasoning by fifth": (0.3458, 0.2084, 0.2977, 0.2362, 0.2568),
-    "filler over reasoning": 1.31,
-    "phase 1": (0.83, 0.019, None),  # share of abs(t) > 3, of abs(t) < 1.5, mean abs(t)
-    "phase 2": (0.20, 0.39, 1.92)}
+    "filler over reasoning": 1.31}
 PUBLISHED_DISCOUNTED = {  # what it published of its run with a discount of 0.75
     "classes": {"filler": (None, None, None, None, 0.348),
                 "reasoning": (None, None, None, None, 0.247)},
     "filler by fifth": (0.386, 0.380, 0.345, 0.378, 0.235),
     "reasoning by fifth": (0.244, 0.190, 0.357, 0.242, 0.237),
     "filler over reasoning": 1.41}
+
+LOG_PROB_EDGES, ADVANTAGE_EDGES = np.linspace(-14, 0, 141), np.linspace(-5, 5, 81)
+S_EDGES = np.linspace(0, np.sqrt(2), 72)
+
+
+class EarlierSums:
+    """What only these tables and pictures are made of, summed beside a tally: the extremes, and two
+    quantities against each other. What lies outside of the edges is counted in the first bin or the
+    last."""
+
+    def __init__(self):
+        self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
+        self.log_prob_and_s = self.log_prob_and_advantage = 0.0  # (bins, bins)
+
+    def add(self, tokens: dict[str, np.ndarray]) -> None:
+        for unit, (low, high) in self.extremes.items():
+            self.extremes[unit] = [min(low, tokens[unit].min()), max(high, tokens[unit].max())]
+        log_prob = tokens["log_prob"].clip(*LOG_PROB_EDGES[[0, -1]])
+        advantage = tokens["advantage"].clip(*ADVANTAGE_EDGES[[0, -1]])
+        self.log_prob_and_s += np.histogram2d(log_prob, tokens["s"], [LOG_PROB_EDGES, S_EDGES])[0]
+        self.log_prob_and_advantage += np.histogram2d(log_prob, advantage,
+                                                      [LOG_PROB_EDGES, ADVANTAGE_EDGES])[0]
 
 
 def published_of(tally: Tally) -> dict:
@@ -55,7 +74,7 @@ def published_of(tally: Tally) -> dict:
 
 def earlier_tables(tally: Tally) -> list[Table]:
     return [contributions(tally), positions(tally), classes(tally), classes_by_fifth(tally),
-            filler_over_reasoning(tally), t_table(tally)]
+            filler_over_reasoning(tally)]
 
 
 def contributions(tally: Tally) -> Table:
@@ -140,48 +159,6 @@ def filler_over_reasoning(tally: Tally) -> Table:
     return Table("filler over reasoning", "Filler over reasoning: mean sizes, wherever they stand",
                  columns, "", [],
                  {"ratio": "filler over reasoning", "crude": "ratio", "95%": "95% interval"})
-
-
-def t_table(tally: Tally) -> Table:
-    rows = []
-    for phase in ("phase 1", "phase 2"):
-        over, under, mean = PUBLISHED[phase]
-        rows.append([f"{phase}*", over, None, None, under, None, mean, ""])
-    rows.append(["no effect", 0.0027, None, None, 0.866, None, 0.80, ""])
-    many = int((tally.earlier.counts > 1).sum())
-    rows += [t_row(tally, unit) for unit in UNITS if many]
-    formats = {"unit": "", "over 3": ".1%", "shuffled": ".1%", "95%": ".1%", "under 1.5": ".1%",
-               "shuffled, too": ".1%", "mean": ".2f", "over 3?": ""}
-    return Table("t", f"abs(t), one t per absolute position over all answers ({many} positions)",
-                 by_row(formats, rows), "",
-                 ["tokens of one answer share one advantage, so these t are not independent and no "
-                  "test; the shuffled columns show what they look like when credit has nothing to "
-                  "do with the answer. More than shuffled: advantage and what stands at a position "
-                  "go together over answers, for which answer length alone is enough. No effect: "
-                  "independent normal draws"],
-                 {"over 3": "abs(t) over 3", "shuffled": "the same, shuffled",
-                  "95%": "95% interval, shuffled", "under 1.5": "abs(t) under 1.5",
-                  "shuffled, too": "the same, shuffled", "mean": "mean abs(t)",
-                  "over 3?": "more than shuffled?"})
-
-
-def t_row(tally: Tally, unit: str) -> list:
-    sums = tally.earlier
-    t = np.abs(t_statistics(sums.counts, *sums.sums[unit]))
-    null = np.abs(t_statistics(sums.counts, *sums.shuffled[unit]))
-    over, shuffled = (t > 3).mean(), (null > 3).mean(1)
-    low, high = np.quantile(shuffled, (0.025, 0.975))
-    verdict = "as shuffled"
-    if permutation_p(over, shuffled) < 0.05:
-        verdict = "more" if over > shuffled.mean() else "fewer"
-    return [LABELS[unit], over, shuffled.mean(), (low, high), (t < 1.5).mean(), (null < 1.5).mean(),
-            t.mean(), verdict]
-
-
-def permutation_p(value: float, null: np.ndarray) -> float:
-    """Two-sided; the observed order is one of the possible ones and counts as such."""
-    tail = min((null >= value).sum(), (null <= value).sum())
-    return float(min(1.0, 2 * (1 + tail) / (1 + len(null))))
 
 
 def draw_log_prob(tally: Tally, folder: Path) -> tuple[Path, str]:

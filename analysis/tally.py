@@ -145,14 +145,14 @@ class Tally:
             self.live[name] = np.zeros(len(cells), np.int64)
 
     def read(self, status=lambda text: None, earlier=None) -> None:
-        """Where bins lie has to be known before anything is summed: two passes. `earlier` makes
-        the sums of an earlier experiment (analysis/earlier_sums.py), if they are wanted."""
+        """Where bins lie has to be known before anything is summed: two passes. `earlier` are the
+        sums of an earlier experiment (earlier.EarlierSums), if they are wanted."""
         longest = 0  # tokens of the longest answer
         for step in self.steps:
             status(f"{self.run.name}: lengths, step {step} of {self.steps[-1]}")
             longest = max(longest, int(lengths(read_columns(self.run, step)).max()))
         self.edges = {bins: cut_edges(longest, bins) for bins in (5, 10)}
-        self.earlier = earlier and earlier(longest)
+        self.earlier = earlier
         for block, steps in enumerate(self.blocks):
             for step in steps:
                 status(f"{self.run.name}: step {step} of {self.steps[-1]}")
