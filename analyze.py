@@ -59,8 +59,10 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
     steps, answers = steps_to_show(run, flags.steps), []
     make_folder(folder)
-    tally = tally_of(run, flags.all or flags.json) if run["steps"] else None
-    chapters = run_chapters(run, tally)
+    tally = Tally(run["folder"]) if run["steps"] else None
+    if tally:
+        tally.read(show_status)
+    chapters = run_chapters(run, tally, flags.all or flags.json)
     if flags.json:
         report.write_numbers(folder, chapters)
     if flags.csv:
@@ -71,9 +73,6 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     show_status("pictures and page")
     with writing(folder):
         pictures = draw_run(run, tally, folder)
-        if flags.all and tally:
-            from analysis import earlier
-            pictures.append(earlier.draw_log_prob(tally, folder))
     if tally:
         answers = answers_of(run["folder"], tally.tokenizer, steps)
     tables = {table.name: table for table in sum(chapters.values(), [])}
@@ -95,17 +94,8 @@ def told(run: dict) -> list[dict]:
             if line["shown"]]
 
 
-def tally_of(run: dict, with_earlier: bool) -> Tally:
-    """Read all credit files of the run, and sum up what its tokens were given."""
-    tally, earlier_sums = Tally(run["folder"]), None
-    if with_earlier:
-        from analysis.earlier import EarlierSums
-        earlier_sums = EarlierSums()
-    tally.read(show_status, earlier_sums)
-    return tally
-
-
-def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
+def run_chapters(run: dict, tally: Tally | None,
+                 with_earlier: bool = True) -> dict[str, list[Table]]:
     """The tables by what they are about; those of the earlier experiment come last."""
     change, change_title = [], "What training changed"
     if any(len(evaluations(run, mode)) > 1 for mode, _ in MODES):
@@ -120,7 +110,7 @@ def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
         change_title: [*change, growth(run, tally)],
         report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
                           position_gradients(tally), *why]}
-    if tally.earlier:
+    if with_earlier:
         from analysis.earlier import earlier_tables
         chapters[report.EARLIER] = earlier_tables(tally)
     return chapters

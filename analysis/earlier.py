@@ -1,14 +1,11 @@
-"""The tables and pictures of an earlier experiment by its own definitions, the right figure beside.
+"""The tables of an earlier experiment by its own definitions, the right figure beside.
 
 The experiment trained Qwen2.5-0.5B with GRPO, logged `advantage * log_prob` of every token and
 took it for the gradient (github.com/Ja-Crispy/GRPO-Zero). Its published figures stand here for
 orientation: they are another model's.
 """
-from pathlib import Path
-
 import numpy as np
 
-from analysis.plots import ORANGE, legend_below, panels, save, shade
 from analysis.statistics import verdicts
 from analysis.tables import Table, by_row
 from analysis.tally import (CLASSES, LABELS, SIZES, UNITS, Tally, cell_over_cell,
@@ -41,28 +38,6 @@ PUBLISHED_DISCOUNTED = {  # what it published of its run with a discount of 0.75
     "reasoning by fifth": (0.244, 0.190, 0.357, 0.242, 0.237),
     "filler over reasoning": 1.41}
 
-LOG_PROB_EDGES, ADVANTAGE_EDGES = np.linspace(-14, 0, 141), np.linspace(-5, 5, 81)
-S_EDGES = np.linspace(0, np.sqrt(2), 72)
-
-
-class EarlierSums:
-    """What only these tables and pictures are made of, summed beside a tally: the extremes, and two
-    quantities against each other. What lies outside of the edges is counted in the first bin or the
-    last."""
-
-    def __init__(self):
-        self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
-        self.log_prob_and_s = self.log_prob_and_advantage = 0.0  # (bins, bins)
-
-    def add(self, tokens: dict[str, np.ndarray]) -> None:
-        for unit, (low, high) in self.extremes.items():
-            self.extremes[unit] = [min(low, tokens[unit].min()), max(high, tokens[unit].max())]
-        log_prob = tokens["log_prob"].clip(*LOG_PROB_EDGES[[0, -1]])
-        advantage = tokens["advantage"].clip(*ADVANTAGE_EDGES[[0, -1]])
-        self.log_prob_and_s += np.histogram2d(log_prob, tokens["s"], [LOG_PROB_EDGES, S_EDGES])[0]
-        self.log_prob_and_advantage += np.histogram2d(log_prob, advantage,
-                                                      [LOG_PROB_EDGES, ADVANTAGE_EDGES])[0]
-
 
 def published_of(tally: Tally) -> dict:
     """Its figures; where the run has the discount that it also published figures of, those."""
@@ -82,7 +57,7 @@ def contributions(tally: Tally) -> Table:
     columns = {"": ("", names)}
     for unit in UNITS:
         values = [tally.mean("all", unit)[0], tally.spread("all", unit)[0],
-                  tally.mean("all", f"abs {unit}")[0], *tally.earlier.extremes[unit]]
+                  tally.mean("all", f"abs {unit}")[0], *tally.extremes[unit]]
         columns[LABELS[unit]] = (".4f", values)
     columns["pub.* A lp"] = (".3f", [PUBLISHED[name] for name in names])
     return Table("contribution", "What a token was given: the old unit and the gradient, signed",
@@ -159,23 +134,3 @@ def filler_over_reasoning(tally: Tally) -> Table:
     return Table("filler over reasoning", "Filler over reasoning: mean sizes, wherever they stand",
                  columns, "", [],
                  {"ratio": "filler over reasoning", "crude": "ratio", "95%": "95% interval"})
-
-
-def draw_log_prob(tally: Tally, folder: Path) -> tuple[Path, str]:
-    figure, (left, right) = panels(2)
-    shade(figure, left, LOG_PROB_EDGES, ADVANTAGE_EDGES, tally.earlier.log_prob_and_advantage)
-    left.set(xlabel="log p of the token", ylabel="advantage A",
-             title="Log-prob and advantage, the earlier picture")
-    shade(figure, right, LOG_PROB_EDGES, S_EDGES, tally.earlier.log_prob_and_s)
-    log_p = np.linspace(-14, -1e-3, 400)
-    rest = -np.expm1(log_p)
-    right.plot(log_p, rest, color=ORANGE, lw=1.2,
-               label="1 - p and sqrt(2) (1 - p): the limits of s")
-    right.plot(log_p, rest * np.sqrt(2), color=ORANGE, lw=1.2)
-    right.plot(log_p, -log_p, color="#000000", lw=1.2, ls="--", label="abs(log p): the old unit")
-    right.set(xlabel="log p of the token", ylabel="size at A = 1", ylim=(0, 3),
-              title="Rare tokens: the old unit has no limit")
-    legend_below(figure, right, ncols=2)
-    return save(figure, folder, "log_prob_and_gradient",
-                "Why the old unit misleads: log-prob against advantage, and against the size of "
-                "the gradient")

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from analysis.statistics import Estimate, ratio, verdicts
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, naive_class
-from grpo import gradient_size, group_z_score
+from grpo import gradient_size
 from harness.credit_reading import credit_steps, read_columns
 
 UNITS = ("contribution", "gradient")
@@ -81,12 +81,6 @@ def units(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"contribution": tokens["log_prob"], "gradient": tokens["weight"] * tokens["s"]}
 
 
-def normalised_reward(tokens: dict[str, np.ndarray]) -> np.ndarray:
-    """(answers,)"""
-    reward, group = torch.from_numpy(tokens["reward"]), torch.from_numpy(tokens["group"])
-    return group_z_score(reward, group).numpy()
-
-
 def text_of(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.decode([int(token_id)], skip_special_tokens=False)
 
@@ -138,21 +132,20 @@ class Tally:
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.vocabulary, self.rng = Vocabulary(self.tokenizer), np.random.default_rng(0)
+        self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
         self.of, self.resampled, self.live = {}, {}, {}  # live: groups with a gradient in a cell
         for name, cells in PARTITIONS.items():
             self.of[name] = np.zeros((len(self.blocks), len(cells), len(MEASURES)))
             self.resampled[name] = np.zeros((DRAWS, len(cells), len(RESAMPLED)))
             self.live[name] = np.zeros(len(cells), np.int64)
 
-    def read(self, status=lambda text: None, earlier=None) -> None:
-        """Where bins lie has to be known before anything is summed: two passes. `earlier` are the
-        sums of an earlier experiment (earlier.EarlierSums), if they are wanted."""
+    def read(self, status=lambda text: None) -> None:
+        """Where bins lie has to be known before anything is summed: two passes."""
         longest = 0  # tokens of the longest answer
         for step in self.steps:
             status(f"{self.run.name}: lengths, step {step} of {self.steps[-1]}")
             longest = max(longest, int(lengths(read_columns(self.run, step)).max()))
         self.edges = {bins: cut_edges(longest, bins) for bins in (5, 10)}
-        self.earlier = earlier
         for block, steps in enumerate(self.blocks):
             for step in steps:
                 status(f"{self.run.name}: step {step} of {self.steps[-1]}")
@@ -167,8 +160,8 @@ class Tally:
         self.flat_answers[block] += np.nan if np.isnan(tokens["reward"]).any() else flat
         self.add_sums(tokens, block)
         self.vocabulary.add(tokens)
-        if self.earlier:
-            self.earlier.add(tokens)
+        for unit, (low, high) in self.extremes.items():
+            self.extremes[unit] = [min(low, tokens[unit].min()), max(high, tokens[unit].max())]
 
     def add_sums(self, tokens: dict[str, np.ndarray], block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)

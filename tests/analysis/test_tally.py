@@ -140,13 +140,6 @@ def test_shares_of_the_gradient(log):
             assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
-def test_no_token_is_lost_on_its_way_into_a_picture(log):
-    rows, tally, _ = log
-    sums = tally.earlier
-    for counts in (sums.log_prob_and_s, sums.log_prob_and_advantage):
-        assert counts.sum() == len(rows)
-
-
 def test_forking_and_following_tokens(tmp_path):
     """Three tokens, ten times each, one of them only nine times."""
     def each(values):
