@@ -320,7 +320,7 @@ class Qwen2(nn.Module):
 NUMBERS = {key: kind for key, kind in ModelConfig.__annotations__.items()
            if kind in (int, float, bool)}  # of config.json
 DEFAULTS = {key: getattr(ModelConfig, key) for key in NUMBERS if hasattr(ModelConfig, key)}
-LARGEST = 2 ** 24  # token numbers and positions pass through float32: it has all whole ones up to it
+LARGEST = {int: 2 ** 24, float: 1e12}  # float32, of positions, has all whole numbers up to 2^24
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
                 torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
@@ -354,7 +354,7 @@ def read_config(folder: Path) -> dict:
     for key, expected in NUMBERS.items():
         value = raw.get(key)
         is_right = type(value) is bool if expected is bool else (
-            type(value) in (int, expected) and 0 < value <= LARGEST)
+            type(value) in (int, expected) and 0 < value <= LARGEST[expected])
         may_be_absent = key == "head_dim" and value is None
         if not is_right and not may_be_absent:
             raise UserError(f"{path} has no sensible value for {key} {shortened(value)}")

@@ -114,21 +114,22 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
     each, rows = 1 if is_greedy else s.eval_answers, s.questions * s.answers
     asked = [policy.task.show(problem) for problem in problems]
     places, shown = most_varied(asked), {}
-    answer, well_formed, length, finished = [], [], [], []
+    found = {"format": [], "length": [], "finished": [], "answer": []}  # a number a problem
     for start in range(0, len(problems), rows):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
         part = policy.ask(problems[start:start + rows], each, derived_seed("evaluation", start),
                           is_greedy)
-        for values, found in ((answer, part.scores["answer"]), (well_formed, part.scores["format"]),
-                              (length, part.length), (finished, part.finished)):
-            values += found.double().view(-1, each).mean(1).tolist()  # a number a problem
+        known = {**part.scores, "length": part.length, "finished": part.finished}
+        for name, values in found.items():
+            values += known[name].double().view(-1, each).mean(1).tolist()
         shown |= {place: example(part, (place - start) * each, asked[place])
                   for place in places if start <= place < start + rows}
+    answer = found.pop("answer")
     low, high = wilson_interval(sum(answer), len(answer))  # of problems: wide, where each has more
     return {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
-            "success_high": high, "format_mean": mean(well_formed), "length_mean": mean(length),
-            "finished_mean": mean(finished), "answer": answer, "format": well_formed,
-            "length": length, "shown": [shown[place] for place in places]}
+            "success_high": high, **{f"{name}_mean": mean(found[name]) for name in found},
+            "answer": answer, "format": found["format"], "length": found["length"],
+            "shown": [shown[place] for place in places]}
 
 
 def example(rollouts: Rollouts, row: int, problem: str) -> dict:
