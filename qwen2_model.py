@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError, is_file
+from engine.errors import UserError, is_file, is_folder
 
 
 @dataclass(frozen=True)
@@ -296,6 +296,8 @@ class Qwen2(nn.Module):
         """Load the model of a folder. For --shard (engine/sharded.py): `shard_fn` is called on the
         model before it takes memory, `copy` fills a parameter with its part of a tensor."""
         folder = Path(folder)
+        if not is_folder(folder):
+            raise UserError(f"there is no model folder {folder}")
         with torch.device("meta"):  # no memory until the files are known to fit
             model = cls(ModelConfig.from_folder(folder))
         files = check_tensors(folder, model)

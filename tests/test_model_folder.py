@@ -117,7 +117,7 @@ def test_files_of_weights_that_are_cut_off_or_missing_are_named(folder):
                            ([NORM], "has no weight_map")):
         index.write_text(json.dumps({"weight_map": content}))
         assert words in refusal(folder)
-    assert "elsewhere/config.json: No such file" in refusal(folder / "elsewhere")
+    assert "there is no model folder" in refusal(folder / "elsewhere")
 
 
 def test_an_output_matrix_that_is_not_the_tied_embeddings_is_refused(folder):
