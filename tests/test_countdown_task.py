@@ -1,6 +1,5 @@
 """Problems, reward and labels. Nothing a model writes is executed, and every string gets a
 score."""
-import ast
 import itertools
 import json
 import random
@@ -91,47 +90,12 @@ def digits_in(text):
 def test_the_expression_reader():
     for expression, target in RIGHT:
         assert evaluates_to(expression, digits_in(expression), target), expression
+        assert not evaluates_to(expression, digits_in(expression), target + 1), expression
     for expression, numbers, target in WRONG_USE:
         assert not evaluates_to(expression, numbers, target), expression
     for expression in NO_EXPRESSION:
         for target in (0, 1, 3, 8, 15, 5001):
             assert not evaluates_to(expression, digits_in(expression), target), expression[:20]
-
-
-def tree_value(node) -> Fraction:
-    """An independent reader: Python's own grammar, values in fractions."""
-    if isinstance(node, ast.UnaryOp):
-        return -tree_value(node.operand)
-    if isinstance(node, ast.Constant):
-        return Fraction(node.value)
-    left, right = tree_value(node.left), tree_value(node.right)
-    if isinstance(node.op, ast.Div):
-        return left / right
-    return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}.get(type(node.op))
-
-
-def random_expression(rng, numbers):
-    if len(numbers) == 1:
-        return rng.choice(["", "", "-"]) + str(numbers[0])
-    cut = rng.randrange(1, len(numbers))
-    left, right = random_expression(rng, numbers[:cut]), random_expression(rng, numbers[cut:])
-    text = left + rng.choice("+-*/") + right
-    return rng.choice([text, f"({text})", f" ( {text} ) "])
-
-
-def test_the_reader_agrees_with_pythons_grammar():
-    rng, compared = random.Random(0), 0
-    for _ in range(2000):
-        numbers = [rng.randint(1, 9) for _ in range(rng.randint(1, 4))]
-        text = random_expression(rng, numbers)
-        try:
-            value = tree_value(ast.parse(text.strip(), mode="eval").body)
-        except ZeroDivisionError:
-            continue
-        compared += 1
-        assert evaluates_to(text, numbers, value)
-        assert not evaluates_to(text, numbers, value + 1)
-    assert compared > 1500
 
 
 def test_any_string_gets_a_score():

@@ -8,7 +8,6 @@ import torch
 
 from conftest import PROMPTS, assert_same_gradient, copied, gradients, hand_made, spoken
 from countdown_task import Problem, Task
-from credit.weight import shuffled_advantage
 from credit.preferences import best_and_worst, dpo
 from engine.choices import ADVANTAGES
 from engine.errors import NotFinite
@@ -21,6 +20,7 @@ from grpo import (batch_mean, divergence, dr_grpo, group_z_score, policy_loss, r
                   update)
 from harness.credit_file import write_credit
 from harness.credit_reading import read_credit
+from mitigations import shuffled
 from qwen2_model import Qwen2
 
 
@@ -74,19 +74,17 @@ def test_each_span_gets_its_own_part_of_the_score():
 def test_the_placebo_of_the_advantages_stays_within_the_group():
     generator = torch.Generator().manual_seed(1)
     mask = torch.arange(6) < torch.tensor([2, 6, 3, 4, 1, 5])[:, None]
-    answers = torch.arange(1.0, 7)[:, None] * mask
-    batch = hand_made(mask, group=torch.tensor([0, 1, 0, 1, 0, 1]), advantage=answers,
-                      generator=generator)
-    shuffled = shuffled_advantage(batch, whole_answers=True)
-    assert torch.equal(shuffled, shuffled[:, :1] * mask)  # whole answers change places
-    assert sorted(shuffled[::2, 0].tolist()) == [1, 3, 5]
-    assert sorted(shuffled[1::2, 0].tolist()) == [2, 4, 6]
-    rollouts = dataclasses.replace(batch, advantage=torch.rand(6, 6, generator=generator) * mask)
-    shuffled = shuffled_advantage(rollouts, whole_answers=False)
-    assert not torch.equal(shuffled, rollouts.advantage) and not shuffled[~mask].any()
-    for group in (0, 1):
-        own = mask & (batch.group == group)[:, None]
-        assert torch.equal(shuffled[own].sort().values, rollouts.advantage[own].sort().values)
+    answers, group = torch.arange(1.0, 7)[:, None] * mask, torch.tensor([0, 1, 0, 1, 0, 1])
+    permuted = shuffled(answers, mask, group, generator, whole_answers=True)
+    assert torch.equal(permuted, permuted[:, :1] * mask)  # whole answers change places
+    assert sorted(permuted[::2, 0].tolist()) == [1, 3, 5]
+    assert sorted(permuted[1::2, 0].tolist()) == [2, 4, 6]
+    advantage = torch.rand(6, 6, generator=generator) * mask
+    permuted = shuffled(advantage, mask, group, generator)
+    assert not torch.equal(permuted, advantage) and not permuted[~mask].any()
+    for number in (0, 1):
+        own = mask & (group == number)[:, None]
+        assert torch.equal(permuted[own].sort().values, advantage[own].sort().values)
 
 
 def row_log_probs(model, rollouts, row):
@@ -253,17 +251,17 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, drop,
         rollouts = dataclasses.replace(rollouts, mask=kept)
     s, reference = settings(**{"micro_batch": 4, **changed}), moved(small_model)
     generator = torch.Generator().manual_seed(0)
-    weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask / 1.5
+    weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask
     model, other = copied(small_model), copied(small_model)
     result, _ = update(model, torch.optim.SGD(model.parameters(), lr=0.3), rollouts, weight, s,
-                       reference, rescale=1.5)
+                       reference)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.3)
     with torch.no_grad():
         old = [row_log_probs(other, rollouts, row) if rollouts.mask[row].any() else None
                for row in range(6)]
     for epoch in range(s.epochs):
         optimizer.zero_grad()
-        loss = written_out(other, reference, old, rollouts, 1.5 * weight, s)
+        loss = written_out(other, reference, old, rollouts, weight, s)
         loss.backward()
         if epoch == 0:
             # terms of size 1, and the eps of float32 for each of 60 of them

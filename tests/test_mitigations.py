@@ -11,7 +11,7 @@ from conftest import (ASKED, ROOT, SPOKEN, assert_same_gradient, copied, gradien
                       looking, make_weighting, one_row, spoken)
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.tokens import ANSWER
-from credit.weight import rescaled_weight
+from mitigations import rescaled_weight
 from grpo import gradient_size, update
 from harness.own_code import checked_credit
 from harness.load import make

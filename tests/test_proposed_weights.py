@@ -6,7 +6,7 @@ import torch
 
 from conftest import hand_made, looking, make_weighting, one_row
 from engine.tokens import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
-from credit.weight import rescaled_weight
+from mitigations import rescaled_weight
 from engine.errors import UserError
 
 

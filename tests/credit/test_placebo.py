@@ -3,7 +3,7 @@ import numpy as np
 import torch
 
 from conftest import hand_made, make_weighting
-from credit.weight import rescaled_weight
+from mitigations import rescaled_weight
 
 
 def test_the_placebo_of_the_weights_permutes_them_over_the_tokens():
