@@ -441,7 +441,7 @@ def opened(path: Path):
         with safe_open(path, "pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read, it may be cut off: {error}") from None
+        raise UserError(f"{path} cannot be read: {error}") from None
 
 
 def files_by_tensor(folder: Path) -> dict[str, Path]:

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.choices import ADVANTAGES, MITIGATIONS
-from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, UserError
+from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, OwnCodeError, UserError
 from harness.files import is_file, is_there, read_json
 from harness.flags import (Flag, Parser, add_flag, describe, fields_as_flags,
                            parameters_as_flags, shortened, some_text)
+from harness.own_code import told_by_python
+from harness.program import Stopped
 from harness.run import Run
 from harness.settings import (EVALUATED, METHODS, OPTIONS, POLICY, PROBLEMS, Settings,
                               choice_flags, make_settings, read_files)
@@ -42,7 +44,11 @@ def open_run(argv: list[str]) -> Iterator[Run]:
     with run.cleanup:
         try:
             yield run
-        except Exception as error:
+        except Stopped:
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit):  # of somebody's code, as if all was well
+                error = OwnCodeError(told_by_python(error))
             if isinstance(error, NotFinite) and run.folder:
                 error = UserError(where_to_look(error, run))
             if is_new and run.folder:

@@ -15,7 +15,9 @@ name need not be the same problems.
 import hashlib
 import json
 import platform
+import shlex
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,7 +67,7 @@ def run_config(folder: Path) -> dict:
         path = folder / "config.json"
         raise UserError(f"{path} was changed since the run began: its settings do not fit its "
                         "run_id. Put the old ones back, or begin another run with them: "
-                        f"--config {path} --out NAME")
+                        f"--config {shlex.quote(str(path))} --out NAME")
     return config
 
 
@@ -120,7 +122,9 @@ def refuse_gaps(run: Path, config: dict, metrics: list[dict], evaluations: list[
                         f"{done}: lines are missing")
     for step, mode in missing_evaluations(config, evaluations, done):
         raise UserError(f"{run}/evaluations.jsonl has lost the {mode} evaluation at step {step}: "
-                        f"--eval_every is {config['eval_every']}, and {done} steps are done")
+                        f"--eval_every is {config['eval_every']}, and {done} steps are done. "
+                        f"--resume makes it again once the checkpoints from step {step} on are "
+                        "moved away; without one from before, train again with another --out")
 
 
 def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
@@ -150,6 +154,33 @@ def provenance() -> dict:
         if asked.returncode == 0:
             return {"git_commit": asked.stdout.strip(), "versions": versions}
     return {"git_commit": None, "versions": versions}
+
+
+def code_in_use() -> dict[str, str]:
+    """A sha256 of each file of this project that is loaded, the task's among them, by its path
+    there. Methods are imported when they are chosen: of others nothing is in here."""
+    here = {path.stem for path in paths_in(PROJECT)}
+    names = [name for name in {"train", *sys.modules} if name.split(".")[0] in here]
+    places = [PROJECT.joinpath(*name.split(".")) for name in names]
+    files = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py")]
+    return {path.relative_to(PROJECT).as_posix(): sha256_of(path)
+            for path in sorted(files) if is_file(path)}
+
+
+def code_since(config: dict, done: int) -> tuple[dict[str, dict], list[str]]:
+    """The entry `code` of config.json, the files by the step from which on they hold, as it is when
+    the run goes on after `done` steps; and which files are not what they were then."""
+    try:
+        code = {step: files for step, files in config.get("code", {}).items() if int(step) <= done}
+        before = {name: sha256 for files in code.values() for name, sha256 in files.items()}
+    except (AttributeError, ValueError):
+        raise UserError("the entry `code` of config.json was changed by hand; without it nothing "
+                        "is compared with the code of today") from None
+    now = code_in_use()
+    other = {name: now[name] for name in before.keys() & now.keys() if now[name] != before[name]}
+    if other or not before:
+        code[str(done + 1)] = other or now
+    return code, sorted(other)
 
 
 def given_paths(settings) -> dict[str, Path]:

@@ -40,7 +40,7 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weig
     sampled for themselves are added up."""
     batch = batch_metrics(rollouts)
     credit = metrics_of(advantage, f"the advantage {s.advantage}")
-    extra = {name: sum(metrics.pop(name, 0) for metrics in (credit, weights))
+    extra = {name: sum(metrics.pop(name, 0) or 0 for metrics in (credit, weights))
              for name in ("extra_tokens", "extra_answers")}
     stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}
     speed = {**stages, "seconds": time.perf_counter() - clock.begin,

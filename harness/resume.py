@@ -47,6 +47,7 @@ def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
     checkpoints = folder.checkpoints()
     run = Run(settings, folder, config, checkpoints[-1] if checkpoints else None)
     if is_finished(folder, config, settings, run.done):
+        check_record(folder, config, run.done)
         say(how_far(folder, config["steps"], max(run.done, folder.last_step())))
         run.is_finished = True
         return run
@@ -122,9 +123,12 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
         refuse_other_sources(sources, settings, names)
     if checkpoint:
         check_seal(run.path, checkpoint, done)
-        refuse_gaps(run.path, config, run.lines("metrics.jsonl"), run.lines("evaluations.jsonl"),
-                    done)
+        check_record(run, config, done)
     for step, folder in checkpoint_folders(run.path).items():
         if step > done and paths_in(folder):
             raise UserError(f"{folder} holds no trainer/state.json to go on from, and is in the "
                             "way of the checkpoint that will be written there: move it away")
+
+
+def check_record(run: RunFolder, config: dict, done: int) -> None:
+    refuse_gaps(run.path, config, run.lines("metrics.jsonl"), run.lines("evaluations.jsonl"), done)

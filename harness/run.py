@@ -22,12 +22,12 @@ from engine import processes
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.credit_file import step_of
-from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, fingerprint, given_paths, provenance,
-                              run_id_of)
+from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, code_since, fingerprint, given_paths,
+                              provenance, run_id_of)
 from harness.progress import print_step, python_command, say, sparkline, tell_outcome
 from harness.run_folder import RunFolder, open_folder
 from harness.settings import Settings
-from harness.program import StopRequest
+from harness.program import Stopped, StopRequest
 
 NEVER_RIGHT = 5  # steps without one right answer: then people are told
 
@@ -54,12 +54,13 @@ class Run:
         self.policy, self.state = policy, state
         if self.folder is None:
             introduce(self.settings, policy)
+            state.of_methods()  # what no file can hold is told before the first step
             self.folder = self.cleanup.enter_context(create_folder(self.settings, policy))
         else:
             if self.checkpoint:
                 state.load(self.checkpoint)
             processes.barrier()  # until all have read what is changed now
-            keep_changes(self.folder, self.config, self.settings)
+            keep_changes(self.folder, self.config, self.settings, self.done)
             self.folder.truncate(self.done or -1)  # the evaluation at step 0 is made again, too
             processes.barrier()  # until there is nothing left of what is made again
         self.stop = self.cleanup.enter_context(StopRequest())
@@ -130,7 +131,7 @@ class Run:
             command = python_command("train.py", "--resume", self.folder.path)
             say(f"stopped at step {step}. Go on with: {command}")
             processes.barrier()  # torchrun stops all as soon as one has ended
-            raise SystemExit(130)
+            raise Stopped(130)
 
     def end(self) -> None:
         self.policy.refuse_broken_model()
@@ -142,7 +143,7 @@ def create_folder(s: Settings, policy: Policy) -> RunFolder:
     """Make the run's folder with its config.json, and open it, in every process."""
     config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
               **provenance(), "reward": policy.task.reward,
-              "model_config": policy.model.config.to_json()}
+              "model_config": policy.model.config.to_json(), "code": code_since({}, 0)[0]}
     if processes.rank() == 0:
         config["made_of"] = {name: fingerprint(path) for name, path in given_paths(s).items()}
         config["run_id"] = run_id_of(config)
@@ -159,14 +160,20 @@ def introduce(s: Settings, policy: Policy) -> None:
         f"writing to {s.folder}")
 
 
-def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
+def keep_changes(run: RunFolder, config: dict, settings: Settings, done: int) -> None:
     """Write what is changed into config.json, and print a note of what may change results."""
     values = settings.to_json() | {"threads": torch.get_num_threads()}
     changes = {name: values[name] for name in CHANGEABLE
                if config.get(name, values[name]) != values[name]}
+    code, other_files = code_since(config, done)
+    if code != config.get("code"):
+        changes["code"] = code
     if changes:
         run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
     flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]
+    if other_files:
+        say(f"note: {', '.join(other_files)}: not the code that made the steps before, so from step "
+            f"{done + 1} on this is not the run it would have been (config.json has both)")
     if flags:
         say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
             "this is not bit for bit the run it would have been")

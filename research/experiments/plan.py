@@ -11,7 +11,7 @@ from analysis.runs import is_number, read_run
 from harness.command_line import read_flags
 from harness.credit_file import step_of
 from engine.errors import UserError
-from harness.files import PROJECT, find_folder, is_file, is_there, read_lines
+from harness.files import PROJECT, is_there, read_lines
 from harness.resume import is_finished, refuse_to_overwrite, what_differs
 from harness.identity import refuse_other_sources, run_config
 from harness.run_folder import RunFolder
