@@ -49,7 +49,7 @@ def train(run: Run) -> None:
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)
     for step in run.steps():
-        clock = Clock(step, run.curve())
+        clock = Clock(step)
         with clock("rollout"):
             problems = policy.task.training_problems(s.seed, step, s.questions)
             rollouts = source.sample(problems, s.answers, derived_seed("train", s.seed, step))

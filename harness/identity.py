@@ -133,17 +133,6 @@ def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
     return {"run_id": run_id_on_record(run), "step": step, "files": files}
 
 
-def check_seal(run: Path, checkpoint: Path, step: int) -> None:
-    """Compare the seal with the files as they are now. In a checkpoint of an older version it holds
-    nothing to compare with."""
-    seal = read_json(checkpoint / "trainer" / "state.json")
-    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})
-    for name, sha256 in seal.get("files", {}).items():
-        if sha256_of(checkpoint / name) != sha256:
-            raise UserError(f"{checkpoint / name} was changed after it was written. Move "
-                            f"{checkpoint} away, and --resume goes on from the one before it")
-
-
 def provenance() -> dict:
     """The versions a run was made with, and the commit of this code (null outside a checkout)."""
     versions = {"python": platform.python_version()} | {
@@ -167,22 +156,6 @@ def code_in_use() -> dict[str, str]:
             for path in sorted(files) if is_file(path)}
 
 
-def code_since(config: dict, done: int) -> tuple[dict[str, dict], list[str]]:
-    """The entry `code` of config.json, the files by the step from which on they hold, as it is when
-    the run goes on after `done` steps; and which files are not what they were then."""
-    try:
-        code = {step: files for step, files in config.get("code", {}).items() if int(step) <= done}
-        before = {name: sha256 for files in code.values() for name, sha256 in files.items()}
-    except (AttributeError, ValueError):
-        raise UserError("the entry `code` of config.json was changed by hand; without it nothing "
-                        "is compared with the code of today") from None
-    now = code_in_use()
-    other = {name: now[name] for name in before.keys() & now.keys() if now[name] != before[name]}
-    if other or not before:
-        code[str(done + 1)] = other or now
-    return code, sorted(other)
-
-
 def given_paths(settings) -> dict[str, Path]:
     """The files and folders that flags name, by the flag."""
     values = settings.to_json()
@@ -198,13 +171,3 @@ def fingerprint(path: Path) -> str:
     names = ["config.json", "tokenizer.json", *weights]
     parts = [f"{name} {sha256_of(path / name)}\n" for name in sorted(names)]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
-
-
-def refuse_other_sources(before: dict[str, str], settings, names: set[str]) -> None:
-    """Stop if what one of these flags names was changed since the run began."""
-    paths = given_paths(settings)
-    for name in sorted(names & set(before) & set(paths)):
-        if fingerprint(paths[name]) != before[name]:
-            raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
-                            "sha256 is another). Put the old one back, or begin a run of its own "
-                            "with --out")

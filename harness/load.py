@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 
 from engine import processes
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS
-from engine.errors import OwnCodeError, UserError
+from engine.errors import UserError
 from engine.optimizer import (AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors,
                               parameters_by_name)
 from engine.policy import Policy, encode_prompts
 from engine.processes import refuse_undefined
 from engine.tokens import load_tokenizer
-from harness.files import find_folder
+from harness.files import did_you_mean, find_folder
 from harness.own_code import expect, own_code
 from harness.settings import OWN_SAMPLER, Settings
 from harness.tasks import make_task
@@ -45,6 +45,8 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
 
 def load_model(s: Settings, folder: Path, device) -> Qwen2:
     """The model of a folder; with --shard this process's part of it."""
+    if near := did_you_mean(folder):
+        raise UserError(f"there is no model folder {folder}{near}")
     dtype = getattr(torch, s.dtype)
     if not s.shard:
         return Qwen2.from_pretrained(folder, device).compute_in(dtype)
@@ -179,18 +181,13 @@ class TrainerState:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
-        try:
-            for part, method in self.methods.items():
-                names = [name for name in tensors if name.startswith(f"{part}.")]
-                state = {name.partition(".")[2]: tensors.pop(name) for name in names}
-                if hasattr(method, "load_state_dict"):
-                    with own_code():
-                        method.load_state_dict(state)
-            load_optimizer_tensors(self.optimizer, self.parameters, tensors)
-        except OwnCodeError:
-            raise
-        except (UserError, RuntimeError, LookupError, TypeError) as error:
-            raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
+        for part, method in self.methods.items():
+            names = [name for name in tensors if name.startswith(f"{part}.")]
+            state = {name.partition(".")[2]: tensors.pop(name) for name in names}
+            if hasattr(method, "load_state_dict"):
+                with own_code():
+                    method.load_state_dict(state)
+        load_optimizer_tensors(self.optimizer, self.parameters, tensors)
 
 
 def can_be_written(name: str, value: torch.Tensor) -> bool:

@@ -20,14 +20,14 @@ from harness.progress import show_status
 class Clock:
     """`with clock("update"):` measures a stage and shows its name to people at a terminal."""
 
-    def __init__(self, step: int, curve: str = ""):
-        self.step, self.curve = step, curve
+    def __init__(self, step: int):
+        self.step = step
         self.begin, self.processor = time.perf_counter(), time.process_time()
         self.seconds = {}  # of each stage
 
     @contextmanager
     def __call__(self, stage: str):
-        show_status(f"step {self.step}: {stage:8s} {self.curve}")
+        show_status(f"step {self.step}: {stage}")
         start = time.perf_counter()
         yield
         self.seconds[stage] = time.perf_counter() - start

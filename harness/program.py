@@ -76,10 +76,6 @@ def of_the_system(error: Exception) -> str | None:
     return None
 
 
-class Stopped(SystemExit):
-    """The one way out of a run before its last step that is no mistake."""
-
-
 class StopRequest:
     """Inside `with`, Ctrl-C and SIGTERM set `asked` instead of ending the process."""
     asked = False

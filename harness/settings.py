@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
-from harness.files import find_folder, is_file, is_there, read_json
+from harness.files import find_folder, is_file, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
 from harness.run_name import run_name
@@ -207,10 +207,6 @@ def choice_flags(*lists: dict) -> dict[str, Flag]:
 
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
-    if "model" in given and not is_there(find_folder(str(given["model"]))):
-        from harness.other_names import about_missing_model
-        if sentence := about_missing_model(str(given["model"])):
-            raise UserError(sentence)
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
     values = {name: flag.default for name, flag in OPTIONS.items()} | recipe | config | given

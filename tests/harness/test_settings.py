@@ -11,7 +11,8 @@ import torch
 import train
 from engine.choices import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
 from engine.errors import UserError
-from harness.command_line import FIRST_DAY, read_flags
+from harness.command_line import read_flags
+from harness.help import FIRST_DAY
 from harness.flags import Positive, parameters_as_flags
 from harness.resume import what_differs
 from harness.settings import OPTIONS, make_settings
