@@ -95,7 +95,7 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
     for mode in MODES[run.settings.eval_modes]:
         start = time.perf_counter()
         line = answer_held_out(policy, step, mode)
-        run.append("evaluations.jsonl", line)
+        run.folder.append("evaluations.jsonl", line)
         print_evaluation(line, time.perf_counter() - start)
 
 

@@ -13,7 +13,7 @@ from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, OwnCodeError,
 from harness.files import is_file, is_there, read_json
 from harness.flags import Parser, add_flag, fields_as_flags, some_text
 from harness.own_code import told_by_python
-from harness.run import STOPPED, Run
+from harness.run import Run
 from harness.settings import (METHODS, OPTIONS, PROBLEMS, Settings, choice_flags, make_settings,
                               read_files)
 from harness.tasks import load_task
@@ -28,7 +28,7 @@ def open_run(argv: list[str]) -> Iterator[Run]:
         try:
             yield run
         except (Exception, SystemExit) as error:
-            if isinstance(error, SystemExit) and error.code != STOPPED:  # of somebody's code
+            if isinstance(error, SystemExit) and error.code != 130:  # not after Ctrl-C
                 error = OwnCodeError(told_by_python(error))
             if isinstance(error, NotFinite) and run.folder:
                 error = UserError(where_to_look(error, run))

@@ -1,6 +1,5 @@
-"""What --help says: it lists what a first day needs, --help all every flag, --help gae a method with
-its own.
-"""
+"""What --help says: what a first day needs, --help all every flag, --help gae a method with its
+own."""
 import inspect
 import textwrap
 from argparse import SUPPRESS

@@ -60,9 +60,6 @@ def run_config(folder: Path) -> dict:
         raise UserError(f"{folder} is not a run folder: it has no config.json"
                         f"{did_you_mean(folder)}")
     config = read_json(folder / "config.json")
-    if "mitigation" not in config:
-        raise UserError(f"{folder} is not a run folder: its config.json says nothing of a "
-                        "mitigation")
     if "run_id" in config and config["run_id"] != run_id_of(config):
         path = folder / "config.json"
         raise UserError(f"{path} was changed since the run began: its settings do not fit its "
@@ -122,9 +119,9 @@ def refuse_gaps(run: Path, config: dict, metrics: list[dict], evaluations: list[
                         f"{done}: lines are missing")
     for step, mode in missing_evaluations(config, evaluations, done):
         raise UserError(f"{run}/evaluations.jsonl has lost the {mode} evaluation at step {step}: "
-                        f"--eval_every is {config['eval_every']}, and {done} steps are done. "
-                        f"--resume makes it again once the checkpoints from step {step} on are "
-                        "moved away; without one from before, train again with another --out")
+                        f"{done} steps are done. --resume makes it again once the checkpoints from "
+                        f"step {step} on are moved away; without one from before, train again "
+                        "with another --out")
 
 
 def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
@@ -137,12 +134,11 @@ def provenance() -> dict:
     """The versions a run was made with, and the commit of this code (null outside a checkout)."""
     versions = {"python": platform.python_version()} | {
         package.__name__: package.__version__ for package in (torch, np, safetensors, tokenizers)}
-    with suppress(FileNotFoundError):  # no git here
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True,
-                               text=True)
-        if asked.returncode == 0:
-            return {"git_commit": asked.stdout.strip(), "versions": versions}
-    return {"git_commit": None, "versions": versions}
+    commit = None
+    with suppress(FileNotFoundError, subprocess.CalledProcessError):  # no git, or no checkout
+        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=PROJECT, text=True,
+                                         stderr=subprocess.DEVNULL).strip()
+    return {"git_commit": commit, "versions": versions}
 
 
 def code_in_use() -> dict[str, str]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import find_folder, is_file, parse_json, reading
+from harness.files import parse_json, reading
 
 THEIR_NAMES = {  # of our flags, in TRL, verl and others
     "--learning_rate": "lr",
@@ -54,8 +54,6 @@ def about_unknown(argument: str) -> str:
         name = name.partition(".")[2]
     if name:
         return f"{typed} is called {HINTS[name]} here (--help lists the flags)"
-    if is_file(find_folder(argument) / "config.json"):
-        return f"{argument} needs a flag before it: --model for a model, --resume for a run"
     return ""
 
 

@@ -138,8 +138,6 @@ def python_command(*words) -> str:
 
 
 def tell_outcome(run) -> None:
-    if not processes.is_main_process():
-        return
     path = run.folder.path
     lines = read_lines(path / "evaluations.jsonl")
     sampled = [line for line in lines if line["mode"] == "sampled"]

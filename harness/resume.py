@@ -47,6 +47,7 @@ def resumed(path: Path, given: dict) -> Run:
     config = run_config(path)
     for name in ("steps", "checkpoint_every"):
         config.setdefault(name, getattr(Settings, name))
+    config.setdefault("code", {})
     settings = make_settings({"config": path / "config.json", **given})
     processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
     with ExitStack() as opened:
@@ -61,8 +62,10 @@ def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
     folder.remove_old_states()  # a kill may have come before the run did this
     checkpoints = folder.checkpoints()
     run = ResumedRun(settings, folder, config, checkpoints[-1] if checkpoints else None)
+    if run.checkpoint:
+        refuse_gaps(folder.path, config, folder.lines("metrics.jsonl"),
+                    folder.lines("evaluations.jsonl"), run.done)
     if is_finished(folder, config, settings, run.done):
-        check_record(folder, config, run.done)
         say(how_far(folder, config["steps"], max(run.done, folder.last_step())))
         run.is_finished = True
         return run
@@ -122,9 +125,8 @@ def refuse_to_erase(run: RunFolder, config: dict) -> None:
     steps = run.last_step()
     first_due = config["checkpoint_every"]  # of the run so far, whatever is typed now
     if steps > first_due:
-        why = "they were removed" if first_due else "--checkpoint_every is 0"
         raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "
-                        f"from ({why}). Remove it, or name another folder with --out")
+                        "from. Remove it, or name another folder with --out")
 
 
 def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
@@ -138,15 +140,10 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
         refuse_other_sources(sources, settings, names)
     if checkpoint:
         check_seal(run.path, checkpoint, done)
-        check_record(run, config, done)
     for step, folder in checkpoint_folders(run.path).items():
         if step > done and paths_in(folder):
             raise UserError(f"{folder} holds no trainer/state.json to go on from, and is in the "
                             "way of the checkpoint that will be written there: move it away")
-
-
-def check_record(run: RunFolder, config: dict, done: int) -> None:
-    refuse_gaps(run.path, config, run.lines("metrics.jsonl"), run.lines("evaluations.jsonl"), done)
 
 
 def check_seal(run: Path, checkpoint: Path, step: int) -> None:
@@ -171,14 +168,14 @@ def refuse_other_sources(before: dict[str, str], settings, names: set[str]) -> N
 
 
 def code_since(config: dict, done: int) -> tuple[dict[str, dict], list[str]]:
-    """The entry `code` of config.json, the files by the step from which on they hold, as it is when
-    the run goes on after `done` steps; and which files are not what they were then."""
+    """`code` of config.json, the files by the step from which on they hold, when a run goes on
+    after `done` steps; and which files are not what they were then."""
     try:
-        code = {step: files for step, files in config.get("code", {}).items() if int(step) <= done}
+        code = {step: files for step, files in config["code"].items() if int(step) <= done}
         before = {name: sha256 for files in code.values() for name, sha256 in files.items()}
     except (AttributeError, ValueError):
-        raise UserError("the entry `code` of config.json was changed by hand; without it nothing "
-                        "is compared with the code of today") from None
+        raise UserError("`code` of config.json was changed by hand; without it nothing is "
+                        "compared with the code of today") from None
     now = code_in_use()
     other = {name: now[name] for name in before.keys() & now.keys() if now[name] != before[name]}
     if other or not before:
@@ -188,18 +185,16 @@ def code_since(config: dict, done: int) -> tuple[dict[str, dict], list[str]]:
 
 def keep_changes(run: RunFolder, config: dict, settings: Settings, done: int) -> None:
     """Write what is changed into config.json, and print a note of what may change results."""
-    values = settings.to_json() | {"threads": torch.get_num_threads()}
-    changes = {name: values[name] for name in CHANGEABLE
-               if config.get(name, values[name]) != values[name]}
     code, other_files = code_since(config, done)
-    if code != config.get("code"):
-        changes["code"] = code
+    values = settings.to_json() | {"threads": torch.get_num_threads(), "code": code}
+    changes = {name: values[name] for name in (*CHANGEABLE, "code")
+               if config.get(name, values[name]) != values[name]}
     if changes:
         run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
     flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]
     if other_files:
-        say(f"note: {', '.join(other_files)}: not the code that made the steps before, so from step "
-            f"{done + 1} on this is not the run it would have been (config.json has both)")
+        say(f"note: {', '.join(other_files)}: not the code that made the steps before, so from "
+            f"step {done + 1} on this is not the run it would have been (config.json has both)")
     if flags:
         say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
             "this is not bit for bit the run it would have been")

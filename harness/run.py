@@ -27,8 +27,6 @@ from harness.run_folder import RunFolder, open_folder
 from harness.settings import Settings
 from harness.program import StopRequest
 
-STOPPED = 130  # how a run ends that somebody stopped
-
 
 class Run:
     """`done` steps are on record, up to `checkpoint`; a new run has neither folder nor checkpoint
@@ -56,9 +54,12 @@ class Run:
 
     def prepare(self) -> None:
         """Make the folder of a new run; harness/resume.py has what is done where there is one."""
-        introduce(self.settings, self.policy)
+        s, model = self.settings, self.policy.model
+        say(f"{s.model}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters "
+            f"on {s.device}, {torch.get_num_threads()} threads; {s.questions} problems x "
+            f"{s.answers} answers a step; writing to {s.folder}")
         self.state.of_methods()  # what no file can hold is told before the first step
-        self.folder = self.cleanup.enter_context(create_folder(self.settings, self.policy))
+        self.folder = self.cleanup.enter_context(create_folder(s, self.policy))
 
     def steps(self) -> Iterator[int]:
         for self.step in range(self.done + 1, self.settings.steps + 1):
@@ -67,9 +68,6 @@ class Run:
     def is_due(self, every: int, step: int) -> bool:
         """Something happens every so many steps, and at the end; 0 is never."""
         return bool(every) and (step == self.settings.steps or step % every == 0)
-
-    def append(self, name: str, line: dict) -> None:
-        self.folder.append(name, line)
 
     def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
@@ -92,7 +90,7 @@ class Run:
         """The first answer of the batch, and the best."""
         for row in sorted({0, int(rollouts.reward.argmax())}):
             problem = self.policy.task.show(rollouts.problems[rollouts.group[row]])
-            self.append("samples.jsonl", {
+            self.folder.append("samples.jsonl", {
                 "step": step, "problem": problem, "episode": row,
                 "reward": rollouts.reward[row].item(),
                 "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
@@ -100,7 +98,7 @@ class Run:
     def log(self, line: dict) -> None:
         """A line of metrics.jsonl, and one for people."""
         steps, step = self.settings.steps, line["step"]
-        self.append("metrics.jsonl", line)
+        self.folder.append("metrics.jsonl", line)
         self.seconds.append(line["seconds"])
         with_header = step % 20 == 1 or step == self.done + 1
         print_step(line, steps, mean(self.seconds) * (steps - step), with_header)
@@ -116,7 +114,7 @@ class Run:
             command = python_command("train.py", "--resume", self.folder.path)
             say(f"stopped at step {step}. Go on with: {command}")
             processes.barrier()  # torchrun stops all as soon as one has ended
-            raise SystemExit(STOPPED)
+            raise SystemExit(130)
 
     def end(self) -> None:
         self.policy.refuse_broken_model()
@@ -135,11 +133,3 @@ def create_folder(s: Settings, policy: Policy) -> RunFolder:
         RunFolder.create(s.folder, config, policy.folder / "tokenizer.json")
     processes.barrier()
     return open_folder(s.folder)
-
-
-def introduce(s: Settings, policy: Policy) -> None:
-    """Print what is about to be trained, and where."""
-    millions = sum(p.numel() for p in policy.model.parameters()) / 1e6
-    say(f"{s.model}: {millions:.2f} million parameters on {s.device}, "
-        f"{torch.get_num_threads()} threads; {s.questions} problems x {s.answers} answers a step; "
-        f"writing to {s.folder}")

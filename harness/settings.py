@@ -186,22 +186,13 @@ class Settings:
 OPTIONS = fields_as_flags(Settings)
 
 
-def owners_of(flag: str) -> list[str]:
-    """The weightings and advantages that have this flag."""
-    return [name for choices in METHODS.values() for name, function in choices.items()
-            if flag in parameters_as_flags(function)]
-
-
 def choice_flags(*lists: dict) -> dict[str, Flag]:
     """The flags of all weightings and advantages, or of these. Two that declare the same one share
     it."""
     flags = {}
     for choices in lists or METHODS.values():
         for function in choices.values():
-            for name, flag in parameters_as_flags(function).items():
-                if flags.setdefault(name, flag).type is not flag.type:
-                    raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} "
-                                    "should have the same type: it is one flag")
+            flags = parameters_as_flags(function) | flags
     return flags
 
 
@@ -274,11 +265,12 @@ def flags_beside(values: dict) -> dict[str, Flag]:
 
 def refuse_flag_of_another(name: str, values: dict) -> None:
     """Stop: it was typed, and belongs to another task, weighting or advantage."""
-    owners = owners_of(name)
-    if not owners:
-        raise UserError(f"--{name} is no flag of --task {values['task']}")
-    axis = "mitigation" if owners[0] in MITIGATIONS else "advantage"
-    raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is {values[axis]}")
+    for axis, choices in METHODS.items():
+        owners = [owner for owner in choices if name in parameters_as_flags(choices[owner])]
+        if owners:
+            raise UserError(f"--{name} belongs to {' and '.join(owners)}, "
+                            f"--{axis} is {values[axis]}")
+    raise UserError(f"--{name} is no flag of --task {values['task']}")
 
 
 def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:

@@ -24,11 +24,8 @@ def load_task(name: str) -> type:
     """The class Task of a module of the project's folder, or the one made for it. Its fields are
     flags."""
     if not is_module(name):
-        dotted = str(name).removesuffix(".py").replace("/", ".")
-        meant = "".join(f"; did you mean --task {near}?" for near in (dotted, f"tools.{dotted}")
-                        if is_module(near))
         raise UserError(f"--task {shortened(str(name))}: there is no such module in the project's "
-                        f"folder (the file tools/my_task.py is the module tools.my_task){meant}")
+                        f"folder (the file tools/my_task.py is the module tools.my_task)")
     with own_code():
         module = importlib.import_module(name)
     task = getattr(module, "Task", None)

@@ -73,7 +73,7 @@ def test_a_record_without_checkpoints_is_not_erased(finished, learner, tmp_path,
     cut(folder / "metrics.jsonl", 3)
     before = everything(folder)
     said = run(*argv, "--checkpoint_every", 100, expect=1).stderr
-    assert "holds a record of 3 steps, and no checkpoint to go on from (they were removed)" in said
+    assert "holds a record of 3 steps, and no checkpoint to go on from" in said
     assert everything(folder) == before
 
 
@@ -83,7 +83,7 @@ def test_a_run_that_never_keeps_checkpoints_is_not_erased_either(finished, tmp_p
     edit_config(folder, checkpoint_every=0)
     assert "is finished" in run("--resume", folder).stdout
     said = run("--resume", folder, "--steps", 6, expect=1).stderr
-    assert "a record of 4 steps" in said and "(--checkpoint_every is 0)" in said
+    assert "a record of 4 steps" in said
 
 
 def test_a_run_that_was_stopped_is_not_called_finished(stopped):
@@ -139,8 +139,8 @@ def test_other_code_than_made_the_steps_before_is_named_and_both_are_kept(stoppe
     code = config_of(stopped)["code"]
     before = {"1": {**code["1"], "countdown_task.py": "0" * 64, "harness/removed.py": "1" * 64}}
     told, now = code_after(before)
-    assert "note: countdown_task.py: not the code that made the steps before, so from step 3 on" in (
-        told.stdout)
+    assert ("note: countdown_task.py: not the code that made the steps before, so from step 3 on"
+            in told.stdout)
     today = {"countdown_task.py": code["1"]["countdown_task.py"]}
     assert now == before | {"3": today}
     for kept, cut_off in ((before | {"2": today}, {}), (code, {"3": {"train.py": "2" * 64}})):

@@ -99,7 +99,8 @@ def test_what_an_idea_returns_is_checked(said_of, idea, words):
 
 def test_a_run_that_is_left_before_its_last_step_has_failed(said_of):
     said = said_of(leaves_later)
-    assert "register_forward_hook(lambda *_: sys.exit(0))" in said and said.endswith("SystemExit: 0")
+    assert "register_forward_hook(lambda *_: sys.exit(0))" in said
+    assert said.endswith("SystemExit: 0")
 
 
 def test_what_an_idea_changes_in_its_batch_nobody_else_reads(rollouts):

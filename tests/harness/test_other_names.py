@@ -63,23 +63,12 @@ def test_a_folder_that_is_not_there_is_told_the_one_beside_it(tmp_path):
             command()
 
 
-def test_a_folder_without_its_flag_is_told_the_flag():
-    assert said_of("models/tiny").startswith("models/tiny needs a flag before it: --model")
-
-
 def test_a_flag_of_the_runs_own_task_is_known_and_cannot_be_changed(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"task": "tools.largest_last"}))
     with pytest.raises(UserError, match="^--largest cannot be changed in a resumed run"):
         train.main(["--resume", str(tmp_path), "--largest", "9"])
     with pytest.raises(UserError, match="^unknown argument --max_number"):
         train.main(["--resume", str(tmp_path), "--max_number", "9"])
-
-
-def test_the_pages_fetch_a_model_as_the_hint_does():
-    page = (ROOT / "docs/large_models.md").read_text()
-    assert "\nhf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/Qwen2.5-0.5B-Instruct\n" \
-        in page
-    assert "python train.py --model models/Qwen2.5-0.5B-Instruct " in page
 
 
 PUBLISHED = """\

@@ -229,10 +229,11 @@ def test_a_run_that_another_process_makes_is_waited_for(experiment, capfd):
     assert capfd.readouterr().out == "finished: none-s0 (1 of 1)\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of a parent's end")
 def test_a_killed_runner_leaves_no_training_behind(experiment):
     """Its run keeps a checkpoint, as after Ctrl-C."""
-    [run] = plan_runs(experiment({"none": ""}, steps=10_000, more="--eval_every 0"), "runs/study", 1)
+    made = experiment({"none": ""}, steps=10_000, more="--eval_every 0")
+    [run] = plan_runs(made, "runs/study", 1)
     runner = multiprocessing.get_context("fork").Process(target=Runner([run], 1).make_all)
     runner.start()
     while not lines(run.folder / "metrics.jsonl"):
