@@ -431,7 +431,7 @@ def opened(path: Path):
         with safe_open(path, "pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read, it may be cut off: {error}") from None
+        raise UserError(f"{path} cannot be read: {error}") from None
 
 
 def read_tensor(path: Path, name: str) -> torch.Tensor:

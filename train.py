@@ -56,7 +56,7 @@ def train(run: Run) -> None:
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)
     for step in run.steps():
-        clock = Clock(step, run.curve())
+        clock = Clock(step)
         with clock("rollout"):
             problems = policy.task.training_problems(s.seed, step, s.questions)
             rollouts = source.sample(problems, s.answers, derived_seed("train", s.seed, step))
@@ -101,7 +101,7 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
     for mode in MODES[run.settings.eval_modes]:
         start = time.perf_counter()
         line = answer_held_out(policy, step, mode)
-        run.append("evaluations.jsonl", line)
+        run.folder.append("evaluations.jsonl", line)
         print_evaluation(line, time.perf_counter() - start)
 
 

@@ -26,6 +26,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def run_as_program(name: str, main, interrupted: str = "") -> None:
     """Run main(argv). An error that the user can put right is one line, and so is one of the
     system; `interrupted` is what to say after Ctrl-C."""
+    fill_closed_streams()
     sys.stdout = Visible(sys.stdout)
     try:
         main(sys.argv[1:])
@@ -51,6 +52,16 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         with though_nobody_reads(sys.stdout):
             sys.stdout.flush()
         processes.stop()
+
+
+def fill_closed_streams() -> None:
+    """What goes to a stream that was closed (`>&-`) goes nowhere; an error goes to stdout, if that
+    is open. And no file that is opened gets the number of a stream."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or sys.stdout
 
 
 def end_with(sentence: str) -> NoReturn:

@@ -18,6 +18,7 @@ from harness.credit_file import checkpoint_folders, credit_path, step_of, write_
 from harness.files import (append_line, is_file, is_folder, is_there, lines_in, locked, paths_in,
                            replace_text, whole_folder, writing)
 from harness.identity import LOGS, lines_of_run, make_seal, run_id_on_record
+from harness.own_code import joined
 from qwen2_model import Qwen2, write_tensors
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
@@ -47,7 +48,7 @@ class RunFolder:
         replace_text(self.path / name, text)
 
     def append(self, name: str, line: dict) -> None:
-        append_line(self.path / name, {**line, **self.origin})
+        append_line(self.path / name, joined(line, self.origin))
 
     def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                      **more: torch.Tensor) -> None:

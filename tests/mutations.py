@@ -132,7 +132,7 @@ MUTATIONS = [  # file, the line as it is, as it is broken, the test that fails t
      "test_grpo.py::test_what_was_written_can_be_read_again"),
     ("harness/load.py", "load_optimizer_tensors(self.optimizer, self.parameters, tensors)", "pass",
      "test_going_on.py::test_what_a_kill_leaves_goes_on"),
-    ("harness/identity.py", "if sha256_of(checkpoint / name) != sha256:", "if False:",
+    ("harness/resume.py", "if sha256_of(checkpoint / name) != sha256:", "if False:",
      "test_going_on.py::test_a_damaged_checkpoint_is_moved_away_and_the_one_before_goes_on"),
     ("harness/flags.py", "(\"at least\", self.least, operator.ge)",
      "(\"at least\", self.least, operator.gt)",

@@ -106,7 +106,7 @@ def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_p
     with pytest.raises(UserError, match="needs both state_dict and load_state_dict"):
         train.main([*SHORT, "--mitigation", "forgets", "--out", str(tmp_path / "x")])
     Forgets.load_state_dict = lambda self, tensors: None
-    with pytest.raises(UserError, match="should return tensors by name, got"):
+    with pytest.raises(UserError, match="should return plain tensors by name, got"):
         train.main([*SHORT, "--mitigation", "forgets", "--out", str(tmp_path / "x")])
     Forgets.state_dict = lambda self: {"mean": torch.tensor(0.5)}
     train.main([*SHORT, "--mitigation", "forgets", "--speed", "--out", str(tmp_path / "y")])

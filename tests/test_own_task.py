@@ -91,8 +91,7 @@ def test_a_task_that_shares_nothing_with_countdown_trains(tmp_path):
 @pytest.mark.parametrize("name, words", [
     ("my_tsk", "there is no such module"),
     ("../my_task", "there is no such module"),
-    ("countdown_task.py", "did you mean --task countdown_task?"),
-    ("tools/largest_last.py", "did you mean --task tools.largest_last?"),
+    ("tools/largest_last.py", "the file tools/my_task.py is the module tools.my_task"),
     ("harness.files", "this module has neither `problems` and"),
 ])
 def test_a_module_that_is_no_task_is_named(name, words):

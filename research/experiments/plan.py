@@ -11,9 +11,10 @@ from analysis.runs import read_run
 from harness.command_line import read_flags
 from harness.credit_file import step_of
 from engine.errors import UserError
-from harness.files import PROJECT, find_folder, is_file, is_there
-from harness.resume import is_finished, refuse_to_overwrite, what_differs
-from harness.identity import lines_of_run, refuse_other_sources, run_config
+from harness.files import PROJECT, is_there
+from harness.resume import (is_finished, refuse_other_sources, refuse_to_overwrite,
+                            what_differs)
+from harness.identity import lines_of_run, run_config
 from harness.run_folder import RunFolder
 from harness.settings import Settings, make_settings
 from research.experiments.experiments import Experiment

@@ -121,15 +121,6 @@ def test_fields_and_keyword_only_parameters_are_flags():
     assert parameters_as_flags(Two) == {"every": Flag(8, kind=int, least=1, most=1_000_000)}
 
 
-def positional(rollouts, power=2):
-    pass
-
-
-class PositionalClass:
-    def __init__(self, policy, power=2):
-        pass
-
-
 def without_default(rollouts, *, power: int):
     pass
 
@@ -139,8 +130,6 @@ def of_a_list(rollouts, *, power: list[int] = 3):
 
 
 @pytest.mark.parametrize("function, words", [
-    (positional, "the parameter power of positional comes after tokens .* write a \\* before it"),
-    (PositionalClass, "the parameter power of PositionalClass comes after tokens"),
     (without_default, "the parameter power of without_default needs a default"),
     (of_a_list, "the parameter power of of_a_list needs a type that is int, float, bool or str")])
 def test_a_parameter_that_cannot_be_a_flag_is_refused(function, words):

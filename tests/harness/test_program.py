@@ -143,3 +143,13 @@ def test_threads_are_told_how_to_wait_before_torch_is_imported(name):
     environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
     command = [sys.executable, "-c", BEFORE_TORCH, name, str(ROOT)]
     assert subprocess.run(command, env=environment).returncode == 7
+
+
+@pytest.mark.parametrize("shell, printed", [
+    (">&-", ("", "name: mine\n")), ("2>&-", ("seen\nname: mine\n", "")),
+    ("<&- >&- 2>&-", ("", ""))])
+def test_a_closed_stream_leads_nowhere_and_no_file_gets_its_number(shell, printed):
+    body = """import os; from engine.errors import UserError
+    print("seen")
+    raise UserError("mine" if os.open(os.devnull, os.O_RDONLY) > 2 else "among the streams")"""
+    assert ends(body, shell) == (1, *printed)
