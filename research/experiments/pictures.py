@@ -183,6 +183,37 @@ def draw_curves(values: dict):
                     "means over seeds with 95% intervals")
 
 
+def draw_worth(values: dict):
+    """Of the probe pointer: the lead over plain GRPO by the quality of a pointer, a line for each
+    weight elsewhere; placebos and the true credit beside."""
+    cells = values["cells"]
+    means = {(cell["arm"], cell["length"]): np.array([run["mean"] for run in cell["runs"]])
+             for cell in cells}
+    kinds = ("1 of 3", "2 of 3", "3 of 3", "3 of 3, 12 wrong", "3 of 3, 40 wrong", "3 at random")
+    lengths = sorted({cell["length"] for cell in cells})
+    figure, axes = panels(len(lengths), sharey=True, squeeze=False)
+    for axis, length in zip(axes[0], lengths):
+        for number, elsewhere in enumerate(("0", "0.1", "0.33")):
+            places = [(place, means[f"{kind}; {elsewhere}", length] -
+                       means["plain GRPO", length])
+                      for place, kind in enumerate(kinds)
+                      if (f"{kind}; {elsewhere}", length) in means]
+            where, leads = zip(*places)
+            leads = 100 * np.array(leads).T  # (seeds, kinds)
+            axis.errorbar(np.array(where) + 0.12 * (number - 1), leads.mean(0), mean_reach(leads),
+                          marker="o", ms=4, elinewidth=0.8, label=f"weight {elsewhere} elsewhere",
+                          **style_of(number))
+        true = 100 * (means["true credit", length] - means["plain GRPO", length]).mean()
+        axis.axhline(true, color="black", ls="--", lw=1, label="true credit")
+        axis.axhline(0, color=GREY, lw=1, label="plain GRPO")
+        axis.set(title=f"Answers of {length} tokens", xticks=range(len(kinds)))
+        axis.set_xticklabels([kind.replace(", ", "\n") for kind in kinds])
+    axes[0][0].set_ylabel("points of mean success, minus plain GRPO")
+    legend_below(figure, axes[0][0], ncols=5)
+    return figure, ("What a pointer is worth by its quality, each at its own learning rate: means "
+                    "over seeds with 95% intervals")
+
+
 # README
 
 def take_answer(run: Path) -> None:

@@ -1,0 +1,364 @@
+"""What is it worth to know where an answer is decided, and nothing else?
+
+Question. Plain GRPO gives all tokens of an answer one number. A pointer says which tokens decide,
+not whether they were good: they get that number with weight 1, all others with a smaller one. How
+good must a pointer be, and how much less may the others weigh?
+
+Measurement. On the planted task (planted.py) three places of an answer decide, so a pointer of any
+quality can be had: it misses one or two of the three (recall), has 12 or 40 wrong places beside
+them (precision), and the others weigh 0, 0.1 or 0.33. Wrong places are the same through a run.
+Beside it plain GRPO; the true credit of every token, with sign and size; as many places at random,
+fixed or drawn anew in each step; and two pointers that look at the token which was drawn:
+
+    size of its credit   a deciding token weighs abs(credit) over the mean of what could be drawn
+    one symbol, drawn    the other tokens weigh 1 where they are an "a"
+    one symbol, chance   its mean, which the prefix alone decides: the probability of an "a"
+
+Each has at each length the learning rate of its own, the best on other seeds. Success is the
+expected reward of the policy, computed, not sampled, its mean over the tokens spent. The lead is
+minus plain GRPO with the same seed. A run is stuck at 0, 1/3 or 2/3 if all its last answers had
+that reward. Weights have mean 1 over a batch; the policy knows from the start where its keys are.
+
+The last table is about the world of 31 answers (world.py), over several policies, with all its
+batches listed: pointers that look at the drawn token, and their means by the prefix.
+
+Reading it. If the pointer's lead is near that of the true credit, where is enough. If it goes on
+with wrong places beside, precision matters little. If that of random places is as large, it was
+not the pointing. Every training that is done is kept in results/pointer-runs.jsonl: a second
+call goes on from there.
+"""
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from analysis.statistics import mean_over, verdicts
+from analysis.tables import Table, by_row
+from engine.errors import UserError
+from engine.policy import derived_seed
+from grpo import group_z_score, policy_loss
+from harness.files import is_file, make_folder
+from harness.flags import Flag
+from research.experiments.pictures import draw, draw_worth
+from research.probes.batches import Batches, estimator
+from research.probes.common import COMMON, Findings, Probe
+from research.probes.contexts import Contexts
+from research.probes.length import read_numbers
+from research.probes.planted import PlantedPolicy, planted_policy
+from research.probes.progress import Progress
+from research.probes.world import ONE, World, make_world
+
+FLAGS = {
+    **COMMON,
+    "lengths": Flag("32,128,512", "tokens of an answer", quick="8,16"),
+    "steps": Flag(60, "of 8 x 8 answers", least=1, most=1_000_000, quick=2),
+    "seeds": Flag(16, "policies and tasks, the same for every arm and length", least=2, most=1000,
+                  quick=2),
+    "rates": Flag("1e-3,3e-3,1e-2,3e-2,1e-1", "learning rates of AdamW to choose from",
+                  quick="1e-3,1e-2"),
+    "rate_seeds": Flag(4, "other seeds on which they are chosen", least=1, most=1000, quick=1),
+    "policies": Flag(20, "of the world of 31 answers", least=2, most=1000, quick=2),
+    "runs": Flag("results/pointer-runs.jsonl", "file of trainings that are done",
+                 quick="results/pointer-quick-runs.jsonl")}
+QUESTIONS, ANSWERS = 8, 8
+RATE_SEEDS_FROM, SEEDS_FROM = 1000, 2000  # others than any table before has
+KEYS, LONG = 3, 256
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Places of weight 1; the others have the weight `elsewhere`."""
+    elsewhere: float
+    found: int = KEYS    # of the places that decide
+    wrong: int = 0       # beside them
+    anew: bool = False   # drawn in each step, instead of once
+    looks_at: str = ""   # the drawn token
+
+
+def pointers() -> dict[str, Pointer]:
+    kinds = {"3 of 3": {}, "3 of 3, 12 wrong": {"wrong": 12}, "3 of 3, 40 wrong": {"wrong": 40},
+             "2 of 3": {"found": 2}, "1 of 3": {"found": 1}}
+    arms = {f"{name}; {elsewhere:g}": Pointer(elsewhere, **kind)
+            for name, kind in kinds.items() for elsewhere in (0, 0.1, 0.33)}
+    return {**arms, "3 at random; 0.1": Pointer(0.1, 0, 3),
+            "3 at random, anew; 0.1": Pointer(0.1, 0, 3, anew=True),
+            "3 at random, anew; 0": Pointer(0, 0, 3, anew=True),
+            **{f"{name}; 0.1": Pointer(0.1, looks_at=name)
+               for name in ("size of its credit", "one symbol, drawn", "one symbol, chance")}}
+
+
+PLAIN, TRUE, BEST = "plain GRPO", "true credit", "3 of 3; 0.1"
+ARMS = {PLAIN: None, TRUE: None, **pointers()}
+PAIRS = (("3 of 3; 0.1", TRUE), ("3 of 3; 0", "3 of 3; 0.1"), ("3 of 3; 0.33", "3 of 3; 0.1"),
+         ("3 of 3; 0.1", "3 at random; 0.1"), ("3 of 3, 12 wrong; 0.1", "2 of 3; 0.1"),
+         ("size of its credit; 0.1", "3 of 3; 0.1"),
+         ("one symbol, drawn; 0.1", "one symbol, chance; 0.1"))
+
+
+def measure(probe: Probe) -> Findings:
+    args = probe.args
+    torch.set_num_threads(1)  # a step is too small for more
+    lengths = read_numbers("lengths", args.lengths, int, 2 * KEYS, 100_000)
+    rates = read_numbers("rates", args.rates, float, 1e-9, 10)
+    cells = [(arm, length) for length in lengths for arm in ARMS if is_asked(arm, length)]
+    others, seeds = (range(first + args.seed, first + args.seed + count) for first, count in (
+        (RATE_SEEDS_FROM, args.rate_seeds), (SEEDS_FROM, args.seeds)))
+    progress = Progress(listed=args.policies, rates=30 * len(cells), training=30 * len(cells))
+    listed = listed_table(range(args.seed, args.seed + args.policies), args.quick, progress)
+    values, done = [], Done(Path(args.runs), args.steps)
+    for i, (arm, length) in enumerate(cells):
+        progress("rates", i / len(cells), f"rates at {length} tokens: {arm}")
+        tuned = {f"{rate:g}": [done.run(arm, length, rate, seed)["mean"] for seed in others]
+                 for rate in rates}
+        rate = max(rates, key=lambda rate: np.mean(tuned[f"{rate:g}"]))  # the lowest of equals
+        values.append({"arm": arm, "length": length, "rate": rate, "tuned": tuned})
+    for i, cell in enumerate(values):
+        progress("training", i / len(cells), f"{cell['length']} tokens: {cell['arm']}")
+        cell["runs"] = [done.run(cell["arm"], cell["length"], cell["rate"], seed)
+                        for seed in seeds]
+    intro = [f"{args.seeds} seeds, the rate of each chosen on {args.rate_seeds} others; "
+             f"{args.steps} steps of {QUESTIONS} x {ANSWERS} answers."]
+    return Findings("What a pointer to the deciding tokens is worth", intro,
+                    [worth_table(values), pairs_table(values), stuck_table(values), listed],
+                    draw(draw_worth, probe.folder / "worth.png", {"cells": values}),
+                    "three quarters of an hour of one core", values={"cells": values})
+
+
+def is_asked(arm: str, length: int) -> bool:
+    """There is room for its wrong places; long answers take long, so there of pointers that are
+    not perfect only those with 0.1 elsewhere are asked."""
+    pointer = ARMS[arm]
+    if pointer is None:
+        return True
+    perfect = pointer.found == KEYS and not pointer.wrong
+    placebo = not pointer.found
+    return pointer.wrong <= length - KEYS and (
+        length < LONG or perfect or placebo or pointer.elsewhere == 0.1)
+
+
+class Done:
+    """Trainings by arm, length, rate and seed. Each is a line of the file, the first the number of
+    steps; a line that was cut off is made again."""
+
+    def __init__(self, path: Path, steps: int):
+        self.path, self.steps, self.runs = path, steps, {}
+        begun = path.read_text(encoding="utf-8") if is_file(path) else ""
+        whole, _, _ = begun.rpartition("\n")
+        lines = whole.splitlines() or [json.dumps(steps)]
+        if json.loads(lines[0]) != steps:
+            raise UserError(f"{path} has trainings of {lines[0]} steps: name another with --runs")
+        make_folder(path.parent)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        for job, run in map(json.loads, lines[1:]):
+            self.runs[tuple(job)] = run
+
+    def run(self, *job) -> dict:
+        if job not in self.runs:
+            self.runs[job] = train(*job, self.steps)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([job, self.runs[job]]) + "\n")
+        return self.runs[job]
+
+
+def train(arm: str, length: int, rate: float, seed: int, steps: int) -> dict:
+    """Success over the tokens and at the end, and the reward below 1 at which it is stuck."""
+    policy = planted_policy(seed, length, KEYS, learning_rate=rate)
+    contexts, group = Contexts(policy), torch.arange(QUESTIONS * ANSWERS) // ANSWERS
+    curve = []
+    for step in range(1, steps + 1):
+        chances = contexts.chances()
+        values = contexts.values(chances)
+        curve.append(values[0].item())
+        ids, log_prob, chance = contexts.sample(chances, step, len(group))
+        credit, size = credit_at_keys(chances, values, ids[:, policy.keys])
+        reward = values[-1][tuple(ids[:, policy.keys].T)].float()
+        advantage = group_z_score(reward, group)[:, None].expand(ids.shape)
+        weight = torch.ones(ids.shape)
+        if arm == TRUE:
+            advantage = torch.zeros(ids.shape).index_copy(1, torch.tensor(policy.keys), credit)
+        elif ARMS[arm]:
+            weight = weigh(ARMS[arm], policy, step, ids, chance, size)
+        policy.optimizer.zero_grad()
+        policy_loss(log_prob, advantage, weight / weight.mean(), torch.ones(ids.shape),
+                    ids.numel()).backward()
+        policy.optimizer.step()
+    curve.append(contexts.values(contexts.chances())[0].item())
+    alike = reward.min() == reward.max() < 1
+    return {"mean": float(np.trapezoid(curve) / steps), "end": curve[-1],
+            "stuck": round(KEYS * reward[0].item()) if alike else None}
+
+
+def credit_at_keys(chances: list[torch.Tensor], values: list[torch.Tensor],
+                   path: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, keys): V behind each key minus V before it; and its size over the mean size of what could
+    have been drawn, 1 where that is 0."""
+    credit, size = [], []
+    for j, chance in enumerate(chances):
+        of_all = (values[j + 1] - values[j][..., None]).float()
+        mean = (chance * of_all.abs()).sum(-1, keepdim=True)
+        seen = tuple(path[:, :j + 1].T)
+        credit.append(of_all[seen])
+        size.append(torch.where(mean > 0, of_all.abs() / mean, 1.0)[seen])
+    return torch.stack(credit, 1), torch.stack(size, 1)
+
+
+def weigh(pointer: Pointer, policy: PlantedPolicy, step: int, ids: torch.Tensor,
+          chance: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """(B, T): `elsewhere` + (1 - `elsewhere`) where it points."""
+    keys, number = torch.tensor(policy.keys), step if pointer.anew else 0
+    drawn = torch.Generator().manual_seed(derived_seed("pointer", policy.settings.seed, number))
+    order = torch.rand(policy.length, generator=drawn)
+    order[keys] = 2.0  # behind all places that decide nothing
+    points = torch.zeros(ids.shape)
+    if pointer.looks_at == "one symbol, drawn":
+        points = (ids == 0).float()
+    elif pointer.looks_at == "one symbol, chance":
+        points = chance[..., 0].clone()
+    points[:, order.argsort()[:pointer.wrong]] = 1.0
+    found = torch.randperm(KEYS, generator=drawn)[:pointer.found]
+    points[:, keys[found]] = size[:, found] if pointer.looks_at == "size of its credit" else 1.0
+    return pointer.elsewhere + (1 - pointer.elsewhere) * points
+
+
+def means_of(values: list[dict]) -> dict[tuple, np.ndarray]:
+    return {(cell["arm"], cell["length"]): np.array([run["mean"] for run in cell["runs"]])
+            for cell in values}
+
+
+def leads_of(values: list[dict]) -> dict[tuple, tuple]:
+    """(estimate, verdict) of each arm and length against plain GRPO, corrected for them all."""
+    means = means_of(values)
+    leads = {(arm, length): mean_over(mean - means[PLAIN, length])
+             for (arm, length), mean in means.items() if arm != PLAIN}
+    words = verdicts(list(leads.values()), ("ahead", "behind"), null=0.0)
+    return dict(zip(leads, zip(leads.values(), words)))
+
+
+def worth_table(values: list[dict]) -> Table:
+    leads, lengths = leads_of(values), sorted({cell["length"] for cell in values})
+    formats = {"arm": "", **{f"{name}{length}": spec for length in lengths for name, spec in (
+        ("", "points"), ("95% ", "points"), ("verdict ", ""))}}
+    rows, told = [], []
+    for arm in ARMS:
+        row = [arm]
+        for length in lengths:
+            lead, word = leads.get((arm, length), (None, ""))
+            row += [lead.value, lead.interval, word] if lead else [None, None, ""]
+        rows.append(row)
+    for length in lengths:
+        mine, true = leads[BEST, length][0].value, leads[TRUE, length][0].value
+        told.append(f"{length} tokens: the pointer is {100 * mine:+.1f} points from plain GRPO, "
+                    f"{leads[BEST, length][1]}; the true credit {100 * true:+.1f}, "
+                    f"{leads[TRUE, length][1]}.")
+    return Table("worth", "Mean success at equal tokens, minus plain GRPO's",
+                 by_row(formats, rows[1:]), "\n".join(told),
+                 ["intervals by Student's t over pairs of a seed, the verdict by Holm over all rows "
+                  "and lengths; behind the semicolon: the weight elsewhere"],
+                 {f"{name}{length}": words for length in lengths for name, words in (
+                     ("", f"{length} tokens"), ("95% ", "95%"), ("verdict ", ""))})
+
+
+def pairs_table(values: list[dict]) -> Table:
+    means = means_of(values)
+    kept = [(length, *pair) for length in sorted({cell["length"] for cell in values})
+            for pair in PAIRS if all((arm, length) in means for arm in pair)]
+    found = [mean_over(means[one, length] - means[other, length]) for length, one, other in kept]
+    words = verdicts(found, ("ahead", "behind"), null=0.0)
+    rows = [[f"{length}", one, other, lead.value, lead.interval, word]
+            for (length, one, other), lead, word in zip(kept, found, words)]
+    return Table("pairs", "One against the other",
+                 by_row({"length": "", "arm": "", "against": "", "lead": "points", "95%": "points",
+                         "verdict": ""}, rows), "", ["the same seeds; Holm over these rows"])
+
+
+def stuck_table(values: list[dict]) -> Table:
+    rows = []
+    for cell in values:
+        stuck = Counter(run["stuck"] for run in cell["runs"])
+        rows.append([f"{cell['length']}", cell["arm"], f"{cell['rate']:g}",
+                     np.mean([run["mean"] for run in cell["runs"]]),
+                     np.mean([run["end"] for run in cell["runs"]]),
+                     *(stuck[worth] for worth in (0, 1, 2))])
+    return Table("stuck", "Success, each at its own learning rate, and runs that are stuck",
+                 by_row({"length": "", "arm": "", "rate": "", "success": ".1%", "end": ".1%",
+                         "at 0": "d", "at 1/3": "d", "at 2/3": "d"}, rows), "",
+                 ["at 0, 1/3, 2/3: how many runs end with answers that all have this reward"],
+                 {"success": "mean success", "end": "at the end"})
+
+
+# the world of 31 answers
+
+def listed_table(seeds: range, quick: bool, progress) -> Table:
+    """Medians over policies of what listed_pointers finds."""
+    found = {}
+    for i, seed in enumerate(seeds):
+        progress("listed", i / len(seeds))
+        world = make_world(seed, 3 if quick else 4)
+        for row, numbers in listed_pointers(world, Batches.all(world, 3)).items():
+            found.setdefault(row, []).append(numbers)
+    rows = [[*row, *np.median(numbers, 0).tolist()] for row, numbers in found.items()]
+    return Table("listed", "A pointer by the drawn token, and its mean by the prefix",
+                 by_row({"pointer": "", "by": "", "cosine": ".3f", "pushed": ".3f",
+                         "noise": ".2f"}, rows), "",
+                 [f"medians over {len(seeds)} policies, with the advantage rloo; pushed: size of the "
+                  "mean gradient at prefixes where no token has credit, over that of all the true "
+                  "one, which is 0 there"],
+                 {"pushed": "pushed where nothing is decided"})
+
+
+def listed_pointers(world: World, batches: Batches) -> dict[tuple[str, str], list[float]]:
+    """Cosine with the true gradient, the mean's part at undecided prefixes over the true gradient,
+    and noise over signal. Weights have mean 1 over all that is drawn."""
+    rollouts, prefixes = world.rollouts, Prefixes(world)
+    decided = prefixes.mean(world.credit.abs()) > 1e-9
+    advantage = rloo_of_batches(world, batches)
+    share = (world.probability[:, None] * rollouts.mask).flatten()
+    found = {}
+    for name, drawn in token_weights(world, decided).items():
+        for by, weight in (("the drawn token", drawn), ("the prefix", prefixes.mean(drawn))):
+            weight = weight / ((weight.flatten() @ share) / share.sum())
+            factor = weight[batches.which] * advantage / batches.which.shape[1]
+            all_of_it = estimator(world, batches, factor).against(world.gradient)
+            part = estimator(world, batches, factor * ~decided[batches.which]).mean
+            found[name, by] = [all_of_it["cosine"], (part.norm() / world.gradient.norm()).item(),
+                               all_of_it["noise"]]
+    return found
+
+
+class Prefixes:
+    """Means over what could have been drawn behind the same prefix."""
+
+    def __init__(self, world: World):
+        ids, T = world.rollouts.ids.tolist(), world.rollouts.ids.shape[1]
+        begun = [[tuple(row[:t]) for t in range(T)] for row in ids]
+        number = {prefix: i for i, prefix in enumerate(dict.fromkeys(sum(begun, [])))}
+        self.of = torch.tensor([[number[prefix] for prefix in row] for row in begun])
+        self.chance = world.probability[:, None] * world.rollouts.mask  # 0 beyond the end
+        self.count = len(number)
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """(n, T) -> (n, T)"""
+        above, below = (torch.zeros(self.count, dtype=torch.float64).index_add(
+            0, self.of.flatten(), (part * self.chance).flatten()) for part in (values, 1.0))
+        return (above / below.clamp(min=1e-300))[self.of]
+
+
+def token_weights(world: World, decided: torch.Tensor) -> dict[str, torch.Tensor]:
+    """(n, T) of pointers that may look at the drawn token. `decided`: some token has credit."""
+    rollouts, generator = world.rollouts, torch.Generator().manual_seed(0)
+    by_choice = torch.rand(len(world.score), generator=generator, dtype=torch.float64)
+    symbol, surprise = (rollouts.ids == ONE).double(), -rollouts.log_prob.double()
+    return {"none": torch.ones_like(symbol), "where it is decided": decided.double(),
+            "where it is decided, and one symbol": decided.double().maximum(symbol),
+            "abs(credit)": world.credit.abs(), "surprise: -log p": surprise,
+            "one symbol": symbol, "at random": by_choice[world.node]}
+
+
+def rloo_of_batches(world: World, batches: Batches) -> torch.Tensor:
+    """(M, G, 1)"""
+    reward = world.rollouts.reward.double()[batches.which]
+    others = (reward.sum(1, keepdim=True) - reward) / (reward.shape[1] - 1)
+    return (reward - others)[..., None]
