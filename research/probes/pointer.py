@@ -55,7 +55,7 @@ FLAGS = {
     **COMMON,
     "lengths": Flag("32,128,512", "tokens of an answer", quick="8,16"),
     "steps": Flag(60, "of 8 x 8 answers", least=1, most=1_000_000, quick=2),
-    "seeds": Flag(16, "policies and tasks, the same for every arm and length", least=2, most=1000,
+    "seeds": Flag(12, "policies and tasks, the same for every arm and length", least=2, most=1000,
                   quick=2),
     "rates": Flag("1e-3,3e-3,1e-2,3e-2,1e-1", "learning rates of AdamW to choose from",
                   quick="1e-3,1e-2"),
@@ -128,15 +128,12 @@ def measure(probe: Probe) -> Findings:
 
 
 def is_asked(arm: str, length: int) -> bool:
-    """There is room for its wrong places; long answers take long, so there of pointers that are
-    not perfect only those with 0.1 elsewhere are asked."""
+    """There is room for its wrong places. Long answers take long: there only the perfect pointer
+    is asked with all weights elsewhere, the others with 0.1."""
     pointer = ARMS[arm]
-    if pointer is None:
+    if pointer is None or pointer == Pointer(pointer.elsewhere):
         return True
-    perfect = pointer.found == KEYS and not pointer.wrong
-    placebo = not pointer.found
-    return pointer.wrong <= length - KEYS and (
-        length < LONG or perfect or placebo or pointer.elsewhere == 0.1)
+    return pointer.wrong <= length - KEYS and (length < LONG or pointer.elsewhere == 0.1)
 
 
 class Done:
@@ -229,16 +226,25 @@ def means_of(values: list[dict]) -> dict[tuple, np.ndarray]:
 
 
 def leads_of(values: list[dict]) -> dict[tuple, tuple]:
-    """(estimate, verdict) of each arm and length against plain GRPO, corrected for them all."""
-    means = means_of(values)
-    leads = {(arm, length): mean_over(mean - means[PLAIN, length])
-             for (arm, length), mean in means.items() if arm != PLAIN}
-    words = verdicts(list(leads.values()), ("ahead", "behind"), null=0.0)
-    return dict(zip(leads, zip(leads.values(), words)))
+    """(estimate, verdict) of each arm against plain GRPO, corrected for all of its length."""
+    means, leads = means_of(values), {}
+    for length in lengths_of(values):
+        of_length = [(arm, length) for arm in ARMS if arm != PLAIN and (arm, length) in means]
+        leads |= judged(of_length, [means[cell] - means[PLAIN, length] for cell in of_length])
+    return leads
+
+
+def judged(names: list, differences: list[np.ndarray]) -> dict:
+    found = [mean_over(difference) for difference in differences]
+    return dict(zip(names, zip(found, verdicts(found, ("ahead", "behind"), null=0.0))))
+
+
+def lengths_of(values: list[dict]) -> list[int]:
+    return sorted({cell["length"] for cell in values})
 
 
 def worth_table(values: list[dict]) -> Table:
-    leads, lengths = leads_of(values), sorted({cell["length"] for cell in values})
+    leads, lengths = leads_of(values), lengths_of(values)
     formats = {"arm": "", **{f"{name}{length}": spec for length in lengths for name, spec in (
         ("", "points"), ("95% ", "points"), ("verdict ", ""))}}
     rows, told = [], []
@@ -255,23 +261,22 @@ def worth_table(values: list[dict]) -> Table:
                     f"{leads[TRUE, length][1]}.")
     return Table("worth", "Mean success at equal tokens, minus plain GRPO's",
                  by_row(formats, rows[1:]), "\n".join(told),
-                 ["intervals by Student's t over pairs of a seed, the verdict by Holm over all rows "
-                  "and lengths; behind the semicolon: the weight elsewhere"],
+                 ["intervals by Student's t over pairs of a seed, verdicts by Holm over all rows; "
+                  "behind the semicolon: the weight elsewhere"],
                  {f"{name}{length}": words for length in lengths for name, words in (
                      ("", f"{length} tokens"), ("95% ", "95%"), ("verdict ", ""))})
 
 
 def pairs_table(values: list[dict]) -> Table:
-    means = means_of(values)
-    kept = [(length, *pair) for length in sorted({cell["length"] for cell in values})
-            for pair in PAIRS if all((arm, length) in means for arm in pair)]
-    found = [mean_over(means[one, length] - means[other, length]) for length, one, other in kept]
-    words = verdicts(found, ("ahead", "behind"), null=0.0)
-    rows = [[f"{length}", one, other, lead.value, lead.interval, word]
-            for (length, one, other), lead, word in zip(kept, found, words)]
+    means, rows = means_of(values), []
+    for length in lengths_of(values):
+        pairs = [pair for pair in PAIRS if all((arm, length) in means for arm in pair)]
+        found = judged(pairs, [means[one, length] - means[other, length] for one, other in pairs])
+        rows += [[f"{length}", *pair, lead.value, lead.interval, word]
+                 for pair, (lead, word) in found.items()]
     return Table("pairs", "One against the other",
                  by_row({"length": "", "arm": "", "against": "", "lead": "points", "95%": "points",
-                         "verdict": ""}, rows), "", ["the same seeds; Holm over these rows"])
+                         "verdict": ""}, rows), "", ["the same seeds; Holm over those of a length"])
 
 
 def stuck_table(values: list[dict]) -> Table:
@@ -303,9 +308,9 @@ def listed_table(seeds: range, quick: bool, progress) -> Table:
     return Table("listed", "A pointer by the drawn token, and its mean by the prefix",
                  by_row({"pointer": "", "by": "", "cosine": ".3f", "pushed": ".3f",
                          "noise": ".2f"}, rows), "",
-                 [f"medians over {len(seeds)} policies, with the advantage rloo; pushed: size of the "
-                  "mean gradient at prefixes where no token has credit, over that of all the true "
-                  "one, which is 0 there"],
+                 [f"medians over {len(seeds)} policies, advantage rloo; pushed: size of the mean "
+                  "gradient at prefixes where no token has credit, over that of the true gradient, "
+                  "which is 0 there"],
                  {"pushed": "pushed where nothing is decided"})
 
 
