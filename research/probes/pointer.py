@@ -19,8 +19,7 @@ expected reward of the policy, computed, not sampled, its mean over the tokens s
 minus plain GRPO with the same seed. A run is stuck at 0, 1/3 or 2/3 if all its last answers had
 that reward. Weights have mean 1 over a batch; the policy knows from the start where its keys are.
 
-The last table is about the world of 31 answers (world.py), over several policies, with all its
-batches listed: pointers that look at the drawn token, and their means by the prefix.
+The last table is about a world where all batches are listed (listed_pointers.py).
 
 Reading it. If the pointer's lead is near that of the true credit, where is enough. If it goes on
 with wrong places beside, precision matters little. If that of random places is as large, it was
@@ -43,13 +42,12 @@ from grpo import group_z_score, policy_loss
 from harness.files import is_file, make_folder
 from harness.flags import Flag
 from research.experiments.pictures import draw, draw_worth
-from research.probes.batches import Batches, estimator
 from research.probes.common import COMMON, Findings, Probe
 from research.probes.contexts import Contexts
 from research.probes.length import read_numbers
+from research.probes.listed_pointers import listed_table
 from research.probes.planted import PlantedPolicy, planted_policy
 from research.probes.progress import Progress
-from research.probes.world import ONE, World, make_world
 
 FLAGS = {
     **COMMON,
@@ -107,7 +105,8 @@ def measure(probe: Probe) -> Findings:
     others, seeds = (range(first + args.seed, first + args.seed + count) for first, count in (
         (RATE_SEEDS_FROM, args.rate_seeds), (SEEDS_FROM, args.seeds)))
     progress = Progress(listed=args.policies, rates=30 * len(cells), training=30 * len(cells))
-    listed = listed_table(range(args.seed, args.seed + args.policies), args.quick, progress)
+    worlds = range(args.seed, args.seed + args.policies)
+    listed = listed_table(worlds, 3 if args.quick else 4, lambda share: progress("listed", share))
     values, done = [], Done(Path(args.runs), args.steps)
     for i, (arm, length) in enumerate(cells):
         progress("rates", i / len(cells), f"rates at {length} tokens: {arm}")
@@ -292,78 +291,3 @@ def stuck_table(values: list[dict]) -> Table:
                          "at 0": "d", "at 1/3": "d", "at 2/3": "d"}, rows), "",
                  ["at 0, 1/3, 2/3: how many runs end with answers that all have this reward"],
                  {"success": "mean success", "end": "at the end"})
-
-
-# the world of 31 answers
-
-def listed_table(seeds: range, quick: bool, progress) -> Table:
-    """Medians over policies of what listed_pointers finds."""
-    found = {}
-    for i, seed in enumerate(seeds):
-        progress("listed", i / len(seeds))
-        world = make_world(seed, 3 if quick else 4)
-        for row, numbers in listed_pointers(world, Batches.all(world, 3)).items():
-            found.setdefault(row, []).append(numbers)
-    rows = [[*row, *np.median(numbers, 0).tolist()] for row, numbers in found.items()]
-    return Table("listed", "A pointer by the drawn token, and its mean by the prefix",
-                 by_row({"pointer": "", "by": "", "cosine": ".3f", "pushed": ".3f",
-                         "noise": ".2f"}, rows), "",
-                 [f"medians over {len(seeds)} policies, advantage rloo; pushed: size of the mean "
-                  "gradient at prefixes where no token has credit, over that of the true gradient, "
-                  "which is 0 there"],
-                 {"pushed": "pushed where nothing is decided"})
-
-
-def listed_pointers(world: World, batches: Batches) -> dict[tuple[str, str], list[float]]:
-    """Cosine with the true gradient, the mean's part at undecided prefixes over the true gradient,
-    and noise over signal. Weights have mean 1 over all that is drawn."""
-    rollouts, prefixes = world.rollouts, Prefixes(world)
-    decided = prefixes.mean(world.credit.abs()) > 1e-9
-    advantage = rloo_of_batches(world, batches)
-    share = (world.probability[:, None] * rollouts.mask).flatten()
-    found = {}
-    for name, drawn in token_weights(world, decided).items():
-        for by, weight in (("the drawn token", drawn), ("the prefix", prefixes.mean(drawn))):
-            weight = weight / ((weight.flatten() @ share) / share.sum())
-            factor = weight[batches.which] * advantage / batches.which.shape[1]
-            all_of_it = estimator(world, batches, factor).against(world.gradient)
-            part = estimator(world, batches, factor * ~decided[batches.which]).mean
-            found[name, by] = [all_of_it["cosine"], (part.norm() / world.gradient.norm()).item(),
-                               all_of_it["noise"]]
-    return found
-
-
-class Prefixes:
-    """Means over what could have been drawn behind the same prefix."""
-
-    def __init__(self, world: World):
-        ids, T = world.rollouts.ids.tolist(), world.rollouts.ids.shape[1]
-        begun = [[tuple(row[:t]) for t in range(T)] for row in ids]
-        number = {prefix: i for i, prefix in enumerate(dict.fromkeys(sum(begun, [])))}
-        self.of = torch.tensor([[number[prefix] for prefix in row] for row in begun])
-        self.chance = world.probability[:, None] * world.rollouts.mask  # 0 beyond the end
-        self.count = len(number)
-
-    def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """(n, T) -> (n, T)"""
-        above, below = (torch.zeros(self.count, dtype=torch.float64).index_add(
-            0, self.of.flatten(), (part * self.chance).flatten()) for part in (values, 1.0))
-        return (above / below.clamp(min=1e-300))[self.of]
-
-
-def token_weights(world: World, decided: torch.Tensor) -> dict[str, torch.Tensor]:
-    """(n, T) of pointers that may look at the drawn token. `decided`: some token has credit."""
-    rollouts, generator = world.rollouts, torch.Generator().manual_seed(0)
-    by_choice = torch.rand(len(world.score), generator=generator, dtype=torch.float64)
-    symbol, surprise = (rollouts.ids == ONE).double(), -rollouts.log_prob.double()
-    return {"none": torch.ones_like(symbol), "where it is decided": decided.double(),
-            "where it is decided, and one symbol": decided.double().maximum(symbol),
-            "abs(credit)": world.credit.abs(), "surprise: -log p": surprise,
-            "one symbol": symbol, "at random": by_choice[world.node]}
-
-
-def rloo_of_batches(world: World, batches: Batches) -> torch.Tensor:
-    """(M, G, 1)"""
-    reward = world.rollouts.reward.double()[batches.which]
-    others = (reward.sum(1, keepdim=True) - reward) / (reward.shape[1] - 1)
-    return (reward - others)[..., None]
