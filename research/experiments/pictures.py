@@ -193,21 +193,19 @@ def draw_worth(values: dict):
     lengths = sorted({cell["length"] for cell in cells})
     figure, axes = panels(len(lengths), sharey=True, squeeze=False)
     for axis, length in zip(axes[0], lengths):
+        plain, places = means["plain GRPO", length], np.arange(len(kinds))
         for number, elsewhere in enumerate(("0", "0.1", "0.33")):
-            places = [(place, means[f"{kind}; {elsewhere}", length] -
-                       means["plain GRPO", length])
-                      for place, kind in enumerate(kinds)
-                      if (f"{kind}; {elsewhere}", length) in means]
-            where, leads = zip(*places)
-            leads = 100 * np.array(leads).T  # (seeds, kinds)
-            axis.errorbar(np.array(where) + 0.12 * (number - 1), leads.mean(0), mean_reach(leads),
+            of_kinds = [means.get((f"{kind}; {elsewhere}", length), np.nan * plain)
+                        for kind in kinds]
+            leads = 100 * (np.stack(of_kinds, 1) - plain[:, None])  # (seeds, kinds)
+            axis.errorbar(places + 0.12 * (number - 1), leads.mean(0), mean_reach(leads),
                           marker="o", ms=4, elinewidth=0.8, label=f"weight {elsewhere} elsewhere",
                           **style_of(number))
-        true = 100 * (means["true credit", length] - means["plain GRPO", length]).mean()
+        true = 100 * (means["true credit", length] - plain).mean()
         axis.axhline(true, color="black", ls="--", lw=1, label="true credit")
         axis.axhline(0, color=GREY, lw=1, label="plain GRPO")
-        axis.set(title=f"Answers of {length} tokens", xticks=range(len(kinds)))
-        axis.set_xticklabels([kind.replace(", ", "\n") for kind in kinds])
+        axis.set(title=f"Answers of {length} tokens", xticks=places,
+                 xticklabels=[kind.replace(", ", "\n") for kind in kinds])
     axes[0][0].set_ylabel("points of mean success, minus plain GRPO")
     legend_below(figure, axes[0][0], ncols=5)
     return figure, ("What a pointer is worth by its quality, each at its own learning rate: means "

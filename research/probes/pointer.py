@@ -60,7 +60,8 @@ FLAGS = {
     "rate_seeds": Flag(4, "other seeds on which they are chosen", least=1, most=1000, quick=1),
     "policies": Flag(20, "of the world of 31 answers", least=2, most=1000, quick=2),
     "runs": Flag("results/pointer-runs.jsonl", "file of trainings that are done",
-                 quick="results/pointer-quick-runs.jsonl")}
+                 quick="results/pointer-quick-runs.jsonl"),
+    "report_only": Flag(False, "train nothing: arms that are not finished are left out")}
 QUESTIONS, ANSWERS = 8, 8
 RATE_SEEDS_FROM, SEEDS_FROM = 1000, 2000  # others than any table before has
 KEYS, LONG = 3, 256
@@ -107,17 +108,18 @@ def measure(probe: Probe) -> Findings:
     progress = Progress(listed=args.policies, rates=30 * len(cells), training=30 * len(cells))
     worlds = range(args.seed, args.seed + args.policies)
     listed = listed_table(worlds, 3 if args.quick else 4, lambda share: progress("listed", share))
-    values, done = [], Done(Path(args.runs), args.steps)
+    values, done = [], Done(Path(args.runs), args.steps, args.report_only)
     for i, (arm, length) in enumerate(cells):
         progress("rates", i / len(cells), f"rates at {length} tokens: {arm}")
-        tuned = {f"{rate:g}": [done.run(arm, length, rate, seed)["mean"] for seed in others]
+        tuned = {f"{rate:g}": [run["mean"] for run in done.runs(arm, length, rate, others)]
                  for rate in rates}
-        rate = max(rates, key=lambda rate: np.mean(tuned[f"{rate:g}"]))  # the lowest of equals
-        values.append({"arm": arm, "length": length, "rate": rate, "tuned": tuned})
+        if all(tuned.values()):
+            rate = max(rates, key=lambda rate: np.mean(tuned[f"{rate:g}"]))  # the lowest of equals
+            values.append({"arm": arm, "length": length, "rate": rate, "tuned": tuned})
     for i, cell in enumerate(values):
-        progress("training", i / len(cells), f"{cell['length']} tokens: {cell['arm']}")
-        cell["runs"] = [done.run(cell["arm"], cell["length"], cell["rate"], seed)
-                        for seed in seeds]
+        progress("training", i / len(values), f"{cell['length']} tokens: {cell['arm']}")
+        cell["runs"] = done.runs(cell["arm"], cell["length"], cell["rate"], seeds)
+    values = finished(values)
     intro = [f"{args.seeds} seeds, the rate of each chosen on {args.rate_seeds} others; "
              f"{args.steps} steps of {QUESTIONS} x {ANSWERS} answers."]
     return Findings("What a pointer to the deciding tokens is worth", intro,
@@ -135,28 +137,41 @@ def is_asked(arm: str, length: int) -> bool:
     return pointer.wrong <= length - KEYS and (length < LONG or pointer.elsewhere == 0.1)
 
 
+def finished(values: list[dict]) -> list[dict]:
+    """Arms whose runs are there, at lengths where those are that all are compared with."""
+    whole = {(cell["arm"], cell["length"]) for cell in values if cell["runs"]}
+    return [cell for cell in values if (cell["arm"], cell["length"]) in whole and all(
+        (arm, cell["length"]) in whole for arm in (PLAIN, TRUE, BEST))]
+
+
 class Done:
     """Trainings by arm, length, rate and seed. Each is a line of the file, the first the number of
     steps; a line that was cut off is made again."""
 
-    def __init__(self, path: Path, steps: int):
-        self.path, self.steps, self.runs = path, steps, {}
+    def __init__(self, path: Path, steps: int, report_only: bool = False):
+        self.path, self.steps, self.report_only, self.known = path, steps, report_only, {}
         begun = path.read_text(encoding="utf-8") if is_file(path) else ""
         whole, _, _ = begun.rpartition("\n")
         lines = whole.splitlines() or [json.dumps(steps)]
         if json.loads(lines[0]) != steps:
             raise UserError(f"{path} has trainings of {lines[0]} steps: name another with --runs")
-        make_folder(path.parent)
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        if not report_only:
+            make_folder(path.parent)
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         for job, run in map(json.loads, lines[1:]):
-            self.runs[tuple(job)] = run
+            self.known[tuple(job)] = run
 
-    def run(self, *job) -> dict:
-        if job not in self.runs:
-            self.runs[job] = train(*job, self.steps)
+    def runs(self, arm: str, length: int, rate: float, seeds: range) -> list[dict]:
+        """Of all the seeds; or none, if some are missing and only what is there is reported."""
+        jobs = [(arm, length, rate, seed) for seed in seeds]
+        missing = [job for job in jobs if job not in self.known]
+        if missing and self.report_only:
+            return []
+        for job in missing:
+            self.known[job] = train(*job, self.steps)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([job, self.runs[job]]) + "\n")
-        return self.runs[job]
+                file.write(json.dumps([job, self.known[job]]) + "\n")
+        return [self.known[job] for job in jobs]
 
 
 def train(arm: str, length: int, rate: float, seed: int, steps: int) -> dict:

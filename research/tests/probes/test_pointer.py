@@ -1,5 +1,6 @@
 """The listed contexts against the model they stand for; pointers, credit and tables by hand."""
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,8 +15,8 @@ from research.probes.contexts import V, Contexts
 from research.probes.listed_pointers import listed_pointers, mean_by_prefix
 from research.probes.planted import planted_policy, sample_planted, worths
 from research.probes.pointer import (
-    ARMS, KEYS, PLAIN, TRUE, Done, Pointer, credit_at_keys, is_asked, pairs_table, stuck_table,
-    weigh, worth_table)
+    ARMS, KEYS, PLAIN, TRUE, Done, Pointer, credit_at_keys, finished, is_asked, pairs_table,
+    stuck_table, weigh, worth_table)
 from research.probes.world import END, ONE, make_world
 
 
@@ -105,13 +106,13 @@ def test_a_training_is_made_once_and_one_cut_off_again(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(pointer, "train", lambda *job: made.append(job) or {"mean": 0.5})
     path = tmp_path / "new/runs.jsonl"
-    Done(path, 7).run("arm", 8, 0.1, 0)
+    Done(path, 7).runs("arm", 8, 0.1, range(1))
     with path.open("a") as file:
         file.write('[["arm", 8, 0.1, 1], {"me')
-    done = Done(path, 7)
-    assert [done.run("arm", 8, 0.1, seed) for seed in (0, 1)] == 2 * [{"mean": 0.5}]
+    assert Done(path, 7, report_only=True).runs("arm", 8, 0.1, range(2)) == []
+    assert Done(path, 7).runs("arm", 8, 0.1, range(2)) == 2 * [{"mean": 0.5}]
     assert made == [("arm", 8, 0.1, 0, 7), ("arm", 8, 0.1, 1, 7)]
-    assert len(Done(path, 7).runs) == 2
+    assert len(Done(path, 7, report_only=True).runs("arm", 8, 0.1, range(2))) == 2
     with pytest.raises(UserError, match="has trainings of 7 steps"):
         Done(path, 8)
 
@@ -162,15 +163,23 @@ def test_the_probe_from_rates_to_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(pointer, "ARMS", {arm: ARMS[arm] for arm in (PLAIN, TRUE, "3 of 3; 0.1",
                                                                    "3 of 3; 0", "3 of 3; 0.33")})
     made = []
+
     def train(arm, length, rate, seed, steps):
         made.append((rate, seed))
         return {"mean": seed % 7 / 100 + (rate == 0.01) * (seed < 2000), "end": 0.5, "stuck": None}
+
     monkeypatch.setattr(pointer, "train", train)
     args = SimpleNamespace(lengths="6,8", rates="0.1,0.01,0.001", seed=1, seeds=2, rate_seeds=2,
-                           steps=2, policies=2, quick=True, runs=str(tmp_path / "runs.jsonl"))
+                           steps=2, policies=2, quick=True, runs=str(tmp_path / "runs.jsonl"),
+                           report_only=False)
     found = pointer.measure(Probe(args, tmp_path))
     assert {rate for rate, seed in made if seed >= 2000} == {0.01}
     assert {seed for _, seed in made} == {1001, 1002, 2001, 2002}
     assert len(made) == 10 * (3 * 2 + 2) and found.picture[0].exists()
     assert json.dumps(found.values) and np.isfinite(found.tables[-1].rows[0][-1])
-    assert pointer.measure(Probe(args, tmp_path)).values == found.values and len(made) == 80
+    lines = Path(args.runs).read_text().splitlines(keepends=True)
+    Path(args.runs).write_text("".join(lines[:-1]))  # of the last arm at 8 tokens
+    args.report_only = True
+    again = pointer.measure(Probe(args, tmp_path)).values["cells"]
+    assert again == found.values["cells"][:-1] and len(made) == 80
+    assert {cell["length"] for cell in finished(again[1:])} == {8}  # no plain GRPO at 6
