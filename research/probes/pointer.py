@@ -175,7 +175,7 @@ class Done:
 
 
 def train(arm: str, length: int, rate: float, seed: int, steps: int) -> dict:
-    """Success over the tokens and at the end, and the reward below 1 at which it is stuck."""
+    """Success over the tokens and at the end, and with how many keys it is stuck."""
     policy = planted_policy(seed, length, KEYS, learning_rate=rate)
     contexts, group = Contexts(policy), torch.arange(QUESTIONS * ANSWERS) // ANSWERS
     curve = []
@@ -197,9 +197,13 @@ def train(arm: str, length: int, rate: float, seed: int, steps: int) -> dict:
                     ids.numel()).backward()
         policy.optimizer.step()
     curve.append(contexts.values(contexts.chances())[0].item())
-    alike = reward.min() == reward.max() < 1
     return {"mean": float(np.trapezoid(curve) / steps), "end": curve[-1],
-            "stuck": round(KEYS * reward[0].item()) if alike else None}
+            "stuck": stuck_at(reward)}
+
+
+def stuck_at(reward: torch.Tensor) -> int | None:
+    """How many keys all answers have right, if that is the same number and not all."""
+    return round(KEYS * reward[0].item()) if reward.min() == reward.max() < 1 else None
 
 
 def credit_at_keys(chances: list[torch.Tensor], values: list[torch.Tensor],

@@ -16,7 +16,7 @@ from research.probes.listed_pointers import listed_pointers, mean_by_prefix
 from research.probes.planted import planted_policy, sample_planted, worths
 from research.probes.pointer import (
     ARMS, KEYS, PLAIN, TRUE, Done, Pointer, credit_at_keys, finished, is_asked, pairs_table,
-    stuck_table, weigh, worth_table)
+    stuck_at, stuck_table, weigh, worth_table)
 from research.probes.world import END, ONE, make_world
 
 
@@ -49,6 +49,8 @@ def test_training_is_that_of_the_probe_length(arm, method):
     mine, theirs = pointer.train(arm, 8, 1e-2, 5, 4), length.train(args, (method, 8), 1e-2, 5)
     assert mine["end"] == pytest.approx(theirs["end"], rel=1e-4)
     assert mine["mean"] == pytest.approx(theirs["mean"], rel=1e-3)  # theirs is of 1001 points
+    alike = [stuck_at(torch.tensor([worth, worth])) for worth in (0, 1 / 3, 2 / 3, 1.0)]
+    assert alike == [0, 1, 2, None] and stuck_at(torch.tensor([1 / 3, 2 / 3])) is None
 
 
 def test_the_true_credit_and_its_size(policy):
