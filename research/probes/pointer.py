@@ -119,11 +119,14 @@ def measure(probe: Probe) -> Findings:
     for i, cell in enumerate(values):
         progress("training", i / len(values), f"{cell['length']} tokens: {cell['arm']}")
         cell["runs"] = done.runs(cell["arm"], cell["length"], cell["rate"], seeds)
+        cell["given"] = {f"{rate:g}": done.runs(cell["arm"], cell["length"], rate, seeds, False)
+                         for rate in rates}
     values = finished(values)
     intro = [f"{args.seeds} seeds, the rate of each chosen on {args.rate_seeds} others; "
              f"{args.steps} steps of {QUESTIONS} x {ANSWERS} answers."]
     return Findings("What a pointer to the deciding tokens is worth", intro,
-                    [worth_table(values), pairs_table(values), stuck_table(values), listed],
+                    [worth_table(values), pairs_table(values), stuck_table(values),
+                     given_table(values), listed],
                     draw(draw_worth, probe.folder / "worth.png", {"cells": values}),
                     "three quarters of an hour of one core", values={"cells": values})
 
@@ -161,11 +164,11 @@ class Done:
         for job, run in map(json.loads, lines[1:]):
             self.known[tuple(job)] = run
 
-    def runs(self, arm: str, length: int, rate: float, seeds: range) -> list[dict]:
-        """Of all the seeds; or none, if some are missing and only what is there is reported."""
+    def runs(self, arm: str, length: int, rate: float, seeds: range, train_too=True) -> list[dict]:
+        """Of all the seeds; or none, if some are missing and may not be trained."""
         jobs = [(arm, length, rate, seed) for seed in seeds]
         missing = [job for job in jobs if job not in self.known]
-        if missing and self.report_only:
+        if missing and (self.report_only or not train_too):
             return []
         for job in missing:
             self.known[job] = train(*job, self.steps)
@@ -310,3 +313,20 @@ def stuck_table(values: list[dict]) -> Table:
                          "at 0": "d", "at 1/3": "d", "at 2/3": "d"}, rows), "",
                  ["at 0, 1/3, 2/3: how many runs end with answers that all have this reward"],
                  {"success": "mean success", "end": "at the end"})
+
+
+def given_table(values: list[dict]) -> Table:
+    """What was also run at other rates than the chosen one, against plain GRPO at its chosen."""
+    means, rows = means_of(values), []
+    for cell in values:
+        there = {rate: runs for rate, runs in cell["given"].items() if runs}
+        for rate, runs in there.items() if len(there) > 1 else ():
+            mean = np.array([run["mean"] for run in runs])
+            lead = mean_over(mean - means[PLAIN, cell["length"]])
+            rows.append([f"{cell['length']}", cell["arm"], rate, mean.mean(),
+                         sum(run["stuck"] is not None for run in runs), lead.value, lead.interval])
+    return Table("given", "At rates that were not chosen, on the reported seeds",
+                 by_row({"length": "", "arm": "", "rate": "", "success": ".1%", "stuck": "d",
+                         "lead": "points", "95%": "points"}, rows), "",
+                 ["asked after the results were seen; minus plain GRPO at the rate chosen for it"],
+                 {"success": "mean success", "lead": "minus plain GRPO"})

@@ -15,8 +15,8 @@ from research.probes.contexts import V, Contexts
 from research.probes.listed_pointers import listed_pointers, mean_by_prefix
 from research.probes.planted import planted_policy, sample_planted, worths
 from research.probes.pointer import (
-    ARMS, KEYS, PLAIN, TRUE, Done, Pointer, credit_at_keys, finished, is_asked, pairs_table,
-    stuck_at, stuck_table, weigh, worth_table)
+    ARMS, KEYS, PLAIN, TRUE, Done, Pointer, credit_at_keys, finished, given_table, is_asked,
+    pairs_table, stuck_at, stuck_table, weigh, worth_table)
 from research.probes.world import END, ONE, make_world
 
 
@@ -122,7 +122,7 @@ def test_a_training_is_made_once_and_one_cut_off_again(tmp_path, monkeypatch):
 def cells(leads, plain=(0.2, 0.6, 0.4)):
     """At 8 and 16 tokens, over plain GRPO of the same seed, whose seeds differ by more."""
     return [{"arm": arm, "length": size, "rate": 0.01, "tuned": {"0.01": [0.5]},
-             "runs": [{"mean": p + lead + more, "end": 1.0, "stuck": stuck}
+             "given": {}, "runs": [{"mean": p + lead + more, "end": 1.0, "stuck": stuck}
                       for p, more, stuck in zip(plain, (0, 2e-3, 4e-3), (None, 2, 1))]}
             for size in (8, 16) for arm, lead in leads.items()]
 
@@ -143,6 +143,9 @@ def test_tables_by_hand():
     assert pairs[0][3] == pytest.approx(-0.2)
     row = dict(zip(stuck_table(values).columns, stuck_table(values).rows[0]))
     assert (row["at 0"], row["at 1/3"], row["at 2/3"]) == (0, 1, 1)
+    values[1]["given"] = {"0.01": values[1]["runs"], "0.1": values[2]["runs"], "1": []}
+    assert [(row[2], row[4], row[5]) for row in given_table(values).rows] == [
+        ("0.01", 2, pytest.approx(0.302)), ("0.1", 2, pytest.approx(0.102))]
 
 
 def test_a_pointer_by_prefix_pushes_nothing_where_nothing_is_decided():
