@@ -278,4 +278,5 @@ PUBLISHED = {  # picture -> how it is drawn, and which tables or values of resul
     "research/results/finals-board.png": (draw_board, "finals board"),
     "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
     "research/results/length-curves.png": (draw_curves, "length values"),
+    "research/results/pointer-worth.png": (draw_worth, "pointer values"),
     "research/results/price-success.png": (draw_success, "price values")}
