@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.statistics import mean_over, verdicts
+from analysis.statistics import Estimate, mean_over, verdicts
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.policy import derived_seed
@@ -251,13 +251,16 @@ def leads_of(values: list[dict]) -> dict[tuple, tuple]:
     means, leads = means_of(values), {}
     for length in lengths_of(values):
         of_length = [(arm, length) for arm in ARMS if arm != PLAIN and (arm, length) in means]
-        leads |= judged(of_length, [means[cell] - means[PLAIN, length] for cell in of_length])
+        leads |= judged(of_length, [means[cell] - means[PLAIN, length] for cell in of_length],
+                        sum(is_asked(arm, length) for arm in ARMS) - 1)
     return leads
 
 
-def judged(names: list, differences: list[np.ndarray]) -> dict:
+def judged(names: list, differences: list[np.ndarray], planned: int) -> dict:
+    """Corrected for all that are planned: one that is not finished counts as one not seen."""
     found = [mean_over(difference) for difference in differences]
-    return dict(zip(names, zip(found, verdicts(found, ("ahead", "behind"), null=0.0))))
+    missing = [Estimate(0.0, np.nan, np.nan, 1.0)] * (planned - len(found))
+    return dict(zip(names, zip(found, verdicts(found + missing, ("ahead", "behind"), null=0.0))))
 
 
 def lengths_of(values: list[dict]) -> list[int]:
@@ -291,8 +294,10 @@ def worth_table(values: list[dict]) -> Table:
 def pairs_table(values: list[dict]) -> Table:
     means, rows = means_of(values), []
     for length in lengths_of(values):
-        pairs = [pair for pair in PAIRS if all((arm, length) in means for arm in pair)]
-        found = judged(pairs, [means[one, length] - means[other, length] for one, other in pairs])
+        planned = [pair for pair in PAIRS if all(is_asked(arm, length) for arm in pair)]
+        pairs = [pair for pair in planned if all((arm, length) in means for arm in pair)]
+        found = judged(pairs, [means[one, length] - means[other, length] for one, other in pairs],
+                       len(planned))
         rows += [[f"{length}", *pair, lead.value, lead.interval, word]
                  for pair, (lead, word) in found.items()]
     return Table("pairs", "One against the other",

@@ -15,8 +15,8 @@ from research.probes.contexts import V, Contexts
 from research.probes.listed_pointers import listed_pointers, mean_by_prefix
 from research.probes.planted import planted_policy, sample_planted, worths
 from research.probes.pointer import (
-    ARMS, KEYS, PLAIN, TRUE, Done, Pointer, credit_at_keys, finished, given_table, is_asked,
-    pairs_table, stuck_at, stuck_table, weigh, worth_table)
+    ARMS, KEYS, PAIRS, PLAIN, TRUE, Done, Pointer, credit_at_keys, finished, given_table, is_asked,
+    judged, pairs_table, stuck_at, stuck_table, weigh, worth_table)
 from research.probes.world import END, ONE, make_world
 
 
@@ -137,6 +137,9 @@ def test_tables_by_hand():
     assert rows["3 of 3; 0"]["8"] is None
     assert table.finding.startswith("8 tokens: the pointer is +10.2 points from plain GRPO, ahead; "
                                     "the true credit +30.2, ahead.")
+    alone, one_of_6 = (judged(["a"], [np.array([0.10, 0.12, 0.14])], planned)["a"][1]
+                       for planned in (1, 6))  # p = 0.0092
+    assert (alone, one_of_6) == ("ahead", "none seen")
     pairs = pairs_table(values).rows
     assert [row[:3] for row in pairs[:2]] == [("8", "3 of 3; 0.1", TRUE),
                                               ("8", "3 of 3; 0.1", "3 at random; 0.1")]
@@ -167,6 +170,7 @@ def test_the_probe_from_rates_to_picture(tmp_path, monkeypatch):
     """The rate is the best on other seeds; called again, it trains nothing."""
     monkeypatch.setattr(pointer, "ARMS", {arm: ARMS[arm] for arm in (PLAIN, TRUE, "3 of 3; 0.1",
                                                                    "3 of 3; 0", "3 of 3; 0.33")})
+    monkeypatch.setattr(pointer, "PAIRS", PAIRS[:3])
     made = []
 
     def train(arm, length, rate, seed, steps):
