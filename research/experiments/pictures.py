@@ -195,7 +195,7 @@ def draw_worth(values: dict):
     for axis, length in zip(axes[0], lengths):
         plain, places = means["plain GRPO", length], np.arange(len(kinds))
         for number, elsewhere in enumerate(("0", "0.1", "0.33")):
-            of_kinds = [means.get((f"{kind}; {elsewhere}", length), np.nan * plain)
+            of_kinds = [means.get((f"{kind} ({elsewhere})", length), np.nan * plain)
                         for kind in kinds]
             leads = 100 * (np.stack(of_kinds, 1) - plain[:, None])  # (seeds, kinds)
             axis.errorbar(places + 0.12 * (number - 1), leads.mean(0), mean_reach(leads),

@@ -80,21 +80,21 @@ class Pointer:
 def pointers() -> dict[str, Pointer]:
     kinds = {"3 of 3": {}, "3 of 3, 12 wrong": {"wrong": 12}, "3 of 3, 40 wrong": {"wrong": 40},
              "2 of 3": {"found": 2}, "1 of 3": {"found": 1}}
-    arms = {f"{name}; {elsewhere:g}": Pointer(elsewhere, **kind)
+    arms = {f"{name} ({elsewhere:g})": Pointer(elsewhere, **kind)
             for name, kind in kinds.items() for elsewhere in (0, 0.1, 0.33)}
-    return {**arms, "3 at random; 0.1": Pointer(0.1, 0, 3),
-            "3 at random, anew; 0.1": Pointer(0.1, 0, 3, anew=True),
-            "3 at random, anew; 0": Pointer(0, 0, 3, anew=True),
-            **{f"{name}; 0.1": Pointer(0.1, looks_at=name)
+    return {**arms, "3 at random (0.1)": Pointer(0.1, 0, 3),
+            "3 at random, anew (0.1)": Pointer(0.1, 0, 3, anew=True),
+            "3 at random, anew (0)": Pointer(0, 0, 3, anew=True),
+            **{f"{name} (0.1)": Pointer(0.1, looks_at=name)
                for name in ("size of its credit", "one symbol, drawn", "one symbol, chance")}}
 
 
-PLAIN, TRUE, BEST = "plain GRPO", "true credit", "3 of 3; 0.1"
+PLAIN, TRUE, BEST = "plain GRPO", "true credit", "3 of 3 (0.1)"
 ARMS = {PLAIN: None, TRUE: None, **pointers()}
-PAIRS = (("3 of 3; 0.1", TRUE), ("3 of 3; 0", "3 of 3; 0.1"), ("3 of 3; 0.33", "3 of 3; 0.1"),
-         ("3 of 3; 0.1", "3 at random; 0.1"), ("3 of 3, 12 wrong; 0.1", "2 of 3; 0.1"),
-         ("size of its credit; 0.1", "3 of 3; 0.1"),
-         ("one symbol, drawn; 0.1", "one symbol, chance; 0.1"))
+PAIRS = (("3 of 3 (0.1)", TRUE), ("3 of 3 (0)", "3 of 3 (0.1)"), ("3 of 3 (0.33)", "3 of 3 (0.1)"),
+         ("3 of 3 (0.1)", "3 at random (0.1)"), ("3 of 3, 12 wrong (0.1)", "2 of 3 (0.1)"),
+         ("size of its credit (0.1)", "3 of 3 (0.1)"),
+         ("one symbol, drawn (0.1)", "one symbol, chance (0.1)"))
 
 
 def measure(probe: Probe) -> Findings:
@@ -286,7 +286,7 @@ def worth_table(values: list[dict]) -> Table:
     return Table("worth", "Mean success at equal tokens, minus plain GRPO's",
                  by_row(formats, rows[1:]), "\n".join(told),
                  ["intervals by Student's t over pairs of a seed, verdicts by Holm over all rows; "
-                  "behind the semicolon: the weight elsewhere"],
+                  "in brackets: the weight elsewhere"],
                  {f"{name}{length}": words for length in lengths for name, words in (
                      ("", f"{length} tokens"), ("95% ", "95%"), ("verdict ", ""))})
 

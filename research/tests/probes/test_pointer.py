@@ -98,10 +98,10 @@ def test_what_pointers_point_at():
 
 
 def test_wrong_places_need_room_and_long_answers_ask_less():
-    assert not is_asked("3 of 3, 40 wrong; 0.1", 32) and is_asked("3 of 3, 12 wrong; 0", 32)
+    assert not is_asked("3 of 3, 40 wrong (0.1)", 32) and is_asked("3 of 3, 12 wrong (0)", 32)
     asked = {arm for arm in ARMS if is_asked(arm, 512)}
-    assert {PLAIN, TRUE, "3 of 3; 0", "3 of 3; 0.33", "3 at random; 0.1"} < asked
-    assert len(asked) == 14 and "2 of 3; 0" not in asked
+    assert {PLAIN, TRUE, "3 of 3 (0)", "3 of 3 (0.33)", "3 at random (0.1)"} < asked
+    assert len(asked) == 14 and "2 of 3 (0)" not in asked
 
 
 def test_a_training_is_made_once_and_one_cut_off_again(tmp_path, monkeypatch):
@@ -128,21 +128,21 @@ def cells(leads, plain=(0.2, 0.6, 0.4)):
 
 
 def test_tables_by_hand():
-    values = cells({PLAIN: -0.002, TRUE: 0.3, "3 of 3; 0.1": 0.1, "3 at random; 0.1": -0.1})
+    values = cells({PLAIN: -0.002, TRUE: 0.3, "3 of 3 (0.1)": 0.1, "3 at random (0.1)": -0.1})
     table = worth_table(values)
     rows = {row[0]: dict(zip(table.columns, row)) for row in table.rows}
-    assert rows["3 of 3; 0.1"]["16"] == pytest.approx(0.102)
-    assert rows["3 of 3; 0.1"]["verdict 8"] == "ahead"
-    assert rows["3 at random; 0.1"]["verdict 8"] == "behind"
-    assert rows["3 of 3; 0"]["8"] is None
+    assert rows["3 of 3 (0.1)"]["16"] == pytest.approx(0.102)
+    assert rows["3 of 3 (0.1)"]["verdict 8"] == "ahead"
+    assert rows["3 at random (0.1)"]["verdict 8"] == "behind"
+    assert rows["3 of 3 (0)"]["8"] is None
     assert table.finding.startswith("8 tokens: the pointer is +10.2 points from plain GRPO, ahead; "
                                     "the true credit +30.2, ahead.")
     alone, one_of_6 = (judged(["a"], [np.array([0.10, 0.12, 0.14])], planned)["a"][1]
                        for planned in (1, 6))  # p = 0.0092
     assert (alone, one_of_6) == ("ahead", "none seen")
     pairs = pairs_table(values).rows
-    assert [row[:3] for row in pairs[:2]] == [("8", "3 of 3; 0.1", TRUE),
-                                              ("8", "3 of 3; 0.1", "3 at random; 0.1")]
+    assert [row[:3] for row in pairs[:2]] == [("8", "3 of 3 (0.1)", TRUE),
+                                              ("8", "3 of 3 (0.1)", "3 at random (0.1)")]
     assert pairs[0][3] == pytest.approx(-0.2)
     row = dict(zip(stuck_table(values).columns, stuck_table(values).rows[0]))
     assert (row["at 0"], row["at 1/3"], row["at 2/3"]) == (0, 1, 1)
@@ -168,8 +168,8 @@ def test_a_pointer_by_prefix_pushes_nothing_where_nothing_is_decided():
 
 def test_the_probe_from_rates_to_picture(tmp_path, monkeypatch):
     """The rate is the best on other seeds; called again, it trains nothing."""
-    monkeypatch.setattr(pointer, "ARMS", {arm: ARMS[arm] for arm in (PLAIN, TRUE, "3 of 3; 0.1",
-                                                                   "3 of 3; 0", "3 of 3; 0.33")})
+    monkeypatch.setattr(pointer, "ARMS", {arm: ARMS[arm] for arm in (PLAIN, TRUE, "3 of 3 (0.1)",
+                                                                   "3 of 3 (0)", "3 of 3 (0.33)")})
     monkeypatch.setattr(pointer, "PAIRS", PAIRS[:3])
     made = []
 
