@@ -47,19 +47,21 @@ class Contexts:
         decoder = self.policy.model.model
         [block] = decoder.layers
         x = decoder.embed(self.ids, self.places)  # (inputs, D)
-        q, k, v = block.self_attn.heads(block.input_layernorm(x),
-                                        *rotary(self.places, decoder.config))
-        asked, which = self.own[contexts].unique(return_inverse=True)
-        score = torch.einsum("qhd,khd->qhk", q[asked], k) / q.shape[-1] ** 0.5
-        hidden, shown = score.tensor_split([self.hidden], -1)
-        later = self.places[:self.hidden] > self.places[asked, None]
-        hidden = hidden.masked_fill(later[:, None], -torch.inf)
-        of_hidden = torch.einsum("qhk,khd->qhd", hidden.softmax(-1), v[:self.hidden])
-        shown = shown[which].masked_fill(~self.sees[contexts, None], -torch.inf)
-        weight = torch.cat([hidden.logsumexp(-1, keepdim=True)[which], shown], -1).softmax(-1)
-        attended = (weight[..., :1] * of_hidden[which] +
+        def attend(layer, q, k, v):
+            asked, which = self.own[contexts].unique(return_inverse=True)
+            score = torch.einsum("qhd,khd->qhk", q[asked], k) / q.shape[-1] ** 0.5
+            hidden, shown = score.tensor_split([self.hidden], -1)
+            later = self.places[:self.hidden] > self.places[asked, None]
+            hidden = hidden.masked_fill(later[:, None], -torch.inf)
+            of_hidden = torch.einsum("qhk,khd->qhd", hidden.softmax(-1), v[:self.hidden])
+            shown = shown[which].masked_fill(~self.sees[contexts, None], -torch.inf)
+            weight = torch.cat([hidden.logsumexp(-1, keepdim=True)[which], shown], -1).softmax(-1)
+            return (weight[..., :1] * of_hidden[which] +
                     torch.einsum("nhk,khd->nhd", weight[..., 1:], v[self.hidden:]))
-        x = x[self.own[contexts]] + block.self_attn.o_proj(attended.flatten(-2))
+
+        attended = block.self_attn(block.input_layernorm(x),
+                                   *rotary(self.places, decoder.config), attend)
+        x = x[self.own[contexts]] + attended
         x = x + block.mlp(block.post_attention_layernorm(x))
         return self.policy.model.logits(decoder.norm(x)).log_softmax(-1)
 
