@@ -8,7 +8,6 @@ import torch
 
 from conftest import PROMPTS, assert_same_gradient, copied, gradients, hand_made, spoken
 from countdown_task import Problem, Task
-from credit.weight import shuffled_advantage
 from credit.preferences import best_and_worst, dpo
 from engine.choices import ADVANTAGES
 from engine.errors import NotFinite
@@ -69,24 +68,6 @@ def test_each_span_gets_its_own_part_of_the_score():
                       scores={name: torch.tensor(value) for name, value in scores.items()})
     expected = torch.tensor([-0.3, 0.25, 0.5, 0.25, 0])
     torch.testing.assert_close(span(batch), torch.stack([expected, -expected]))
-
-
-def test_the_placebo_of_the_advantages_stays_within_the_group():
-    generator = torch.Generator().manual_seed(1)
-    mask = torch.arange(6) < torch.tensor([2, 6, 3, 4, 1, 5])[:, None]
-    answers = torch.arange(1.0, 7)[:, None] * mask
-    batch = hand_made(mask, group=torch.tensor([0, 1, 0, 1, 0, 1]), advantage=answers,
-                      generator=generator)
-    shuffled = shuffled_advantage(batch, whole_answers=True)
-    assert torch.equal(shuffled, shuffled[:, :1] * mask)  # whole answers change places
-    assert sorted(shuffled[::2, 0].tolist()) == [1, 3, 5]
-    assert sorted(shuffled[1::2, 0].tolist()) == [2, 4, 6]
-    rollouts = dataclasses.replace(batch, advantage=torch.rand(6, 6, generator=generator) * mask)
-    shuffled = shuffled_advantage(rollouts, whole_answers=False)
-    assert not torch.equal(shuffled, rollouts.advantage) and not shuffled[~mask].any()
-    for group in (0, 1):
-        own = mask & (batch.group == group)[:, None]
-        assert torch.equal(shuffled[own].sort().values, rollouts.advantage[own].sort().values)
 
 
 def row_log_probs(model, rollouts, row):

@@ -26,23 +26,18 @@ def make(name, policy, **flags):
 
 @pytest.mark.parametrize("gamma, lam", [(1, 1), (1, 0), (0.9, 0.95), (1, 0.7), (0.9, 1)])
 def test_gae_against_a_double_loop(gamma, lam):
-    value = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))  # junk beyond the mask
+    """With rewards on the way; values and rewards beyond the mask are junk."""
+    value, earned = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
     reward, expected = torch.tensor([1.0, -0.5, 0.25]), torch.zeros(3, 5)
     for b, n in enumerate(MASK.sum(1).tolist()):
         v = [*value[b, :n].tolist(), 0.0]  # the end is terminal
-        r = [0.0] * (n - 1) + [reward[b].item()]
+        r = earned[b, :n].tolist()
+        r[-1] += reward[b].item()
         delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(n)]
         for t in range(n):
             expected[b, t] = sum((gamma * lam) ** (j - t) * delta[j] for j in range(t, n))
-    torch.testing.assert_close(generalised_advantage(value, reward, MASK, gamma, lam), expected)
-
-
-def test_rewards_on_the_way_by_hand():
-    """0.5 at the second of three tokens, 1 with the last; gamma = 0.5, lambda = 1, V = 0: a token
-    gets what it earns and half of what the next one gets."""
-    mask, earned = torch.tensor([[True] * 3]), torch.tensor([[0, 0.5, 0]])
-    advantage = generalised_advantage(torch.zeros(1, 3), torch.ones(1), mask, 0.5, 1, earned)
-    assert advantage.tolist() == [[0.5, 1.0, 1.0]]
+    found = generalised_advantage(value, reward, MASK, gamma, lam, earned)
+    torch.testing.assert_close(found, expected)
 
 
 def test_right_steps_are_paid_where_they_end(policy):
@@ -131,18 +126,14 @@ def test_a_trunk_reads_the_models_first_layers(policy, layers):
 
 
 @pytest.mark.parametrize("critic, layers, explained", [("trunk", 1, 0.8), ("head", 0, 0.0)])
-def test_a_critic_learns_and_leaves_the_policy_alone(policy, critic, layers, explained):
+def test_a_critic_learns(policy, critic, layers, explained):
     """Answers that begin alike are not told apart."""
-    rollouts, before = spoken(policy), copied(policy.model)
-    policy.model.zero_grad()
-    gae = make("gae", policy, critic=critic, critic_layers=layers)
+    rollouts, gae = spoken(policy), make("gae", policy, critic=critic, critic_layers=layers)
     first = gae(rollouts, policy)
     torch.testing.assert_close(first, rollouts.reward[:, None] * rollouts.mask)  # V was 0
     for _ in range(30):
         gae(rollouts, policy)
-    assert gae.metrics["explained_variance"] > explained and not first.requires_grad
-    for parameter, earlier in zip(policy.model.parameters(), before.parameters()):
-        assert parameter.grad is None and torch.equal(parameter, earlier)
+    assert gae.metrics["explained_variance"] > explained
 
 
 def test_where_segments_begin():

