@@ -258,8 +258,9 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     monkeypatch.setattr(train, "update", lambda *args: updating.extend(args) or update(*args))
     run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
         "--temperature", 0.7, "--weight_decay", 0.25, "--max_grad_norm", 0.125, "--micro_batch", 3,
-        "--learning_rate", 0.5)
+        "--learning_rate", 0.5, "--checkpointing")
     assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 40
+    assert updating[0].model.checkpointing
     assert updating[1].weight_decay == 0.25 and updating[1].learning_rate == 0.5
     assert (updating[4].micro_batch, updating[4].max_grad_norm) == (3, 0.125)
 
