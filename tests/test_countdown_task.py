@@ -1,11 +1,9 @@
 """Problems, reward and labels. Nothing a model writes is executed, and every string gets a
 score."""
-import ast
 import itertools
 import json
 import random
 import re
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -69,7 +67,8 @@ def test_a_prompt_of_ones_own_is_one_row_and_opens_the_thinking_or_does_not(
 RIGHT = [
     ("(1+2)*3", 9), ("1+2*3", 7), ("8-3-2", 3), ("8/4/2", 1), ("2/3*6", 4), ("-3+5", 2),
     ("8/(3-8/3)", 24),  # exact thirds
-    ("5--3", 8), ("-(3-5)", 2), ("3*-5+20", 5), (" \t3\n+ 5\r", 8)]
+    ("5--3", 8), ("-(3-5)", 2), ("-(1+2)*-3/9", 1), ("( 2-5 ) /3*4+7", 3), ("3*-5+20", 5),
+    (" \t3\n+ 5\r", 8)]
 WRONG_USE = [
     ("3+5", (3, 5, 2), 8), ("3+5+5", (3, 5), 13), ("3+5", (3, 6), 8), ("35", (3, 5), 35),
     ("3/(5-5)", (3, 5, 5), 0), ("3_0", (30,), 30), ("03", (3,), 3)]
@@ -92,42 +91,6 @@ def test_the_expression_reader():
     for expression in NO_EXPRESSION:
         for target in (0, 1, 3, 8, 15, 5001):
             assert not evaluates_to(expression, digits_in(expression), target), expression[:20]
-
-
-def tree_value(node) -> Fraction:
-    """An independent reader: Python's own grammar, values in fractions."""
-    if isinstance(node, ast.UnaryOp):
-        return -tree_value(node.operand)
-    if isinstance(node, ast.Constant):
-        return Fraction(node.value)
-    left, right = tree_value(node.left), tree_value(node.right)
-    if isinstance(node.op, ast.Div):
-        return left / right
-    return {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}.get(type(node.op))
-
-
-def random_expression(rng, numbers):
-    if len(numbers) == 1:
-        return rng.choice(["", "", "-"]) + str(numbers[0])
-    cut = rng.randrange(1, len(numbers))
-    left, right = random_expression(rng, numbers[:cut]), random_expression(rng, numbers[cut:])
-    text = left + rng.choice("+-*/") + right
-    return rng.choice([text, f"({text})", f" ( {text} ) "])
-
-
-def test_the_reader_agrees_with_pythons_grammar():
-    rng, compared = random.Random(0), 0
-    for _ in range(2000):
-        numbers = [rng.randint(1, 9) for _ in range(rng.randint(1, 4))]
-        text = random_expression(rng, numbers)
-        try:
-            value = tree_value(ast.parse(text.strip(), mode="eval").body)
-        except ZeroDivisionError:
-            continue
-        compared += 1
-        assert evaluates_to(text, numbers, value)
-        assert not evaluates_to(text, numbers, value + 1)
-    assert compared > 1500
 
 
 def test_any_string_gets_a_score():

@@ -1,4 +1,4 @@
-"""Every weighting and every advantage: what must hold for all of them, and what they may look at."""
+"""Every weighting and every advantage: what must hold for all, and what they may look at."""
 import dataclasses
 from functools import cache
 

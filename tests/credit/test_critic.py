@@ -153,8 +153,11 @@ def test_vine_by_hand(monkeypatch, every, expected):
     """V is 0.5 at the start, 0.25 after two tokens, 0.75 after four; the rewards are 1, 0, 0.5.
     Only the third token of the first answer is a decision."""
     worth = {0: 0.5, 2: 0.25, 4: 0.75}
-    monkeypatch.setattr(monte_carlo, "continuation_rewards", lambda policy, batch, prefixes, k:
-                        (torch.tensor([[worth[len(ids)]] * k for _, ids in prefixes]), {"extra_tokens": 9}))
+
+    def rewards(policy, batch, prefixes, k):
+        return torch.tensor([[worth[len(ids)]] * k for _, ids in prefixes]), {"extra_tokens": 9}
+
+    monkeypatch.setattr(monte_carlo, "continuation_rewards", rewards)
     chance = torch.full((3, 5), 0.95)
     chance[0, 2] = 0.5
     batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, log_prob=chance.log())
