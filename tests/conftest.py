@@ -91,6 +91,14 @@ def make_weighting(name, flags, policy):
     return make(function, defaults | flags, policy)
 
 
+def refusal(function, *arguments) -> str:
+    """What is said to who asks for it: one line, however long what was given is."""
+    with pytest.raises(UserError) as error:
+        function(*arguments)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1000
+    return str(error.value)
+
+
 class StateIdea:
     """An idea with a state."""
 

@@ -3,8 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import hand_made
-from engine.errors import UserError
+from conftest import hand_made, refusal
 from engine.rollouts import score_answers
 from harness.tasks import CheckedTask
 from tools.demonstrations import make_tokenizer
@@ -36,13 +35,6 @@ def scored(task):
     return score_answers(batch, TOKENIZER, CheckedTask(task))
 
 
-def refusal(task) -> str:
-    with pytest.raises(UserError) as error:
-        scored(task)
-    assert len(str(error.value)) < 400 and "\n" not in str(error.value)
-    return str(error.value)
-
-
 @pytest.mark.parametrize("answer", [1, True, np.float32(1), np.int64(1)])
 def test_whole_numbers_and_yes_or_no_are_numbers_and_a_task_may_give_more_parts(answer):
     given = {**FINE, "answer": answer, "reward": 3, "format": False, "elegance": 0.25}
@@ -57,14 +49,14 @@ def test_whole_numbers_and_yes_or_no_are_numbers_and_a_task_may_give_more_parts(
     {**FINE, "answer": None}, {**FINE, "elegance": "x" * 9999}, {**FINE, "answer": 2},
     {**FINE, "answer": 0.5}, {"reward": 1.0, "answer": 1.0}, [1.0] * 99, None])
 def test_a_score_that_is_none_is_refused(score):
-    said = refusal(OneAnswerTask(score))
+    said = refusal(scored, OneAnswerTask(score))
     assert said.startswith("score(")
     assert "should return finite numbers by name, reward, format, answer, reasoning among" in said
 
 
 def test_parts_that_only_some_answers_have_are_refused():
     given = iter([{**FINE, "elegance": 1.0}, FINE])
-    said = refusal(OneAnswerTask(lambda text: next(given)))
+    said = refusal(scored, OneAnswerTask(lambda text: next(given)))
     assert "score should return the same parts for every answer, not reward, format" in said
 
 
@@ -75,7 +67,7 @@ def test_parts_that_only_some_answers_have_are_refused():
     lambda count: ([[]] * count, [0] * count), lambda count: ("000", [0] * count),
     lambda count: None])
 def test_labels_that_are_none_are_refused(labels):
-    said = refusal(OneAnswerTask(labels=labels))
+    said = refusal(scored, OneAnswerTask(labels=labels))
     assert said.startswith("label(")
     assert "should return two lists with a code for each token" in said
 

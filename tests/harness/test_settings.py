@@ -6,6 +6,7 @@ from argparse import ArgumentError
 
 import pytest
 
+from conftest import refusal
 from engine.choices import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
 from engine.errors import UserError
 from harness.command_line import FIRST_DAY, read_flags
@@ -207,9 +208,7 @@ def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
     (["--pairs", "x.jsonl"], "--pairs has no effect without --loss dpo"),
     (["--loss", "dpo", "--pairs", "x.jsonl", "--answers", "4"], "has no effect on --pairs")])
 def test_a_flag_without_effect_is_refused_if_it_was_typed(argv, said):
-    with pytest.raises(UserError) as error:
-        settings_of(argv)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert said in refusal(settings_of, argv)
 
 
 def test_in_a_file_what_has_no_effect_is_set_back(tmp_path, model):
