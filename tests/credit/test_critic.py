@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import ASKED, SPOKEN, copied, hand_made, spoken
+from conftest import SPOKEN, copied, hand_made, spoken
 from credit import monte_carlo
 from credit.critic import generalised_advantage
 from credit.monte_carlo import (continuation_rewards, decision_starts, prefix_values,
@@ -220,7 +220,10 @@ def test_continuations_stop_at_the_limit_of_the_whole_answer(policy, monkeypatch
     def watch(*args, **given):
         result = generate(*args, **given)
         seen.append((given["max_new_tokens"], result.mask.sum(1)))
-        assert len(args[1]) == 1  # the prefixes are places of one sequence
+        [sequence] = args[1]  # the prefixes are places of one
+        assert sequence == batch.prompt_ids[0] + batch.ids[0, :9].tolist()
+        places = [start.seen - len(batch.prompt_ids[0]) for start in given["starts"]]
+        assert places == [1, 1, 5, 5, 9, 9] and given["temperature"] == 1
         return result
     monkeypatch.setattr(monte_carlo, "generate", watch)
     batch = spoken(policy)
@@ -237,13 +240,3 @@ def test_prefixes_share_the_sequence_that_they_begin():
     whole = sequences([(0, (1, 2)), (0, (1, 2, 3)), (0, (1, 3)), (1, (1,)), (0, ())])
     assert whole == {(0, ()): (0, (1, 2, 3)), (0, (1, 2)): (0, (1, 2, 3)), (1, (1,)): (1, (1,)),
                      (0, (1, 2, 3)): (0, (1, 2, 3)), (0, (1, 3)): (0, (1, 3))}
-
-
-def test_monte_carlo_values_agree_with_many_fresh_answers(policy):
-    """The value of the empty prefix is the mean reward of plain sampling."""
-    batch = spoken(policy)
-    rewards, _ = continuation_rewards(policy, batch, [(1, ())], 300)
-    fresh = generate(policy.model, [batch.prompt_ids[1]], answers=300, max_new_tokens=60, seed=11)
-    rows = zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())
-    mean = sum(policy.reward_of(ASKED[1], ids[:length]) for ids, length in rows) / 300
-    assert rewards.mean().item() == pytest.approx(mean, abs=4 * (0.25 / 150) ** 0.5)
