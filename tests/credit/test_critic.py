@@ -125,15 +125,13 @@ def test_a_trunk_reads_the_models_first_layers(policy, layers):
     torch.testing.assert_close(values, expected[rows][rollouts.mask[rows]], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("critic, layers, explained", [("trunk", 1, 0.8), ("head", 0, 0.0)])
-def test_a_critic_learns(policy, critic, layers, explained):
-    """Answers that begin alike are not told apart."""
-    rollouts, gae = spoken(policy), make("gae", policy, critic=critic, critic_layers=layers)
+def test_a_trunk_learns(policy):
+    rollouts, gae = spoken(policy), make("gae", policy, critic="trunk", critic_layers=1)
     first = gae(rollouts, policy)
     torch.testing.assert_close(first, rollouts.reward[:, None] * rollouts.mask)  # V was 0
     for _ in range(30):
         gae(rollouts, policy)
-    assert gae.metrics["explained_variance"] > explained
+    assert gae.metrics["explained_variance"] > 0.8
 
 
 def test_where_segments_begin():

@@ -1,6 +1,4 @@
 """Weights by attribution: the reshaping by hand, the gradient against finite differences."""
-import dataclasses
-
 import pytest
 import torch
 
@@ -58,20 +56,6 @@ def test_importance_is_the_slope_along_the_embedding(policy, noise_std):
                  - divergence(model, rollouts, noise, 0, t, -1e-4)) / 2e-4
         assert size[0, t].item() == pytest.approx(abs(slope), rel=1e-5, abs=2e-11)
     assert not size[~thought].any()
-
-
-@pytest.mark.numerics
-def test_no_digit_of_float32_depends_on_the_way_of_computing(policy):
-    """Alone, an answer is padded less, so kernels add up in another order. That moves the weights
-    by float64's rounding, some 1e-12 here, and so by one unit of float32's last place at most."""
-    rollouts = spoken(policy)
-    together = make_weighting("outcome_gradient", {}, policy)(rollouts, policy)
-    for b in (0, 1, 5):
-        mask = rollouts.mask & (torch.arange(6) == b)[:, None]
-        alone = dataclasses.replace(rollouts, mask=mask,
-                                    generator=torch.Generator().manual_seed(3))
-        weight = make_weighting("outcome_gradient", {}, policy)(alone, policy)
-        torch.testing.assert_close(weight[b], together[b], rtol=2 ** -23, atol=0)
 
 
 def test_only_thoughts_that_lead_to_an_answer_are_weighed(policy):
