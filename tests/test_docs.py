@@ -29,7 +29,7 @@ def project(tmp_path_factory):
     """A copy of the program with a task, an advantage and a weighting of the pages; and runs
     of it, all in one process, the plain one under the name that the pages use."""
     folder = copy_project(tmp_path_factory.mktemp("copy"), "models", "docs")
-    (folder / "my_task.py").write_text(blocks("docs/your_own_task.md")[0])
+    (folder / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
     with open(folder / "grpo.py", "a") as source:
         source.write("\nfrom harness.flags import Share\n\n\n"
                      + block("docs/weightings.md", "def my_credit"))
@@ -47,15 +47,26 @@ def folder_of(project):
     return dict(zip(RUNS, (project / place for place in places)))
 
 
+ASK = """
+import io, sys
+from tools import sample
+sys.stdin = io.StringIO("1 2 3\\n11 7 6 make 24\\n")
+sample.main(["models/tiny", "--task", "my_task", "--threads", "1"])
+"""
+
+
 def test_a_task_of_ones_own_is_a_list_and_a_reward(project, folder_of):
-    """The page's task: own problems, own reward, no labels."""
+    """The page's task: own problems, own reward, and the labels that it adds; it is asked, too."""
     folder = folder_of["task"]
     assert folder.name.startswith("my_task-")
     config = json.loads((folder / "config.json").read_text())
     assert config["task"] == "my_task" and "numbers" not in config
     assert config["reward"] == "reward of my_task"
     with np.load(folder / "credit/step_000001.npz") as credit:
-        assert not credit["section"].any() and len(credit["group"]) == 8
+        assert credit["section"].any() and len(credit["group"]) == 8
+    printed = printed_by(project, ASK)
+    assert "'1 2 3' is none of the 455 problems of my_task; " in printed
+    assert "\n11 7 6 make 24\n" in printed and "   reward " in printed
 
 
 def test_an_advantage_of_ones_own_is_one_function(folder_of):

@@ -1,8 +1,6 @@
 """Asking a model: what is printed is what it answered, and nothing it wrote commands a terminal."""
 import io
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -10,7 +8,7 @@ import train
 from conftest import ROOT, refusal
 from countdown_task import Problem, Task
 from engine.errors import UserError
-from runs import SHORT, blocks, copy_project, lines
+from runs import SHORT, lines
 from tools import largest_last, sample, terminal
 
 TINY = str(ROOT / "models/tiny")
@@ -81,17 +79,6 @@ def test_an_answer_that_was_cut_off_is_told(ask):
                                                               "--max_new_tokens", 5)
     printed = ask(TINY, 3, 5, 7, 22, "--max_new_tokens", 5, "--answers", 2)
     assert "5 tokens on average, 2 cut off" in printed
-
-
-def test_the_task_of_the_page_reads_what_it_shows(tmp_path):
-    """With the labels that the page adds; given on stdin."""
-    (copy_project(tmp_path) / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
-    command = [sys.executable, "-m", "tools.sample", TINY, "--task", "my_task"]
-    result = subprocess.run(command, cwd=tmp_path, input="1 2 3\n11 7 6 make 24\n",
-                            capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "'1 2 3' is none of the 455 problems of my_task; " in result.stdout
-    assert "\n11 7 6 make 24\n" in result.stdout and "   reward " in result.stdout
 
 
 def test_problems_come_from_stdin(ask, monkeypatch):
