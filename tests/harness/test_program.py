@@ -83,7 +83,8 @@ import train
 train.main(sys.argv[1:])
 print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
 from engine.choices import ADVANTAGES, MITIGATIONS
-waiting = {name for choices in (MITIGATIONS, ADVANTAGES) for name in choices.keys() - choices.loaded()}
+waiting = {name for choices in (MITIGATIONS, ADVANTAGES)
+           for name in choices.keys() - choices.loaded()}
 print(sorted(set("gae oracle vine measured".split()) - waiting))
 print([name for choices in (MITIGATIONS, ADVANTAGES) for name in choices
        if choices[name].__name__ != name])
