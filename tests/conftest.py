@@ -298,3 +298,17 @@ def learner(tmp_path_factory):
                   sample_every=2)
     (folder / "recipe.json").write_text(json.dumps(recipe))
     return folder
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """A run that the tools read: its weights differ between tokens, its answers in length, and
+    those that were cut off are dropped."""
+    import train  # most tests need no run
+    from runs import SHORT
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    train.main([*SHORT, "--max_new_tokens", "40", "--mitigation", "outcome_conditional",
+                "--loss_norm", "sequence", "--drop_unfinished", "--sample_every", "1",
+                "--out", str(folder)])
+    (folder / "checkpoints/step_backup").mkdir()  # a name that people gave
+    return folder
