@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError, is_file, is_folder
+from engine.errors import UserError, is_file, is_folder, is_there
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ def rotary(positions: torch.Tensor, config: ModelConfig,
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out=None) -> torch.Tensor:
     """Turn every pair (a, b) of a head, a from its first half and b at the same place of its second
-    half: into (a cos - b sin, b cos + a sin)."""
+    half: into (a cos - b sin, b cos + a sin). `out` may be x."""
     swapped = x.roll(x.shape[-1] // 2, -1)  # the halves change places; -sin is in `sin`
-    return torch.addcmul(x * cos, swapped, sin)
+    return torch.addcmul(x * cos, swapped, sin, out=out)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -164,13 +164,13 @@ class Attention(nn.Module):
 
 def attention(q, k, v, mask=None) -> torch.Tensor:
     """Softmax attention over (rows, heads, length, head_dim); causal unless a mask (rows, 1,
-    length, keys) is given: there the query heads of one key head are taken as more queries of it.
+    H / K * length, keys) is given: the query heads of one key head are more queries of it then.
     """
     H, K = q.shape[1], k.shape[1]
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
     q = q.unflatten(1, (K, -1)).flatten(2, 3)  # (rows, K, H / K * length, head_dim)
-    attended = F.scaled_dot_product_attention(q, k, v, mask.repeat(1, 1, H // K, 1))
+    attended = F.scaled_dot_product_attention(q, k, v, mask)
     return attended.unflatten(2, (H // K, -1)).flatten(1, 2)
 
 
@@ -349,6 +349,7 @@ NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"
 
 def read_object(path: Path) -> dict:
     """The JSON object in a file."""
+    refuse_special(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -434,9 +435,16 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(map(str, file_of.values())))]
 
 
+def refuse_special(path: Path) -> None:
+    """Stop at a pipe or a device, which might never end."""
+    if is_there(path) and not is_file(path):
+        raise UserError(f"cannot read {path}: not a regular file")
+
+
 @contextmanager
 def opened(path: Path):
     """The safetensors file; `with` turns what is wrong with it into one sentence."""
+    refuse_special(path)
     try:
         with safe_open(path, "pt") as file:
             yield file

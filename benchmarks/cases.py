@@ -15,7 +15,7 @@ from engine.errors import UserError
 from engine.rollouts import Rollouts
 from grpo import grpo
 from harness.files import PROJECT
-from harness.flags import MOST_THREADS, Flag, check_value
+from harness.flags import Flag, check_value
 from qwen2_model import ModelConfig, Qwen2
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
@@ -26,14 +26,6 @@ SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
 DTYPES = ("float32", "bfloat16")
 MEBIBYTE = 2 ** 20
 TOKENS_PER_END = 40  # ragged answers: one token in so many is the last
-SHARED_FLAGS = {  # of the programs that measure cases
-    "sizes": Flag("tiny,small", f"some of {', '.join(SIZES)}"),
-    "questions": Flag(8, "problems in a batch", least=1, most=10_000),
-    "answers": Flag(8, "answers to each", least=1, most=1000),
-    "new_tokens": Flag(128, "tokens of an answer", least=2, most=100_000),
-    "device": Flag("cpu", "cpu, cuda or cuda:N"),
-    "threads": Flag(1, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,6 @@ class Case:
     micro_batch: int = 8
     checkpointing: bool = False
     offload_optimizer: bool = False
-    grpo_zero: str = ""  # a checkout of GRPO-Zero, which then does the work
 
     @property
     def ragged(self) -> bool:
@@ -63,31 +54,22 @@ def read_sizes(text: str) -> list[str]:
     return sizes
 
 
-def in_a_process(case: Case) -> dict:
-    """The last line that `python -m benchmarks.speed --case ...` prints; for a case of GRPO-Zero,
-    that of benchmarks/grpo_zero.py."""
-    command = [sys.executable, "-m", "benchmarks.speed", "--case", json.dumps(asdict(case))]
-    if case.grpo_zero:
-        command = [sys.executable, "benchmarks/grpo_zero.py", case.grpo_zero]
-        command.append(case_for_grpo_zero(case))
-    return json.loads(run_quietly(command, f"{case.size}, {case.what}").splitlines()[-1])
+def in_a_process(case: Case, program: str = "benchmarks.speed", most: float | None = None) -> dict:
+    """The last line that `python -m PROGRAM --case ...` prints. It may take `most` seconds."""
+    command = [sys.executable, "-m", program, "--case", json.dumps(asdict(case))]
+    return json.loads(run_quietly(command, f"{case.size}, {case.what}", most).splitlines()[-1])
 
 
-def run_quietly(command: list[str], what: str) -> str:
+def run_quietly(command: list[str], what: str, most: float | None = None) -> str:
     """What a program prints; what it complains of at last, if it fails."""
-    result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    try:
+        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=most)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{what}: not done after {most:g} seconds") from None
     if result.returncode:
         reason = result.stderr.strip() or f"ended with {result.returncode}"
         raise UserError(f"{what}: {reason.splitlines()[-1]}")
     return result.stdout
-
-
-def case_for_grpo_zero(case: Case) -> str:
-    """As JSON, with all that has to be known about model and batch."""
-    config = {**make_config(case).to_json(), "torch_dtype": "float32", "initializer_range": 0.02,
-              "max_window_layers": 0, "sliding_window": None, "use_cache": True}
-    return json.dumps({**asdict(case), "config": config, "prompts": make_prompts(case),
-                       "stop_ids": stop_tokens(case)})
 
 
 def make_config(case: Case) -> ModelConfig:

@@ -1,9 +1,9 @@
 """How fast rollouts, updates and whole steps are, beside this machine's limit and other code.
 
     python -m benchmarks.speed                                # tiny and small, a few minutes
-    python -m benchmarks.speed --grpo_zero FOLDER             # beside GRPO-Zero, a checkout of it
     python -m benchmarks.speed --sizes 0.5B --questions 2 --answers 4 --new_tokens 64 --repeats 1
     python -m benchmarks.speed --sizes 0.5B --device cuda --dtype bfloat16
+    python -m benchmarks.speed --count                        # what a GPU would do: count.py
 
 Run it from the project's folder. Every measurement is a process of its own, and they take turns,
 so that a busy minute of the machine hits all alike. The table shows medians over the turns; a ratio
@@ -28,16 +28,15 @@ from statistics import median
 import torch
 
 from analysis.tables import Table, by_row
-from benchmarks.cases import (DTYPES, MEBIBYTE, SHARED_FLAGS, Case, as_rollouts, in_a_process,
-                              make_batch, make_config, make_model, make_prompts, read_sizes,
-                              stop_tokens)
-from engine.errors import UserError, is_folder
+from benchmarks.cases import (DTYPES, MEBIBYTE, SIZES, Case, as_rollouts, in_a_process, make_batch,
+                              make_config, make_model, make_prompts, read_sizes, stop_tokens)
+from benchmarks.count import least_seconds, rollout_needs, show_counted, update_needs
 from engine.optimizer import make_optimizer
 from engine.sampler import generate
 from grpo import update
 from harness.metrics import peak_memory
 from harness.credit_file import write_credit
-from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.flags import MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from harness.load import pick_device
 from harness.program import run_as_program
 from harness.progress import show_status
@@ -93,28 +92,6 @@ def train_on(model: Qwen2, optimizer, batch, case: Case) -> None:
     update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.micro_batch))
 
 
-def rollout_needs(model: Qwen2, prompts: list, lengths: list[int]) -> list[tuple[float, float]]:
-    """(operations, bytes): two operations a token for each number of the matrices, which are read
-    once for every token step of all rows."""
-    layers, output = matrix_numbers(model)
-    tokens = sum(lengths)
-    operations = 2 * (layers * (sum(map(len, prompts)) + tokens) + output * tokens)
-    return [(operations, model.compute_dtype.itemsize * (layers + output) * max(lengths))]
-
-
-def update_needs(model: Qwen2, prompts: list, lengths: list[int]) -> list[tuple[float, float]]:
-    """Three times the operations: the backward pass takes two products where the forward pass takes
-    one. AdamW reads parameters, gradients and moments, and writes all but the gradients."""
-    (operations, _), = rollout_needs(model, prompts, lengths)
-    return [(3 * operations, 0), (0, 28 * sum(p.numel() for p in model.parameters()))]
-
-
-def matrix_numbers(model: Qwen2) -> tuple[int, int]:
-    """In the layers, and in the output matrix."""
-    layers = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
-    return layers, model.output_matrix.numel()
-
-
 def transformers_rollout(case: Case) -> Callable:
     """`generate` of transformers at temperature 1, with a prompt of its own for every answer."""
     import transformers
@@ -162,13 +139,10 @@ OURS = {"rollout": rollout, "ragged rollout": rollout, "update": updating, "step
 THEIRS = "{}, transformers"
 WORK = {**OURS, "limits": limits, THEIRS.format("rollout"): transformers_rollout,
         THEIRS.format("ragged rollout"): transformers_rollout}
-RIVALS = ("transformers", "GRPO-Zero")
 
 
-def case_of(rival: str, case: Case, grpo_zero: str | None) -> Case | None:
-    """The same work done by a rival; None if it cannot."""
-    if rival == "GRPO-Zero":
-        return replace(case, grpo_zero=grpo_zero) if grpo_zero and case.device == "cpu" else None
+def rival_of(case: Case) -> Case | None:
+    """The same work done by transformers; None if it cannot."""
     what = THEIRS.format(case.what)
     return replace(case, what=what) if what in WORK and find_spec("transformers") else None
 
@@ -225,61 +199,70 @@ def speed(turn: dict) -> float:
     return turn["tokens"] / turn["seconds"]
 
 
-def share_of_limit(turn: dict, limit: dict) -> float:
-    """Each part of the work takes as long as the slower of its operations and its bytes."""
-    least = sum(max(operations / limit["rate"], size / limit["bandwidth"])
-                for operations, size in turn["needs"])
-    return least / turn["seconds"]
-
-
-def row_of(case: Case, results: dict[Case, list[dict]], limit: list[dict],
-           grpo_zero: str | None) -> list:
+def row_of(case: Case, results: dict[Case, list[dict]], limit: list[dict]) -> list:
     turns = results[case]
     speeds = list(map(speed, turns))
-    times = []
-    for rival in RIVALS:
-        theirs = results.get(case_of(rival, case, grpo_zero), [])
-        ratios = [ours / speed(turn) for ours, turn in zip(speeds, theirs)]
-        times.append(median(ratios) if ratios else None)
+    theirs = results.get(rival_of(case), [])
+    ratios = [ours / speed(turn) for ours, turn in zip(speeds, theirs)]
     rows = case.questions * case.answers
     return [case.size, case.what, f"{rows} x {turns[0]['tokens'] / rows:.0f}", median(speeds),
-            (min(speeds), max(speeds)), *times, median(map(share_of_limit, turns, limit)),
+            (min(speeds), max(speeds)), median(ratios) if ratios else None,
+            median(least_seconds(turn["needs"], rates) / turn["seconds"]
+                   for turn, rates in zip(turns, limit)),
             median(turn["memory"] for turn in turns) / MEBIBYTE]
 
 
 COLUMNS = {"size": "", "what": "", "answers x tokens": "", "tokens a second": ",.0f",
-           "lowest to highest": ",.0f", **{f"times {rival}": ".2f" for rival in RIVALS},
+           "lowest to highest": ",.0f", "times transformers": ".2f",
            "of the limit": ".0%", "peak memory, MiB": ",.0f"}
 FLAGS = {
-    **SHARED_FLAGS,
+    "sizes": Flag("tiny,small", f"some of {', '.join(SIZES)}"),
+    "questions": Flag(8, "problems in a batch", least=1, most=10_000),
+    "answers": Flag(8, "answers to each", least=1, most=1000),
+    "new_tokens": Flag(128, "tokens of an answer", least=2, most=100_000),
+    "device": Flag("cpu", "cpu, cuda or cuda:N"),
     "dtype": Flag("float32", "numbers to compute with", choices=DTYPES),
-    "grpo_zero": Flag(None, "folder of policy-gradient/GRPO-Zero, to measure it beside; CPU only"),
+    "threads": Flag(1, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
+    "micro_batch": Flag(8, "answers in memory at once during the update", least=1, most=10_000),
+    "checkpointing": Flag(False, "as in train.py"),
+    "offload_optimizer": Flag(False, "as in train.py; on a CPU it saves nothing"),
     "repeats": Flag(3, "turns of every measurement", least=1, most=1000),
+    "count": Flag(False, "measure nothing, count what a GPU would do: 0.5B, bfloat16, 512 tokens "
+                         "unless others are given"),
+    "bandwidth": Flag(3.35, "with --count: TB a second; that of an H100 SXM", above=0, most=1000),
+    "rate": Flag(989.0, "with --count: 10^12 operations a second in products, likewise", above=0,
+                 most=1e6),
     "case": Flag(None, "measure this one case, given as JSON, and print JSON: what a process of "
                        "its own is started with"),
 }
+COUNTED = {"sizes": "0.5B", "dtype": "bfloat16", "new_tokens": 512}
 
 
 def main(argv: list[str]) -> None:
-    parser = Parser("python -m benchmarks.speed [flags]", __doc__)
-    given = with_defaults(add_flags(parser, FLAGS).read(argv), FLAGS)
+    typed = add_flags(Parser("python -m benchmarks.speed [flags]", __doc__), FLAGS).read(argv)
+    given = with_defaults({**(COUNTED if typed.get("count") else {}), **typed}, FLAGS)
     if given.case is not None:
         print(json.dumps(measure(Case(**json.loads(given.case)))))
         return
     pick_device(given.device)
-    if given.grpo_zero and not is_folder(given.grpo_zero):
-        raise UserError(f"--grpo_zero: there is no folder {given.grpo_zero}")
-    shared = dict(device=given.device, dtype=given.dtype, threads=given.threads)
-    ours = [Case(size, what, given.questions, given.answers, given.new_tokens, **shared)
-            for size in read_sizes(given.sizes) for what in OURS]
-    limit_case = Case("", "limits", **shared)
+    flags = {name: getattr(given, name) for name in vars(Case("", "")).keys() & FLAGS.keys()}
+    cases = [Case(size, "", **flags) for size in read_sizes(given.sizes)]
+    if given.count:
+        for case in cases:
+            show_counted(case, {"bandwidth": given.bandwidth * 1e12, "rate": given.rate * 1e12})
+    else:
+        show_measured(cases, given)
+
+
+def show_measured(sizes: list[Case], given) -> None:
+    limit_case = replace(sizes[0], what="limits")
+    ours = [replace(case, what=what) for case in sizes for what in OURS]
     cases = [limit_case]
     for case in ours:
-        theirs = [case_of(rival, case, given.grpo_zero) for rival in RIVALS]
-        cases += [case, *filter(None, theirs)]
+        cases += filter(None, (case, rival_of(case)))
     results = take_turns(cases, given.repeats)
     limit = results[limit_case]
-    rows = [row_of(case, results, limit, given.grpo_zero) for case in ours]
+    rows = [row_of(case, results, limit) for case in ours]
     print(f"{given.device}, {given.dtype}, {given.threads or 'all'} threads: "
           f"{median(turn['rate'] for turn in limit) / 1e9:,.0f} * 10^9 operations a second in a "
           f"large product, {median(turn['bandwidth'] for turn in limit) / 1e9:,.1f} GB a second "

@@ -27,6 +27,8 @@ import torch
 from engine.errors import UserError
 from harness.files import (PROJECT, did_you_mean, find_folder, is_file, is_folder, is_there,
                            paths_in, read_json, read_lines, sha256_of)
+from harness.flags import shortened
+from harness.log_columns import wrong_column
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
                     "shard")
@@ -85,11 +87,14 @@ def check_origin(where: str | Path, found: dict, wanted: dict) -> None:
 
 
 def lines_of_run(run: Path, name: str) -> list[dict]:
-    """The lines of a log, each of which is of this run."""
+    """The lines of a log, each of which is of this run and holds what its columns may hold."""
     wanted = {"run_id": run_id_on_record(run)}
     lines = read_lines(run / name)
     for number, line in enumerate(lines, 1):
         check_origin(f"{run / name}, line {number}", line, wanted)
+        if column := wrong_column(name, line):
+            raise UserError(f"{run / name}, line {number} is not of this program: its {column} is "
+                            f"{shortened(repr(line[column]))}")
     return lines
 
 

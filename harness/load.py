@@ -136,11 +136,16 @@ def device_of(s: Settings) -> torch.device:
 
 
 def pick_device(name: str) -> torch.device:
+    """The device of a flag. A GPU is made the present one, on which PyTorch records graphs."""
     if not re.fullmatch("cpu|cuda(:[0-9]+)?", name):
         raise UserError(f"--device {name}: only cpu, cuda and cuda:N are implemented")
-    number, count = name.partition(":")[2], torch.cuda.device_count()
-    if name != "cpu" and int(number or 0) >= count:
-        raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")
+    number, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
+    if name != "cpu":
+        if number >= count:
+            raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")
+        torch.cuda.set_device(number)
+        # plans half a second for every new shape, and every few tokens shapes are new
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
 
 

@@ -154,7 +154,7 @@ def create_folder(s: Settings, policy: Policy) -> RunFolder:
 def introduce(s: Settings, policy: Policy) -> None:
     """Print what is about to be trained, and where."""
     millions = sum(p.numel() for p in policy.model.parameters()) / 1e6
-    say(f"{s.model}: {millions:.2f} million parameters on {s.device}, "
+    say(f"{s.model}: {millions:.2f} million parameters on {s.device} in {s.dtype}, "
         f"{torch.get_num_threads()} threads; {s.questions} problems x {s.answers} answers a step; "
         f"writing to {s.folder}")
 

@@ -238,6 +238,8 @@ def read_files(given: dict) -> tuple[dict, dict]:
     recipe_path = find_folder(model) / "recipe.json"
     recipe = read_values(recipe_path) if is_file(recipe_path) else {}
     chosen = {"task": Settings.task} | recipe | config | given
+    if not recipe and str(chosen.get("device")).startswith("cuda"):
+        recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
     return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
 
 

@@ -229,7 +229,8 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monke
         loss = written_out(other, reference, old, rollouts, 1.5 * weight, s)
         loss.backward()
         if epoch == 0:
-            assert result["loss"] == pytest.approx(loss.item(), abs=1e-6)
+            # terms of size 1, and the eps of float32 for each of 60 of them
+            assert result["loss"] == pytest.approx(loss.item(), abs=1e-5)
             norm = gradients(other).norm().item()
             assert result["gradient_norm"] == pytest.approx(norm, rel=1e-4)
         optimizer.step()

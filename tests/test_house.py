@@ -181,7 +181,7 @@ def test_the_labs_tests_import_nothing_that_can_be_taken_away():
     assert not wrong, "\n".join(wrong)
 
 
-REFEREES = {"transformers", "data_types", "optimizer"}  # the last two are modules of GRPO-Zero
+REFEREES = {"transformers"}
 
 
 def test_only_the_named_packages_are_imported():

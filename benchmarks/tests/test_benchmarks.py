@@ -1,12 +1,12 @@
 """The programs that measure: their cases, flags and tables. Nothing is timed."""
-import json
+import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from benchmarks import cases, cost, memory, speed
+from benchmarks import cases, cost, count, gpu, speed
 from benchmarks.cases import Case
 from conftest import assert_bounded
 from engine import forward
@@ -41,10 +41,10 @@ def test_what_a_rollout_and_an_update_need_by_hand():
     model = cases.make_model(replace(SMALL, dtype="bfloat16"))
     layers, output = 4 * 128 * 1536, 128 * 512
     operations = 2 * (9 * layers + 6 * output)
-    assert speed.rollout_needs(model, [[5] * 3], [2, 4]) == [
+    assert count.rollout_needs(model, [[5] * 3], [2, 4]) == [
         (operations, 2 * 4 * (layers + output))]
     moved = 28 * sum(p.numel() for p in model.parameters())
-    assert speed.update_needs(model, [[5] * 3], [2, 4]) == [(3 * operations, 0), (0, moved)]
+    assert count.update_needs(model, [[5] * 3], [2, 4]) == [(3 * operations, 0), (0, moved)]
 
 
 def test_a_case_travels_to_a_process_of_its_own_and_back(monkeypatch, capsys):
@@ -74,7 +74,7 @@ def test_a_process_that_failed_is_named_with_its_last_line(monkeypatch):
 @pytest.mark.parametrize("module, argv, words", [
     (speed, ["--sizes", "huge"], "--sizes huge is not one of"),
     (speed, ["--size", "tiny"], "did you mean --sizes"),
-    (memory, ["--sizes", "tiny,huge"], "--sizes huge is not one of"),
+    (gpu, ["--size", "huge"], "--size huge is not one of"),
     (cost, ["gea"], "no method gea; there are: none"),
 ])
 def test_wrong_flags_get_one_line(module, argv, words):
@@ -83,8 +83,16 @@ def test_wrong_flags_get_one_line(module, argv, words):
 
 
 def test_every_number_has_bounds_and_its_defaults_lie_within():
-    assert_bounded({f"{module.__name__} {name}": flag for module in (speed, memory, cost)
+    assert_bounded({f"{module.__name__} {name}": flag for module in (speed, gpu, cost)
                     for name, flag in module.FLAGS.items()})
+
+
+def test_a_part_that_takes_too_long_is_an_error(monkeypatch):
+    def run(command, timeout, **_):
+        raise subprocess.TimeoutExpired(command, timeout)
+    monkeypatch.setattr(cases.subprocess, "run", run)
+    with pytest.raises(UserError, match="^tiny, rollout: not done after 5 seconds$"):
+        cases.in_a_process(SMALL, most=5)
 
 
 def test_a_row_of_speeds_by_hand(monkeypatch):
@@ -95,49 +103,17 @@ def test_a_row_of_speeds_by_hand(monkeypatch):
     turns = [{"tokens": tokens, "seconds": 1.0, "memory": size * 2 ** 20,
               "needs": [[40, 10], [1, 10]]} for tokens, size in ((100, 1), (80, 2))]
     results = {case: turns,
-               replace(case, what="rollout, transformers"): [{"tokens": 50, "seconds": 1.0}] * 2,
-               replace(case, grpo_zero="there"): [{"tokens": 30, "seconds": 1.0}] * 2}
-    row = speed.row_of(case, results, [{"rate": 100, "bandwidth": 100}] * 2, "there")
-    assert row == ["tiny", "rollout", "10 x 10", 90, (80, 100), 1.8, 3.0, 0.5, 1.5]
+               replace(case, what="rollout, transformers"): [{"tokens": 50, "seconds": 1.0}] * 2}
+    row = speed.row_of(case, results, [{"rate": 100, "bandwidth": 100}] * 2)
+    assert row == ["tiny", "rollout", "10 x 10", 90, (80, 100), 1.8, 0.5, 1.5]
 
 
-def test_who_can_do_the_same_work(monkeypatch):
+def test_transformers_does_the_same_work_where_it_can(monkeypatch):
     monkeypatch.setattr(speed, "find_spec", lambda name: None)
-    assert speed.case_of("transformers", SMALL, "there") is None
-    assert speed.case_of("GRPO-Zero", SMALL, None) is None
-    assert speed.case_of("GRPO-Zero", replace(SMALL, device="cuda"), "there") is None
-    assert speed.case_of("GRPO-Zero", SMALL, "there") == replace(SMALL, grpo_zero="there")
+    assert speed.rival_of(SMALL) is None
     monkeypatch.setattr(speed, "find_spec", lambda name: name == "transformers")
-    assert speed.case_of("transformers", replace(SMALL, what="update"), None) is None
-    assert speed.case_of("transformers", SMALL, None).what == "rollout, transformers"
-
-
-def test_grpo_zero_gets_the_same_work(monkeypatch):
-    """The command that starts it. Its config has what a Transformer of GRPO-Zero asks for."""
-    commands = []
-
-    def run(command, **_):
-        commands.append(command)
-        return type("Result", (), {"returncode": 0, "stdout": '{"tokens": 1}', "stderr": ""})
-    monkeypatch.setattr(cases.subprocess, "run", run)
-    case = replace(SMALL, what="ragged rollout", grpo_zero="there")
-    assert cases.in_a_process(case) == {"tokens": 1}
-    (_, script, folder, text), = commands
-    given = json.loads(text)
-    assert (script, folder) == ("benchmarks/grpo_zero.py", "there")
-    assert given["prompts"] == cases.make_prompts(SMALL) and given["what"] == "ragged rollout"
-    assert given["stop_ids"] == list(cases.stop_tokens(case)) and given["threads"] == 1
-    assert given["config"]["num_key_value_heads"] == 2 and given["config"]["hidden_act"] == "silu"
-
-
-def test_a_row_of_memory_for_each_type_and_variant(monkeypatch):
-    def in_a_process(case):
-        saved = case.checkpointing + (case.dtype == "bfloat16")
-        return {"memory": (4 - saved) * (2 if case.what == "step" else 1) * 2 ** 20}
-    monkeypatch.setattr(memory, "in_a_process", in_a_process)
-    rows = memory.rows_of(SMALL)
-    assert rows[0] == ["tiny", "float32", "", 4, 8]
-    assert rows[-1] == ["tiny", "bfloat16", "both", 2, 4]
+    assert speed.rival_of(replace(SMALL, what="update")) is None
+    assert speed.rival_of(SMALL).what == "rollout, transformers"
 
 
 def test_the_table_of_costs_by_hand():

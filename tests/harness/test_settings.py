@@ -50,6 +50,15 @@ def test_typed_wins_over_config_over_recipe_over_default(tmp_path, model):
     assert settings.method_flags["max_number"] == 15
 
 
+@pytest.mark.parametrize("flags, dtype", [
+    ([], "float32"), (["--device", "cuda:1"], "bfloat16"),
+    (["--device", "cuda", "--dtype", "float32"], "float32")])
+def test_on_a_gpu_a_large_model_is_computed_in_bfloat16(tmp_path, model, flags, dtype):
+    """One without a recipe; where there is one, a model as small as the one that is shipped."""
+    assert settings_of(["--model", str(tmp_path), *flags]).dtype == dtype
+    assert settings_of(["--model", model, "--device", "cuda"]).dtype == "float32"
+
+
 def test_the_task_is_known_before_the_other_flags_are_read(tmp_path, model):
     """Of what is typed, of a file, or of the model's recipe."""
     config = write(tmp_path / "c.json", {"task": LARGEST_LAST, "count": 4})

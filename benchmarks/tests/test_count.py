@@ -1,0 +1,135 @@
+"""What is counted without a GPU: bytes and launches by hand, and against tensors with numbers."""
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import count, speed
+from benchmarks.cases import Case, make_batch, make_model
+from conftest import ROOT
+from engine.optimizer import make_optimizer
+from grpo import update
+from harness.settings import Settings
+
+SMALL = Case("small", "", questions=2, answers=3, new_tokens=6, dtype="bfloat16", micro_batch=3)
+GPU = {"bandwidth": 1e12, "rate": 1e15}
+
+
+def counted(work, launch=0.0):
+    model = count.make_shapes(SMALL)
+    with count.Count(model, launch, GPU) as found:
+        work(model)
+    return dict(found.total)
+
+
+def meta(*shape):
+    return torch.empty(shape, device="meta")
+
+
+def half(*shape):
+    return torch.empty(shape, device="meta", dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("work, launches, moved", [
+    # a product with a matrix of the model, its outputs, and a tensor of the vocabulary's width
+    (lambda model: meta(3, 256) @ model.output_matrix.T, 1,
+     {"output": 4096 * 256, "vocabulary": 3 * 4096, "other": 3 * 256}),
+    (lambda _: torch.addmm(meta(3, 8), meta(3, 5), meta(5, 8)), 1, {"other": 24 + 15 + 40 + 24}),
+    (lambda _: torch.addmm(meta(3, 8), half(3, 6), half(6, 8), out_dtype=torch.float32), 1,
+     {"other": 24 + 9 + 24 + 24}),
+    (lambda _: meta(3, 8).view(24)[:5].expand(2, 5), 0, {}),
+    (lambda _: meta(3, 1).expand(3, 8) + meta(3, 8), 1, {"other": 3 + 24 + 24}),
+    (lambda _: meta(9).add_(meta(9)), 1, {"other": 27}),
+    (lambda _: meta(9).copy_(meta(9)), 1, {"other": 18}),
+    (lambda _: torch.add(meta(9), meta(9), out=meta(9)), 1, {"other": 27}),
+    # lines of a table: only they are read or written, once here and once there
+    (lambda _: meta(500, 8)[torch.tensor([1, 2, 3])], 1, {"other": 3 * 2 + 24 * 2}),
+    (lambda _: meta(500, 8).index_copy_(0, torch.tensor([1, 2]), meta(2, 8)), 1,
+     {"other": (2 * 2 + 16) * 2}),
+])
+def test_bytes_by_hand(work, launches, moved):
+    """In numbers of 4 bytes; an index has 8."""
+    found = counted(work)
+    assert found.pop("launches", 0) == launches
+    found.pop("seconds", 0)
+    assert found == {part: 4 * numbers for part, numbers in moved.items()}
+
+
+def test_seconds_are_those_of_the_launch_or_the_bytes_or_the_products():
+    def add(side):
+        return counted(lambda _: meta(side) + meta(side), launch=1e-6)["seconds"]
+    assert add(10) == 1e-6
+    assert add(10 ** 9) == pytest.approx(3 * 4e9 / 0.6e12)
+    square = counted(lambda _: meta(10 ** 5, 10 ** 5) @ meta(10 ** 5, 10 ** 5))
+    assert square["seconds"] == pytest.approx(2 * 1e15 / 0.6e15)
+
+
+def test_adamw_moves_32_bytes_a_parameter():
+    """It reads four numbers and writes four: its operator may change gradients, too."""
+    model = count.make_shapes(SMALL)
+    optimizer = make_optimizer(model, 1e-3, 0.0, False, model.device)
+    for p in model.parameters():
+        p.grad = torch.empty_like(p)
+    optimizer.step()  # makes the moments
+    with count.Count(model, 0, GPU) as found:
+        optimizer.step()
+    layers, output = count.matrix_numbers(model)
+    assert (found.total["layers"], found.total["output"]) == (32 * layers, 32 * output)
+    assert found.total["launches"] == 2
+
+
+def test_a_model_without_numbers_is_counted_like_one_with(monkeypatch):
+    """The same token step and the same update on the CPU, attention set aside."""
+    monkeypatch.setattr(count, "attention", lambda q, k, v, *_, **__: q * 1)
+    # norms one by one, as on "meta"
+    monkeypatch.setattr("torch.nn.utils.clip_grad._has_foreach_support", lambda *_: False)
+    monkeypatch.setattr("engine.fused.adds_to_float32", lambda device: False)  # a GPU's alone
+    expected = count.token_step(SMALL, GPU), count.whole_update(SMALL, GPU)
+    monkeypatch.setattr(count, "make_shapes", make_model)
+    assert (count.token_step(SMALL, GPU), count.whole_update(SMALL, GPU)) == expected
+
+
+def test_micro_batches_beyond_the_second_are_counted_like_it():
+    """Beside an update of four, all of them counted."""
+    case = replace(SMALL, questions=4)
+    model, batch = count.make_shapes(case), make_batch(case)
+    optimizer = make_optimizer(model, 1e-3, 0.0, False, model.device)
+    with count.AsOnGPU(), count.Count(model, 0, GPU) as whole:
+        for _ in range(2):
+            whole.total.clear()
+            update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=3))
+    found = count.whole_update(case, GPU)
+    for name in ("launches", "layers", "output", "vocabulary"):
+        assert found[name] == pytest.approx(whole.total[name], rel=1e-3), name
+
+
+def test_a_token_step_reads_every_matrix_once():
+    model, found = count.make_shapes(SMALL), count.token_step(SMALL, GPU)
+    layers, output = count.matrix_numbers(model)
+    assert (found["layers"], found["output"]) == (2 * layers, 2 * output)
+    assert found["vocabulary"] >= 2 * 2 * 6 * 4096
+    (_, matrices), (_, rest) = count.step_needs(model, SMALL)
+    assert matrices == found["layers"] + found["output"]
+    assert rest < found["attention"] + found["vocabulary"]
+
+
+def test_least_bytes_of_a_token_step_by_hand():
+    """Keys and values of two prompts and of 3 tokens each of 6 rows: in 6 layers 2 heads of 32."""
+    prompts = sum(map(len, count.make_prompts(SMALL)))
+    _, (_, size) = count.step_needs(count.make_shapes(SMALL), SMALL)
+    assert size == 2 * ((prompts + 18) * 2 * 6 * 2 * 32 + 2 * 6 * 4096)
+
+
+def test_the_table_says_that_nothing_was_measured(capsys):
+    speed.main(["--count", "--sizes", "tiny", "--new_tokens", "8", "--bandwidth", "2"])
+    head, _, titles, _, *rows = capsys.readouterr().out.strip().split("\n")
+    assert head.startswith("Computed, not measured: tiny, bfloat16") and "2 TB a second" in head
+    assert "likely tokens a second" in titles and len(rows) == 4
+    assert [row.split("|")[1].strip() for row in rows] == 3 * ["token step"] + ["update"]
+
+
+def test_the_page_shows_what_is_printed(capsys):
+    """It is computed, so it is the same everywhere: after a change, paste what is printed."""
+    speed.main(["--count"])
+    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.strip() in page
