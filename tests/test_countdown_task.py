@@ -86,6 +86,7 @@ def digits_in(text):
 def test_the_expression_reader():
     for expression, target in RIGHT:
         assert evaluates_to(expression, digits_in(expression), target), expression
+        assert not evaluates_to(expression, digits_in(expression), target + 1), expression
     for expression, numbers, target in WRONG_USE:
         assert not evaluates_to(expression, numbers, target), expression
     for expression in NO_EXPRESSION:

@@ -8,9 +8,9 @@ import torch
 from conftest import ASKED, ROOT, SPOKEN, copied, make_weighting, spoken
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.tokens import ANSWER
-from credit.weight import rescaled_weight
 from harness.own_code import checked_credit
 from harness.load import make
+from mitigations import rescaled_weight
 
 WEIGHTINGS = sorted(MITIGATIONS)
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},

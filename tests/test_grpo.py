@@ -216,17 +216,17 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monke
         rollouts = dataclasses.replace(rollouts, mask=kept)
     s, reference = settings(**{"micro_batch": 4, **changed}), moved(small_model)
     generator = torch.Generator().manual_seed(0)
-    weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask / 1.5
+    weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask
     model, other = copied(small_model), copied(small_model)
     result, _ = update(model, torch.optim.SGD(model.parameters(), lr=0.3), rollouts, weight, s,
-                       reference, rescale=1.5)
+                       reference)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.3)
     with torch.no_grad():
         old = [row_log_probs(other, rollouts, row) if rollouts.mask[row].any() else None
                for row in range(6)]
     for epoch in range(s.epochs):
         optimizer.zero_grad()
-        loss = written_out(other, reference, old, rollouts, 1.5 * weight, s)
+        loss = written_out(other, reference, old, rollouts, weight, s)
         loss.backward()
         if epoch == 0:
             # terms of size 1, and the eps of float32 for each of 60 of them

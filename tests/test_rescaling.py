@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from conftest import hand_made
-from credit.weight import rescaled_weight, shuffled_advantage
 from engine.errors import UserError
+from mitigations import rescaled_weight, shuffled
 
 
 def weighed(weight, rollouts, **how):
@@ -73,16 +73,14 @@ def test_the_placebo_of_the_weights_permutes_them_over_the_tokens():
 def test_the_placebo_of_the_advantages_stays_within_the_group():
     generator = torch.Generator().manual_seed(1)
     mask = torch.arange(6) < torch.tensor([2, 6, 3, 4, 1, 5])[:, None]
-    answers = torch.arange(1.0, 7)[:, None] * mask
-    batch = hand_made(mask, group=torch.tensor([0, 1, 0, 1, 0, 1]), advantage=answers,
-                      generator=generator)
-    shuffled = shuffled_advantage(batch, whole_answers=True)
-    assert torch.equal(shuffled, shuffled[:, :1] * mask)  # whole answers change places
-    assert sorted(shuffled[::2, 0].tolist()) == [1, 3, 5]
-    assert sorted(shuffled[1::2, 0].tolist()) == [2, 4, 6]
-    rollouts = dataclasses.replace(batch, advantage=torch.rand(6, 6, generator=generator) * mask)
-    shuffled = shuffled_advantage(rollouts, whole_answers=False)
-    assert not torch.equal(shuffled, rollouts.advantage) and not shuffled[~mask].any()
-    for group in (0, 1):
-        own = mask & (batch.group == group)[:, None]
-        assert torch.equal(shuffled[own].sort().values, rollouts.advantage[own].sort().values)
+    answers, group = torch.arange(1.0, 7)[:, None] * mask, torch.tensor([0, 1, 0, 1, 0, 1])
+    permuted = shuffled(answers, mask, group, generator, whole_answers=True)
+    assert torch.equal(permuted, permuted[:, :1] * mask)  # whole answers change places
+    assert sorted(permuted[::2, 0].tolist()) == [1, 3, 5]
+    assert sorted(permuted[1::2, 0].tolist()) == [2, 4, 6]
+    advantage = torch.rand(6, 6, generator=generator) * mask
+    permuted = shuffled(advantage, mask, group, generator)
+    assert not torch.equal(permuted, advantage) and not permuted[~mask].any()
+    for number in (0, 1):
+        own = mask & (group == number)[:, None]
+        assert torch.equal(permuted[own].sort().values, advantage[own].sort().values)

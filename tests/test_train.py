@@ -1,7 +1,9 @@
 """The loop as a person meets it: whole runs, runs that were killed, and wrong commands."""
 import gc
+import importlib
 import json
 import multiprocessing
+import operator
 import os
 import re
 import shlex
@@ -28,6 +30,15 @@ from qwen2_model import Qwen2
 from runs import assert_same_run, lines, run
 
 FLAGS = ["--steps", "5", "--eval_every", "2", "--eval_tasks", "8"]  # a checkpoint every 2
+
+
+def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_there():
+    found = re.findall(r"([\w/]+)\.py: ([\w., ]+)", train.__doc__)
+    assert len(found) == 6
+    for file, names in found:
+        module = importlib.import_module(file.replace("/", "."))
+        for name in names.split(", "):
+            operator.attrgetter(name)(module)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import ROOT
-from credit.weight import token_weight
 from engine import processes
 from engine.errors import UserError
 from engine.policy import derived_seed
@@ -26,6 +25,7 @@ from harness.files import append_line
 from harness.load import load_policy, load_reference, make_advantage, make_weighting
 from harness.run_folder import RunFolder
 from harness.settings import make_settings
+from mitigations import rescaled_weight
 from runs import PRINTING, environment, free_port, lines, start_ranks
 from train import main, with_advantage
 
@@ -55,12 +55,12 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
         rollouts.scores.update(reward=reward, answer=(reward == 2).float())
         rollouts = kept = with_advantage(rollouts, make_advantage(s, policy), policy, 1)
         reference = load_reference(s)
-        weight, rescale, _ = token_weight(make_weighting(s, policy), s.mitigation, kept, policy,
-                                          s.rescale, s.placebo)
-        result, _ = update(policy.model, optimizer, kept, weight, s, reference, rescale)
+        weight, _ = rescaled_weight(make_weighting(s, policy), s.mitigation, kept, policy,
+                                    s.rescale, s.placebo)
+        result, _ = update(policy.model, optimizer, kept, weight, s, reference)
         gradient = torch.cat([full_tensor(p.grad).flatten() for p in policy.model.parameters()])
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
-        parts = {"gradient": gradient, "weight": weight * rescale, "advantage": rollouts.advantage,
+        parts = {"gradient": gradient, "weight": weight, "advantage": rollouts.advantage,
                  "ids": rollouts.ids, "log_prob": rollouts.log_prob,
                  "reported": torch.tensor(numbers)}
         found |= {f"{arm} {name}": value.contiguous() for name, value in parts.items()}
