@@ -6,12 +6,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from conftest import ROOT, credit_columns, evaluation, write_log
+from conftest import ROOT, credit_columns, evaluation, refusal, write_log
 from logs import random_log, tallied
 
 import analyze
 from analysis import tally
-from engine.errors import UserError
 from engine.tokens import load_tokenizer
 
 
@@ -92,7 +91,7 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     said = ("not finished: step 3 of 4 so far",
             "it solved 50.0% of 2 held-out problems before training, and 100.0%",
-            "25.0% of the held-out answers after 3 steps and 10.0% of all training answers were cut")
+            "25.0% of the held-out answers after 3 steps and 10.0% of all training answers")
     for text in (" ".join(printed.split()), page):
         places = [text.index(words) for words in said]
         assert places == sorted(places)
@@ -122,9 +121,7 @@ def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys, column
 def test_broken_files_are_named_in_one_line(tmp_path, name, content, said):
     folder, _ = random_log(tmp_path / "run")
     (folder / name).unlink() if content is None else (folder / name).write_text(content)
-    with pytest.raises(UserError) as error:
-        analyze.main([str(folder)])
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert said in refusal(analyze.main, [str(folder)])
 
 
 def test_wrong_flags_and_folders(tmp_path):
@@ -139,8 +136,7 @@ def test_wrong_flags_and_folders(tmp_path):
         ([str(tmp_path / "file")], "not a run folder"),
         ([str(ROOT / "models/tiny")], "says nothing of mitigation"),
     ):
-        with pytest.raises(UserError, match=re.escape(said)):
-            analyze.main(argv)
+        assert said in refusal(analyze.main, argv)
 
 
 class Outside(HTMLParser):

@@ -4,14 +4,13 @@ import os
 
 import numpy as np
 import pytest
-from conftest import credit_columns, write_log
+from conftest import credit_columns, refusal, write_log
 from logs import random_log, tallied, write_run
 from tokenizers import Tokenizer
 
 from analysis.arms import Comparison
 from analysis.runs import read_run, read_runs
 from analysis.tally import Vocabulary
-from engine.errors import UserError
 
 HUGE, INF, NAN = 10 ** 400, float("inf"), float("nan")
 
@@ -19,13 +18,6 @@ HUGE, INF, NAN = 10 ** 400, float("inf"), float("nan")
 @pytest.fixture
 def run(tmp_path):
     return write_run(tmp_path / "run", 0.5)
-
-
-def refusal(read, *arguments):
-    with pytest.raises(UserError) as error:
-        read(*arguments)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 1000
-    return str(error.value)
 
 
 def lines_of(run, name):

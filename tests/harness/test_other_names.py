@@ -7,7 +7,7 @@ import pytest
 
 import analyze
 import train
-from conftest import ROOT
+from conftest import ROOT, refusal
 from engine.errors import UserError
 from harness.command_line import read_flags
 from harness.files import did_you_mean
@@ -21,10 +21,7 @@ def settings_of(*argv):
 
 def said_of(*argv):
     """The sentence that a wrong command line gets."""
-    with pytest.raises(UserError) as error:
-        settings_of(*argv)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return refusal(settings_of, *argv)
 
 
 @pytest.mark.parametrize("argv, flag", [
