@@ -7,7 +7,8 @@ from analysis.account import numbers_of, rounded, stages
 from analysis.tally import read_tokens
 from engine.errors import UserError
 from engine.tokens import token_bytes
-from harness.identity import lines_of_run, run_config
+from harness.identity import run_config
+from harness.log_reading import lines_of_run
 
 PER_PAGE, STEPS = 12_000, 21  # tokens of training answers on a page, and steps they are from
 SHADED_BY = {  # the number of a token, by its name on the page; not every run has measured credit

@@ -7,7 +7,8 @@ from engine.errors import UserError
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps
 from harness.files import did_you_mean, is_file, is_there, paths_in
-from harness.identity import lines_of_run, missing_evaluations, refuse_gaps, run_config
+from harness.identity import run_config
+from harness.log_reading import lines_of_run, missing_evaluations, refuse_gaps
 
 NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
 

@@ -36,7 +36,8 @@ from engine.rollouts import Rollouts
 from engine.sampler import Generation
 from harness.files import is_there, whole_folder, writing
 from harness.progress import say
-from harness.identity import lines_of_run, run_config
+from harness.identity import run_config
+from harness.log_reading import lines_of_run
 from qwen2_model import Qwen2, write_tensors
 
 FLAG = "--rollouts"

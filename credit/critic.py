@@ -15,7 +15,8 @@ from engine.choices import advantage
 from engine.errors import UserError
 from engine.processes import refuse_undefined
 from engine.forward import lay_out
-from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
+from engine.optimizer import AdamW, optimizer_tensors
+from engine.optimizer_reading import load_optimizer_tensors
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes

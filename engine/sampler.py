@@ -24,12 +24,12 @@ Answers may also go on from places within a sequence, which is still computed on
 the place predicts their first token. With `starts=[Start(0, 5), Start(0, 2, without=7)]` the first
 row goes on from r4, the second sees r0 and r1 alone, and may have any first token but 7.
 
-On a GPU a step is recorded as a CUDA graph and replayed, so within a step no shape and no decision
-may depend on what was sampled, and tensors are changed in place. On a CPU it is simply called.
+On a GPU a step is recorded as a CUDA graph and replayed (engine/recording.py), so within a step no
+shape and no decision may depend on what was sampled, and tensors are changed in place. On a CPU it
+is simply called.
 """
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -260,6 +260,8 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
     """Sample tokens 1 to longest - 1, or stop when every row is done."""
     cache, device = decoding.cache, decoding.line.device
     pace = PACE[device.type]
+    if device.type != "cpu":
+        from engine.recording import Recording
     step, window = None, 0
     t = count = 1  # token 0 came with the prefill
     while t < longest:
@@ -285,45 +287,11 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         t += count
 
 
-class Recording:
-    """A step of a GPU: called, then recorded as a CUDA graph, then replayed with a single launch,
-    as its hundreds of small kernels take longer to start than to run. The first call is there for
-    libraries to load kernels and take memory, which they must not do while recording."""
-
-    def __init__(self, step, before: "Recording | None"):
-        self.step = step
-        self.graph = before and before.graph  # its memory is used again
-        self.calls = 0
-
-    def __call__(self) -> None:
-        if self.calls == 0:
-            self.step()
-        if self.calls == 1:
-            graph = torch.cuda.CUDAGraph()  # torch.cuda.graph would wait and free all memory
-            graph.capture_begin(self.graph and self.graph.pool())
-            self.step()  # recorded, not carried out
-            graph.capture_end()
-            self.graph = graph
-        if self.calls > 0:
-            self.graph.replay()
-        self.calls += 1
-
-
-side_stream = cache(torch.cuda.Stream)  # one a device: libraries keep a workspace for every stream
-
-
-@contextmanager
-def ready_to_record(device: torch.device):
-    """On a GPU, work on a stream that can be recorded, and on no other device's."""
+def stream_of(device: torch.device):
     if device.type == "cpu":
-        yield
-        return
-    stream, usual = side_stream(device), torch.cuda.current_stream(device)
-    stream.wait_stream(usual)
-    with torch.cuda.stream(stream):
-        yield
-    usual.wait_stream(stream)
-    torch.cuda.empty_cache()  # no other stream could use what is left of its memory
+        return nullcontext()
+    from engine.recording import ready_to_record
+    return ready_to_record(device)
 
 
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int],
@@ -362,7 +330,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     if not asked:
         nothing = torch.zeros(uniform.shape, dtype=torch.long, device=model.device)
         return Generation.of_tokens(nothing, nothing.expand(3, -1, -1).float(), limit, stop)
-    with ready_to_record(model.device), torch.inference_mode():  # cheaper than no_grad
+    with stream_of(model.device), torch.inference_mode():  # cheaper than no_grad
         decoding = decode(fused, prompts, starts, limits, asked, uniform,
                           Sampling(stop, temperature, greedy))
     return decoding.result(limit)

@@ -28,9 +28,7 @@ import torch
 
 from engine.errors import UserError
 from harness.files import (PROJECT, did_you_mean, find_folder, is_file, is_folder, is_there,
-                           paths_in, read_json, read_lines, sha256_of)
-from harness.flags import shortened
-from harness.log_columns import wrong_column
+                           paths_in, read_json, sha256_of)
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
                     "shard")
@@ -83,50 +81,6 @@ def check_origin(where: str | Path, found: dict, wanted: dict) -> None:
             raise UserError(f"{where} does not belong there: its {name} is "
                             f"{found.get(name, 'missing')}, not {value}. Was something lost, "
                             "exchanged, or taken from another run?")
-
-
-def lines_of_run(run: Path, name: str) -> list[dict]:
-    """The lines of a log, each of which is of this run and holds what its columns may hold."""
-    wanted = {"run_id": run_id_on_record(run)}
-    lines = read_lines(run / name)
-    for number, line in enumerate(lines, 1):
-        check_origin(f"{run / name}, line {number}", line, wanted)
-        if column := wrong_column(name, line):
-            raise UserError(f"{run / name}, line {number} is not of this program: its {column} is "
-                            f"{shortened(repr(line[column]))}")
-    return lines
-
-
-def missing_evaluations(config: dict, evaluations: list[dict], done: int) -> list[tuple[int, str]]:
-    """Step and mode of those that a run with `done` steps has to have. A probe evaluates nothing;
-    its config.json has no `ranks`."""
-    every = config.get("eval_every", 0) if "ranks" in config else 0
-    if not every:
-        return []
-    steps = [*range(0, done + 1, every)]
-    if done == config["steps"] and done % every:
-        steps.append(done)
-    made = {(line["step"], line.get("mode")) for line in evaluations}
-    modes = MODES[config.get("eval_modes", "both")]
-    return [(step, mode) for step in steps for mode in modes if (step, mode) not in made]
-
-
-def refuse_gaps(run: Path, config: dict, metrics: list[dict], evaluations: list[dict],
-                done: int) -> None:
-    """Stop unless every step up to `done` is on record, in order, with its evaluation."""
-    path = run / "metrics.jsonl"
-    for number, line in enumerate(metrics, 1):
-        if line["step"] != number:
-            raise UserError(f"{path}, line {number} is step {line['step']}: lines are missing, "
-                            "doubled or out of order")
-    if len(metrics) < done:
-        raise UserError(f"{path} has {len(metrics)} lines, while there are files from after step "
-                        f"{done}: lines are missing")
-    for step, mode in missing_evaluations(config, evaluations, done):
-        raise UserError(f"{run}/evaluations.jsonl has lost the {mode} evaluation at step {step}: "
-                        f"{done} steps are done. --resume makes it again once the checkpoints from "
-                        f"step {step} on are moved away; without one from before, train again "
-                        "with another --out")
 
 
 def make_seal(run: Path, checkpoint: Path, step: int) -> dict:

@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 from engine import processes
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS
 from engine.errors import UserError
-from engine.optimizer import (AdamW, load_optimizer_tensors, make_optimizer, optimizer_tensors,
-                              parameters_by_name)
+from engine.optimizer import AdamW, make_optimizer, optimizer_tensors, parameters_by_name
 from engine.policy import Policy, encode_prompts
 from engine.processes import refuse_undefined
 from engine.tokens import load_tokenizer
@@ -181,6 +180,7 @@ class TrainerState:
 
     def load(self, checkpoint: Path) -> None:
         """Read what `tensors` has returned from a checkpoint."""
+        from engine.optimizer_reading import load_optimizer_tensors
         path = checkpoint / "trainer" / "state.safetensors"
         try:
             tensors = load_file(path)

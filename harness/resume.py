@@ -12,8 +12,8 @@ from engine.errors import UserError
 from harness.credit_file import checkpoint_folders, step_of
 from harness.files import is_file, paths_in, read_json, sha256_of
 from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, check_origin, code_in_use, fingerprint,
-                              given_paths, missing_evaluations, refuse_gaps, run_config,
-                              run_id_on_record)
+                              given_paths, run_config, run_id_on_record)
+from harness.log_reading import missing_evaluations, refuse_gaps
 from harness.progress import say
 from harness.run import Run
 from harness.run_folder import RunFolder, open_folder

@@ -17,7 +17,7 @@ from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders, credit_path, step_of, write_credit
 from harness.files import (append_line, is_file, is_folder, is_there, lines_in, locked, paths_in,
                            replace_text, whole_folder, writing)
-from harness.identity import LOGS, lines_of_run, make_seal, run_id_on_record
+from harness.identity import LOGS, make_seal, run_id_on_record
 from harness.own_code import joined
 from qwen2_model import Qwen2, write_tensors
 
@@ -59,6 +59,7 @@ class RunFolder:
 
     def lines(self, name: str) -> list[dict]:
         """The lines of a log."""
+        from harness.log_reading import lines_of_run
         return lines_of_run(self.path, name)
 
     def last_step(self) -> int:

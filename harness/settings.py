@@ -191,8 +191,11 @@ def choice_flags(*lists: dict) -> dict[str, Flag]:
     it."""
     flags = {}
     for choices in lists or METHODS.values():
-        for function in choices.values():
-            flags = parameters_as_flags(function) | flags
+        for method, function in choices.items():
+            for name, flag in parameters_as_flags(function).items():
+                if flags.setdefault(name, flag).type is not flag.type:
+                    raise UserError(f"the parameter {name} of {method} is a flag of another method "
+                                    "too, and should have its type")
     return flags
 
 

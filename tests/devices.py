@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from engine import sampler
+from engine import recording
 from engine.sampler import Decoding
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -154,6 +154,6 @@ def second_device(monkeypatch):
                            "max_memory_allocated": lambda *_: 0,
                            "reset_peak_memory_stats": lambda *_: None}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(sampler, "side_stream", Stream)
+    monkeypatch.setattr(recording, "side_stream", Stream)
     with TwoDevices():
         yield

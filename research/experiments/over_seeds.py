@@ -3,7 +3,7 @@ from collections import Counter
 
 import numpy as np
 
-from harness.log_columns import is_number
+from harness.log_reading import is_number
 from analysis.tables import Table
 
 

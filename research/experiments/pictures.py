@@ -22,7 +22,7 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 from analysis.answers import answers_of
 from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plain_number, plt,
                             save, style_of)
-from harness.log_columns import is_number
+from harness.log_reading import is_number
 from engine.errors import UserError
 from engine.tokens import KINDS, load_tokenizer
 from harness.credit_reading import credit_steps

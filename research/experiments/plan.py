@@ -14,7 +14,8 @@ from engine.errors import UserError
 from harness.files import PROJECT, is_there
 from harness.resume import (is_finished, refuse_other_sources, refuse_to_overwrite,
                             what_differs)
-from harness.identity import lines_of_run, run_config
+from harness.identity import run_config
+from harness.log_reading import lines_of_run
 from harness.run_folder import RunFolder
 from harness.settings import Settings, make_settings
 from research.experiments.experiments import Experiment

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from conftest import copied, gradients
-from engine.optimizer import AdamW, OffloadedAdamW, clip_and_step, make_optimizer
+from engine.offload import OffloadedAdamW
+from engine.optimizer import AdamW, clip_and_step, make_optimizer
 from grpo import update
 
 

@@ -134,7 +134,14 @@ def seed(rollouts, *, seed: int = 1):
     """Weights."""
 
 
+def of_another_type(rollouts, *, epsilon: int = 1):
+    """Weights."""
+
+
 def test_a_flag_has_one_meaning(own_choices, tmp_path, monkeypatch):
+    MITIGATIONS["mine"] = of_another_type
+    with pytest.raises(UserError, match="epsilon of mine is a flag of another method"):
+        read_flags([])
     MITIGATIONS["mine"] = seed
     with pytest.raises(ArgumentError, match="conflicting option string: --seed"):
         read_flags([])

@@ -1,12 +1,18 @@
-"""What stands in the lines of a run's logs: a test for each column that this program writes.
+"""The logs of a run, read: each line is of this run, each column holds what it may hold, and no step
+is missing.
 
 A weighting or an advantage adds columns of its own, and so does another trainer: of those nothing
 is known but that each is a number, a text, yes, no or null. What may be null may also be missing,
 as in a run of an older version.
 """
 from collections.abc import Callable
+from pathlib import Path
 
+from engine.errors import UserError
 from harness.credit_file import LARGEST
+from harness.files import read_lines
+from harness.flags import shortened
+from harness.identity import MODES, check_origin, run_id_on_record
 
 
 def is_number(value) -> bool:
@@ -83,3 +89,47 @@ def wrong_column(log: str, line: dict) -> str | None:
     tests = columns | dict.fromkeys(others, is_plain)
     return next((name for name, is_right in tests.items()
                  if not is_right(line.setdefault(name))), None)
+
+
+def lines_of_run(run: Path, name: str) -> list[dict]:
+    """The lines of a log, each of which is of this run and holds what its columns may hold."""
+    wanted = {"run_id": run_id_on_record(run)}
+    lines = read_lines(run / name)
+    for number, line in enumerate(lines, 1):
+        check_origin(f"{run / name}, line {number}", line, wanted)
+        if column := wrong_column(name, line):
+            raise UserError(f"{run / name}, line {number} is not of this program: its {column} is "
+                            f"{shortened(repr(line[column]))}")
+    return lines
+
+
+def missing_evaluations(config: dict, evaluations: list[dict], done: int) -> list[tuple[int, str]]:
+    """Step and mode of those that a run with `done` steps has to have. A probe evaluates nothing;
+    its config.json has no `ranks`."""
+    every = config.get("eval_every", 0) if "ranks" in config else 0
+    if not every:
+        return []
+    steps = [*range(0, done + 1, every)]
+    if done == config["steps"] and done % every:
+        steps.append(done)
+    made = {(line["step"], line.get("mode")) for line in evaluations}
+    modes = MODES[config.get("eval_modes", "both")]
+    return [(step, mode) for step in steps for mode in modes if (step, mode) not in made]
+
+
+def refuse_gaps(run: Path, config: dict, metrics: list[dict], evaluations: list[dict],
+                done: int) -> None:
+    """Stop unless every step up to `done` is on record, in order, with its evaluation."""
+    path = run / "metrics.jsonl"
+    for number, line in enumerate(metrics, 1):
+        if line["step"] != number:
+            raise UserError(f"{path}, line {number} is step {line['step']}: lines are missing, "
+                            "doubled or out of order")
+    if len(metrics) < done:
+        raise UserError(f"{path} has {len(metrics)} lines, while there are files from after step "
+                        f"{done}: lines are missing")
+    for step, mode in missing_evaluations(config, evaluations, done):
+        raise UserError(f"{run}/evaluations.jsonl has lost the {mode} evaluation at step {step}: "
+                        f"{done} steps are done. --resume makes it again once the checkpoints from "
+                        f"step {step} on are moved away; without one from before, train again "
+                        "with another --out")

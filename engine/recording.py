@@ -1,0 +1,43 @@
+"""A token step on a GPU, recorded as a CUDA graph. A CPU never loads this file."""
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+
+class Recording:
+    """A step of a GPU: called, then recorded as a CUDA graph, then replayed with a single launch,
+    as its hundreds of small kernels take longer to start than to run. The first call is there for
+    libraries to load kernels and take memory, which they must not do while recording."""
+
+    def __init__(self, step, before: "Recording | None"):
+        self.step = step
+        self.graph = before and before.graph  # its memory is used again
+        self.calls = 0
+
+    def __call__(self) -> None:
+        if self.calls == 0:
+            self.step()
+        if self.calls == 1:
+            graph = torch.cuda.CUDAGraph()  # torch.cuda.graph would wait and free all memory
+            graph.capture_begin(self.graph and self.graph.pool())
+            self.step()  # recorded, not carried out
+            graph.capture_end()
+            self.graph = graph
+        if self.calls > 0:
+            self.graph.replay()
+        self.calls += 1
+
+
+side_stream = cache(torch.cuda.Stream)  # one a device: libraries keep a workspace for every stream
+
+
+@contextmanager
+def ready_to_record(device: torch.device):
+    """Work on a stream that can be recorded, and on no other device's."""
+    stream, usual = side_stream(device), torch.cuda.current_stream(device)
+    stream.wait_stream(usual)
+    with torch.cuda.stream(stream):
+        yield
+    usual.wait_stream(stream)
+    torch.cuda.empty_cache()  # no other stream could use what is left of its memory
