@@ -1,0 +1,47 @@
+"""Messages as the text that a model reads, and which of it the model wrote itself."""
+import json
+from itertools import groupby
+
+from engine.errors import UserError
+from engine.tokens import CHATML
+
+
+def as_chatml(messages: list[dict], asks: bool) -> str:
+    """The roles between tags; `asks` begins an answer."""
+    begin, end = CHATML
+    turns = [f"{begin}{turn['role']}\n{content_of(turn)}{end}\n" for turn in messages]
+    return "".join(turns) + f"{begin}assistant\n" * asks
+
+
+def content_of(turn: dict) -> str:
+    """With its calls of tools, as Qwen's models write them."""
+    calls = [json.dumps(call.get("function", call)) for call in turn.get("tool_calls") or []]
+    called = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
+    return "\n".join([turn["content"]] * bool(turn.get("content")) + called)
+
+
+def without_nulls(value):
+    """A table has each field in each message, null where a message lacks it."""
+    if isinstance(value, dict):
+        return {key: without_nulls(v) for key, v in value.items() if v is not None}
+    return [without_nulls(v) for v in value] if isinstance(value, list) else value
+
+
+def pieces(prompt: list[dict], answer: list[dict], write, where: str) -> list[tuple[str, bool]]:
+    """The answer's text in turns, and whether the model wrote it. What stands between its turns,
+    tags of roles included, it did not. The end of the last turn is left out, for nobody knows
+    whether that was cut off."""
+    if len(answer) == 1 and answer[0]["role"] == "assistant" and not answer[0].get("tool_calls"):
+        return [(answer[0]["content"], True)]  # no template may change what was sampled
+    parts, so_far, written = [], list(prompt), write(prompt, asks=True)
+    ends = write([{"role": "user", "content": "x"}], asks=False).rpartition("x")[2]
+    for is_own, turns in groupby(answer, key=lambda turn: turn["role"] == "assistant"):
+        so_far += turns
+        is_last = len(so_far) == len(prompt) + len(answer)
+        text = write(so_far, asks=not is_own and not is_last)
+        if not text.startswith(written):
+            raise UserError(f"{where}: the chat template writes earlier messages in another way "
+                            "once later ones stand behind them, so nobody knows what was sampled")
+        part, written = text.removeprefix(written), text
+        parts.append((part.removesuffix(ends) if is_last else part, is_own))
+    return parts

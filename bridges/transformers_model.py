@@ -1,0 +1,73 @@
+"""What needs `transformers`, where it is installed: the chat template of a model folder, and the
+numbers of models that are not implemented here. Nothing is downloaded, no code of a folder runs.
+"""
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from engine.errors import UserError, is_there
+from engine.forward import LOGITS_AT_ONCE
+from engine.rollouts import Rollouts
+from engine.sampler import Distribution
+from harness.files import read_json
+
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
+
+def is_installed() -> bool:
+    return find_spec("transformers") is not None
+
+
+def has_template(folder: Path) -> bool:
+    settings = folder / "tokenizer_config.json"
+    return is_there(folder / "chat_template.jinja") or (
+        is_there(settings) and "chat_template" in read_json(settings))
+
+
+def chat_template(folder: Path):
+    """What makes a text of messages, and of the beginning of an answer if `asks`."""
+    from transformers import AutoTokenizer
+    tokenizer = loaded(AutoTokenizer, folder)
+
+    def write(messages: list[dict], asks: bool) -> str:
+        try:
+            return tokenizer.apply_chat_template(messages, tokenize=False,
+                                                 add_generation_prompt=asks)
+        except Exception as error:  # a template may raise what it likes
+            raise UserError(f"the chat template of {folder} takes no such messages: "
+                            f"{error}") from None
+
+    return write
+
+
+def load_model(folder: Path, device):
+    from transformers import AutoModelForCausalLM
+    return loaded(AutoModelForCausalLM, folder, dtype=torch.float32).to(device).eval()
+
+
+def loaded(kind, folder: Path, **more):
+    from transformers.utils import logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        return kind.from_pretrained(str(folder), **LOCAL, **more)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"transformers cannot load {folder}: {said[0]}") from None
+
+
+@torch.no_grad()
+def with_facts(model, rollouts: Rollouts) -> Rollouts:
+    """The batch with log-prob, entropy and collision of each token, an answer at a time."""
+    facts = torch.zeros(3, *rollouts.mask.shape, device=rollouts.mask.device)
+    size = max(1, LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
+    for b, length in enumerate(rollouts.length.tolist()):
+        ids, prompt = rollouts.ids[b, :length], rollouts.prompt_ids[int(rollouts.group[b])]
+        whole = torch.cat([ids.new_tensor(prompt), ids])
+        logits = model(whole[None], logits_to_keep=length + 1).logits[0, :-1]
+        parts = [torch.stack(Distribution(z).facts(y))
+                 for z, y in zip(logits.split(size), ids.split(size))]
+        facts[:, b, :length] = torch.cat(parts, 1)
+    return replace(rollouts, log_prob=facts[0], entropy=facts[1], collision=facts[2])
