@@ -147,19 +147,13 @@ def checked(line: dict, where: str) -> dict:
     return line
 
 
+OURS = "JSON lines", lambda line, where: line
 FORMATS = (  # name, the fields that tell it, and what makes a line of ours of one
     ("prime-rl", {"token_ids", "loss_mask"}, from_prime_rl),
     ("NeMo-RL", {"token_ids", "token_loss_mask"}, from_nemo_rl),
     ("verl", {"input", "output", "score"}, from_verl),
     ("TRL", {"prompt", "completion", "advantage"}, from_trl),
-    ("JSON lines", {"reward"}, lambda line, where: line),
-    ("JSON lines", {"advantage"}, lambda line, where: line))
-
-
-def may_be(name: str, line: dict, path: Path) -> bool:
-    """A line of JSON with a reward is ours, whatever else it has; a table, or what pandas wrote of
-    one, is TRL's."""
-    return name != "TRL" or "reward" not in line or ".parquet" in path.suffixes
+    *((OURS[0], {field}, OURS[1]) for field in ("reward", "advantage")))
 
 
 def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict, float]]:
@@ -178,12 +172,13 @@ def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict, float]]:
                 continue
             line = parse_object(row, where) if isinstance(row, str) else row
             read += len(row) if isinstance(row, str) else 0
-            fitting = [(name, translate) for name, fields, translate in FORMATS
-                       if fields <= line.keys() and may_be(name, line, path)]
+            fitting = [entry for entry in FORMATS if entry[1] <= line.keys()]
             if not fitting:
                 raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
                                 f"but {shortened(', '.join(line))}")
-            name, translate = fitting[0]
+            name, _, translate = fitting[0]
+            if name == "TRL" and "reward" in line and ".parquet" not in path.suffixes:
+                name, translate = OURS  # only of a table is it known that TRL wrote it
             yield where, name, checked(translate(line, where), where), min(read / total, 1.0)
         read = before + size
 

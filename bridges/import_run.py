@@ -3,11 +3,11 @@
     python -m bridges.import_run FILES... --model FOLDER --out runs/mine
     python analyze.py runs/mine
 
-FILES are those of TRL, verl, prime-rl or NeMo-RL (bridges/import_formats.py), or JSON lines with the fields
-that bridges/your_own_run.md lists. What they lack is computed: tokens by the tokenizer of --model,
-log-prob, entropy and collision by a forward pass of its weights, the advantage from the rewards of
-the group. What was computed stands in config.json and on the page. One step is in memory at a time,
-and nothing that a file holds is executed.
+FILES are those of TRL, verl, prime-rl or NeMo-RL (bridges/import_formats.py), or JSON lines with
+the fields that bridges/your_own_run.md lists. What they lack is computed: tokens by the tokenizer
+of --model, log-prob, entropy and collision by a forward pass of its weights, the advantage from the
+rewards of the group. What was computed stands in config.json and on the page. One step is in memory
+at a time, and nothing that a file holds is executed.
 """
 if not __package__:
     raise SystemExit("start it with: python -m bridges.import_run")
@@ -82,23 +82,23 @@ class Reader:
             self.model = transformers_model.load_model(folder, self.device)
             config = self.model.config.get_text_config()
         if self.model:
-            self.limits = config.vocab_size, config.max_position_embeddings
+            longest = getattr(config, "max_position_embeddings", 2 ** 30)  # not all have a limit
+            self.limits = config.vocab_size, longest
         self.task = make_task(make_settings({"model": str(folder), "task": task})) if task else None
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
-        self.count, self.passed_over = Counter(), set()
+        self.count, self.passed_over, self.written_by = Counter(), set(), ""
         self.share, self.began = 0.0, time.monotonic()
         self.shapes, self.again = {}, []  # of each step; steps that equal the one before
 
     @cached_property
     def write(self):
         """Makes a text of messages."""
-        has_template = transformers_model.has_template(self.folder)
-        if has_template and transformers_model.is_installed():
-            self.count["template"] = 1
-            return transformers_model.chat_template(self.folder)
-        self.count["no transformers" if has_template else "no template"] = 1
-        return as_chatml
+        template = transformers_model.chat_template(self.folder)
+        self.written_by = (
+            f"by the chat template of {self.folder}, without tools that it was to list" if template
+            else f"as ChatML: {self.folder} has no chat template, or transformers is not installed")
+        return template or as_chatml
 
     def steps(self, files: list[Path]) -> Iterator[tuple[int, list[Answer]]]:
         """The answers of each step. A run that counts its steps from 0 counts from 1 here."""
@@ -131,18 +131,18 @@ class Reader:
         return False
 
     def unlike(self) -> list[int]:
-        """Steps with another number of answers or problems than most, or with prompts that come
-        again, or do not, as those of most do."""
-        how_often = Counter(shape[3] for shape in self.shapes.values())
-        looks = {step: (*shape[1:3], how_often[shape[3]] > 1)
-                 for step, shape in self.shapes.items()}
-        usual = Counter(looks.values()).most_common(1)
-        return [step for step, look in looks.items() if look != usual[0][0]]
+        """Steps with another number of answers or problems than most, or whose prompts come again
+        where those of most do not."""
+        often = Counter(prompts for *_, prompts in self.shapes.values())
+        looks = {step: (answers, problems, often[prompts] > 1)
+                 for step, (_, answers, problems, prompts) in self.shapes.items()}
+        usual = [look for look, _ in Counter(looks.values()).most_common(1)]
+        return [step for step, look in looks.items() if look not in usual]
 
     def answer(self, where: str, trainer: str, line: dict, share: float) -> Answer:
         self.share = share
         self.passed_over |= line.keys() - FIELDS.keys()
-        line = {name: without_nulls(value) for name, value in line.items() if name in FIELDS}
+        line = {name: value for name, value in line.items() if name in FIELDS}
         prompt, ids, own = self.tokens_of(line, where)
         if not ids and "completion" in line:  # of an end of turn alone nothing is left in a text
             ends = map(self.tokenizer.token_to_id, END_OF_TURN)
@@ -167,7 +167,7 @@ class Reader:
     def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int], list[int]]:
         """Those of the prompt and of the answer, given or by their texts; and which of the answer
         the model wrote, as far as the line says."""
-        prompt, answer = line.get("prompt", ""), line.get("completion", "")
+        prompt, answer = (without_nulls(line.get(name, "")) for name in ("prompt", "completion"))
         messages, write = ([], as_chatml) if isinstance(prompt, str) else (prompt, self.write)
         text = write(messages, asks=True) if messages else prompt
         asked = line.get("prompt_ids") or encode(self.tokenizer, text, f"the prompt of {where}")
@@ -277,34 +277,27 @@ class Reader:
         sentences = (
             (True, f"Imported from {files} file{'s' * (files > 1)} of {', '.join(trainers)}."),
             (count["not solved or wrong"], "Which answers are right is not known."),
-            (self.again, f"Passed over, because they equal the step before: {some(self.again)}. "
-             "TRL writes the answers once more at each update that they serve."),
-            (unlike, f"Evaluations, perhaps: {some(unlike)}. The number of answers or of problems "
-             "is not that of most steps, or the prompts come again."),
-            (count["from TRL"], "TRL writes the answers of an evaluation over those of the training "
-             "step before it, and its files do not say which they hold."),
+            (self.again, "Passed over, since TRL writes a batch again at each of its updates: "
+             f"{some(self.again)}."),
+            (count["from TRL"], "TRL writes an evaluation over the training step before it, and "
+             "its files do not say so."),
+            (unlike, "Evaluations, perhaps, by the number of answers or problems or by prompts "
+             f"that come again: {some(unlike)}."),
             (count["texts"], f"{count['texts']:,} answers were texts, split by the tokenizer of "
              f"{model}: into other tokens, perhaps, than were sampled. Where a text lacks the end "
              "of its turn, so do they, and whether it was cut off is not known."),
-            (count["template"], f"Messages were written by the chat template of {model}, without "
-             "the list of tools that it may have been given."),
-            (count["no template"], f"Messages were written as ChatML: {model} has no chat "
-             "template."),
-            (count["no transformers"], "Messages were written as ChatML. Install transformers to "
-             f"have them written by the chat template of {model}."),
+            (self.written_by, f"Messages were written {self.written_by}."),
             (count["tools"], f"{count['tools']:,} answers hold messages that the model did not "
-             "write, those of tools say: their tokens have weight and advantage 0."),
-            (count["perhaps tools"], f"{count['perhaps tools']:,} answers hold <tool_response>. "
-             "That is text of a tool, perhaps, but nothing says so: it has the credit of the "
-             "model's own tokens."),
+             "write: their tokens have weight and advantage 0."),
+            (count["perhaps tools"], f"{count['perhaps tools']:,} answers hold <tool_response>: "
+             "text of a tool, perhaps, with the credit of the model's own."),
             (count["from verl"], "verl leaves special tokens out of prompts: those of ChatML were "
              "put back where a line names a role."),
             (computed, f"Computed with the weights of {model}, which need not be those that "
-             f"sampled: {computed}, at temperature 1, whatever that of the sampling was."),
+             f"sampled, at temperature 1: {computed}."),
             (count["advantage"], f"Computed from rewards: the advantage of {count['advantage']:,} "
              "answers, a z-score in the group."),
-            (self.passed_over, "Passed over, since no field is called so: "
-             f"{', '.join(sorted(self.passed_over))}."),
+            (self.passed_over, f"No fields of a line: {', '.join(sorted(self.passed_over))}."),
             (unknown, f"Not known, and left out: {unknown}{why}."))
         return [sentence for holds, sentence in sentences if holds]
 
@@ -314,9 +307,8 @@ def digest(value) -> str:
 
 
 def some(steps: list[int]) -> str:
-    """step 3; or steps 3, 6, 9, ... (of 20), the first of them."""
-    shown = ", ".join(map(str, steps[:8]))
-    return f"step{'s' * (len(steps) > 1)} {shown}" + f", ... ({len(steps)})" * (len(steps) > 8)
+    """The first of them, and how many there are."""
+    return f"step {', '.join(map(str, steps[:8]))}" + f", ... ({len(steps)})" * (len(steps) > 8)
 
 
 def label_by_tags(prompt: bytes, pieces: list[bytes]) -> tuple[list[int], list[int]]:

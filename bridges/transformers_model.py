@@ -7,29 +7,24 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import UserError, is_there
+from engine.errors import UserError
 from engine.forward import LOGITS_AT_ONCE
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution
-from harness.files import read_json
-
-LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
 
 def is_installed() -> bool:
     return find_spec("transformers") is not None
 
 
-def has_template(folder: Path) -> bool:
-    settings = folder / "tokenizer_config.json"
-    return is_there(folder / "chat_template.jinja") or (
-        is_there(settings) and "chat_template" in read_json(settings))
-
-
 def chat_template(folder: Path):
-    """What makes a text of messages, and of the beginning of an answer if `asks`."""
+    """What makes a text of messages, and of the beginning of an answer if `asks`; or None."""
+    if not is_installed():
+        return None
     from transformers import AutoTokenizer
     tokenizer = loaded(AutoTokenizer, folder)
+    if tokenizer.chat_template is None:
+        return None
 
     def write(messages: list[dict], asks: bool) -> str:
         try:
@@ -52,10 +47,10 @@ def loaded(kind, folder: Path, **more):
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        return kind.from_pretrained(str(folder), **LOCAL, **more)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"transformers cannot load {folder}: {said[0]}") from None
+        return kind.from_pretrained(str(folder), local_files_only=True, **more)
+    except Exception as error:  # of many kinds, by what a folder lacks
+        raise UserError(f"transformers cannot load {folder}: "
+                        f"{' '.join(str(error).split())}") from None
 
 
 @torch.no_grad()

@@ -128,7 +128,7 @@ def test_prime_rl_says_all_but_the_collision(tmp_path):
     assert np.allclose(columns["collision"][:4], collision, atol=1e-5)
     assert np.isnan(read_columns(folder, 2)["reward"]).all()
     said = read_run(folder)["config"]["imported"]
-    assert any("which need not be those that sampled: collision, at" in text for text in said)
+    assert any("at temperature 1: collision." in text for text in said)
     assert any("left out: reward." in text for text in said)
 
 
@@ -182,7 +182,7 @@ def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
     folder = imported(tmp_path, *files)
     assert credit_steps(folder) == [1, 3]
     said = capsys.readouterr().out
-    assert "equal the step before: steps 2, 4, 5." in said and "4 answers were texts" in said
+    assert "each of its updates: step 2, 4, 5." in said and "4 answers were texts" in said
 
 
 @pytest.mark.parametrize("evaluation", [
@@ -195,7 +195,7 @@ def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys, eval
     steps[5] = [{**line, "completion": RIGHT} for line in evaluation]
     imported(tmp_path, *trl_files(tmp_path, *steps))
     said = capsys.readouterr().out
-    assert "Evaluations, perhaps: steps 3, 6." in said and "over those of the training" in said
+    assert "that come again: step 3, 6." in said and "over the training step" in said
 
 
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
@@ -245,7 +245,7 @@ def test_what_may_be_of_a_tool_and_what_is_no_field_is_named(tmp_path, capsys):
     imported(tmp_path, write(tmp_path / "t.jsonl", *lines), model=model)
     said = capsys.readouterr().out
     assert "1 answers hold <tool_response>" in said
-    assert "Passed over, since no field is called so: difficulty." in said
+    assert "No fields of a line: difficulty." in said
 
 
 def test_calls_of_tools_need_no_content():
@@ -349,7 +349,7 @@ def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
     said = analyzed(folder, capsys)
     page = (folder / "analysis/report.html").read_text()
     for words in ("Imported from 1 file of JSON lines", "4 answers were texts", "which need not be "
-                  "those that sampled", "at temperature 1", "advantage of 4 answers"):
+                  "those that sampled", "at temperature 1: log-prob", "advantage of 4 answers"):
         assert words in " ".join(said.split()) and words in page, words
     assert "not finished" not in said and '"answer":null' in page
     config = json.loads((folder / "config.json").read_text())
