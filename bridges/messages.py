@@ -34,14 +34,17 @@ def pieces(prompt: list[dict], answer: list[dict], write, where: str) -> list[tu
     if len(answer) == 1 and answer[0]["role"] == "assistant" and not answer[0].get("tool_calls"):
         return [(answer[0]["content"], True)]  # no template may change what was sampled
     parts, so_far, written = [], list(prompt), write(prompt, asks=True)
-    ends = write([{"role": "user", "content": "x"}], asks=False).rpartition("x")[2]
+    shortest = [{"role": role, "content": "x"} for role in ("user", "assistant")]
+    end = write(shortest, asks=False).rpartition("x")[2]  # of a turn of the model
     for is_own, turns in groupby(answer, key=lambda turn: turn["role"] == "assistant"):
         so_far += turns
         is_last = len(so_far) == len(prompt) + len(answer)
         text = write(so_far, asks=not is_own and not is_last)
+        if is_own:  # a line break behind the end of a turn is not the model's
+            text = text.removesuffix(end if is_last else end[len(end.rstrip()):])
         if not text.startswith(written):
             raise UserError(f"{where}: the chat template writes earlier messages in another way "
                             "once later ones stand behind them, so nobody knows what was sampled")
-        part, written = text.removeprefix(written), text
-        parts.append((part.removesuffix(ends) if is_last else part, is_own))
+        parts.append((text.removeprefix(written), is_own))
+        written = text
     return parts

@@ -202,7 +202,9 @@ class Credit:
             group, ids * mask, mask, torch.isin(last, last.new_tensor(ends)).squeeze(1), *facts,
             step=self.batches, generator=torch.Generator().manual_seed(seed), forward=look)
         prompt = b"".join(token_bytes(self.tokenizer, rollouts.prompt_ids[0]))  # they end alike
-        labelled = score_answers(rollouts, self.tokenizer, Unscored(self.task, prompt))
+        label = self.task.label if self.task else partial(label_by_tags, prompt)
+        names = SimpleNamespace(label=label, score=lambda problem, text: {})  # TRL has the rewards
+        labelled = score_answers(rollouts, self.tokenizer, names)
         advantage = trainer.accelerator.gather(output["advantages"]).float()
         return replace(labelled, scores=scores_of(trainer, scored.rewards),
                        advantage=to_every_token(advantage, rollouts))
@@ -354,17 +356,6 @@ class Only:
             raise AttributeError(name)
         raise UserError(f"TRL's trainer has no {self.what}.{name} for a weighting: one that "
                         "samples, or computes with this lab's model, needs train.py")
-
-
-class Unscored:
-    """For `score_answers`: names tokens as the task does, or by tags and by their text, and leaves
-    the rewards to TRL."""
-
-    def __init__(self, task, prompt: bytes):
-        self.label = task.label if task else partial(label_by_tags, prompt)
-
-    def score(self, problem, text: str) -> dict:
-        return {}
 
 
 def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -185,17 +185,19 @@ def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
     assert "each of its updates: step 2, 4, 5." in said and "4 answers were texts" in said
 
 
-@pytest.mark.parametrize("evaluation", [
-    [{**TRL, "prompt": PROMPT.replace("22", "15")}] * 2, [TRL] * 3,
-    [TRL, {**TRL, "prompt": PROMPT.replace("22", "15")}]], ids=["prompts", "answers", "problems"])
-def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys, evaluation):
-    """It stands in the place of a training step, twice with the same prompts."""
-    steps = [[{**TRL, "prompt": PROMPT.replace("22", f"2{n}")}] * 2 for n in range(7)]
+@pytest.mark.parametrize("evaluation, named", [
+    ([{**TRL, "prompt": PROMPT.replace("22", "15")}] * 2, "3, 6"), ([TRL] * 3, "3"),
+    ([TRL, {**TRL, "prompt": PROMPT.replace("22", "15")}], "3")],
+    ids=["prompts", "answers", "problems"])
+def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys, evaluation, named):
+    """It stands in the place of a training step, once, or twice with the same prompts."""
+    steps = [[{**TRL, "prompt": PROMPT.replace("22", f"1{n}")}] * 2 for n in (0, 1, 3, 4, 6, 7, 9)]
     steps[2] = evaluation
-    steps[5] = [{**line, "completion": RIGHT} for line in evaluation]
+    if named == "3, 6":
+        steps[5] = [{**line, "completion": RIGHT} for line in evaluation]
     imported(tmp_path, *trl_files(tmp_path, *steps))
     said = capsys.readouterr().out
-    assert "that come again: step 3, 6." in said and "over the training step" in said
+    assert f"that come again: step {named}." in said and "over the training step" in said
 
 
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
@@ -216,7 +218,7 @@ def test_what_a_tool_says_gets_no_credit(tmp_path, capsys):
                                                             TOLD[2:]}]
     columns = read_columns(imported(tmp_path, *trl_files(tmp_path, lines), model=model), 1)
     turns = [encoded(text) for text in (
-        " 3 + 5 = 8<|im_end|>\n", "<|im_start|>user\n 8<|im_end|>\n<|im_start|>assistant\n",
+        " 3 + 5 = 8<|im_end|>", "\n<|im_start|>user\n 8<|im_end|>\n<|im_start|>assistant\n",
         " hmm.", " hmm.")]
     assert columns["token_id"].tolist() == sum(turns, [])
     own = np.repeat([1, 0, 1, 1], list(map(len, turns)))
@@ -256,8 +258,8 @@ def test_calls_of_tools_need_no_content():
     assert is_text([call]) and not is_text([{**call, "tool_calls": None}])
     assert pieces(ASKED, [call], as_chatml, "here") == [(called, True)]
     assert pieces(ASKED, [call, *TOLD[1:]], as_chatml, "here") == [
-        (f"{called}<|im_end|>\n", True),
-        ("<|im_start|>tool\n 8<|im_end|>\n<|im_start|>assistant\n", False), (" hmm.", True)]
+        (f"{called}<|im_end|>", True),
+        ("\n<|im_start|>tool\n 8<|im_end|>\n<|im_start|>assistant\n", False), (" hmm.", True)]
 
 
 def test_lines_of_trl_add_up_the_rewards_of_each_function(tmp_path):
