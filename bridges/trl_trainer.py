@@ -42,12 +42,13 @@ from engine.rollouts import Rollouts, score_answers
 from engine.tokens import load_tokenizer, token_bytes
 from grpo import to_every_token
 from harness.credit_file import SCORES, write_credit
+from harness.files import PROJECT
 from harness.flags import Flag, check_value, check_values, parameters_as_flags
 from harness.identity import provenance, run_config, run_id_of
 from harness.metrics import batch_metrics
 from harness.own_code import joined
 from harness.load import make
-from harness.progress import say
+from harness.progress import python_command, say
 from harness.run_folder import RunFolder
 from harness.tasks import CheckedTask, load_task
 
@@ -294,7 +295,8 @@ class Record:
 
     def __init__(self, trainer, path: Path, settings: dict, tokenizer):
         self.trainer, self.path, self.settings = trainer, path, settings
-        self.tokenizer, self.run, self.written = tokenizer, None, 0
+        self.tokenizer, self.run = tokenizer, None
+        self.written, self.told = 0, 0  # steps
 
     def write(self, batch: int, rollouts: Rollouts, weight: torch.Tensor, numbers: dict) -> None:
         if self.run is None:
@@ -310,10 +312,10 @@ class Record:
             self.tell()
 
     def tell(self) -> None:
-        if self.run:
-            many = "s" * (self.written > 1)
+        if self.told < self.written:
+            self.told, many = self.written, "s" * (self.written > 1)
             say(f"{self.path}: {self.written} step{many} on record. To see where the credit went: "
-                f"python analyze.py {self.path}")
+                f"{python_command(PROJECT / 'analyze.py', self.path)}")
 
     def begin(self, batch: int) -> RunFolder:
         """Make the folder; where the run was resumed, forget what will be made again."""

@@ -220,9 +220,9 @@ def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path,
     folder = tmp_path / "run"
     _, gradients = trained(policy, tmp_path / "out", steps=3, credit=folder, peft_config=lora)
     said = capsys.readouterr().out
-    shown = "on record. To see where the credit went: python analyze.py"
-    assert [f"{folder}: {steps} {shown} {folder}" in said for steps in (
-        "1 step", "2 steps", "3 steps")] == [True] * 3
+    shown = f"on record. To see where the credit went: python {ROOT}/analyze.py {folder}"
+    assert [said.count(f"{folder}: {steps} {shown}\n") for steps in (
+        "1 step", "2 steps", "3 steps")] == [1, 1, 1]
     assert all("lora" in name for name in gradients[0])
     batch = read_credit(folder, 1, policy.tokenizer)
     told = with_facts(policy.model, batch, 64)
