@@ -37,11 +37,10 @@ def are_ids(value) -> bool:
 
 
 def is_text(value) -> bool:
-    """A text, or messages. One that calls tools may have no content."""
+    """A text, or messages. One that thinks or calls tools may have no content."""
     return isinstance(value, str) or isinstance(value, list) and value != [] and all(
         isinstance(m, dict) and isinstance(m.get("role"), str)
-        and isinstance(m.get("content"), str if not m.get("tool_calls") else str | None)
-        for m in value)
+        and isinstance(m.get("content"), str | None) for m in value)
 
 
 TEXT, IDS = ("a text or a list of messages", is_text), ("a list of token numbers", are_ids)

@@ -28,7 +28,7 @@ import torch
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from bridges import transformers_model
 from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
-from bridges.messages import as_chatml, pieces, without_nulls
+from bridges.messages import as_chatml, pieces, plain
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
@@ -167,7 +167,7 @@ class Reader:
     def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int], list[int]]:
         """Those of the prompt and of the answer, given or by their texts; and which of the answer
         the model wrote, as far as the line says."""
-        prompt, answer = (without_nulls(line.get(name, "")) for name in ("prompt", "completion"))
+        prompt, answer = (plain(line.get(name, "")) for name in ("prompt", "completion"))
         messages, write = ([], as_chatml) if isinstance(prompt, str) else (prompt, self.write)
         text = write(messages, asks=True) if messages else prompt
         asked = line.get("prompt_ids") or encode(self.tokenizer, text, f"the prompt of {where}")

@@ -14,14 +14,22 @@ def as_chatml(messages: list[dict], asks: bool) -> str:
 
 
 def content_of(turn: dict) -> str:
-    """With its calls of tools, as Qwen's models write them."""
+    """With its thoughts and its calls of tools, as Qwen's models write them."""
+    thought = turn.get("reasoning_content")
+    thoughts = [f"<think>\n{thought}\n</think>\n"] * bool(thought)
     calls = [json.dumps(call.get("function", call)) for call in turn.get("tool_calls") or []]
     called = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
-    return "\n".join([turn["content"]] * bool(turn.get("content")) + called)
+    return "\n".join(thoughts + [turn["content"]] * bool(turn["content"]) + called)
+
+
+def plain(value):
+    """Messages as they were: a table has each field in each of them, null where one lacks it."""
+    if isinstance(value, str):
+        return value
+    return [{"content": "", **without_nulls(message)} for message in value]
 
 
 def without_nulls(value):
-    """A table has each field in each message, null where a message lacks it."""
     if isinstance(value, dict):
         return {key: without_nulls(v) for key, v in value.items() if v is not None}
     return [without_nulls(v) for v in value] if isinstance(value, list) else value
@@ -31,7 +39,8 @@ def pieces(prompt: list[dict], answer: list[dict], write, where: str) -> list[tu
     """The answer's text in turns, and whether the model wrote it. What stands between its turns,
     tags of roles included, it did not. The end of the last turn is left out, for nobody knows
     whether that was cut off."""
-    if len(answer) == 1 and answer[0]["role"] == "assistant" and not answer[0].get("tool_calls"):
+    if len(answer) == 1 and answer[0].keys() == {"role", "content"} and (
+            answer[0]["role"] == "assistant"):
         return [(answer[0]["content"], True)]  # no template may change what was sampled
     parts, so_far, written = [], list(prompt), write(prompt, asks=True)
     shortest = [{"role": role, "content": "x"} for role in ("user", "assistant")]

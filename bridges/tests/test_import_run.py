@@ -13,7 +13,7 @@ from analysis.runs import read_run
 from bridges import import_run, transformers_model
 from bridges.import_formats import is_text
 from bridges.import_run import main
-from bridges.messages import as_chatml, pieces
+from bridges.messages import as_chatml, pieces, plain
 from engine.errors import UserError
 from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer
 from harness.credit_reading import credit_steps, read_columns
@@ -250,14 +250,16 @@ def test_what_may_be_of_a_tool_and_what_is_no_field_is_named(tmp_path, capsys):
     assert "No fields of a line: difficulty." in said
 
 
-def test_calls_of_tools_need_no_content():
+def test_thoughts_and_calls_of_tools_need_no_content():
     """Written as Qwen's models do; the last turn has no end."""
+    thought = {"role": "assistant", "reasoning_content": "hm", "content": None, "tool_calls": None}
+    assert pieces(ASKED, plain([thought]), as_chatml, "here") == [("<think>\nhm\n</think>\n", True)]
     call = {"role": "assistant", "content": None, "tool_calls": [
         {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
     called = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    assert is_text([call]) and not is_text([{**call, "tool_calls": None}])
-    assert pieces(ASKED, [call], as_chatml, "here") == [(called, True)]
-    assert pieces(ASKED, [call, *TOLD[1:]], as_chatml, "here") == [
+    assert is_text([call, thought]) and not is_text([{"role": None, "content": "x"}])
+    assert pieces(ASKED, plain([call]), as_chatml, "here") == [(called, True)]
+    assert pieces(ASKED, plain([call, *TOLD[1:]]), as_chatml, "here") == [
         (f"{called}<|im_end|>", True),
         ("\n<|im_start|>tool\n 8<|im_end|>\n<|im_start|>assistant\n", False), (" hmm.", True)]
 
