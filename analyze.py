@@ -25,7 +25,7 @@ from analysis.page import Picture, write_page
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
                             whole_steps)
 from analysis.runs import evaluations, read_runs
-from analysis.statistics import paired_difference, verdicts
+from analysis.statistics import paired_difference
 from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
 from harness.files import make_folder, writing
@@ -33,7 +33,7 @@ from engine.tokens import KINDS
 from harness.program import run_as_program
 from harness.progress import show_status
 
-FINDINGS = ("gradient by kind", "gradient by section", "first and last fifth")  # said in a sentence
+FINDINGS = ("gradient by kind", "gradient by section", "gradient by position")  # said in a sentence
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
 A_OR_S = ("a large mean abs(A): such tokens stand in answers with large advantages; a large mean "
           "s: the model was unsure of them")
@@ -59,8 +59,10 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
     steps, answers = steps_to_show(run, flags.steps), []
     make_folder(folder)
-    tally = tally_of(run, flags.all or flags.json) if run["steps"] else None
-    chapters = run_chapters(run, tally)
+    tally = Tally(run["folder"]) if run["steps"] else None
+    if tally:
+        tally.read(show_status)
+    chapters = run_chapters(run, tally, flags.all or flags.json)
     if flags.json:
         report.write_numbers(folder, chapters)
     if flags.csv:
@@ -71,9 +73,6 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     show_status("pictures and page")
     with writing(folder):
         pictures = draw_run(run, tally, folder)
-        if flags.all and tally:
-            from analysis import earlier
-            pictures += earlier.draw(tally, folder)
     if tally:
         answers = answers_of(run["folder"], tally.tokenizer, steps)
     tables = {table.name: table for table in sum(chapters.values(), [])}
@@ -95,17 +94,8 @@ def told(run: dict) -> list[dict]:
             if line["shown"]]
 
 
-def tally_of(run: dict, with_earlier: bool) -> Tally:
-    """Read all credit files of the run, and sum up what its tokens were given."""
-    earlier_sums = None
-    if with_earlier:
-        from analysis.earlier_sums import EarlierSums as earlier_sums
-    tally = Tally(run["folder"])
-    tally.read(show_status, earlier_sums)
-    return tally
-
-
-def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
+def run_chapters(run: dict, tally: Tally | None,
+                 with_earlier: bool = True) -> dict[str, list[Table]]:
     """The tables by what they are about; those of the earlier experiment come last."""
     change, change_title = [], "What training changed"
     if any(len(evaluations(run, mode)) > 1 for mode, _ in MODES):
@@ -119,8 +109,8 @@ def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
     chapters = {
         change_title: [*change, growth(run, tally)],
         report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
-                          position_gradients(tally), first_and_last_fifth(tally), *why]}
-    if tally.earlier:
+                          position_gradients(tally), *why]}
+    if with_earlier:
         from analysis.earlier import earlier_tables
         chapters[report.EARLIER] = earlier_tables(tally)
     return chapters
@@ -295,14 +285,19 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
 
 
 def position_gradients(tally: Tally) -> Table:
+    """And how much more gradient the beginning of an answer gets than its end."""
+    early = early_over_late(tally, "gradient")
     parts = [f"{10 * i}-{10 * i + 10}%" for i in range(10)]
     columns = {"bin": ("", parts),
                "entropy": (".3f", tally.mean("position", "entropy")),
                "s": (".3f", tally.mean("position", "s")),
                "abs(A) w s": (".4f", tally.mean("position", "abs gradient")),
                **rest_columns(tally, "position", range(10))}
-    return Table("gradient by position", "The gradient by position in the answer", columns, "",
-                 [OVER_REST], {**REST_WORDS, "bin": "part of the answer"})
+    return Table("gradient by position", "The gradient by position in the answer", columns,
+                 f"The first fifth of an answer gets {early.value:.2f} times the gradient of the "
+                 f"last fifth (95%: {shown(early.interval, '.2f')}).",
+                 [OVER_REST, "of the fifths: a token counts where its middle stands, (t + 1/2) / "
+                  "length"], {**REST_WORDS, "bin": "part of the answer"})
 
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
@@ -316,20 +311,6 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
              title=f"The gradient is largest in tenth {np.nanargmax(mean) + 1}")
     return save(figure, folder, "position",
                 "Mean size in ten bins of relative position, 95% intervals over groups")
-
-
-def first_and_last_fifth(tally: Tally) -> Table:
-    """How much more gradient the beginning of an answer gets than its end."""
-    found = early_over_late(tally, "gradient")
-    columns = {"size": ("", ["abs(A) w s"]), "early over late": (".2f", [found.value]),
-               "95%": (".2f", [found.interval]),
-               "difference": ("", verdicts([found], ("early more", "late more")))}
-    return Table("first and last fifth",
-                 "The first fifth of the answers over the last fifth", columns,
-                 f"The first fifth of an answer gets {found.value:.2f} times the gradient of the "
-                 f"last fifth (95%: {shown(found.interval, '.2f')}).",
-                 ["a token counts where its middle stands, (t + 1/2) / length"],
-                 {**REST_WORDS, "early over late": "first fifth over last fifth"})
 
 
 def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:

@@ -9,11 +9,13 @@ This file holds the problems, the prompt, the reward and its parts, and the labe
 generated token: the section it stands in, the kind of text it is. `Task` is all that the rest of
 the lab sees of it. A task of your own is another file with another `Task` (docs/your_own_task.md).
 
-What a model wrote is never executed: the expression reader below knows numbers, four operators, a
-minus sign and parentheses, computes in exact fractions, and gives up early on anything large.
+What a model wrote is never executed: of its syntax tree `value_of` knows numbers, four operators
+and a minus sign, and computes in exact fractions; anything large is given up before.
 """
+import ast
 import hashlib
 import itertools
+import operator
 import random
 import re
 from bisect import bisect_left
@@ -284,87 +286,53 @@ def steps_of(text: str, numbers) -> list[tuple[int, bool]]:
     think = text[:max(0, text.find("</think>"))][:MAX_THINK]
     given, results, steps = Counter(map(int, numbers)), set(), []
     for match in STEP.finditer(think):
-        a, operator, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
+        a, sign, b, c = int(match[1]), match[2], int(match[3]), int(match[4])
         available = all(number in results or given[number] >= times
                         for number, times in Counter((a, b)).items())
-        steps.append((match.end(4), available and computes(a, operator, b, c)))
+        steps.append((match.end(4), available and computes(a, sign, b, c)))
         results.add(c)
     return steps
 
 
-def computes(a: int, operator: str, b: int, c: int) -> bool:
+def computes(a: int, sign: str, b: int, c: int) -> bool:
     """Whether a op b is c."""
-    if operator == "/":
+    if sign == "/":
         return b != 0 and a == b * c
-    return {"+": a + b, "-": a - b, "*": a * b}[operator] == c
+    return {"+": a + b, "-": a - b, "*": a * b}[sign] == c
 
 
-MAX_CHARACTERS, MAX_DEPTH = 400, 30
+MAX_CHARACTERS, MAX_PARENTHESES = 400, 30
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+             ast.Div: operator.truediv}
 
 
 def evaluates_to(expression: str | None, numbers, target: int) -> bool:
     """Whether the expression uses every number exactly once and equals the target, exactly."""
-    if expression is None or len(expression) > MAX_CHARACTERS:
+    if expression is None or not re.fullmatch(r"[0-9+*/() \t\r\n-]*", expression):
         return False
-    if not re.fullmatch(r"[0-9+*/() \t\r\n-]*", expression):
+    if len(expression) > MAX_CHARACTERS or expression.count("(") > MAX_PARENTHESES:
         return False
-    lexemes = re.findall("[0-9]+|[-+*/()]", expression)
-    used = [lexeme for lexeme in lexemes if lexeme.isdigit()]
+    used = re.findall("[0-9]+", expression)
     if sorted(used) != sorted(str(int(number)) for number in numbers):
         return False
     try:
-        reader = Reader(lexemes)
-        return reader.sum(0) == target and not reader.remaining
-    except (SyntaxError, ZeroDivisionError):
+        tree = ast.parse(" ".join(expression.split()), mode="eval")
+        return value_of(tree.body) == target
+    except (SyntaxError, ZeroDivisionError, RecursionError):
         return False
 
 
-class Reader:
-    """Computes an expression by recursive descent, a method for each line of its grammar:
-
-        sum = product (+- product)*
-        product = factor (*/ factor)*
-        factor = -factor | (sum) | number
-
-    "2**3" fails because a factor cannot begin with "*", "7//2" likewise.
-    """
-
-    def __init__(self, lexemes: list[str]):
-        self.remaining = lexemes[::-1]  # the next one is at the end
-
-    def take(self, *choices: str) -> str | None:
-        """The next lexeme if it is one of these, otherwise None, and it stays."""
-        if self.remaining and self.remaining[-1] in choices:
-            return self.remaining.pop()
-        return None
-
-    def sum(self, depth: int) -> Fraction:
-        value = self.product(depth)
-        while operator := self.take("+", "-"):
-            other = self.product(depth)
-            value = value + other if operator == "+" else value - other
-        return value
-
-    def product(self, depth: int) -> Fraction:
-        value = self.factor(depth)
-        while operator := self.take("*", "/"):
-            other = self.factor(depth)
-            value = value * other if operator == "*" else value / other
-        return value
-
-    def factor(self, depth: int) -> Fraction:
-        if depth > MAX_DEPTH or not self.remaining:
-            raise SyntaxError("nested too deep, or cut off")
-        if self.take("-"):
-            return -self.factor(depth + 1)
-        if self.take("("):
-            value = self.sum(depth + 1)
-            if not self.take(")"):
-                raise SyntaxError("a parenthesis is not closed")
-            return value
-        if not self.remaining[-1].isdigit():
-            raise SyntaxError(f"{self.remaining[-1]} where a number should be")
-        return Fraction(int(self.remaining.pop()))
+def value_of(node: ast.expr) -> Fraction:
+    """Of a syntax tree, which is read and never run. "2**3" fails, its operator is not listed;
+    "7//2" and "+3" likewise."""
+    match node:
+        case ast.Constant(value=number):
+            return Fraction(number)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -value_of(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            return OPERATORS[type(op)](value_of(left), value_of(right))
+    raise SyntaxError("neither a number, nor one of four operators, nor a minus sign")
 
 
 def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:

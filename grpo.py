@@ -6,11 +6,9 @@ token.
 
     A_it  advantage: here and in credit/, chosen by --advantage; the same for all t in GRPO
     w_it  weight of a token: mitigations.py, chosen by --mitigation; 1 in GRPO
-    c     rescale: one number for the batch, after which weights have mean 1 (`rescaling`)
+    c     one number for the batch, after which weights have mean 1 (`rescaling`)
     m_i   length_scale: 1, or what --loss_norm makes of an answer's length (`length_scaling`)
     N     the generated tokens of the whole batch
-
-    coefficient = weight * rescale * length_scale, which is w c m
 
 Start at `policy_loss`: it is the formula, and it never changes. What goes in changes. Advantages
 and weights are made for the whole batch before it is cut into micro-batches, so the size of a
@@ -21,6 +19,8 @@ Left out: importance sampling for off-policy answers. This assumes on-policy sam
 --rollouts_every above 1 breaks that, uncorrected. Preference pairs are in credit/preferences.py,
 critics and Monte Carlo values in credit/.
 """
+from collections import Counter
+
 import torch
 
 from engine import processes
@@ -171,11 +171,11 @@ def divergence(log_prob: torch.Tensor, reference: torch.Tensor, kind: str) -> to
     return d.exp() - d - 1 if kind == "k3" else d.square() / 2
 
 
-def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s, reference=None,
-           rescale: float = 1.0) -> tuple[dict, dict]:
-    """One step of the optimizer on the whole batch, or with --epochs several; `s` are the settings.
-    Returns the metrics, and for the record, after several steps, the ratio of new to old
-    probability (B, T) at the last of them.
+def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
+           reference=None) -> tuple[dict, dict]:
+    """One step of the optimizer on the whole batch, or with --epochs several. `weight` is c w, `s`
+    the settings. Returns the metrics, and for the record, after several steps, the ratio of new to
+    old probability (B, T) at the last of them.
 
     Answers whose every token has coefficient times advantage 0 add nothing to the gradient and are
     not computed, unless there is a KL term; they still count in N. When no answer is left, nothing
@@ -183,9 +183,10 @@ def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s, refere
     """
     # not above: an analysis reads the formulas of this file and loads no model
     from engine.forward import frozen_log_probs, micro_batches, response_log_probs
+    from engine.optimizer import clip_and_step
     mask, advantage = rollouts.mask, rollouts.advantage
     length_scale = length_scaling(rollouts, s.loss_norm, s.max_new_tokens)       # (B, 1)
-    coefficient = weight * rescale * length_scale                                # (B, T)
+    coefficient = weight * length_scale                                          # (B, T)
     has_gradient = (mask & ((coefficient * advantage != 0) | (s.kl > 0))).any(1)  # (B,)
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
     columns = {"ratio": ratio} if s.epochs > 1 else {}
@@ -198,7 +199,7 @@ def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s, refere
     clip = (s.clip_low, s.clip_high)
     passes = []
     for epoch in range(s.epochs):
-        sums = dict.fromkeys(SUMS, 0)
+        sums = Counter()  # over the tokens of this pass
         optimizer.zero_grad()
         for part in micro_batches(rollouts, rows, s.micro_batch):
             log_prob = response_log_probs(model, rollouts, part)
@@ -212,43 +213,24 @@ def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s, refere
             loss.backward()
             log_prob = log_prob.detach()
             ratio[part] = (log_prob - old[part]).exp()
-            add(sums, loss_and_gap(rollouts, part, loss, log_prob))
-            add(sums, clipping(ratio[part], advantage[part], mask[part], clip))
+            sums.update(diagnostics(rollouts, part, loss, log_prob, ratio[part], clip))
             if s.kl:
-                add(sums, {"kl": (divergence(log_prob, anchor[part], "k3") * mask[part]).sum()})
-        passes.append(step_and_sums(optimizer, sums, s.max_grad_norm))
+                sums.update(kl=(divergence(log_prob, anchor[part], "k3") * mask[part]).sum())
+        norm = clip_and_step(optimizer, s.max_grad_norm)
+        passes.append(processes.all_reduce_numbers(sums) | {"norm": norm})
     return summary(passes, s.epochs > 1, s.kl > 0), columns
 
 
-# what a pass adds up over its tokens
-SUMS = ("loss", "gap", "tokens", "kl", "ratio", "clipped")
-
-
-def add(sums: dict, numbers: dict) -> None:
-    for name, value in numbers.items():
-        sums[name] = sums[name] + value
-
-
-def loss_and_gap(rollouts: Rollouts, rows, loss, log_prob) -> dict[str, torch.Tensor]:
-    """The loss of a micro-batch, and how far the training forward pass is from what the sampler
-    computed: rounding, or a mistake."""
-    mask = rollouts.mask[rows]
+def diagnostics(rollouts: Rollouts, rows, loss, log_prob, ratio, clip) -> dict[str, torch.Tensor]:
+    """Sums over the tokens of a micro-batch: how far the training forward pass is from what the
+    sampler computed (rounding, or a mistake), and how many are beyond the bound that holds for
+    them."""
+    mask, advantage = rollouts.mask[rows], rollouts.advantage[rows]
     gap = (log_prob - rollouts.log_prob[rows]) * mask
-    return {"loss": loss.detach(), "gap": gap.abs().sum(), "tokens": mask.sum()}
-
-
-def clipping(ratio, advantage, mask, clip) -> dict[str, torch.Tensor]:
-    """The sum of the ratio, and how many tokens are beyond the bound that holds for them."""
     too_low, too_high = ratio < 1 - clip[0], ratio > 1 + clip[1]
     clipped = torch.where(advantage > 0, too_high, too_low) & (advantage != 0) & mask
-    return {"ratio": (ratio * mask).sum(), "clipped": clipped.sum()}
-
-
-def step_and_sums(optimizer, sums: dict, max_grad_norm: float) -> dict:
-    """Clip the gradient and step. Returns the sums over all processes, and the gradient's norm."""
-    from engine.optimizer import clip_and_step
-    norm = clip_and_step(optimizer, max_grad_norm)
-    return processes.all_reduce_numbers(sums) | {"norm": norm}
+    return {"loss": loss.detach(), "gap": gap.abs().sum(), "tokens": mask.sum(),
+            "ratio": (ratio * mask).sum(), "clipped": clipped.sum()}
 
 
 def summary(passes: list[dict], with_ratio: bool, with_kl: bool) -> dict:

@@ -13,8 +13,8 @@ their types the ranges that are allowed, its docstring the help:
 `rollouts` is the whole batch (engine/rollouts.py): ids, texts, mask, length, group, step, log_prob,
 entropy, collision (sum of p^2), advantage, reward, section, kind, generator, and hidden and
 attention for one extra forward pass. Padding is ignored. Weights are not negative: signed credit
-is an advantage, and is written the same way with @advantage (docs/weightings.md). Afterwards
-weights are detached and rescaled to a mean of 1, or as --rescale says (credit/weight.py).
+is an advantage, and is written the same way with @advantage (docs/weightings.md). What becomes of
+them is `rescaled_weight` below: the weights of the loss have a mean of 1, or what --rescale says.
 
 An answer is all that was generated; what stands between <answer> and </answer> is its answer
 section. Weightings that keep a state or sample more are classes in credit/, in the same list. To
@@ -32,8 +32,9 @@ from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, mitigation
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from engine.tokens import ANSWER, NUMBER, OPERATOR, THINK, WORD, naive_class
-from grpo import gradient_size
+from grpo import gradient_size, rescaling
 from harness.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
+from harness.own_code import checked_credit, joined, metrics_of, refuse_tokens
 
 
 @mitigation
@@ -250,6 +251,49 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
     weight = torch.ones(rollouts.mask.numel(), device=rollouts.mask.device)
     weight[drawn] = 0
     return weight.view_as(rollouts.log_prob)
+
+
+@torch.no_grad()
+def rescaled_weight(chosen, name: str, rollouts: Rollouts, policy=None, rescale_to: str = "mean",
+                    placebo: str = "none") -> tuple[torch.Tensor, dict]:
+    """c w (B, T), the weights of the loss and of the record, and what there is to tell about them.
+    They are what the weighting returned: checked, without gradient, 0 beyond the mask, shuffled for
+    a placebo, and multiplied by one number for the batch (grpo.rescaling)."""
+    if not rollouts.mask.any():  # every answer was dropped
+        nothing = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
+        return torch.zeros_like(rollouts.log_prob), nothing
+    whose, note = f"the weighting {name}", None
+    weight = checked_credit(chosen, whose, rollouts, policy)
+    refuse_tokens(weight < 0, rollouts.mask, f"{whose} is negative",
+                  hint=" (credit with a sign is an advantage: see docs/weightings.md)")
+    if not weight.any():
+        weight, note = rollouts.mask.float(), "all weights were 0: every token gets 1"
+    if placebo == "weights":
+        weight = shuffled(weight, rollouts.mask, torch.zeros_like(rollouts.group),
+                          rollouts.generator)
+    c = rescaling(weight, rollouts, rescale_to)
+    if not (weight * c).isfinite().all():
+        c, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
+    weight = weight * c
+    about = {"weight_factor": c, "weight_max": weight.max().item(), "weight_note": note}
+    return weight, joined(metrics_of(chosen, whose), about)
+
+
+def shuffled(value: torch.Tensor, mask: torch.Tensor, group: torch.Tensor,
+             generator: torch.Generator, whole_answers: bool = False) -> torch.Tensor:
+    """A placebo (B, T): the same values, but permuted over the tokens of each group, or over its
+    answers, so that only the choice is lost."""
+    result = torch.zeros_like(value)
+    for number in group.unique():
+        rows = (group == number).nonzero().squeeze(1)
+        own, inside = value[rows], mask[rows]
+        count = len(rows) if whole_answers else int(inside.sum())
+        order = torch.randperm(count, generator=generator).to(rows.device)
+        if whole_answers:
+            result[rows] = own[order, :1] * inside
+        else:
+            result[rows] = torch.zeros_like(own).masked_scatter(inside, own[inside][order])
+    return result
 
 
 # Methods that keep a state or sample more are classes in credit/. Here stands the module of each,

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError, is_file, is_folder
+from engine.errors import UserError, is_file, is_folder, is_there
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ def rotary(positions: torch.Tensor, config: ModelConfig,
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out=None) -> torch.Tensor:
     """Turn every pair (a, b) of a head, a from its first half and b at the same place of its second
-    half: into (a cos - b sin, b cos + a sin)."""
+    half: into (a cos - b sin, b cos + a sin). `out` may be x."""
     swapped = x.roll(x.shape[-1] // 2, -1)  # the halves change places; -sin is in `sin`
-    return torch.addcmul(x * cos, swapped, sin)
+    return torch.addcmul(x * cos, swapped, sin, out=out)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -149,28 +149,23 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
     def forward(self, x, cos, sin, attend):
-        q, k, v = self.heads(x, cos, sin)
-        return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
-
-    def heads(self, x, cos, sin):
-        """Queries, keys and values, each (..., heads, head_dim); the first two know positions."""
-        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))
-        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))
-        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
+        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim))  # (..., heads, head_dim)
+                   for project in (self.q_proj, self.k_proj, self.v_proj))
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
-        return rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v), v
+        q, k = rotate(q, cos, sin).type_as(v), rotate(k, cos, sin).type_as(v)
+        return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
 
 def attention(q, k, v, mask=None) -> torch.Tensor:
     """Softmax attention over (rows, heads, length, head_dim); causal unless a mask (rows, 1,
-    length, keys) is given: there the query heads of one key head are taken as more queries of it.
+    H / K * length, keys) is given: the query heads of one key head are more queries of it then.
     """
     H, K = q.shape[1], k.shape[1]
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
     q = q.unflatten(1, (K, -1)).flatten(2, 3)  # (rows, K, H / K * length, head_dim)
-    attended = F.scaled_dot_product_attention(q, k, v, mask.repeat(1, 1, H // K, 1))
+    attended = F.scaled_dot_product_attention(q, k, v, mask)
     return attended.unflatten(2, (H // K, -1)).flatten(1, 2)
 
 
@@ -296,24 +291,21 @@ class Qwen2(nn.Module):
         return self
 
     @classmethod
-    def from_pretrained(cls, folder, device="cpu", dtype=torch.float32,
-                        shard_fn: Callable | None = None,
+    def from_pretrained(cls, folder, device="cpu", shard_fn: Callable | None = None,
                         copy: Callable | None = None) -> "Qwen2":
         """Load the model of a folder. For --shard (engine/sharded.py): `shard_fn` is called on the
         model before it takes memory, `copy` fills a parameter with its part of a tensor."""
         folder = Path(folder)
         if not is_folder(folder):
             raise UserError(f"there is no model folder {folder}")
-        config = ModelConfig.from_folder(folder)
-        files = files_by_tensor(folder)
         with torch.device("meta"):  # no memory until the files are known to fit
-            model = cls(config)
-        check_tensors(files, model, folder)
+            model = cls(ModelConfig.from_folder(folder))
+        files = check_tensors(folder, model)
         if shard_fn:
             shard_fn(model)
-        take_memory(model, device, dtype)
+        take_memory(model, device)
         load_weights(model, files, copy or copy_whole)
-        return model.compute_in(dtype)
+        return model
 
     def save_pretrained(self, folder, parameters: dict[str, torch.Tensor] | None = None) -> None:
         """Write config and weights. `parameters`, where given, are written instead of the model's
@@ -327,20 +319,10 @@ class Qwen2(nn.Module):
         write_tensors(folder / "model.safetensors", tensors, format="pt")
 
 
-# config.json: key -> types, smallest and largest value that makes sense. Token numbers and
-# positions pass through float32, which has every whole number up to 2^24.
-WHOLE, NUMBER = (int,), (int, float)
-SENSIBLE = {"vocab_size": (WHOLE, 1, 2 ** 24), "hidden_size": (WHOLE, 1, 2 ** 20),
-            "intermediate_size": (WHOLE, 1, 2 ** 20), "num_hidden_layers": (WHOLE, 1, 1000),
-            "num_attention_heads": (WHOLE, 1, 4096), "num_key_value_heads": (WHOLE, 1, 4096),
-            "head_dim": (WHOLE, 2, 4096), "rms_norm_eps": (NUMBER, 1e-30, 1),
-            "max_position_embeddings": (WHOLE, 1, 2 ** 24), "rope_theta": (NUMBER, 1, 1e12),
-            "tie_word_embeddings": ((bool,), 0, 1)}
-DEFAULTS = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "rope_theta": 10000.0,
-            "tie_word_embeddings": False}
-# config.json: key -> the only value that is implemented, also where the key is absent
-IMPLEMENTED = {"partial_rotary_factor": 1.0, "use_sliding_window": False, "hidden_act": "silu",
-               "attention_dropout": 0.0, "quantization_config": None}
+NUMBERS = {key: kind for key, kind in ModelConfig.__annotations__.items()
+           if kind in (int, float, bool)}  # of config.json
+DEFAULTS = {key: getattr(ModelConfig, key) for key in NUMBERS if hasattr(ModelConfig, key)}
+LARGEST = {int: 2 ** 24, float: 1e12}  # float32, of positions, has all whole numbers up to 2^24
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16",
                 torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
@@ -349,6 +331,7 @@ NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"
 
 def read_object(path: Path) -> dict:
     """The JSON object in a file."""
+    refuse_special(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -371,31 +354,33 @@ def read_config(folder: Path) -> dict:
     if not isinstance(rope, dict):
         raise UserError(f"{path} has no sensible value for rope_parameters {shortened(rope)}")
     raw = DEFAULTS | raw | {key: rope[key] for key in rope if key == "rope_theta"}
-    for key, (types, least, most) in SENSIBLE.items():
+    for key, expected in NUMBERS.items():
         value = raw.get(key)
+        is_right = type(value) is bool if expected is bool else (
+            type(value) in (int, expected) and 0 < value <= LARGEST[expected])
         may_be_absent = key == "head_dim" and value is None
-        if not may_be_absent and not (type(value) in types and least <= value <= most):
+        if not is_right and not may_be_absent:
             raise UserError(f"{path} has no sensible value for {key} {shortened(value)}")
     if raw.get("head_dim") is None:  # what `transformers` takes
         per_head = raw["hidden_size"] // raw["num_attention_heads"]
         raw["head_dim"] = 128 if kind == "qwen3" else per_head
     for key in not_implemented(raw, rope):
         raise UserError(f"{path}: {key} {shortened(raw[key])} is not implemented here")
-    return {**{key: raw[key] for key in SENSIBLE}, "model_type": kind,
+    return {**{key: raw[key] for key in NUMBERS}, "model_type": kind,
             "rope_theta": float(raw["rope_theta"]), **token_numbers(raw, folder)}
 
 
 def not_implemented(raw: dict, rope: dict) -> list[str]:
     """Settings of other models, which would change what is computed."""
-    found = [key for key, value in IMPLEMENTED.items() if (raw.get(key) or value) != value]
+    only = {"partial_rotary_factor": 1.0, "use_sliding_window": False, "hidden_act": "silu",
+            "attention_dropout": 0.0, "quantization_config": None,
+            "attention_bias": raw["model_type"] == "qwen2",
+            "layer_types": ["full_attention"] * raw["num_hidden_layers"]}  # also where absent
+    found = [key for key, value in only.items() if (raw.get(key) or value) != value]
     plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0,
              "rope_theta": raw["rope_theta"]}
     if not rope.items() <= plain.items():
         found.append("rope_scaling" if raw.get("rope_scaling") else "rope_parameters")
-    if raw.get("layer_types") not in (None, ["full_attention"] * raw["num_hidden_layers"]):
-        found.append("layer_types")
-    if raw["model_type"] == "qwen3" and raw.get("attention_bias"):
-        found.append("attention_bias")
     if raw["num_attention_heads"] % raw["num_key_value_heads"]:
         found.append("num_key_value_heads")
     if raw["head_dim"] < 2 or raw["head_dim"] % 2:  # rotations need pairs
@@ -406,18 +391,16 @@ def not_implemented(raw: dict, rope: dict) -> list[str]:
 def token_numbers(raw: dict, folder: Path) -> dict:
     """bos, pad and the tokens that end an answer. Of these the generation config of an instruct
     model lists more than config.json."""
-    vocabulary = raw["vocab_size"]
-    generation = folder / "generation_config.json"
+    generation, vocabulary = folder / "generation_config.json", raw["vocab_size"]
     ends = read_object(generation).get("eos_token_id") if is_file(generation) else None
-    ends = raw.get("eos_token_id") if ends is None else ends
     numbers = {"bos_token_id": raw.get("bos_token_id"), "pad_token_id": raw.get("pad_token_id"),
-               "eos_token_id": ends if isinstance(ends, list) else [] if ends is None else [ends]}
+               "eos_token_id": raw.get("eos_token_id") if ends is None else ends}
     for key, number in numbers.items():
-        listed = number if isinstance(number, list) else [] if number is None else [number]
-        if not all(type(token) is int and 0 <= token < vocabulary for token in listed):
+        tokens = number if isinstance(number, list) else [number] * (number is not None)
+        if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
             raise UserError(f"{folder}: {key} {shortened(number)} should hold a token number below "
                             f"vocab_size {vocabulary}")
-    return {**numbers, "eos_token_id": tuple(numbers["eos_token_id"])}
+    return {**numbers, "eos_token_id": tuple(tokens)}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -434,22 +417,21 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(map(str, file_of.values())))]
 
 
+def refuse_special(path: Path) -> None:
+    """Stop at a pipe or a device, which might never end."""
+    if is_there(path) and not is_file(path):
+        raise UserError(f"cannot read {path}: not a regular file")
+
+
 @contextmanager
 def opened(path: Path):
     """The safetensors file; `with` turns what is wrong with it into one sentence."""
+    refuse_special(path)
     try:
         with safe_open(path, "pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read, it may be cut off: {error}") from None
-
-
-def files_by_tensor(folder: Path) -> dict[str, Path]:
-    files = {}
-    for path in weight_files(folder):
-        with opened(path) as file:
-            files |= dict.fromkeys(file.keys(), path)
-    return files
+        raise UserError(f"{path} cannot be read: {error}") from None
 
 
 def read_tensor(path: Path, name: str) -> torch.Tensor:
@@ -457,35 +439,39 @@ def read_tensor(path: Path, name: str) -> torch.Tensor:
         return file.get_tensor(name)
 
 
-def check_tensors(files: dict[str, Path], model: Qwen2, folder: Path) -> None:
-    """Stop before memory is taken, unless every tensor has a parameter of its name and shape, and
-    every parameter a tensor. Tied embeddings may be there a second time, as output matrix."""
+def check_tensors(folder: Path, model: Qwen2) -> dict[str, Path]:
+    """The file of each tensor. Stop before memory is taken, unless every tensor has a parameter of
+    its name and shape, and every parameter a tensor. Tied embeddings may be there a second time, as
+    output matrix."""
+    files, found = {}, {}
+    for path in weight_files(folder):
+        with opened(path) as file:
+            for name in file.keys():
+                tensor = file.get_slice(name)
+                files[name], found[name] = path, (tuple(tensor.get_shape()), tensor.get_dtype())
     shapes = {name: tuple(place.shape) for name, place in model.named_parameters()}
     if missing := sorted(set(shapes) - set(files)):
         raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
     shapes.setdefault(OUTPUT, shapes[EMBEDDINGS])
     if unknown := sorted(set(files) - set(shapes)):
         raise UserError(f"{folder} has, beyond what config.json asks for, {', '.join(unknown[:5])}")
-    for name, path in files.items():
-        with opened(path) as file:
-            tensor = file.get_slice(name)
-            shape, kind = tuple(tensor.get_shape()), tensor.get_dtype()
+    for name, (shape, kind) in found.items():
         if shape != shapes[name]:
-            raise UserError(f"{path}: {name} has shape {shape}, config.json asks for "
+            raise UserError(f"{files[name]}: {name} has shape {shape}, config.json asks for "
                             f"{shapes[name]}")
         if kind not in ("F64", "F32", "F16", "BF16"):
-            raise UserError(f"{path}: {name} holds {kind}, only float64, float32, float16 and "
-                            "bfloat16 are read")
+            raise UserError(f"{files[name]}: {name} holds {kind}, only float64, float32, float16 "
+                            "and bfloat16 are read")
+    return files
 
 
-def take_memory(model: Qwen2, device, dtype: torch.dtype) -> None:
+def take_memory(model: Qwen2, device) -> None:
     """Give a model on the meta device parameters that are not filled yet. Module.to_empty does so
     too, but first imports a library of symbolic mathematics."""
     for module in model.modules():
         for name, place in module.named_parameters(recurse=False):
             if place.is_meta:
-                memory = torch.empty(place.shape, device=device, dtype=dtype)
-                setattr(module, name, nn.Parameter(memory))
+                setattr(module, name, nn.Parameter(torch.empty(place.shape, device=device)))
 
 
 def load_weights(model: Qwen2, files: dict[str, Path], copy: Callable) -> None:

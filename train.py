@@ -4,9 +4,17 @@
     python train.py --resume runs/none-grpo-s0
 
 Read `train` from top to bottom: what is built, then the step, again and again. Everything per token
-is a tensor (B, T): B answers, T the length of the longest. Every random draw of step n follows from
-(seed, n) alone, so a resumed run needs no random state: it samples what the uninterrupted run would
-have sampled, bit for bit on the same CPU.
+is a tensor (B, T): B answers, T the length of the longest. Where token 17 of answer 3 gets its
+credit, with plain GRPO:
+
+    ids[3, 17]         engine/sampler.py: generate
+    reward[3]          engine/rollouts.py: score_answers; countdown_task.py: Task.score
+    advantage[3, 17]   grpo.py: grpo
+    weight[3, 17]      mitigations.py: none, rescaled_weight
+    the loss           grpo.py: update, policy_loss
+
+Every random draw of step n follows from (seed, n) alone, so a resumed run needs no random state: it
+samples what the uninterrupted run would have sampled, bit for bit on the same CPU.
 
 Left out: a replay buffer, a reward model, and sampling while training goes on. Every answer is
 sampled from the weights that are updated with it (unless --rollouts_every says less often).
@@ -19,8 +27,6 @@ import engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
 
 from engine.choices import WHOLE_ANSWERS
-import mitigations  # noqa: F401  fills the lists of choices
-from credit.weight import shuffled_advantage, token_weight
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import update
@@ -33,6 +39,7 @@ from harness.own_code import checked_credit
 from harness.program import run_as_program
 from harness.progress import most_varied, print_evaluation, show_status
 from harness.run import Run
+from mitigations import rescaled_weight, shuffled
 
 
 def train(run: Run) -> None:
@@ -49,7 +56,7 @@ def train(run: Run) -> None:
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)
     for step in run.steps():
-        clock = Clock(step, run.curve())
+        clock = Clock(step)
         with clock("rollout"):
             problems = policy.task.training_problems(s.seed, step, s.questions)
             rollouts = source.sample(problems, s.answers, derived_seed("train", s.seed, step))
@@ -57,12 +64,12 @@ def train(run: Run) -> None:
         with clock("credit"):
             rollouts = with_advantage(rollouts, advantage, policy, step)        # (B, T)
             batch = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
-            weight, rescale, weight_metrics = token_weight(                     # (B, T), a number
+            weight, weight_metrics = rescaled_weight(                           # (B, T)
                 weighting, s.mitigation, batch, policy, s.rescale, s.placebo)
         with clock("update"):
-            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference, rescale)
+            metrics, columns = update(policy.model, optimizer, batch, weight, s, reference)
         with clock("record"):
-            run.record(step, rollouts, weight * rescale, columns)
+            run.record(step, rollouts, weight, columns)
         run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics, s))
 
         if run.is_due(s.eval_every, step):
@@ -78,11 +85,10 @@ def with_advantage(rollouts: Rollouts, advantage, policy: Policy, step: int) -> 
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     values = checked_credit(advantage, f"the advantage {s.advantage}", rollouts, policy)
-    rollouts = replace(rollouts, advantage=values)
     if s.placebo == "advantages":
-        shuffled = shuffled_advantage(rollouts, s.advantage in WHOLE_ANSWERS)
-        rollouts = replace(rollouts, advantage=shuffled)
-    return rollouts
+        values = shuffled(values, rollouts.mask, rollouts.group, generator,
+                          s.advantage in WHOLE_ANSWERS)
+    return replace(rollouts, advantage=values)
 
 
 def drop_unfinished(rollouts: Rollouts) -> Rollouts:
@@ -95,7 +101,7 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
     for mode in MODES[run.settings.eval_modes]:
         start = time.perf_counter()
         line = answer_held_out(policy, step, mode)
-        run.append("evaluations.jsonl", line)
+        run.folder.append("evaluations.jsonl", line)
         print_evaluation(line, time.perf_counter() - start)
 
 
@@ -108,21 +114,22 @@ def answer_held_out(policy: Policy, step: int, mode: str) -> dict:
     each, rows = 1 if is_greedy else s.eval_answers, s.questions * s.answers
     asked = [policy.task.show(problem) for problem in problems]
     places, shown = most_varied(asked), {}
-    answer, well_formed, length, finished = [], [], [], []
+    found = {"format": [], "length": [], "finished": [], "answer": []}  # a number a problem
     for start in range(0, len(problems), rows):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
         part = policy.ask(problems[start:start + rows], each, derived_seed("evaluation", start),
                           is_greedy)
-        for values, found in ((answer, part.scores["answer"]), (well_formed, part.scores["format"]),
-                              (length, part.length), (finished, part.finished)):
-            values += found.double().view(-1, each).mean(1).tolist()  # a number a problem
+        known = {**part.scores, "length": part.length, "finished": part.finished}
+        for name, values in found.items():
+            values += known[name].double().view(-1, each).mean(1).tolist()
         shown |= {place: example(part, (place - start) * each, asked[place])
                   for place in places if start <= place < start + rows}
+    answer = found.pop("answer")
     low, high = wilson_interval(sum(answer), len(answer))  # of problems: wide, where each has more
     return {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
-            "success_high": high, "format_mean": mean(well_formed), "length_mean": mean(length),
-            "finished_mean": mean(finished), "answer": answer, "format": well_formed,
-            "length": length, "shown": [shown[place] for place in places]}
+            "success_high": high, **{f"{name}_mean": mean(found[name]) for name in found},
+            "answer": answer, "format": found["format"], "length": found["length"],
+            "shown": [shown[place] for place in places]}
 
 
 def example(rollouts: Rollouts, row: int, problem: str) -> dict:

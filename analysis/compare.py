@@ -25,12 +25,6 @@ NOTES = [
     "over problems alone; could see: the size that 80 of 100 such experiments would see, itself "
     "an estimate from few seeds"]
 PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
-PUBLISHED_ARMS = (
-    "published (Qwen2.5-0.5B, another model, one seed, 128 problems): plain GRPO 15%, "
-    "outcome_conditional 12% with discounts of 0.5 and 0.75, inverse_logprob_as_published 0% at "
-    "step 60; filler over reasoning 1.31, and 1.41 with 0.75, in the old unit. 12% against 15% of "
-    "128 is z = 0.74")
-LIKE_PUBLISHED = {"outcome_conditional", "inverse_logprob_as_published"}
 
 
 def chapters_of(comparison: Comparison, status=lambda text: None) -> dict[str, list[Table]]:
@@ -211,9 +205,7 @@ def credit_tables(comparison: Comparison, status=lambda text: None) -> list[Tabl
     shares = {name: shares.mean(0) for name, (shares, _) in by_arm.items()}
     ratios = [[name, len(of_runs), *(cell for column in of_runs.T for cell in over_seeds(column))]
               for name, (_, of_runs) in by_arm.items()]
-    weightings = {arm[0]["config"]["mitigation"] for arm in comparison.arms.values()}
-    notes = [PUBLISHED_ARMS] * bool(weightings & LIKE_PUBLISHED)
-    return [shares_table(shares), ratios_table(ratios, notes)]
+    return [shares_table(shares), ratios_table(ratios)]
 
 
 def credit_of(run: dict, status) -> tuple[list[float], list[float]]:
@@ -238,7 +230,7 @@ def shares_table(shares: dict[str, np.ndarray]) -> Table:
                   "texts, so this is not the weighting alone"])
 
 
-def ratios_table(rows: list[list], notes: list[str]) -> Table:
+def ratios_table(rows: list[list]) -> Table:
     formats = {"arm": "", "runs": "d", "filler/reasoning": ".2f", "95%": ".2f", "early/late": ".2f",
                "95% of it": ".2f", "old filler/reasoning": ".2f", "95% of old": ".2f"}
     interval = "95% interval"
@@ -246,7 +238,7 @@ def ratios_table(rows: list[list], notes: list[str]) -> Table:
                  "Filler over reasoning and early over late, abs(A) w s, over the seeds of an arm",
                  by_row(formats, rows), "",
                  ["filler and reasoning by the regex of an earlier experiment, whose unit is "
-                  "abs(A lp); intervals by Student's t over seeds", *notes],
+                  "abs(A lp); intervals by Student's t over seeds"],
                  {"filler/reasoning": "filler over reasoning", "95%": interval,
                   "early/late": "first fifth over last fifth", "95% of it": interval,
                   "old filler/reasoning": "filler over reasoning, abs(A lp)",

@@ -1,21 +1,15 @@
-"""The tables and pictures of an earlier experiment by its own definitions, the right figure beside.
+"""The tables of an earlier experiment by its own definitions, the right figure beside.
 
 The experiment trained Qwen2.5-0.5B with GRPO, logged `advantage * log_prob` of every token and
 took it for the gradient (github.com/Ja-Crispy/GRPO-Zero). Its published figures stand here for
 orientation: they are another model's.
 """
-from pathlib import Path
-
 import numpy as np
 
-from analysis.earlier_sums import (ADVANTAGE_EDGES, LOG_PROB_EDGES, S_EDGES, VALUE_EDGES,
-                                   t_statistics)
-from analysis.plots import BLUE, GREY, ORANGE, legend_below, panels, save, shade, whole_steps
 from analysis.statistics import verdicts
 from analysis.tables import Table, by_row
-from analysis.tally import (CLASSES, LABELS, NORMALISED, SIZES, UNITS, Tally, cell_over_cell,
+from analysis.tally import (CLASSES, LABELS, SIZES, UNITS, Tally, cell_over_cell,
                             early_over_late)
-from engine.tokens import KINDS
 from harness.identity import run_config
 
 WORDS = {  # full headings of the columns of these tables
@@ -31,17 +25,12 @@ PUBLISHED = {
                  0.306196, 0.305382, 0.300810, 0.270468, 0.212966),
     "position log p": (-0.598505, -0.679701, -0.610746, -0.515499, -0.532835,
                        -0.503752, -0.537406, -0.560431, -0.511919, -0.258263),
-    "signs": (-0.560, 0.242),  # mean contribution where z is above 0, and where it is not
     "classes": {  # tokens, share, mean log p, mean contribution, mean size
         "filler": (205_410, 0.678, -0.555, 0.0786, 0.333),
         "reasoning": (97_632, 0.322, -0.489, 0.0793, 0.254)},
     "filler by fifth": (0.3579, 0.3656, 0.3176, 0.3890, 0.2356),
     "reasoning by fifth": (0.3458, 0.2084, 0.2977, 0.2362, 0.2568),
-    "filler over reasoning": 1.31,
-    "phase 1": (0.83, 0.019, None),  # share of abs(t) > 3, of abs(t) < 1.5, mean abs(t)
-    "phase 2": (0.20, 0.39, 1.92),
-    "top": {"filler": r"' '  '>'  'answer'  ','  ' </'  ' to'  '>\n'",
-            "reasoning": "'1'  '2'  '3'  '4'  '5'  '6'  ' -'"}}
+    "filler over reasoning": 1.31}
 PUBLISHED_DISCOUNTED = {  # what it published of its run with a discount of 0.75
     "classes": {"filler": (None, None, None, None, 0.348),
                 "reasoning": (None, None, None, None, 0.247)},
@@ -59,11 +48,8 @@ def published_of(tally: Tally) -> dict:
 
 
 def earlier_tables(tally: Tally) -> list[Table]:
-    has_rewards = np.isfinite(tally.flat_answers).all()  # a run can be imported without
-    of_signs = [signs(tally)] if has_rewards else []
-    return [contributions(tally), positions(tally), *of_signs, classes(tally),
-            classes_by_fifth(tally), filler_over_reasoning(tally), t_table(tally),
-            top_tokens(tally)]
+    return [contributions(tally), positions(tally), classes(tally), classes_by_fifth(tally),
+            filler_over_reasoning(tally)]
 
 
 def contributions(tally: Tally) -> Table:
@@ -71,7 +57,7 @@ def contributions(tally: Tally) -> Table:
     columns = {"": ("", names)}
     for unit in UNITS:
         values = [tally.mean("all", unit)[0], tally.spread("all", unit)[0],
-                  tally.mean("all", f"abs {unit}")[0], *tally.earlier.extremes[unit]]
+                  tally.mean("all", f"abs {unit}")[0], *tally.extremes[unit]]
         columns[LABELS[unit]] = (".4f", values)
     columns["pub.* A lp"] = (".3f", [PUBLISHED[name] for name in names])
     return Table("contribution", "What a token was given: the old unit and the gradient, signed",
@@ -96,20 +82,6 @@ def positions(tally: Tally) -> Table:
                  f"In the old unit the first fifth over the last is {early.value:.2f} (published: "
                  f"{PUBLISHED['early over late']}).", [],
                  {**WORDS, "pub.*": "published* mean size"})
-
-
-def signs(tally: Tally) -> Table:
-    columns = {"with": ("", NORMALISED),
-               "tokens": (",d", tally.count("normalised")),
-               "A lp": ("+.3f", tally.mean("normalised", "contribution"))}
-    for unit in UNITS:
-        columns[SIZES[unit]] = (".3f", tally.mean("normalised", f"abs {unit}"))
-    columns["pub.*"] = ("+.3f", PUBLISHED["signs"])
-    return Table("signs", "By the sign of the reward", columns, "",
-                 ["z: the reward normalised in its group. The signs are a tautology: log p is "
-                  "never positive, so A log p always has the sign of -A. Tokens without an "
-                  "advantage (z = 0) count as negative here, as in the earlier table"],
-                 {**WORDS, "with": "normalised reward z"})
 
 
 def classes(tally: Tally) -> Table:
@@ -162,109 +134,3 @@ def filler_over_reasoning(tally: Tally) -> Table:
     return Table("filler over reasoning", "Filler over reasoning: mean sizes, wherever they stand",
                  columns, "", [],
                  {"ratio": "filler over reasoning", "crude": "ratio", "95%": "95% interval"})
-
-
-def t_table(tally: Tally) -> Table:
-    rows = []
-    for phase in ("phase 1", "phase 2"):
-        over, under, mean = PUBLISHED[phase]
-        rows.append([f"{phase}*", over, None, None, under, None, mean, ""])
-    rows.append(["no effect", 0.0027, None, None, 0.866, None, 0.80, ""])
-    many = int((tally.earlier.counts > 1).sum())
-    rows += [t_row(tally, unit) for unit in UNITS if many]
-    formats = {"unit": "", "over 3": ".1%", "shuffled": ".1%", "95%": ".1%", "under 1.5": ".1%",
-               "shuffled, too": ".1%", "mean": ".2f", "over 3?": ""}
-    return Table("t", f"abs(t), one t per absolute position over all answers ({many} positions)",
-                 by_row(formats, rows), "",
-                 ["tokens of one answer share one advantage, so these t are not independent and no "
-                  "test; the shuffled columns show what they look like when credit has nothing to "
-                  "do with the answer. More than shuffled: advantage and what stands at a position "
-                  "go together over answers, for which answer length alone is enough. No effect: "
-                  "independent normal draws"],
-                 {"over 3": "abs(t) over 3", "shuffled": "the same, shuffled",
-                  "95%": "95% interval, shuffled", "under 1.5": "abs(t) under 1.5",
-                  "shuffled, too": "the same, shuffled", "mean": "mean abs(t)",
-                  "over 3?": "more than shuffled?"})
-
-
-def t_row(tally: Tally, unit: str) -> list:
-    sums = tally.earlier
-    t = np.abs(t_statistics(sums.counts, *sums.sums[unit]))
-    null = np.abs(t_statistics(sums.counts, *sums.shuffled[unit]))
-    over, shuffled = (t > 3).mean(), (null > 3).mean(1)
-    low, high = np.quantile(shuffled, (0.025, 0.975))
-    verdict = "as shuffled"
-    if permutation_p(over, shuffled) < 0.05:
-        verdict = "more" if over > shuffled.mean() else "fewer"
-    return [LABELS[unit], over, shuffled.mean(), (low, high), (t < 1.5).mean(), (null < 1.5).mean(),
-            t.mean(), verdict]
-
-
-def permutation_p(value: float, null: np.ndarray) -> float:
-    """Two-sided; the observed order is one of the possible ones and counts as such."""
-    tail = min((null >= value).sum(), (null <= value).sum())
-    return float(min(1.0, 2 * (1 + tail) / (1 + len(null))))
-
-
-def top_tokens(tally: Tally) -> Table:
-    words = tally.vocabulary
-    count, most = words.count, words.most_frequent
-    rows = [[f"{name} (regex)", most(count * (words.class_of == c))]
-            for c, name in enumerate(CLASSES)]
-    rows += [[f"{name} (pub.*)", texts] for name, texts in PUBLISHED["top"].items()]
-    pieces = (words.kinds[:, KINDS.index("tag")] > count / 2) & (words.class_of == 0)
-    return Table("top tokens", "The most frequent tokens of each class",
-                 by_row({"class": "", "tokens": ""}, rows),
-                 f"Pieces of tags among the regex's filler: {most(count * pieces) or 'none'}.")
-
-
-def draw(tally: Tally, folder: Path) -> list[tuple[Path, str]]:
-    """The pictures that have something to show."""
-    of_gradient = [draw_contributions] if tally.total("all", "abs gradient")[0] > 0 else []
-    return [picture(tally, folder) for picture in (*of_gradient, draw_log_prob)]
-
-
-def draw_contributions(tally: Tally, folder: Path) -> tuple[Path, str]:
-    """How often each value occurs, and the means over training; the gradient beside."""
-    figure, (left, right) = panels(2)
-    steps, tokens = [block.mean() for block in tally.blocks], tally.by_block("all", "tokens")
-    for unit, colour in (("contribution", ORANGE), ("gradient", BLUE)):
-        left.stairs(tally.earlier.values[unit], VALUE_EDGES, color=colour, label=LABELS[unit])
-        for name, text, line in ((f"abs {unit}", SIZES[unit], "-"), (unit, LABELS[unit], "--")):
-            right.plot(steps, tally.by_block("all", name) / tokens, color=colour, lw=1.2, ls=line,
-                       label=f"mean {text}")
-    left.axvline(0, color=GREY, lw=0.9, ls="--")
-    smallest, largest = tally.earlier.extremes["contribution"]
-    reach = min(1.1 * max(-smallest, largest, 1), 40)
-    left.legend(loc="upper left")
-    left.set(xlabel="contribution A log p, and gradient with the sign of A", ylabel="tokens",
-             yscale="log", xlim=(-reach, reach),
-             title=f"A log p goes from {smallest:.3g} to {largest:.3g}")
-    right.axhline(0, color=GREY, lw=0.9, ls="--")
-    right.set(xlabel="step", ylabel="mean over the tokens",
-              title="Sizes over training, and means with their sign")
-    whole_steps(right)
-    legend_below(figure, right, ncols=4)
-    return save(figure, folder, "contributions",
-                "Contributions as the earlier experiment drew them, the gradient beside: how often "
-                "each value occurs (beyond 40 counted at 40), and the means over training")
-
-
-def draw_log_prob(tally: Tally, folder: Path) -> tuple[Path, str]:
-    figure, (left, right) = panels(2)
-    shade(figure, left, LOG_PROB_EDGES, ADVANTAGE_EDGES, tally.earlier.log_prob_and_advantage)
-    left.set(xlabel="log p of the token", ylabel="advantage A",
-             title="Log-prob and advantage, the earlier picture")
-    shade(figure, right, LOG_PROB_EDGES, S_EDGES, tally.earlier.log_prob_and_s)
-    log_p = np.linspace(-14, -1e-3, 400)
-    rest = -np.expm1(log_p)
-    right.plot(log_p, rest, color=ORANGE, lw=1.2,
-               label="1 - p and sqrt(2) (1 - p): the limits of s")
-    right.plot(log_p, rest * np.sqrt(2), color=ORANGE, lw=1.2)
-    right.plot(log_p, -log_p, color="#000000", lw=1.2, ls="--", label="abs(log p): the old unit")
-    right.set(xlabel="log p of the token", ylabel="size at A = 1", ylim=(0, 3),
-              title="Rare tokens: the old unit has no limit")
-    legend_below(figure, right, ncols=2)
-    return save(figure, folder, "log_prob_and_gradient",
-                "Why the old unit misleads: log-prob against advantage, and against the size of "
-                "the gradient")

@@ -5,8 +5,6 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
 
 from harness.files import whole_file
@@ -67,13 +65,3 @@ def whole_steps(*axes) -> None:
 def legend_below(figure, axis, **more) -> None:
     """The legend of an axis below the figure, where no data are."""
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", **more)
-
-
-def shade(figure, axis, x_edges, y_edges, counts: np.ndarray) -> None:
-    """Counts of two quantities, on a logarithmic scale with its colour bar; empty cells stay
-    white."""
-    most = max(float(counts.max(initial=0)), 2.0)
-    cells = axis.pcolormesh(x_edges, y_edges, np.ma.masked_less_equal(counts, 0).T,
-                            cmap="viridis_r", rasterized=True, norm=LogNorm(1, most))
-    figure.colorbar(cells, ax=axis).ax.set_title("tokens", fontsize=8.5)
-    axis.grid(False)

@@ -38,7 +38,7 @@ EARLIER_LEGEND = (
 LEGENDS = {GRADIENT: GRADIENT_LEGEND, EARLIER: [EARLIER_LEGEND]}
 PLACES = {  # the table of the page that a picture stands below; two others have their own place
     "growth": ("over_training",), "gradient by position": ("position",),
-    "contribution": ("contributions", "log_prob_and_gradient"), "arms": ("learning_curves",)}
+    "arms": ("learning_curves",)}
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),

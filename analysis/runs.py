@@ -1,16 +1,13 @@
 """Reading run folders: settings, metrics, evaluations, and which steps have a credit file."""
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.credit_file import LARGEST, checkpoint_folders
+from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps
 from harness.files import did_you_mean, is_file, is_there, paths_in
-from harness.flags import shortened
-from harness.identity import (MODES, lines_of_run, missing_evaluations, refuse_gaps,
-                              run_config)
+from harness.identity import lines_of_run, missing_evaluations, refuse_gaps, run_config
 
 NEEDED = ("mitigation", "steps", "seed", "model")  # every run's config.json says what they are
 
@@ -54,54 +51,11 @@ def read_run(folder: str | Path) -> dict:
         if key not in config:
             raise UserError(f"{folder / 'config.json'} says nothing of {key}")
     run = {"folder": folder, "config": config, "steps": credit_steps(folder)}
-    for name in VALUES:
+    for name in ("metrics", "evaluations"):
         run[name] = lines_of_run(folder, f"{name}.jsonl")
-        check_lines(folder / f"{name}.jsonl", run[name], VALUES[name])
     check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
     refuse_gaps(folder, config, run["metrics"], run["evaluations"], steps_made(run))
     return run
-
-
-def is_number(value) -> bool:
-    """True and False are none, and neither is what no float can hold."""
-    return type(value) in (int, float) and abs(value) <= LARGEST  # not so for NaN
-
-
-def is_share(value) -> bool:
-    return is_number(value) and 0 <= value <= 1
-
-
-def is_step(value) -> bool:
-    return type(value) is int and 0 <= value < 2 ** 31
-
-
-def are_answers(values) -> bool:
-    """The share of right answers to each of the held-out problems: 0 or 1 of a single answer."""
-    return isinstance(values, list) and all(map(is_share, values))
-
-
-def or_null(is_right: Callable) -> Callable:
-    return lambda value: value is None or is_right(value)
-
-
-VALUES = {  # what is read of each line, and what it has to be
-    "metrics": {"step": is_step, "success": or_null(is_share), "entropy": or_null(is_number),
-                "gradient_norm": or_null(is_number), "seconds": or_null(is_number)},
-    "evaluations": {"step": is_step, "mode": lambda value: value in MODES["both"],
-                    "success": is_share, "success_low": is_share, "success_high": is_share,
-                    "format_mean": is_number, "finished_mean": is_number,
-                    "length_mean": is_number, "answer": are_answers,
-                    "shown": or_null(lambda value: isinstance(value, list))}}
-
-
-def check_lines(path: Path, lines: list[dict], tests: dict) -> None:
-    """A number that may be null may also be missing, in a run of an older version."""
-    for number, line in enumerate(lines, 1):
-        for key, is_right in tests.items():
-            value = line.setdefault(key)
-            if not is_right(value):
-                raise UserError(f"{path}, line {number} is not of this program: its {key} is "
-                                f"{shortened(repr(value))}")
 
 
 def check_evaluations(path: Path, lines: list[dict]) -> None:

@@ -22,17 +22,15 @@ from tokenizers import Tokenizer
 from analysis.statistics import Estimate, ratio, verdicts
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, naive_class
-from grpo import gradient_size, group_z_score
+from grpo import gradient_size
 from harness.credit_reading import credit_steps, read_columns
 
 UNITS = ("contribution", "gradient")
 LABELS = {"contribution": "A lp", "gradient": "A w s"}  # lp: log p
 SIZES = {"contribution": "abs(A lp)", "gradient": "abs(A) w s"}
 CLASSES = ("filler", "reasoning", "structure")  # by an earlier experiment's regex
-NORMALISED = ("z > 0", "z <= 0")  # z: the reward normalised in its group
 PARTITIONS = {  # name: what its cells are called
     "all": ("all",),
-    "normalised": NORMALISED,
     "class": CLASSES,
     "kind": KINDS,
     "section": SECTIONS,
@@ -83,12 +81,6 @@ def units(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"contribution": tokens["log_prob"], "gradient": tokens["weight"] * tokens["s"]}
 
 
-def normalised_reward(tokens: dict[str, np.ndarray]) -> np.ndarray:
-    """(answers,)"""
-    reward, group = torch.from_numpy(tokens["reward"]), torch.from_numpy(tokens["group"])
-    return group_z_score(reward, group).numpy()
-
-
 def text_of(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.decode([int(token_id)], skip_special_tokens=False)
 
@@ -125,11 +117,6 @@ class Vocabulary:
     def count(self) -> np.ndarray:
         return self.kinds.sum(1)
 
-    def most_frequent(self, counts: np.ndarray, number: int = 7) -> str:
-        """Their texts; `counts` has an entry for each id."""
-        order = np.argsort(-counts, kind="stable")[:number]
-        return "  ".join(repr(text_of(self.tokenizer, i)) for i in order if counts[i])
-
 
 class Tally:
     """What is known of a run: of[partition][block, cell, measure], and
@@ -145,21 +132,20 @@ class Tally:
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.vocabulary, self.rng = Vocabulary(self.tokenizer), np.random.default_rng(0)
+        self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
         self.of, self.resampled, self.live = {}, {}, {}  # live: groups with a gradient in a cell
         for name, cells in PARTITIONS.items():
             self.of[name] = np.zeros((len(self.blocks), len(cells), len(MEASURES)))
             self.resampled[name] = np.zeros((DRAWS, len(cells), len(RESAMPLED)))
             self.live[name] = np.zeros(len(cells), np.int64)
 
-    def read(self, status=lambda text: None, earlier=None) -> None:
-        """Where bins lie has to be known before anything is summed: two passes. `earlier` makes
-        the sums of an earlier experiment (analysis/earlier_sums.py), if they are wanted."""
+    def read(self, status=lambda text: None) -> None:
+        """Where bins lie has to be known before anything is summed: two passes."""
         longest = 0  # tokens of the longest answer
         for step in self.steps:
             status(f"{self.run.name}: lengths, step {step} of {self.steps[-1]}")
             longest = max(longest, int(lengths(read_columns(self.run, step)).max()))
         self.edges = {bins: cut_edges(longest, bins) for bins in (5, 10)}
-        self.earlier = earlier and earlier(longest)
         for block, steps in enumerate(self.blocks):
             for step in steps:
                 status(f"{self.run.name}: step {step} of {self.steps[-1]}")
@@ -174,8 +160,8 @@ class Tally:
         self.flat_answers[block] += np.nan if np.isnan(tokens["reward"]).any() else flat
         self.add_sums(tokens, block)
         self.vocabulary.add(tokens)
-        if self.earlier:
-            self.earlier.add(tokens)
+        for unit, (low, high) in self.extremes.items():
+            self.extremes[unit] = [min(low, tokens[unit].min()), max(high, tokens[unit].max())]
 
     def add_sums(self, tokens: dict[str, np.ndarray], block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
@@ -198,7 +184,6 @@ class Tally:
         fifth, tenth = (np.searchsorted(self.edges[bins], tokens["relative"]) - 1
                         for bins in (5, 10))
         return {"all": np.zeros_like(kind),
-                "normalised": (normalised_reward(tokens) <= 0).astype(int)[tokens["answer"]],
                 "class": naive,
                 "kind": kind,
                 "section": tokens["section"],

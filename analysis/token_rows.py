@@ -11,14 +11,16 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from tokenizers import Tokenizer
 
-from analysis.tally import lay_flat, normalised_reward, text_of
+from analysis.tally import lay_flat, text_of
 from harness.credit_file import column_of
 from harness.credit_reading import read_columns
 from engine.errors import UserError
 from harness.files import whole_file
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
+from grpo import group_z_score
 
 WORDS = {"section": SECTIONS, "kind": KINDS}  # of the codes in these columns
 
@@ -55,6 +57,12 @@ def table_of(columns: dict[str, np.ndarray], step: int, text: Callable) -> dict[
                          ("normalised_reward", normalised_reward(tokens)[episode])):
         table[name] = in_letters(name, values.astype(np.float32))
     return table
+
+
+def normalised_reward(tokens: dict[str, np.ndarray]) -> np.ndarray:
+    """(answers,)"""
+    reward, group = torch.from_numpy(tokens["reward"]), torch.from_numpy(tokens["group"])
+    return group_z_score(reward, group).numpy()
 
 
 def in_letters(name: str, values: np.ndarray) -> list:

@@ -79,7 +79,7 @@ def attention(q, k, v, mask=None, is_causal=False, enable_gqa=False):
     return aten._scaled_dot_product_efficient_attention(q, k, v, mask, True)[0]
 
 
-def layer_norm(x, shape, weight, eps):
+def layer_norm(x, shape, weight=None, eps=None):
     return F.layer_norm(x, shape, weight, None, eps)
 
 

@@ -192,6 +192,20 @@ def read_table(path: Path) -> Iterator[dict]:
                         "orient='records', lines=True)") from None
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=64):
-            yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+            used = [i for i, kind in enumerate(batch.schema.types) if has_json(pyarrow.types, kind)]
+            yield from batch.select(used).to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(f"cannot read {path} as parquet: {str(error).splitlines()[0]}") from None
+
+
+def has_json(types, kind) -> bool:
+    """Whether JSON has what a column holds, as all that is read here: of times, say, which Python
+    may not even be able to hold, nothing is asked. `types` is pyarrow.types."""
+    if types.is_dictionary(kind):
+        return has_json(types, kind.value_type)
+    nested = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_struct)
+    if any(is_kind(kind) for is_kind in nested):
+        return all(has_json(types, kind.field(i).type) for i in range(kind.num_fields))
+    plain = (types.is_integer, types.is_floating, types.is_boolean, types.is_null,
+             types.is_string, types.is_large_string, types.is_string_view)
+    return any(is_kind(kind) for is_kind in plain)

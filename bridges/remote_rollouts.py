@@ -6,11 +6,14 @@
     refuse_other_weights
                 a server that says it has loaded weights may have kept some, and somebody else may
                 have it load theirs: before and behind `fill` it has to score tokens as we do
+    refuse_other_log_probs
+                what it says of its answers goes into the column log_prob of the credit file, and to
+                weightings: it has to be what our model says of them, rounding aside
 
 One forward pass of our own adds entropy and collision, which servers do not return. The loss
-computes log-probs of its own, as it always does. The server's go into the column log_prob of the
-credit file, and sampler_gap in metrics.jsonl compares the two. Evaluations, and whatever goes on
-from the middle of an answer (vine, oracle, measured ...), use our own sampler.
+computes log-probs of its own, as it always does, and sampler_gap in metrics.jsonl compares them
+with the server's. Evaluations, and whatever goes on from the middle of an answer (vine, oracle,
+measured ...), use our own sampler.
 
 Left out: keys and passwords, answers asked for while training goes on, weights that travel without
 a disk, and a correction for the gap (truncated importance sampling).
@@ -31,9 +34,9 @@ from engine.optimizer import parameters_by_name
 from engine.policy import encode_prompts, gather, sample_answers, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation
-from harness.files import is_there, read_lines, whole_folder, writing
+from harness.files import is_there, whole_folder, writing
 from harness.progress import say
-from harness.identity import run_config
+from harness.identity import lines_of_run, run_config
 from qwen2_model import Qwen2, write_tensors
 
 FLAG = "--rollouts"
@@ -51,7 +54,11 @@ LOADING = {  # by server: address, request, what a 404 there may mean
                "is it an SGLang server?")}
 # Mean differences in log-prob; bridges/rollouts_by_a_server.md has some that were measured
 LARGE_AT_FIRST = 0.1  # another model, or other weights of this one
-TIMES = 3             # the most that a difference may be of that at first
+TIMES = 3             # the most that a difference may be of that at first, and an answer's of it
+SHORT = 16            # an answer counts as so long at least: single tokens are 100 times as far off
+OTHER_WEIGHTS = ("it does not have the weights that it was told to load, or not all of them, or it "
+                 "takes those of another training as well")
+OTHER_NUMBERS = "they are not those of the distribution that it should sample from"
 
 
 def connect(policy, optimizer, run) -> "RolloutServer":
@@ -66,9 +73,8 @@ def connect(policy, optimizer, run) -> "RolloutServer":
         server.introduce()
         server.usual = usual_before(s)
     problems = policy.task.training_problems(s.seed, 1, s.questions)
-    length = max(1, min(SCORED, s.max_new_tokens - 1))  # see `score`
     server.latest = sample_answers(policy.model, policy.tokenizer, policy.task, problems, 1,
-                                   seed=s.seed, max_new_tokens=length)
+                                   seed=s.seed, max_new_tokens=min(SCORED, server.longest))
     server.load(policy.folder)
     return server
 
@@ -82,7 +88,7 @@ def usual_before(settings) -> float | None:
     config = run_config(folder)
     if any(config.get(name) != getattr(settings, name) for name in ("rollouts", "dtype")):
         return None
-    last = read_lines(folder / "metrics.jsonl")[-settings.rollouts_every:]
+    last = lines_of_run(folder, "metrics.jsonl")[-settings.rollouts_every:]
     gaps = [line["sampler_gap"] for line in last if line.get("sampler_gap") is not None]
     return min(gaps, default=None)
 
@@ -92,6 +98,7 @@ class RolloutServer:
         s = policy.settings
         self.policy, self.optimizer, self.run = policy, optimizer, run
         self.client = Client(FLAG, read_address(s.rollouts, FLAG), s.rollouts_timeout)
+        self.longest = max(1, s.max_new_tokens - 1)  # that can be scored: see `score`
         self.model = ""         # as the server calls it
         self.kind = ""          # in LOADING
         self.salt = ""          # see `load`
@@ -109,8 +116,8 @@ class RolloutServer:
             raise self.client.error("its /v1/models names no model")
         self.model = first["id"]
         self.kind = "vllm" if first.get("owned_by") == "vllm" else "sglang"
-        say(f"answers to train on come from {self.model} at {self.client.address}, evaluations "
-            "from the sampler of this program")
+        say(f"answers to train on come from {one_line(self.model)} at {self.client.address}, "
+            "evaluations from the sampler of this program")
 
     def hand_over(self, step: int) -> None:
         """Give the server the weights as they are after step - 1, matrices in the type of the
@@ -147,17 +154,34 @@ class RolloutServer:
     def refuse_other_weights(self) -> None:
         """Known tokens have to be as probable to the server as to our model. What rounding does to
         them is seen after the first load, when nothing is trained yet."""
-        known = self.known
-        apart = ((self.score(known) - known.log_prob).abs().sum() / known.mask.sum()).item()
-        largest = LARGE_AT_FIRST if self.usual is None else TIMES * self.usual + ROUNDING
-        if apart > largest:
-            raise self.client.error(
-                f"its log-probs of known tokens are {apart:.2g} from ours on average, and rounding "
-                f"explains {largest:.2g}: it does not have the weights that it was told to load, "
-                "or not all of them, or it takes those of another training as well "
-                "(bridges/rollouts_by_a_server.md)")
+        apart = self.refuse_gap(self.score(self.known), self.known, "known tokens", OTHER_WEIGHTS)
         if self.usual is None:
             self.usual = apart
+
+    def refuse_other_log_probs(self, sampled: Rollouts, ours: Rollouts) -> None:
+        """What it says of its answers has to be what our model says of them. Weights that are
+        newer than its own cannot tell: then it scores its answers itself, as it does known tokens.
+        """
+        if self.weights_of < self.run.step:
+            ours = beginnings(sampled, self.longest)
+            ours = replace(ours, log_prob=self.score(ours))
+        self.refuse_gap(sampled.log_prob[:, :ours.mask.shape[1]], ours, "its answers",
+                        OTHER_NUMBERS)
+
+    def refuse_gap(self, theirs: torch.Tensor, ours: Rollouts, of: str, meaning: str) -> float:
+        """Stop where log-probs (B, T) are further from ours than rounding explains, those of all
+        answers or of a single one. Returns their mean difference."""
+        gap = (theirs - ours.log_prob).abs() * ours.mask
+        mean = (gap.sum() / ours.mask.sum()).item()
+        worst = (gap.sum(1) / ours.length.clamp(min=SHORT)).max().item()
+        largest = LARGE_AT_FIRST if self.usual is None else TIMES * self.usual + ROUNDING
+        for apart, most, whose in ((mean, largest, "on average"),
+                                   (worst, TIMES * largest, "in one answer")):
+            if apart > most:
+                raise self.client.error(
+                    f"its log-probs of {of} are {apart:.2g} from ours {whose}, and rounding "
+                    f"explains {most:.2g}: {meaning} (bridges/rollouts_by_a_server.md)")
+        return mean
 
     def score(self, known: Rollouts) -> torch.Tensor:
         """(B, T): the server's log-probs of these tokens. It gets them as the end of a prompt:
@@ -170,7 +194,9 @@ class RolloutServer:
             content = self.request(prompt + answer, limits, 0)
             requests.append(("POST", "/v1/completions", {**content, "echo": True, "logprobs": 1}))
         scores = torch.zeros_like(known.log_prob)
-        for row, response in enumerate(self.client.all(requests)):
+        tokens = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers))
+        responses = self.client.all(requests, LARGEST_ANSWER + tokens * BYTES_A_TOKEN)
+        for row, response in enumerate(responses):
             choices = response.get("choices")
             values = log_probs_of(choices[0] if isinstance(choices, list) and choices else None)
             values = values[len(prompts[row]):][:len(answers[row])]
@@ -193,9 +219,10 @@ class RolloutServer:
             self.refuse_other_weights()
         rollouts = gather(problems, prompts, s.answers, sampled)
         ours = with_facts(policy.model, rollouts, s.micro_batch)
-        rollouts = replace(ours, log_prob=rollouts.log_prob)
-        self.latest = beginnings(rollouts, s.answers)
-        return rollouts
+        if processes.rank() == 0:
+            self.refuse_other_log_probs(rollouts, ours)
+        self.latest = beginnings(ours, min(SCORED, self.longest), s.answers)
+        return replace(ours, log_prob=rollouts.log_prob)
 
     def fill(self, sampled: Generation, prompts: list[list[int]], seed: int) -> None:
         """Ask for the answers to all prompts at once, check them, and write them down."""
@@ -235,12 +262,10 @@ def write_weights(folder: Path, model: Qwen2, parameters: dict[str, torch.Tensor
         model.save_pretrained(unfinished, parameters)
 
 
-def beginnings(rollouts: Rollouts, answers: int) -> Rollouts:
-    """The first answer to each problem, cut off after a few tokens."""
-    length = max(1, min(SCORED, rollouts.mask.shape[1] - 1))  # see `score`
-
+def beginnings(rollouts: Rollouts, length: int, every: int = 1) -> Rollouts:
+    """Every so many answers, cut off after so many tokens."""
     def cut(values):
-        return values[::answers] if values.dim() == 1 else values[::answers, :length]
+        return values[::every] if values.dim() == 1 else values[::every, :length]
 
     return replace(rollouts, **rollouts.map_tensors(cut))
 

@@ -32,9 +32,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
-import mitigations  # noqa: F401  fills the list of choices
 from bridges.import_run import label_by_tags
-from credit.weight import rescaled_weight
 from engine.errors import BrokenModel, UserError, is_file, is_there
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
@@ -51,6 +49,7 @@ from harness.load import make
 from harness.progress import python_command, say
 from harness.run_folder import RunFolder
 from harness.tasks import CheckedTask, load_task
+from mitigations import rescaled_weight
 
 INSTALL = "pip install trl==1.16.0 transformers==5.23.0"
 try:

@@ -9,6 +9,7 @@ Two weightings, which are --ablation of causal_ablation, and an advantage:
 """
 import typing
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -40,17 +41,14 @@ class causal_ablation:
         self.changes = {"resample": self.after_resampling, "delete": after_deletion}[ablation]
 
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
-        lengths, places = rollouts.length.tolist(), []
-        for row, length in enumerate(lengths):
-            places += [(row, t) for t in range(0, length, self.every)]
-        changes = self.changes(rollouts, policy, places).abs().tolist()
-        weight, start = torch.zeros_like(rollouts.log_prob), 0
-        for row, length in enumerate(lengths):
-            at = range(0, length, self.every)
-            if length:
-                between = np.interp(range(length), at, changes[start:start + len(at)])
-                weight[row, :length] = torch.tensor(between)
-            start += len(at)
+        answers = [(row, length, range(0, length, self.every))
+                   for row, length in enumerate(rollouts.length.tolist()) if length]
+        places = [(row, t) for row, _, at in answers for t in at]
+        changes = iter(self.changes(rollouts, policy, places).abs().tolist())
+        weight = torch.zeros_like(rollouts.log_prob)
+        for row, length, at in answers:
+            between = np.interp(range(length), at, list(islice(changes, len(at))))
+            weight[row, :length] = torch.tensor(between)
         return weight
 
     def after_resampling(self, rollouts: Rollouts, policy, places: Places) -> torch.Tensor:

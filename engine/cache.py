@@ -7,7 +7,7 @@ too few answers is filled up with copies of the prompt's first row, whose result
     row      0   1   2   3   4   5
     answer   p0  p1  p2 (p0) r0  r1        3 blocks; row 3 is a copy
 
-For every layer, keys and values are each (blocks, K, P + slots * G, head_dim), K the key heads. A
+A layer has one tensor (blocks, 2 K, P + slots * G, head_dim): K heads of keys, then K of values. A
 block's prompt comes first, padded to P = 5 tokens. Then come the tokens of its rows, slot by slot:
 slot t holds token t of every row. Where the model has 2 query heads for each key head, a block asks
 with G * 2 = 4 queries, and one call of attention serves a whole layer. Its mask in the step that
@@ -40,10 +40,9 @@ BREAK_EVEN = 24
 class Cache:
     """Keys and values of R rows in blocks of G, and of the prompts that they answer.
 
-    First `arrange`, and `add_prompts` for one layer after the other. Then steps follow: after
-    `set_window`, each calls `open_slot`, and `attend` in every layer. Between two arrangements only
-    the content of tensors changes, never their place in memory: a CUDA graph repeats what it
-    recorded at the same addresses.
+    First `arrange`, and `add_prompts` for one layer after the other. After `set_window`, each step
+    calls `open_slot`, and `attend` in every layer. Between two arrangements tensors stay where they
+    are in memory: a CUDA graph repeats what it recorded at the same addresses.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int):
@@ -52,36 +51,30 @@ class Cache:
         self.P = longest_prompt
         self.G = 1
         self.slots = 0
-        self.keys = []       # of each layer (blocks, K, P + slots * G, head_dim)
-        self.values = []
+        self.stored = []     # of each layer (blocks, 2 K, P + slots * G, head_dim)
         self.mask = None     # (blocks, 1, G * heads, P + slots * G): 0 where seen, -inf elsewhere
         self.columns = None  # (G,) where the tokens of the present slot stand
         self.slot_mask = None  # (blocks, 1, G * heads, G): a row sees its own token alone
         self.end = 0         # the steps look at what stands before it
 
-    def add_prompts(self, keys: torch.Tensor, values: torch.Tensor, prompt: torch.Tensor) -> None:
-        """The next layer of the prompts (Q, K, P, head_dim); row r answers prompt[r]."""
-        for stored, new in ((self.keys, keys), (self.values, values)):
-            of_blocks = new[prompt[::self.G]]
-            stored.append(F.pad(of_blocks, (0, 0, 0, self.slots * self.G)))
+    def add_prompts(self, new: torch.Tensor, prompt: torch.Tensor) -> None:
+        """The next layer of the prompts (Q, 2 K, P, head_dim); row r answers prompt[r]."""
+        of_blocks = new[prompt[::self.G]]
+        self.stored.append(F.pad(of_blocks, (0, 0, 0, self.slots * self.G)))
 
     def arrange(self, rows: torch.Tensor, seen: torch.Tensor, G: int, slots: int,
                 written: int) -> None:
-        """Let place r be taken by what is row rows[r] now, in blocks of G, with room for `slots`.
-
-        seen (R,):  how many tokens of its prompt each row sees
-        written:    how many slots have been written
-        """
-        for stored in (self.keys, self.values):
-            for layer in range(len(stored)):
-                stored[layer] = self.moved(stored[layer], rows, G, slots, written)
+        """Let place r be taken by what is row rows[r] now, in blocks of G, with room for `slots`,
+        of which so many are written. seen (R,): how many tokens of its prompt each row sees."""
+        for layer, stored in enumerate(self.stored):
+            self.stored[layer] = self.moved(stored, rows, G, slots, written)
         self.G = G
         self.slots = slots
         self.columns = self.P + (written - 1) * G + torch.arange(G, device=seen.device)
         self.make_mask(seen, written)
 
     def moved(self, old: torch.Tensor, rows, G: int, slots: int, written: int) -> torch.Tensor:
-        """Keys or values of one layer after `arrange`."""
+        """A layer after `arrange`."""
         block, place = rows // self.G, rows % self.G
         P = self.P
         _, K, _, size = old.shape
@@ -89,7 +82,7 @@ class Cache:
         new[:, :, :P] = old[block[::G], :, :P]
         new[:, :, P + written * G:] = 0
         old_slots = old[:, :, P:P + written * self.G].unflatten(2, (written, self.G))
-        of_rows = old_slots[block, :, :, place]  # (R, K, written, head_dim)
+        of_rows = old_slots[block, :, :, place]  # (R, 2 K, written, head_dim)
         new_slots = new[:, :, P:P + written * G].unflatten(2, (written, G))
         new_slots.copy_(of_rows.unflatten(0, (-1, G)).permute(0, 2, 3, 1, 4))
         return new
@@ -117,22 +110,17 @@ class Cache:
         self.columns += self.G
         self.mask.index_copy_(3, self.columns, self.slot_mask)
 
-    def attend(self, layer: int, q, k, v) -> torch.Tensor:
-        """(R, H, head_dim): each row's queries, one softmax over its prompt's and its own keys."""
-        keys = self.write(self.keys[layer], k)
-        values = self.write(self.values[layer], v)
-        mask = self.mask[..., :self.end]
+    def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        """(R, H, head_dim): each row's queries, one softmax over its prompt's and its own keys. kv
+        (R, 2 K, head_dim), keys and values of the new tokens, are stored first."""
+        new = kv.unflatten(0, (-1, self.G)).transpose(1, 2)  # (blocks, 2 K, G, head_dim)
+        self.stored[layer].index_copy_(2, self.columns, new)
+        keys, values = self.stored[layer][:, :, :self.end].chunk(2, 1)
         R, H, size = q.shape
         q = q.reshape(R // self.G, self.G, -1, self.heads, size).transpose(1, 2).flatten(2, 3)
         # (blocks, K, G * heads, head_dim), like the queries
-        attended = F.scaled_dot_product_attention(q, keys, values, mask)
+        attended = F.scaled_dot_product_attention(q, keys, values, self.mask[..., :self.end])
         return attended.unflatten(2, (self.G, self.heads)).transpose(1, 2).reshape(R, H, size)
-
-    def write(self, stored: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Store the keys or values (R, K, head_dim) of the new tokens, and return what the step
-        looks at: (blocks, K, end, head_dim)."""
-        stored.index_copy_(2, self.columns, new.unflatten(0, (-1, self.G)).transpose(1, 2))
-        return stored[:, :, :self.end]
 
 
 def rows_of_block(answers: list[int], P: int, slots: int) -> int:

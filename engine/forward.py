@@ -13,23 +13,31 @@ import torch.nn.functional as F
 
 from engine import processes
 from engine.errors import BrokenModel
-from engine.packing import SharedPrompts
+from engine.packing import SharedPrompts, send
 from engine.processes import refuse_undefined, reshard_layers
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution
 from qwen2_model import Qwen2
 
-LOGITS_AT_ONCE = 2 ** 26  # at most so many logits exist at the same time
+LOGITS_AT_ONCE = 2 ** 26  # at most so many float32 logits exist at the same time, or twice bfloat16
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
     """(rows, T): log-probs of these rows' tokens, with gradient; 0 where masked."""
     ids, shared, predicts = lay_out(rollouts, rows)
-    mask = rollouts.mask[rows]
-    hidden = model.model(ids, shared.positions, shared)  # (N, D)
-    states = hidden.index_select(0, predicts[mask])      # one for each generated token
-    log_prob = TokenLogProbs.apply(states, model.output_matrix, rollouts.ids[rows][mask])
-    return torch.zeros(mask.shape, device=ids.device).masked_scatter(mask, log_prob)
+    places = token_places(rollouts, rows)
+    hidden = model.model(ids, shared.positions, shared)          # (N, D)
+    states = hidden.index_select(0, predicts.flatten()[places])  # one for each generated token
+    targets = rollouts.ids[rows].flatten()[places]
+    log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
+    return log_prob.new_zeros(predicts.numel()).index_copy(0, places, log_prob).view_as(predicts)
+
+
+def token_places(rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
+    """(n,): where the generated tokens of these rows stand in (rows, T), laid end to end."""
+    length = torch.tensor([len(rollouts.lists[1][row]) for row in rows.tolist()])
+    is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
+    return send(is_token.flatten().nonzero().squeeze(1), rollouts.ids.device)
 
 
 @torch.no_grad()
@@ -54,35 +62,33 @@ def lay_out(rollouts: Rollouts, rows: torch.Tensor):
         prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
     """
     device = rollouts.ids.device
-    lengths = rollouts.length[rows].tolist()
-    groups = rollouts.group[rows].tolist()
+    group_of, tokens = rollouts.lists
+    numbers = rows.tolist()  # here alone an update waits for a GPU in every micro-batch
+    groups = [group_of[row] for row in numbers]
     distinct = sorted(set(groups))
     prompts = [rollouts.prompt_ids[group] for group in distinct]
-    answers = [row[:length - 1] for length, row in zip(lengths, rollouts.ids[rows].tolist())]
+    answers = [tokens[row][:-1] for row in numbers]
     prompt_lengths = [len(prompt) for prompt in prompts]
-    answer_lengths = [len(answer) for answer in answers]
-    prompt_of = torch.tensor([distinct.index(group) for group in groups], dtype=torch.long,
-                             device=device)
-    shared = SharedPrompts(prompt_lengths, answer_lengths, prompt_of)
-    ends = torch.tensor(prompt_lengths, device=device).cumsum(0) - 1
-    predicts = torch.zeros(rollouts.mask[rows].shape, dtype=torch.long, device=device)
+    prompt_of = torch.tensor([distinct.index(group) for group in groups], dtype=torch.long)
+    shared = SharedPrompts(prompt_lengths, [len(answer) for answer in answers], prompt_of)
+    ends = torch.tensor(prompt_lengths, dtype=torch.long).cumsum(0) - 1
+    predicts = torch.zeros(len(numbers), rollouts.ids.shape[1], dtype=torch.long)
     predicts[:, 0] = ends[prompt_of]
     predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers
-    ids = torch.tensor(sum(prompts + answers, []), dtype=torch.long, device=device)
-    return ids, shared, predicts
+    ids = torch.tensor(sum(prompts + answers, []), dtype=torch.long)
+    return send(ids, device), shared.to(device), send(predicts, device)
 
 
 def micro_batches(rollouts: Rollouts, rows: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """Cut rows into parts that fit into memory.
-
-    Rows stay in order, since answers to one problem stand side by side and share its prompt. The
-    largest part comes first, so that the others fit into the memory it leaves. A process with fewer
-    parts than another gets empty ones at the end: engine/sharded.py says why.
-    """
+    """Cut rows into parts that fit into memory. Answers to one problem stay side by side and share
+    its prompt. The largest part comes first, so that the others fit into the memory it leaves. A
+    process with fewer parts than another gets empty ones at the end: engine/sharded.py says why."""
     def count_tokens(part):
-        groups = rollouts.group[part].unique().tolist()
-        prompts = sum(len(rollouts.prompt_ids[group]) for group in groups)
-        return prompts + int(rollouts.length[part].sum())
+        group_of, tokens = rollouts.lists
+        answers = part.flatten().tolist()
+        groups = {group_of[row] for row in answers}
+        return (sum(len(rollouts.prompt_ids[group]) for group in groups)
+                + sum(len(tokens[row]) for row in answers))
 
     parts = [part for part in rows.split(size) if len(part)]
     parts.sort(key=count_tokens, reverse=True)
@@ -99,9 +105,8 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
         states = model.model(ids, shared.positions, shared)[predicts[mask]]
-        parts = []
-        for h, y in zip(states.split(size), rollouts.ids[rows][mask].split(size)):
-            parts.append(torch.stack(Distribution(model.logits(h)).facts(y)))
+        parts = [torch.stack(Distribution(model.logits(h)).facts(y))
+                 for h, y in zip(states.split(size), rollouts.ids[rows][mask].split(size))]
         for fact, values in zip(facts, torch.cat(parts, 1)):
             fact[rows] = fact[rows].masked_scatter(mask, values)
     processes.all_reduce(facts)
@@ -113,40 +118,43 @@ class TokenLogProbs(torch.autograd.Function):
     """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,).
 
     The gradient at the logits is g (onehot(y) - p), so p (n, V) is all that is saved for backward.
-    Above LOGITS_AT_ONCE p is computed in chunks of tokens and recomputed in the backward pass.
+    Above LOGITS_AT_ONCE nothing is: p is computed in the backward pass, in chunks of tokens.
     """
 
     @staticmethod
     def forward(ctx, hidden, matrix, targets):
-        ctx.chunk = max(1, LOGITS_AT_ONCE // len(matrix))
-        log_probs = []
-        for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk)):
-            log_prob, p = token_distribution(h, matrix, y)
-            log_probs.append(log_prob)
-        fits = len(log_probs) == 1
-        ctx.save_for_backward(hidden, matrix, targets, p if fits else None)
-        return torch.cat(log_probs)
+        cast = matrix.to(hidden.dtype)
+        ctx.chunk = max(1, 4 * LOGITS_AT_ONCE // hidden.element_size() // len(matrix))
+        if len(hidden) <= ctx.chunk:
+            log_prob, p = token_distribution(hidden, cast, targets)
+            ctx.save_for_backward(hidden, matrix, targets, p)
+            return log_prob
+        ctx.save_for_backward(hidden, matrix, targets, None)
+        return torch.cat([
+            F.linear(h, cast).log_softmax(-1, dtype=torch.float32).gather(1, y[:, None])
+            for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk))]).squeeze(1)
 
     @staticmethod
     def backward(ctx, gradient):
         hidden, matrix, targets, kept = ctx.saved_tensors
-        at_hidden = []
-        at_matrix = torch.zeros_like(matrix)
+        cast = matrix.to(hidden.dtype)
+        at_hidden, at_matrix = [], None
         parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
         for h, y, g in parts:
-            if kept is None:
-                minus_g_p = token_distribution(h, matrix, y)[1].mul_(-g[:, None])
-            else:  # not in place: another backward pass may ask for it again
-                minus_g_p = kept * -g[:, None]
-            at_logits = minus_g_p.scatter_add_(1, y[:, None], g[:, None]).type_as(h)
-            at_hidden.append(at_logits @ matrix.to(h.dtype))
-            at_matrix += at_logits.T @ h
+            p = F.linear(h, cast).softmax(-1, dtype=torch.float32) if kept is None else kept
+            # float32, but for what is written; p stays: another backward pass may ask for it
+            at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=h.dtype))
+            at_target = p.gather(1, y[:, None]) * -g[:, None] + g[:, None]
+            at_logits.scatter_(1, y[:, None], at_target.to(h.dtype))
+            at_hidden.append(at_logits @ cast)
+            product = at_logits.T @ h
+            at_matrix = product.to(matrix.dtype) if at_matrix is None else at_matrix.add_(product)
         return torch.cat(at_hidden), at_matrix, None
 
 
 def token_distribution(hidden, matrix, targets) -> tuple[torch.Tensor, torch.Tensor]:
     """log p of the targets (n,), and p (n, V) of the whole vocabulary."""
-    logits = F.linear(hidden, matrix.to(hidden.dtype)).float()
+    logits = F.linear(hidden, matrix).float()
     normaliser = logits.logsumexp(-1, keepdim=True)
     log_prob = (logits.gather(1, targets[:, None]) - normaliser).squeeze(1)
     return log_prob, logits.sub_(normaliser).exp_()
@@ -163,25 +171,20 @@ class Forward:
     @torch.no_grad()
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         """hidden (B, T, D), and on request attention (B, T, T); see Rollouts."""
-        needed = {"hidden", "attention"} if attention else {"hidden"}
-        if not needed <= self.results.keys():
-            self.look_at_all(rollouts, attention)
-        return self.results
-
-    def look_at_all(self, rollouts: Rollouts, attention: bool) -> None:
-        """Fill in the results, micro-batch by micro-batch."""
+        if ("attention" if attention else "hidden") in self.results:
+            return self.results
         B, T = rollouts.mask.shape
-        device = rollouts.ids.device
-        self.results = {"hidden": torch.zeros(B, T, self.model.config.hidden_size, device=device)}
-        if attention:
-            self.results["attention"] = torch.zeros(B, T, T, device=device)
+        widths = {"hidden": self.model.config.hidden_size} | ({"attention": T} if attention else {})
+        self.results = {name: torch.zeros(B, T, width, device=rollouts.ids.device)
+                        for name, width in widths.items()}
         rows = rollouts.rows_of_rank()
         rows_with_tokens = rows[rollouts.length[rows] > 0]
         for part in micro_batches(rollouts, rows_with_tokens, self.micro_batch):
-            self.look_at(rollouts, part, attention)
+            self.look_at(rollouts, part)
         processes.all_reduce(*self.results.values())
+        return self.results
 
-    def look_at(self, rollouts: Rollouts, rows: torch.Tensor, attention: bool) -> None:
+    def look_at(self, rollouts: Rollouts, rows: torch.Tensor) -> None:
         """Fill in the results of these rows."""
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
@@ -189,7 +192,8 @@ class Forward:
         S = shared.answers.shape[1]
 
         def attend(layer, q, k, v):
-            if attention and layer == last_layer:  # token t - 1 looks when token t is predicted
+            if layer == last_layer and "attention" in self.results:
+                # token t - 1 looks when token t is predicted
                 received = shared.received(q, k) * mask[:, 1:S + 1, None]
                 self.results["attention"][rows, 1:S + 1, :S] = received
             return shared(layer, q, k, v)

@@ -15,6 +15,7 @@ type. Where it multiplies a norm's output, the norm's weight is multiplied into 
 input i scales line i. The results are those of the model but for rounding.
 """
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,7 @@ class FusedQwen2:
         self.config = model.config
         self.dtype = model.compute_dtype
         self.wide = at_least_float32(self.dtype)  # the type of what goes from layer to layer
+        self.is_mixed = self.dtype != self.wide
         self.output = full_tensor(model.output_matrix.detach().to(self.dtype))  # (V, D)
         self.embed = model.model.embed
         if is_sharded(model.model.embed_tokens.weight):
@@ -83,34 +85,39 @@ class FusedQwen2:
     def weight_of(self, norm: RMSNorm) -> torch.Tensor:
         """The weight, and the sqrt(n) that `normed` leaves out."""
         weight = full_tensor(norm.weight.detach()).to(self.wide)
-        return weight * len(weight) ** 0.5
+        return weight if self.is_mixed else weight * len(weight) ** 0.5
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
-        """x / sqrt(|x|^2 + n eps) over the last axis, of n numbers: RMSNorm without its weight and
-        sqrt(n). hypot(a, b) is sqrt(a^2 + b^2)."""
+        """RMSNorm over the last axis, of n numbers, without its weight: a single kernel on a GPU.
+        A CPU is faster with x / sqrt(|x|^2 + n eps), which leaves out sqrt(n), too. hypot(a, b) is
+        sqrt(a^2 + b^2)."""
+        if self.is_mixed:
+            return F.rms_norm(x, x.shape[-1:], eps=self.config.rms_norm_eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x / torch.hypot(length, self.least[x.shape[-1]])
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend) -> torch.Tensor:
-        """(N,) ids and positions -> (N, D): what `Decoder.forward` computes."""
+        """(N,) ids and positions -> (N, D): what `Decoder.forward` computes. `attend` gets keys and
+        values as one tensor (N, 2 K, head_dim)."""
         x = self.embed(ids, positions).to(self.wide)
         cos, sin = self.cos[positions], self.sin[positions]
         for number, layer in enumerate(self.layers):
-            q, k, v = self.heads(layer, self.normed(x).to(self.dtype), cos, sin)
-            x = add_product(x, attend(number, q, k, v).flatten(1), layer.o)
+            q, kv = self.heads(layer, self.normed(x).to(self.dtype), cos, sin)
+            x = add_product(x, attend(number, q, kv).flatten(1), layer.o)
             gate, up = (self.normed(x).to(self.dtype) @ layer.gate_up).chunk(2, -1)
             x = add_product(x, F.silu(gate).mul_(up), layer.down)
         return (self.normed(x) * self.norm).to(self.dtype)
 
     def heads(self, layer: FusedLayer, x, cos, sin):
-        """Queries, keys and values, each (N, heads, head_dim)."""
+        """Queries (N, H, head_dim), and keys and values side by side (N, 2 K, head_dim)."""
         H, K = self.config.num_attention_heads, self.config.num_key_value_heads
         qkv = x @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, x, layer.qkv)
-        qk, v = qkv.view(len(x), -1, self.config.head_dim).split([H + K, K], 1)
+        qkv = qkv.view(len(x), -1, self.config.head_dim)
+        turned = qk = qkv[:, :H + K]
         if layer.qk_norm is not None:
-            qk = (self.normed(qk.to(self.wide)) * layer.qk_norm).to(self.dtype)
-        q, k = rotate(qk, cos, sin).type_as(v).split([H, K], 1)
-        return q, k, v
+            turned = self.normed(qk.to(self.wide)) * layer.qk_norm
+        rotate(turned, cos, sin, out=qk)
+        return qkv.split([H, 2 * K], 1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(N, D) -> (N, V)"""
@@ -118,7 +125,21 @@ class FusedQwen2:
 
 
 def add_product(x: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """x + y @ matrix, in one call if the types agree."""
+    """x + y @ matrix, in one call where there is one."""
     if x.dtype == y.dtype:
         return torch.addmm(x, y, matrix)
-    return x + y @ matrix
+    if adds_to_float32(x.device):
+        return torch.addmm(x, y, matrix, out_dtype=x.dtype)
+    return x.add_(y @ matrix)
+
+
+@cache
+def adds_to_float32(device: torch.device) -> bool:
+    """Whether `addmm` adds a product in bfloat16 to float32: on CUDA, in newer versions of torch.
+    It is tried, as their signatures do not tell."""
+    x = torch.ones(16, 16, device=device)
+    try:
+        y = x.bfloat16()
+        return bool((torch.addmm(x, y, y, out_dtype=x.dtype) == 17).all())
+    except (RuntimeError, TypeError):
+        return False

@@ -1,11 +1,9 @@
 """AdamW (1711.05101): a step with a clipped gradient, its state by name, and CPU offload.
 
-With --offload_optimizer the float32 master weights, gradients and moments lie on the CPU. The
-device keeps the parameters in the compute type, 2 bytes each in bfloat16. As soon as the backward
-pass has made a gradient, it is accumulated in float32 on the CPU and freed. So a step of n
-parameters needs 2 n bytes of the device and 16 n of the CPU: float32 parameters, gradients, and
-AdamW's two moments. The price: gradients of every micro-batch and parameters of every step cross
-the bus.
+With --offload_optimizer the float32 parameters, gradients and AdamW's two moments lie on the CPU,
+16 bytes a parameter. The device keeps parameters in the compute type, 2 bytes in bfloat16. As soon
+as the backward pass has made a gradient, it is accumulated in float32 on the CPU and freed. The
+price: in the compute type, gradients cross the bus every micro-batch and parameters every step.
 """
 from collections import defaultdict
 from collections.abc import Iterable
@@ -89,20 +87,29 @@ class OffloadedAdamW(AdamW):
         super().__init__(copies, learning_rate, weight_decay)
         self.pairs = list(zip(model.parameters(), copies))
         model.cast_weights(model.compute_dtype).to(device)
+        # page-locked where there is a GPU: the bus is twice as fast from there
+        self.buffer = torch.empty(max(parameter.nbytes for parameter, _ in self.pairs),
+                                  dtype=torch.uint8, pin_memory=torch.device(device).type == "cuda")
         for parameter, copy in self.pairs:
             parameter.register_post_accumulate_grad_hook(partial(self.take_gradient, copy))
 
+    def on_the_way(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Memory of the CPU for numbers that cross the bus, with the parameter's shape and type."""
+        return self.buffer[:parameter.nbytes].view(parameter.dtype).view(parameter.shape)
+
     def take_gradient(self, copy: torch.Tensor, parameter: torch.Tensor) -> None:
         """Accumulate the gradient of the model's parameter in its copy, and free it there."""
-        gradient = parameter.grad.to("cpu", torch.float32)
-        copy.grad = gradient if copy.grad is None else copy.grad.add_(gradient)
+        gradient = self.on_the_way(parameter).copy_(parameter.grad)
+        if copy.grad is None:
+            copy.grad = torch.zeros_like(copy)
+        copy.grad += gradient
         parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
         super().step()
         for parameter, copy in self.pairs:
-            parameter.copy_(copy)
+            parameter.copy_(self.on_the_way(parameter).copy_(copy))
 
 
 def parameters_by_name(model: Qwen2, optimizer: "AdamW") -> dict[str, nn.Parameter]:

@@ -38,8 +38,9 @@ its prompt and its own. Here one block holds all four answers, b and c first as 
                                 a0 a1  _                  p0 p1 p2  _  _ a0 a1  _
                                 d0 d1 d2                  r0 r1 r2 r3 r4 d0 d1 d2
 
-The results go back into the flat order, without the padding. The gradient is exact: a prompt's
-keys and values collect it from all their answers.
+Of answers that are longer than LONG a block has only some tokens as queries, and no keys that come
+after all of them. The results go back into the flat order, without the padding. The gradient is
+exact: a prompt's keys and values collect it from all their answers.
 """
 from typing import NamedTuple
 
@@ -48,41 +49,61 @@ import torch
 from qwen2_model import attention
 
 
+LONG, QUERIES = 512, 256  # answers of more than LONG tokens ask in blocks of QUERIES
+
+
 class Block(NamedTuple):
-    """r answers of like length, padded on the right to the longest of them: S tokens."""
+    """r answers of like length, padded on the right to the longest of them: tokens start to end."""
     answers: torch.Tensor  # (r,) which answers
-    places: torch.Tensor   # (r, S) indices of their tokens in the flat sequence
-    mask: torch.Tensor     # (r, 1, S, P + S) the attention mask
+    places: torch.Tensor   # (r, end) indices of their tokens in the flat sequence
+    start: int             # the first token that is a query
 
 
 class SharedPrompts:
     """Attention over Q prompts and R answers as one flat sequence; call it as a model's `attend`.
 
-    Answer i goes on from prompt `prompt_of[i]`. Answers may have no tokens at all.
+    Answer i, which may have no tokens, goes on from prompt `prompt_of[i]`. It is made on the CPU,
+    where numbers can be read without waiting; `to` sends it where the model is.
     """
     ROWS = 8  # of a block, at most
 
     def __init__(self, prompt_lengths: list[int], answer_lengths: list[int],
                  prompt_of: torch.Tensor):
-        device = prompt_of.device
         self.prompt_of = prompt_of  # (R,)
-        self.prompts, self.prompt_mask = places_of(prompt_lengths, 0, device)  # (Q, P)
+        self.prompts, self.prompt_mask = places_of(prompt_lengths, 0)  # (Q, P)
         start = sum(prompt_lengths)
-        self.answers, self.answer_mask = places_of(answer_lengths, start, device)  # (R, S)
+        self.answers, self.answer_mask = places_of(answer_lengths, start)  # (R, S)
         self.positions = positions_of(prompt_lengths, answer_lengths, prompt_of)  # (N,)
-        self.blocks = [self.make_block(answers, answer_lengths[answers[-1]])
-                       for answers in cut_by_length(answer_lengths, self.ROWS)]
+        self.blocks = [block for answers in cut_by_length(answer_lengths, self.ROWS)
+                       for block in self.blocks_of(answers, answer_lengths[answers[-1]])]
         self.padded_index = self.find_padded_index()  # (N,)
+        self.masks = []  # of the blocks, once the first layer asks
 
-    def make_block(self, numbers: list[int], longest: int) -> Block:
-        """The block of the answers with these numbers, the longest of `longest` tokens."""
-        answers = torch.tensor(numbers, device=self.prompt_of.device)
-        sees_prompt = self.prompt_mask[self.prompt_of[answers]]      # (r, P)
-        sees_prompt = sees_prompt[:, None].expand(-1, longest, -1)   # (r, S, P)
-        causal = torch.ones(longest, longest, dtype=torch.bool, device=answers.device).tril()
-        sees_answer = causal.expand(len(answers), -1, -1)            # (r, S, S)
-        mask = torch.cat([sees_prompt, sees_answer], -1)[:, None]    # the same for all heads
-        return Block(answers, self.answers[answers, :longest], mask)
+    def blocks_of(self, numbers: list[int], longest: int) -> list[Block]:
+        size = longest if longest <= LONG else QUERIES
+        answers = torch.tensor(numbers)
+        return [Block(answers, self.answers[answers, :min(start + size, longest)], start)
+                for start in range(0, longest, size)]
+
+    def to(self, device) -> "SharedPrompts":
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(self, name, send(value, device))
+        self.blocks = [Block(send(block.answers, device), send(block.places, device), block.start)
+                       for block in self.blocks]
+        return self
+
+    def mask_of(self, block: Block, dtype: torch.dtype, heads: int = 1) -> torch.Tensor:
+        """(r, 1, heads * queries, P + end), to be added to the scores: 0 where a query sees a key,
+        -inf elsewhere. Lines begin at multiples of 16 numbers, as a GPU's kernel wants it."""
+        r, end = block.places.shape
+        sees_prompt = self.prompt_mask[self.prompt_of[block.answers]]  # (r, P)
+        P = sees_prompt.shape[1]
+        mask = torch.full((r, 1, end - block.start, -(-(P + end) // 16) * 16), float("-inf"),
+                          dtype=dtype, device=block.places.device)
+        mask[..., :P].masked_fill_(sees_prompt[:, None, None], 0)
+        mask[..., P:P + end].triu_(block.start + 1)  # causal
+        return mask.repeat(1, 1, heads, 1)[..., :P + end]
 
     def find_padded_index(self) -> torch.Tensor:
         """(N,): where each token of the flat sequence stands among the padded rows of the prompts
@@ -90,61 +111,69 @@ class SharedPrompts:
         places = [self.prompts.flatten()]
         is_token = [self.prompt_mask.flatten()]
         for block in self.blocks:
-            S = block.places.shape[1]
-            places.append(block.places.flatten())
-            is_token.append(self.answer_mask[block.answers, :S].flatten())
+            queries = slice(block.start, block.places.shape[1])
+            places.append(block.places[:, queries].flatten())
+            is_token.append(self.answer_mask[block.answers, queries].flatten())
         in_rows = torch.cat(is_token).nonzero().squeeze(1)
         in_flat = torch.cat(places)[in_rows]
         return torch.empty_like(in_rows).index_copy_(0, in_flat, in_rows)
 
     def __call__(self, layer: int, q, k, v) -> torch.Tensor:
         """(N, H, head_dim): attention over flat queries, keys and values (N, heads, head_dim)."""
+        if not self.masks:
+            heads = q.shape[1] // k.shape[1]
+            self.masks = [self.mask_of(block, q.dtype, heads) for block in self.blocks]
         prompt_queries = to_rows(q, self.prompts)
         prompt_keys = to_rows(k, self.prompts)
         prompt_values = to_rows(v, self.prompts)
         attended = [attention(prompt_queries, prompt_keys, prompt_values)]
-        for block in self.blocks:
-            queries = to_rows(q, block.places)
+        for block, mask in zip(self.blocks, self.masks):
+            queries = to_rows(q, block.places[:, block.start:])
             keys = self.with_prompts(block, prompt_keys, k)
             values = self.with_prompts(block, prompt_values, v)
-            attended.append(attention(queries, keys, values, block.mask))
+            attended.append(attention(queries, keys, values, mask))
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in attended])
         return end_to_end.index_select(0, self.padded_index)
 
     def with_prompts(self, block: Block, prompt_rows, x) -> torch.Tensor:
-        """(r, K, P + S, head_dim): keys or values of each answer's prompt, then of the answer."""
+        """(r, K, P + end, head_dim): keys or values of each answer's prompt, then of the answer."""
         at_prompt = prompt_rows[self.prompt_of[block.answers]]
         at_answer = to_rows(x, block.places)
         return torch.cat([at_prompt, at_answer], 2)
 
     def received(self, q, k) -> torch.Tensor:
-        """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j.
-
-        It is the mean over heads; 0 where j > i and beyond the answer's length. The numbers are
-        computed here once more, because the fused kernel in `attention` does not return them.
-        """
+        """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j, the
+        mean over heads; 0 where j > i and beyond the answer's length. It is computed once more, as
+        the kernel in `attention` does not return it."""
         R, longest = self.answers.shape
         _, H, head_dim = q.shape
         K = k.shape[1]
         attention = torch.zeros(R, longest, longest, device=q.device)
         prompt_keys = to_rows(k, self.prompts)
         for block in self.blocks:
-            S = block.places.shape[1]
+            start, end = block.start, block.places.shape[1]
             keys = self.with_prompts(block, prompt_keys, k).repeat_interleave(H // K, 1)
-            score = (to_rows(q, block.places) @ keys.transpose(-1, -2)).float() * head_dim ** -0.5
-            weight = score.masked_fill(~block.mask, float("-inf")).softmax(-1)  # (r, H, S, P + S)
-            attention[block.answers, :S, :S] = weight.mean(1)[..., -S:]
+            queries = to_rows(q, block.places[:, start:])
+            score = (queries @ keys.transpose(-1, -2)).float() * head_dim ** -0.5
+            weight = (score + self.mask_of(block, score.dtype)).softmax(-1)
+            attention[block.answers, start:end, :end] = weight.mean(1)[..., -end:]
         return attention
 
 
-def places_of(lengths: list[int], start: int, device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each row's tokens stand in a flat sequence that begins at `start`: (rows, longest).
+def send(x: torch.Tensor, device) -> torch.Tensor:
+    """A tensor of the CPU on the device. From page-locked memory a GPU takes it when it comes to
+    it; nobody waits."""
+    if torch.device(device).type == "cpu":
+        return x
+    return x.pin_memory().to(device, non_blocking=True)
 
-    The second tensor is False for padding, whose place is given as 0.
-    """
-    length = torch.tensor(lengths, dtype=torch.long, device=device)[:, None]
+
+def places_of(lengths: list[int], start: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each row's tokens stand in a flat sequence that begins at `start`: (rows, longest). The
+    second tensor is False for padding, whose place is given as 0."""
+    length = torch.tensor(lengths, dtype=torch.long)[:, None]
     first = start + length.cumsum(0) - length  # (rows, 1)
-    step = torch.arange(max(lengths, default=0), device=device)
+    step = torch.arange(max(lengths, default=0))
     is_token = step < length
     return torch.where(is_token, first + step, 0), is_token
 
@@ -156,7 +185,7 @@ def positions_of(prompt_lengths: list[int], answer_lengths: list[int],
     positions += [torch.arange(length) for length in prompt_lengths]
     for prompt, length in zip(prompt_of.tolist(), answer_lengths):
         positions.append(prompt_lengths[prompt] + torch.arange(length))
-    return torch.cat(positions).to(prompt_of.device)
+    return torch.cat(positions)
 
 
 def cut_by_length(lengths: list[int], size: int) -> list[list[int]]:

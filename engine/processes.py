@@ -1,19 +1,17 @@
 """Data parallelism, a process a GPU:  torchrun --nproc_per_node 8 train.py ...
 
-Every rank holds the whole model and samples the answers to its shard of the problems. They are
-gathered, so that every rank sees the whole batch and computes advantages, weights and statistics by
-the same code as a single process. Each rank computes the gradient of its own answers, and gradients
-are all-reduced (summed). The replicas stay equal because they all take the same step. Rank 0 prints
-and writes; the others write their credit.
-
-A model that does not fit on one GPU is sharded as well with --shard (engine/sharded.py): its
-tensors are DTensors then, of which each process keeps some rows.
+Every rank holds the whole model (but with --shard, engine/sharded.py) and samples the answers to
+its shard of the problems. They are gathered: advantages, weights and statistics are computed by the
+same code as in a single process. Each rank computes the gradient of its own answers; gradients are
+all-reduced (summed), so all replicas take the same step. Rank 0 prints and writes; the others write
+their credit.
 """
 import os
 import sys
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils import get_total_norm
 
 from engine.errors import LostProcess, NotFinite
 
@@ -158,6 +156,7 @@ def reshard_layers(model) -> None:
 
 def refuse_undefined(what: str, *tensors: torch.Tensor, kind=NotFinite) -> None:
     """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say."""
-    is_defined = all(local_shard(tensor).isfinite().all() for tensor in tensors)
-    if not holds_for_all(is_defined, *tensors):
+    own = [local_shard(tensor.detach()) for tensor in tensors]
+    largest = get_total_norm([part for part in own if part.numel()], float("inf"))
+    if not holds_for_all(bool(largest.isfinite()), *tensors):  # a GPU is waited for only once
         raise kind(f"{what} not finite")

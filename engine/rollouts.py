@@ -9,6 +9,7 @@ forward pass into it, and nobody else does arithmetic with positions.
     group [0, 0], reward [1.1, 0.1]  (2,)
 """
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -51,6 +52,12 @@ class Rollouts:
     def length(self) -> torch.Tensor:
         return self.mask.sum(1)
 
+    @cached_property
+    def lists(self) -> tuple[list[int], list[list[int]]]:
+        """The group and the tokens of each answer, fetched from a GPU once."""
+        rows = zip(self.ids.tolist(), self.length.tolist())
+        return self.group.tolist(), [ids[:length] for ids, length in rows]
+
     @property
     def reward(self) -> torch.Tensor:
         return self.scores["reward"]
@@ -91,10 +98,8 @@ class Rollouts:
 
     def map_tensors(self, function) -> dict:
         """What `function` makes of every tensor of the batch, by the name of the field."""
-        results = {}
-        for name, value in vars(self).items():
-            if isinstance(value, torch.Tensor):
-                results[name] = function(value)
+        results = {name: function(value) for name, value in vars(self).items()
+                   if isinstance(value, torch.Tensor)}
         if self.scores is not None:
             results["scores"] = {part: function(score) for part, score in self.scores.items()}
         return results
@@ -104,15 +109,14 @@ def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
     """Add what follows from the text: scores of each answer, section and kind of each token."""
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
     texts, answers, scores = [], [], []
-    for row, (ids, length) in enumerate(zip(rollouts.ids.tolist(), rollouts.length.tolist())):
-        problem = rollouts.problems[rollouts.group[row]]
-        pieces = token_bytes(tokenizer, ids[:length])
+    for row, (group, ids) in enumerate(zip(*rollouts.lists)):
+        pieces = token_bytes(tokenizer, ids)
         sections, kinds = task.label(pieces)
-        section[row, :length] = torch.tensor(sections, dtype=torch.uint8)
-        kind[row, :length] = torch.tensor(kinds, dtype=torch.uint8)
+        section[row, :len(ids)] = torch.tensor(sections, dtype=torch.uint8)
+        kind[row, :len(ids)] = torch.tensor(kinds, dtype=torch.uint8)
         texts.append([piece.decode(errors="replace") for piece in pieces])
         answers.append(b"".join(pieces).decode(errors="replace"))
-        scores.append(task.score(problem, answers[-1]))
+        scores.append(task.score(rollouts.problems[group], answers[-1]))
     device = rollouts.mask.device
     return replace(rollouts, texts=texts, answers=answers,
                    scores=columns_of(scores, device), section=section.to(device),
@@ -121,12 +125,9 @@ def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
 
 def columns_of(scores: list[dict], device) -> dict[str, torch.Tensor]:
     """(B,) of each part. A task may give more parts than the lab needs, but all of them always."""
-    columns = {}
     for score in scores:
         if set(score) != set(scores[0]):
             raise UserError("the task's score should return the same parts for every answer, not "
                             f"{', '.join(scores[0])} and {', '.join(score)}")
-    for part in scores[0]:
-        values = [score[part] for score in scores]
-        columns[part] = torch.tensor(values, dtype=torch.float32, device=device)
-    return columns
+    return {part: torch.tensor([score[part] for score in scores], dtype=torch.float32,
+                               device=device) for part in scores[0]}

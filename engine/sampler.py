@@ -17,22 +17,19 @@ token 1; V is the vocabulary, D the width.
                               1 1 1 1
 
 Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. Stop
-tokens are looked for every 4 steps (CUDA: 64); until then finished rows are decoded too, and
+tokens are looked for every 4 steps (CUDA: 16); until then finished rows are decoded too, and
 trimmed afterwards: each answer is cut after its first stop token.
 
 Answers may also go on from places within a sequence, which is still computed once: its state at
-the place predicts their first token. Here the sequence r0 to r4 is asked for three rows by
-`starts=[Start(0, 5), Start(0, 2), Start(0, 2, without=7)]`. The last two see r0 and r1 alone, and
-the last one may have any first token but 7:
-
-               fed to the model             at positions   hidden -> logits      sampled
-    prefill    r0 r1 r2 r3 r4               0 1 2 3 4      (5, D) -> (3, V)      from states 4 1 1
-    step 1     token 0 of rows 0 1 2        5 2 2          (3, D) -> (3, V)      token 1 of 3 rows
+the place predicts their first token. With `starts=[Start(0, 5), Start(0, 2, without=7)]` the first
+row goes on from r4, the second sees r0 and r1 alone, and may have any first token but 7.
 
 On a GPU a step is recorded as a CUDA graph and replayed, so within a step no shape and no decision
 may depend on what was sampled, and tensors are changed in place. On a CPU it is simply called.
 """
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -44,7 +41,17 @@ from engine.fused import FusedQwen2
 from engine.packing import SharedPrompts, to_rows
 from qwen2_model import Qwen2
 
-STEPS_BETWEEN_DEPARTURES = {"cpu": 4, "cuda": 64}
+LONG_VOCABULARY, PART = 4096, 128  # beyond 4096 tokens bytes are what costs, not operations
+
+
+class Pace(NamedTuple):
+    """How often what a step looks like may change; on a GPU it is recorded anew then."""
+    look: int    # steps until finished rows are looked for
+    window: int  # tokens by which the part of the cache grows that steps look at
+    leave: int   # rows leave once a row in so many is done, since a departure moves the cache
+
+
+PACE = {"cpu": Pace(4, 4, 8), "cuda": Pace(16, 128, 4)}
 
 
 class Start(NamedTuple):
@@ -56,12 +63,9 @@ class Start(NamedTuple):
 
 @dataclass
 class Generation:
-    """What was sampled, in answer coordinates: index t is the t-th generated token.
-
-    log_prob, entropy -sum p log p and collision sum p^2 are those of the temperature-1
-    distribution, the one that training sees, whatever the sampling temperature was.
-    Beyond the mask everything is 0.
-    """
+    """What was sampled, in answer coordinates: index t is the t-th generated token. Log-prob,
+    entropy -sum p log p and collision sum p^2 are those at temperature 1, as training sees them.
+    Beyond the mask everything is 0."""
     tokens: torch.Tensor     # (B, T) int64
     mask: torch.Tensor       # (B, T) bool, the stop token included
     finished: torch.Tensor   # (B,) bool, the row ended with a stop token
@@ -80,49 +84,69 @@ class Generation:
         facts = facts.masked_fill(~mask, 0)
         return cls(tokens * mask, mask, (is_stop & mask).any(1), *facts)
 
-    @classmethod
-    def empty(cls, B: int, T: int, device) -> "Generation":
-        tokens = torch.zeros(B, T, dtype=torch.long, device=device)
-        nothing = torch.zeros(B, dtype=torch.long, device=device)
-        return cls.of_tokens(tokens, torch.zeros(3, B, T, device=device), nothing, nothing)
-
 
 class Distribution:
     """softmax(logits) for each row, with few passes over the vocabulary.
 
-    z_v = logit_v - max logit, e_v = exp(z_v), Z = sum e: then p_v = e_v / Z.
+    z_v = logit_v - max logit, e_v = exp(z_v), Z = sum e: then p_v = e_v / Z. Sums over a long
+    vocabulary are made in two levels, of each PART tokens and of those sums: one cumulative sum of
+    a whole row would be a GPU's slowest kernel.
     """
 
     def __init__(self, logits: torch.Tensor):
-        self.z = logits.float() - logits.amax(-1, keepdim=True).float()  # (R, V)
-        self.e = self.z.exp()                                            # (R, V)
-        self.Z = self.e.sum(-1)                                          # (R,)
+        self.z = logits - logits.amax(-1, keepdim=True).float()            # (R, V)
+        self.e = self.z.exp()                                              # (R, V)
+        self.is_long = logits.shape[-1] > LONG_VOCABULARY
+        if self.is_long:
+            self.variance, self.mean = torch.var_mean(in_parts(self.e), -1, correction=0)
+        self.Z = PART * self.mean.sum(-1) if self.is_long else self.e.sum(-1)  # (R,)
 
     def pick(self, uniform, temperature: float = 1.0, greedy: bool = False) -> torch.Tensor:
-        """(R,) tokens by inverse-CDF sampling, with each row's own random number."""
+        """(R,) tokens by inverse-CDF sampling, with each row's own random number: of a long
+        vocabulary first the part, then the token within."""
         if greedy:
             return self.z.argmax(-1)
-        e = self.e if temperature == 1 else (self.z / temperature).exp()
-        cumulative = e.cumsum(-1)
-        height = uniform[:, None] * cumulative[:, -1:]
-        # `right` skips tokens of probability zero
-        token = torch.searchsorted(cumulative, height, right=True).squeeze(1)
-        return token.clamp(max=self.z.shape[-1] - 1)
-
-    def without(self, tokens: torch.Tensor) -> "Distribution":
-        """The distribution in which row r cannot draw tokens[r], and the other tokens keep their
-        proportions. -1 rules out nothing."""
-        rows = (tokens >= 0).nonzero().squeeze(1)
-        z = self.z.clone()
-        z[rows, tokens[rows]] = float("-inf")
-        return Distribution(z)
+        e, share = self.e, uniform[:, None]
+        if temperature != 1:
+            e = (self.z / temperature).exp()
+        if not self.is_long:
+            return place_of(share, e.cumsum(-1)).squeeze(1)
+        parts = in_parts(e)                                                # (R, parts, PART)
+        mean = self.mean if temperature == 1 else parts.mean(-1)
+        cumulative = mean.cumsum(-1)
+        part = place_of(share, cumulative)
+        above = share * cumulative[:, -1:] - F.pad(cumulative, (1, 0)).gather(1, part)
+        share = (above / mean.gather(1, part)).clamp(0, 1)
+        inside = parts.take_along_dim(part[..., None], 1).squeeze(1)       # (R, PART)
+        token = place_of(share, inside.cumsum(-1)).add_(part, alpha=PART).squeeze(1)
+        return token.clamp(max=e.shape[-1] - 1)
 
     def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, collision sum p^2."""
+        """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, collision sum p^2. The
+        sum of e^2 follows from mean and variance of each part; entr(e) is -e log e = -e z."""
         log_prob = self.z.gather(1, token[:, None]).squeeze(1) - self.Z.log()
-        entropy = self.Z.log() - torch.linalg.vecdot(self.e, self.z) / self.Z
-        collision = torch.linalg.vecdot(self.e, self.e) / self.Z.square()
-        return log_prob, entropy, collision
+        if self.is_long:
+            entropy = self.Z.log() + torch.special.entr(self.e).sum(-1) / self.Z
+            squares = PART * torch.addcmul(self.variance, self.mean, self.mean).sum(-1)
+        else:
+            entropy = self.Z.log() - torch.linalg.vecdot(self.e, self.z) / self.Z
+            squares = torch.linalg.vecdot(self.e, self.e)
+        return log_prob, entropy, squares / self.Z.square()
+
+
+def in_parts(p: torch.Tensor) -> torch.Tensor:
+    """(R, V) -> (R, parts, PART), the last part filled up with zeros."""
+    missing = -p.shape[-1] % PART
+    return (F.pad(p, (0, missing)) if missing else p).unflatten(-1, (-1, PART))
+
+
+def place_of(share: torch.Tensor, cumulative: torch.Tensor) -> torch.Tensor:
+    """(R, 1) the first place where the cumulative sum (R, n) is above this share of the whole:
+    never one that adds nothing to it."""
+    whole = cumulative[:, -1:]
+    height = torch.minimum(share * whole, whole * (1 - 2 ** -23))  # share may be 1
+    place = torch.searchsorted(cumulative, height, right=True)
+    return place.clamp(max=cumulative.shape[1] - 1)                # NaN is beyond
 
 
 @dataclass(frozen=True)
@@ -144,9 +168,6 @@ class Rows:
     token: torch.Tensor     # (R,) the token sampled last
     position: torch.Tensor  # (R,) of that token
     done: torch.Tensor      # (R,) bool; copies are
-
-    def take(self, rows: torch.Tensor) -> "Rows":
-        return Rows(**{name: values[rows] for name, values in vars(self).items()})
 
 
 class Decoding:
@@ -176,12 +197,11 @@ class Decoding:
         """
         rows, device = self.rows, self.uniform.device
         lengths = [len(prompt) for prompt in prompts]
-        packed = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long, device=device))
+        packed = SharedPrompts(lengths, [], torch.zeros(0, dtype=torch.long)).to(device)
 
-        def attend(layer, q, k, v):
-            keys, values = to_rows(k, packed.prompts), to_rows(v, packed.prompts)
-            self.cache.add_prompts(keys, values, rows.prompt)
-            return packed(layer, q, k, v)
+        def attend(layer, q, kv):
+            self.cache.add_prompts(to_rows(kv, packed.prompts), rows.prompt)
+            return packed(layer, q, *kv.chunk(2, 1))
 
         ids = torch.tensor(sum(prompts, []), device=device)
         hidden = self.model.hidden(ids, packed.positions, attend)           # (N, D)
@@ -198,8 +218,11 @@ class Decoding:
     def sample(self, hidden: torch.Tensor, without: torch.Tensor | None = None) -> None:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         rows, sampling = self.rows, self.sampling
-        distribution = Distribution(self.model.logits(hidden))  # (R, V)
-        allowed = distribution if without is None else distribution.without(without)
+        logits = self.model.logits(hidden)  # (R, V)
+        distribution = allowed = Distribution(logits)
+        if without is not None:  # the other tokens keep their proportions
+            excluded = torch.arange(logits.shape[1], device=logits.device) == without[:, None]
+            allowed = Distribution(logits.masked_fill(excluded, float("-inf")))
         place = self.line + rows.answer
         uniform = self.uniform.index_select(0, place)
         rows.token.copy_(allowed.pick(uniform, sampling.temperature, sampling.greedy))
@@ -221,7 +244,7 @@ class Decoding:
         answers = prompt.unique_consecutive(return_counts=True)[1]
         G = rows_of_block(answers.tolist(), self.cache.P, slots)
         row, is_copy = fill_blocks(answers, G)
-        self.rows = self.rows.take(stay[row])
+        self.rows = Rows(*(values[stay[row]] for values in vars(self.rows).values()))
         self.rows.answer[is_copy] = self.columns - 1
         self.rows.done |= is_copy
         self.cache.arrange(stay[row], self.rows.seen, G, slots, written)
@@ -234,12 +257,10 @@ class Decoding:
 
 
 def step_until_done(decoding: Decoding, longest: int) -> None:
-    """Sample tokens 1 to longest - 1, or stop when every row is done.
-
-    Rows leave once an eighth of them are done, since a departure moves the cache.
-    """
-    cache = decoding.cache
-    device = decoding.line.device
+    """Sample tokens 1 to longest - 1, or stop when every row is done."""
+    cache, device = decoding.cache, decoding.line.device
+    pace = PACE[device.type]
+    step, window = None, 0
     t = count = 1  # token 0 came with the prefill
     while t < longest:
         decoding.find_done(t, count)
@@ -247,40 +268,62 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         done = int(decoding.rows.done.sum())
         if done == rows:
             return
-        count = min(STEPS_BETWEEN_DEPARTURES[device.type], longest - t)
+        count = min(pace.look, longest - t)
         needed = t + count - 1  # slots: the last of these steps feeds token t + count - 2
         slots = cache.slots
         if needed > slots:
             slots = min(max(needed, 2 * slots), longest - 1)
-        if 8 * done >= rows or slots > cache.slots:
+        if pace.leave * done >= rows or slots > cache.slots:
             decoding.arrange(slots, written=t - 1)
-        cache.set_window(needed)
-        repeat(decoding.step, count, device)
+            window = 0
+        if needed > window:
+            window = min(t + pace.window - 1, cache.slots)
+            cache.set_window(window)
+            step = decoding.step if device.type == "cpu" else Recording(decoding.step, step)
+        for _ in range(count):
+            step()
         t += count
 
 
-def repeat(step, count: int, device) -> None:
-    """Call `step` `count` times; on a GPU through a CUDA graph.
+class Recording:
+    """A step of a GPU: called, then recorded as a CUDA graph, then replayed with a single launch,
+    as its hundreds of small kernels take longer to start than to run. The first call is there for
+    libraries to load kernels and take memory, which they must not do while recording."""
 
-    A step starts some hundred small kernels, and starting them takes longer than running them. A
-    graph records them once and replays them with a single launch. The first step runs on a side
-    stream, outside the recording: libraries allocate their workspaces there, which they must not
-    do while recording.
-    """
-    if device.type != "cuda" or count < 3:
-        for _ in range(count):
-            step()
+    def __init__(self, step, before: "Recording | None"):
+        self.step = step
+        self.graph = before and before.graph  # its memory is used again
+        self.calls = 0
+
+    def __call__(self) -> None:
+        if self.calls == 0:
+            self.step()
+        if self.calls == 1:
+            graph = torch.cuda.CUDAGraph()  # torch.cuda.graph would wait and free all memory
+            graph.capture_begin(self.graph and self.graph.pool())
+            self.step()  # recorded, not carried out
+            graph.capture_end()
+            self.graph = graph
+        if self.calls > 0:
+            self.graph.replay()
+        self.calls += 1
+
+
+side_stream = cache(torch.cuda.Stream)  # one a device: libraries keep a workspace for every stream
+
+
+@contextmanager
+def ready_to_record(device: torch.device):
+    """On a GPU, work on a stream that can be recorded, and on no other device's."""
+    if device.type == "cpu":
+        yield
         return
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()  # recorded, not carried out
-    for _ in range(count - 1):
-        graph.replay()
+    stream, usual = side_stream(device), torch.cuda.current_stream(device)
+    stream.wait_stream(usual)
+    with torch.cuda.stream(stream):
+        yield
+    usual.wait_stream(stream)
+    torch.cuda.empty_cache()  # no other stream could use what is left of its memory
 
 
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int],
@@ -291,8 +334,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
 
     max_new_tokens: one number for all prompts, or one for each
     stop_ids:       tokens that end an answer, by default the model's own
-    share:          only these prompts are answered, and the rows of all others stay 0; by default
-                    all are
+    share:          only these prompts are answered (by default all), other rows stay 0
     starts:         instead of `answers`, the places to go on from: a row for each, in their order;
                     max_new_tokens and share are then about starts
 
@@ -303,8 +345,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
         starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
     one_for_all = isinstance(max_new_tokens, int)
     limits = [max_new_tokens] * len(starts) if one_for_all else max_new_tokens
-    check_request(model, starts, limits, answers, temperature)
-    check_starts(model, prompts, starts)
+    check_request(model, prompts, starts, limits, answers, temperature)
     stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
     share = range(len(starts)) if share is None else share
     # all processes have to make it, those with an empty share, too
@@ -315,14 +356,16 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     # drawn on the CPU: the same ones whatever the device is
     chance = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(starts), max(limits), generator=chance).to(model.device)
-    if not asked:
-        return Generation.empty(*uniform.shape, model.device)
+    limit = torch.tensor([limit if row in asked else 0 for row, limit in enumerate(limits)],
+                         device=model.device)
     stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
-    with torch.inference_mode():  # cheaper than no_grad
+    if not asked:
+        nothing = torch.zeros(uniform.shape, dtype=torch.long, device=model.device)
+        return Generation.of_tokens(nothing, nothing.expand(3, -1, -1).float(), limit, stop)
+    with ready_to_record(model.device), torch.inference_mode():  # cheaper than no_grad
         decoding = decode(fused, prompts, starts, limits, asked, uniform,
                           Sampling(stop, temperature, greedy))
-    limits = [limit if row in asked else 0 for row, limit in enumerate(limits)]
-    return decoding.result(torch.tensor(limits, device=model.device))
+    return decoding.result(limit)
 
 
 def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
@@ -346,27 +389,19 @@ def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], lim
     return decoding
 
 
-def check_request(model: Qwen2, starts: list[Start], limits: list[int], answers: int,
-                  temperature: float) -> None:
-    if not starts or len(limits) != len(starts) or not all(start.seen for start in starts):
+def check_request(model: Qwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
+                  answers: int, temperature: float) -> None:
+    if not starts or not all(prompts) or len(limits) != len(starts):
         raise UserError("generate needs at least one prompt, no empty one, and one max_new_tokens "
                         "for all or one for each")
     if min(limits) < 1 or answers < 1 or not temperature > 0:
         raise UserError(f"max_new_tokens {min(limits)} and answers {answers} must be at least 1, "
-                        f"temperature {temperature} above 0 "
-                        "(greedy=True takes the likeliest token)")
-    longest = max(start.seen + limit for start, limit in zip(starts, limits))
-    if longest > model.config.max_position_embeddings:
-        raise UserError(f"prompt and answer can reach {longest} tokens, "
-                        f"the model's limit is {model.config.max_position_embeddings}")
-
-
-def check_starts(model: Qwen2, prompts: list[list[int]], starts: list[Start]) -> None:
-    for start in starts:
-        if not 0 <= start.prompt < len(prompts):
-            raise UserError(f"{start}: there are {len(prompts)} prompts, numbered from 0")
-        if not 0 < start.seen <= len(prompts[start.prompt]):
-            raise UserError(f"{start}: prompt {start.prompt} has {len(prompts[start.prompt])} "
-                            "tokens, and an answer sees at least the first of them")
-        if not -1 <= start.without < model.config.vocab_size:
-            raise UserError(f"{start}: the model has no token {start.without}; -1 rules out none")
+                        f"temperature {temperature} above 0 (greedy=True takes the likeliest)")
+    for start, limit in zip(starts, limits):
+        sizes = [len(prompt) for prompt in prompts[start.prompt:start.prompt + 1]]
+        if not sizes or not 0 < start.seen <= sizes[0] or start.without >= model.config.vocab_size:
+            raise UserError(f"{start}: of {len(prompts)} prompts, numbered from 0, this one has "
+                            f"{sizes} tokens; the model knows {model.config.vocab_size}")
+        if start.seen + limit > model.config.max_position_embeddings:
+            raise UserError(f"prompt and answer can reach {start.seen + limit} tokens, the model's "
+                            f"limit is {model.config.max_position_embeddings}")

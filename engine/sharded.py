@@ -7,14 +7,9 @@ processes:
     passing through    one layer at a time is all-gathered before it is used, in the compute type,
                        and freed afterwards; its gradient is reduce-scattered
 
-Loop, loss and files are those of a run without it. The code that differs is here, or calls this:
-
-    micro_batches      (forward.py) processes wait for each other at every layer, so all of them
-                       make equally many passes; one that has no answers left passes empty batches
-    FusedQwen2         (fused.py) a whole copy to sample from: gathering 28 layers for every token
-                       takes too long
-    full_tensor,       a whole tensor for a file, and a process's rows of one; a checkpoint is the
-    shard_like         same however many processes wrote it
+Loop, loss and files are those of a run without it. The code that differs is here, or calls this.
+Processes wait for each other at every layer, so all of them make equally many passes: one without
+answers passes empty batches. A token step would gather every layer: FusedQwen2 is a whole copy.
 
 Left out: sampling layer by layer. A copy in bfloat16 has to fit beside the parts.
 """

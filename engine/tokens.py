@@ -29,7 +29,7 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
     if not is_file(path):
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{path} is not a tokenizer file: {error}") from None
     if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):

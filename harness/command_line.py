@@ -1,37 +1,22 @@
 """The command line of train.py: the run that it asks for, a new one or one that is there already
-(harness/resume.py), the flags that were typed, and what --help says.
-
---help lists what a first day needs, --help all every flag, --help gae a method with its own.
+(harness/resume.py), the flags that were typed. What --help says is in harness/help.py.
 """
-import inspect
-import textwrap
 from argparse import SUPPRESS
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from engine.choices import ADVANTAGES, MITIGATIONS
-from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, UserError
+from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, OwnCodeError, UserError
 from harness.files import is_file, is_there, read_json
-from harness.flags import (Flag, Parser, add_flag, describe, fields_as_flags,
-                           parameters_as_flags, shortened, some_text)
+from harness.flags import Parser, add_flag, fields_as_flags, some_text
+from harness.own_code import told_by_python
 from harness.run import Run
-from harness.settings import (EVALUATED, METHODS, OPTIONS, POLICY, PROBLEMS, Settings,
-                              choice_flags, make_settings, read_files)
+from harness.settings import (METHODS, OPTIONS, PROBLEMS, Settings, choice_flags, make_settings,
+                              read_files)
 from harness.tasks import load_task
-
-FIRST_DAY = (  # what --help lists
-    "model", "device", "task", "mitigation", "rescale", "advantage", "loss", "kl", "steps",
-    "questions", "answers", "max_new_tokens", "temperature", "learning_rate", "seed", "eval_every",
-    "eval_tasks", "checkpoint_every", "out")
-ABOUT_HELP = """\
---help METHOD describes one of them and its flags; --help all lists every flag and every method."""
-ABOUT_FILES = """\
-Defaults are those of this command: a model folder's recipe.json (models/tiny has one) and --config
-set their own. Flags override them, and config.json in the run folder shows what was used. Hyphens
-work as well as underscores."""
-
 
 @contextmanager
 def open_run(argv: list[str]) -> Iterator[Run]:
@@ -42,7 +27,9 @@ def open_run(argv: list[str]) -> Iterator[Run]:
     with run.cleanup:
         try:
             yield run
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code != 130:  # not after Ctrl-C
+                error = OwnCodeError(told_by_python(error))
             if isinstance(error, NotFinite) and run.folder:
                 error = UserError(where_to_look(error, run))
             if is_new and run.folder:
@@ -96,13 +83,12 @@ def read_flags(argv: list[str]) -> dict:
 
 
 def help_about(topic: str, defaults: dict) -> str:
-    if topic in ("", "all"):
-        return make_parser(defaults, OPTIONS if topic else FIRST_DAY).format_help()
-    for choices in METHODS.values():
-        if topic in choices:
-            return describe_choice(topic, choices[topic])
-    raise UserError(f"--help {shortened(topic)}: there is no method of this name (--help lists "
-                    "them)")
+    from harness.help import about_method, epilog, text_of_option
+    if topic not in ("", "all"):
+        return about_method(topic)
+    is_all = topic == "all"
+    text_of = partial(text_of_option, is_all, defaults["task"])
+    return make_parser(defaults, text_of, epilog(is_all)).format_help()
 
 
 def defaults_of(argv: list[str]) -> dict:
@@ -120,57 +106,21 @@ def defaults_of(argv: list[str]) -> dict:
     return {"task": Settings.task} | recipe | config | given
 
 
-def make_parser(defaults: dict, listed=()) -> Parser:
-    """It reads every setting and the flags of the methods that are imported; its help lists these
-    settings. Of two flags of one name, whoever brings them, argparse says that they conflict."""
-    task, is_all = defaults["task"], listed is OPTIONS
-    of_task = fields_as_flags(load_task(task))
-    methods = "\n\n".join(map(describe_choices if is_all else name_choices, METHODS))
-    methods += "" if is_all else f"\n\n\n{ABOUT_HELP}"
+def make_parser(defaults: dict, text_of=lambda *_: SUPPRESS, epilog: str = "") -> Parser:
+    """It reads every setting and the flags of the methods that are imported; `text_of` makes what
+    its help says of a setting. Of two flags of one name, whoever brings them, argparse says that
+    they conflict."""
+    of_task = fields_as_flags(load_task(defaults["task"]))
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
-                    "was given.", epilog=f"{methods}\n\n{ABOUT_FILES}", add_help=False)
+                    "was given.", epilog=epilog, add_help=False)
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
     for name, flag in (*OPTIONS.items(), *of_task.items()):
         flag = replace(flag, default=defaults.get(name, flag.default))
-        text = describe_option(name, flag) if name in listed else SUPPRESS
-        if name in of_task and (is_all or task != Settings.task):
-            text = describe(flag)
-        add_flag(topics[flag.topic or PROBLEMS], name, flag, text)
+        add_flag(topics[flag.topic or PROBLEMS], name, flag, text_of(name, flag))
     for name, flag in choice_flags(*(choices.loaded() for choices in METHODS.values())).items():
         add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
     return parser
-
-
-def describe_choices(axis: str) -> str:
-    """The choices of a list, each with its own flags."""
-    own = ", each with its own flags" if axis == "mitigation" else ""
-    return "\n".join([f"choices of --{axis}{own}:",
-                      *(describe_choice(*choice) for choice in METHODS[axis].items())])
-
-
-def name_choices(axis: str) -> str:
-    return textwrap.fill(f"choices of --{axis}: {', '.join(METHODS[axis])}", 95,
-                         subsequent_indent="  ", break_long_words=False)
-
-
-def describe_choice(name: str, function) -> str:
-    """The first paragraph of its docstring, and a line for each of its flags."""
-    paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
-    lines = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
-    for flag_name, flag in parameters_as_flags(function).items():
-        text = f" {flag.text}" if flag.text else ""
-        limits = "".join(f", {words} {limit:g}" for words, limit, _ in flag.limits())
-        lines.append(f"  --{flag_name}{text} (default {flag.default}{limits})")
-    return "\n".join(f"  {name if row == 0 else '':29s} {line}" for row, line in enumerate(lines))
-
-
-def describe_option(name: str, flag: Flag) -> str:
-    """The help of a setting, with the condition under which it has an effect."""
-    if name in METHODS:  # their choices are listed below
-        flag = replace(flag, choices=())
-    is_told = flag.requires and flag.requires not in (POLICY, EVALUATED)
-    return describe(flag) + (f"; needs {flag.requires[1].split(' (')[0]}" if is_told else "")
 
 
 def add_resuming(group) -> None:

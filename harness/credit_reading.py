@@ -11,6 +11,7 @@ from engine.rollouts import Rollouts
 from engine.tokens import token_bytes
 from harness.credit_file import (COLUMNS, MOST, SCORES, Column, column_of, credit_files,
                                  credit_path)
+from harness.files import reading
 from harness.identity import check_origin, run_id_on_record
 
 WORDS = {"i": "whole numbers", "f": "floating point numbers", "b": "yes or no"}  # by kind of dtype
@@ -88,16 +89,15 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
 
 def read_file(path: Path) -> dict[str, np.ndarray]:
     """Read and check one credit file; an error names a broken one, or one of another program."""
-    try:
-        with zipfile.ZipFile(path) as file:  # each column to its end: then its checksum is compared
+    with reading(path, "rb", encoding=None) as opened:
+        try:
+            file = zipfile.ZipFile(opened)  # each column to its end: then its checksum is compared
             columns = {name.removesuffix(".npy"): np.load(io.BytesIO(file.read(name)),
                                                           allow_pickle=False)
                        for name in file.namelist()}
-    except Exception as error:  # zipfile, zlib and numpy have a dozen kinds of it for damage
-        if isinstance(error, OSError) and error.strerror:
-            raise UserError(f"cannot read {path}: {error.strerror}") from None
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UserError(f"{path} is not a credit file of this program: {reason}") from None
+        except Exception as error:  # zipfile, zlib and numpy have a dozen kinds of it for damage
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise UserError(f"{path} is not a credit file of this program: {reason}") from None
     return checked(path, columns)
 
 

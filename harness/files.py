@@ -7,7 +7,6 @@ import math
 import os
 import secrets
 import shutil
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,18 +104,23 @@ def finite(text: str) -> float:
 
 @contextmanager
 def reading(path: Path, mode: str = "r", encoding: str | None = "utf-8"):
-    """Open a file. Whatever is the reason why it cannot be read becomes one sentence. A pipe or a
-    device is refused, because it might never end."""
+    """Open a file. Whatever is the reason why it cannot be read becomes one sentence."""
+    refuse_special(path, "read")
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            reason = "Is a directory" if is_folder(path) else "Not a regular file"
-            raise UserError(f"cannot read {path}: {reason}")
         with open(path, mode, encoding=encoding) as file:
             yield file
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text") from None
     except OSError as error:
-        raise UserError(f"cannot read {str(path)[:200]}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def refuse_special(path: Path, what_for: str) -> None:
+    """Stop at a pipe or a device: to read one might never end, and a file that is made whole would
+    take its place."""
+    if is_there(path) and not is_file(path):
+        reason = "Is a directory" if is_folder(path) else "Not a regular file"
+        raise UserError(f"cannot {what_for} {path}: {reason}")
 
 
 def read_given(name: str, what: str, parse) -> list:
@@ -155,6 +159,7 @@ def whole_file(path: Path):
     """Make a file whole or not at all: `with` gives the name of one to write, and renames it to
     `path` at the end. If something goes wrong, it is removed."""
     unfinished = unfinished_name(path)
+    refuse_special(path, "write")
     with writing(path):
         try:
             yield unfinished

@@ -81,16 +81,11 @@ def fields_as_flags(cls) -> dict[str, Flag]:
 def parameters_as_flags(function) -> dict[str, Flag]:
     """The flags of a weighting or an advantage: the keyword-only parameters of the function, or of
     the __init__ of a class."""
-    is_class = inspect.isclass(function)
-    called = function.__init__ if is_class else function
-    positional = 2 if is_class else 1  # (self, policy) or (rollouts)
+    called = function.__init__ if inspect.isclass(function) else function
     hints = typing.get_type_hints(called, include_extras=True)
     flags = {}
-    for place, (name, parameter) in enumerate(inspect.signature(called).parameters.items()):
+    for name, parameter in inspect.signature(called).parameters.items():
         whose = f"the parameter {name} of {function.__name__}"
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and place >= positional:
-            raise UserError(f"{whose} comes after tokens (a class: after policy): write a * before "
-                            "it to make it a flag")
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
             raise UserError(f"{whose} needs a default: it becomes a flag")
         if parameter.kind is parameter.KEYWORD_ONLY:

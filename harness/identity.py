@@ -15,7 +15,9 @@ name need not be the same problems.
 import hashlib
 import json
 import platform
+import shlex
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +29,8 @@ import torch
 from engine.errors import UserError
 from harness.files import (PROJECT, did_you_mean, find_folder, is_file, is_folder, is_there,
                            paths_in, read_json, read_lines, sha256_of)
+from harness.flags import shortened
+from harness.log_columns import wrong_column
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
                     "shard")
@@ -58,14 +62,11 @@ def run_config(folder: Path) -> dict:
         raise UserError(f"{folder} is not a run folder: it has no config.json"
                         f"{did_you_mean(folder)}")
     config = read_json(folder / "config.json")
-    if "mitigation" not in config:
-        raise UserError(f"{folder} is not a run folder: its config.json says nothing of a "
-                        "mitigation")
     if "run_id" in config and config["run_id"] != run_id_of(config):
         path = folder / "config.json"
         raise UserError(f"{path} was changed since the run began: its settings do not fit its "
                         "run_id. Put the old ones back, or begin another run with them: "
-                        f"--config {path} --out NAME")
+                        f"--config {shlex.quote(str(path))} --out NAME")
     return config
 
 
@@ -85,11 +86,14 @@ def check_origin(where: str | Path, found: dict, wanted: dict) -> None:
 
 
 def lines_of_run(run: Path, name: str) -> list[dict]:
-    """The lines of a log, each of which is of this run."""
+    """The lines of a log, each of which is of this run and holds what its columns may hold."""
     wanted = {"run_id": run_id_on_record(run)}
     lines = read_lines(run / name)
     for number, line in enumerate(lines, 1):
         check_origin(f"{run / name}, line {number}", line, wanted)
+        if column := wrong_column(name, line):
+            raise UserError(f"{run / name}, line {number} is not of this program: its {column} is "
+                            f"{shortened(repr(line[column]))}")
     return lines
 
 
@@ -120,7 +124,9 @@ def refuse_gaps(run: Path, config: dict, metrics: list[dict], evaluations: list[
                         f"{done}: lines are missing")
     for step, mode in missing_evaluations(config, evaluations, done):
         raise UserError(f"{run}/evaluations.jsonl has lost the {mode} evaluation at step {step}: "
-                        f"--eval_every is {config['eval_every']}, and {done} steps are done")
+                        f"{done} steps are done. --resume makes it again once the checkpoints from "
+                        f"step {step} on are moved away; without one from before, train again "
+                        "with another --out")
 
 
 def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
@@ -129,27 +135,26 @@ def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
     return {"run_id": run_id_on_record(run), "step": step, "files": files}
 
 
-def check_seal(run: Path, checkpoint: Path, step: int) -> None:
-    """Compare the seal with the files as they are now. In a checkpoint of an older version it holds
-    nothing to compare with."""
-    seal = read_json(checkpoint / "trainer" / "state.json")
-    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})
-    for name, sha256 in seal.get("files", {}).items():
-        if sha256_of(checkpoint / name) != sha256:
-            raise UserError(f"{checkpoint / name} was changed after it was written. Move "
-                            f"{checkpoint} away, and --resume goes on from the one before it")
-
-
 def provenance() -> dict:
     """The versions a run was made with, and the commit of this code (null outside a checkout)."""
     versions = {"python": platform.python_version()} | {
         package.__name__: package.__version__ for package in (torch, np, safetensors, tokenizers)}
-    with suppress(FileNotFoundError):  # no git here
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True,
-                               text=True)
-        if asked.returncode == 0:
-            return {"git_commit": asked.stdout.strip(), "versions": versions}
-    return {"git_commit": None, "versions": versions}
+    commit = None
+    with suppress(FileNotFoundError, subprocess.CalledProcessError):  # no git, or no checkout
+        commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=PROJECT, text=True,
+                                         stderr=subprocess.DEVNULL).strip()
+    return {"git_commit": commit, "versions": versions}
+
+
+def code_in_use() -> dict[str, str]:
+    """A sha256 of each file of this project that is loaded, the task's among them, by its path
+    there. Methods are imported when they are chosen: of others nothing is in here."""
+    here = {path.stem for path in paths_in(PROJECT)}
+    names = [name for name in {"train", *sys.modules} if name.split(".")[0] in here]
+    places = [PROJECT.joinpath(*name.split(".")) for name in names]
+    files = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py")]
+    return {path.relative_to(PROJECT).as_posix(): sha256_of(path)
+            for path in sorted(files) if is_file(path)}
 
 
 def given_paths(settings) -> dict[str, Path]:
@@ -167,13 +172,3 @@ def fingerprint(path: Path) -> str:
     names = ["config.json", "tokenizer.json", *weights]
     parts = [f"{name} {sha256_of(path / name)}\n" for name in sorted(names)]
     return hashlib.sha256("".join(parts).encode()).hexdigest()
-
-
-def refuse_other_sources(before: dict[str, str], settings, names: set[str]) -> None:
-    """Stop if what one of these flags names was changed since the run began."""
-    paths = given_paths(settings)
-    for name in sorted(names & set(before) & set(paths)):
-        if fingerprint(paths[name]) != before[name]:
-            raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
-                            "sha256 is another). Put the old one back, or begin a run of its own "
-                            "with --out")

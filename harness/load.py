@@ -20,11 +20,11 @@ from engine.optimizer import (AdamW, load_optimizer_tensors, make_optimizer, opt
 from engine.policy import Policy, encode_prompts
 from engine.processes import refuse_undefined
 from engine.tokens import load_tokenizer
-from harness.files import find_folder
+from harness.files import did_you_mean, find_folder
 from harness.own_code import expect, own_code
 from harness.settings import OWN_SAMPLER, Settings
 from harness.tasks import make_task
-from qwen2_model import Qwen2
+from qwen2_model import NAME_OF_TYPE, Qwen2
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
@@ -45,6 +45,8 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
 
 def load_model(s: Settings, folder: Path, device) -> Qwen2:
     """The model of a folder; with --shard this process's part of it."""
+    if near := did_you_mean(folder):
+        raise UserError(f"there is no model folder {folder}{near}")
     dtype = getattr(torch, s.dtype)
     if not s.shard:
         return Qwen2.from_pretrained(folder, device).compute_in(dtype)
@@ -136,11 +138,16 @@ def device_of(s: Settings) -> torch.device:
 
 
 def pick_device(name: str) -> torch.device:
+    """The device of a flag. A GPU is made the present one, on which PyTorch records graphs."""
     if not re.fullmatch("cpu|cuda(:[0-9]+)?", name):
         raise UserError(f"--device {name}: only cpu, cuda and cuda:N are implemented")
-    number, count = name.partition(":")[2], torch.cuda.device_count()
-    if name != "cpu" and int(number or 0) >= count:
-        raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")
+    number, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
+    if name != "cpu":
+        if number >= count:
+            raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")
+        torch.cuda.set_device(number)
+        # plans half a second for every new shape, and every few tokens shapes are new
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
 
 
@@ -157,14 +164,19 @@ class TrainerState:
         return parameters_by_name(self.model, self.optimizer)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        tensors = optimizer_tensors(self.optimizer, self.parameters)
+        tensors = optimizer_tensors(self.optimizer, self.parameters) | self.of_methods()
+        refuse_undefined("what a resumed run would go on from is", *tensors.values())
+        return tensors
+
+    def of_methods(self) -> dict[str, torch.Tensor]:
+        """The state of advantage and weighting, if a file can hold it."""
+        tensors = {}
         for part, method in self.methods.items():
             with own_code():
                 state = getattr(method, "state_dict", dict)()
-            expect(lambda: all(map(torch.is_tensor, state.values())), f"the {part}'s state_dict",
-                   "tensors by name", state)
+            expect(lambda: all(map(can_be_written, state.keys(), state.values())),
+                   f"the {part}'s state_dict", "plain tensors by name", state)
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
-        refuse_undefined("what a resumed run would go on from is", *tensors.values())
         return tensors
 
     def load(self, checkpoint: Path) -> None:
@@ -174,12 +186,17 @@ class TrainerState:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
-        try:
-            for part, method in self.methods.items():
-                names = [name for name in tensors if name.startswith(f"{part}.")]
-                state = {name.partition(".")[2]: tensors.pop(name) for name in names}
-                if hasattr(method, "load_state_dict"):
+        for part, method in self.methods.items():
+            names = [name for name in tensors if name.startswith(f"{part}.")]
+            state = {name.partition(".")[2]: tensors.pop(name) for name in names}
+            if hasattr(method, "load_state_dict"):
+                with own_code():
                     method.load_state_dict(state)
-            load_optimizer_tensors(self.optimizer, self.parameters, tensors)
-        except (UserError, RuntimeError, LookupError, TypeError) as error:
-            raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
+        load_optimizer_tensors(self.optimizer, self.parameters, tensors)
+
+
+def can_be_written(name: str, value: torch.Tensor) -> bool:
+    """To a safetensors file, and read back from there."""
+    name.encode()  # raises for what is no text, or none that UTF-8 has
+    is_plain = value.layout == torch.strided and not (value.is_meta or value.is_nested)
+    return is_plain and value.dtype in NAME_OF_TYPE

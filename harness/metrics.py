@@ -20,14 +20,14 @@ from harness.progress import show_status
 class Clock:
     """`with clock("update"):` measures a stage and shows its name to people at a terminal."""
 
-    def __init__(self, step: int, curve: str = ""):
-        self.step, self.curve = step, curve
+    def __init__(self, step: int):
+        self.step = step
         self.begin, self.processor = time.perf_counter(), time.process_time()
         self.seconds = {}  # of each stage
 
     @contextmanager
     def __call__(self, stage: str):
-        show_status(f"step {self.step}: {stage:8s} {self.curve}")
+        show_status(f"step {self.step}: {stage}")
         start = time.perf_counter()
         yield
         self.seconds[stage] = time.perf_counter() - start
@@ -40,7 +40,7 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weig
     sampled for themselves are added up."""
     batch = batch_metrics(rollouts)
     credit = metrics_of(advantage, f"the advantage {s.advantage}")
-    extra = {name: sum(metrics.pop(name, 0) for metrics in (credit, weights))
+    extra = {name: sum(metrics.pop(name, 0) or 0 for metrics in (credit, weights))
              for name in ("extra_tokens", "extra_answers")}
     stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}
     speed = {**stages, "seconds": time.perf_counter() - clock.begin,

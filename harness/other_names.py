@@ -1,4 +1,4 @@
-"""Names of other programs: what their settings are called here, and their models on the Hub.
+"""Names of other programs: what their settings are called here.
 
 `--config FILE.yaml` takes the settings of an earlier experiment and of GRPO-Zero. Of YAML only what
 their files use is read: sections with lines `name: value` below them, and comments. Anything else
@@ -7,14 +7,11 @@ is refused with its line. docs/from_the_earlier_code.md has the names side by si
     training:
       max_gen_len: 512    # is called max_new_tokens here
 """
-import re
-import shlex
 from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import (did_you_mean, find_folder, is_file, is_folder, is_there, parse_json,
-                           reading)
+from harness.files import parse_json, reading
 
 THEIR_NAMES = {  # of our flags, in TRL, verl and others
     "--learning_rate": "lr",
@@ -57,22 +54,7 @@ def about_unknown(argument: str) -> str:
         name = name.partition(".")[2]
     if name:
         return f"{typed} is called {HINTS[name]} here (--help lists the flags)"
-    if is_file(find_folder(argument) / "config.json"):
-        return f"{argument} needs a flag before it: --model for a model, --resume for a run"
     return ""
-
-
-def about_missing_model(name: str) -> str:
-    """How to get a model that is no folder and named as on the Hugging Face Hub, OWNER/NAME, or
-    what else may be meant; else an empty text. models/Qwen2.5-0.5B is Qwen/Qwen2.5-0.5B."""
-    hub_name = re.sub("^models/(?=Qwen[23])", "Qwen/", name)
-    match = re.fullmatch(r"([\w-]+)/([\w-][\w.-]*)", hub_name, re.ASCII)
-    if not match or is_folder(match[1]) or is_there(find_folder(name)):
-        near = "" if is_there(find_folder(name)) else did_you_mean(name)
-        return f"there is no model folder {name}{near}" if near else ""
-    command = shlex.join(["hf", "download", hub_name, "--local-dir", f"models/{match[2]}"])
-    return (f"there is no model folder {name}. This makes one: {command}, "
-            f"and then --model models/{match[2]} takes it")
 
 
 IN_FILES = {  # there -> here; None for what changes nothing here: folders, a limit never applied

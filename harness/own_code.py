@@ -5,6 +5,7 @@ import importlib
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from reprlib import repr as brief
 
@@ -29,11 +30,15 @@ def own_code():
     except (Exception, SystemExit) as error:
         if processes.is_loss(error):
             raise
-        frame = error.__traceback__
-        while frame and frame.tb_frame.f_code.co_filename.startswith(LEADS_THERE):
-            frame = frame.tb_next
-        told = traceback.format_exception(type(error), error, frame)
-        raise OwnCodeError("".join(told).strip()) from error
+        raise OwnCodeError(told_by_python(error)) from error
+
+
+def told_by_python(error: BaseException) -> str:
+    """Its traceback, from the first file on that is not of this room."""
+    frame = error.__traceback__
+    while frame and frame.tb_frame.f_code.co_filename.startswith(LEADS_THERE):
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame)).strip()
 
 
 def expect(holds: Callable[[], bool], what: str, expected: str, value) -> None:
@@ -56,26 +61,16 @@ def described(value) -> str:
 
 def checked_credit(chosen, whose: str, rollouts: Rollouts, policy=None) -> torch.Tensor:
     """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the weighting
-    my_idea", say. The batch must stay as it was: others read it afterwards."""
-    before = versions(rollouts)
+    my_idea", say. It gets a copy of the batch: what it changes in place, nobody else reads."""
+    shared = (rollouts.generator, rollouts.forward)
     with own_code():
-        values = chosen(rollouts, policy)
+        values = chosen(deepcopy(rollouts, {id(part): part for part in shared}), policy)
     mask = rollouts.mask
-    if versions(rollouts) != before:
-        raise OwnCodeError(f"{whose} changed a tensor of the batch in place; it should make a new "
-                           "one")
     expect(lambda: fits_frame(values, mask), whose,
            f"a tensor (B, T) = {tuple(mask.shape)} of real numbers on {mask.device}", values)
     frame = torch.broadcast_to(values.detach().float(), mask.shape).masked_fill(~mask, 0.0)
     refuse_tokens(~frame.isfinite(), mask, f"{whose} is not finite", NotFiniteCredit)
     return frame
-
-
-def versions(rollouts: Rollouts) -> list[tuple[str, int, int]]:
-    """Which tensors the batch has, and how often each was changed in place."""
-    fields = vars(rollouts) | (rollouts.scores or {})
-    return [(name, id(value), value._version) for name, value in fields.items()
-            if torch.is_tensor(value)]
 
 
 def fits_frame(values: torch.Tensor, mask: torch.Tensor) -> bool:
@@ -97,12 +92,13 @@ def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserE
 
 
 def metrics_of(chosen, whose: str) -> dict:
-    """The metrics of a choice, as plain numbers and texts for metrics.jsonl."""
+    """The metrics of a choice, as plain numbers for metrics.jsonl."""
     with own_code():
         metrics = {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
                    for name, value in getattr(chosen, "metrics", {}).items()}
-    expect(lambda: all(isinstance(value, int | float | str | None) for value in metrics.values()),
-           f"the metrics of {whose}", "numbers and texts by name", metrics)
+    expect(lambda: all(isinstance(name, str) and isinstance(value, int | float | None)
+                       for name, value in metrics.items()),
+           f"the metrics of {whose}", "numbers (or None) by name", metrics)
     return metrics
 
 

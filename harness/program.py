@@ -19,12 +19,14 @@ from harness.progress import Visible, go_on_for_nobody, though_nobody_reads, vis
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
            "does a smaller model")
 MESSAGE = b"\nstopping after this step (once more: at once, back to the last checkpoint)\n"
+LONGEST_LINE = 1000  # of an error
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_as_program(name: str, main, interrupted: str = "") -> None:
     """Run main(argv). An error that the user can put right is one line, and so is one of the
     system; `interrupted` is what to say after Ctrl-C."""
+    fill_closed_streams()
     sys.stdout = Visible(sys.stdout)
     try:
         main(sys.argv[1:])
@@ -52,8 +54,20 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         processes.stop()
 
 
+def fill_closed_streams() -> None:
+    """What goes to a stream that was closed (`>&-`) goes nowhere; an error goes to stdout, if that
+    is open. And no file that is opened gets the number of a stream."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or sys.stdout
+
+
 def end_with(sentence: str) -> NoReturn:
-    """End with an error."""
+    """End with an error. A line that repeats a very long name is cut in the middle."""
+    sentence = "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:600]} ... {line[-300:]}"
+                         for line in sentence.split("\n"))
     if processes.count() == 1:
         sys.exit(sentence)
     with though_nobody_reads(sys.stdout):

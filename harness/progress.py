@@ -6,12 +6,10 @@ import sys
 import textwrap
 import time
 from contextlib import contextmanager
-from statistics import mean
 
 from engine import processes
 from harness.files import read_lines
 
-BARS = "▁▂▃▄▅▆▇█"
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 BOLD, GREEN, RED = "1", "1;32", "1;31"
 
@@ -69,15 +67,6 @@ def print_step(line: dict, steps: int, seconds_left: float, with_header: bool) -
         say(f"          no update: {line['skipped']}")
     if line.get("weight_note"):
         say(f"          {line['weight_note']}")
-
-
-def sparkline(values: list[float], most: int = 40) -> str:
-    """▁▃▅█ 22% to 41%, the lowest and the highest bar. Of many values, neighbours share a bar."""
-    each = -(-len(values) // most)
-    means = [mean(values[start:start + each]) for start in range(0, len(values), each)]
-    low, high = min(means), max(means)
-    bars = [BARS[round(7 * (value - low) / (high - low or 1))] for value in means]
-    return f"{''.join(bars)} {low:.0%} to {high:.0%}"
 
 
 def print_evaluation(line: dict, seconds: float) -> None:
@@ -149,12 +138,9 @@ def python_command(*words) -> str:
 
 
 def tell_outcome(run) -> None:
-    if not processes.is_main_process():
-        return
-    path, s = run.folder.path, run.settings
-    lines = read_lines(path / "evaluations.jsonl") if s.eval_every else []
+    path = run.folder.path
+    lines = read_lines(path / "evaluations.jsonl")
     sampled = [line for line in lines if line["mode"] == "sampled"]
-    greedy = [line for line in lines if line["mode"] == "greedy"]
     since = f" since step {run.done}" if run.done else ""
     minutes, seconds = divmod(round(time.monotonic() - run.start), 60)
     took = (f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s") + since
@@ -162,8 +148,6 @@ def tell_outcome(run) -> None:
     say("What every token got, and what one of them got:")
     say(f"  {python_command('analyze.py', path)}")
     say(f"  {python_command('-m', 'tools.follow', path)}")
-    if len(greedy) > 1 and s.checkpoint_every and hasattr(run.policy.task, "read"):
-        tell_what_turned(run, greedy[0]["answer"], greedy[-1]["answer"])
 
 
 def change(before: dict, after: dict) -> str:
@@ -173,15 +157,3 @@ def change(before: dict, after: dict) -> str:
         for name in ("success", "success_low", "success_high"))
     return (f"{first} (95% interval {low} to {high}) -> {last} ({lowest} to {highest}) of "
             f"{len(after['answer']):,} held-out problems")
-
-
-def tell_what_turned(run, before: list, after: list) -> None:
-    """The first held-out problem whose greedy answer turned from wrong to right."""
-    turned = [is_now - was for was, is_now in zip(before, after)]
-    if 1 in turned:
-        task = run.policy.task
-        problem = task.show(task.held_out_problems(run.settings.eval_tasks)[turned.index(1)])
-        words = ("-m", "tools.sample", run.folder.path, *problem.split(), "--greedy")
-        say("The first held-out problem whose likeliest answer turned from wrong to right "
-            f"({turned.count(1):,} did, {turned.count(-1):,} the other way):\n"
-            f"  {python_command(*words)}")

@@ -1,19 +1,34 @@
 """What train.py asks before it goes on: is this the run that is meant, is it finished, is all there
 that it needs, and would anything be lost?"""
+import json
 import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
 from engine import processes
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders, step_of
-from harness.files import is_file, paths_in, read_json
-from harness.identity import (CHANGEABLE, check_seal, missing_evaluations, refuse_gaps,
-                              refuse_other_sources, run_config)
+from harness.files import is_file, paths_in, read_json, sha256_of
+from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, check_origin, code_in_use, fingerprint,
+                              given_paths, missing_evaluations, refuse_gaps, run_config,
+                              run_id_on_record)
 from harness.progress import say
 from harness.run import Run
 from harness.run_folder import RunFolder, open_folder
 from harness.settings import Settings, make_settings
+
+
+class ResumedRun(Run):
+    def prepare(self) -> None:
+        """Read back the trainer's state, and remove what will be made again."""
+        if self.checkpoint:
+            self.state.load(self.checkpoint)
+        processes.barrier()  # until all have read what is changed now
+        keep_changes(self.folder, self.config, self.settings, self.done)
+        self.folder.truncate(self.done or -1)  # the evaluation at step 0 is made again, too
+        processes.barrier()  # until there is nothing left of what is made again
 
 
 def continued(settings: Settings, given: dict, may_continue: bool) -> Run:
@@ -32,6 +47,7 @@ def resumed(path: Path, given: dict) -> Run:
     config = run_config(path)
     for name in ("steps", "checkpoint_every"):
         config.setdefault(name, getattr(Settings, name))
+    config.setdefault("code", {})
     settings = make_settings({"config": path / "config.json", **given})
     processes.start(settings.device)  # who is rank 0, and locks the folder, is known from here on
     with ExitStack() as opened:
@@ -45,7 +61,10 @@ def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
     """From the last checkpoint, or from the start where nothing can be lost."""
     folder.remove_old_states()  # a kill may have come before the run did this
     checkpoints = folder.checkpoints()
-    run = Run(settings, folder, config, checkpoints[-1] if checkpoints else None)
+    run = ResumedRun(settings, folder, config, checkpoints[-1] if checkpoints else None)
+    if run.checkpoint:
+        refuse_gaps(folder.path, config, folder.lines("metrics.jsonl"),
+                    folder.lines("evaluations.jsonl"), run.done)
     if is_finished(folder, config, settings, run.done):
         say(how_far(folder, config["steps"], max(run.done, folder.last_step())))
         run.is_finished = True
@@ -106,9 +125,8 @@ def refuse_to_erase(run: RunFolder, config: dict) -> None:
     steps = run.last_step()
     first_due = config["checkpoint_every"]  # of the run so far, whatever is typed now
     if steps > first_due:
-        why = "they were removed" if first_due else "--checkpoint_every is 0"
         raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "
-                        f"from ({why}). Remove it, or name another folder with --out")
+                        "from. Remove it, or name another folder with --out")
 
 
 def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
@@ -122,9 +140,61 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
         refuse_other_sources(sources, settings, names)
     if checkpoint:
         check_seal(run.path, checkpoint, done)
-        refuse_gaps(run.path, config, run.lines("metrics.jsonl"), run.lines("evaluations.jsonl"),
-                    done)
     for step, folder in checkpoint_folders(run.path).items():
         if step > done and paths_in(folder):
             raise UserError(f"{folder} holds no trainer/state.json to go on from, and is in the "
                             "way of the checkpoint that will be written there: move it away")
+
+
+def check_seal(run: Path, checkpoint: Path, step: int) -> None:
+    """Compare the seal with the files as they are now. In a checkpoint of an older version it holds
+    nothing to compare with."""
+    seal = read_json(checkpoint / "trainer" / "state.json")
+    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})
+    for name, sha256 in seal.get("files", {}).items():
+        if sha256_of(checkpoint / name) != sha256:
+            raise UserError(f"{checkpoint / name} was changed after it was written. Move "
+                            f"{checkpoint} away, and --resume goes on from the one before it")
+
+
+def refuse_other_sources(before: dict[str, str], settings, names: set[str]) -> None:
+    """Stop if what one of these flags names was changed since the run began."""
+    paths = given_paths(settings)
+    for name in sorted(names & set(before) & set(paths)):
+        if fingerprint(paths[name]) != before[name]:
+            raise UserError(f"--{name}: {paths[name]} is not what it was when this run began (its "
+                            "sha256 is another). Put the old one back, or begin a run of its own "
+                            "with --out")
+
+
+def code_since(config: dict, done: int) -> tuple[dict[str, dict], list[str]]:
+    """`code` of config.json, the files by the step from which on they hold, when a run goes on
+    after `done` steps; and which files are not what they were then."""
+    try:
+        code = {step: files for step, files in config["code"].items() if int(step) <= done}
+        before = {name: sha256 for files in code.values() for name, sha256 in files.items()}
+    except (AttributeError, ValueError):
+        raise UserError("`code` of config.json was changed by hand; without it nothing is "
+                        "compared with the code of today") from None
+    now = code_in_use()
+    other = {name: now[name] for name in before.keys() & now.keys() if now[name] != before[name]}
+    if other or not before:
+        code[str(done + 1)] = other or now
+    return code, sorted(other)
+
+
+def keep_changes(run: RunFolder, config: dict, settings: Settings, done: int) -> None:
+    """Write what is changed into config.json, and print a note of what may change results."""
+    code, other_files = code_since(config, done)
+    values = settings.to_json() | {"threads": torch.get_num_threads(), "code": code}
+    changes = {name: values[name] for name in (*CHANGEABLE, "code")
+               if config.get(name, values[name]) != values[name]}
+    if changes:
+        run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
+    flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]
+    if other_files:
+        say(f"note: {', '.join(other_files)}: not the code that made the steps before, so from "
+            f"step {done + 1} on this is not the run it would have been (config.json has both)")
+    if flags:
+        say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
+            "this is not bit for bit the run it would have been")

@@ -8,7 +8,6 @@
             run.save_if_due(step)    a checkpoint; after Ctrl-C also the end
         run.end()
 """
-import json
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -22,14 +21,11 @@ from engine import processes
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.credit_file import step_of
-from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, fingerprint, given_paths, provenance,
-                              run_id_of)
-from harness.progress import print_step, python_command, say, sparkline, tell_outcome
+from harness.identity import code_in_use, fingerprint, given_paths, provenance, run_id_of
+from harness.progress import print_step, python_command, say, tell_outcome
 from harness.run_folder import RunFolder, open_folder
 from harness.settings import Settings
 from harness.program import StopRequest
-
-NEVER_RIGHT = 5  # steps without one right answer: then people are told
 
 
 class Run:
@@ -44,27 +40,26 @@ class Run:
         self.step = self.done
         self.is_finished = False
         self.seconds = deque(maxlen=20)  # of the last steps
-        self.success = []  # of each step since it was started
         self.start = time.monotonic()
         self.cleanup = ExitStack()
 
     def begin(self, policy: Policy, state) -> None:
-        """Make the folder, or read back the trainer's state (harness/load.py). From here on Ctrl-C
-        waits for the end of a step."""
+        """`state` is the trainer's (harness/load.py). From here on Ctrl-C waits for the end of a
+        step."""
         self.policy, self.state = policy, state
-        if self.folder is None:
-            introduce(self.settings, policy)
-            self.folder = self.cleanup.enter_context(create_folder(self.settings, policy))
-        else:
-            if self.checkpoint:
-                state.load(self.checkpoint)
-            processes.barrier()  # until all have read what is changed now
-            keep_changes(self.folder, self.config, self.settings)
-            self.folder.truncate(self.done or -1)  # the evaluation at step 0 is made again, too
-            processes.barrier()  # until there is nothing left of what is made again
+        self.prepare()
         self.stop = self.cleanup.enter_context(StopRequest())
         if self.settings.eval_every:  # from here on training may not meet what is evaluated
             policy.task.held_out_problems(self.settings.eval_tasks)
+
+    def prepare(self) -> None:
+        """Make the folder of a new run; harness/resume.py has what is done where there is one."""
+        s, model = self.settings, self.policy.model
+        say(f"{s.model}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} million parameters "
+            f"on {s.device} in {s.dtype}, {torch.get_num_threads()} threads; {s.questions} "
+            f"problems x {s.answers} answers a step; writing to {s.folder}")
+        self.state.of_methods()  # what no file can hold is told before the first step
+        self.folder = self.cleanup.enter_context(create_folder(s, self.policy))
 
     def steps(self) -> Iterator[int]:
         for self.step in range(self.done + 1, self.settings.steps + 1):
@@ -73,9 +68,6 @@ class Run:
     def is_due(self, every: int, step: int) -> bool:
         """Something happens every so many steps, and at the end; 0 is never."""
         return bool(every) and (step == self.settings.steps or step % every == 0)
-
-    def append(self, name: str, line: dict) -> None:
-        self.folder.append(name, line)
 
     def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
@@ -98,7 +90,7 @@ class Run:
         """The first answer of the batch, and the best."""
         for row in sorted({0, int(rollouts.reward.argmax())}):
             problem = self.policy.task.show(rollouts.problems[rollouts.group[row]])
-            self.append("samples.jsonl", {
+            self.folder.append("samples.jsonl", {
                 "step": step, "problem": problem, "episode": row,
                 "reward": rollouts.reward[row].item(),
                 "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
@@ -106,18 +98,10 @@ class Run:
     def log(self, line: dict) -> None:
         """A line of metrics.jsonl, and one for people."""
         steps, step = self.settings.steps, line["step"]
-        self.append("metrics.jsonl", line)
+        self.folder.append("metrics.jsonl", line)
         self.seconds.append(line["seconds"])
-        self.success.append(line["success"])
         with_header = step % 20 == 1 or step == self.done + 1
         print_step(line, steps, mean(self.seconds) * (steps - step), with_header)
-        if len(self.success) == NEVER_RIGHT and not any(self.success):
-            say(f"          not one answer of {NEVER_RIGHT} steps was right: the model never found "
-                "a right answer, so there is none to learn from")
-
-    def curve(self) -> str:
-        """Success of the steps since it was started, small."""
-        return f"success {sparkline(self.success)}" if self.success else ""
 
     def save_if_due(self, step: int) -> None:
         """A checkpoint, when it is due or somebody asked to stop. Then the run ends here."""
@@ -142,31 +126,10 @@ def create_folder(s: Settings, policy: Policy) -> RunFolder:
     """Make the run's folder with its config.json, and open it, in every process."""
     config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
               **provenance(), "reward": policy.task.reward,
-              "model_config": policy.model.config.to_json()}
+              "model_config": policy.model.config.to_json(), "code": {"1": code_in_use()}}
     if processes.rank() == 0:
         config["made_of"] = {name: fingerprint(path) for name, path in given_paths(s).items()}
         config["run_id"] = run_id_of(config)
         RunFolder.create(s.folder, config, policy.folder / "tokenizer.json")
     processes.barrier()
     return open_folder(s.folder)
-
-
-def introduce(s: Settings, policy: Policy) -> None:
-    """Print what is about to be trained, and where."""
-    millions = sum(p.numel() for p in policy.model.parameters()) / 1e6
-    say(f"{s.model}: {millions:.2f} million parameters on {s.device}, "
-        f"{torch.get_num_threads()} threads; {s.questions} problems x {s.answers} answers a step; "
-        f"writing to {s.folder}")
-
-
-def keep_changes(run: RunFolder, config: dict, settings: Settings) -> None:
-    """Write what is changed into config.json, and print a note of what may change results."""
-    values = settings.to_json() | {"threads": torch.get_num_threads()}
-    changes = {name: values[name] for name in CHANGEABLE
-               if config.get(name, values[name]) != values[name]}
-    if changes:
-        run.replace("config.json", json.dumps({**config, **changes}, indent=2) + "\n")
-    flags = [f"--{name} {changes[name]}" for name in CHANGES_ROUNDING if name in changes]
-    if flags:
-        say(f"note: {', '.join(flags)}: the same computation with other rounding, so from here on "
-            "this is not bit for bit the run it would have been")

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError
-from harness.files import find_folder, is_file, is_there, read_json
+from harness.files import find_folder, is_file, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
 from harness.run_name import run_name
@@ -186,31 +186,18 @@ class Settings:
 OPTIONS = fields_as_flags(Settings)
 
 
-def owners_of(flag: str) -> list[str]:
-    """The weightings and advantages that have this flag."""
-    return [name for choices in METHODS.values() for name, function in choices.items()
-            if flag in parameters_as_flags(function)]
-
-
 def choice_flags(*lists: dict) -> dict[str, Flag]:
     """The flags of all weightings and advantages, or of these. Two that declare the same one share
     it."""
     flags = {}
     for choices in lists or METHODS.values():
         for function in choices.values():
-            for name, flag in parameters_as_flags(function).items():
-                if flags.setdefault(name, flag).type is not flag.type:
-                    raise UserError(f"the parameter {name} of {' and '.join(owners_of(name))} "
-                                    "should have the same type: it is one flag")
+            flags = parameters_as_flags(function) | flags
     return flags
 
 
 def make_settings(given: dict) -> Settings:
     """Defaults, then the model's recipe, then --config, then `given`."""
-    if "model" in given and not is_there(find_folder(str(given["model"]))):
-        from harness.other_names import about_missing_model
-        if sentence := about_missing_model(str(given["model"])):
-            raise UserError(sentence)
     recipe, config = read_files(given)
     given = {name: value for name, value in given.items() if name != "config"}
     values = {name: flag.default for name, flag in OPTIONS.items()} | recipe | config | given
@@ -238,6 +225,8 @@ def read_files(given: dict) -> tuple[dict, dict]:
     recipe_path = find_folder(model) / "recipe.json"
     recipe = read_values(recipe_path) if is_file(recipe_path) else {}
     chosen = {"task": Settings.task} | recipe | config | given
+    if not recipe and str(chosen.get("device")).startswith("cuda"):
+        recipe = {"dtype": "bfloat16"}  # a large model: in float32 a GPU is several times slower
     return without_other_choices(recipe, chosen), without_other_choices(config, chosen)
 
 
@@ -278,11 +267,12 @@ def flags_beside(values: dict) -> dict[str, Flag]:
 
 def refuse_flag_of_another(name: str, values: dict) -> None:
     """Stop: it was typed, and belongs to another task, weighting or advantage."""
-    owners = owners_of(name)
-    if not owners:
-        raise UserError(f"--{name} is no flag of --task {values['task']}")
-    axis = "mitigation" if owners[0] in MITIGATIONS else "advantage"
-    raise UserError(f"--{name} belongs to {' and '.join(owners)}, --{axis} is {values[axis]}")
+    for axis, choices in METHODS.items():
+        owners = [owner for owner in choices if name in parameters_as_flags(choices[owner])]
+        if owners:
+            raise UserError(f"--{name} belongs to {' and '.join(owners)}, "
+                            f"--{axis} is {values[axis]}")
+    raise UserError(f"--{name} is no flag of --task {values['task']}")
 
 
 def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:

@@ -91,6 +91,14 @@ def make_weighting(name, flags, policy):
     return make(function, defaults | flags, policy)
 
 
+def refusal(function, *arguments) -> str:
+    """What is said to who asks for it: one line, however long what was given is."""
+    with pytest.raises(UserError) as error:
+        function(*arguments)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1000
+    return str(error.value)
+
+
 class StateIdea:
     """An idea with a state."""
 
@@ -289,4 +297,18 @@ def learner(tmp_path_factory):
                   micro_batch=8, steps=6, eval_tasks=24, eval_every=3, checkpoint_every=2,
                   sample_every=2)
     (folder / "recipe.json").write_text(json.dumps(recipe))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """A run that the tools read: its weights differ between tokens, its answers in length, and
+    those that were cut off are dropped."""
+    import train  # most tests need no run
+    from runs import SHORT
+    folder = tmp_path_factory.mktemp("recorded") / "run"
+    train.main([*SHORT, "--max_new_tokens", "40", "--mitigation", "outcome_conditional",
+                "--loss_norm", "sequence", "--drop_unfinished", "--sample_every", "1",
+                "--out", str(folder)])
+    (folder / "checkpoints/step_backup").mkdir()  # a name that people gave
     return folder

@@ -6,7 +6,6 @@ from tokenizers import Tokenizer
 import analyze
 from analysis.arms import Comparison
 from analysis.compare import PRIMARY, differences
-from analysis.earlier_sums import EarlierSums
 from analysis.runs import read_run
 from analysis.tally import Tally
 
@@ -15,7 +14,7 @@ ITEMS = 200
 
 def tallied(folder):
     tally = Tally(folder)
-    tally.read(earlier=EarlierSums)
+    tally.read()
     return tally
 
 

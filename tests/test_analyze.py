@@ -6,12 +6,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from conftest import ROOT, credit_columns, evaluation, write_log
+from conftest import ROOT, credit_columns, evaluation, refusal, write_log
 from logs import random_log, tallied
 
 import analyze
 from analysis import tally
-from engine.errors import UserError
 from engine.tokens import load_tokenizer
 
 
@@ -66,8 +65,8 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys)
             for value in row.values():
                 assert not isinstance(value, str) or set(value.split()) <= words
     written = [path.suffix for path in (tmp_path / "out").iterdir()]
-    assert sorted(written) == [".html", ".json"] + [".png"] * 5  # no learning curve
-    assert (tmp_path / "out/report.html").read_text().count("<figure") == 5
+    assert sorted(written) == [".html", ".json"] + [".png"] * 3  # no learning curve
+    assert (tmp_path / "out/report.html").read_text().count("<figure") == 3
     analyze.main([str(folder)])
     plain = capsys.readouterr().out + (folder / "analysis/report.html").read_text()
     for of_the_earlier in ("old unit", "pub.*"):
@@ -92,7 +91,7 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     said = ("not finished: step 3 of 4 so far",
             "it solved 50.0% of 2 held-out problems before training, and 100.0%",
-            "25.0% of the held-out answers after 3 steps and 10.0% of all training answers were cut")
+            "25.0% of the held-out answers after 3 steps and 10.0% of all training answers")
     for text in (" ".join(printed.split()), page):
         places = [text.index(words) for words in said]
         assert places == sorted(places)
@@ -122,9 +121,7 @@ def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys, column
 def test_broken_files_are_named_in_one_line(tmp_path, name, content, said):
     folder, _ = random_log(tmp_path / "run")
     (folder / name).unlink() if content is None else (folder / name).write_text(content)
-    with pytest.raises(UserError) as error:
-        analyze.main([str(folder)])
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert said in refusal(analyze.main, [str(folder)])
 
 
 def test_wrong_flags_and_folders(tmp_path):
@@ -137,10 +134,9 @@ def test_wrong_flags_and_folders(tmp_path):
         ([str(folder), "--outputdir", "x"], "outputdir"),
         ([str(folder), "--output_dir", str(tmp_path / "file")], "cannot write"),
         ([str(tmp_path / "file")], "not a run folder"),
-        ([str(ROOT / "models/tiny")], "says nothing of a mitigation"),
+        ([str(ROOT / "models/tiny")], "says nothing of mitigation"),
     ):
-        with pytest.raises(UserError, match=re.escape(said)):
-            analyze.main(argv)
+        assert said in refusal(analyze.main, argv)
 
 
 class Outside(HTMLParser):

@@ -1,7 +1,5 @@
-"""Every arm as a person runs it: named, stopped and resumed, its flags, and a weighting of one's
-own."""
+"""Every arm as a person runs it: stopped and resumed, and what is on record of it."""
 import json
-import re
 import shutil
 
 import numpy as np
@@ -14,10 +12,9 @@ from engine.tokens import load_tokenizer
 from engine.errors import UserError
 from harness.credit_reading import read_columns, read_credit
 from runs import SHORT, assert_same_run, lines
-from tools import preview
 
-# What keeps a state, samples more, draws at random or has another loss; test_mitigations.py has the
-# other weightings, which are functions of the batch alone.
+# What keeps a state, samples more, draws at random or has another loss; test_every_method.py
+# has the other weightings, which are functions of the batch alone.
 ARMS = {
     "none": "", "random": "--mitigation random", "covariance": "--mitigation covariance",
     "lambda": "--mitigation lambda_grpo",
@@ -33,6 +30,8 @@ ARMS = {
     "hindsight": "--advantage hindsight --hindsight_steps 2",
     "tree": "--advantage prefix_tree --loss_norm constant",
     "epochs": "--epochs 2 --clip_low 0.1 --clip_high 0.1", "kl": "--kl 0.1 --kl_kind k2",
+    "offloaded": "--offload_optimizer --checkpointing",
+    "offloaded bfloat16": "--offload_optimizer --checkpointing --dtype bfloat16",
     "dpo": "--loss dpo", "shuffled weights": "--mitigation entropy_weighted --placebo weights",
     "shuffled advantages": "--placebo advantages --drop_unfinished",
     "both axes": "--mitigation learned_importance --importance_warmup 0 --advantage gae "
@@ -106,7 +105,7 @@ def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_p
     with pytest.raises(UserError, match="needs both state_dict and load_state_dict"):
         train.main([*SHORT, "--mitigation", "forgets", "--out", str(tmp_path / "x")])
     Forgets.load_state_dict = lambda self, tensors: None
-    with pytest.raises(UserError, match="should return tensors by name, got"):
+    with pytest.raises(UserError, match="should return plain tensors by name, got"):
         train.main([*SHORT, "--mitigation", "forgets", "--out", str(tmp_path / "x")])
     Forgets.state_dict = lambda self: {"mean": torch.tensor(0.5)}
     train.main([*SHORT, "--mitigation", "forgets", "--speed", "--out", str(tmp_path / "y")])
@@ -116,29 +115,3 @@ def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_p
     Forgets.load_state_dict = lambda self, tensors: tensors["spread"]
     with pytest.raises(UserError, match="spread"):
         train.main(["--resume", str(tmp_path / "y"), "--steps", "4"])
-
-
-def test_a_weighting_of_ones_own_is_one_function(tmp_path, monkeypatch, capsys):
-    """A choice, with its flag, its help and its row; on record; and seen on recorded tokens without
-    training."""
-    def my_idea(rollouts, *, strength: float = 1.0):
-        """One line that becomes the help text."""
-        return 1 + strength * rollouts.entropy        # (B, T)
-
-    put_in(monkeypatch, my_idea, "my_idea")
-    with pytest.raises(SystemExit):
-        train.main(["--help", "all"])
-    help_text = capsys.readouterr().out
-    assert "\n  my_idea                       One line that becomes the help text.\n" in help_text
-    assert "--strength (default 1.0)" in help_text
-    with pytest.raises(UserError, match="--strength belongs to my_idea"):
-        train.main(["--strength", "2"])
-    mine = ["--mitigation", "my_idea", "--strength", "3"]
-    credit, _ = one_step(tmp_path, *mine)
-    expected = 1 + 3 * credit["entropy"]
-    np.testing.assert_allclose(credit["weight"], expected / expected.mean(), rtol=1e-5)
-    assert json.loads((tmp_path / "x/config.json").read_text())["strength"] == 3
-    preview.main([str(tmp_path / "x"), *mine])
-    seen = capsys.readouterr().out
-    assert "my_idea --strength 3.0, rescale mean" in seen
-    assert re.search(r"answer \d+: reward", seen) and "heaviest tokens" in seen

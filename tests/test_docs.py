@@ -26,10 +26,10 @@ RUNS = {"task": ["--task", "my_task"],
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A copy of the program with a task, an advantage and a weighting pasted from the pages; and runs
+    """A copy of the program with a task, an advantage and a weighting of the pages; and runs
     of it, all in one process, the plain one under the name that the pages use."""
     folder = copy_project(tmp_path_factory.mktemp("copy"), "models", "docs")
-    (folder / "my_task.py").write_text(blocks("docs/your_own_task.md")[0])
+    (folder / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
     with open(folder / "grpo.py", "a") as source:
         source.write("\nfrom harness.flags import Share\n\n\n"
                      + block("docs/weightings.md", "def my_credit"))
@@ -47,15 +47,26 @@ def folder_of(project):
     return dict(zip(RUNS, (project / place for place in places)))
 
 
+ASK = """
+import io, sys
+from tools import sample
+sys.stdin = io.StringIO("1 2 3\\n11 7 6 make 24\\n")
+sample.main(["models/tiny", "--task", "my_task", "--threads", "1"])
+"""
+
+
 def test_a_task_of_ones_own_is_a_list_and_a_reward(project, folder_of):
-    """The page's task: own problems, own reward, no labels."""
+    """The page's task: own problems, own reward, and the labels that it adds; it is asked, too."""
     folder = folder_of["task"]
     assert folder.name.startswith("my_task-")
     config = json.loads((folder / "config.json").read_text())
     assert config["task"] == "my_task" and "numbers" not in config
     assert config["reward"] == "reward of my_task"
     with np.load(folder / "credit/step_000001.npz") as credit:
-        assert not credit["section"].any() and len(credit["group"]) == 8
+        assert credit["section"].any() and len(credit["group"]) == 8
+    printed = printed_by(project, ASK)
+    assert "'1 2 3' is none of the 455 problems of my_task; " in printed
+    assert "\n11 7 6 make 24\n" in printed and "   reward " in printed
 
 
 def test_an_advantage_of_ones_own_is_one_function(folder_of):
@@ -68,53 +79,35 @@ def test_an_advantage_of_ones_own_is_one_function(folder_of):
 OTHER_TOOLS = "docs/credit_files.md"
 
 
-def test_tensorboard_gets_every_number(project):
-    """Told to a stand-in for the writer."""
-    told = printed_by(project, WRITER + block(OTHER_TOOLS, "def steps_of")
-                      + block(OTHER_TOOLS, "SummaryWriter")).splitlines()
+def test_tensorboard_and_wandb_are_told_every_number(project):
+    """Stand-ins for both: wandb gets the steps in order, held-out success beside the step's own."""
+    steps = block(OTHER_TOOLS, "def steps_of")
+    told = printed_by(project, STAND_INS + steps + block(OTHER_TOOLS, "SummaryWriter")).splitlines()
     assert "none-grpo-s0 success 3" in told and "none-grpo-s0 held_out/greedy 0" in told
     assert not any(" step " in line or " weight_note " in line for line in told)
+    told = printed_by(project, STAND_INS + steps + block(OTHER_TOOLS, "wandb.init")).splitlines()
+    told = [json.loads(line.partition(" ")[2]) for line in told if line.startswith("none-grpo-s0 ")]
+    assert told[0] == ["offline", 0] and [step for step, _ in told[1:]] == [0, 1, 2, 3]
+    assert set(told[1][1]) == {"held_out/sampled", "held_out/greedy"}
+    assert {"held_out/sampled", "success"} <= set(told[-1][1])
 
 
-WRITER = """
-import sys
+STAND_INS = """
+import json, sys
 from types import SimpleNamespace
 
-class Writer:
-    def __init__(self, folder): self.name = folder.split("/")[-1]
+class Told:
+    def __init__(self, name, *first): self.name = name.split("/")[-1]; first and self.say(first)
     def __enter__(self): return self
     def __exit__(self, *_): pass
+    def say(self, what): print(self.name, json.dumps(what))
+    def log(self, values, step): self.say([step, values])
     def add_scalar(self, name, value, step): print(self.name, name, step)
 
-sys.modules["torch.utils.tensorboard"] = SimpleNamespace(SummaryWriter=Writer)
-"""
+def init(project, name, config, mode, dir): return Told(name, mode, config["seed"])
 
-
-def test_wandb_gets_the_steps_in_order(project):
-    """Told to a stand-in: in the order of the steps, held-out success beside the step's own."""
-    told = printed_by(project, WANDB + block(OTHER_TOOLS, "def steps_of")
-                      + block(OTHER_TOOLS, "wandb.init")).splitlines()
-    told = [line for line in map(json.loads, told) if line.pop("run") == "none-grpo-s0"]
-    assert told[0] == {"mode": "offline", "seed": 0}
-    assert [line["at"] for line in told[1:]] == [0, 1, 2, 3]
-    assert set(told[1]) == {"at", "held_out/sampled", "held_out/greedy"}
-    assert {"held_out/sampled", "success"} <= set(told[-1])
-
-
-WANDB = """
-import json
-import sys
-from types import SimpleNamespace
-
-class Run:
-    def __init__(self, project, name, config, mode, dir):
-        self.name = name
-        print(json.dumps({"run": name, "mode": mode, "seed": config["seed"]}))
-    def __enter__(self): return self
-    def __exit__(self, *_): pass
-    def log(self, values, step): print(json.dumps({**values, "run": self.name, "at": step}))
-
-sys.modules["wandb"] = SimpleNamespace(init=Run)
+sys.modules["torch.utils.tensorboard"] = SimpleNamespace(SummaryWriter=Told)
+sys.modules["wandb"] = SimpleNamespace(init=init)
 """
 
 

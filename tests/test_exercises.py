@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT
-from runs import SHORT, copy_project, lines, program
+from runs import SHORT, arrays, copy_project, lines, program
 
 PAGE = (ROOT / "docs/exercises.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\d)\. (.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M))
@@ -94,9 +94,8 @@ def metrics(folder_of):
 
 @pytest.fixture
 def credit(folder_of):
-    """The credit files of these runs."""
-    return lambda *names: [dict(np.load(folder_of[name] / "credit/step_000001.npz"))
-                           for name in names]
+    """Their credit files."""
+    return lambda *names: [arrays(folder_of[name] / "credit/step_000001.npz") for name in names]
 
 
 def test_the_page_has_eight_exercises_each_with_what_to_see():

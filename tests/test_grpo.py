@@ -8,7 +8,6 @@ import torch
 
 from conftest import PROMPTS, assert_same_gradient, copied, gradients, hand_made, spoken
 from countdown_task import Problem, Task
-from credit.weight import shuffled_advantage
 from credit.preferences import best_and_worst, dpo
 from engine.choices import ADVANTAGES
 from engine.errors import NotFinite
@@ -17,8 +16,7 @@ from engine.policy import sample_answers
 from engine.rollouts import score_answers
 from engine.sampler import Generation, generate
 from engine.tokens import load_tokenizer
-from grpo import (batch_mean, divergence, dr_grpo, group_z_score, policy_loss, rloo, span,
-                  update)
+from grpo import batch_mean, divergence, dr_grpo, policy_loss, rloo, span, update
 from harness.credit_file import write_credit
 from harness.credit_reading import read_credit
 from qwen2_model import Qwen2
@@ -28,12 +26,6 @@ def settings(**changed):
     usual = dict(micro_batch=64, max_grad_norm=0.0, epochs=1, pairs=None, loss_norm="token",
                  max_new_tokens=14, kl=0.0, kl_kind="k3", clip_low=0.2, clip_high=0.28)
     return SimpleNamespace(**{**usual, **changed})
-
-
-def test_twelve_of_sixteen_right():
-    reward = torch.tensor([1.0] * 12 + [0.0] * 4)
-    advantage = group_z_score(reward, torch.zeros(16, dtype=torch.long))
-    assert advantage[[0, -1]].tolist() == pytest.approx([0.577, -1.732], abs=5e-4)
 
 
 def batch_with(reward, group, **scores):
@@ -69,24 +61,6 @@ def test_each_span_gets_its_own_part_of_the_score():
                       scores={name: torch.tensor(value) for name, value in scores.items()})
     expected = torch.tensor([-0.3, 0.25, 0.5, 0.25, 0])
     torch.testing.assert_close(span(batch), torch.stack([expected, -expected]))
-
-
-def test_the_placebo_of_the_advantages_stays_within_the_group():
-    generator = torch.Generator().manual_seed(1)
-    mask = torch.arange(6) < torch.tensor([2, 6, 3, 4, 1, 5])[:, None]
-    answers = torch.arange(1.0, 7)[:, None] * mask
-    batch = hand_made(mask, group=torch.tensor([0, 1, 0, 1, 0, 1]), advantage=answers,
-                      generator=generator)
-    shuffled = shuffled_advantage(batch, whole_answers=True)
-    assert torch.equal(shuffled, shuffled[:, :1] * mask)  # whole answers change places
-    assert sorted(shuffled[::2, 0].tolist()) == [1, 3, 5]
-    assert sorted(shuffled[1::2, 0].tolist()) == [2, 4, 6]
-    rollouts = dataclasses.replace(batch, advantage=torch.rand(6, 6, generator=generator) * mask)
-    shuffled = shuffled_advantage(rollouts, whole_answers=False)
-    assert not torch.equal(shuffled, rollouts.advantage) and not shuffled[~mask].any()
-    for group in (0, 1):
-        own = mask & (batch.group == group)[:, None]
-        assert torch.equal(shuffled[own].sort().values, rollouts.advantage[own].sort().values)
 
 
 def row_log_probs(model, rollouts, row):
@@ -155,21 +129,6 @@ def run_update(model, rollouts, weight=None, reference=None, **changed):
     weight = rollouts.mask.float() if weight is None else weight
     result, _ = update(copy, observer, rollouts, weight, settings(**changed), reference)
     return gradients(copy) if observer.steps else None, observer.steps, result
-
-
-@pytest.mark.numerics
-def test_neither_the_micro_batch_nor_the_chunk_size_changes_anything(small_model, rollouts,
-                                                                     monkeypatch):
-    weight = torch.rand(rollouts.mask.shape, generator=torch.Generator().manual_seed(0))
-    whole, _, expected = run_update(small_model, rollouts, weight * rollouts.mask)
-    for size in (1, 2, 5, 64):
-        if size == 64:
-            monkeypatch.setattr("engine.forward.LOGITS_AT_ONCE", 50 * 4)
-        part, _, result = run_update(small_model, rollouts, weight * rollouts.mask,
-                                     micro_batch=size)
-        assert_same_gradient(part, whole)
-        for name in ("loss", "gradient_norm"):
-            assert result[name] == pytest.approx(expected[name], abs=1e-5)
 
 
 def test_the_largest_micro_batch_is_the_first():
@@ -241,32 +200,37 @@ def written_out(model, reference, old, rollouts, weight, s):
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("drop, changed", [
-    (False, {}), (True, {}), (False, {"loss_norm": "sequence"}), (True, {"loss_norm": "constant"}),
+    (False, {}), (False, {"micro_batch": 1}), (False, {"micro_batch": 64}),
+    (True, {}), (False, {"loss_norm": "sequence"}), (True, {"loss_norm": "constant"}),
     (False, {"kl": 0.3}), (False, {"kl": 0.3, "kl_kind": "k2", "loss_norm": "sequence"}),
     (False, {"epochs": 3, "loss_norm": "sequence", "clip_low": 0.01, "clip_high": 0.02}),
     (False, {"epochs": 2, "kl": 0.2, "loss_norm": "constant"}),
     (True, {"epochs": 2, "loss_norm": "sequence"})])
-def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, drop, changed):
-    """Plain gradient descent on both sides: after the last update all parameters agree."""
+def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monkeypatch, drop,
+                                                    changed):
+    """Plain gradient descent on both sides: after the last update all parameters agree. The logits
+    of four tokens are made at a time."""
+    monkeypatch.setattr("engine.forward.LOGITS_AT_ONCE", 50 * 4)
     if drop:
         kept = rollouts.mask & (torch.arange(6) != 1)[:, None]
         rollouts = dataclasses.replace(rollouts, mask=kept)
     s, reference = settings(**{"micro_batch": 4, **changed}), moved(small_model)
     generator = torch.Generator().manual_seed(0)
-    weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask / 1.5
+    weight = torch.rand(rollouts.mask.shape, generator=generator) * rollouts.mask
     model, other = copied(small_model), copied(small_model)
     result, _ = update(model, torch.optim.SGD(model.parameters(), lr=0.3), rollouts, weight, s,
-                       reference, rescale=1.5)
+                       reference)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.3)
     with torch.no_grad():
         old = [row_log_probs(other, rollouts, row) if rollouts.mask[row].any() else None
                for row in range(6)]
     for epoch in range(s.epochs):
         optimizer.zero_grad()
-        loss = written_out(other, reference, old, rollouts, 1.5 * weight, s)
+        loss = written_out(other, reference, old, rollouts, weight, s)
         loss.backward()
         if epoch == 0:
-            assert result["loss"] == pytest.approx(loss.item(), abs=1e-6)
+            # terms of size 1, and the eps of float32 for each of 60 of them
+            assert result["loss"] == pytest.approx(loss.item(), abs=1e-5)
             norm = gradients(other).norm().item()
             assert result["gradient_norm"] == pytest.approx(norm, rel=1e-4)
         optimizer.step()
@@ -303,9 +267,9 @@ def test_diagnostics_of_several_passes(small_model, rollouts):
 def test_answers_without_advantage_are_not_computed_unless_there_is_a_divergence(small_model,
                                                                                  rollouts):
     """The second group's rewards are equal. Its answers count in N all the same."""
-    _, _, result = run_update(small_model, rollouts)
+    result = run_update(small_model, rollouts)[2]
     assert result["trained_tokens"] == rollouts.mask[:3].sum() < rollouts.mask.sum()
-    _, _, result = run_update(small_model, rollouts, reference=moved(small_model), kl=0.1)
+    result = run_update(small_model, rollouts, reference=moved(small_model), kl=0.1)[2]
     assert result["trained_tokens"] == rollouts.mask.sum() and result["kl"] > 0
 
 
@@ -329,15 +293,8 @@ def test_dpo_against_autograd_of_its_formula(small_model, rollouts, monkeypatch)
     assert chosen.metrics["pairs"] == 2 and not advantage[[1, 5]].any()
     implied = dataclasses.replace(rollouts, advantage=advantage)
     assert_same_gradient(run_update(small_model, implied)[0], gradients(other))
-
-
-def test_dpo_without_pairs_is_skipped_and_said(small_model, rollouts, monkeypatch):
-    rollouts.scores["reward"] = torch.full((6,), 0.1)
-    monkeypatch.setattr("credit.preferences.initial_model", lambda s: small_model)
-    policy = SimpleNamespace(model=small_model, settings=settings(dpo_beta=0.1))
-    advantage = dpo(policy)(rollouts, policy) * rollouts.mask
-    _, steps, result = run_update(small_model, dataclasses.replace(rollouts, advantage=advantage))
-    assert steps == 0 and "equal rewards" in result["skipped"]
+    rollouts.scores["reward"] = torch.full((6,), 0.1)  # no pairs
+    assert not chosen(rollouts, policy).any()
 
 
 def test_a_batch_where_nothing_is_left_is_skipped_and_said(small_model, rollouts):
@@ -348,8 +305,7 @@ def test_a_batch_where_nothing_is_left_is_skipped_and_said(small_model, rollouts
             ({}, zeros, "all weights are 0"),
             ({}, elsewhere, "no token has both a weight and an advantage"),
             ({"mask": zeros.bool()}, None, "no answer was finished")):
-        batch = dataclasses.replace(rollouts, **changed)
-        _, steps, result = run_update(small_model, batch, weight)
+        _, steps, result = run_update(small_model, dataclasses.replace(rollouts, **changed), weight)
         assert steps == 0 and result["skipped"] == said
         assert result["gradient_norm"] is None and result["loss"] == 0.0
 

@@ -1,12 +1,14 @@
 """Every file of a run says which run, and which step, it is of: an exchange is noticed."""
+import hashlib
 import os
 import shutil
+import sys
 
 import pytest
 
 import train
 from analysis.runs import is_done, read_run
-from harness import files
+from harness import files, identity
 from harness.credit_reading import read_columns
 from engine.errors import UserError
 from harness.identity import run_id_of
@@ -153,3 +155,24 @@ def test_what_may_not_be_read_is_not_taken_for_lost(pair, monkeypatch, name, rea
     forbid(monkeypatch, pair[0] / name)
     with pytest.raises(UserError, match=f"cannot read .*/{name}.*: Permission denied"):
         reader(pair[0])
+
+
+def test_a_command_to_paste_has_its_path_in_quotes(made, tmp_path):
+    folder = shutil.copytree(made / "0", tmp_path / "a run")
+    edit_config(folder, seed=5)
+    with pytest.raises(UserError, match=f"--config '{folder}/config.json' --out NAME$"):
+        go_on(folder)
+
+
+def test_code_is_of_the_files_of_the_project_that_are_loaded(monkeypatch, tmp_path):
+    """train.py is __main__, where it is the program."""
+    monkeypatch.setattr(identity, "PROJECT", tmp_path)
+    (tmp_path / "room").mkdir()
+    for name in ("train.py", "mine.py", "other.py", "room/__init__.py", "room/part.py",
+                 "room/other.py"):
+        (tmp_path / name).write_text(name)
+    for name in ("mine", "room", "room.part", "elsewhere"):
+        monkeypatch.setitem(sys.modules, name, None)
+    code = identity.code_in_use()
+    assert list(code) == ["mine.py", "room/__init__.py", "room/part.py", "train.py"]
+    assert code["mine.py"] == hashlib.sha256(b"mine.py").hexdigest()

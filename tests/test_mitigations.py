@@ -1,100 +1,54 @@
-"""Every weighting: what must hold for all of them, and each one by hand on a few tokens."""
-import dataclasses
+"""Each weighting by hand, on a few tokens."""
 import math
-from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from conftest import (ASKED, ROOT, SPOKEN, assert_same_gradient, copied, gradients, hand_made,
-                      looking, make_weighting, one_row, spoken)
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from engine.tokens import ANSWER
-from credit.weight import rescaled_weight
-from grpo import gradient_size, update
-from harness.own_code import checked_credit
-from harness.load import make
+from conftest import hand_made, looking, make_weighting, one_row
 from engine.errors import UserError
+from engine.tokens import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
+from grpo import gradient_size
+from mitigations import rescaled_weight
 
-ALL = sorted(MITIGATIONS)
-FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},
-         "measured": {"measured_k": 1, "measured_above": 0.5}, "vine": {"values_k": 1}}
-
-
-def weights(policy, name, rollouts, own=None, **how):
-    chosen = make_weighting(name, FLAGS.get(name, {}) if own is None else own, policy)
-    return rescaled_weight(chosen, name, rollouts, policy, **how)[0]
-
-
-def credit(policy, name, rollouts):
-    """What a weighting or an advantage gives each token."""
-    if name in MITIGATIONS:
-        return weights(policy, name, rollouts)
-    advantage = make(ADVANTAGES[name], FLAGS.get(name, {}), policy)
-    return checked_credit(advantage, name, rollouts, policy)
-
-
-@pytest.fixture(scope="module")
-def plain(policy):
-    """The weights or the advantages of a method on the usual batch, worked out once: some sample
-    for them."""
-    return cache(lambda name: credit(policy, name, spoken(policy)))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_what_holds_for_all_weights(policy, plain, name):
-    """Detached, finite, not negative, 0 beyond the mask, mean 1 after rescaling; and the same from
-    the same generator."""
-    rollouts = spoken(policy)
-    for value in (rollouts.log_prob, rollouts.entropy):
-        value.requires_grad_()
-    weight = weights(policy, name, rollouts)
-    assert weight.shape == rollouts.mask.shape and weight.dtype == torch.float32
-    assert not weight.requires_grad and weight.isfinite().all() and (weight >= 0).all()
-    assert not weight[~rollouts.mask].any() and weight.any()
-    if name not in NEVER_RESCALED:
-        assert weight[rollouts.mask].mean().item() == pytest.approx(1, abs=1e-6)
-    assert torch.equal(weight, plain(name))
-
-
-@pytest.mark.parametrize("name", [*ALL, *sorted(ADVANTAGES)])
-def test_neither_padding_nor_the_micro_batch_changes_a_method(policy, plain, name):
-    junk = spoken(policy)
-    for tensor, value in ((junk.log_prob, -9.0), (junk.entropy, 50.0), (junk.collision, 0.7),
-                          (junk.advantage, 4.0), (junk.ids, 7), (junk.section, ANSWER),
-                          (junk.kind, 3)):
-        tensor.masked_fill_(~junk.mask, value)
-    torch.testing.assert_close(credit(policy, name, junk), plain(name), atol=1e-6, rtol=0)
-    small = spoken(policy, micro_batch=1)
-    torch.testing.assert_close(credit(policy, name, small), plain(name), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_odd_batches(policy, name):
-    """Answers of one token, without <answer>, with nothing in it; rewards all equal, or not; an
-    answer that was dropped, and all of them."""
-    for texts in (["<|im_end|>", "<|im_end|>"], [SPOKEN[0], "<|im_end|>"],
-                  ["</think>\n<answer></answer>", " 3"]):
-        rollouts = spoken(policy, texts, ASKED[:1])
-        weight = weights(policy, name, rollouts)
-        assert weight.isfinite().all() and weight[rollouts.mask].sum() > 0
-    rollouts = spoken(policy)
-    for kept in (torch.arange(6) != 2, torch.arange(6) < 0):
-        some = dataclasses.replace(rollouts, mask=rollouts.mask & kept[:, None])
-        weight = weights(policy, name, some)
-        assert weight.isfinite().all() and not weight[~kept].any()
-        if kept.any() and name not in NEVER_RESCALED:
-            assert weight[some.mask].mean().item() == pytest.approx(1, abs=1e-6)
+HALF, LOG_2, LOG_3 = math.log(0.5), math.log(2), math.log(3)
+FAR = -(3 + math.log(10))  # with entropy 1 and strictness 0.1, taco's r = -log p - 1 - log 10 = 2
+UP_TO_10 = {"entropy": list(range(11))}
 
 
 def raw(name, rollouts, **own):
     return rescaled_weight(make_weighting(name, own, None), name, rollouts, rescale_to="none")[0]
 
 
-def test_none_is_one():
-    assert torch.equal(raw("none", hand_made([[True, True], [True, False]])),
-                       torch.tensor([[1.0, 1], [1, 0]]))
+@pytest.mark.parametrize("name, own, known, weight", [
+    ("none", {}, {"log_prob": [-1.0, -2.0]}, [1, 1]),
+    ("inverse_logprob", {"epsilon": 0.1}, {"log_prob": [-0.01, -3.0, 0.0]},
+     [1 / 0.11, 1 / 3.1, 10]),
+    # the numbers of the published form: 8.3 at -0.01 and 0.010 at -3
+    ("inverse_logprob_as_published", {"epsilon": 0.1}, {"log_prob": [-0.01, -3.0, 0.0]},
+     [0.1 / 0.11 ** 2, 0.1 / 3.1 ** 2, 10]),
+    # two words: p = 0.8, sum p^2 = 0.68, s = sqrt(1 - 1.6 + 0.68) = 0.2 sqrt 2
+    ("equal_gradient", {"epsilon": 0.1}, {"log_prob": [math.log(0.8)], "collision": [0.68]},
+     [1 / (0.2 * 2 ** 0.5 + 0.1)]),
+    ("entropy_weighted", {"entropy_temp": 1.0}, {"entropy": [0, LOG_2, LOG_3]}, [0.5, 1, 1.5]),
+    ("entropy_weighted", {"entropy_temp": 0.5}, {"entropy": [0, LOG_2, LOG_3]},
+     [3 / 14, 12 / 14, 27 / 14]),
+    ("entropy_ratio", {"entropy_beta": 1.0}, {"entropy": [0.0, 1, 5]}, [0, 0.5, 2.5]),
+    ("entropy_ratio", {"entropy_beta": 2.0}, {"entropy": [0.0, 1, 5]}, [0, 0, 4]),
+    ("entropy_ratio", {"entropy_beta": 1.0}, {"entropy": [0.0, 0]}, [1, 1]),
+    ("entropy_masking", {"mask_percentile": 80.0}, UP_TO_10, [0] * 8 + [1] * 3),
+    ("entropy_masking", {"mask_percentile": 0.0}, UP_TO_10, [1] * 11),
+    ("entropy_masking", {"mask_percentile": 100.0}, UP_TO_10, [0] * 10 + [1]),
+    ("low_probability", {"probability_share": 0.2}, {"log_prob": [HALF, 0, -30]}, [0.9, 1, 0.8]),
+    ("low_probability", {"probability_share": 0.0}, {"log_prob": [HALF, 0, -30]}, [1, 1, 1]),
+    # 1 - 0.5 (1 - exp(-2)); not where r is below 0, and not where the answer is blamed
+    ("taco", {"tail_strictness": 0.1, "tail_damping": 0.5},
+     {"log_prob": [FAR, FAR, FAR, -1], "entropy": [1.0] * 4, "advantage": [0.7, -0.7, 0, 0.7]},
+     [1 - 0.5 * (1 - math.exp(-2)), 1, 1, 1]),
+    ("taco", {"tail_strictness": 0.1, "tail_damping": 0.5},  # r = 2.5: even less likely
+     {"log_prob": [FAR], "entropy": [0.5], "advantage": [0.7]}, [1 - 0.5 * (1 - math.exp(-2.5))])])
+def test_weights_by_hand(name, own, known, weight):
+    rollouts = one_row(**{key: [float(x) for x in values] for key, values in known.items()})
+    assert raw(name, rollouts, **own)[0].tolist() == pytest.approx(weight, rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("texts, weight", [
@@ -109,16 +63,6 @@ def test_outcome_conditional_by_hand(texts, weight):
     assert raw("outcome_conditional", rollouts, think_discount=1.0)[0].tolist() == [1] * len(texts)
 
 
-def test_inverse_logprob_by_hand():
-    rollouts = one_row(log_prob=[-0.01, -3.0, 0.0])
-    torch.testing.assert_close(
-        raw("inverse_logprob", rollouts, epsilon=0.1)[0], torch.tensor([1 / 0.11, 1 / 3.1, 10.0]))
-    # the numbers of the published form: 8.3 at -0.01 and 0.010 at -3
-    torch.testing.assert_close(
-        raw("inverse_logprob_as_published", rollouts, epsilon=0.1)[0],
-        torch.tensor([0.1 / 0.11 ** 2, 0.1 / 3.1 ** 2, 10.0]))
-
-
 def test_the_gradient_size_is_that_of_autograd_also_where_p_is_nearly_one():
     logits = torch.tensor([[3.0, 1.0, -2.0], [18.0, 0.0, 0.0], [-9.0, 0.0, 0.5]],
                           dtype=torch.double, requires_grad=True)
@@ -129,12 +73,6 @@ def test_the_gradient_size_is_that_of_autograd_also_where_p_is_nearly_one():
     expected = logits.grad.norm(dim=1).float()
     torch.testing.assert_close(size, expected, rtol=0.2, atol=0)  # float32 knows p = 1 no better
     torch.testing.assert_close(size[[0, 2]], expected[[0, 2]])
-
-
-def test_equal_gradient_by_hand():
-    # two words: p = 0.8, sum p^2 = 0.68, s = sqrt(1 - 1.6 + 0.68) = 0.2 sqrt 2
-    weight = raw("equal_gradient", one_row(log_prob=[math.log(0.8)], collision=[0.68]), epsilon=0.1)
-    assert weight.item() == pytest.approx(1 / (0.2 * 2 ** 0.5 + 0.1), rel=1e-5)
 
 
 def test_attention_credit_by_hand():
@@ -155,60 +93,6 @@ def test_attention_credit_by_hand():
     assert high.max() <= 0.5 + 3 * 0.5 and high[rollouts.mask].min() >= 0.1
 
 
-def test_hidden_and_attention_are_those_of_a_plain_forward_pass(policy):
-    """hidden[b, t] predicts token t; attention[b, i, j] is what token j received when token i was
-    predicted."""
-    transformers = pytest.importorskip("transformers")
-    referee = transformers.AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny",
-                                                                attn_implementation="eager")
-    rollouts = spoken(policy, micro_batch=4)
-    for b, n in enumerate(rollouts.length.tolist()):
-        prompt = rollouts.prompt_ids[rollouts.group[b]]
-        with torch.no_grad():
-            out = referee(torch.tensor([prompt + rollouts.ids[b, :n].tolist()]),
-                          output_attentions=True, output_hidden_states=True)
-        states, received = out.hidden_states[-1][0], out.attentions[-1][0].mean(0)
-        for i in range(n):
-            torch.testing.assert_close(rollouts.hidden[b, i], states[len(prompt) - 1 + i],
-                                       atol=1e-4, rtol=0)
-            for j in range(n):
-                expected = received[len(prompt) - 1 + i, len(prompt) + j].item() if j < i else 0.0
-                assert rollouts.attention[b, i, j].item() == pytest.approx(expected, abs=1e-5)
-    assert not rollouts.hidden[~rollouts.mask].any()
-
-
-def test_the_extra_forward_pass_is_made_only_when_somebody_looks_and_once(policy, monkeypatch):
-    passes, forward = [], policy.model.model.forward
-    monkeypatch.setattr(policy.model.model, "forward",
-                        lambda *args: passes.append(1) or forward(*args))
-    for name, expected in (("none", 0), ("equal_gradient", 0), ("entropy_weighted", 0),
-                           ("attention_credit", 1), ("learned_importance", 1)):
-        rollouts = spoken(policy)
-        passes.clear()
-        weights(policy, name, rollouts)
-        assert len(passes) == expected, name
-
-
-def test_entropy_weightings_by_hand():
-    rollouts = one_row(entropy=[0.0, math.log(2), math.log(3)])
-    for temperature, parts in ((1.0, [1.0, 2, 3]), (0.5, [1.0, 4, 9])):
-        expected = torch.tensor(parts) / sum(parts) * 3
-        found = raw("entropy_weighted", rollouts, entropy_temp=temperature)[0]
-        torch.testing.assert_close(found, expected)
-    rollouts = one_row(entropy=[0.0, 1.0, 5.0])
-    assert raw("entropy_ratio", rollouts, entropy_beta=1.0).tolist() == [[0, 0.5, 2.5]]
-    assert raw("entropy_ratio", rollouts, entropy_beta=2.0).tolist() == [[0, 0, 4]]
-    assert raw("entropy_ratio", one_row(entropy=[0.0, 0.0]), entropy_beta=1.0).tolist() == [[1, 1]]
-
-
-def test_entropy_masking_by_hand():
-    rollouts = one_row(entropy=[float(n) for n in range(11)])
-    for percentile, weight in ((80.0, [0] * 8 + [1] * 3), (0.0, [1] * 11), (100.0, [0] * 10 + [1])):
-        assert raw("entropy_masking", rollouts, mask_percentile=percentile)[0].tolist() == weight
-    two = hand_made([[True, True], [True, False]], entropy=torch.tensor([[1.0, 2.0], [3.0, 99.0]]))
-    assert raw("entropy_masking", two, mask_percentile=50.0).tolist() == [[0, 1], [1, 0]]
-
-
 def test_random_has_mean_one_and_the_spread_that_was_asked_for():
     rollouts = hand_made(torch.ones(100, 1000, dtype=torch.bool))
     weight = raw("random", rollouts, placebo_std=0.5)
@@ -216,73 +100,85 @@ def test_random_has_mean_one_and_the_spread_that_was_asked_for():
     assert weight.std().item() == pytest.approx(0.5, abs=0.01)
 
 
-def weighed(weight, rollouts, **how):
-    return rescaled_weight(lambda rollouts, policy: weight, "by hand", rollouts, **how)
+TEXTS = [" try", ",", " ", "3", " *", "=", "</think>", "7", "end", "plus"]
+SECTIONS = [THINK] * 6 + [OTHER, ANSWER, OTHER, THINK]
+KINDS = [WORD, WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, NUMBER, WORD, WORD]
 
 
-def test_rescaling_by_hand():
-    probability = torch.tensor([[0.8, 0.5], [0.8, 0.1]])
-    rollouts = hand_made([[True, True], [True, False]], log_prob=probability.log(),
-                         collision=torch.tensor([[0.68, 0.5], [0.68, 0.9]]),
-                         advantage=torch.tensor([[1.0, 1.0], [-2.0, 9.0]]))
-    s = torch.tensor([[0.08, 0.5], [0.08, 0.0]]).sqrt()
-    weight = torch.tensor([[2.0, 0.5], [4.0, 7.0]])
-    as_it_is, expected = weighed(weight, rollouts, rescale_to="none")[0], weight * rollouts.mask
-    torch.testing.assert_close(as_it_is, expected)
-    torch.testing.assert_close(weighed(weight, rollouts)[0], expected * 3 / 6.5)
-    size = rollouts.advantage.abs() * s * rollouts.mask
-    after = (weighed(weight, rollouts, rescale_to="gradient")[0] * size).sum().item()
-    assert after == pytest.approx(size.sum().item(), rel=1e-5)
+def labelled(**known):
+    """An answer of ten tokens, labelled."""
+    section, kind = torch.tensor([[SECTIONS], [KINDS]], dtype=torch.uint8)
+    return hand_made([[True] * 10], texts=[TEXTS], section=section, kind=kind, **known)
 
 
-def test_weights_that_cannot_be_rescaled_to_the_gradient_are_left_and_it_is_said():
-    advantage = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
-    rollouts = hand_made([[True, True], [True, True]], advantage=advantage)
-    for tiny in (0.0, 1e-42):
-        weight = torch.tensor([[tiny, tiny], [2.0, 1.0]])
-        weight, said = weighed(weight, rollouts, rescale_to="gradient")
-        assert weight[1].tolist() == [2, 1] and "not rescaled" in said["weight_note"]
-    nothing = dataclasses.replace(rollouts, advantage=torch.zeros(2, 2))
-    assert weighed(torch.ones(2, 2), nothing, rescale_to="gradient")[1]["weight_note"] is None
+@pytest.mark.parametrize("own, weight", [
+    ({"word_weight": 0.25, "number_weight": 2.0}, [0.25, 0.25, 1, 2, 2, 1, 1, 1, 1, 0.25]),
+    ({"word_weight": 1.0, "number_weight": 0.0}, [1, 1, 1, 0, 0, 1, 1, 1, 1, 1]),
+    # spaces and punctuation are filler there, equals signs and spelled operators reasoning
+    ({"word_weight": 0.25, "number_weight": 2.0, "kinds": "regex"},
+     [0.25, 0.25, 0.25, 2, 2, 2, 1, 1, 1, 2])])
+def test_by_kind_tells_words_from_numbers_inside_the_think_section(own, weight):
+    assert raw("by_kind", labelled(), **own).tolist() == [weight]
 
 
-def test_weights_that_are_all_zero_become_one_and_it_is_said():
-    rollouts = hand_made([[True, True], [True, False]])
-    weight, said = weighed(torch.zeros(2, 2), rollouts)
-    assert torch.equal(weight, rollouts.mask.float())
-    assert "all weights were 0" in said["weight_note"]
+@pytest.mark.parametrize("advantage, changed", [(0.7, 1.25), (-0.7, 0.75), (0.0, 1.0)])
+def test_planning_praises_the_words_of_the_think_section_more_and_blames_them_less(
+        advantage, changed):
+    weight = raw("planning", labelled(advantage=torch.full((1, 10), advantage)),
+                 planning_boost=0.25)
+    assert weight.tolist() == [[changed, changed, 1, 1, 1, 1, 1, 1, 1, changed]]
 
 
-def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match="weighting my_idea is negative at 1 of 3 tokens, first"):
-        rescaled_weight(lambda rollouts, policy: torch.tensor([[1.0, 1.0], [-1.0, -1.0]]),
-                        "my_idea", hand_made([[True, True], [True, False]]))
+def test_future_attention_by_hand():
+    """Four tokens, a window of 1: token 0 is looked at from 2 and 3, token 1 from 3; tokens 2 and 3
+    from nowhere far, so they get 1. What is near counts for nothing. The second answer has three
+    tokens: its token 0 is looked at from token 2 alone."""
+    attention = torch.zeros(2, 4, 4)
+    attention[:, 1, 0] = attention[:, 2, 1] = attention[0, 3, 2] = 0.9  # near
+    attention[:, 2, 0], attention[0, 3, :2] = 0.5, 0.1
+    mask = [[True] * 4, [True, True, True, False]]
+    rollouts = looking(hand_made(mask), attention=attention)
+    weight = raw("future_attention", rollouts, future_window=1)  # 0.3 and 0.1, mean 0.2
+    torch.testing.assert_close(weight, torch.tensor([[1.5, 0.5, 1, 1], [1, 1, 1, 0]]))
+    assert raw("future_attention", rollouts, future_window=3).tolist() == [[1] * 4, [1, 1, 1, 0]]
 
 
-def test_what_is_odd_beyond_the_mask_does_not_matter_and_one_number_an_answer_is_enough():
-    rollouts = hand_made([[True, True], [True, False]])
-    odd = torch.tensor([[1.0, 1.0], [1.0, float("inf")]])
-    assert weighed(odd, rollouts)[0].tolist() == [[1, 1], [1, 0]]
-    assert weighed(1 / rollouts.length[:, None], rollouts, rescale_to="none")[0].tolist() == \
-        [[0.5, 0.5], [1, 0]]
+PRODUCTS = [0.5, 2.0, 3.0, 4.0, 6.0, -7.75, -7.75]  # of (log p - mean) and (advantage - mean)
 
 
-@pytest.mark.numerics
-@pytest.mark.parametrize("name", ["none", "entropy_weighted", "inverse_logprob", "random"])
-def test_weights_reach_the_gradient(policy, plain, name):
-    """One update with them is autograd of  - sum weight * advantage * log_prob / N  written out row
-    by row."""
-    rollouts = spoken(policy)
-    weight = plain(name)
-    copy, other = copied(policy.model), copied(policy.model)
-    s = SimpleNamespace(micro_batch=4, max_grad_norm=0.0, epochs=1, loss_norm="token",
-                        max_new_tokens=60, kl=0.0, kl_kind="k3", clip_low=0.2, clip_high=0.28)
-    update(copy, torch.optim.SGD(copy.parameters(), lr=0.0), rollouts, weight, s)
-    loss = 0
-    for b, n in enumerate(rollouts.length.tolist()):
-        prompt, row = rollouts.prompt_ids[rollouts.group[b]], rollouts.ids[b, :n]
-        logits = other(torch.tensor([prompt + row.tolist()]))[0, len(prompt) - 1:-1]
-        log_probs = logits.log_softmax(-1)
-        loss = loss - (weight[b, :n] * rollouts.advantage[b, :n] * log_probs[range(n), row]).sum()
-    (loss / rollouts.mask.sum()).backward()
-    assert_same_gradient(gradients(copy), gradients(other))
+def with_products(moved=0.0, **known):
+    """Advantages are +1 and -1, one each for every product, so their mean is 0. Moved, log-probs
+    are lower and advantages higher, and so are the means. What stands beyond the mask is junk."""
+    junk = torch.full((2, 1), -1000.0)
+    log_prob = torch.tensor([PRODUCTS, [-product for product in PRODUCTS]]) - moved
+    advantage = torch.tensor([[1.0] * 7, [-1.0] * 7]) + moved
+    return hand_made([[True] * 7 + [False]] * 2, log_prob=torch.cat([log_prob, junk], 1),
+                     advantage=torch.cat([advantage, junk], 1), **known)
+
+
+@pytest.mark.parametrize("moved, low, high, left_out", [
+    (0, 0.5, 4.0, (1, 2)), (3, 0.6, 4.1, (1, 2, 3))])  # strictly between
+def test_covariance_leaves_out_tokens_of_the_band(moved, low, high, left_out):
+    """A share of 1 takes them all."""
+    weight = raw("covariance", with_products(moved), covariance_share=1.0, covariance_low=low,
+                 covariance_high=high)
+    assert weight.tolist() == [[float(t not in left_out) for t in range(7)] + [0]] * 2
+
+
+@pytest.mark.parametrize("share, left_out", [(0.0, 1), (0.15, 2), (0.22, 3), (1.0, 4)])
+def test_covariance_leaves_out_a_share_of_all_tokens_and_at_least_one(share, left_out):
+    """Of 14 tokens 4 lie in the band. Which of them are drawn depends on the generator."""
+    drawn = set()
+    for seed in range(20):
+        rollouts = with_products(generator=torch.Generator().manual_seed(seed))
+        weight = raw("covariance", rollouts, covariance_share=share, covariance_low=0.5,
+                     covariance_high=4.0)
+        places = ((weight == 0) & rollouts.mask).nonzero().tolist()
+        assert len(places) == left_out
+        drawn |= set(map(tuple, places))
+    assert drawn == {(0, 1), (0, 2), (1, 1), (1, 2)}
+
+
+def test_covariance_without_a_band_is_refused():
+    with pytest.raises(UserError, match="--covariance_low 5.0 should be below --covariance_high 1"):
+        raw("covariance", with_products(), covariance_low=5.0, covariance_high=1.0)

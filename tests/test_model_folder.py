@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import SMALL
-from engine.errors import UserError
+from conftest import SMALL, refusal
 from qwen2_model import ModelConfig, Qwen2
 
 NORM = "model.norm.weight"
@@ -34,11 +33,8 @@ def rewrite(folder, **changes):
     save_file(tensors | changes, path)
 
 
-def refusal(folder) -> str:
-    with pytest.raises(UserError) as error:
-        Qwen2.from_pretrained(folder)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 500
-    return str(error.value)
+def refused(folder) -> str:
+    return refusal(Qwen2.from_pretrained, folder)
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -66,7 +62,7 @@ def test_a_config_that_cannot_be_is_refused_before_a_model_is_made(folder, monke
                                                                     words):
     monkeypatch.setattr(Qwen2, "__init__", lambda *_: pytest.fail("a model was made"))
     edit(folder / "config.json", **changes)
-    assert words in refusal(folder)
+    assert words in refused(folder)
 
 
 @pytest.mark.parametrize("changes, words", [
@@ -77,15 +73,7 @@ def test_a_config_that_cannot_be_is_refused_before_a_model_is_made(folder, monke
 def test_shapes_and_names_are_compared_before_memory_is_taken(folder, monkeypatch, changes, words):
     monkeypatch.setattr(Qwen2, "to_empty", lambda *_, **__: pytest.fail("memory was taken"))
     edit(folder / "config.json", **changes)
-    assert words in refusal(folder)
-
-
-@pytest.mark.parametrize("kind, name", [
-    (torch.int8, "I8"), (torch.bool, "BOOL"), (torch.float8_e4m3fn, "F8_E4M3"),
-    (torch.complex64, "C64"), (torch.int64, "I64")])
-def test_weights_that_are_no_plain_numbers_are_refused(folder, kind, name):
-    rewrite(folder, **{NORM: torch.ones(64).to(kind)})
-    assert f"{NORM} holds {name}, only float64" in refusal(folder)
+    assert words in refused(folder)
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
@@ -95,13 +83,19 @@ def test_the_four_kinds_of_numbers_are_read(folder, kind):
     assert norm.dtype == torch.float32 and (norm == 1.5).all()
 
 
-@pytest.mark.parametrize("value, kind", [
-    (float("nan"), torch.float32), (float("-inf"), torch.float32), (1e300, torch.float64)])
-def test_numbers_that_are_not_finite_as_float32_are_refused_with_their_name(folder, value, kind):
-    weight = torch.ones(64, dtype=kind)
+NOT_FINITE = "numbers that are not finite in torch.float32"
+
+
+@pytest.mark.parametrize("value, kind, words", [
+    (1, torch.int8, "I8, only float64"), (1, torch.bool, "BOOL, only"),
+    (1, torch.float8_e4m3fn, "F8_E4M3, only"), (1, torch.complex64, "C64, only"),
+    (float("nan"), torch.float32, NOT_FINITE), (float("-inf"), torch.float32, NOT_FINITE),
+    (1e300, torch.float64, NOT_FINITE)])
+def test_weights_that_are_no_plain_finite_numbers_are_refused(folder, value, kind, words):
+    weight = torch.ones(64).to(kind)
     weight[7] = value
     rewrite(folder, **{NORM: weight})
-    assert f"{NORM} holds numbers that are not finite in torch.float32" in refusal(folder)
+    assert f"{NORM} holds {words}" in refused(folder)
 
 
 def test_files_of_weights_that_are_cut_off_or_missing_are_named(folder):
@@ -109,20 +103,20 @@ def test_files_of_weights_that_are_cut_off_or_missing_are_named(folder):
     whole = path.read_bytes()
     for content in (whole[:len(whole) // 2], b""):
         path.write_bytes(content)
-        assert "model.safetensors cannot be read, it may be cut off" in refusal(folder)
+        assert "model.safetensors cannot be read: " in refused(folder)
     path.unlink()
-    assert "has neither model.safetensors nor" in refusal(folder)
+    assert "has neither model.safetensors nor" in refused(folder)
     index = folder / "model.safetensors.index.json"
     for content, words in (({NORM: "c.safetensors"}, "c.safetensors cannot be read"),
                            ([NORM], "has no weight_map")):
         index.write_text(json.dumps({"weight_map": content}))
-        assert words in refusal(folder)
-    assert "there is no model folder" in refusal(folder / "elsewhere")
+        assert words in refused(folder)
+    assert "there is no model folder" in refused(folder / "elsewhere")
 
 
 def test_an_output_matrix_that_is_not_the_tied_embeddings_is_refused(folder):
     rewrite(folder, **{"lm_head.weight": torch.ones(50, 64)})
-    assert "lm_head.weight (not the embeddings" in refusal(folder)
+    assert "lm_head.weight (not the embeddings" in refused(folder)
 
 
 def test_saving_over_a_model_in_parts_is_not_shadowed_by_its_index(folder):

@@ -9,6 +9,7 @@ import torch
 
 from conftest import put_in
 from engine.choices import ADVANTAGES
+from harness.own_code import checked_credit
 from runs import SHORT, lines, run
 from test_own_task import TASK
 
@@ -28,12 +29,9 @@ def undefined(rollouts):
     return (rollouts.log_prob - rollouts.log_prob) / 0
 
 
-def changes_the_batch(rollouts):
-    return rollouts.entropy.mul_(2)
-
-
-def changes_the_scores(rollouts):
-    rollouts.scores["reward"] = torch.zeros(len(rollouts.reward))
+def leaves_later(rollouts):
+    """While the update asks the model."""
+    rollouts.forward.model.model.register_forward_hook(lambda *_: sys.exit(0))
     return torch.ones_like(rollouts.entropy)
 
 
@@ -91,8 +89,6 @@ def test_an_idea_that_raises_is_told_by_python_from_its_own_line_on(said_of, ide
 
 @pytest.mark.parametrize("idea, words", [
     (undefined, r"is not finite at .* The last step on record is 0"),
-    (changes_the_batch, "changed a tensor of the batch"),
-    (changes_the_scores, "changed a tensor of the batch"),
     *[(giving(values), "should return a tensor .B, T. = .8, 48. of real")
       for values in (lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j,
                      lambda x: x.to("meta"))]])
@@ -101,10 +97,35 @@ def test_what_an_idea_returns_is_checked(said_of, idea, words):
     assert re.match(f"train.py: the weighting mine {words}", said) and "\n" not in said, said
 
 
+def test_a_run_that_is_left_before_its_last_step_has_failed(said_of):
+    said = said_of(leaves_later)
+    assert "register_forward_hook(lambda *_: sys.exit(0))" in said
+    assert said.endswith("SystemExit: 0")
+
+
+def test_what_an_idea_changes_in_its_batch_nobody_else_reads(rollouts):
+    """Whatever way it takes. Random numbers and the forward pass are those of the batch."""
+    def changes_all(batch, policy):
+        assert batch.generator is rollouts.generator and batch.forward is rollouts.forward
+        batch.entropy.mul_(2)
+        batch.ids.numpy()[:] = 0
+        batch.mask.data.zero_()
+        batch.prompt_ids[0][:] = [5]
+        batch.answers[:] = ["x"]
+        batch.problems.clear()
+        batch.scores["reward"] = torch.zeros(6)
+        return torch.ones(batch.mask.shape)
+
+    before = repr(rollouts)
+    checked_credit(changes_all, "mine", rollouts)
+    assert repr(rollouts) == before
+
+
 @pytest.mark.parametrize("metrics, words", [
-    ({"a": [1]}, "the metrics of the weighting mine should return numbers and texts by name"),
+    *[(metrics, "the metrics of the weighting mine should return numbers (or None) by name")
+      for metrics in ({"a": [1]}, {"a": "a text"}, {1: 1.0}, {"extra_tokens": "1"})],
     *[({name: 1.0}, f"the metric {name} of a weighting or an advantage needs another name")
-      for name in ("step", "loss", "weight_max")]])
+      for name in ("step", "loss", "weight_max", "run_id")]])
 def test_metrics_are_numbers_and_take_no_place_of_the_loops(said_of, metrics, words):
     assert words in said_of(with_metrics(metrics))
 
@@ -117,11 +138,37 @@ def test_an_advantage_that_asks_for_the_advantage_is_told_so(monkeypatch, tmp_pa
 
 def test_metrics_are_plain_numbers_and_null_where_no_float_can_hold_them(monkeypatch, tmp_path):
     metrics = {"a": 10 ** 400, "b": float("inf"), "c": 10 ** 20, "d": np.float32(0.5),
-               "e": torch.tensor(2.0), "f": "a text"}
+               "e": torch.tensor(2.0), "f": None}
     put_in(monkeypatch, with_metrics(metrics), "mine")
     run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine")
     [line] = lines(tmp_path / "x/metrics.jsonl")
-    assert [line[name] for name in metrics] == [None, None, 10 ** 20, 0.5, 2.0, "a text"]
+    assert [line[name] for name in metrics] == [None, None, 10 ** 20, 0.5, 2.0, None]
+
+
+def with_state(state, load=lambda self, tensors: None):
+    return type("WithState", (Even,), {"state_dict": lambda self: state, "load_state_dict": load,
+                                       "__module__": __name__})
+
+
+@pytest.mark.parametrize("state", [
+    [1], {"a": 1.0}, {1: torch.ones(1)}, {"\udc00": torch.ones(1)},
+    *[{"a": tensor} for tensor in (torch.ones(1) + 1j, torch.ones(1, device="meta"),
+                                   torch.ones(1).to_sparse())]])
+def test_a_state_that_no_file_can_hold_is_refused_before_the_first_step(said_of, state):
+    words = "train.py: the mitigation's state_dict should return plain tensors by name"
+    assert said_of(with_state(state)).startswith(words)
+
+
+@pytest.mark.parametrize("error", [ValueError, AttributeError, KeyError, SystemExit])
+def test_a_state_that_cannot_be_read_back_is_told_by_python(monkeypatch, tmp_path, error):
+    def load(self, tensors):
+        raise error("mine")
+
+    put_in(monkeypatch, with_state({"a": torch.ones(1)}, load), "mine")
+    flags = [*SHORT, "--steps", "1", "--out", tmp_path / "x", "--mitigation", "mine"]
+    run(*flags)
+    said = run("--resume", tmp_path / "x", "--steps", 2, expect=1).stderr
+    assert re.match(FIRST % (re.escape(__file__), r'raise error\("mine"\)'), said), said
 
 
 @pytest.fixture
@@ -150,7 +197,8 @@ SCORED = '{"reward": right + short, "format": short, "answer": right, "reasoning
 
 @pytest.mark.parametrize("old, new, words", [
     ("import random", "import randon", "import randon"),
-    ("{problem.start + 1}", "{problem.end}", "right = .*problem.end.*")])
+    ("{problem.start + 1}", "{problem.end}", "right = .*problem.end.*"),
+    ('return f"after {problem.start}"', "exit()", r"exit\(\)")])
 def test_a_task_that_raises_is_told_by_python_from_its_own_line_on(own_task, tmp_path, old, new,
                                                                    words):
     said, path = own_task(old, new)

@@ -18,10 +18,8 @@ import numpy as np
 import torch
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
-import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from analysis.answers import groups_in_order
 from analysis.tables import Table, by_row
-from credit.weight import rescaled_weight
 from engine.errors import UserError
 from engine.forward import Forward
 from engine.policy import Policy, derived_seed
@@ -36,6 +34,7 @@ from harness.load import load_policy, make_weighting
 from harness.program import run_as_program
 from harness.progress import put, visible
 from harness.settings import Settings, choice_flags, make_settings
+from mitigations import rescaled_weight
 from tools.terminal import check_place, legend, one_line, shaded
 
 FLAGS = {

@@ -12,6 +12,11 @@ from bridges.serve import Handler, serve
 from qwen2_model import Linear
 
 
+LIES = {  # what becomes of the log-probs of one answer
+    "null": lambda values: [None, *values[1:]], "far off": lambda values: [*values[:-1], -9999.0],
+    "zeros": lambda values: [0.0] * len(values), "halves": lambda values: [x / 2 for x in values]}
+
+
 class Strange(Handler):
     behaviour = ""
     request = None
@@ -54,12 +59,14 @@ class Strange(Handler):
     def send(self, status, content):
         if self.path == "/v1/models" and self.behaviour.startswith("vllm"):
             content["data"][0]["owned_by"] = "vllm"
+        if self.path == "/v1/models" and self.behaviour == "wordy":
+            content["data"][0]["id"] = "a" * 900_000
         if self.path == "/v1/completions":
-            log_probs = content["choices"][0]["logprobs"]["token_logprobs"]
-            if self.behaviour == "null" and self.samples():
-                log_probs[0] = None
+            holder = content["choices"][0]["logprobs"]
+            if self.behaviour in LIES and self.samples():
+                holder["token_logprobs"] = LIES[self.behaviour](holder["token_logprobs"])
             if self.behaviour == "unscored" and not self.samples():
-                del log_probs[:-1]
+                del holder["token_logprobs"][:-1]
         super().send(status, content)
 
     def raw(self, status, body, **headers):

@@ -472,6 +472,19 @@ def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
         imported(tmp_path, tmp_path / "t.parquet")
 
 
+def test_columns_that_nobody_reads_may_hold_what_python_cannot(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    odd = {"day": pa.array([10 ** 17], pa.date64()), "times": pa.array([[1]], pa.list_(
+               pa.timestamp("ns"))), "took": pa.array([2 ** 63 - 1], pa.duration("s"))}
+    ids = {name: pa.array([ID[name]], pa.list_(pa.int64(), 2))
+           for name in ("prompt_ids", "token_ids")}
+    table = pa.table({"step": [1], "reward": [1.0], **ids, **odd})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    columns = read_columns(imported(tmp_path, tmp_path / "t.parquet"), 1)
+    assert columns["token_id"].tolist() == ID["token_ids"]
+
+
 def test_a_table_that_is_damaged_is_one_sentence(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no more")

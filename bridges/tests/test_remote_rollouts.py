@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -305,6 +306,45 @@ def test_a_run_whose_server_failed_goes_on_as_if_it_had_not(served, tmp_path, ad
     behave("")
     assert "going on after step 2" in run(*argv, "--continue").stdout
     assert_same_run(served, tmp_path / "broken")
+
+
+@pytest.mark.parametrize("every", ["1", "2"])
+@pytest.mark.parametrize("lie", ["zeros", "halves", "far off"])
+def test_log_probs_that_answers_were_not_sampled_with_are_told(tmp_path, address, behave, lie,
+                                                               every, monkeypatch):
+    """In the second step, with the weights of that step and with older ones."""
+    sample = RolloutServer.sample
+
+    def lies_at_two(server, problems, answers, seed):
+        behave(lie if server.run.step == 2 else "")
+        return sample(server, problems, answers, seed)
+
+    monkeypatch.setattr(RolloutServer, "sample", lies_at_two)
+    said = run(*FLAGS, "--rollouts", address, "--out", tmp_path / "x", "--rollouts_every", every,
+               "--learning_rate", "0.003", expect=1).stderr
+    assert "its log-probs of its answers are" in said
+    assert len(lines(tmp_path / "x/metrics.jsonl")) == 1
+
+
+def test_of_many_answers_a_single_one_may_not_be_far_off(policy):
+    """The usual difference is 0.002: 0.006 on average is what rounding explains, and 0.018 in one
+    answer. A single token is of no account where an answer has many."""
+    known, server = policy.server.known, copy(policy.server)
+    server.usual = 0.002
+    ours = replace(known, log_prob=torch.zeros(8, 20), mask=torch.ones(8, 20, dtype=torch.bool))
+    theirs = torch.full((8, 20), -0.003)
+    theirs[3, 4] = -0.2
+    assert server.refuse_gap(theirs, ours, "", "") == pytest.approx(0.003 + 0.197 / 160)
+    theirs[3] = -0.02
+    assert "0.02 from ours in one answer" in said_by(server.refuse_gap, theirs, ours, "", "")
+    theirs[:] = -0.007
+    assert "0.007 from ours on average" in said_by(server.refuse_gap, theirs, ours, "", "")
+
+
+def test_a_model_with_a_long_name_is_named_in_short(tmp_path, address, behave):
+    behave("wordy")
+    said = run(*FLAGS, "--rollouts", address, "--out", tmp_path / "x", "--steps", "1").stdout
+    assert "a" * 200 + "..." in said and "a" * 201 not in said
 
 
 OTHER_WEIGHTS = "it does not have the weights that it was told to load"

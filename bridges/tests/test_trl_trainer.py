@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 import analyze
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
-from credit.weight import rescaled_weight
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
 from engine.forward import Forward, response_log_probs, with_facts
@@ -21,6 +20,7 @@ from grpo import length_scaling, policy_loss
 from harness.credit_reading import read_credit, read_file
 from harness.flags import parameters_as_flags
 from harness.load import make
+from mitigations import rescaled_weight
 from runs import PRINTING, block, copy_project, lines, program, start_ranks
 
 if find_spec("trl"):

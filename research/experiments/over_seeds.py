@@ -3,7 +3,7 @@ from collections import Counter
 
 import numpy as np
 
-from analysis.runs import is_number
+from harness.log_columns import is_number
 from analysis.tables import Table
 
 

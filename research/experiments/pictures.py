@@ -22,7 +22,7 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 from analysis.answers import answers_of
 from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plain_number, plt,
                             save, style_of)
-from analysis.runs import is_number
+from harness.log_columns import is_number
 from engine.errors import UserError
 from engine.tokens import KINDS, load_tokenizer
 from harness.credit_reading import credit_steps
@@ -195,6 +195,35 @@ def draw_curves(values: dict):
                     "means over seeds with 95% intervals")
 
 
+def draw_worth(values: dict):
+    """Of the probe pointer: the lead over plain GRPO by the quality of a pointer, a line for each
+    weight elsewhere; placebos and the true credit beside."""
+    cells = values["cells"]
+    means = {(cell["arm"], cell["length"]): np.array([run["mean"] for run in cell["runs"]])
+             for cell in cells}
+    kinds = ("1 of 3", "2 of 3", "3 of 3", "3 of 3, 12 wrong", "3 of 3, 40 wrong", "3 at random")
+    lengths = sorted({cell["length"] for cell in cells})
+    figure, axes = panels(len(lengths), sharey=True, squeeze=False)
+    for axis, length in zip(axes[0], lengths):
+        plain, places = means["plain GRPO", length], np.arange(len(kinds))
+        for number, elsewhere in enumerate(("0", "0.1", "0.33")):
+            of_kinds = [means.get((f"{kind} ({elsewhere})", length), np.nan * plain)
+                        for kind in kinds]
+            leads = 100 * (np.stack(of_kinds, 1) - plain[:, None])  # (seeds, kinds)
+            axis.errorbar(places + 0.12 * (number - 1), leads.mean(0), mean_reach(leads),
+                          marker="o", ms=4, elinewidth=0.8, label=f"weight {elsewhere} elsewhere",
+                          **style_of(number))
+        true = 100 * (means["true credit", length] - plain).mean()
+        axis.axhline(true, color="black", ls="--", lw=1, label="true credit")
+        axis.axhline(0, color=GREY, lw=1, label="plain GRPO")
+        axis.set(title=f"Answers of {length} tokens", xticks=places,
+                 xticklabels=[kind.replace(", ", "\n") for kind in kinds])
+    axes[0][0].set_ylabel("points of mean success, minus plain GRPO")
+    legend_below(figure, axes[0][0], ncols=5)
+    return figure, ("What a pointer is worth by its quality, each at its own learning rate: means "
+                    "over seeds with 95% intervals")
+
+
 # README
 
 def take_answer(run: Path) -> None:
@@ -261,4 +290,5 @@ PUBLISHED = {  # picture -> how it is drawn, and which tables or values of resul
     "research/results/finals-board.png": (draw_board, "finals board"),
     "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
     "research/results/length-curves.png": (draw_curves, "length values"),
+    "research/results/pointer-worth.png": (draw_worth, "pointer values"),
     "research/results/price-success.png": (draw_success, "price values")}

@@ -7,13 +7,14 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.runs import is_number, read_run
+from analysis.runs import read_run
 from harness.command_line import read_flags
 from harness.credit_file import step_of
 from engine.errors import UserError
-from harness.files import PROJECT, find_folder, is_file, is_there, read_lines
-from harness.resume import is_finished, refuse_to_overwrite, what_differs
-from harness.identity import refuse_other_sources, run_config
+from harness.files import PROJECT, is_there
+from harness.resume import (is_finished, refuse_other_sources, refuse_to_overwrite,
+                            what_differs)
+from harness.identity import lines_of_run, run_config
 from harness.run_folder import RunFolder
 from harness.settings import Settings, make_settings
 from research.experiments.experiments import Experiment
@@ -100,8 +101,8 @@ class PlannedRun:
 
     def progress(self) -> tuple[int, float]:
         """Steps on record, and their seconds."""
-        lines = read_lines(self.folder / "metrics.jsonl")
-        return len(lines), sum(filter(is_number, (line.get("seconds") for line in lines)), 0.0)
+        lines = lines_of_run(self.folder, "metrics.jsonl")
+        return len(lines), sum((line["seconds"] or 0.0 for line in lines), 0.0)
 
     def refuse_another(self) -> None:
         """The folder may hold a run with other settings, or of a model that has changed since."""

@@ -3,9 +3,11 @@
 Every run is `python train.py --continue`, which starts it, resumes it or passes over it. So the
 experiment can be stopped at any moment, and the same command goes on. One that fails does not stop
 the others. Two runners of one experiment share its runs: one that another process is writing is
-skipped.
+waited for, and made here if that process ends before its last step.
 """
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +29,7 @@ FLAGS = {
     "report_only": Flag(False, "say what the finished ones show, and start nothing")}
 PAUSE = 0.2            # seconds between two looks at the processes
 BETWEEN_STATUS = 2.0   # seconds
+PR_SET_PDEATHSIG = 1   # <sys/prctl.h>
 
 
 class Runner:
@@ -39,6 +42,7 @@ class Runner:
         self.waiting = deque(run for run in self.not_failed()
                              if not self.states[run.name].finished)
         self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
+        self.elsewhere: list[PlannedRun] = []  # another process is making these
         self.status_shown = 0.0
 
     @property
@@ -53,7 +57,7 @@ class Runner:
         told = False
         with StopRequest() as stop:
             try:
-                while self.running or self.waiting and not stop.asked:
+                while self.running or (self.waiting or self.elsewhere) and not stop.asked:
                     if stop.asked and not told:
                         self.tell_to_stop()
                         told = True
@@ -73,14 +77,18 @@ class Runner:
         """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
         its runs, so that they are told once."""
         if is_written(run):
-            return say(f"skipped: {run.name}: another process is making it")
+            return self.wait_for(run)
         make_folder(run.log.parent)
         with writing(run.log), open(run.log, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True)
+                start_new_session=True, preexec_fn=stop_with_runner)
         self.running.append((run, process))
+
+    def wait_for(self, run: PlannedRun) -> None:
+        say(f"waiting for {run.name}: another process is making it")
+        self.elsewhere.append(run)
 
     def tell_to_stop(self) -> None:
         """A run that is told once finishes its step and keeps a checkpoint; told twice it ends at
@@ -89,19 +97,29 @@ class Runner:
             process.terminate()
 
     def collect(self, was_stopped: bool) -> None:
-        """Take note of the processes that have ended."""
+        """Take note of the processes that have ended, and of the runs that others leave."""
         for run, process in list(self.running):
             if process.poll() is None:
                 continue
             self.running.remove((run, process))
-            state = self.states[run.name] = run.state()
-            if state.finished:
-                say(f"finished: {run.name} ({self.finished} of {len(self.runs)})")
-            elif is_written(run):
-                say(f"skipped: {run.name}: another process is making it")
+            if self.is_finished(run):
+                continue
+            if is_written(run):
+                self.wait_for(run)
             elif not was_stopped:
                 self.failed[run.name] = f"{last_line(run)} (log: {run.log})"
                 say(f"failed: {run.name}: {self.failed[run.name]}")
+        for run in [run for run in self.elsewhere if not is_written(run)]:
+            self.elsewhere.remove(run)
+            if not self.is_finished(run):
+                self.waiting.append(run)
+
+    def is_finished(self, run: PlannedRun) -> bool:
+        """As it is on disk now; people are told."""
+        self.states[run.name] = run.state()
+        if self.states[run.name].finished:
+            say(f"finished: {run.name} ({self.finished} of {len(self.runs)})")
+        return self.states[run.name].finished
 
     def show(self) -> None:
         """The status line, now and then."""
@@ -121,9 +139,17 @@ class Runner:
             parts.append(f"{len(self.failed)} failed")
         left = seconds_left(self.not_failed(), self.states, self.processes)
         parts.append(f"{in_words(left)} left")
+        parts += [f"{run.name} elsewhere" for run in self.elsewhere]
         for run, _ in self.running:
             parts.append(f"{run.name} {self.states[run.name].steps}/{run.steps}")
         return ", ".join(parts)
+
+
+def stop_with_runner() -> None:
+    """In the new process: where the system can do so, it is told to stop when the runner is gone,
+    also after kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def is_written(run: PlannedRun) -> bool:

@@ -18,10 +18,10 @@ import torch
 from credit.belief import credit_of_beliefs, thought_lengths
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
-from credit.weight import rescaled_weight
 from harness.own_code import checked_credit
 from harness.load import make
 from engine.rollouts import Rollouts
+from mitigations import rescaled_weight
 from research.probes.methods import choices, rescale_of
 from research.probes.world import ONE, OPENING, PROMPT, World, is_right
 

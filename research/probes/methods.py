@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from credit.weight import rescaled_weight
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from harness.own_code import checked_credit
 from engine.policy import Policy, derived_seed
 from harness.load import make
 from engine.rollouts import Rollouts
+from mitigations import rescaled_weight
 
 MEASURED_K = 2  # as in the arm `measured` of the leaderboard
 ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo

@@ -9,7 +9,6 @@ from logs import comparison_of, ids_of, make, rows_of, write_run
 
 import analyze
 from analysis import compare
-from analysis.arms import Comparison
 from analysis.compare import MEASURES, PRIMARY, SPEED, area, curve_of, difference, differences
 from analysis.statistics import Estimate, paired_difference
 from engine.errors import UserError
@@ -59,13 +58,13 @@ def test_stability_by_hand(tmp_path):
         "best": 0.9, "end": 0.2, "seconds": 15.5}.items()}
 
 
-def test_shares_and_ratios_of_an_arm_and_what_was_published_of_one_like_it(tmp_path):
+def test_shares_and_ratios_of_an_arm(tmp_path):
     """Four numbers " 7" of p = 1/4 and weight 3, then six words " and" of p = 1/2 and weight 1.
     With sum p^2 = p^2 their s is 1 - p, so their sizes are 2.25 and 0.5, log 4 and log 2 in the
     old unit. The first two are early, the last two late."""
     runs = []
     for seed in range(2):
-        run = write_run(tmp_path / f"a{seed}", 0.5, seed, mitigation="outcome_conditional")
+        run = write_run(tmp_path / f"a{seed}", 0.5, seed)
         p = np.repeat([0.25, 0.5], (4, 6))
         np.savez(run / "credit/step_000001.npz", **credit_columns(
             [10], [0], token_id=np.repeat([ids_of(" 7")[0], ids_of(" and")[0]], (4, 6)),
@@ -77,9 +76,6 @@ def test_shares_and_ratios_of_an_arm_and_what_was_published_of_one_like_it(tmp_p
     assert (share["number"], share["word"]) == pytest.approx((9 / 12, 3 / 12), rel=1e-5)
     found = [row[name] for name in ("filler/reasoning", "early/late", "old filler/reasoning")]
     assert found == pytest.approx([0.5 / 2.25, 2.25 / 0.5, 0.5], rel=1e-5) and row["runs"] == 2
-    assert any("published" in note for note in table.notes)
-    plain = compare.credit_tables(comparison_of([write_run(tmp_path / "b", 0.5)]))[1]
-    assert not any("published" in note for note in plain.notes)
 
 
 def test_many_runs_on_one_page(tmp_path, capsys):
@@ -149,24 +145,6 @@ def test_holm_over_the_arms_and_apart_over_their_placebos(tmp_path, monkeypatch)
         {mine: 0.06, "none loss dpo": 0.003, placebo: 0.9, f"{mine} - {placebo}": 0.03})
     assert [name for name, row in found.items() if row["verdict"] == "better"] == [
         "none loss dpo", f"{mine} - {placebo}"]
-
-
-def test_a_true_null_between_arms_is_called_null():
-    """50 experiments of four arms without a difference, three seeds each: no arm is called
-    better or worse in at least 45."""
-    wrong = 0
-    for i in range(50):
-        rng, runs = np.random.default_rng(i), []
-        for arm in ("none", "a", "b", "c"):
-            for seed in range(3):
-                answers = rng.random(100) < 0.5 + rng.normal(0, 0.05)
-                config = {"steps": 1, "seed": seed, "mitigation": arm, "model": "m",
-                          "advantage": "grpo"}
-                runs.append({"folder": f"{arm}{seed}", "metrics": [{"step": 1}], "config": config,
-                             "evaluations": [evaluation(1, answers.astype(int).tolist())]})
-        verdicts = {row["verdict"] for row in rows_of(Comparison(runs, None)).values()}
-        wrong += bool(verdicts & {"better", "worse"})
-    assert wrong <= 5
 
 
 def test_the_area_is_that_of_straight_lines():

@@ -2,10 +2,10 @@
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import by_name, ids_of, tables_of, tallied
+from logs import ids_of, tables_of, tallied
 
 import analyze
-from analysis import earlier, earlier_sums, tally as tally_file
+from analysis import tally as tally_file
 
 
 def planted(folder, rng, steps=10, groups=6, answers=6, length=30, twice=None, trend=0.0):
@@ -63,51 +63,24 @@ def test_of_a_rare_kind_nothing_is_said(tmp_path, monkeypatch):
 def test_a_trend_over_position_is_reported_so(tmp_path):
     """Size 1 + x: over the first and last fifth 1.1 and 1.9 (positions 0..5 and 24..29 of 30:
     1.083 and 1.883)."""
-    tables = tables_of(planted(tmp_path / "run", np.random.default_rng(0), trend=1.0))
-    row = tables["first and last fifth"][-1]
-    assert row["early over late"] == pytest.approx(1.083 / 1.883, rel=0.04)
-    assert row["difference"] == "late more"
+    tally = tallied(planted(tmp_path / "run", np.random.default_rng(0), trend=1.0))
+    found = tally_file.early_over_late(tally, "gradient")
+    assert found.value == pytest.approx(1.083 / 1.883, rel=0.04) and found.high < 1
 
 
 def test_a_true_null_is_called_null(tmp_path, monkeypatch):
     """60 logs without any effect of kind or place: at 5% a table speaks in about three (twenty
     groups are few: the table of fifths in 20 of 300), with intervals half as wide in twenty."""
     monkeypatch.setattr(tally_file, "DRAWS", 200)
-    monkeypatch.setattr(earlier_sums, "SHUFFLES", 60)
-    wrong = {}
+    wrong = {"kinds": 0, "fifths": 0}
     for seed in range(60):
         tally = tallied(planted(tmp_path / f"run{seed}", np.random.default_rng(seed), steps=4,
                                 groups=5, answers=4, length=20))
-        tables = by_name([analyze.class_gradients(tally, "kind"),
-                          analyze.first_and_last_fifth(tally)])
-        for name, rows in tables.items():
-            wrong[name] = wrong.get(name, 0) + any(r["difference"] != "none seen" for r in rows)
-        verdict = earlier.t_table(tally).to_json()["rows"][-1]["over 3?"]
-        wrong["t"] = wrong.get("t", 0) + (verdict != "as shuffled")
-    assert len(wrong) == 3 and max(wrong.values()) <= 12, wrong
-
-
-def test_shuffling_shows_credit_that_goes_with_the_answer(tmp_path):
-    """Where p depends on whether the answer is right, t is far beyond shuffling; shuffled, it is
-    as without effect."""
-    rng, files = np.random.default_rng(0), {}
-    for step in range(1, 6):
-        right = rng.integers(0, 2, 24)
-        p = np.repeat(np.where(right, 0.8, 0.4), 10) * rng.uniform(0.9, 1.1, 240)
-        files[step] = credit_columns([10] * 24, np.repeat(np.arange(6), 4), log_prob=np.log(p),
-                                     collision=p**2, advantage=np.repeat(right - 0.5, 10),
-                                     reward=right)
-    row = tables_of(write_log(tmp_path / "run", files))["t"][-2]
-    assert row["over 3"] == 1 and row["shuffled"] < 0.1 and row["over 3?"] == "more"
-
-
-def test_advantages_that_differ_within_an_answer_move_with_their_answer(tmp_path):
-    """Two answers of 2 and 4 tokens with advantages 1 2 and 3 4 5 6. Exchanged, the short one
-    reads 3 5 and the long one 1 1 2 2."""
-    columns = credit_columns([2, 4], [0, 0], advantage=[1, 2, 3, 4, 5, 6], log_prob=[-1] * 6)
-    tally = tallied(write_log(tmp_path / "run", {1: columns}))
-    found = {tuple(row) for row in (-tally.earlier.shuffled["contribution"][0]).tolist()}
-    assert found == {(1 + 3, 2 + 4, 5, 6), (3 + 1, 5 + 1, 2, 2)}
+        kinds = analyze.class_gradients(tally, "kind").to_json()["rows"]
+        wrong["kinds"] += any(row["difference"] != "none seen" for row in kinds)
+        fifths = tally_file.early_over_late(tally, "gradient")
+        wrong["fifths"] += not fifths.low < 1 < fifths.high
+    assert max(wrong.values()) <= 12, wrong
 
 
 def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
@@ -119,8 +92,7 @@ def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
                              log_prob=np.log(p), collision=p**2 + (1 - p) ** 2,
                              kind=rng.integers(0, 3, 1200))
     tables = tables_of(write_log(tmp_path / "run", {1: columns}))
-    for name in ("gradient by kind", "gradient by position", "filler over reasoning",
-                 "first and last fifth"):
+    for name in ("gradient by kind", "gradient by position", "filler over reasoning"):
         assert {row["difference"] for row in tables[name]} <= {"too few", ""}, name
 
 

@@ -6,7 +6,7 @@ from conftest import credit_columns, evaluation, write_log
 from logs import comparison_of, make, tallied
 
 import analyze
-from analysis import compare, earlier, plots
+from analysis import compare, plots
 from analysis.runs import read_run
 from engine.errors import UserError
 
@@ -20,7 +20,7 @@ def drawn(monkeypatch):
         figures[name] = figure
         return folder / f"{name}.png", caption
 
-    for module in (analyze, earlier, compare):
+    for module in (analyze, compare):
         monkeypatch.setattr(module, "save", keep)
     yield figures
     for figure in figures.values():
@@ -42,36 +42,19 @@ def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
     assert list(axis.lines[0].get_ydata()) == [0.75] * 9 and axis.get_ylim()[1] > 1
 
 
-def test_contributions_are_drawn_with_their_sign(tmp_path, drawn):
-    """log p is -2 in four tokens, advantages -1, 1, 1, 0.5: one contribution of 2, two of -2, one
-    of -1; and one of -90, which is counted at -40."""
-    columns = credit_columns([1] * 5, [0] * 5, log_prob=[-2] * 4 + [-90],
-                             advantage=[-1, 1, 1, 0.5, 1])
-    tally = tallied(write_log(tmp_path / "run", {1: columns}))
-    earlier.draw_contributions(tally, tmp_path)
-    left, right = drawn["contributions"].axes
-    counts, edges, _ = left.patches[0].get_data()
-    assert {edges[i]: counts[i] for i in np.flatnonzero(counts)} == {-40: 1, -2: 2, -1: 1, 2: 1}
-    assert "from -90 to 2" in left.get_title("left")
-    [old, mean, *_] = right.lines
-    assert (old.get_ydata()[0], mean.get_ydata()[0]) == pytest.approx((97 / 5, -93 / 5))
-
-
 def test_no_picture_without_content(tmp_path, drawn):
     of_metrics = {"learning_curve"}
     of_gradient = {"credit_by_kind", "over_training", "position"}
     line = {"step": 1, "success": 0.5, "entropy": 0.1}
     for name, metrics, more, expected in (
-            ("all", [line], {}, of_metrics | of_gradient | {"contributions"}),
+            ("all", [line], {}, of_metrics | of_gradient),
             ("flat", [], {"advantage": np.zeros(40)}, set())):
         columns = credit_columns([40], [0], **more)
         folder = write_log(tmp_path / name, {1: columns}, metrics=metrics)
         drawn.clear()
         tally = tallied(folder)
         analyze.draw_run(read_run(folder), tally, tmp_path)
-        assert set(drawn) == expected - {"contributions"}
-        earlier.draw(tally, tmp_path)
-        assert set(drawn) == expected | {"log_prob_and_gradient"}
+        assert set(drawn) == expected
 
 
 @pytest.mark.parametrize("seeds", (1, 3))

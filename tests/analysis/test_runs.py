@@ -4,14 +4,13 @@ import os
 
 import numpy as np
 import pytest
-from conftest import credit_columns, write_log
+from conftest import credit_columns, refusal, write_log
 from logs import random_log, tallied, write_run
 from tokenizers import Tokenizer
 
 from analysis.arms import Comparison
 from analysis.runs import read_run, read_runs
 from analysis.tally import Vocabulary
-from engine.errors import UserError
 
 HUGE, INF, NAN = 10 ** 400, float("inf"), float("nan")
 
@@ -19,13 +18,6 @@ HUGE, INF, NAN = 10 ** 400, float("inf"), float("nan")
 @pytest.fixture
 def run(tmp_path):
     return write_run(tmp_path / "run", 0.5)
-
-
-def refusal(read, *arguments):
-    with pytest.raises(UserError) as error:
-        read(*arguments)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 1000
-    return str(error.value)
 
 
 def lines_of(run, name):
@@ -49,11 +41,14 @@ def is_json(value):
 @pytest.mark.parametrize("name, key, values", [
     ("metrics", "step", (-1, 1.0, "1", True, None, HUGE)),
     ("metrics", "success", (1.01, NAN, True, "x")),
-    ("metrics", "entropy", (INF, HUGE, 1e39, "x", [])),
+    ("metrics", "finished", ("x", -5, True)), ("metrics", "weight_factor", ("x", -1.0)),
+    ("metrics", "entropy", (INF, HUGE, 1e39, "x", [])), ("metrics", "skipped", (1, [])),
+    ("metrics", "of_my_weighting", ([], {"a": 1}, 1e39)),
     ("evaluations", "mode", ("other", None)),
     ("evaluations", "success_low", (-0.1, "x", None)),
     ("evaluations", "answer", ("1010", {"0": 1}, [0, 2], [0, True], [-0.5])),
-    ("evaluations", "format_mean", (None, "x"))])
+    ("evaluations", "shown", ("x", ["x"], [{"problem": "", "text": "", "answer": 2}])),
+    ("evaluations", "length", ("x", ["x"])), ("evaluations", "format_mean", (None, "x"))])
 def test_values_that_no_line_has(run, name, key, values):
     first, second, *others = lines_of(run, name)
     for value in values:

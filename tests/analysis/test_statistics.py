@@ -6,8 +6,6 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.earlier import permutation_p
-from analysis.earlier_sums import shuffle_within
 from analysis.statistics import (Estimate, detectable, holm, mean_over, paired_difference, ratio,
                                  student_quantile, two_sided_p, verdicts)
 from harness.metrics import wilson_interval
@@ -35,20 +33,6 @@ def test_holm_decides_what_a_table_says():
              Estimate(np.nan, np.nan, np.nan, np.nan), Estimate(1.0, 0.9, 1.1, 0.9),
              Estimate(2.0, 1.8, 2.2, 0.0001)]
     assert verdicts(found) == ["none seen", "less", "too few", "none seen", "more"]
-
-
-def test_permutation_p_counts_the_observed_order_as_one_of_them():
-    null = np.arange(1, 100)  # 99 shuffles
-    found = [permutation_p(value, null) for value in (200, 0, 98, 50)]
-    assert found == pytest.approx([2 / 100, 2 / 100, 2 * 3 / 100, 1])
-
-
-def test_shuffling_stays_in_the_group_and_every_order_is_as_likely():
-    values, group = np.array([1.0, 10, 2, 20, 3]), np.array([0, 1, 0, 1, 0])
-    drawn = shuffle_within(values, group, 6000, np.random.default_rng(0))
-    assert (np.sort(drawn[:, group == 1]) == [10, 20]).all()
-    for order in itertools.permutations([1, 2, 3]):
-        assert abs((drawn[:, group == 0] == order).all(1).mean() - 1 / 6) < 0.02
 
 
 def test_the_bootstrap_of_a_ratio_has_the_error_of_the_delta_method():

@@ -9,7 +9,6 @@ from logs import by_name, ids_of, random_log, tables_of, tallied
 
 import analyze
 from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
-from analysis.earlier_sums import t_statistics
 from analysis.tally import CLASSES, UNITS, cut_edges, lay_flat
 from analysis.why import forks
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, naive_class
@@ -96,15 +95,10 @@ def test_ten_position_bins(log):
                 rel=1e-5)
 
 
-def test_the_first_fifth_over_the_last_and_signs(log):
-    rows, _, tables = log
-    [row] = tables["first and last fifth"]
-    assert row["early over late"] == pytest.approx(early_over_late(rows), rel=1e-5)
-    holds = {"z > 0": lambda a: a > 0, "z <= 0": lambda a: a <= 0}
-    for found in tables["signs"]:
-        part = [r for r in rows if holds[found["with"]](r["advantage"])]
-        assert found["tokens"] == len(part)
-        assert found["A lp"] == pytest.approx(mean_of(part, "contribution"))
+def test_the_first_fifth_over_the_last(log):
+    rows, tally, _ = log
+    finding = analyze.position_gradients(tally).finding
+    assert f"gets {early_over_late(rows):.2f} times the gradient of the last" in finding
 
 
 def test_classes_and_classes_by_fifth(log):
@@ -144,26 +138,6 @@ def test_shares_of_the_gradient(log):
                         "tokens": len(part) / len(rows), "s": mean_of(part, "s"),
                         "abs(A)": mean_of(part, "abs advantage")}
             assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
-
-
-def test_one_t_per_position(log):
-    rows, _, tables = log
-    t = []
-    for position in {r["position"] for r in rows}:
-        c = [r["contribution"] for r in rows if r["position"] == position]
-        if len(c) > 1:
-            spread = statistics.pstdev(c)
-            t.append(abs(statistics.fmean(c) / (spread / len(c) ** 0.5)) if spread else 0.0)
-    found = {row["unit"]: row for row in tables["t"]}["A lp"]
-    assert (found["over 3"], found["under 1.5"], found["mean"]) == pytest.approx(
-        (np.mean(np.array(t) > 3), np.mean(np.array(t) < 1.5), np.mean(t)))
-
-
-def test_no_token_is_lost_on_its_way_into_a_picture(log):
-    rows, tally, _ = log
-    sums = tally.earlier
-    for counts in (sums.log_prob_and_s, sums.log_prob_and_advantage, *sums.values.values()):
-        assert counts.sum() == len(rows)
 
 
 def test_forking_and_following_tokens(tmp_path):
@@ -244,10 +218,3 @@ def test_bins_are_those_of_pandas_cut():
     assert cut_edges(4, 3) == pytest.approx([-0.00075, 0.25, 0.5, 0.75])
     assert (np.searchsorted(cut_edges(4, 3), [0, 0.25, 0.26, 0.75]) - 1).tolist() == [0, 0, 1, 2]
     assert (np.searchsorted(cut_edges(1, 10), [0.0]) - 1 < 10).all()
-
-
-def test_t_by_hand():
-    """1 and 3: mean 2, population std 1, t = 2 sqrt 2. Two equal values: 0. One value: no t."""
-    found = t_statistics(np.array([2, 2, 1]), np.array([1.0 + 3.0, 0.7 + 0.7, 9.0]),
-                         np.array([1.0 + 9.0, 0.49 + 0.49, 81.0]))
-    assert found.tolist() == pytest.approx([2 * 2**0.5, 0.0])

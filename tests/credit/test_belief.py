@@ -8,7 +8,7 @@ import torch
 from conftest import ASKED, hand_made, spoken
 from countdown_task import Problem, Task
 from credit import belief as module
-from credit.belief import belief, beliefs, credit_of_beliefs, thought_lengths
+from credit.belief import belief, beliefs, thought_lengths
 from tools.countdown_data import right_expressions
 from engine.errors import UserError
 from harness.tasks import CheckedTask
@@ -38,21 +38,8 @@ def test_a_belief_is_the_probability_of_all_right_answers(policy):
         expected = sum(probability(policy, forced, ids) for ids in spelled)
         assert known[question, prefix] == pytest.approx(expected, rel=1e-4)
     assert known[0, ()] != pytest.approx(known[0, prefix], rel=0.01)
-
-
-def test_a_problem_without_a_listed_answer_is_believed_impossible(policy):
-    rollouts = spoken(policy, problems=[Problem((1, 1, 1), 99), ASKED[1]])
-    assert beliefs(policy, rollouts, [(0, ())]) == {(0, ()): 0.0}
-
-
-def test_credit_by_hand():
-    """A thought of two tokens: +0.25, -0.5, and the reward 1 minus 0.25 for the other two. Without
-    a think section the rest is for all tokens."""
-    Phi = torch.tensor([[0.5, 0.75, 0.25, 9, 9], [0.5, 9, 9, 9, 9]])
-    batch = hand_made([[True] * 4, [True, True, False, False]],
-                      scores={"reward": torch.tensor([1.0, 0.0])})
-    credit = credit_of_beliefs(Phi, [2, 0], batch)
-    assert credit.tolist() == [[0.25, -0.5, 0.75, 0.75], [-0.5, -0.5, 0, 0]]
+    without_one = spoken(policy, problems=[Problem((1, 1, 1), 99), ASKED[1]])
+    assert beliefs(policy, without_one, [(0, ())]) == {(0, ()): 0.0}
 
 
 def test_a_thought_ends_with_its_last_token_and_leaves_one_for_the_reward():
@@ -62,21 +49,25 @@ def test_a_thought_ends_with_its_last_token_and_leaves_one_for_the_reward():
 
 
 def test_between_the_cuts_a_belief_is_linear(monkeypatch):
-    """Asked after 0, 2 and 3 tokens: 0.2, 0.6, 0.5."""
+    """Asked after 0, 2 and 3 tokens of a thought: 0.2, 0.6, 0.5, so 0.4 in between; what is left of
+    the reward is for each later token. Of the answer without a thought it is for all tokens."""
     asked = []
 
     def table(policy, rollouts, prefixes):
         asked.extend(prefixes)
-        return dict(zip(prefixes, (0.2, 0.6, 0.5)))
+        return dict(zip(prefixes, (0.2, 0.6, 0.5, 0.7)))
 
     monkeypatch.setattr(module, "beliefs", table)
-    batch = hand_made([[True] * 5], ids=torch.tensor([[4, 5, 6, 7, 8]]),
-                      section=torch.tensor([[1, 1, 1, 0, 2]]), scores={"reward": torch.ones(1)})
+    batch = hand_made([[True] * 5, [True] * 2 + [False] * 3], group=torch.tensor([0, 1]),
+                      ids=torch.tensor([[4, 5, 6, 7, 8], [9, 9, 0, 0, 0]]),
+                      section=torch.tensor([[1, 1, 1, 0, 2], [0] * 5]),
+                      scores={"reward": torch.tensor([1.0, 0.0])})
     policy = SimpleNamespace(task=Task())
     chosen = belief(policy, belief_every=2)
-    torch.testing.assert_close(chosen(batch, policy), torch.tensor([[0.2, 0.2, -0.1, 0.5, 0.5]]))
-    assert asked == [(0, ()), (0, (4, 5)), (0, (4, 5, 6))]
-    assert chosen.metrics["belief"] == pytest.approx(0.5)
+    expected = torch.tensor([[0.2, 0.2, -0.1, 0.5, 0.5], [-0.7, -0.7, 0, 0, 0]])
+    torch.testing.assert_close(chosen(batch, policy), expected)
+    assert asked == [(0, ()), (0, (4, 5)), (0, (4, 5, 6)), (1, ())]
+    assert chosen.metrics["belief"] == pytest.approx(0.6)
 
 
 def test_what_is_listed_is_right_and_holds_all_that_the_teacher_writes():

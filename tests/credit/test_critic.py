@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import ASKED, SPOKEN, copied, hand_made, spoken
+from conftest import SPOKEN, copied, hand_made, spoken
 from credit import monte_carlo
 from credit.critic import generalised_advantage
 from credit.monte_carlo import (continuation_rewards, decision_starts, prefix_values,
@@ -26,23 +26,18 @@ def make(name, policy, **flags):
 
 @pytest.mark.parametrize("gamma, lam", [(1, 1), (1, 0), (0.9, 0.95), (1, 0.7), (0.9, 1)])
 def test_gae_against_a_double_loop(gamma, lam):
-    value = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))  # junk beyond the mask
+    """With rewards on the way; values and rewards beyond the mask are junk."""
+    value, earned = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
     reward, expected = torch.tensor([1.0, -0.5, 0.25]), torch.zeros(3, 5)
     for b, n in enumerate(MASK.sum(1).tolist()):
         v = [*value[b, :n].tolist(), 0.0]  # the end is terminal
-        r = [0.0] * (n - 1) + [reward[b].item()]
+        r = earned[b, :n].tolist()
+        r[-1] += reward[b].item()
         delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(n)]
         for t in range(n):
             expected[b, t] = sum((gamma * lam) ** (j - t) * delta[j] for j in range(t, n))
-    torch.testing.assert_close(generalised_advantage(value, reward, MASK, gamma, lam), expected)
-
-
-def test_rewards_on_the_way_by_hand():
-    """0.5 at the second of three tokens, 1 with the last; gamma = 0.5, lambda = 1, V = 0: a token
-    gets what it earns and half of what the next one gets."""
-    mask, earned = torch.tensor([[True] * 3]), torch.tensor([[0, 0.5, 0]])
-    advantage = generalised_advantage(torch.zeros(1, 3), torch.ones(1), mask, 0.5, 1, earned)
-    assert advantage.tolist() == [[0.5, 1.0, 1.0]]
+    found = generalised_advantage(value, reward, MASK, gamma, lam, earned)
+    torch.testing.assert_close(found, expected)
 
 
 def test_right_steps_are_paid_where_they_end(policy):
@@ -130,19 +125,13 @@ def test_a_trunk_reads_the_models_first_layers(policy, layers):
     torch.testing.assert_close(values, expected[rows][rollouts.mask[rows]], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("critic, layers, explained", [("trunk", 1, 0.8), ("head", 0, 0.0)])
-def test_a_critic_learns_and_leaves_the_policy_alone(policy, critic, layers, explained):
-    """Answers that begin alike are not told apart."""
-    rollouts, before = spoken(policy), copied(policy.model)
-    policy.model.zero_grad()
-    gae = make("gae", policy, critic=critic, critic_layers=layers)
+def test_a_trunk_learns(policy):
+    rollouts, gae = spoken(policy), make("gae", policy, critic="trunk", critic_layers=1)
     first = gae(rollouts, policy)
     torch.testing.assert_close(first, rollouts.reward[:, None] * rollouts.mask)  # V was 0
     for _ in range(30):
         gae(rollouts, policy)
-    assert gae.metrics["explained_variance"] > explained and not first.requires_grad
-    for parameter, earlier in zip(policy.model.parameters(), before.parameters()):
-        assert parameter.grad is None and torch.equal(parameter, earlier)
+    assert gae.metrics["explained_variance"] > 0.8
 
 
 def test_where_segments_begin():
@@ -162,8 +151,11 @@ def test_vine_by_hand(monkeypatch, every, expected):
     """V is 0.5 at the start, 0.25 after two tokens, 0.75 after four; the rewards are 1, 0, 0.5.
     Only the third token of the first answer is a decision."""
     worth = {0: 0.5, 2: 0.25, 4: 0.75}
-    monkeypatch.setattr(monte_carlo, "continuation_rewards", lambda policy, batch, prefixes, k:
-                        (torch.tensor([[worth[len(ids)]] * k for _, ids in prefixes]), {"extra_tokens": 9}))
+
+    def rewards(policy, batch, prefixes, k):
+        return torch.tensor([[worth[len(ids)]] * k for _, ids in prefixes]), {"extra_tokens": 9}
+
+    monkeypatch.setattr(monte_carlo, "continuation_rewards", rewards)
     chance = torch.full((3, 5), 0.95)
     chance[0, 2] = 0.5
     batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, log_prob=chance.log())
@@ -226,7 +218,10 @@ def test_continuations_stop_at_the_limit_of_the_whole_answer(policy, monkeypatch
     def watch(*args, **given):
         result = generate(*args, **given)
         seen.append((given["max_new_tokens"], result.mask.sum(1)))
-        assert len(args[1]) == 1  # the prefixes are places of one sequence
+        [sequence] = args[1]  # the prefixes are places of one
+        assert sequence == batch.prompt_ids[0] + batch.ids[0, :9].tolist()
+        places = [start.seen - len(batch.prompt_ids[0]) for start in given["starts"]]
+        assert places == [1, 1, 5, 5, 9, 9] and given["temperature"] == 1
         return result
     monkeypatch.setattr(monte_carlo, "generate", watch)
     batch = spoken(policy)
@@ -243,13 +238,3 @@ def test_prefixes_share_the_sequence_that_they_begin():
     whole = sequences([(0, (1, 2)), (0, (1, 2, 3)), (0, (1, 3)), (1, (1,)), (0, ())])
     assert whole == {(0, ()): (0, (1, 2, 3)), (0, (1, 2)): (0, (1, 2, 3)), (1, (1,)): (1, (1,)),
                      (0, (1, 2, 3)): (0, (1, 2, 3)), (0, (1, 3)): (0, (1, 3))}
-
-
-def test_monte_carlo_values_agree_with_many_fresh_answers(policy):
-    """The value of the empty prefix is the mean reward of plain sampling."""
-    batch = spoken(policy)
-    rewards, _ = continuation_rewards(policy, batch, [(1, ())], 300)
-    fresh = generate(policy.model, [batch.prompt_ids[1]], answers=300, max_new_tokens=60, seed=11)
-    rows = zip(fresh.tokens.tolist(), fresh.mask.sum(1).tolist())
-    mean = sum(policy.reward_of(ASKED[1], ids[:length]) for ids, length in rows) / 300
-    assert rewards.mean().item() == pytest.approx(mean, abs=4 * (0.25 / 150) ** 0.5)

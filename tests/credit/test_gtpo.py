@@ -22,21 +22,24 @@ def standardised(values):
     return (values - values.mean()) / (values.std(correction=0) + 1e-4)
 
 
-def test_alike_entropies_give_grpo_of_right_and_wrong():
+@pytest.mark.parametrize("nats", [1.0, 0.0])  # where all is certain nothing is divided by 0
+def test_alike_entropies_give_grpo_of_right_and_wrong(nats):
     """Every token gets 1.1: half of the group's tokens are right, so +1 and -1."""
-    right, wrong = gtpo(batch()).split(2)
+    right, wrong = gtpo(batch(entropy=torch.full((4, 2), nats))).split(2)
     torch.testing.assert_close(right, torch.full((2, 2), 1.0), atol=1e-3, rtol=0)
     torch.testing.assert_close(wrong, -right)
 
 
-def test_the_unsure_are_praised_and_the_sure_are_blamed():
-    """At token 0 the right answers have entropies 3 and 1: 1 + 0.1 * 3/4 * 2 = 1.15 and 1.05. The
-    wrong ones have 4 and 1: 1/4 and 1 make shares of 0.2 and 0.8, so -1.04 and -1.16."""
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.0])
+def test_the_unsure_are_praised_and_the_sure_are_blamed(part):
+    """At token 0 the right answers have entropies 3 and 1: 1 + part * 3/4 * 2, and 1/4 * 2. The
+    wrong ones have 4 and 1: 1/4 and 1 make shares of 0.2 and 0.8."""
     entropy = torch.tensor([[3.0, 1.0], [1.0, 1.0], [4.0, 1.0], [1.0, 1.0]])
-    found = gtpo(batch(entropy=entropy))
-    right = standardised([1.15, 1.1, 1.05, 1.1, 0, 0, 0, 0])[:4].view(2, 2)
-    wrong = standardised([0, 0, 0, 0, 1.04, 1.1, 1.16, 1.1])[4:].view(2, 2)
-    torch.testing.assert_close(found, torch.cat([right, -wrong]))
+    right, wrong = ([1 + part * share for share in shares]
+                    for shares in ([1.5, 1, 0.5, 1], [0.4, 1, 1.6, 1]))
+    expected = torch.cat([standardised([*right, 0, 0, 0, 0])[:4],
+                          -standardised([0, 0, 0, 0, *wrong])[4:]]).view(4, 2)
+    torch.testing.assert_close(gtpo(batch(entropy=entropy), entropy_part=part), expected)
 
 
 def test_only_answers_that_still_run_share_a_position():
@@ -48,19 +51,6 @@ def test_only_answers_that_still_run_share_a_position():
     torch.testing.assert_close(found[0], right[:2])
     torch.testing.assert_close(found[1], torch.tensor([right[2], 0.0]))
     assert found[2, 0] == pytest.approx(-standardised([0, 0, 0, 1.1])[3].item(), rel=1e-5)
-
-
-def test_the_part_decides_how_much_entropy_matters():
-    entropy = torch.tensor([[3.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
-    found = gtpo(batch(entropy=entropy), entropy_part=0.5)
-    torch.testing.assert_close(found[0], standardised([1.75, 1.5, 1.25, 1.5, 0, 0, 0, 0])[:2])
-    nothing = gtpo(batch(entropy=entropy), entropy_part=0.0)
-    torch.testing.assert_close(nothing[0], nothing[1])
-
-
-def test_a_token_that_was_certain_is_no_division_by_zero():
-    found = gtpo(batch(entropy=torch.zeros(4, 2)))
-    torch.testing.assert_close(found, gtpo(batch()))
 
 
 def test_groups_do_not_mix_and_one_without_a_difference_gets_nothing():

@@ -1,6 +1,5 @@
 """The answers of a group as a tree: values of beginnings, and how many answers share one."""
-import dataclasses
-
+import pytest
 import torch
 
 from conftest import hand_made
@@ -26,18 +25,11 @@ def test_a_shared_token_weighs_one_over_those_that_share_it():
     torch.testing.assert_close(shared_prefix(tree()) * MASK, expected)
 
 
-def test_an_answer_that_ended_shares_nothing_with_one_that_goes_on():
-    """Whatever stands beyond its mask, the same id included."""
-    ids = torch.tensor([[THE, CAT], [THE, CAT]])
-    batch = tree(ids, torch.tensor([[True, True], [True, False]]), torch.zeros(2, dtype=torch.long),
-                 REWARD[:2])
-    assert shared_prefix(batch)[0].tolist() == [0.5, 1.0]
-
-
-def test_an_answer_that_was_dropped_shares_nothing():
-    batch = tree()
-    kept = dataclasses.replace(batch, mask=MASK & torch.tensor([False, True, True, True])[:, None])
-    assert shared_prefix(kept)[1].tolist() == [0.5, 1.0, 1.0]
+@pytest.mark.parametrize("length, weights", [(1, [1 / 3, 1, 1]), (0, [0.5, 1, 1])])
+def test_an_answer_that_ended_or_was_dropped_shares_no_more(length, weights):
+    """Whatever stands beyond its mask. Then the second answer has "cat" for itself."""
+    mask = MASK & (torch.arange(3) < torch.tensor([length, 3, 3, 3])[:, None])
+    assert shared_prefix(tree(mask=mask))[1].tolist() == pytest.approx(weights)
 
 
 def test_the_values_of_the_tree_by_hand():

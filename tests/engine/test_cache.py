@@ -23,7 +23,8 @@ def docstring_example(slots=3, seen=(3, 3, 3, 3, 5, 5)):
     cache.arrange(torch.arange(6), torch.tensor(seen), G=2, slots=slots, written=0)
     places = torch.tensor([[0, 1, 2, 0, 0], [3, 4, 5, 6, 7]])
     values = token_values(places.flatten()).unflatten(0, (2, 5)).transpose(1, 2)
-    cache.add_prompts(torch.zeros_like(values), values, torch.tensor([0, 0, 0, 0, 1, 1]))
+    keys = torch.zeros_like(values)
+    cache.add_prompts(torch.cat([keys, values], 1), torch.tensor([0, 0, 0, 0, 1, 1]))
     return cache
 
 
@@ -33,7 +34,8 @@ def feed(cache, rows, token, window):
     cache.open_slot()
     own = torch.tensor([8 + 3 * row + token for row in rows])
     keys = torch.zeros(len(rows), 2, TOKENS)
-    mixed = cache.attend(0, torch.zeros(len(rows), 4, TOKENS), keys, token_values(own))
+    kv = torch.cat([keys, token_values(own)], 1)
+    mixed = cache.attend(0, torch.zeros(len(rows), 4, TOKENS), kv)
     assert mixed.shape == (len(rows), 4, TOKENS)
     torch.testing.assert_close(mixed[:, 1], mixed[:, 0])      # query heads 0 and 1: key head 0
     torch.testing.assert_close(mixed[:, 2], 2 * mixed[:, 0])  # query heads 2 and 3: key head 1
@@ -48,20 +50,13 @@ def visible(row, tokens):
     return (P if row < 4 else R) + [8 + 3 * row + token for token in range(tokens)]
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_who_sees_whom_is_what_the_docstring_says(window):
-    """Also where the window has slots that are not written yet."""
-    cache, everyone = docstring_example(), range(6)
-    for token in range(3):
-        sees = feed(cache, everyone, token, window or token + 1)
-        assert sees == [visible(row, token + 1) for row in everyone]
-
-
 def test_the_picture_of_the_docstring():
+    """And who sees whom while it grows."""
     cache = docstring_example()
-    feed(cache, range(6), 0, 1)
-    feed(cache, range(6), 1, 2)
-    assert cache.keys[0].shape == cache.values[0].shape == (3, 2, 5 + 3 * 2, TOKENS)
+    for token in (0, 1):
+        sees = feed(cache, range(6), token, token + 1)
+        assert sees == [visible(row, token + 1) for row in range(6)]
+    assert cache.stored[0].shape == (3, 2 * 2, 5 + 3 * 2, TOKENS)
     assert cache.mask.shape == (3, 1, 4, 16)  # lines are padded to a multiple of 16
     lines = ["".join("x" if seen else "." for seen in line[:11])
              for line in (cache.mask == 0).flatten(0, 2)[::2]]
@@ -76,7 +71,7 @@ def test_rows_that_stay_keep_what_they_have(stay, G):
     feed(cache, range(6), 0, 1)
     seen = torch.tensor([3 if row < 4 else 5 for row in stay])
     cache.arrange(torch.tensor(stay), seen, G, slots=3, written=1)
-    assert cache.keys[0].shape == cache.values[0].shape == (len(stay) // G, 2, 5 + 3 * G, TOKENS)
+    assert cache.stored[0].shape == (len(stay) // G, 2 * 2, 5 + 3 * G, TOKENS)
     for token in (1, 2):
         assert feed(cache, stay, token, 3) == [visible(row, token + 1) for row in stay]
 

@@ -29,7 +29,9 @@ def logits_of(model, fused):
     packed = SharedPrompts(LENGTHS, [], torch.zeros(0, dtype=torch.long))
     with torch.no_grad():
         expected = model.logits(model.model(IDS, packed.positions, packed))
-        return expected, fused.logits(fused.hidden(IDS, packed.positions, packed))
+        hidden = fused.hidden(IDS, packed.positions,
+                              lambda layer, q, kv: packed(layer, q, *kv.chunk(2, 1)))
+        return expected, fused.logits(hidden)
 
 
 @pytest.mark.parametrize("changes", [

@@ -3,15 +3,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from conftest import copied, gradients
 from engine.optimizer import AdamW, OffloadedAdamW, clip_and_step, make_optimizer
 from grpo import update
-from harness.load import load_policy
-from harness.settings import make_settings
-from runs import lines
-from train import main
 
 
 def updated(model, optimizer, rollouts, max_grad_norm=0.0):
@@ -89,21 +84,3 @@ def test_in_bfloat16_the_device_keeps_two_bytes_a_parameter_and_no_gradient(smal
     for (used, kept), start in zip(optimizer.pairs, small_model.parameters()):
         assert kept.dtype == torch.float32 and torch.equal(used, kept.to(used.dtype))
         assert 0 < (kept - start).abs().max() < 1.1e-3  # a first step that bfloat16 would swallow
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_stopped_and_resumed_it_goes_on_with_all_digits(learner, tmp_path, dtype):
-    flags = ["--model", str(learner), "--eval_every", "0", "--checkpoint_every", "1", "--dtype",
-             dtype, "--offload_optimizer", "--checkpointing"]
-    main([*flags, "--steps", "2", "--out", str(tmp_path / "whole")])
-    main([*flags, "--steps", "1", "--out", str(tmp_path / "parts")])
-    main(["--resume", str(tmp_path / "parts"), "--steps", "2"])
-    assert all(line["gradient_norm"] for line in lines(tmp_path / "whole/metrics.jsonl"))
-    whole, parts = (load_file(tmp_path / name / "checkpoints/step_000002/model.safetensors")
-                    for name in ("whole", "parts"))
-    assert {value.dtype for value in whole.values()} == {torch.float32}
-    assert any(not torch.equal(value, value.bfloat16().float()) for value in whole.values())
-    for name, value in whole.items():
-        assert torch.equal(value, parts[name]), name
-    settings = make_settings({"model": str(learner), "checkpointing": True})
-    assert load_policy(settings).model.model.checkpointing

@@ -52,10 +52,11 @@ def test_the_shapes_of_the_docstring():
     (block,) = shared.blocks
     assert block.answers.tolist() == [1, 2, 0, 3]
     assert block.places.tolist() == [[10, 0, 0], [11, 0, 0], [8, 9, 0], [12, 13, 14]]
-    assert block.mask.shape == (4, 1, 3, 5 + 3)
-    assert block.mask[2, 0].int().tolist() == [[1, 1, 1, 0, 0, 1, 0, 0],
-                                               [1, 1, 1, 0, 0, 1, 1, 0],
-                                               [1, 1, 1, 0, 0, 1, 1, 1]]
+    mask = shared.mask_of(block, torch.bfloat16, heads=2)
+    assert mask.shape == (4, 1, 2 * 3, 5 + 3) and mask.stride(2) == 16
+    assert (mask[2, 0] == 0).int().tolist() == [[1, 1, 1, 0, 0, 1, 0, 0],
+                                                [1, 1, 1, 0, 0, 1, 1, 0],
+                                                [1, 1, 1, 0, 0, 1, 1, 1]] * 2
 
 
 def test_received_attention_by_hand():
@@ -85,7 +86,12 @@ def flat_and_alone():
     return torch.cat(prompts + answers), shared, rows
 
 
-def test_shared_prompts_give_every_token_the_state_it_has_in_a_row_of_its_own(small_model):
+@pytest.mark.parametrize("long", [512, 3])
+def test_shared_prompts_give_every_token_the_state_it_has_in_a_row_of_its_own(
+        small_model, monkeypatch, long):
+    """Answers of 9 and 4 tokens may be long, and ask in blocks of 2 tokens."""
+    monkeypatch.setattr(packing, "LONG", long)
+    monkeypatch.setattr(packing, "QUERIES", 2)
     ids, shared, rows = flat_and_alone()
     prompt_slices = [slice(0, 5), slice(5, 13)]
     start = 13
@@ -150,9 +156,11 @@ def test_the_gradient_through_a_shared_prompt_is_the_sum_over_its_answers(small_
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_received_attention_agrees_with_transformers(tmp_path, kind):
+@pytest.mark.parametrize("kind, long", [("qwen2", 512), ("qwen3", 20)])
+def test_received_attention_agrees_with_transformers(tmp_path, monkeypatch, kind, long):
     """Three answers of 15, 30 and 0 tokens to prompts of 10, 10 and 40, in every layer."""
+    monkeypatch.setattr(packing, "LONG", long)
+    monkeypatch.setattr(packing, "QUERIES", 8)
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(1)
     shape = dict(vocab_size=97, hidden_size=48, intermediate_size=80, num_hidden_layers=3,

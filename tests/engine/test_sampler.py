@@ -6,7 +6,8 @@ import torch
 from engine import sampler
 from engine.cache import Cache
 from engine.fused import FusedQwen2
-from engine.sampler import Decoding, Distribution, Rows, Sampling, Start, generate
+from engine.sampler import (Decoding, Distribution, Pace, Rows, Sampling, Start, generate,
+                            place_of)
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
 MANY_STOPS = (2, 4, 9, 17, 30)
@@ -28,7 +29,7 @@ def fed(monkeypatch):
 @pytest.fixture
 def look_at_every_step(monkeypatch):
     """Rows may leave after any step."""
-    monkeypatch.setitem(sampler.STEPS_BETWEEN_DEPARTURES, "cpu", 1)
+    monkeypatch.setitem(sampler.PACE, "cpu", Pace(1, 1, 8))
 
 
 def assert_close(generation, expected, rows=slice(None)):
@@ -55,7 +56,7 @@ def test_the_example_of_the_docstring(small_model, fed, look_at_every_step):
     assert torch.equal(result.tokens, endless.tokens * result.mask)
 
 
-def test_greedy_equals_the_slow_loop(small_model):
+def test_greedy_equals_the_slow_loop(small_model, vocabulary):
     result = generate(small_model, PROMPTS, max_new_tokens=15, greedy=True, stop_ids=())
     for prompt, row in zip(PROMPTS, result.tokens):
         ids = list(prompt)
@@ -65,7 +66,7 @@ def test_greedy_equals_the_slow_loop(small_model):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_recorded_numbers_are_those_of_temperature_1(small_model, temperature):
+def test_recorded_numbers_are_those_of_temperature_1(small_model, vocabulary, temperature):
     result = generate(small_model, PROMPTS, answers=3, max_new_tokens=12, temperature=temperature,
                       seed=5)
     assert result.mask.any(1).all()
@@ -85,7 +86,7 @@ def test_recorded_numbers_are_those_of_temperature_1(small_model, temperature):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_sampling_follows_the_distribution(small_model, temperature):
+def test_sampling_follows_the_distribution(small_model, vocabulary, temperature):
     count = 20_000
     result = generate(small_model, [[5, 6, 7]], answers=count, max_new_tokens=1,
                       temperature=temperature, seed=1)
@@ -206,13 +207,13 @@ def test_a_prompt_is_computed_once_per_question(small_model, fed):
     assert [len(ids) for ids, _ in fed] == [3 + 6 + 1, 15, 15, 15]
 
 
-@pytest.mark.parametrize("steps", [1, 3, 8, 100])
-def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, steps):
-    """As on a GPU: so many steps look at the same slots, some of them not written yet, and rows
-    leave only between them."""
+@pytest.mark.parametrize("pace", [(1, 1, 8), (3, 3, 2), (2, 7, 4), (8, 8, 8), (100, 100, 8)])
+def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, pace):
+    """As on a GPU: many steps look at the same slots, some of them not written yet, and rows leave
+    only between them."""
     request = dict(answers=6, max_new_tokens=[25, 11, 25], seed=3, stop_ids=MANY_STOPS)
     usual = generate(small_model, PROMPTS, **request)
-    monkeypatch.setitem(sampler.STEPS_BETWEEN_DEPARTURES, "cpu", steps)
+    monkeypatch.setitem(sampler.PACE, "cpu", Pace(*pace))
     assert len(set(usual.mask.sum(1).tolist())) > 3
     assert_close(generate(small_model, PROMPTS, **request), usual)
 
@@ -225,9 +226,8 @@ def addresses(decoding):
             if isinstance(value, torch.Tensor):
                 assert name not in tensors
                 tensors[name] = value
-    for name in ("keys", "values"):
-        for layer, values in enumerate(getattr(decoding.cache, name)):
-            tensors[f"{name} {layer}"] = values
+    for layer, stored in enumerate(decoding.cache.stored):
+        tensors[f"layer {layer}"] = stored
     return {name: value.data_ptr() for name, value in tensors.items()}
 
 
@@ -250,12 +250,20 @@ def test_a_step_leaves_its_tensors_where_they_are(small_model):
     assert set(before) == {
         "line", "uniform", "tokens", "facts",                               # of the decoding
         "answer", "prompt", "seen", "limit", "token", "position", "done",   # rows
-        "keys 0", "keys 1", "values 0", "values 1", "mask", "slot_mask", "columns",  # cache
+        "layer 0", "layer 1", "mask", "slot_mask", "columns",               # cache
         "stop"}                                                             # sampling
     assert addresses(decoding) == before and decoding.line.item() == 3 * 13
 
 
-def test_the_distribution_by_float64():
+@pytest.fixture(params=["short", "long"])
+def vocabulary(request, monkeypatch):
+    """Both ways to sample from a vocabulary, of 50 tokens in parts of 8."""
+    if request.param == "long":
+        monkeypatch.setattr(sampler, "LONG_VOCABULARY", 0)
+        monkeypatch.setattr(sampler, "PART", 8)
+
+
+def test_the_distribution_by_float64(vocabulary):
     logits = 30 * torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     logits[5] = -100.0
     logits[5, 7] = 100.0
@@ -271,11 +279,27 @@ def test_the_distribution_by_float64():
     assert greedy.tolist() == logits.argmax(1).tolist()
 
 
-def test_no_random_number_draws_a_token_without_probability():
+def test_no_random_number_draws_a_token_without_probability(vocabulary, monkeypatch):
+    monkeypatch.setattr(sampler, "PART", 2)  # token 4 begins the third part
     never = float("-inf")
     logits = torch.tensor([[never, 0.0, never, 0.0, never]]).expand(4, -1)
     uniform = torch.tensor([0.0, 0.4999, 0.5, 1 - 2 ** -24])
     assert Distribution(logits).pick(uniform).tolist() == [1, 1, 3, 3]
+
+
+def test_the_whole_is_above_every_height():
+    """A share within a part is rounded, and can be 1."""
+    assert place_of(torch.ones(1, 1), torch.tensor([[0.0, 1.9, 1.9]])).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_long_vocabulary_draws_what_a_short_one_draws(monkeypatch, temperature):
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(500, 1000, generator=generator)).bfloat16()
+    uniform = torch.rand(500, generator=generator)
+    drawn = Distribution(logits).pick(uniform, temperature)
+    monkeypatch.setattr(sampler, "LONG_VOCABULARY", 0)
+    assert torch.equal(Distribution(logits).pick(uniform, temperature), drawn)
 
 
 @pytest.mark.parametrize("bad", [
@@ -311,7 +335,7 @@ def test_tokens_after_the_place_are_not_seen(small_model):
     assert torch.equal(result.log_prob, other.log_prob)
 
 
-def test_a_ruled_out_token_never_comes_first(small_model):
+def test_a_ruled_out_token_never_comes_first(small_model, vocabulary):
     """The others keep their proportions, and later tokens are free. On record is the probability
     that the policy itself gives to the token."""
     count = 20_000
@@ -330,9 +354,9 @@ def test_a_ruled_out_token_never_comes_first(small_model):
 
 
 @pytest.mark.parametrize("start, wrong", [
-    (Start(2, 1), "there are 2 prompts"), (Start(0, 7), "prompt 0 has 6 tokens"),
-    (Start(0, -1), "prompt 0 has 6 tokens"), (Start(0, 0), "no empty one"),
-    (Start(1, 2, 50), "no token 50")])
+    (Start(2, 1), "of 2 prompts"), (Start(0, 7), "this one has .6. tokens"),
+    (Start(0, -1), "this one has .6. tokens"), (Start(0, 0), "this one has .6. tokens"),
+    (Start(1, 2, 50), "the model knows 50")])
 def test_senseless_starts_are_refused(small_model, start, wrong):
     with pytest.raises(ValueError, match=wrong):
         generate(small_model, LONG, starts=[start], max_new_tokens=4)

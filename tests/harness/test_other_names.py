@@ -7,11 +7,11 @@ import pytest
 
 import analyze
 import train
-from conftest import ROOT
+from conftest import ROOT, refusal
 from engine.errors import UserError
 from harness.command_line import read_flags
 from harness.files import did_you_mean
-from harness.other_names import HINTS, IN_FILES, about_missing_model, about_unknown
+from harness.other_names import HINTS, IN_FILES, about_unknown
 from harness.settings import OPTIONS, choice_flags, make_settings
 
 
@@ -21,10 +21,7 @@ def settings_of(*argv):
 
 def said_of(*argv):
     """The sentence that a wrong command line gets."""
-    with pytest.raises(UserError) as error:
-        settings_of(*argv)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return refusal(settings_of, *argv)
 
 
 @pytest.mark.parametrize("argv, flag", [
@@ -48,16 +45,6 @@ def test_other_unknown_arguments_are_no_names_of_other_libraries():
     assert said_of("n") == "unknown argument n"
 
 
-def test_a_model_of_the_hub_is_told_how_to_get_it():
-    line = ("This makes one: hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir "
-            "models/Qwen2.5-0.5B-Instruct, and then --model models/Qwen2.5-0.5B-Instruct takes it")
-    for name in ("Qwen/Qwen2.5-0.5B-Instruct", "models/Qwen2.5-0.5B-Instruct"):
-        assert said_of("--model", name) == f"there is no model folder {name}. {line}"
-    for name in ("nowhere", "some/where/else", "/nowhere/Qwen2.5-0.5B", "../x", "docs/nothing", "",
-                 "models/tiny"):
-        assert about_missing_model(name) == ""
-
-
 def test_a_folder_that_is_not_there_is_told_the_one_beside_it(tmp_path):
     """By its beginning, up to a hyphen, or by likeness; no other name."""
     for name in ("none-grpo-s0", "nonesuch", "tiny"):
@@ -68,13 +55,9 @@ def test_a_folder_that_is_not_there_is_told_the_one_beside_it(tmp_path):
         assert did_you_mean(tmp_path / name) == expected, name
     for command in (lambda: train.main(["--resume", str(tmp_path / "none")]),
                     lambda: analyze.main([str(tmp_path / "none")]),
-                    lambda: make_settings({"model": str(tmp_path / "tinny")})):
+                    lambda: train.main(["--model", str(tmp_path / "tinny")])):
         with pytest.raises(UserError, match="did you mean .*/(none-grpo-s0|tiny)[?]$"):
             command()
-
-
-def test_a_folder_without_its_flag_is_told_the_flag():
-    assert said_of("models/tiny").startswith("models/tiny needs a flag before it: --model")
 
 
 def test_a_flag_of_the_runs_own_task_is_known_and_cannot_be_changed(tmp_path):
@@ -83,13 +66,6 @@ def test_a_flag_of_the_runs_own_task_is_known_and_cannot_be_changed(tmp_path):
         train.main(["--resume", str(tmp_path), "--largest", "9"])
     with pytest.raises(UserError, match="^unknown argument --max_number"):
         train.main(["--resume", str(tmp_path), "--max_number", "9"])
-
-
-def test_the_pages_fetch_a_model_as_the_hint_does():
-    page = (ROOT / "docs/large_models.md").read_text()
-    assert "\nhf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/Qwen2.5-0.5B-Instruct\n" \
-        in page
-    assert "python train.py --model models/Qwen2.5-0.5B-Instruct " in page
 
 
 PUBLISHED = """\

@@ -1,40 +1,16 @@
 """What a run shows on its way and says at its end."""
 import io
-from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from harness import progress
-from harness.run import NEVER_RIGHT, Run
 from harness.progress import Visible
-
-LINE = {"seconds": 1.0, "gradient_norm": 1.0, "reward": 0.1, "reward_format": 1.0, "length": 9.0,
-        "finished": 1.0, "entropy": 0.3, "tokens": 90, "skipped": ""}
-
-
-@pytest.mark.parametrize("values, shown", [
-    ([0.25], "▁ 25% to 25%"), ([0.0, 0.5, 1.0], "▁▅█ 0% to 100%"),
-    ([0.0, 0.2, 0.3, 0.5, 0.9, 0.9], "▁▄█ 10% to 90%")])  # neighbours share a bar
-def test_a_sparkline_goes_from_its_lowest_to_its_highest(values, shown):
-    assert progress.sparkline(values, 3) == shown
-
 
 def test_problems_whose_words_repeat_are_shown_last():
     assert progress.most_varied(["11 11 11", "3 5 3", "1 2 3", "4 4 5", "6 7 8"]) == [2, 4, 1]
     assert progress.most_varied(["a a"]) == [0]
-
-
-@pytest.mark.parametrize("right, told", [([0] * 9, 1), ([0] * 4 + [0.1] + [0] * 4, 0)])
-def test_a_model_that_never_finds_a_right_answer_is_told_once(right, told, capsys):
-    run = SimpleNamespace(settings=SimpleNamespace(steps=9), seconds=deque(), success=[], done=0,
-                          append=lambda *_: None)
-    for step, success in enumerate(right, 1):
-        Run.log(run, {**LINE, "step": step, "success": success})
-    printed = capsys.readouterr().out
-    assert printed.count("so there is none to learn from") == told
-    assert f"of {NEVER_RIGHT} steps" in printed or not told
 
 
 def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
@@ -79,8 +55,6 @@ def test_the_end_tells_what_changed_and_the_first_problem_that_turned(ended):
     assert ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out "
             "problems, 3 min 52 s\n") in printed
     assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed
-    assert "(2 did, 1 the other way)" in printed
-    assert printed.endswith("\n  python -m tools.sample runs/x 3 4 make 9 --greedy\n")
 
 
 def test_a_run_without_two_evaluations_tells_its_time(ended):

@@ -1,7 +1,6 @@
 """How a program ends: one line for what the machine refused, nothing that steers a terminal."""
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import torch
 
 from conftest import ROOT
 from engine.errors import UserError
-from harness.program import Visible, of_the_system, run_as_program, visible
+from harness.program import Visible, run_as_program, visible
 
 PROGRAM = """
 import sys
@@ -39,18 +38,6 @@ def test_what_a_model_wrote_cannot_steer_the_terminal():
     assert visible("a\rb\x00é漢") == "a\\rb\\x00é漢"
 
 
-@pytest.mark.parametrize("error, words", [
-    (PermissionError(13, "Permission denied", "x/y"), "x/y: Permission denied"),
-    (OSError(28, "No space left on device"), "No space left on device"),
-    (MemoryError(), "there is not enough memory"),
-    (torch.OutOfMemoryError("CUDA out of memory"), "there is not enough memory"),
-    (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
-     "there is not enough memory"), (RuntimeError("a mistake of ours"), None)])
-def test_what_the_machine_refused_is_one_line(error, words):
-    said = of_the_system(error)
-    assert said is None if words is None else said.startswith(words)
-
-
 def raising(error):
     def main(argv):
         raise error
@@ -60,13 +47,25 @@ def raising(error):
 @pytest.mark.parametrize("error, words", [
     (FileNotFoundError(2, "No such file or directory", "/none/x"),
      "name: /none/x: No such file or directory"),
+    (OSError(28, "No space left on device"), "name: No space left on device"),
+    (MemoryError(), "name: there is not enough memory"),
+    (torch.OutOfMemoryError("CUDA out of memory"), "name: there is not enough memory"),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+     "name: there is not enough memory"),
     (UserError("bad \x1b[2J name"), "name: bad \\x1b[2J name"),
+    (UserError("no " + "x" * 6000), f"name: no {'x' * 591} ... {'x' * 300}"),
     (KeyboardInterrupt(), "name: stopped")])
 def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    with pytest.raises(SystemExit, match=re.escape(words)) as ended:
+    with pytest.raises(SystemExit) as ended:
         run_as_program("name", raising(error), interrupted="stopped")
-    assert ended.value.code == words
+    assert ended.value.code.startswith(words) and "\n" not in ended.value.code
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with pytest.raises(RuntimeError, match="mine"):
+        run_as_program("name", raising(RuntimeError("mine")))
 
 
 @pytest.mark.parametrize("error, status, words", [
@@ -85,7 +84,8 @@ import train
 train.main(sys.argv[1:])
 print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
 from engine.choices import ADVANTAGES, MITIGATIONS
-waiting = {name for choices in (MITIGATIONS, ADVANTAGES) for name in choices.keys() - choices.loaded()}
+waiting = {name for choices in (MITIGATIONS, ADVANTAGES)
+           for name in choices.keys() - choices.loaded()}
 print(sorted(set("gae oracle vine measured".split()) - waiting))
 print([name for choices in (MITIGATIONS, ADVANTAGES) for name in choices
        if choices[name].__name__ != name])
@@ -100,12 +100,6 @@ def test_no_run_waits_for_imports_that_it_does_not_need(learner, tmp_path):
     command = [sys.executable, "-c", SLOW, *flags]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.stdout.endswith("\n[]\n['gae']\n[]\n"), result.stdout + result.stderr
-
-
-def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    with pytest.raises(RuntimeError, match="mine"):
-        run_as_program("name", raising(RuntimeError("mine")))
 
 
 def test_a_reader_that_goes_away_is_no_error():
@@ -142,3 +136,13 @@ def test_threads_are_told_how_to_wait_before_torch_is_imported(name):
     environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
     command = [sys.executable, "-c", BEFORE_TORCH, name, str(ROOT)]
     assert subprocess.run(command, env=environment).returncode == 7
+
+
+@pytest.mark.parametrize("shell, printed", [
+    (">&-", ("", "name: mine\n")), ("2>&-", ("seen\nname: mine\n", "")),
+    ("<&- >&- 2>&-", ("", ""))])
+def test_a_closed_stream_leads_nowhere_and_no_file_gets_its_number(shell, printed):
+    body = """import os; from engine.errors import UserError
+    print("seen")
+    raise UserError("mine" if os.open(os.devnull, os.O_RDONLY) > 2 else "among the streams")"""
+    assert ends(body, shell) == (1, *printed)

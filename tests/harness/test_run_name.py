@@ -34,19 +34,17 @@ def name_of(*argv):
     ("--mitigation entropy_masking --mask_percentile 70 --rescale none --placebo weights",
      "entropy_masking-mask_percentile70.0-placeboweights-rescalenone-grpo-s0"),
     ("--advantage gae --gae_lambda 0.95 --epochs 4", "none-gae-gae_lambda0.95-epochs4-s0"),
-    ("--drop_unfinished", "none-grpo-drop_unfinishedTrue-s0")])
-def test_what_is_not_at_its_default_is_in_the_name(argv, name):
-    assert name_of(*argv.split()) == name
-
-
-def test_the_default_is_that_of_the_model(monkeypatch):
-    """models/tiny learns at 0.00025 for 100 steps; without a recipe 5e-06 is the default."""
-    assert name_of("--learning_rate", "0.00025", "--questions", "16") == "none-grpo-s0"
-    assert name_of("--learning_rate", "5e-6") == "none-grpo-lr5e-6-s0"
+    ("--drop_unfinished", "none-grpo-drop_unfinishedTrue-s0"),
+    # models/tiny learns at 0.00025; without a recipe 5e-06 is the default
+    ("--learning_rate 0.00025 --questions 16", "none-grpo-s0"),
+    ("--learning_rate 5e-6", "none-grpo-lr5e-6-s0"),
+    ("--model models/Bare-0.5B --learning_rate 5e-6", "Bare-0.5B-none-grpo-s0"),
+    ("--model models/Bare-0.5B --learning_rate 0.0005", "Bare-0.5B-none-grpo-lr5e-4-s0"),
+    # a checkpoint is named by its run, too
+    ("--model runs/mine/checkpoints/step_000025", "mine-step_000025-none-grpo-s0")])
+def test_what_is_not_at_its_default_is_in_the_name(argv, name, monkeypatch):
     monkeypatch.chdir(PROJECT)
-    bare = ["--model", "models/Bare-0.5B"]
-    assert name_of(*bare, "--learning_rate", "5e-6") == "Bare-0.5B-none-grpo-s0"
-    assert name_of(*bare, "--learning_rate", "0.0005") == "Bare-0.5B-none-grpo-lr5e-4-s0"
+    assert name_of(*argv.split()) == name
 
 
 def test_whatever_changes_a_result_names_another_folder():
@@ -67,11 +65,7 @@ def test_whatever_changes_a_result_names_another_folder():
         assert differs == flag.changes_result or name == "out", name
 
 
-def test_a_model_is_named_by_its_folder_and_a_checkpoint_by_its_run_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(PROJECT)
-    assert name_of("--model", "models/Other-0.5B") == "Other-0.5B-none-grpo-s0"
-    assert name_of("--model", "runs/mine/checkpoints/step_000025") == \
-        "mine-step_000025-none-grpo-s0"
+def test_the_shipped_model_has_no_name_wherever_it_is_named_from(tmp_path, monkeypatch):
     shutil.copytree(TINY, tmp_path / "tiny")
     assert re.fullmatch(r"tiny\.\w{6}-none-grpo-s0", name_of("--model", str(tmp_path / "tiny")))
     monkeypatch.chdir(PROJECT / "models")

@@ -12,10 +12,8 @@ import pytest
 import torch
 from conftest import ROOT, credit_columns, write_log
 
-import train
 from analysis.account import stages, told
 from analysis.answers import answers_of
-from engine.errors import UserError
 from engine.tokens import load_tokenizer
 from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
@@ -23,7 +21,6 @@ from harness.credit_reading import read_credit
 from harness.identity import run_config
 from mitigations import outcome_conditional
 from qwen2_model import Qwen2
-from runs import SHORT
 from tools import follow
 
 NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?"
@@ -31,17 +28,8 @@ STEP = 3
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Its weights differ between tokens, its answers in length, and one is cut off and dropped."""
-    folder = tmp_path_factory.mktemp("followed") / "run"
-    train.main([*SHORT, "--max_new_tokens", "40", "--mitigation", "outcome_conditional",
-                "--loss_norm", "sequence", "--drop_unfinished", "--out", str(folder)])
-    return folder
-
-
-@pytest.fixture(scope="module")
-def batch(run):
-    return read_credit(run, STEP, load_tokenizer(run))
+def batch(recorded):
+    return read_credit(recorded, STEP, load_tokenizer(recorded))
 
 
 @pytest.fixture
@@ -81,15 +69,15 @@ def a_token(batch):
     return divmod(int(entropy.argmax()), entropy.shape[1])
 
 
-def test_every_line_is_what_the_function_it_names_computes(run, batch, follow_it):
+def test_every_line_is_what_the_function_it_names_computes(recorded, batch, follow_it):
     """The gradient at the logits is that of the loss of the whole batch, by autograd, of the model
     that sampled the step."""
     b, t = a_token(batch)
-    lines = lines_of(follow_it(run, "--step", STEP, "--answer", b, "--token", t))
-    settings = run_config(run)
+    lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", t))
+    settings = run_config(recorded)
     trained = batch.mask & batch.finished[:, None]
     assert not batch.finished.all() and trained.any()
-    model = Qwen2.from_pretrained(run / f"checkpoints/step_{STEP - 1:06d}")
+    model = Qwen2.from_pretrained(recorded / f"checkpoints/step_{STEP - 1:06d}")
     before = batch.prompt_ids[batch.group[b]] + batch.ids[b, :t].tolist()
     with torch.no_grad():
         logits = model(torch.tensor([before]))[0, -1]
@@ -140,9 +128,9 @@ def test_every_line_is_what_the_function_it_names_computes(run, batch, follow_it
     assert numbers(lines["rank"][0])[:2] == [1 + int(larger.sum()), int(batch.length[b])]
 
 
-def test_every_place_is_there(run, batch, follow_it):
+def test_every_place_is_there(recorded, batch, follow_it):
     b, t = a_token(batch)
-    lines = lines_of(follow_it(run, "--step", STEP, "--answer", b, "--token", t))
+    lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", t))
     assert list(lines) == ["rewards", "chance", "others", "entropy", "reward", "group",
                            "advantage", "weight", "rescaling", "loss norm", "term", "s", "gradient",
                            "rank"]
@@ -155,8 +143,8 @@ def test_every_place_is_there(run, batch, follow_it):
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="node runs the page's part")
-def test_the_page_puts_the_same_numbers_in(run, tmp_path):
-    answers = answers_of(run, load_tokenizer(run), [STEP])
+def test_the_page_puts_the_same_numbers_in(recorded, tmp_path):
+    answers = answers_of(recorded, load_tokenizer(recorded), [STEP])
     source = (ROOT / "analysis/page.js").read_text()
     [function] = re.findall(r"^function told\(.*?^}", source, flags=re.M | re.S)
     (tmp_path / "told.js").write_text(function + f"""
@@ -174,8 +162,8 @@ def test_the_page_puts_the_same_numbers_in(run, tmp_path):
                 [n for text in ours for n in numbers(text)], rel=2e-3)
 
 
-def test_a_model_that_was_not_kept_is_not_asked(run, batch, follow_it, tmp_path):
-    folder = shutil.copytree(run, tmp_path / "run")
+def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_path):
+    folder = shutil.copytree(recorded, tmp_path / "run")
     argv = (folder, "--step", STEP, "--answer", 0, "--token", 0)
     model = Qwen2.from_pretrained(folder / "checkpoints/step_000002")
     for parameter in model.parameters():
@@ -206,11 +194,11 @@ def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
     assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
 
 
-def test_an_answer_and_the_tokens_that_got_most(run, batch, follow_it):
+def test_an_answer_and_the_tokens_that_got_most(recorded, batch, follow_it):
     b, _ = a_token(batch)
-    printed = follow_it(run, "--step", STEP, "--answer", b)
-    known = answers_of(run, load_tokenizer(run), [STEP])
-    assert known[0]["stages"] == stages(run_config(run))  # for the page
+    printed = follow_it(recorded, "--step", STEP, "--answer", b)
+    known = answers_of(recorded, load_tokenizer(recorded), [STEP])
+    assert known[0]["stages"] == stages(run_config(recorded))  # for the page
     [answer] = [answer for answer in known if answer["episode"] == b]
     sizes = answer["values"]["gradient size"]
     rows = [int(row) for row in re.findall(r"^\| +(\d+) \| '", printed, flags=re.M)]
@@ -218,8 +206,8 @@ def test_an_answer_and_the_tokens_that_got_most(run, batch, follow_it):
     assert f"{answer['texts'][rows[0]]}\u00b7100%" in printed
 
 
-def test_the_answers_to_each_problem(run, batch, follow_it):
-    printed = follow_it(run)  # the last step
+def test_the_answers_to_each_problem(recorded, batch, follow_it):
+    printed = follow_it(recorded)  # the last step
     assert f"step {STEP}: 8 answers to 2 problems" in printed
     rows = re.findall(r"^ +(\d) +([\d.]+) +([-+][\d.]+) +(\d+)  ", printed, flags=re.M)
     assert sorted(int(row[0]) for row in rows) == list(range(8))
@@ -227,16 +215,5 @@ def test_the_answers_to_each_problem(run, batch, follow_it):
         assert float(reward) == pytest.approx(float(batch.reward[int(b)]), abs=0.006)
         assert float(advantage) == pytest.approx(float(batch.advantage[int(b), 0]), abs=0.006)
         assert int(length) == int(batch.length[int(b)])
-    one = follow_it(run, "--show", 1)
+    one = follow_it(recorded, "--show", 1)
     assert one.count("assistant") == 1 and "--show 2 shows all 2 problems" in one
-
-
-@pytest.mark.parametrize("argv, said", [
-    (["--step", "9"], r"--step 9: .* has steps 1 to 3"),
-    (["--answer", "8"], "--answer 8: step 3 has answers 0 to 7"),
-    (["--answer", "-1"], "--answer -1: step 3 has answers 0 to 7"),
-    (["--answer", "0", "--token", "99"], r"--token 99: answer 0 has tokens 0 to \d+"),
-    (["--token", "1"], "--token 1 is of which answer")])
-def test_what_is_not_there_is_one_sentence(run, argv, said):
-    with pytest.raises(UserError, match=said):
-        follow.main([str(run), *argv])

@@ -1,22 +1,13 @@
-"""The second task: its score by hand, its split, and a run that is analysed."""
+"""The second task: its score by hand, its labels, its split."""
 import itertools
-import json
 
 import pytest
 
-import analyze
-import train
 from conftest import ROOT
 from engine.tokens import encode_prompt, load_tokenizer
-from runs import SHORT
 from tools.largest_last import Task, is_held_out
 
 TINY = ROOT / "models" / "tiny"
-
-
-def parts(text, problem=(3, 12, 7)):
-    score = Task().score(problem, text)
-    return score["reward"], score["format"], score["answer"]
 
 
 @pytest.mark.parametrize("text, reward, well_formed, right", [
@@ -35,7 +26,9 @@ def parts(text, problem=(3, 12, 7)):
     ("\x00é\ud83d<answer>" + "9" * 5000, 0.0, 0, 0),
 ])
 def test_the_score_by_hand(text, reward, well_formed, right):
-    assert parts(text) == (pytest.approx(reward), well_formed, right)
+    score = Task().score((3, 12, 7), text)
+    assert score["reward"] == pytest.approx(reward)
+    assert (score["format"], score["answer"]) == (well_formed, right)
 
 
 def test_nothing_held_out_is_ever_trained_on():
@@ -66,15 +59,6 @@ def test_the_tiny_model_can_spell_every_prompt(flags):
     assert task.prompt_for((3, 12, 7)[:task.count]).endswith("<think>")
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_run_is_on_record_and_analysed(tmp_path, capsys):
-    """It can be told from one of Countdown, whose labels it has."""
-    train.main([*SHORT, "--task", "tools.largest_last", "--steps", "1", "--eval_every", "1",
-                "--eval_tasks", "6", "--out", str(tmp_path / "run")])
-    config = json.loads((tmp_path / "run/config.json").read_text())
-    assert config["task"] == "tools.largest_last" and config["reward"].startswith("largest last")
-    assert config["count"] == 3 and "max_target" not in config
-    analyze.main([str(tmp_path / "run")])
-    assert "held-out" in capsys.readouterr().out.lower()
+def test_its_labels_are_those_of_countdown():
     sections, kinds = Task().label([b" hmm", b"</think>", b"\n", b"<answer>", b" 12", b"</answer>"])
     assert sections == [1, 0, 0, 0, 2, 0] and kinds == [0, 5, 1, 5, 2, 5]

@@ -1,27 +1,15 @@
 """Asking a model: what is printed is what it answered, and nothing it wrote commands a terminal."""
 import io
 import re
-import subprocess
-import sys
 
 import pytest
 
-import train
-from conftest import ROOT
+from conftest import ROOT, refusal
 from countdown_task import Problem, Task
-from engine.errors import UserError
-from runs import SHORT, blocks, copy_project, lines
+from runs import lines
 from tools import largest_last, sample, terminal
 
 TINY = str(ROOT / "models/tiny")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sampled") / "run"
-    train.main([*SHORT, "--sample_every", "1", "--out", str(folder)])
-    (folder / "checkpoints/step_backup").mkdir()  # a name that people gave
-    return folder
 
 
 @pytest.fixture
@@ -33,20 +21,20 @@ def ask(capsys):
     return typed
 
 
-def test_one_problem_before_and_after_training(run, ask):
-    files = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
-    printed = ask(run, 3, 5, 7, 22)
+def test_one_problem_before_and_after_training(recorded, ask):
+    files = sorted((path, path.stat().st_mtime_ns) for path in recorded.rglob("*"))
+    printed = ask(recorded, 3, 5, 7, 22)
     titles = re.findall(r"^(\S.*)   (?:right|wrong)   reward [\d.]+   \d+ tokens", printed, re.M)
     assert titles == ["before training", "after step 3   "]
     assert printed.count("3 5 7 make 22") == 1 and "note:" not in printed
-    assert files == sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
-    assert "after step 2 " in ask(run, 3, 5, 7, 22, "--step", 2)
+    assert files == sorted((path, path.stat().st_mtime_ns) for path in recorded.rglob("*"))
+    assert "after step 2 " in ask(recorded, 3, 5, 7, 22, "--step", 2)
 
 
-def test_what_is_printed_is_what_the_model_answered(run, ask, policy, monkeypatch):
+def test_what_is_printed_is_what_the_model_answered(recorded, ask, policy, monkeypatch):
     """The lab's model is the one the run began with; the marks aside, all of its text is there."""
     monkeypatch.setattr(sample, "MARKED_BELOW", 0)
-    printed = ask(run, "3 5 7 22", "--greedy", "--step", "0", "--max_new_tokens", "60")
+    printed = ask(recorded, "3 5 7 22", "--greedy", "--step", "0", "--max_new_tokens", "60")
     rollouts = policy.ask([Problem((3, 5, 7), 22)], 1, seed=0, greedy=True)
     assert "".join(rollouts.answers[0].split()) in "".join(printed.split())
     verdict = "right" if rollouts.scores["answer"][0] else "wrong"
@@ -55,13 +43,13 @@ def test_what_is_printed_is_what_the_model_answered(run, ask, policy, monkeypatc
     assert "after" not in printed
 
 
-def test_the_model_after_training_is_that_of_the_checkpoint(run, ask):
+def test_the_model_after_training_is_that_of_the_checkpoint(recorded, ask):
     """Asked as a model folder of its own, the checkpoint answers the same."""
     def answer(printed):
         return printed.split(" tokens")[-1]
-    newest = answer(ask(run, "--answers", 1, 3, 5, 7, 22))
-    assert newest == answer(ask(run / "checkpoints/step_000003", 3, 5, 7, 22,
-                                "--max_new_tokens", 48))
+    newest = answer(ask(recorded, "--answers", 1, 3, 5, 7, 22))
+    assert newest == answer(ask(recorded / "checkpoints/step_000003", 3, 5, 7, 22,
+                                "--max_new_tokens", 40))
 
 
 def test_several_answers_and_how_many_are_right(ask):
@@ -83,17 +71,6 @@ def test_an_answer_that_was_cut_off_is_told(ask):
     assert "5 tokens on average, 2 cut off" in printed
 
 
-def test_the_task_of_the_page_reads_what_it_shows(tmp_path):
-    """With the labels that the page adds; given on stdin."""
-    (copy_project(tmp_path) / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
-    command = [sys.executable, "-m", "tools.sample", TINY, "--task", "my_task"]
-    result = subprocess.run(command, cwd=tmp_path, input="1 2 3\n11 7 6 make 24\n",
-                            capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "'1 2 3' is none of the 455 problems of my_task; " in result.stdout
-    assert "\n11 7 6 make 24\n" in result.stdout and "   reward " in result.stdout
-
-
 def test_problems_come_from_stdin(ask, monkeypatch):
     """What is wrong with a line is said; the same problem once more is answered anew."""
     lines_typed = "3 5 7 22\n\n3 five\n3 5 999999 22\n3 5 7 22\n"
@@ -103,21 +80,6 @@ def test_problems_come_from_stdin(ask, monkeypatch):
     assert "the tokenizer cannot spell the prompt of the problem 3 5 999999 make 22" in printed
     told = printed.split("3 5 7 make 22\n")[1:]
     assert len(told) == 2 == len(set(told))
-
-
-@pytest.mark.parametrize("argv, said", [
-    ([], "are required: RUN"),
-    (["nowhere", "3"], "nowhere is neither a run folder nor a model folder"),
-    (["{run}", "3", "5"], "'3 5' is too short: expected numbers and then the target"),
-    (["{run}", "3", "5", "7", "22", "--step", "9"], "no model of step 9, only of 1, 2, 3"),
-    ([TINY, "3", "5", "7", "22", "--step", "1"], "--step 1 needs a run"),
-    ([TINY, "3", "5", "7", "22", "--greedy", "--answers", "2"], "no effect with --greedy"),
-    ([TINY, "3", "5", "7", "22", "--max_new_tokens", "9999"], "exceed the 1024"),
-    ([TINY, "3", "5", "7", "22", "--mitigation", "none"], "unknown argument --mitigation"),
-    ([TINY, *["3"] * 999], "the model's limit is 1024")])
-def test_wrong_commands(run, argv, said):
-    with pytest.raises(UserError, match=said):
-        sample.main([argument.format(run=run) for argument in argv])
 
 
 def test_no_answer_commands_a_terminal(ask, monkeypatch):
@@ -163,15 +125,14 @@ def test_a_task_reads_what_it_shows(task):
 
 @pytest.mark.parametrize("words, problem", [
     ("3 5 7 22", Problem((3, 5, 7), 22)), ("3 5 7 make 22", Problem((3, 5, 7), 22)),
-    ("1 02 3", Problem((1, 2), 3))])
+    ("1 02 3", Problem((1, 2), 3)), *((words, None) for words in (
+        "", "3 5", "make 3 5 7", "3 5 0", "3 5 -1", "3 5 ٣"))])
 def test_countdown_problems_that_were_typed(words, problem):
-    assert Task().read(words.split()) == problem
-
-
-@pytest.mark.parametrize("words", ["", "3 5", "make 3 5 7", "3 5 0", "3 5 -1", "3 5 ٣"])
-def test_words_that_are_no_countdown_problem(words):
-    with pytest.raises(UserError, match="expected numbers and then the target, such as 3 5 7 22"):
-        Task().read(words.split())
+    if problem:
+        assert Task().read(words.split()) == problem
+    else:
+        said = refusal(Task().read, words.split())
+        assert "expected numbers and then the target, such as 3 5 7 22" in said
 
 
 UNSOLVABLE = ["the target cannot be reached with a whole positive result at every step"]
@@ -188,9 +149,9 @@ def test_a_remark_is_a_note_below_the_problem(ask):
     assert f"1 1 1 make 9\n  note: {UNSOLVABLE[0]}\n" in ask(TINY, 1, 1, 1, 9)
 
 
-def test_kept_samples_name_their_problem(run):
+def test_kept_samples_name_their_problem(recorded):
     """Two questions with four answers each in a step."""
-    kept = lines(run / "samples.jsonl")
+    kept = lines(recorded / "samples.jsonl")
     assert {line["step"] for line in kept} == {1, 2, 3}
     task = Task(**{"prompt": "short", "numbers": "3", "max_number": 15, "max_result": 150})
     for line in kept:

@@ -1,6 +1,34 @@
-"""How tools are found and started."""
+"""How tools are found and started, and what they refuse."""
+import pytest
+
+from conftest import ROOT, refusal
 from runs import assert_programs_say_how_to_start
+from tools import follow, preview, sample
 
 
 def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
     assert_programs_say_how_to_start("tools")
+
+
+@pytest.mark.parametrize("tool, argv, said", [
+    (preview, "nowhere", "nowhere is not a run folder"),
+    (preview, "RUN --mitigation nome", "--mitigation nome is not one of: none"),
+    (preview, "RUN --step 9", "run has steps 1 to 3"),
+    (preview, "RUN --epsilon 1", "--epsilon belongs to"),
+    (preview, "RUN --speed 1", "unknown argument --speed"),
+    (follow, "RUN --step 9", "run has steps 1 to 3"),
+    (follow, "RUN --answer 8", "--answer 8: step 3 has answers 0 to 7"),
+    (follow, "RUN --answer -1", "--answer -1: step 3 has answers 0 to 7"),
+    (follow, "RUN --answer 0 --token 99", "--token 99: answer 0 has tokens 0 to "),
+    (follow, "RUN --token 1", "--token 1 is of which answer"),
+    (sample, "", "are required: RUN"),
+    (sample, "nowhere 3", "nowhere is neither a run folder nor a model folder"),
+    (sample, "RUN 3 5", "'3 5' is too short: expected numbers and then the target"),
+    (sample, "RUN 3 5 7 22 --step 9", "no model of step 9, only of 1, 2, 3"),
+    (sample, "TINY 3 5 7 22 --step 1", "--step 1 needs a run"),
+    (sample, "TINY 3 5 7 22 --greedy --answers 2", "no effect with --greedy"),
+    (sample, "TINY 3 5 7 22 --max_new_tokens 9999", "exceed the 1024"),
+    (sample, "TINY" + " 3" * 999, "the model's limit is 1024")])
+def test_wrong_commands(recorded, tool, argv, said):
+    named = {"RUN": str(recorded), "TINY": str(ROOT / "models/tiny")}
+    assert said in refusal(tool.main, [named.get(word, word) for word in argv.split()])

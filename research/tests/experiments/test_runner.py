@@ -1,9 +1,11 @@
 """Runs of an experiment: planned, made side by side, stopped and started again, refused."""
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ from research.experiments.experiments import EXPERIMENTS, Experiment
 from research.experiments.plan import (EVALUATED_SECONDS, State, in_words, plan_runs,
                                        seconds_left)
 from research.experiments.prices import METHODS
-from research.experiments.runner import Runner
+from research.experiments.runner import Runner, is_written
 
 TINY = "--questions 2 --answers 2"
 
@@ -207,15 +209,37 @@ def test_failed_and_damaged_runs_do_not_stop_the_others(experiment, learner, tmp
     assert failed.endswith("(log: runs/study/small/bad-s0.log)")
 
 
-def test_a_run_that_another_process_writes_is_skipped(experiment, capfd):
-    """Also where the other began it in the meantime: then this one's process is refused."""
-    [run] = plan_runs(experiment({"none": ""}), "runs/study", 1)
+def test_a_run_that_another_process_makes_is_waited_for(experiment, capfd):
+    """Also where the other began it in the meantime: then this one's process is refused. If it ends
+    before its last step, the run is made here."""
+    [run] = plan_runs(experiment({"none": ""}, more="--eval_every 0"), "runs/study", 1)
     run.folder.mkdir(parents=True)
     (run.folder / "config.json").write_text(json.dumps(run.settings.to_json()))
-    runner, said = Runner([run], 1), "skipped: none-s0: another process is making it\n"
+    runner, said = Runner([run], 1), "waiting for none-s0: another process is making it\n"
     with open_folder(run.folder):
-        assert runner.make_all() and not runner.failed and not runner.finished
-        assert capfd.readouterr().out == said and not run.log.exists()
-        runner.running = [(run, SimpleNamespace(poll=lambda: 1))]
+        runner.start(runner.waiting.popleft())
         runner.collect(was_stopped=False)
-    assert capfd.readouterr().out == said and not runner.failed
+        assert runner.elsewhere == [run] and not run.log.exists()
+        runner.elsewhere, runner.running = [], [(run, SimpleNamespace(poll=lambda: 1))]
+        runner.collect(was_stopped=False)
+        assert runner.elsewhere == [run] and not runner.failed
+    assert capfd.readouterr().out == 2 * said
+    shutil.rmtree(run.folder)
+    assert runner.make_all() and runner.finished == 1
+    assert capfd.readouterr().out == "finished: none-s0 (1 of 1)\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of a parent's end")
+def test_a_killed_runner_leaves_no_training_behind(experiment):
+    """Its run keeps a checkpoint, as after Ctrl-C."""
+    made = experiment({"none": ""}, steps=10_000, more="--eval_every 0")
+    [run] = plan_runs(made, "runs/study", 1)
+    runner = multiprocessing.get_context("fork").Process(target=Runner([run], 1).make_all)
+    runner.start()
+    while not lines(run.folder / "metrics.jsonl"):
+        time.sleep(0.01)
+    runner.kill()
+    runner.join()
+    while is_written(run):
+        time.sleep(0.01)
+    assert "Go on with: python train.py --resume" in run.log.read_text()

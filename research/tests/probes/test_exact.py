@@ -11,10 +11,10 @@ import torch
 import grpo
 from conftest import StateIdea, gradients
 from credit.hindsight import taught
-from credit.weight import rescaled_weight
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss
+from mitigations import rescaled_weight
 from research.__main__ import main
 from research.probes import exact
 from research.probes.batches import (

@@ -1,0 +1,73 @@
+"""What --help says: what a first day needs, --help all every flag, --help gae a method with its
+own."""
+import inspect
+import textwrap
+from argparse import SUPPRESS
+from dataclasses import replace
+
+from engine.errors import UserError
+from harness.flags import Flag, describe, parameters_as_flags, shortened
+from harness.settings import EVALUATED, METHODS, OPTIONS, POLICY, Settings
+
+FIRST_DAY = (  # what --help lists
+    "model", "device", "task", "mitigation", "rescale", "advantage", "loss", "kl", "steps",
+    "questions", "answers", "max_new_tokens", "temperature", "learning_rate", "seed", "eval_every",
+    "eval_tasks", "checkpoint_every", "out")
+ABOUT_HELP = """\
+--help METHOD describes one of them and its flags; --help all lists every flag and every method."""
+ABOUT_FILES = """\
+Defaults are those of this command: a model folder's recipe.json (models/tiny has one) and --config
+set their own. Flags override them, and config.json in the run folder shows what was used. Hyphens
+work as well as underscores."""
+
+
+def about_method(name: str) -> str:
+    for choices in METHODS.values():
+        if name in choices:
+            return describe_choice(name, choices[name])
+    raise UserError(f"--help {shortened(name)}: there is no method of this name (--help lists "
+                    "them)")
+
+
+def text_of_option(is_all: bool, task: str, name: str, flag: Flag) -> str:
+    """Of a setting, or of a flag of this task."""
+    if name not in OPTIONS:
+        return describe(flag) if is_all or task != Settings.task else SUPPRESS
+    return describe_option(name, flag) if is_all or name in FIRST_DAY else SUPPRESS
+
+
+def epilog(is_all: bool) -> str:
+    methods = "\n\n".join(map(describe_choices if is_all else name_choices, METHODS))
+    methods += "" if is_all else f"\n\n\n{ABOUT_HELP}"
+    return f"{methods}\n\n{ABOUT_FILES}"
+
+
+def describe_choices(axis: str) -> str:
+    """The choices of a list, each with its own flags."""
+    own = ", each with its own flags" if axis == "mitigation" else ""
+    return "\n".join([f"choices of --{axis}{own}:",
+                      *(describe_choice(*choice) for choice in METHODS[axis].items())])
+
+
+def name_choices(axis: str) -> str:
+    return textwrap.fill(f"choices of --{axis}: {', '.join(METHODS[axis])}", 95,
+                         subsequent_indent="  ", break_long_words=False)
+
+
+def describe_choice(name: str, function) -> str:
+    """The first paragraph of its docstring, and a line for each of its flags."""
+    paragraph = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
+    lines = textwrap.wrap(paragraph, 84) or ["(no docstring)"]
+    for flag_name, flag in parameters_as_flags(function).items():
+        text = f" {flag.text}" if flag.text else ""
+        limits = "".join(f", {words} {limit:g}" for words, limit, _ in flag.limits())
+        lines.append(f"  --{flag_name}{text} (default {flag.default}{limits})")
+    return "\n".join(f"  {name if row == 0 else '':29s} {line}" for row, line in enumerate(lines))
+
+
+def describe_option(name: str, flag: Flag) -> str:
+    """The help of a setting, with the condition under which it has an effect."""
+    if name in METHODS:  # their choices are listed below
+        flag = replace(flag, choices=())
+    is_told = flag.requires and flag.requires not in (POLICY, EVALUATED)
+    return describe(flag) + (f"; needs {flag.requires[1].split(' (')[0]}" if is_told else "")

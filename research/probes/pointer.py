@@ -1,0 +1,337 @@
+"""What is it worth to know where an answer is decided, and nothing else?
+
+Question. Plain GRPO gives all tokens of an answer one number. A pointer says which tokens decide,
+not whether they were good: they get that number with weight 1, all others with a smaller one. How
+good must a pointer be, and how much less may the others weigh?
+
+Measurement. On the planted task (planted.py) three places of an answer decide, so a pointer of any
+quality can be had: it misses one or two of the three (recall), has 12 or 40 wrong places beside
+them (precision), and the others weigh 0, 0.1 or 0.33. Wrong places are the same through a run.
+Beside it plain GRPO; the true credit of every token, with sign and size; as many places at random,
+fixed or drawn anew in each step; and two pointers that look at the token which was drawn:
+
+    size of its credit   a deciding token weighs abs(credit) over the mean of what could be drawn
+    one symbol, drawn    the other tokens weigh 1 where they are an "a"
+    one symbol, chance   its mean, which the prefix alone decides: the probability of an "a"
+
+Each has at each length the learning rate of its own, the best on other seeds. Success is the
+expected reward of the policy, computed, not sampled, its mean over the tokens spent. The lead is
+minus plain GRPO with the same seed. A run is stuck at 0, 1/3 or 2/3 if all its last answers had
+that reward. Weights have mean 1 over a batch; the policy knows from the start where its keys are.
+
+The last table is about a world where all batches are listed (listed_pointers.py).
+
+Reading it. If the pointer's lead is near that of the true credit, where is enough. If it goes on
+with wrong places beside, precision matters little. If that of random places is as large, it was
+not the pointing. Every training that is done is kept in results/pointer-runs.jsonl: a second
+call goes on from there.
+"""
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from analysis.statistics import Estimate, mean_over, verdicts
+from analysis.tables import Table, by_row
+from engine.errors import UserError
+from engine.policy import derived_seed
+from grpo import group_z_score, policy_loss
+from harness.files import is_file, make_folder
+from harness.flags import Flag
+from research.experiments.pictures import draw, draw_worth
+from research.probes.common import COMMON, Findings, Probe
+from research.probes.contexts import Contexts
+from research.probes.length import read_numbers
+from research.probes.listed_pointers import listed_table
+from research.probes.planted import PlantedPolicy, planted_policy
+from research.probes.progress import Progress
+
+FLAGS = {
+    **COMMON,
+    "lengths": Flag("32,128,512", "tokens of an answer", quick="8,16"),
+    "steps": Flag(60, "of 8 x 8 answers", least=1, most=1_000_000, quick=2),
+    "seeds": Flag(12, "policies and tasks, the same for every arm and length", least=2, most=1000,
+                  quick=2),
+    "rates": Flag("1e-3,3e-3,1e-2,3e-2,1e-1", "learning rates of AdamW to choose from",
+                  quick="1e-3,1e-2"),
+    "rate_seeds": Flag(4, "other seeds on which they are chosen", least=1, most=1000, quick=1),
+    "policies": Flag(20, "of the world of 31 answers", least=2, most=1000, quick=2),
+    "runs": Flag("results/pointer-runs.jsonl", "file of trainings that are done",
+                 quick="results/pointer-quick-runs.jsonl"),
+    "report_only": Flag(False, "train nothing: arms that are not finished are left out")}
+QUESTIONS, ANSWERS = 8, 8
+RATE_SEEDS_FROM, SEEDS_FROM = 1000, 2000  # others than any table before has
+KEYS, LONG = 3, 256
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Places of weight 1; the others have the weight `elsewhere`."""
+    elsewhere: float
+    found: int = KEYS    # of the places that decide
+    wrong: int = 0       # beside them
+    anew: bool = False   # drawn in each step, instead of once
+    looks_at: str = ""   # the drawn token
+
+
+def pointers() -> dict[str, Pointer]:
+    kinds = {"3 of 3": {}, "3 of 3, 12 wrong": {"wrong": 12}, "3 of 3, 40 wrong": {"wrong": 40},
+             "2 of 3": {"found": 2}, "1 of 3": {"found": 1}}
+    arms = {f"{name} ({elsewhere:g})": Pointer(elsewhere, **kind)
+            for name, kind in kinds.items() for elsewhere in (0, 0.1, 0.33)}
+    return {**arms, "3 at random (0.1)": Pointer(0.1, 0, 3),
+            "3 at random, anew (0.1)": Pointer(0.1, 0, 3, anew=True),
+            "3 at random, anew (0)": Pointer(0, 0, 3, anew=True),
+            **{f"{name} (0.1)": Pointer(0.1, looks_at=name)
+               for name in ("size of its credit", "one symbol, drawn", "one symbol, chance")}}
+
+
+PLAIN, TRUE, BEST = "plain GRPO", "true credit", "3 of 3 (0.1)"
+ARMS = {PLAIN: None, TRUE: None, **pointers()}
+PAIRS = (("3 of 3 (0.1)", TRUE), ("3 of 3 (0)", "3 of 3 (0.1)"), ("3 of 3 (0.33)", "3 of 3 (0.1)"),
+         ("3 of 3 (0.1)", "3 at random (0.1)"), ("3 of 3, 12 wrong (0.1)", "2 of 3 (0.1)"),
+         ("size of its credit (0.1)", "3 of 3 (0.1)"),
+         ("one symbol, drawn (0.1)", "one symbol, chance (0.1)"))
+
+
+def measure(probe: Probe) -> Findings:
+    args = probe.args
+    torch.set_num_threads(1)  # a step is too small for more
+    lengths = read_numbers("lengths", args.lengths, int, 2 * KEYS, 100_000)
+    rates = read_numbers("rates", args.rates, float, 1e-9, 10)
+    cells = [(arm, length) for length in lengths for arm in ARMS if is_asked(arm, length)]
+    others, seeds = (range(first + args.seed, first + args.seed + count) for first, count in (
+        (RATE_SEEDS_FROM, args.rate_seeds), (SEEDS_FROM, args.seeds)))
+    progress = Progress(listed=args.policies, rates=30 * len(cells), training=30 * len(cells))
+    worlds = range(args.seed, args.seed + args.policies)
+    listed = listed_table(worlds, 3 if args.quick else 4, lambda share: progress("listed", share))
+    values, done = [], Done(Path(args.runs), args.steps, args.report_only)
+    for i, (arm, length) in enumerate(cells):
+        progress("rates", i / len(cells), f"rates at {length} tokens: {arm}")
+        tuned = {f"{rate:g}": [run["mean"] for run in done.runs(arm, length, rate, others)]
+                 for rate in rates}
+        if all(tuned.values()):
+            rate = max(rates, key=lambda rate: np.mean(tuned[f"{rate:g}"]))  # the lowest of equals
+            values.append({"arm": arm, "length": length, "rate": rate, "tuned": tuned})
+    for i, cell in enumerate(values):
+        progress("training", i / len(values), f"{cell['length']} tokens: {cell['arm']}")
+        cell["runs"] = done.runs(cell["arm"], cell["length"], cell["rate"], seeds)
+        cell["given"] = {f"{rate:g}": done.runs(cell["arm"], cell["length"], rate, seeds, False)
+                         for rate in rates}
+    values = finished(values)
+    intro = [f"{args.seeds} seeds, the rate of each chosen on {args.rate_seeds} others; "
+             f"{args.steps} steps of {QUESTIONS} x {ANSWERS} answers."]
+    return Findings("What a pointer to the deciding tokens is worth", intro,
+                    [worth_table(values), pairs_table(values), stuck_table(values),
+                     given_table(values), listed],
+                    draw(draw_worth, probe.folder / "worth.png", {"cells": values}),
+                    "three quarters of an hour of one core", values={"cells": values})
+
+
+def is_asked(arm: str, length: int) -> bool:
+    """There is room for its wrong places. Long answers take long: there only the perfect pointer
+    is asked with all weights elsewhere, the others with 0.1."""
+    pointer = ARMS[arm]
+    if pointer is None or pointer == Pointer(pointer.elsewhere):
+        return True
+    return pointer.wrong <= length - KEYS and (length < LONG or pointer.elsewhere == 0.1)
+
+
+def finished(values: list[dict]) -> list[dict]:
+    """Arms whose runs are there, at lengths where those are that all are compared with."""
+    whole = {(cell["arm"], cell["length"]) for cell in values if cell["runs"]}
+    return [cell for cell in values if (cell["arm"], cell["length"]) in whole and all(
+        (arm, cell["length"]) in whole for arm in (PLAIN, TRUE, BEST))]
+
+
+class Done:
+    """Trainings by arm, length, rate and seed. Each is a line of the file, the first the number of
+    steps; a line that was cut off is made again."""
+
+    def __init__(self, path: Path, steps: int, report_only: bool = False):
+        self.path, self.steps, self.report_only, self.known = path, steps, report_only, {}
+        begun = path.read_text(encoding="utf-8") if is_file(path) else ""
+        whole, _, _ = begun.rpartition("\n")
+        lines = whole.splitlines() or [json.dumps(steps)]
+        if json.loads(lines[0]) != steps:
+            raise UserError(f"{path} has trainings of {lines[0]} steps: name another with --runs")
+        if not report_only:
+            make_folder(path.parent)
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        for job, run in map(json.loads, lines[1:]):
+            self.known[tuple(job)] = run
+
+    def runs(self, arm: str, length: int, rate: float, seeds: range, train_too=True) -> list[dict]:
+        """Of all the seeds; or none, if some are missing and may not be trained."""
+        jobs = [(arm, length, rate, seed) for seed in seeds]
+        missing = [job for job in jobs if job not in self.known]
+        if missing and (self.report_only or not train_too):
+            return []
+        for job in missing:
+            self.known[job] = train(*job, self.steps)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([job, self.known[job]]) + "\n")
+        return [self.known[job] for job in jobs]
+
+
+def train(arm: str, length: int, rate: float, seed: int, steps: int) -> dict:
+    """Success over the tokens and at the end, and with how many keys it is stuck."""
+    policy = planted_policy(seed, length, KEYS, learning_rate=rate)
+    contexts, group = Contexts(policy), torch.arange(QUESTIONS * ANSWERS) // ANSWERS
+    curve = []
+    for step in range(1, steps + 1):
+        chances = contexts.chances()
+        values = contexts.values(chances)
+        curve.append(values[0].item())
+        ids, log_prob, chance = contexts.sample(chances, step, len(group))
+        credit, size = credit_at_keys(chances, values, ids[:, policy.keys])
+        reward = values[-1][tuple(ids[:, policy.keys].T)].float()
+        advantage = group_z_score(reward, group)[:, None].expand(ids.shape)
+        weight = torch.ones(ids.shape)
+        if arm == TRUE:
+            advantage = torch.zeros(ids.shape).index_copy(1, torch.tensor(policy.keys), credit)
+        elif ARMS[arm]:
+            weight = weigh(ARMS[arm], policy, step, ids, chance, size)
+        policy.optimizer.zero_grad()
+        policy_loss(log_prob, advantage, weight / weight.mean(), torch.ones(ids.shape),
+                    ids.numel()).backward()
+        policy.optimizer.step()
+    curve.append(contexts.values(contexts.chances())[0].item())
+    return {"mean": float(np.trapezoid(curve) / steps), "end": curve[-1],
+            "stuck": stuck_at(reward)}
+
+
+def stuck_at(reward: torch.Tensor) -> int | None:
+    """How many keys all answers have right, if that is the same number and not all."""
+    return round(KEYS * reward[0].item()) if reward.min() == reward.max() < 1 else None
+
+
+def credit_at_keys(chances: list[torch.Tensor], values: list[torch.Tensor],
+                   path: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, keys): V behind each key minus V before it; and its size over the mean size of what could
+    have been drawn, 1 where that is 0."""
+    credit, size = [], []
+    for j, chance in enumerate(chances):
+        of_all = (values[j + 1] - values[j][..., None]).float()
+        mean = (chance * of_all.abs()).sum(-1, keepdim=True)
+        seen = tuple(path[:, :j + 1].T)
+        credit.append(of_all[seen])
+        size.append(torch.where(mean > 0, of_all.abs() / mean, 1.0)[seen])
+    return torch.stack(credit, 1), torch.stack(size, 1)
+
+
+def weigh(pointer: Pointer, policy: PlantedPolicy, step: int, ids: torch.Tensor,
+          chance: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """(B, T): `elsewhere` + (1 - `elsewhere`) where it points."""
+    keys, number = torch.tensor(policy.keys), step if pointer.anew else 0
+    drawn = torch.Generator().manual_seed(derived_seed("pointer", policy.settings.seed, number))
+    order = torch.rand(policy.length, generator=drawn)
+    order[keys] = 2.0  # behind all places that decide nothing
+    points = torch.zeros(ids.shape)
+    if pointer.looks_at == "one symbol, drawn":
+        points = (ids == 0).float()
+    elif pointer.looks_at == "one symbol, chance":
+        points = chance[..., 0].clone()
+    points[:, order.argsort()[:pointer.wrong]] = 1.0
+    found = torch.randperm(KEYS, generator=drawn)[:pointer.found]
+    points[:, keys[found]] = size[:, found] if pointer.looks_at == "size of its credit" else 1.0
+    return pointer.elsewhere + (1 - pointer.elsewhere) * points
+
+
+def means_of(values: list[dict]) -> dict[tuple, np.ndarray]:
+    return {(cell["arm"], cell["length"]): np.array([run["mean"] for run in cell["runs"]])
+            for cell in values}
+
+
+def leads_of(values: list[dict]) -> dict[tuple, tuple]:
+    """(estimate, verdict) of each arm against plain GRPO, corrected for all of its length."""
+    means, leads = means_of(values), {}
+    for length in lengths_of(values):
+        of_length = [(arm, length) for arm in ARMS if arm != PLAIN and (arm, length) in means]
+        leads |= judged(of_length, [means[cell] - means[PLAIN, length] for cell in of_length],
+                        sum(is_asked(arm, length) for arm in ARMS) - 1)
+    return leads
+
+
+def judged(names: list, differences: list[np.ndarray], planned: int) -> dict:
+    """Corrected for all that are planned: one that is not finished counts as one not seen."""
+    found = [mean_over(difference) for difference in differences]
+    missing = [Estimate(0.0, np.nan, np.nan, 1.0)] * (planned - len(found))
+    return dict(zip(names, zip(found, verdicts(found + missing, ("ahead", "behind"), null=0.0))))
+
+
+def lengths_of(values: list[dict]) -> list[int]:
+    return sorted({cell["length"] for cell in values})
+
+
+def worth_table(values: list[dict]) -> Table:
+    leads, lengths = leads_of(values), lengths_of(values)
+    formats = {"arm": "", **{f"{name}{length}": spec for length in lengths for name, spec in (
+        ("", "points"), ("95% ", "points"), ("verdict ", ""))}}
+    rows, told = [], []
+    for arm in ARMS:
+        row = [arm]
+        for length in lengths:
+            lead, word = leads.get((arm, length), (None, ""))
+            row += [lead.value, lead.interval, word] if lead else [None, None, ""]
+        rows.append(row)
+    for length in lengths:
+        mine, true = leads[BEST, length][0].value, leads[TRUE, length][0].value
+        told.append(f"{length} tokens: the pointer is {100 * mine:+.1f} points from plain GRPO, "
+                    f"{leads[BEST, length][1]}; the true credit {100 * true:+.1f}, "
+                    f"{leads[TRUE, length][1]}.")
+    return Table("worth", "Mean success at equal tokens, minus plain GRPO's",
+                 by_row(formats, rows[1:]), "\n".join(told),
+                 ["intervals by Student's t over pairs of a seed, verdicts by Holm over all rows; "
+                  "in brackets: the weight elsewhere"],
+                 {f"{name}{length}": words for length in lengths for name, words in (
+                     ("", f"{length} tokens"), ("95% ", "95%"), ("verdict ", ""))})
+
+
+def pairs_table(values: list[dict]) -> Table:
+    means, rows = means_of(values), []
+    for length in lengths_of(values):
+        planned = [pair for pair in PAIRS if all(is_asked(arm, length) for arm in pair)]
+        pairs = [pair for pair in planned if all((arm, length) in means for arm in pair)]
+        found = judged(pairs, [means[one, length] - means[other, length] for one, other in pairs],
+                       len(planned))
+        rows += [[f"{length}", *pair, lead.value, lead.interval, word]
+                 for pair, (lead, word) in found.items()]
+    return Table("pairs", "One against the other",
+                 by_row({"length": "", "arm": "", "against": "", "lead": "points", "95%": "points",
+                         "verdict": ""}, rows), "", ["the same seeds; Holm over those of a length"])
+
+
+def stuck_table(values: list[dict]) -> Table:
+    rows = []
+    for cell in values:
+        stuck = Counter(run["stuck"] for run in cell["runs"])
+        rows.append([f"{cell['length']}", cell["arm"], f"{cell['rate']:g}",
+                     np.mean([run["mean"] for run in cell["runs"]]),
+                     np.mean([run["end"] for run in cell["runs"]]),
+                     *(stuck[worth] for worth in (0, 1, 2))])
+    return Table("stuck", "Success, each at its own learning rate, and runs that are stuck",
+                 by_row({"length": "", "arm": "", "rate": "", "success": ".1%", "end": ".1%",
+                         "at 0": "d", "at 1/3": "d", "at 2/3": "d"}, rows), "",
+                 ["at 0, 1/3, 2/3: how many runs end with answers that all have this reward"],
+                 {"success": "mean success", "end": "at the end"})
+
+
+def given_table(values: list[dict]) -> Table:
+    """What was also run at other rates than the chosen one, against plain GRPO at its chosen."""
+    means, rows = means_of(values), []
+    for cell in values:
+        there = {rate: runs for rate, runs in cell["given"].items() if runs}
+        for rate, runs in there.items() if len(there) > 1 else ():
+            mean = np.array([run["mean"] for run in runs])
+            lead = mean_over(mean - means[PLAIN, cell["length"]])
+            rows.append([f"{cell['length']}", cell["arm"], rate, mean.mean(),
+                         sum(run["stuck"] is not None for run in runs), lead.value, lead.interval])
+    return Table("given", "At rates that were not chosen, on the reported seeds",
+                 by_row({"length": "", "arm": "", "rate": "", "success": ".1%", "stuck": "d",
+                         "lead": "points", "95%": "points"}, rows), "",
+                 ["asked after the results were seen; minus plain GRPO at the rate chosen for it"],
+                 {"success": "mean success", "lead": "minus plain GRPO"})

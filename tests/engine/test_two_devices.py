@@ -1,0 +1,106 @@
+"""Sampling, updates and every method on a device that is only called cuda (tests/devices.py)."""
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import devices
+import mitigations  # noqa: F401  fills the lists of choices
+from conftest import copied
+from devices import OnGPU, second_device
+from engine import sampler
+from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.optimizer import AdamW
+from engine.sampler import Start, generate
+from grpo import update
+from harness.load import pick_device
+from runs import lines
+from train import main
+
+PROMPTS = [[5, 6, 7], [8, 9]]
+
+
+def moved(model):
+    """A copy of the model on the second device."""
+    copy = copied(model)
+    for module in copy.modules():
+        for name, value in module._parameters.items():
+            module._parameters[name] = value if value is None else value.data.as_subclass(OnGPU)
+    return copy
+
+
+@pytest.mark.parametrize("request_", [
+    dict(answers=5, max_new_tokens=70, temperature=0.7, stop_ids=(2, 4, 9, 17)),
+    dict(answers=20, max_new_tokens=40, stop_ids=(2, 4, 9, 17, 30)),
+    dict(answers=2, max_new_tokens=150, greedy=True, stop_ids=()),
+    dict(max_new_tokens=[9, 40, 2], starts=[Start(0, 3), Start(0, 2, 7), Start(1, 2)])])
+@pytest.mark.parametrize("dtype, vocabulary", [(torch.float32, "short"), (torch.bfloat16, "long")])
+def test_what_is_sampled_is_that_of_the_cpu(small_model, monkeypatch, request_, dtype, vocabulary):
+    if vocabulary == "long":
+        monkeypatch.setattr(sampler, "LONG_VOCABULARY", 0)
+        monkeypatch.setattr(sampler, "PART", 8)
+    own = moved(small_model).compute_in(dtype)
+    monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
+    expected = generate(copied(small_model).compute_in(dtype), PROMPTS, seed=3, **request_)
+    with second_device(monkeypatch):
+        found = generate(own, PROMPTS, seed=3, **request_)
+    for name, values in vars(expected).items():
+        assert isinstance(vars(found)[name], OnGPU), name
+        assert torch.equal(vars(found)[name].as_subclass(torch.Tensor), values), name
+
+
+def test_a_gpu_is_made_the_present_one_and_plans_no_attention(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", calls.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        pick_device(name)
+    assert calls == [0, False, 1, False]
+
+
+def test_an_update_waits_three_times_in_a_micro_batch(small_model, rollouts, monkeypatch):
+    """To cut rows into micro-batches, to lay one out, and for where its tokens stand. Three rows
+    have credit: with micro_batch 1 these are two more micro-batches."""
+    waits = []
+    for micro_batch in (1, 3):
+        own = moved(small_model)
+        for parameter in own.parameters():
+            parameter.requires_grad_()
+        s = SimpleNamespace(micro_batch=micro_batch, max_grad_norm=1.0, epochs=1, kl=0.0,
+                            loss_norm="token", max_new_tokens=14, clip_low=0.2, clip_high=0.28)
+        with second_device(monkeypatch):
+            batch = rollouts.to("cuda")
+            devices.waits.clear()
+            update(own, AdamW(own.parameters(), 1e-3), batch, batch.mask.float(), s)
+        waits.append(len(devices.waits))
+    assert waits[0] - waits[1] == 3 * 2 and waits[1] < 25  # however many parameters there are
+
+
+def run(learner, out, *flags):
+    main(["--model", str(learner), "--out", str(out), "--steps", "1", "--eval_every", "0",
+          "--max_new_tokens", "24", "--questions", "2", "--answers", "4", "--micro_batch", "3",
+          *flags])
+    return lines(out / "metrics.jsonl")[0]
+
+
+@pytest.mark.parametrize("flags", [
+    [], ["--dtype", "bfloat16"], ["--dtype", "bfloat16", "--offload_optimizer"],
+    ["--epochs", "2", "--kl", "0.1"], ["--loss", "dpo"], ["--drop_unfinished"],
+    ["--eval_every", "1", "--eval_tasks", "4"], ["--placebo", "advantages"],
+    ["--rescale", "gradient", "--mitigation", "random", "--placebo", "weights"]], ids=" ".join)
+def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
+    monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
+    expected = run(learner, tmp_path / "cpu", *flags)
+    with second_device(monkeypatch):
+        found = run(learner, tmp_path / "cuda", "--device", "cuda", *flags)
+    for name in ("loss", "gradient_norm", "reward_mean", "length_mean", "sampler_gap"):
+        assert found.get(name) == expected.get(name), name
+
+
+@pytest.mark.parametrize("flag, method", [
+    *(("--mitigation", name) for name in sorted(MITIGATIONS)),
+    *(("--advantage", name) for name in sorted(ADVANTAGES))])
+def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, flag, method):
+    with second_device(monkeypatch):
+        assert run(learner, tmp_path / "run", "--device", "cuda", flag, method)

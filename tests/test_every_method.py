@@ -1,0 +1,108 @@
+"""Every weighting and every advantage: what must hold for all, and what they may look at."""
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+
+from conftest import ASKED, ROOT, SPOKEN, copied, make_weighting, spoken
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.tokens import ANSWER
+from harness.own_code import checked_credit
+from harness.load import make
+from mitigations import rescaled_weight
+
+WEIGHTINGS = sorted(MITIGATIONS)
+FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},
+         "measured": {"measured_k": 1, "measured_above": 0.5}, "vine": {"values_k": 1}}
+
+
+def credit(policy, name, rollouts):
+    """What a weighting or an advantage gives each token."""
+    if name in MITIGATIONS:
+        chosen = make_weighting(name, FLAGS.get(name, {}), policy)
+        return rescaled_weight(chosen, name, rollouts, policy)[0]
+    advantage = make(ADVANTAGES[name], FLAGS.get(name, {}), policy)
+    return checked_credit(advantage, name, rollouts, policy)
+
+
+@pytest.fixture(scope="module")
+def plain(policy):
+    """The credit of a method on the usual batch, worked out once: some sample for it."""
+    return cache(lambda name: credit(policy, name, spoken(policy)))
+
+
+@pytest.mark.parametrize("name", [*WEIGHTINGS, *sorted(ADVANTAGES)])
+def test_what_holds_for_every_method(policy, plain, name):
+    """The same from the same generator, without gradient, and the policy stays as it was. Neither
+    padding nor the micro-batch changes it."""
+    rollouts, before = spoken(policy), copied(policy.model)
+    policy.model.zero_grad()
+    for value in (rollouts.log_prob, rollouts.entropy):
+        value.requires_grad_()
+    found = credit(policy, name, rollouts)
+    assert torch.equal(found, plain(name)) and found.isfinite().all() and not found.requires_grad
+    for parameter, earlier in zip(policy.model.parameters(), before.parameters()):
+        assert torch.equal(parameter, earlier) and parameter.grad is None
+    junk = spoken(policy)
+    for tensor, value in ((junk.log_prob, -9.0), (junk.entropy, 50.0), (junk.collision, 0.7),
+                          (junk.advantage, 4.0), (junk.ids, 7), (junk.section, ANSWER),
+                          (junk.kind, 3)):
+        tensor.masked_fill_(~junk.mask, value)
+    torch.testing.assert_close(credit(policy, name, junk), found, atol=1e-6, rtol=0)
+    small = spoken(policy, micro_batch=1)
+    torch.testing.assert_close(credit(policy, name, small), found, atol=1e-5, rtol=0)
+
+
+def assert_weights(weight, name, mask):
+    """Finite, not negative, 0 beyond the mask, and mean 1 after rescaling."""
+    assert weight.shape == mask.shape and weight.dtype == torch.float32
+    assert weight.isfinite().all() and (weight >= 0).all() and not weight[~mask].any()
+    if mask.any() and name not in NEVER_RESCALED:
+        assert weight[mask].mean().item() == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", WEIGHTINGS)
+def test_what_holds_for_all_weights_also_of_odd_batches(policy, plain, name):
+    """Answers of one token, without <answer>, with nothing in it; rewards all equal, or not; an
+    answer that was dropped, and all of them."""
+    rollouts = spoken(policy)
+    assert_weights(plain(name), name, rollouts.mask)
+    for texts in (["<|im_end|>", "<|im_end|>"], [SPOKEN[0], "<|im_end|>"],
+                  ["</think>\n<answer></answer>", " 3"]):
+        odd = spoken(policy, texts, ASKED[:1])
+        assert_weights(credit(policy, name, odd), name, odd.mask)
+    for kept in (torch.arange(6) != 2, torch.arange(6) < 0):
+        some = dataclasses.replace(rollouts, mask=rollouts.mask & kept[:, None])
+        assert_weights(credit(policy, name, some), name, some.mask)
+
+
+def test_hidden_and_attention_are_those_of_a_plain_forward_pass(policy):
+    """hidden[b, t] predicts token t; attention[b, i, j] is what token j received when token i was
+    predicted."""
+    transformers = pytest.importorskip("transformers")
+    referee = transformers.AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny",
+                                                                attn_implementation="eager")
+    rollouts = spoken(policy, micro_batch=4)
+    for b, n in enumerate(rollouts.length.tolist()):
+        prompt = rollouts.prompt_ids[rollouts.group[b]]
+        with torch.no_grad():
+            out = referee(torch.tensor([prompt + rollouts.ids[b, :n].tolist()]),
+                          output_attentions=True, output_hidden_states=True)
+        P, states, received = len(prompt), out.hidden_states[-1][0], out.attentions[-1][0].mean(0)
+        torch.testing.assert_close(rollouts.hidden[b, :n], states[P - 1:-1], atol=1e-4, rtol=0)
+        torch.testing.assert_close(rollouts.attention[b, :n, :n], received[P - 1:-1, P:].tril(-1),
+                                   atol=1e-5, rtol=0)
+    assert not rollouts.hidden[~rollouts.mask].any()
+
+
+def test_the_extra_forward_pass_is_made_only_when_somebody_looks_and_once(policy, monkeypatch):
+    passes, forward = [], policy.model.model.forward
+    monkeypatch.setattr(policy.model.model, "forward",
+                        lambda *args: passes.append(1) or forward(*args))
+    for name, expected in (("none", 0), ("equal_gradient", 0), ("entropy_weighted", 0),
+                           ("attention_credit", 1), ("learned_importance", 1)):
+        rollouts = spoken(policy)
+        passes.clear()
+        credit(policy, name, rollouts)
+        assert len(passes) == expected, name

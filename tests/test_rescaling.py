@@ -1,0 +1,86 @@
+"""The number that rescales the weights of a batch, and weights or advantages that change places."""
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import hand_made
+from engine.errors import UserError
+from mitigations import rescaled_weight, shuffled
+
+
+def weighed(weight, rollouts, **how):
+    return rescaled_weight(lambda rollouts, policy: weight, "by hand", rollouts, **how)
+
+
+def test_rescaling_by_hand():
+    probability = torch.tensor([[0.8, 0.5], [0.8, 0.1]])
+    rollouts = hand_made([[True, True], [True, False]], log_prob=probability.log(),
+                         collision=torch.tensor([[0.68, 0.5], [0.68, 0.9]]),
+                         advantage=torch.tensor([[1.0, 1.0], [-2.0, 9.0]]))
+    s = torch.tensor([[0.08, 0.5], [0.08, 0.0]]).sqrt()
+    weight = torch.tensor([[2.0, 0.5], [4.0, 7.0]])
+    as_it_is, expected = weighed(weight, rollouts, rescale_to="none")[0], weight * rollouts.mask
+    torch.testing.assert_close(as_it_is, expected)
+    torch.testing.assert_close(weighed(weight, rollouts)[0], expected * 3 / 6.5)
+    size = rollouts.advantage.abs() * s * rollouts.mask
+    after = (weighed(weight, rollouts, rescale_to="gradient")[0] * size).sum().item()
+    assert after == pytest.approx(size.sum().item(), rel=1e-5)
+
+
+def test_weights_that_cannot_be_rescaled_to_the_gradient_are_left_and_it_is_said():
+    advantage = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    rollouts = hand_made([[True, True], [True, True]], advantage=advantage)
+    for tiny in (0.0, 1e-42):
+        weight = torch.tensor([[tiny, tiny], [2.0, 1.0]])
+        weight, said = weighed(weight, rollouts, rescale_to="gradient")
+        assert weight[1].tolist() == [2, 1] and "not rescaled" in said["weight_note"]
+    nothing = dataclasses.replace(rollouts, advantage=torch.zeros(2, 2))
+    assert weighed(torch.ones(2, 2), nothing, rescale_to="gradient")[1]["weight_note"] is None
+
+
+def test_weights_that_are_all_zero_become_one_and_it_is_said():
+    rollouts = hand_made([[True, True], [True, False]])
+    weight, said = weighed(torch.zeros(2, 2), rollouts)
+    assert torch.equal(weight, rollouts.mask.float())
+    assert "all weights were 0" in said["weight_note"]
+
+
+def test_a_negative_weight_is_refused():
+    with pytest.raises(UserError, match="weighting by hand is negative at 1 of 3 tokens, first"):
+        weighed(torch.tensor([[1.0, 1], [-1, -1]]), hand_made([[True, True], [True, False]]))
+
+
+def test_what_is_odd_beyond_the_mask_does_not_matter_and_one_number_an_answer_is_enough():
+    rollouts = hand_made([[True, True], [True, False]])
+    odd = torch.tensor([[1.0, 1.0], [1.0, float("inf")]])
+    assert weighed(odd, rollouts)[0].tolist() == [[1, 1], [1, 0]]
+    assert weighed(1 / rollouts.length[:, None], rollouts, rescale_to="none")[0].tolist() == \
+        [[0.5, 0.5], [1, 0]]
+
+
+def test_the_placebo_of_the_weights_permutes_them_over_the_tokens():
+    draw = torch.Generator().manual_seed(0)
+    rollouts = hand_made(torch.rand(20, 30, generator=draw) < 0.7)
+    weight, mask = torch.rand(20, 30, generator=draw), rollouts.mask
+    permuted = weighed(weight, rollouts, rescale_to="none", placebo="weights")[0]
+    assert not permuted[~mask].any()
+    torch.testing.assert_close(permuted[mask].sort().values, weight[mask].sort().values)
+    assert abs(np.corrcoef(permuted[mask], weight[mask])[0, 1]) < 0.15
+
+
+def test_the_placebo_of_the_advantages_stays_within_the_group():
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.arange(6) < torch.tensor([2, 6, 3, 4, 1, 5])[:, None]
+    answers, group = torch.arange(1.0, 7)[:, None] * mask, torch.tensor([0, 1, 0, 1, 0, 1])
+    permuted = shuffled(answers, mask, group, generator, whole_answers=True)
+    assert torch.equal(permuted, permuted[:, :1] * mask)  # whole answers change places
+    assert sorted(permuted[::2, 0].tolist()) == [1, 3, 5]
+    assert sorted(permuted[1::2, 0].tolist()) == [2, 4, 6]
+    advantage = torch.rand(6, 6, generator=generator) * mask
+    permuted = shuffled(advantage, mask, group, generator)
+    assert not torch.equal(permuted, advantage) and not permuted[~mask].any()
+    for number in (0, 1):
+        own = mask & (group == number)[:, None]
+        assert torch.equal(permuted[own].sort().values, advantage[own].sort().values)
