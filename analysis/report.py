@@ -76,7 +76,7 @@ def read_flags(argv: list[str], description: str) -> SimpleNamespace:
 def about(run: dict) -> str:
     """The task, what solved means, and the method, in one sentence."""
     config = run["config"]
-    if "imported" in config:
+    if {"imported", "trainer"} & config.keys():
         return "A run of another program."
     changed = [in_words(axis, config[axis]) for axis, usual in PLAIN.items()
                if config.get(axis, usual) != usual]

@@ -1,11 +1,13 @@
-"""How TRL, verl and prime-rl write the answers of a run: each line or row becomes a line of ours.
+"""How other trainers write the answers of a run: each line or row becomes a line of ours.
 
     TRL        completions/*.parquet               texts, a column for each reward, advantages
     verl       rollout_data_dir/*.jsonl            texts, score
     prime-rl   token_exports/step_N/rank_R.jsonl   tokens of prompt and answer, numbers of each
+    NeMo-RL    train_data_stepN.jsonl              tokens of prompt and answer, numbers of each
 
 bridges/your_own_run.md says what becomes of their fields. A file is read line by line.
 """
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,19 +37,20 @@ def are_ids(value) -> bool:
 
 
 def is_text(value) -> bool:
-    """A text, or messages."""
+    """A text, or messages. One that thinks or calls tools may have no content."""
     return isinstance(value, str) or isinstance(value, list) and value != [] and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
-        for m in value)
+        isinstance(m, dict) and isinstance(m.get("role"), str)
+        and isinstance(m.get("content"), str | None) for m in value)
 
 
 TEXT, IDS = ("a text or a list of messages", is_text), ("a list of token numbers", are_ids)
+YES_OR_NO = ("true or false", lambda value: type(value) is bool)
 FIELDS = {  # of a line: what it has to be, in words, and a test; null is as if it were not there
     "step": ("a whole number", lambda value: type(value) is int and 0 <= value < 2 ** 30),
     "group": ("a whole number or a text", lambda value: type(value) in (int, str)),
     "prompt": TEXT, "completion": TEXT, "prompt_ids": IDS, "token_ids": IDS,
     "reward": ("a number", is_number),
-    "finished": ("true or false", lambda value: type(value) is bool),
+    "finished": YES_OR_NO, "solved": YES_OR_NO,
     "sections": (f"a list of {', '.join(SECTIONS)}", lambda value: isinstance(value, list)
                  and all(name in SECTIONS for name in value)),
     **{name: ("a number, or one for each token, that this column can hold", are_numbers(name))
@@ -55,30 +58,35 @@ FIELDS = {  # of a line: what it has to be, in words, and a test; null is as if 
 
 
 def from_trl(line: dict, where: str) -> dict:
-    """Every other column of numbers is a reward; None and nan are 0, as they are there."""
-    others = line.keys() - FIELDS.keys()
-    return {**line, "reward": sum(filter(is_number, map(line.get, others))) if others else None}
+    """Four columns are its own. Each other one of numbers is a reward function's, also if that is
+    called reward, weight or group; None and nan are 0, as they are there."""
+    own = {name: line.get(name) for name in ("step", "prompt", "completion", "advantage")}
+    others = [value for name, value in line.items() if name not in own]
+    return {**own, "reward": sum(filter(is_number, others)) if others else None}
 
 
 def from_verl(line: dict, where: str) -> dict:
-    """It leaves special tokens out. Those of ChatML are put back where a line names a role."""
-    prompt = line["input"]
+    """It leaves special tokens out. Those of ChatML are put back where a line names a role. Its uid
+    says which problem, then which of its answers: ID_2_0. Its acc may be a score."""
+    prompt, acc = line["input"], line.get("acc")
     if isinstance(prompt, str) and re.match("(system|user)\n(?!\n)", prompt):
         begin, end = CHATML
         prompt = re.sub("(^|\n)(system|user|assistant)\n", lambda role: (
             f"{role[1] and end}{role[1]}{begin}{role[2]}\n"), prompt)
+    uid = line.get("uid")
     return {"step": line.get("step"), "prompt": prompt, "completion": line["output"],
-            "reward": line["score"]}
+            "reward": line["score"], "solved": bool(acc) if acc in (0, 1) else None,
+            "group": re.sub("(_[0-9]+){2}$", "", uid) if isinstance(uid, str) else uid}
 
 
-def from_prime_rl(line: dict, where: str) -> dict:
-    """Prompt and answer are one sequence. The answer goes from the first token that was trained on
-    to the last; what stands between and was not, the result of a tool say, has weight 0."""
-    ids, mask = line["token_ids"], line["loss_mask"]
+def trained_part(line: dict, mask, where: str):
+    """Where prompt and answer are one sequence, the answer goes from the first token that was
+    trained on to the last. Returns the prompt, and what takes that part of a field."""
+    ids = line["token_ids"]
     are_lists = are_ids(ids) and isinstance(mask, list) and len(mask) == len(ids)
     trained = [t for t, kept in enumerate(mask) if kept] if are_lists else []
     if not trained:
-        raise UserError(f"{where}: its token_ids should be {IDS[0]}, and its loss_mask as many yes "
+        raise UserError(f"{where}: its token_ids should be {IDS[0]}, and its loss mask as many yes "
                         "and no, with a token that was trained on")
     first, end = trained[0], trained[-1] + 1
 
@@ -90,20 +98,46 @@ def from_prime_rl(line: dict, where: str) -> dict:
             raise UserError(f"{where}: {name} has {len(values)} values, token_ids {len(ids)}")
         return values[first:end]
 
-    factors = zip(part("rl_weights", [1.0] * (end - first)), mask[first:end],
-                  part("is_masked", [False] * (end - first)))
+    return ids[:first], part
+
+
+def from_prime_rl(line: dict, where: str) -> dict:
+    """What was not trained on between the answer's tokens, what a tool said, has weight 0."""
+    prompt, part = trained_part(line, line["loss_mask"], where)
+    ids, mask = part("token_ids"), part("loss_mask")
+    n = len(ids)
+    factors = zip(part("rl_weights", [1.0] * n), mask, part("is_masked", [False] * n))
     return {"step": line.get("export_step", line.get("step")), "reward": part("rewards", [None])[0],
-            "prompt_ids": ids[:first], "token_ids": ids[first:end],
+            "prompt_ids": prompt, "token_ids": ids,
             "weight": [weight if kept and not dropped else 0 for weight, kept, dropped in factors],
             "advantage": part("advantages"), "log_prob": part("inference_logprobs"),
             "entropy": part("entropy"), "ratio": part("importance_ratio")}
 
 
+def from_nemo_rl(line: dict, where: str) -> dict:
+    """Each field is a list of one. The step stands in the file's name alone, and sequences are
+    padded. Log-probs of the trainer that are 0 throughout were not computed."""
+    line = {name: value[0] if isinstance(value, list) and len(value) == 1 else value
+            for name, value in line.items()}
+    prompt, part = trained_part(line, line["token_loss_mask"], where)
+    sampled, trainers = part("generation_logprobs", []), part("prev_logprobs", [])
+    step = re.search("train_data_step([0-9]+)[.]jsonl", where)
+    has_ratio = any(trainers) and all(map(is_number, sampled + trainers))
+    return {"step": int(step[1]) if step else line.get("step"), "prompt_ids": prompt,
+            "token_ids": part("token_ids"), "log_prob": sampled or None,
+            "reward": line.get("filtered_rewards", line.get("rewards")),
+            "advantage": part("advantages"),
+            "weight": [int(bool(kept and line.get("sample_loss_mask", 1)))
+                       for kept in part("token_loss_mask")],
+            "ratio": [math.exp(min(new - old, 80)) for new, old in zip(trainers, sampled)]
+            if has_ratio else None}
+
+
 def checked(line: dict, where: str) -> dict:
-    """A line in our own fields, without those that are null or not ours."""
-    line = {name: value for name, value in line.items() if name in FIELDS and value is not None}
+    """A line without the fields that are null."""
+    line = {name: value for name, value in line.items() if value is not None}
     for name, value in line.items():
-        words, test = FIELDS[name]
+        words, test = FIELDS.get(name, ("anything", lambda value: True))
         if not test(value):
             raise UserError(f"{where}: its {name} should be {words}, not {shortened(repr(value))}")
     if "step" not in line or line.keys().isdisjoint(("reward", "advantage")):
@@ -112,17 +146,22 @@ def checked(line: dict, where: str) -> dict:
     return line
 
 
+OURS = "JSON lines", lambda line, where: line
 FORMATS = (  # name, the fields that tell it, and what makes a line of ours of one
     ("prime-rl", {"token_ids", "loss_mask"}, from_prime_rl),
+    ("NeMo-RL", {"token_ids", "token_loss_mask"}, from_nemo_rl),
     ("verl", {"input", "output", "score"}, from_verl),
-    ("JSON lines", {"reward"}, lambda line, where: line),
     ("TRL", {"prompt", "completion", "advantage"}, from_trl),
-    ("JSON lines", {"advantage"}, lambda line, where: line))
+    *((OURS[0], {field}, OURS[1]) for field in ("reward", "advantage")))
 
 
-def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
-    """Where a line stands, who wrote it, and what it says in our own fields; one at a time."""
-    for path in files:
+def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict, float]]:
+    """Where a line stands, who wrote it, and what it says in our own fields; one at a time. And how
+    much of the files is read."""
+    sizes = [path.stat().st_size if is_file(path) else 0 for path in files]
+    read, total = 0, max(1, sum(sizes))
+    for path, size in zip(files, sizes):
+        before = read
         if not is_file(path):
             raise UserError(f"cannot read {path}: there is no such file")
         rows = enumerate(read_table(path) if path.suffix == ".parquet" else lines_in(path), 1)
@@ -131,12 +170,16 @@ def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
             if isinstance(row, str) and not row.strip():
                 continue
             line = parse_object(row, where) if isinstance(row, str) else row
+            read += len(row) if isinstance(row, str) else 0
             fitting = [entry for entry in FORMATS if entry[1] <= line.keys()]
             if not fitting:
                 raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
                                 f"but {shortened(', '.join(line))}")
             name, _, translate = fitting[0]
-            yield where, name, checked(translate(line, where), where)
+            if name == "TRL" and "reward" in line and ".parquet" not in path.suffixes:
+                name, translate = OURS  # only of a table is it known that TRL wrote it
+            yield where, name, checked(translate(line, where), where), min(read / total, 1.0)
+        read = before + size
 
 
 def read_table(path: Path) -> Iterator[dict]:

@@ -3,34 +3,37 @@
     python -m bridges.import_run FILES... --model FOLDER --out runs/mine
     python analyze.py runs/mine
 
-FILES are those of TRL, verl or prime-rl (bridges/import_formats.py), or JSON lines with the fields
-that bridges/your_own_run.md lists. What they lack is computed: tokens by the tokenizer of --model,
-log-prob, entropy and collision by a forward pass of its weights, the advantage from the rewards of
-the group. What was computed stands in config.json and on the page. One step is in memory at a time,
-and nothing that a file holds is executed.
+FILES are those of TRL, verl, prime-rl or NeMo-RL (bridges/import_formats.py), or JSON lines with
+the fields that bridges/your_own_run.md lists. What they lack is computed: tokens by the tokenizer
+of --model, log-prob, entropy and collision by a forward pass of its weights, the advantage from the
+rewards of the group. What was computed stands in config.json and on the page. One step is in memory
+at a time, and nothing that a file holds is executed.
 """
 if not __package__:
     raise SystemExit("start it with: python -m bridges.import_run")
 import json
 import math
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from hashlib import sha256
 from itertools import chain, groupby
 from pathlib import Path
 
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from bridges.import_formats import PER_TOKEN, lines_of
+from bridges import transformers_model
+from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
+from bridges.messages import as_chatml, pieces, plain
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
 from engine.rollouts import Rollouts
-from engine.tokens import (CHATML, END_OF_TURN, OTHER, SECTIONS, THINK, encode, load_tokenizer,
-                           token_bytes)
+from engine.tokens import END_OF_TURN, OTHER, SECTIONS, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
 from harness.credit_file import SCORES, credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder
@@ -53,9 +56,12 @@ FLAGS = {"task": Flag(None, "label the tokens as this task does, instead of by t
 @dataclass
 class Answer:
     where: str          # file and line
+    trainer: str        # who wrote it
     line: dict          # what that says, in our own fields
     prompt: list[int]
     ids: list[int]
+    own: list[int]      # 1 for a token of the model, 0 for one of a tool
+    counts: dict        # what the page counts
 
     @property
     def group(self):
@@ -71,10 +77,28 @@ class Reader:
         self.device, self.model = pick_device(device), None
         if self.kind in MODELS:
             self.model = Qwen2.from_pretrained(folder, self.device)
+            config = self.model.config
+        elif transformers_model.is_installed():
+            self.model = transformers_model.load_model(folder, self.device)
+            config = self.model.config.get_text_config()
+        if self.model:
+            longest = getattr(config, "max_position_embeddings", 2 ** 30)  # not all have a limit
+            self.limits = config.vocab_size, longest
         self.task = make_task(make_settings({"model": str(folder), "task": task})) if task else None
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
-        self.count = Counter()
+        self.count, self.passed_over, self.written_by = Counter(), set(), ""
+        self.share, self.began = 0.0, time.monotonic()
+        self.shapes, self.again = {}, []  # of each step; steps that equal the one before
+
+    @cached_property
+    def write(self):
+        """Makes a text of messages."""
+        template = transformers_model.chat_template(self.folder)
+        self.written_by = (
+            f"by the chat template of {self.folder}, without tools that it was to list" if template
+            else f"as ChatML: {self.folder} has no chat template, or transformers is not installed")
+        return template or as_chatml
 
     def steps(self, files: list[Path]) -> Iterator[tuple[int, list[Answer]]]:
         """The answers of each step. A run that counts its steps from 0 counts from 1 here."""
@@ -85,16 +109,45 @@ class Reader:
                 raise UserError(f"{first.where}: step {step} comes after others: name the files in "
                                 "the order of their steps")
             seen.append(step)
-            yield step + (seen[0] == 0), [first, *of_step]
+            answers_of_step, numbered = [first, *of_step], step + (seen[0] == 0)
+            if first.trainer != "TRL" or not self.is_again(numbered, answers_of_step):
+                yield numbered, answers_of_step
         if not seen:
             raise UserError(f"there is no answer in {', '.join(map(str, files))}")
 
-    def answer(self, where: str, trainer: str, line: dict) -> Answer:
-        prompt = self.ids_of(line, "prompt", "prompt_ids", where)
-        ids = self.ids_of(line, "completion", "token_ids", where)
+    def progress(self) -> str:
+        left = (time.monotonic() - self.began) * (1 / max(self.share, 1e-6) - 1)
+        return f"{self.share:.0%} of the files, {left / 60:.0f} minutes left"
+
+    def is_again(self, step: int, answers: list[Answer]) -> bool:
+        """Does it equal the step before? TRL writes a batch once more at each of its updates."""
+        lines = [{**answer.line, "step": 0} for answer in answers]
+        prompts = {tuple(answer.prompt) for answer in answers}
+        shape = digest(lines), len(answers), len(prompts), digest(sorted(prompts))
+        if self.shapes and shape[0] == next(reversed(self.shapes.values()))[0]:
+            self.again.append(step)
+            return True
+        self.shapes[step] = shape
+        return False
+
+    def unlike(self) -> list[int]:
+        """Steps with another number of answers or problems than most, or whose prompts come again
+        where those of most do not."""
+        often = Counter(prompts for *_, prompts in self.shapes.values())
+        looks = {step: (answers, problems, often[prompts] > 1)
+                 for step, (_, answers, problems, prompts) in self.shapes.items()}
+        usual = [look for look, _ in Counter(looks.values()).most_common(1)]
+        return [step for step, look in looks.items() if look not in usual]
+
+    def answer(self, where: str, trainer: str, line: dict, share: float) -> Answer:
+        self.share = share
+        self.passed_over |= line.keys() - FIELDS.keys()
+        line = {name: value for name, value in line.items() if name in FIELDS}
+        prompt, ids, own = self.tokens_of(line, where)
         if not ids and "completion" in line:  # of an end of turn alone nothing is left in a text
             ends = map(self.tokenizer.token_to_id, END_OF_TURN)
             ids = [end for end in ends if end is not None][:1]
+            own = [1] * len(ids)
         if not (prompt and ids):
             raise UserError(f"{where} has no {'answer' if prompt else 'prompt'}")
         for name in (*PER_TOKEN, "sections"):
@@ -102,20 +155,32 @@ class Reader:
                 raise UserError(f"{where}: its {name} has {len(line[name])} values, the answer "
                                 f"{len(ids)} tokens")
         if self.model:
-            limits, whole = self.model.config, prompt + ids
-            if max(whole) >= limits.vocab_size or len(whole) > limits.max_position_embeddings:
+            vocabulary, longest, whole = *self.limits, prompt + ids
+            if max(whole) >= vocabulary or len(whole) > longest:
                 raise UserError(f"{where} has {len(whole)} tokens up to number {max(whole)}; "
-                                f"{self.folder} takes {limits.max_position_embeddings}, of "
-                                f"{limits.vocab_size}")
-        self.count[f"from {trainer}"] += 1
-        return Answer(where, line, prompt, ids)
+                                f"{self.folder} takes {longest}, of {vocabulary}")
+        text = line["completion"] if "token_ids" not in line else ""
+        counts = {f"from {trainer}": 1, "texts": "token_ids" not in line, "tools": 0 in own,
+                  "perhaps tools": isinstance(text, str) and "<tool_response>" in text}
+        return Answer(where, trainer, line, prompt, ids, own, counts)
 
-    def ids_of(self, line: dict, text: str, number: str, where: str) -> list[int]:
-        """The tokens that a line gives, or those of its text."""
-        if number in line or text not in line:
-            return line.get(number, [])
-        self.count["texts"] += text == "completion"
-        return encode(self.tokenizer, as_text(line[text], text), f"the {text} of {where}")
+    def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int], list[int]]:
+        """Those of the prompt and of the answer, given or by their texts; and which of the answer
+        the model wrote, as far as the line says."""
+        prompt, answer = (plain(line.get(name, "")) for name in ("prompt", "completion"))
+        messages, write = ([], as_chatml) if isinstance(prompt, str) else (prompt, self.write)
+        text = write(messages, asks=True) if messages else prompt
+        asked = line.get("prompt_ids") or encode(self.tokenizer, text, f"the prompt of {where}")
+        if "token_ids" in line:
+            return asked, line["token_ids"], [1] * len(line["token_ids"])
+        parts = [(answer, True)]
+        if not isinstance(answer, str):
+            parts = pieces(messages, answer, write, where)
+        ids, own = [], []
+        for part, is_own in parts:
+            ids += encode(self.tokenizer, part, f"the completion of {where}")
+            own += [int(is_own)] * (len(ids) - len(own))
+        return asked, ids, own
 
     def batch(self, answers: list[Answer], step: int) -> tuple[Rollouts, torch.Tensor, dict]:
         """The answers of a step, group by group; their weights; columns that not every file has."""
@@ -137,20 +202,26 @@ class Reader:
 
         given = {name: frame([a.line.get(name) for a in answers]) for name in PER_TOKEN}
         section, kind = (frame(codes, torch.uint8) for codes in zip(*map(self.labels, answers)))
-        reward = torch.tensor([a.line.get("reward", math.nan) for a in answers],
-                              dtype=torch.float32)
-        unknown = dict.fromkeys(SCORES.values(), torch.full_like(reward, math.nan))
+        reward, solved = (torch.tensor([a.line.get(name, math.nan) for a in answers],
+                                       dtype=torch.float32) for name in ("reward", "solved"))
+        scores = dict.fromkeys(SCORES.values(), torch.full_like(reward, math.nan))
+        scores |= {"reward": reward} | ({} if solved.isnan().any() else {"answer": solved})
         batch = Rollouts(
             problems=[], prompt_ids=list(prompts.values()), step=step, mask=mask,
             group=torch.tensor([numbers[answer.group] for answer in answers]),
             ids=frame([answer.ids for answer in answers], torch.long),
             finished=torch.tensor([self.is_finished(answer) for answer in answers]),
-            section=section, kind=kind, scores=unknown | {"reward": reward},
+            section=section, kind=kind, scores=scores,
             **{name: given[name] for name in (*FACTS, "advantage")})
+        for answer in answers:
+            self.count.update(answer.counts)
         self.count.update({"steps": 1, "answers": len(answers),
-                           "tokens": int(mask.sum()), "no reward": int(reward.isnan().sum())})
+                           "tokens": int(mask.sum()), "no reward": int(reward.isnan().sum()),
+                           "not solved or wrong": int(solved.isnan().sum())})
         ratio = {} if given["ratio"].isnan().any() else {"ratio": given["ratio"]}
-        return self.add_advantage(self.add_facts(batch)), given["weight"].nan_to_num(1), ratio
+        batch, own = self.add_advantage(self.add_facts(batch)), frame([a.own for a in answers])
+        batch = replace(batch, advantage=batch.advantage * own)
+        return batch, given["weight"].nan_to_num(1) * own, ratio
 
     def add_facts(self, batch: Rollouts) -> Rollouts:
         """With log-prob, entropy and collision where no file says them. What stays unknown of a
@@ -158,7 +229,9 @@ class Reader:
         missing = {name: getattr(batch, name).isnan() for name in FACTS}
         computed = batch
         if self.model and any(where.any() for where in missing.values()):
-            computed = with_facts(self.model, batch.to(self.device), AT_ONCE).to("cpu")
+            on_device = batch.to(self.device)
+            computed = (with_facts(self.model, on_device, AT_ONCE) if self.kind in MODELS
+                        else transformers_model.with_facts(self.model, on_device)).to("cpu")
         facts = {}
         for name, where in missing.items():
             values = torch.where(where, getattr(computed, name), getattr(batch, name))
@@ -198,22 +271,44 @@ class Reader:
         computed = ", ".join(name.replace("_", "-") for name in FACTS if count[name])
         unknown = ", ".join(name.replace("_", "-") for name in (*FACTS, "reward")
                             if count[f"no {name}"])
-        why = (f" ({model} is of type {self.kind}, and {', '.join(MODELS)} alone are computed "
-               "here)") * (unknown != "reward")
+        unlike = self.unlike()
+        why = (f" ({model} is of type {self.kind}: install transformers to compute it)"
+               if unknown != "reward" and not self.model else "")
         sentences = (
-            (True, f"Imported from {files} file{'s' * (files > 1)} of {', '.join(trainers)}. Which "
-             "answers are right is not known."),
+            (True, f"Imported from {files} file{'s' * (files > 1)} of {', '.join(trainers)}."),
+            (count["not solved or wrong"], "Which answers are right is not known."),
+            (self.again, "Passed over, since TRL writes a batch again at each of its updates: "
+             f"{some(self.again)}."),
+            (count["from TRL"], "TRL writes an evaluation over the training step before it, and "
+             "its files do not say so."),
+            (unlike, "Evaluations, perhaps, by the number of answers or problems or by prompts "
+             f"that come again: {some(unlike)}."),
             (count["texts"], f"{count['texts']:,} answers were texts, split by the tokenizer of "
              f"{model}: into other tokens, perhaps, than were sampled. Where a text lacks the end "
              "of its turn, so do they, and whether it was cut off is not known."),
+            (self.written_by, f"Messages were written {self.written_by}."),
+            (count["tools"], f"{count['tools']:,} answers hold messages that the model did not "
+             "write: their tokens have weight and advantage 0."),
+            (count["perhaps tools"], f"{count['perhaps tools']:,} answers hold <tool_response>: "
+             "text of a tool, perhaps, with the credit of the model's own."),
             (count["from verl"], "verl leaves special tokens out of prompts: those of ChatML were "
              "put back where a line names a role."),
             (computed, f"Computed with the weights of {model}, which need not be those that "
-             f"sampled: {computed}."),
+             f"sampled, at temperature 1: {computed}."),
             (count["advantage"], f"Computed from rewards: the advantage of {count['advantage']:,} "
              "answers, a z-score in the group."),
+            (self.passed_over, f"No fields of a line: {', '.join(sorted(self.passed_over))}."),
             (unknown, f"Not known, and left out: {unknown}{why}."))
         return [sentence for holds, sentence in sentences if holds]
+
+
+def digest(value) -> str:
+    return sha256(repr(value).encode()).hexdigest()
+
+
+def some(steps: list[int]) -> str:
+    """The first of them, and how many there are."""
+    return f"step {', '.join(map(str, steps[:8]))}" + f", ... ({len(steps)})" * (len(steps) > 8)
 
 
 def label_by_tags(prompt: bytes, pieces: list[bytes]) -> tuple[list[int], list[int]]:
@@ -225,24 +320,13 @@ def label_by_tags(prompt: bytes, pieces: list[bytes]) -> tuple[list[int], list[i
     return sections, kinds
 
 
-def as_text(value, field: str) -> str:
-    """Messages are written as ChatML, the roles between tags; an answer begins behind its tag."""
-    if isinstance(value, str):
-        return value
-    begin, end = CHATML
-    text = "".join(f"{begin}{turn['role']}\n{turn['content']}{end}\n" for turn in value)
-    if field == "prompt":
-        return f"{text}{begin}assistant\n"
-    return text.removeprefix(f"{begin}assistant\n").removesuffix(f"{end}\n")
-
-
 def import_run(files: list[Path], source: Path, out: Path, reader: Reader, config: dict) -> None:
     """Write the run folder, whole or not at all."""
     config["run_id"] = run_id_of(config)
     with whole_folder(out) as unfinished:
         shutil.copyfile(source / "tokenizer.json", unfinished / "tokenizer.json")
         for step, answers in reader.steps(files):
-            show_status(f"step {step}: {len(answers)} answers")
+            show_status(f"step {step}: {len(answers)} answers, {reader.progress()}")
             batch, weight, ratio = reader.batch(answers, step)
             origin = {"run_id": config["run_id"], "step": step}
             write_credit(credit_path(unfinished, step), batch, weight, origin, **ratio)

@@ -1,11 +1,10 @@
-"""TRL's GRPOTrainer with a weighting of this lab: what was tried on a tiny model trains a real one.
+"""TRL's GRPOTrainer, with a record of where the credit went, and a weighting if one is asked for.
 
     from bridges.trl_trainer import CreditGRPOTrainer
 
     trainer = CreditGRPOTrainer(model, reward_funcs=reward, args=args, train_dataset=problems,
-                                mitigation="my_idea", mitigation_flags={"strength": 2},
                                 credit="runs/mine")
-    trainer.train()               # and then: python analyze.py runs/mine
+    trainer.train()               # at any time: python analyze.py runs/mine
 
 TRL samples, rewards, compares and updates. Where it knows the advantage (B,) of each answer, this
 file makes it (B, T), and TRL's loss takes that:
@@ -41,25 +40,32 @@ from engine.rollouts import Rollouts, score_answers
 from engine.tokens import load_tokenizer, token_bytes
 from grpo import to_every_token
 from harness.credit_file import SCORES, write_credit
+from harness.files import PROJECT
 from harness.flags import Flag, check_value, check_values, parameters_as_flags
 from harness.identity import provenance, run_config, run_id_of
 from harness.metrics import batch_metrics
 from harness.own_code import joined
 from harness.load import make
+from harness.progress import python_command, say
 from harness.run_folder import RunFolder
 from harness.tasks import CheckedTask, load_task
 from mitigations import rescaled_weight
 
-TESTED = "trl 1.16.0 with transformers 5.23.0"
+INSTALL = "pip install trl==1.16.0 transformers==5.23.0"
 try:
     import transformers
     import trl
+except ImportError as error:
+    raise UserError("bridges.trl_trainer needs TRL, which is not among this project's packages: "
+                    f"{INSTALL} ({error})") from None
+try:
     from accelerate.utils import gather_object
     from trl import GRPOTrainer
     from trl.trainer.utils import add_fused_lm_head
-except ImportError as error:
-    raise UserError("bridges.trl_trainer needs TRL, which is not among this project's packages: "
-                    f"pip install trl==1.16.0 transformers==5.23.0 ({error})") from None
+except (ImportError, RuntimeError) as error:
+    raise UserError(f"trl {trl.__version__} with transformers {transformers.__version__} is "
+                    f"installed, and lacks what is needed here: {INSTALL} "
+                    f"({' '.join(str(error).split())})") from None
 
 KNOWN = {  # what a batch of TRL holds of answers that are text of the model alone
     "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages",
@@ -113,6 +119,12 @@ class CreditGRPOTrainer(GRPOTrainer):
             if self.is_weighted:
                 output["advantages"] = product
         return output
+
+    def train(self, *arguments, **more):
+        result = super().train(*arguments, **more)
+        if self.is_watched and self.credit.record:
+            self.credit.record.tell()
+        return result
 
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
@@ -190,7 +202,9 @@ class Credit:
             group, ids * mask, mask, torch.isin(last, last.new_tensor(ends)).squeeze(1), *facts,
             step=self.batches, generator=torch.Generator().manual_seed(seed), forward=look)
         prompt = b"".join(token_bytes(self.tokenizer, rollouts.prompt_ids[0]))  # they end alike
-        labelled = score_answers(rollouts, self.tokenizer, Unscored(self.task, prompt))
+        label = self.task.label if self.task else partial(label_by_tags, prompt)
+        names = SimpleNamespace(label=label, score=lambda problem, text: {})  # TRL has the rewards
+        labelled = score_answers(rollouts, self.tokenizer, names)
         advantage = trainer.accelerator.gather(output["advantages"]).float()
         return replace(labelled, scores=scores_of(trainer, scored.rewards),
                        advantage=to_every_token(advantage, rollouts))
@@ -281,9 +295,7 @@ class Record:
     def __init__(self, trainer, path: Path, settings: dict, tokenizer):
         self.trainer, self.path, self.settings = trainer, path, settings
         self.tokenizer, self.run = tokenizer, None
-        with TemporaryDirectory() as folder:  # can it be read again?
-            tokenizer.save(f"{folder}/tokenizer.json")
-            load_tokenizer(folder)
+        self.written, self.told = 0, 0  # steps
 
     def write(self, batch: int, rollouts: Rollouts, weight: torch.Tensor, numbers: dict) -> None:
         if self.run is None:
@@ -294,6 +306,15 @@ class Record:
         origin = {**self.run.origin, "step": batch, "process": (0, 1)}  # one file for all processes
         write_credit(self.run.credit(batch), rollouts, weight, origin)
         self.run.append("metrics.jsonl", joined({"step": batch}, batch_metrics(rollouts), numbers))
+        self.written = batch
+        if batch & (batch - 1) == 0:  # 1, 2, 4, 8, ...
+            self.tell()
+
+    def tell(self) -> None:
+        if self.told < self.written:
+            self.told, many = self.written, "s" * (self.written > 1)
+            say(f"{self.path}: {self.written} step{many} on record. To see where the credit went: "
+                f"{python_command(PROJECT / 'analyze.py', self.path)}")
 
     def begin(self, batch: int) -> RunFolder:
         """Make the folder; where the run was resumed, forget what will be made again."""
@@ -336,17 +357,6 @@ class Only:
             raise AttributeError(name)
         raise UserError(f"TRL's trainer has no {self.what}.{name} for a weighting: one that "
                         "samples, or computes with this lab's model, needs train.py")
-
-
-class Unscored:
-    """For `score_answers`: names tokens as the task does, or by tags and by their text, and leaves
-    the rewards to TRL."""
-
-    def __init__(self, task, prompt: bytes):
-        self.label = task.label if task else partial(label_by_tags, prompt)
-
-    def score(self, problem, text: str) -> dict:
-        return {}
 
 
 def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -392,10 +402,11 @@ def policy_of(trainer) -> Only:
 def tokenizer_of(trainer):
     """The tokenizers.Tokenizer inside that of transformers."""
     tokenizer = getattr(trainer._tokenizer, "backend_tokenizer", None)
-    if tokenizer is None or '"ByteLevel"' not in tokenizer.to_str():
-        raise UserError(f"{type(trainer._tokenizer).__name__}: only byte-level tokenizers (as "
-                        "Qwen's) are implemented here")
-    return tokenizer
+    if tokenizer is None:
+        raise UserError(f"{type(trainer._tokenizer).__name__} has no tokenizer.json")
+    with TemporaryDirectory() as folder:  # can it be read again?
+        tokenizer.save(f"{folder}/tokenizer.json")
+        return load_tokenizer(folder)
 
 
 def weighting_of(mitigation):
@@ -420,7 +431,7 @@ def flag_values(function, given: dict) -> dict:
 def refuse_other_trl() -> None:
     """In a TRL that never calls what stands in for a method of its own, or whose loss spreads an
     advantage over the tokens once more, something else would be trained. Other changes show."""
-    here = f"trl {trl.__version__} is not as this file knows it ({TESTED}): its GRPOTrainer"
+    here = f"trl {trl.__version__} is not as this file knows it ({INSTALL}): its GRPOTrainer"
     for name in vars(CreditGRPOTrainer):
         if not hasattr(GRPOTrainer, name):
             raise UserError(f"{here} has no {name}")

@@ -10,7 +10,10 @@ from conftest import ROOT
 
 import analyze
 from analysis.runs import read_run
+from bridges import import_run, transformers_model
+from bridges.import_formats import is_text
 from bridges.import_run import main
+from bridges.messages import as_chatml, pieces, plain
 from engine.errors import UserError
 from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer
 from harness.credit_reading import credit_steps, read_columns
@@ -50,12 +53,14 @@ def facts_of(ids, prompt):
 
 def test_verl_has_texts_and_scores_and_the_rest_is_computed(tmp_path):
     """Two files of a step each; groups are equal inputs, wherever they stand, and have lost their
-    special tokens. With rewards 1 and 0 the z-score is 0.5 / (0.5 + 1e-4)."""
+    special tokens. With rewards 1 and 0 the z-score is 0.5 / (0.5 + 1e-4). An acc that is a score
+    says nothing of right or wrong."""
     written = PROMPT.replace("<|im_start|>", "").replace("<|im_end|>", "")
     other = written.replace("22", "15")
-    lines = [{"input": i, "output": o, "gts": "22", "score": s, "step": step, "acc": True}
-             for step, i, o, s in ((3, written, RIGHT, 1.0), (3, other, WRONG, 0.0),
-                                   (3, written, WRONG, 0), (7, written, "", 0.0))]
+    lines = [{"input": i, "output": o, "gts": "22", "score": s, "step": step, "acc": acc}
+             for step, i, o, s, acc in (
+                 (3, written, RIGHT, 1.0, True), (3, other, WRONG, 0.0, False),
+                 (3, written, WRONG, 0, 0.0), (7, written, "", 0.0, 0.5))]
     files = [write(tmp_path / "3.jsonl", *lines[:3]), write(tmp_path / "7.jsonl", *lines[3:])]
     folder = imported(tmp_path, *files)
     assert credit_steps(folder) == [3, 7]
@@ -70,8 +75,22 @@ def test_verl_has_texts_and_scores_and_the_rest_is_computed(tmp_path):
     facts = facts_of(ids[0], encoded(PROMPT))
     for name, values in zip(("log_prob", "entropy", "collision"), facts):
         assert np.allclose(columns[name][:len(ids[0])], values, atol=1e-4), name
-    assert (columns["weight"] == 1).all() and np.isnan(columns["reward_answer"]).all()
-    assert read_columns(folder, 7)["token_id"].tolist() == encoded("<|im_end|>")
+    assert (columns["weight"] == 1).all() and columns["reward_answer"].tolist() == [1, 0, 0]
+    later = read_columns(folder, 7)
+    assert later["token_id"].tolist() == encoded("<|im_end|>")
+    assert np.isnan(later["reward_answer"]).all()
+
+
+def test_the_uid_of_verl_is_problem_answer_and_output(tmp_path):
+    """As verl 0.9.1 writes it (trainer/ppo/v1/trainer_base.py): one prompt twice in a batch makes
+    two groups."""
+    lines = [{"input": PROMPT, "output": WRONG, "gts": None, "score": score, "step": 1, "uid": uid}
+             for uid, score in (("5f-a_0_0", 1.0), ("5f-a_1_0", 0.0), ("5f-b_0_0", 3.0),
+                                ("5f-b_1_0", 5.0))]
+    columns = read_columns(imported(tmp_path, write(tmp_path / "1.jsonl", *lines)), 1)
+    assert columns["group"].tolist() == [0, 0, 1, 1]
+    first = columns["advantage"][columns["episode_start"]]
+    assert np.allclose(first, [1, -1, -1, 1], atol=1e-3)
 
 
 def prime_rl(**more):
@@ -109,8 +128,140 @@ def test_prime_rl_says_all_but_the_collision(tmp_path):
     assert np.allclose(columns["collision"][:4], collision, atol=1e-5)
     assert np.isnan(read_columns(folder, 2)["reward"]).all()
     said = read_run(folder)["config"]["imported"]
-    assert any(text.endswith("which need not be those that sampled: collision.") for text in said)
+    assert any("at temperature 1: collision." in text for text in said)
     assert any("left out: reward." in text for text in said)
+
+
+def nemo_rl(**more):
+    """As NeMo-RL 0.6 writes it (commit 7ea279abf, grpo.py and utils/logger.py): lists of one, the
+    padding included. Two tokens of a prompt, two of the model, one of a tool, one of the model."""
+    line = {"content": ["..."], "rewards": [0.5], "input_lengths": [6],
+            "token_ids": [[5, 6, 10, 11, 12, 2, 0]], "token_loss_mask": [[0, 0, 1, 1, 0, 1, 0]],
+            "sample_loss_mask": [1.0], "advantages": [[0.7] * 7],
+            "generation_logprobs": [[0, 0, -1, -2, 0, -0.5, 0]],
+            "prev_logprobs": [[0, -4, -1, -2.5, -3, -0.5, 0]], "idx": 0}
+    return {**line, **more}
+
+
+def test_nemo_rl_says_tokens_and_log_probs_of_both(tmp_path):
+    first = write(tmp_path / "train_data_step2.jsonl", nemo_rl(), nemo_rl(sample_loss_mask=[0.0]))
+    second = write(tmp_path / "train_data_step12.jsonl", nemo_rl(prev_logprobs=[[0.0] * 7]))
+    folder = imported(tmp_path, first, second)
+    assert credit_steps(folder) == [2, 12]
+    columns = read_columns(folder, 2)
+    assert columns["prompt_ids"].tolist() == [5, 6] and columns["group"].tolist() == [0, 0]
+    assert columns["token_id"].tolist() == [10, 11, 12, 2] * 2
+    assert columns["log_prob"].tolist() == [-1, -2, 0, -0.5] * 2
+    assert columns["weight"].tolist() == [1, 1, 0, 1, 0, 0, 0, 0]
+    assert columns["reward"].tolist() == [0.5, 0.5]
+    assert np.allclose(columns["ratio"][:4], np.exp([0, -0.5, -3, 0]))
+    assert "ratio" not in read_columns(folder, 12)
+
+
+TRL = {"step": 1, "prompt": PROMPT, "completion": WRONG, "right": 0.5, "advantage": 0.7}
+
+
+def trl_files(folder, *steps):
+    """A file for each step, as pandas writes one of TRL's tables."""
+    return [write(folder / f"completions_{n:05d}.parquet.jsonl", *({**line, "step": n}
+                                                                   for line in lines))
+            for n, lines in enumerate(steps, 1)]
+
+
+def test_a_reward_of_trl_may_be_called_as_a_field(tmp_path):
+    line = {**TRL, "reward": 0.9, "weight": 0.25, "group": 0.5, "ratio": None, "note": "text"}
+    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, [line])), 1)
+    assert columns["reward"].tolist() == [np.float32(0.5 + 0.9 + 0.25 + 0.5)]
+    assert (columns["weight"] == 1).all() and "ratio" not in columns
+
+
+def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
+    """num_iterations and steps_per_generation; two batches, of two updates and of three."""
+    batches = [[TRL, {**TRL, "completion": text}] for text in (RIGHT, " hmm.")]
+    files = trl_files(tmp_path, *(batches[n] for n in (0, 0, 1, 1, 1)))
+    folder = imported(tmp_path, *files)
+    assert credit_steps(folder) == [1, 3]
+    said = capsys.readouterr().out
+    assert "each of its updates: step 2, 4, 5." in said and "4 answers were texts" in said
+
+
+@pytest.mark.parametrize("evaluation, named", [
+    ([{**TRL, "prompt": PROMPT.replace("22", "15")}] * 2, "3, 6"), ([TRL] * 3, "3"),
+    ([TRL, {**TRL, "prompt": PROMPT.replace("22", "15")}], "3")],
+    ids=["prompts", "answers", "problems"])
+def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys, evaluation, named):
+    """It stands in the place of a training step, once, or twice with the same prompts."""
+    steps = [[{**TRL, "prompt": PROMPT.replace("22", f"1{n}")}] * 2 for n in (0, 1, 3, 4, 6, 7, 9)]
+    steps[2] = evaluation
+    if named == "3, 6":
+        steps[5] = [{**line, "completion": RIGHT} for line in evaluation]
+    imported(tmp_path, *trl_files(tmp_path, *steps))
+    said = capsys.readouterr().out
+    assert f"that come again: step {named}." in said and "over the training step" in said
+
+
+TEMPLATE = ("{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
+            "{{ m.content }}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}")
+ASKED = [{"role": "user", "content": " 3 5 7 make 22"}]
+TOLD = [{"role": "assistant", "content": " 3 + 5 = 8", "tool_calls": None},
+        {"role": "tool", "content": " 8", "tool_calls": None},
+        {"role": "assistant", "content": " hmm.", "tool_calls": None}]
+
+
+def test_what_a_tool_says_gets_no_credit(tmp_path, capsys):
+    """Messages are written by the template of the model's folder."""
+    pytest.importorskip("transformers")
+    model = shutil.copytree(TINY, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE.replace("<think>", ""))
+    lines = [{**TRL, "prompt": ASKED, "completion": TOLD}, {**TRL, "prompt": ASKED, "completion":
+                                                            TOLD[2:]}]
+    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, lines), model=model), 1)
+    turns = [encoded(text) for text in (
+        " 3 + 5 = 8<|im_end|>", "\n<|im_start|>user\n 8<|im_end|>\n<|im_start|>assistant\n",
+        " hmm.", " hmm.")]
+    assert columns["token_id"].tolist() == sum(turns, [])
+    own = np.repeat([1, 0, 1, 1], list(map(len, turns)))
+    assert columns["weight"].tolist() == own.tolist()
+    assert np.array_equal(columns["advantage"], np.float32(0.7) * own)
+    said = capsys.readouterr().out
+    assert "1 answers hold messages that the model did not write" in said
+    assert "by the chat template of" in said
+
+
+def test_a_template_that_begins_answers_is_the_models_own(tmp_path):
+    pytest.importorskip("transformers")
+    model = shutil.copytree(TINY, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    lines = [{**TRL, "prompt": ASKED, "completion": TOLD[2:]}]
+    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, lines), model=model), 1)
+    assert columns["prompt_ids"].tolist() == encoded(PROMPT)
+
+
+def test_what_may_be_of_a_tool_and_what_is_no_field_is_named(tmp_path, capsys):
+    model = shutil.copytree(TINY, tmp_path / "model")
+    tokenizer = (model / "tokenizer.json").read_text().replace("<|im_start|>", "<tool_response>")
+    (model / "tokenizer.json").write_text(tokenizer)
+    line = {**OURS, "prompt": " 3", "difficulty": 2}
+    lines = [{**line, "completion": " 3<tool_response> 8"}, {**line, "completion": " 8"}]
+    imported(tmp_path, write(tmp_path / "t.jsonl", *lines), model=model)
+    said = capsys.readouterr().out
+    assert "1 answers hold <tool_response>" in said
+    assert "No fields of a line: difficulty." in said
+
+
+def test_thoughts_and_calls_of_tools_need_no_content():
+    """Written as Qwen's models do; the last turn has no end."""
+    thought = {"role": "assistant", "reasoning_content": "hm", "content": None, "tool_calls": None}
+    assert pieces(ASKED, plain([thought]), as_chatml, "here") == [("<think>\nhm\n</think>\n", True)]
+    call = {"role": "assistant", "content": None, "tool_calls": [
+        {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
+    called = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    assert is_text([call, thought]) and not is_text([{"role": None, "content": "x"}])
+    assert pieces(ASKED, plain([call]), as_chatml, "here") == [(called, True)]
+    assert pieces(ASKED, plain([call, *TOLD[1:]]), as_chatml, "here") == [
+        (f"{called}<|im_end|>", True),
+        ("\n<|im_start|>tool\n 8<|im_end|>\n<|im_start|>assistant\n", False), (" hmm.", True)]
 
 
 def test_lines_of_trl_add_up_the_rewards_of_each_function(tmp_path):
@@ -162,7 +313,7 @@ def test_an_imported_own_run_equals_its_credit_files(tmp_path, own_run):
             if name not in ("reward_format", "reward_answer", "reward_reasoning"):
                 assert np.array_equal(ours[name], theirs[name]), name
     assert read_run(folder)["config"]["imported"] == [
-        "Imported from 1 file of JSON lines. Which answers are right is not known."]
+        "Imported from 1 file of JSON lines.", "Which answers are right is not known."]
 
 
 def test_what_is_left_out_of_an_own_run_is_computed_as_it_was(tmp_path, own_run):
@@ -202,7 +353,7 @@ def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
     said = analyzed(folder, capsys)
     page = (folder / "analysis/report.html").read_text()
     for words in ("Imported from 1 file of JSON lines", "4 answers were texts", "which need not be "
-                  "those that sampled", "advantage of 4 answers"):
+                  "those that sampled", "at temperature 1: log-prob", "advantage of 4 answers"):
         assert words in " ".join(said.split()) and words in page, words
     assert "not finished" not in said and '"answer":null' in page
     config = json.loads((folder / "config.json").read_text())
@@ -217,8 +368,22 @@ def test_without_rewards_nothing_is_said_of_them(tmp_path, capsys, undrawn):
     assert "0%" not in said[said.index("## Over training"):said.index("## Where the gradient went")]
 
 
-def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn):
-    """Its tokenizer need not know ChatML."""
+def test_of_other_models_transformers_tells_the_same(tmp_path, monkeypatch):
+    """Answers of two lengths to two prompts."""
+    pytest.importorskip("transformers")
+    lines = [{**OURS, "completion": text, "prompt": prompt}
+             for prompt in (PROMPT, PROMPT + " 5") for text in (RIGHT, WRONG)]
+    file = write(tmp_path / "t.jsonl", *lines)
+    ours = read_columns(imported(tmp_path / "a", file), 1)
+    monkeypatch.setattr(import_run, "MODELS", ())
+    theirs = read_columns(imported(tmp_path / "b", file), 1)
+    for name in ("log_prob", "entropy", "collision"):
+        assert np.allclose(ours[name], theirs[name], atol=1e-4), name
+
+
+def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn, monkeypatch):
+    """Without transformers. Its tokenizer need not know ChatML."""
+    monkeypatch.setattr(transformers_model, "is_installed", lambda: False)
     model = shutil.copytree(TINY, tmp_path / "other")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
@@ -277,7 +442,6 @@ def test_lines_that_do_not_go_together(tmp_path, lines, said):
 
 def test_a_step_is_in_memory_at_a_time(tmp_path, monkeypatch):
     """The lines of a step are read when those of the step before are written."""
-    from bridges import import_run
     lines = [{**ID, "step": step} for step in (1, 1, 2, 2, 3, 3)]
     taken, written = [], []
     read, write_credit = import_run.lines_of, import_run.write_credit

@@ -21,7 +21,7 @@ from harness.credit_reading import read_credit, read_file
 from harness.flags import parameters_as_flags
 from harness.load import make
 from mitigations import rescaled_weight
-from runs import PRINTING, blocks, copy_project, lines, program, start_ranks
+from runs import PRINTING, block, copy_project, lines, program, start_ranks
 
 if find_spec("trl"):
     import trl
@@ -46,6 +46,19 @@ def test_without_trl_one_sentence_says_what_to_install():
     assert "pip install trl==" in said and said.count("\n") == 1
 
 
+def test_an_older_trl_is_not_called_absent():
+    """Its version is told, and that of transformers."""
+    older = ("import sys; from types import SimpleNamespace as Module; sys.path.insert(0, '.')\n"
+             "for name, version in ('trl', '1.10.0'), ('transformers', '5.23.0'):\n"
+             "    sys.modules[name] = Module(__version__=version)\n"
+             "from engine.errors import UserError\n"
+             "try:\n    import bridges.trl_trainer\n"
+             "except UserError as error:\n    print(error)")
+    said = program(ROOT, "-c", older)
+    assert said.startswith("trl 1.10.0 with transformers 5.23.0 is installed, and lacks")
+    assert "pip install trl==" in said and said.count("\n") == 1
+
+
 class Gradients(TrainerCallback):
     """Keeps the gradient of each update, before it is forgotten."""
 
@@ -53,7 +66,8 @@ class Gradients(TrainerCallback):
         self.kept = []
 
     def on_pre_optimizer_step(self, args, state, control, model, **_):
-        self.kept.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        self.kept.append({name: p.grad.clone() for name, p in model.named_parameters()
+                          if p.requires_grad})
 
 
 def length_reward(completions, **_):
@@ -69,7 +83,8 @@ def has_hit(completions, **_):
 def trained(policy, out, kind=None, steps=1, resume=None, dropout=0.0, **given):
     """A trainer after so many steps of three problems with four answers each, in two micro-batches,
     and the gradient of each step. What is given is an argument of the trainer or of GRPOConfig."""
-    names = ("mitigation", "mitigation_flags", "rescale", "credit", "task", "reward_funcs")
+    names = ("mitigation", "mitigation_flags", "rescale", "credit", "task", "reward_funcs",
+             "peft_config")
     of_trainer = {name: given.pop(name) for name in names if name in given}
     usual = dict(max_steps=steps, per_device_train_batch_size=6, gradient_accumulation_steps=2,
                  num_generations=4, max_completion_length=60, learning_rate=1e-3, use_cpu=True,
@@ -198,6 +213,27 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
 
 
 @needs_trl
+def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path, undrawn, capsys):
+    """Before the first step an adapter changes nothing; on the way it says what is on record."""
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    folder = tmp_path / "run"
+    _, gradients = trained(policy, tmp_path / "out", steps=3, credit=folder, peft_config=lora)
+    said = capsys.readouterr().out
+    shown = f"on record. To see where the credit went: python {ROOT}/analyze.py {folder}"
+    assert [said.count(f"{folder}: {steps} {shown}\n") for steps in (
+        "1 step", "2 steps", "3 steps")] == [1, 1, 1]
+    assert all("lora" in name for name in gradients[0])
+    batch = read_credit(folder, 1, policy.tokenizer)
+    told = with_facts(policy.model, batch, 64)
+    torch.testing.assert_close(batch.log_prob, told.log_prob, rtol=0, atol=1e-5)
+    later = read_credit(folder, 3, policy.tokenizer)
+    assert (later.log_prob - with_facts(policy.model, later, 64).log_prob).abs().max() > 1e-4
+    analyze.main([str(folder)])
+    assert "A run of another program." in capsys.readouterr().out
+
+
+@needs_trl
 def test_an_answer_that_trl_leaves_out_is_on_record_with_weight_0(policy, tmp_path):
     """mask_truncated_completions; the other answers are weighted among themselves."""
     folder = tmp_path / "run"
@@ -250,8 +286,7 @@ def test_two_processes_weigh_one_batch(policy, tmp_path):
 @needs_trl
 def test_the_program_on_the_page_works_as_it_stands_there(tmp_path):
     """Pasted with two steps instead of 60."""
-    [pasted] = [block for block in blocks("bridges/your_own_run.md")
-                if "CreditGRPOTrainer" in block]
+    pasted = block("bridges/your_own_run.md", "max_steps=60")
     folder = copy_project(tmp_path, "bridges")
     (folder / "models").symlink_to(ROOT / "models")
     (folder / "pasted.py").write_text(pasted.replace("max_steps=60", "max_steps=2"))
