@@ -34,7 +34,7 @@ from analysis.tables import Table, by_row
 from benchmarks.cases import Case, make_batch, make_config, make_prompts
 from engine.cache import Cache
 from engine.fused import FusedQwen2
-from engine.optimizer import make_optimizer
+from engine.optimizer import AdamW
 from engine.sampler import Decoding, Rows, Sampling
 from grpo import update
 from harness.settings import Settings
@@ -199,7 +199,7 @@ def token_step(case: Case, gpu: dict) -> Counter:
 def whole_update(case: Case, gpu: dict) -> Counter:
     """Of as many micro-batches as problems: what the second adds is what each other adds."""
     model = make_shapes(case)
-    optimizer = make_optimizer(model, 1e-12, 0.0, False, model.device)
+    optimizer = AdamW(model.parameters(), 1e-12)
     totals = []
     for questions in (1, 1, 2):  # in the first, AdamW makes its moments
         batch = make_batch(replace(case, questions=questions))

@@ -29,7 +29,7 @@ from benchmarks import speed
 from benchmarks.cases import DTYPES, MEBIBYTE, SIZES, Case, in_a_process, run_quietly
 from benchmarks.count import ROWS
 from engine.errors import UserError
-from engine.optimizer import make_optimizer
+from engine.optimizer import AdamW
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import grpo
@@ -71,7 +71,7 @@ def ask(policy: Policy, case: Case) -> Rollouts:
 def gradient_of(policy: Policy, batch: Rollouts, case: Case) -> torch.Tensor:
     """That of all parameters, on the CPU."""
     model = policy.model
-    optimizer = make_optimizer(model, speed.NO_LEARNING, 0.0, False, model.device)
+    optimizer = AdamW(model.parameters(), speed.NO_LEARNING)
     speed.train_on(model, optimizer, batch.to(model.device), case)
     return torch.cat([p.grad.flatten().double().cpu() for p in model.parameters()])
 

@@ -31,7 +31,8 @@ from analysis.tables import Table, by_row
 from benchmarks.cases import (DTYPES, MEBIBYTE, SIZES, Case, as_rollouts, in_a_process, make_batch,
                               make_config, make_model, make_prompts, read_sizes, stop_tokens)
 from benchmarks.count import least_seconds, rollout_needs, show_counted, update_needs
-from engine.optimizer import make_optimizer
+from engine.offload import OffloadedAdamW
+from engine.optimizer import AdamW
 from engine.sampler import generate
 from grpo import update
 from harness.metrics import peak_memory
@@ -57,9 +58,15 @@ def rollout(case: Case) -> Callable:
     return work
 
 
+def optimizer_of(model: Qwen2, case: Case) -> AdamW:
+    if case.offload_optimizer:
+        return OffloadedAdamW(model, case.device, NO_LEARNING, 0.0)
+    return AdamW(model.parameters(), NO_LEARNING)
+
+
 def updating(case: Case) -> Callable:
     model, batch = make_model(case), make_batch(case)
-    optimizer = make_optimizer(model, NO_LEARNING, 0.0, case.offload_optimizer, case.device)
+    optimizer = optimizer_of(model, case)
     lengths = batch.length.tolist()
 
     def work():
@@ -71,7 +78,7 @@ def updating(case: Case) -> Callable:
 def whole_step(case: Case) -> Callable:
     """What a training step does, without a task: rewards are random, texts are not read."""
     model, prompts = make_model(case), make_prompts(case)
-    optimizer = make_optimizer(model, NO_LEARNING, 0.0, case.offload_optimizer, case.device)
+    optimizer = optimizer_of(model, case)
 
     def work():
         sampled = generate(model, prompts, answers=case.answers, max_new_tokens=case.new_tokens,

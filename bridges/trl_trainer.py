@@ -47,6 +47,7 @@ from harness.metrics import batch_metrics
 from harness.own_code import joined
 from harness.load import make
 from harness.progress import python_command, say
+from harness.resume import truncate
 from harness.run_folder import RunFolder
 from harness.tasks import CheckedTask, load_task
 from mitigations import rescaled_weight
@@ -323,7 +324,7 @@ class Record:
             if run_config(self.path).get("run_id") != config["run_id"]:
                 raise UserError(f"{self.path} is of a run with other settings: name another folder")
             run = RunFolder(self.path)
-            run.truncate(batch - 1)
+            truncate(run, batch - 1)
             return run
         with TemporaryDirectory() as folder:
             self.tokenizer.save(f"{folder}/tokenizer.json")

@@ -17,6 +17,7 @@ class OffloadedAdamW(AdamW):
     """AdamW on float32 master weights on the CPU, in the order of the model's parameters."""
 
     def __init__(self, model: Qwen2, device, learning_rate: float, weight_decay: float):
+        """`model` is still on the CPU, and is moved to the device here."""
         copies = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
         super().__init__(copies, learning_rate, weight_decay)
         self.pairs = list(zip(model.parameters(), copies))

@@ -13,14 +13,6 @@ from qwen2_model import Qwen2
 STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
 
 
-def make_optimizer(model: Qwen2, learning_rate: float, weight_decay: float, offload: bool, device):
-    """The optimizer of a model. With `offload` the model is still on the CPU and is moved here."""
-    if offload:
-        from engine.offload import OffloadedAdamW
-        return OffloadedAdamW(model, device, learning_rate, weight_decay)
-    return AdamW(model.parameters(), learning_rate, weight_decay)
-
-
 def clip_and_step(optimizer, max_grad_norm: float) -> float:
     """All-reduce the gradient, clip it, step; returns its norm before clipping.
     Where the gradient is not finite nothing is changed, and the run stops."""

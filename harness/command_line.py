@@ -51,7 +51,8 @@ def asked_for(given: dict) -> Run:
 
 def where_to_look(error: NotFinite, run: Run) -> str:
     """The error, how far the run came, which flags to look at, and what is left."""
-    s, steps = run.settings, run.folder.last_step()
+    from harness.log_reading import last_step
+    s, steps = run.settings, last_step(run.folder.path)
     if steps == 0 and isinstance(error, BrokenModel):
         return f"{error}, in the first step. Is {run.policy.folder} a sound model?"
     values = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from engine import processes
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS
 from engine.errors import UserError
-from engine.optimizer import AdamW, make_optimizer, optimizer_tensors, parameters_by_name
+from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy, encode_prompts
 from engine.processes import refuse_undefined
 from engine.tokens import load_tokenizer
@@ -58,8 +58,10 @@ def load_model(s: Settings, folder: Path, device) -> Qwen2:
 
 def load_optimizer(s: Settings, policy: Policy) -> AdamW:
     """AdamW. With --offload_optimizer the model is moved to its device here."""
-    return make_optimizer(policy.model, s.learning_rate, s.weight_decay, s.offload_optimizer,
-                          device_of(s))
+    if not s.offload_optimizer:
+        return AdamW(policy.model.parameters(), s.learning_rate, s.weight_decay)
+    from engine.offload import OffloadedAdamW
+    return OffloadedAdamW(policy.model, device_of(s), s.learning_rate, s.weight_decay)
 
 
 def load_reference(s: Settings) -> Qwen2 | None:

@@ -1,5 +1,5 @@
-"""The logs of a run, read: each line is of this run, each column holds what it may hold, and no step
-is missing.
+"""The logs of a run, read: each line is of this run, each column holds what it may hold, and no
+step is missing.
 
 A weighting or an advantage adds columns of its own, and so does another trainer: of those nothing
 is known but that each is a number, a text, yes, no or null. What may be null may also be missing,
@@ -101,6 +101,11 @@ def lines_of_run(run: Path, name: str) -> list[dict]:
             raise UserError(f"{run / name}, line {number} is not of this program: its {column} is "
                             f"{shortened(repr(line[column]))}")
     return lines
+
+
+def last_step(run: Path) -> int:
+    """The last step on record; 0 before the first."""
+    return max((line["step"] for line in lines_of_run(run, "metrics.jsonl")), default=0)
 
 
 def missing_evaluations(config: dict, evaluations: list[dict], done: int) -> list[tuple[int, str]]:

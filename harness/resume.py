@@ -2,6 +2,7 @@
 that it needs, and would anything be lost?"""
 import json
 import shlex
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import torch
 from engine import processes
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders, step_of
-from harness.files import is_file, paths_in, read_json, sha256_of
-from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, check_origin, code_in_use, fingerprint,
-                              given_paths, run_config, run_id_on_record)
-from harness.log_reading import missing_evaluations, refuse_gaps
+from harness.files import (is_file, is_folder, is_there, lines_in, paths_in, read_json, sha256_of,
+                           writing)
+from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, LOGS, check_origin, code_in_use,
+                              fingerprint, given_paths, run_config, run_id_on_record)
+from harness.log_reading import last_step, lines_of_run, missing_evaluations, refuse_gaps
 from harness.progress import say
 from harness.run import Run
 from harness.run_folder import RunFolder, open_folder
@@ -27,8 +29,26 @@ class ResumedRun(Run):
             self.state.load(self.checkpoint)
         processes.barrier()  # until all have read what is changed now
         keep_changes(self.folder, self.config, self.settings, self.done)
-        self.folder.truncate(self.done or -1)  # the evaluation at step 0 is made again, too
+        if processes.rank() == 0:
+            truncate(self.folder, self.done or -1)  # the evaluation at step 0 is made again, too
         processes.barrier()  # until there is nothing left of what is made again
+
+
+def truncate(run: RunFolder, step: int) -> None:
+    """Remove what a stopped run wrote past its last checkpoint: it will be written again."""
+    with writing(run.path):
+        for name in filter(lambda name: is_there(run.path / name), LOGS):
+            texts = zip(lines_in(run.path / name), lines_of_run(run.path, name))
+            kept = [text.rstrip("\n") + "\n" for text, line in texts if line["step"] <= step]
+            run.replace(name, "".join(kept))  # letter for letter
+        for path in paths_in(run.path / "credit"):
+            without_rank = path.with_stem(path.stem.partition("_rank")[0])
+            if path.suffix == ".npz" and (step_of(without_rank) or 0) > step:
+                path.unlink()
+        for folder in ("", "credit", "checkpoints"):
+            for path in paths_in(run.path / folder):
+                if path.name.startswith((".", "step_")) and path.suffix == ".tmp":
+                    shutil.rmtree(path) if is_folder(path) else path.unlink()
 
 
 def continued(settings: Settings, given: dict, may_continue: bool) -> Run:
@@ -63,10 +83,10 @@ def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
     checkpoints = folder.checkpoints()
     run = ResumedRun(settings, folder, config, checkpoints[-1] if checkpoints else None)
     if run.checkpoint:
-        refuse_gaps(folder.path, config, folder.lines("metrics.jsonl"),
-                    folder.lines("evaluations.jsonl"), run.done)
+        refuse_gaps(folder.path, config, lines_of_run(folder.path, "metrics.jsonl"),
+                    lines_of_run(folder.path, "evaluations.jsonl"), run.done)
     if is_finished(folder, config, settings, run.done):
-        say(how_far(folder, config["steps"], max(run.done, folder.last_step())))
+        say(how_far(folder, config["steps"], max(run.done, last_step(folder.path))))
         run.is_finished = True
         return run
     if not run.checkpoint:
@@ -106,8 +126,9 @@ def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> 
     if done and (config["checkpoint_every"] or done >= settings.steps):
         return done >= settings.steps
     wanted = {**config, "steps": settings.steps}
-    missing = missing_evaluations(wanted, run.lines("evaluations.jsonl"), settings.steps)
-    return run.last_step() >= settings.steps and not missing
+    evaluations = lines_of_run(run.path, "evaluations.jsonl")
+    missing = missing_evaluations(wanted, evaluations, settings.steps)
+    return last_step(run.path) >= settings.steps and not missing
 
 
 def how_far(run: RunFolder, steps: int, done: int) -> str:
@@ -122,7 +143,7 @@ def how_far(run: RunFolder, steps: int, done: int) -> str:
 def refuse_to_erase(run: RunFolder, config: dict) -> None:
     """Without a checkpoint a run can only start again. Up to the step at which the first checkpoint
     is due nothing is lost by that: the same steps are made again. A longer record is not erased."""
-    steps = run.last_step()
+    steps = last_step(run.path)
     first_due = config["checkpoint_every"]  # of the run so far, whatever is typed now
     if steps > first_due:
         raise UserError(f"{run.path} holds a record of {steps} steps, and no checkpoint to go on "

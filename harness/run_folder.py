@@ -14,10 +14,10 @@ import torch
 from engine import processes
 from engine.errors import UserError
 from engine.rollouts import Rollouts
-from harness.credit_file import checkpoint_folders, credit_path, step_of, write_credit
-from harness.files import (append_line, is_file, is_folder, is_there, lines_in, locked, paths_in,
-                           replace_text, whole_folder, writing)
-from harness.identity import LOGS, make_seal, run_id_on_record
+from harness.credit_file import checkpoint_folders, credit_path, write_credit
+from harness.files import (append_line, is_file, is_there, locked, replace_text, whole_folder,
+                           writing)
+from harness.identity import make_seal, run_id_on_record
 from harness.own_code import joined
 from qwen2_model import Qwen2, write_tensors
 
@@ -57,15 +57,6 @@ class RunFolder:
         with writing(path):
             write_credit(path, rollouts, weight, {"step": step, **self.origin}, **more)
 
-    def lines(self, name: str) -> list[dict]:
-        """The lines of a log."""
-        from harness.log_reading import lines_of_run
-        return lines_of_run(self.path, name)
-
-    def last_step(self) -> int:
-        """The last step on record; 0 before the first."""
-        return max((line["step"] for line in self.lines("metrics.jsonl")), default=0)
-
     def credit(self, step: int, rank: int = 0) -> Path:
         return credit_path(self.path, step, rank)
 
@@ -73,22 +64,6 @@ class RunFolder:
         """The checkpoints that training can go on from, oldest first."""
         return [folder for folder in checkpoint_folders(self.path).values()
                 if is_file(folder / "trainer" / "state.json")]
-
-    def truncate(self, step: int) -> None:
-        """Remove what a stopped run wrote past its last checkpoint: it will be written again."""
-        with writing(self.path):
-            for name in filter(lambda name: is_there(self.path / name), LOGS):
-                texts = zip(lines_in(self.path / name), self.lines(name))
-                kept = [text.rstrip("\n") + "\n" for text, line in texts if line["step"] <= step]
-                self.replace(name, "".join(kept))  # letter for letter
-            for path in paths_in(self.path / "credit"):
-                without_rank = path.with_stem(path.stem.partition("_rank")[0])
-                if path.suffix == ".npz" and (step_of(without_rank) or 0) > step:
-                    path.unlink()
-            for folder in ("", "credit", "checkpoints"):
-                for path in paths_in(self.path / folder):
-                    if path.name.startswith((".", "step_")) and path.suffix == ".tmp":
-                        shutil.rmtree(path) if is_folder(path) else path.unlink()
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
                         source: Path, state: dict[str, torch.Tensor]) -> None:
@@ -127,7 +102,7 @@ class OtherRank(RunFolder):
     def replace(self, *_) -> None:
         pass
 
-    append = truncate = remove_old_states = remove_unless_begun = replace
+    append = remove_old_states = remove_unless_begun = replace
 
     def save_checkpoint(self, step: int, model: Qwen2, parameters: dict[str, torch.Tensor],
                         source: Path, state: dict[str, torch.Tensor]) -> None:

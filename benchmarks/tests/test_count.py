@@ -7,7 +7,7 @@ import torch
 from benchmarks import count, speed
 from benchmarks.cases import Case, make_batch, make_model
 from conftest import ROOT
-from engine.optimizer import make_optimizer
+from engine.optimizer import AdamW
 from grpo import update
 from harness.settings import Settings
 
@@ -67,7 +67,7 @@ def test_seconds_are_those_of_the_launch_or_the_bytes_or_the_products():
 def test_adamw_moves_32_bytes_a_parameter():
     """It reads four numbers and writes four: its operator may change gradients, too."""
     model = count.make_shapes(SMALL)
-    optimizer = make_optimizer(model, 1e-3, 0.0, False, model.device)
+    optimizer = AdamW(model.parameters(), 1e-3)
     for p in model.parameters():
         p.grad = torch.empty_like(p)
     optimizer.step()  # makes the moments
@@ -93,7 +93,7 @@ def test_micro_batches_beyond_the_second_are_counted_like_it():
     """Beside an update of four, all of them counted."""
     case = replace(SMALL, questions=4)
     model, batch = count.make_shapes(case), make_batch(case)
-    optimizer = make_optimizer(model, 1e-3, 0.0, False, model.device)
+    optimizer = AdamW(model.parameters(), 1e-3)
     with count.AsOnGPU(), count.Count(model, 0, GPU) as whole:
         for _ in range(2):
             whole.total.clear()

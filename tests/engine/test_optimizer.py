@@ -6,7 +6,7 @@ import torch
 
 from conftest import copied, gradients
 from engine.offload import OffloadedAdamW
-from engine.optimizer import AdamW, clip_and_step, make_optimizer
+from engine.optimizer import AdamW, clip_and_step
 from grpo import update
 
 
@@ -49,8 +49,8 @@ def test_a_long_gradient_is_cut_to_the_limit_and_keeps_its_direction(limit, left
 
 def test_in_float32_it_is_adamw_to_the_bit(small_model, rollouts):
     plain, moved = copied(small_model), copied(small_model)
-    one = make_optimizer(plain, 1e-2, 0.1, offload=False, device="cpu")
-    two = make_optimizer(moved, 1e-2, 0.1, offload=True, device="cpu")
+    one = AdamW(plain.parameters(), 1e-2, 0.1)
+    two = OffloadedAdamW(moved, "cpu", 1e-2, 0.1)
     for _ in range(3):
         results = [updated(model, optimizer, rollouts, max_grad_norm=0.5)
                    for model, optimizer in ((plain, one), (moved, two))]

@@ -23,6 +23,8 @@ from grpo import update
 from harness.credit_reading import read_columns
 from harness.files import append_line
 from harness.load import load_policy, load_reference, make_advantage, make_weighting
+from harness.log_reading import lines_of_run
+from harness.resume import truncate
 from harness.run_folder import RunFolder
 from harness.settings import make_settings
 from mitigations import rescaled_weight
@@ -154,7 +156,8 @@ def wait_for_checkpoint(out: RunFolder, run: subprocess.Popen) -> None:
 def go_on_alone(out: RunFolder) -> None:
     done = int(out.checkpoints()[-1].name[-6:])
     main(["--resume", str(out.path), "--steps", str(done + 1)])
-    assert [line["step"] for line in out.lines("metrics.jsonl")] == list(range(1, done + 2))
+    steps = [line["step"] for line in lines_of_run(out.path, "metrics.jsonl")]
+    assert steps == list(range(1, done + 2))
     assert not list((out.path / "credit").glob(f"step_{done + 1:06d}_rank*"))
 
 
@@ -200,8 +203,8 @@ import train
 from engine import several
 from harness import load
 from harness import command_line as start
+from harness import resume
 from harness.program import run_as_program
-from harness.run_folder import RunFolder
 
 def late(function):
     def sleep_first(*given):
@@ -211,7 +214,7 @@ def late(function):
 
 several.PATIENCE = 5
 if os.environ["RANK"] == "0":
-    start.read_flags, RunFolder.truncate = late(start.read_flags), late(RunFolder.truncate)
+    start.read_flags, resume.truncate = late(start.read_flags), late(resume.truncate)
     load.pick_device = late(load.pick_device)
 run_as_program("train.py", train.main)
 """
@@ -245,7 +248,7 @@ def test_all_ranks_start_again_alike(flags, tmp_path, with_slow_rank_0):
     shutil.rmtree(out.path / "checkpoints")
     output = side_by_side("--resume", out.path, count=2, program=with_slow_rank_0)
     assert "starting again at step 1" in output
-    assert [line["step"] for line in out.lines("evaluations.jsonl")] == [0, 0, 1, 1]
+    assert [line["step"] for line in lines_of_run(out.path, "evaluations.jsonl")] == [0, 0, 1, 1]
 
 
 NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT")
@@ -300,7 +303,7 @@ def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
         append_line(tmp_path / "metrics.jsonl", {"step": step})
         for rank in ("", "_rank1", "_rank12"):
             (tmp_path / f"credit/step_{step:06d}{rank}.npz").touch()
-    RunFolder(tmp_path).truncate(2)
+    truncate(RunFolder(tmp_path), 2)
     kept = [path.name[:11] for path in (tmp_path / "credit").iterdir()]
     assert sorted(kept) == ["step_000001"] * 3 + ["step_000002"] * 3
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2]
