@@ -10,7 +10,7 @@ how many kernels does that start. Below that stands what `benchmarks.speed --cou
 with these rates.
 
 Each part is a process of its own, with a limit on its time. If one fails, its line says why, and
-the others go on. All of it is also in a file, to send in with an issue.
+the others go on. All of it is also in a file, to send in.
 """
 import json
 import sys

@@ -21,7 +21,7 @@ tokens are looked for every 4 steps (CUDA: 16); until then finished rows are dec
 trimmed afterwards: each answer is cut after its first stop token.
 
 Answers may also go on from places within a sequence, which is still computed once: its state at
-the place predicts their first token. With `starts=[Start(0, 5), Start(0, 2, without=7)]` the first
+the place predicts their first token. With `starts=[Start(1, 5), Start(1, 2, without=7)]` the first
 row goes on from r4, the second sees r0 and r1 alone, and may have any first token but 7.
 
 On a GPU a step is recorded as a CUDA graph and replayed (engine/recording.py), so within a step no

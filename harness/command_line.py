@@ -18,6 +18,7 @@ from harness.settings import (METHODS, OPTIONS, PROBLEMS, Settings, choice_flags
                               read_files)
 from harness.tasks import load_task
 
+
 @contextmanager
 def open_run(argv: list[str]) -> Iterator[Run]:
     """The run that a command line asks for. What ends it is one sentence where the user can do
@@ -109,8 +110,7 @@ def defaults_of(argv: list[str]) -> dict:
 
 def make_parser(defaults: dict, text_of=lambda *_: SUPPRESS, epilog: str = "") -> Parser:
     """It reads every setting and the flags of the methods that are imported; `text_of` makes what
-    its help says of a setting. Of two flags of one name, whoever brings them, argparse says that
-    they conflict."""
+    its help says of a setting."""
     of_task = fields_as_flags(load_task(defaults["task"]))
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
                     "was given.", epilog=epilog, add_help=False)

@@ -16,9 +16,8 @@ import torch
 from engine import processes
 from engine.tokens import KINDS, SECTIONS
 from engine.rollouts import Rollouts
-from harness.files import paths_in, whole_file
+from harness.files import LARGEST, paths_in, whole_file
 
-LARGEST = float(np.finfo(np.float32).max)
 MOST = 2 ** 31 - 1
 
 

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from engine.errors import UserError, is_file, is_folder, is_there  # noqa: F401  for all rooms
 
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
+LARGEST = 3.4028234663852886e38  # of float32
 
 
 def find_folder(name: str) -> Path:
@@ -142,7 +143,7 @@ def append_line(path: Path, line: dict) -> None:
     """Append one JSON line. JSON has no NaN: an undefined number becomes null, and so does one
     that floats cannot hold."""
     undefined = [name for name, value in line.items()
-                 if isinstance(value, (int, float)) and not abs(value) <= sys.float_info.max]
+                 if isinstance(value, (int, float)) and not abs(value) <= LARGEST]
     text = json.dumps(line | dict.fromkeys(undefined), allow_nan=False) + "\n"
     with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write(text)

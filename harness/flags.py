@@ -143,8 +143,12 @@ def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
     metavar = {int: "N", float: "X", str: "TEXT", bool: "yes|no"}[flag.type]
     as_typed = dict(type=yes_or_no, nargs="?", const=True) if flag.type is bool else {
         "type": flag.type}
-    parser.add_argument(f"--{name}", metavar=metavar, **as_typed,
-                        help=describe(flag) if help is None else help)
+    try:
+        parser.add_argument(f"--{name}", metavar=metavar, **as_typed,
+                            help=describe(flag) if help is None else help)
+    except argparse.ArgumentError:
+        raise UserError(f"the parameter {name} of a method or a task needs another name: --{name} "
+                        "is taken") from None
 
 
 def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:

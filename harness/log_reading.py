@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.credit_file import LARGEST
-from harness.files import read_lines
+from harness.files import LARGEST, read_lines
 from harness.flags import shortened
 from harness.identity import MODES, check_origin, run_id_on_record
 

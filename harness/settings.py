@@ -187,15 +187,20 @@ OPTIONS = fields_as_flags(Settings)
 
 
 def choice_flags(*lists: dict) -> dict[str, Flag]:
-    """The flags of all weightings and advantages, or of these. Two that declare the same one share
-    it."""
+    """The flags of all weightings and advantages, or of these. Two weightings that declare the same
+    one share it, and so do two advantages."""
     flags = {}
     for choices in lists or METHODS.values():
+        of_list = {}
         for method, function in choices.items():
             for name, flag in parameters_as_flags(function).items():
-                if flags.setdefault(name, flag).type is not flag.type:
+                if of_list.setdefault(name, flag).type is not flag.type:
                     raise UserError(f"the parameter {name} of {method} is a flag of another method "
                                     "too, and should have its type")
+        for name in flags.keys() & of_list.keys():
+            raise UserError(f"the parameter {name} of an advantage needs another name: it is a "
+                            "weighting's flag")
+        flags |= of_list
     return flags
 
 

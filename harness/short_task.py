@@ -12,10 +12,13 @@ import random
 import re
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 from reprlib import repr as brief
 
 from engine.errors import UserError
 from engine.tokens import END_OF_TURN
+from harness.files import LARGEST
+from harness.own_code import expect
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
            "read", "remarks", "score", "label", "right_steps", "right_answers")
@@ -91,6 +94,8 @@ class ShortTask:
         """Success is a reward of 1 or more. Format and reasoning are not judged."""
         end = next((end for end in END_OF_TURN if text.endswith(end)), "")
         reward = self.module.reward(problem, text.removesuffix(end))
+        expect(lambda: isinstance(reward, Real) and abs(reward) <= LARGEST,
+               f"reward({brief(problem)}, {brief(text)})", "a finite number", reward)
         answer = float(reward >= 1)
         return {"reward": float(reward), "format": 0.0, "answer": answer, "reasoning": 0.0}
 

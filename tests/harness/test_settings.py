@@ -2,7 +2,6 @@
 import json
 import re
 import sys
-from argparse import ArgumentError
 
 import pytest
 
@@ -143,8 +142,13 @@ def test_a_flag_has_one_meaning(own_choices, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="epsilon of mine is a flag of another method"):
         read_flags([])
     MITIGATIONS["mine"] = seed
-    with pytest.raises(ArgumentError, match="conflicting option string: --seed"):
+    with pytest.raises(UserError, match="seed .* needs another name: --seed is taken"):
         read_flags([])
+    ADVANTAGES["mine"] = of_another_type
+    MITIGATIONS["mine"] = MITIGATIONS["none"]
+    with pytest.raises(UserError, match="epsilon of an advantage needs another name"):
+        read_flags([])
+    del ADVANTAGES["mine"]
     del MITIGATIONS["mine"]
     (tmp_path / "taken_task.py").write_text(
         "from dataclasses import dataclass\nfrom harness.flags import option\n\n\n"
@@ -152,7 +156,7 @@ def test_a_flag_has_one_meaning(own_choices, tmp_path, monkeypatch):
     monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "countdown_task.py").touch()  # the default task, imported already
-    with pytest.raises(ArgumentError, match="conflicting option string: --seed"):
+    with pytest.raises(UserError, match="needs another name: --seed is taken"):
         read_flags(["--task", "taken_task"])
     sys.modules.pop("taken_task")
 
