@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, OwnCodeError, UserError
 from harness.files import is_file, is_there, read_json
-from harness.flags import Parser, add_flag, fields_as_flags, some_text
+from harness.flags import Parser, add_flag, check_value, fields_as_flags, some_text
 from harness.own_code import told_by_python
 from harness.run import Run
 from harness.settings import (METHODS, OPTIONS, PROBLEMS, Settings, choice_flags, make_settings,
@@ -79,6 +79,8 @@ def read_flags(argv: list[str]) -> dict:
     given, unknown = make_parser(defaults).parse(argv)
     if unknown:  # a flag of another method, or a mistake: with all of them imported it is told
         from harness.other_names import about_unknown
+        for axis in METHODS:  # without its method a flag is unknown
+            check_value(axis, defaults.get(axis, OPTIONS[axis].default), OPTIONS[axis])
         choice_flags()
         given = make_parser(defaults).read(argv, about_unknown)
     return given

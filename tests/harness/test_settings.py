@@ -195,6 +195,7 @@ def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
 @pytest.mark.parametrize("argv, said", [
     (["--mitigation", "entropy_maskin"],
      "--mitigation entropy_maskin is not one of: entropy_masking, "),
+    (["--mitigation", "my_idea", "--strength", "2"], "--mitigation my_idea is not one of: "),
     (["--think_discount", "0.5"],
      "--think_discount belongs to outcome_conditional, --mitigation is none"),
     (["--mitigation", "entropy_masking", "--mask_percentile", "120"],
