@@ -207,6 +207,8 @@ DAMAGE = {
     "lost moments": (lambda run: rewrite(run / STATE, lambda name, tensor: None),
                      "state.safetensors was changed"),
     "no state": (lambda run: (run / STATE).unlink(), "cannot read .*state.safetensors"),
+    "another recipe": (lambda run: (run / SEALED / "recipe.json").write_text("{}"),
+                       "recipe.json was changed after it was written"),
     "another step": (lambda run: os.rename(run / SEALED, run / "checkpoints/step_000003"),
                      "its step is 2, not 3"),
     "something in the way": (lambda run: (run / "checkpoints/step_000004/mine").mkdir(
