@@ -56,6 +56,10 @@ def read_run(folder: str | Path) -> dict:
         run[name] = lines_of_run(folder, f"{name}.jsonl")
     check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
     refuse_gaps(folder, config, run["metrics"], run["evaluations"], steps_made(run))
+    lost = {line["step"] for line in run["metrics"]} - set(run["steps"])
+    if lost and run["steps"]:
+        print(f"note: {folder / 'credit'} has lost the files of {len(lost)} steps, the first is "
+              f"step {min(lost)}: what follows of tokens is of the others", file=sys.stderr)
     return run
 
 

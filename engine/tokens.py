@@ -43,6 +43,8 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
 
 def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, path: Path) -> None:
     """Refuse a token that stands for no bytes, and one that the model has no embedding of."""
+    if not bytes_of:
+        raise UserError(f"{path} has no tokens")
     for number, spelling in bytes_of.items():
         if spelling is None:
             raise UserError(f"{path}: token {number} is not written in the byte-level alphabet")

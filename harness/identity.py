@@ -40,7 +40,6 @@ NOT_IN_RUN_ID = (*CHANGEABLE, "out", "ranks", "versions", "git_commit", "code", 
                  "run_id")
 
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
-SEALED = ("config.json", "model.safetensors", "tokenizer.json", "trainer/state.safetensors")
 MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evaluation
 
 
@@ -85,7 +84,9 @@ def check_origin(where: str | Path, found: dict, wanted: dict) -> None:
 
 def make_seal(run: Path, checkpoint: Path, step: int) -> dict:
     """For trainer/state.json: run and step, and a sha256 of each file."""
-    files = {name: sha256_of(checkpoint / name) for name in SEALED}
+    inside = [*paths_in(checkpoint), *paths_in(checkpoint / "trainer")]
+    files = {path.relative_to(checkpoint).as_posix(): sha256_of(path)
+             for path in inside if is_file(path)}
     return {"run_id": run_id_on_record(run), "step": step, "files": files}
 
 

@@ -3,6 +3,7 @@ interval of a share."""
 import math
 import sys
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 
 try:
@@ -22,15 +23,23 @@ class Clock:
 
     def __init__(self, step: int):
         self.step = step
-        self.begin, self.processor = time.perf_counter(), time.process_time()
+        self.seconds_since_begin = stopwatch(time.perf_counter)
+        self.processor_seconds = stopwatch(time.process_time)
         self.seconds = {}  # of each stage
 
     @contextmanager
     def __call__(self, stage: str):
         show_status(f"step {self.step}: {stage}")
-        start = time.perf_counter()
+        seconds = stopwatch(time.perf_counter)
         yield
-        self.seconds[stage] = time.perf_counter() - start
+        self.seconds[stage] = seconds()
+
+
+def stopwatch(clock: Callable[[], float]) -> Callable[[], float]:
+    """The seconds since now. More than 0, although the clock of a machine that is moved or put to
+    sleep may stand still or jump back: what is on record can be divided by, and read again."""
+    start = clock()
+    return lambda: max(clock() - start, 1e-9)
 
 
 def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weights: dict,
@@ -43,8 +52,8 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weig
     extra = {name: sum(metrics.pop(name, 0) or 0 for metrics in (credit, weights))
              for name in ("extra_tokens", "extra_answers")}
     stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}
-    speed = {**stages, "seconds": time.perf_counter() - clock.begin,
-             "processor_seconds": time.process_time() - clock.processor,
+    speed = {**stages, "seconds": clock.seconds_since_begin(),
+             "processor_seconds": clock.processor_seconds(),
              "rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
              "update_tokens_per_second": update["trained_tokens"] / clock.seconds["update"],
              "peak_memory_bytes": peak_memory(rollouts.mask.device)}

@@ -84,7 +84,7 @@ class RunFolder:
     def remove_old_states(self, keep: int = 2) -> None:
         """Keep the trainer's state, larger than the model, in the newest checkpoints only."""
         states = [folder / "trainer" for folder in checkpoint_folders(self.path).values()
-                  if is_there(folder / "trainer")]
+                  if is_folder(folder / "trainer")]
         with writing(self.path):
             for old_state in states[:-keep]:
                 shutil.rmtree(old_state)

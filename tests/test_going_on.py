@@ -208,6 +208,8 @@ DAMAGE = {
     "lost moments": (lambda run: rewrite(run / STATE, lambda name, tensor: None),
                      "state.safetensors was changed"),
     "no state": (lambda run: (run / STATE).unlink(), "cannot read .*state.safetensors"),
+    "another recipe": (lambda run: (run / SEALED / "recipe.json").write_text("{}"),
+                       "recipe.json was changed after it was written"),
     "another step": (lambda run: os.rename(run / SEALED, run / "checkpoints/step_000003"),
                      "its step is 2, not 3"),
     "something in the way": (lambda run: (run / "checkpoints/step_000004/mine").mkdir(
@@ -233,6 +235,13 @@ def test_a_damaged_checkpoint_is_moved_away_and_the_one_before_goes_on(finished,
     (folder / "checkpoints/step_000004").rename(tmp_path / "damaged")
     run("--resume", folder)
     assert_same_run(finished, folder)
+
+
+def test_a_pipe_in_place_of_an_old_state_is_not_waited_for(stopped):
+    shutil.copytree(stopped / SEALED, stopped / "checkpoints/step_000001")
+    shutil.rmtree(stopped / "checkpoints/step_000001/trainer")
+    os.mkfifo(stopped / "checkpoints/step_000001/trainer")
+    run("--resume", stopped, "--steps", 4)
 
 
 def state(change):

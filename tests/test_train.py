@@ -24,6 +24,7 @@ from engine.policy import sample_answers
 from engine.tokens import load_tokenizer
 from grpo import update
 from harness import run_folder
+from harness.metrics import stopwatch
 from harness.run import Run
 from harness.run_folder import open_folder
 from qwen2_model import Qwen2
@@ -363,3 +364,9 @@ def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeyp
         run("--model", learner, "--out", folder, *FLAGS)
     run("--resume", folder)
     assert_same_run(whole[0], folder)
+
+
+def test_a_clock_that_stands_still_or_jumps_back_leaves_times_that_a_record_may_hold():
+    shown = iter([5.0, 5.0, -100.0, 7.0])
+    seconds = stopwatch(lambda: next(shown))
+    assert [seconds() for _ in range(3)] == [1e-9, 1e-9, 2.0]

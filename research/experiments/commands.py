@@ -50,7 +50,10 @@ def make_tables(argv: list[str]) -> None:
     from research.experiments.report import made_again
     for path in (path for path in paths_in(published.RESULTS) if path.suffix == ".json"):
         result = read_json(path)
-        if published.is_remade(result) and made_again(result) != result:
+        if not published.is_remade(result):
+            continue
+        published.refuse_other_values(path, result["values"])
+        if made_again(result) != result:
             published.write_result(path, made_again(result))
             say(f"made again: {path.stem}; python -m research pages writes its numbers into the "
                 "pages")

@@ -15,6 +15,7 @@ from engine.errors import UserError
 from harness.files import (PROJECT, is_file, make_folder, paths_in, read_json,
                            replace_text)
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
+from harness.log_columns import is_number, list_of
 from harness.progress import say
 from research.experiments.experiments import EXPERIMENTS
 
@@ -37,8 +38,27 @@ def main(argv: list[str]) -> None:
 
 def is_remade(result: dict) -> bool:
     """An experiment of today; not a probe, nor one from before reports kept values."""
-    name = result["measured"].removeprefix("study-")
+    name = str(result.get("measured")).removeprefix("study-")
     return name in EXPERIMENTS and bool(result.get("values"))
+
+
+def refuse_other_values(path: Path, values: dict) -> None:
+    """Stop unless these are curves by arm and seed: of each run so many numbers as of the others
+    of its arm."""
+    for arm, curves in values.items() if isinstance(values, dict) else [("values", values)]:
+        sound = (isinstance(curves, dict) and all(map(str.isdecimal, curves))
+                 and all(map(is_curve, curves.values()))
+                 and len({len(curve["steps"]) for curve in curves.values()}) == 1)
+        if not sound:
+            raise UserError(f"{path} was changed since it was published: its {shortened(arm)} "
+                            "does not hold curves by seed")
+
+
+def is_curve(curve) -> bool:
+    """The numbers of a run at each of its evaluations, by what they are of."""
+    return (isinstance(curve, dict) and {"steps", "success"} <= curve.keys()
+            and all(map(list_of(is_number), curve.values()))
+            and len(set(map(len, curve.values()))) == 1 and curve["steps"] != [])
 
 
 def write_result(path: Path, result: dict) -> None:

@@ -67,6 +67,19 @@ def test_metrics_have_one_line_a_step_in_order(run, order, said):
     assert said in refusal(read_run, run)
 
 
+def test_credit_files_that_are_missing_are_said(tmp_path, capsys):
+    """None at all is a choice: they are the largest part of a run."""
+    run, _ = random_log(tmp_path / "run", steps=3)
+    write_lines(run, "metrics", [{"step": step, "success": 0.5} for step in (1, 2, 3)])
+    for step, said in ((None, ""), (2, "lost the files of 1 steps, the first is step 2"),
+                       (1, "lost the files of 2 steps, the first is step 1"), (3, "")):
+        if step:
+            (run / f"credit/step_{step:06d}.npz").unlink()
+        read_run(run)
+        shown = capsys.readouterr().err
+        assert said in shown and bool(said) == bool(shown)
+
+
 @pytest.mark.parametrize("lines", (2, 3))
 def test_lines_that_are_missing_at_the_end_of_metrics_are_noticed(tmp_path, lines):
     """A credit file is written before its line, so there may be one more."""

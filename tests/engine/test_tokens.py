@@ -60,6 +60,15 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tokenizer_file, changes, words
         load_tokenizer(tokenizer_file.parent)
 
 
+def test_a_tokenizer_without_tokens_is_refused(tokenizer_file):
+    """The tiny model's are all added ones."""
+    content = json.loads(tokenizer_file.read_text()) | {"added_tokens": []}
+    content["model"] |= {"vocab": {}, "merges": []}
+    tokenizer_file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="tokenizer.json has no tokens"):
+        load_tokenizer(tokenizer_file.parent)
+
+
 def test_a_tokenizer_of_another_model_is_refused(learner, tmp_path):
     """The prompt would name tokens that the model has no embedding of."""
     model = Qwen2.from_pretrained(learner)

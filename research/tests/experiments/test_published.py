@@ -60,6 +60,21 @@ def test_tables_are_written_where_they_differ(results, monkeypatch, capsys):
         assert success["rows"][0]["end"] == 0.5 and cost["rows"] == []
 
 
+CURVE = {"steps": [0, 10], "success": [0.25, 0.5]}
+
+
+@pytest.mark.parametrize("values", [
+    [1], {"none": 5}, {"none": {}}, {"none": {"x": CURVE}}, {"none": {"0": 0.5}},
+    {"none": {"0": {"steps": [0, 10]}}}, {"none": {"0": {**CURVE, "tokens": [0, ""]}}},
+    {"none": {"0": {**CURVE, "tokens": [0]}}}, {"none": {"0": {"steps": [], "success": []}}},
+    {"none": {"0": CURVE, "1": {"steps": [0], "success": [0.5]}}}])
+def test_values_that_no_report_has_written_are_named(results, values):
+    path = published.RESULTS / "control.json"
+    path.write_text(json.dumps({"measured": "study-control", "values": values, "tables": []}))
+    with pytest.raises(UserError, match="control.json was changed since it was published"):
+        main(["tables"])
+
+
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """A folder of results, with one: small.json."""
