@@ -214,7 +214,7 @@ class RolloutServer:
         if step - self.weights_of >= s.rollouts_every:
             self.hand_over(step)
         prompts = encode_prompts(policy.tokenizer, policy.task, problems)
-        sampled = Generation.empty(len(prompts) * s.answers, s.max_new_tokens, policy.model.device)
+        sampled = no_answers(len(prompts) * s.answers, s.max_new_tokens, policy.model.device)
         if processes.rank() == 0:  # an error of another process would not be printed
             self.fill(sampled, prompts, seed)
             self.refuse_other_weights()
@@ -332,6 +332,12 @@ def flaw_of_log_probs(values: list, count: int) -> str:
 def are_whole(values: list, below: int) -> bool:
     """Whether all are whole numbers from 0 to `below` - 1."""
     return all(type(value) is int and 0 <= value < below for value in values)
+
+
+def no_answers(B: int, T: int, device) -> Generation:
+    tokens = torch.zeros(B, T, dtype=torch.long, device=device)
+    nothing = torch.zeros(B, dtype=torch.long, device=device)
+    return Generation.of_tokens(tokens, torch.zeros(3, B, T, device=device), nothing, nothing)
 
 
 def write(sampled: Generation, row: int, choice: dict, ends: tuple) -> None:

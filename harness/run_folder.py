@@ -15,8 +15,8 @@ from engine import processes
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.credit_file import checkpoint_folders, credit_path, write_credit
-from harness.files import (append_line, is_file, is_there, locked, replace_text, whole_folder,
-                           writing)
+from harness.files import (append_line, is_file, is_folder, is_there, locked, replace_text,
+                           whole_folder, writing)
 from harness.identity import make_seal, run_id_on_record
 from harness.own_code import joined
 from qwen2_model import Qwen2, write_tensors

@@ -14,13 +14,14 @@ import torch
 
 from bridges import http_client
 from bridges.http_client import Client, Reply
-from bridges.remote_rollouts import Limits, RolloutServer, connect, flaw_of_answers, write
+from bridges.remote_rollouts import (Limits, RolloutServer, connect, flaw_of_answers, no_answers,
+                                     write)
 from conftest import ROOT
 from engine.errors import UserError
 from harness.load import load_optimizer, load_policy
 from engine.policy import encode_prompts
 from harness.run_folder import RunFolder
-from engine.sampler import Generation, generate
+from engine.sampler import generate
 from harness.settings import make_settings
 from runs import arrays, assert_same_run, free_port, lines, run, start_ranks
 
@@ -195,7 +196,7 @@ def test_a_strange_answer_is_one_line(policy, behave, how):
 
 def test_a_log_prob_that_rounding_put_above_0_is_0():
     assert flaw() == "" == flaw(logprobs=GOOD["logprobs"])
-    sampled = Generation.empty(1, 3, "cpu")
+    sampled = no_answers(1, 3, "cpu")
     write(sampled, 0, GOOD, (2,))
     assert sampled.log_prob.tolist() == [[0.0, -1.0, 0.0]] and sampled.finished.tolist() == [True]
     assert sampled.mask.tolist() == [[True, True, False]]

@@ -64,11 +64,9 @@ def test_wrong_problems_are_one_sentence(problems, words):
     assert said.startswith("my_task: ") and words in said
 
 
-@pytest.mark.parametrize("value, words", [
-    (None, "TypeError"), ("1", "TypeError"), (float("nan"), "should return finite numbers"),
-    (float("inf"), "should return finite numbers"), (1e39, "should return finite numbers")])
-def test_a_reward_is_a_finite_number(value, words):
-    with pytest.raises(UserError, match=words):
+@pytest.mark.parametrize("value", [None, "1", float("nan"), float("inf"), 1e39])
+def test_a_reward_is_a_finite_number(value):
+    with pytest.raises(UserError, match="reward.* should return a finite number, got"):
         task_of(PROMPTS, lambda problem, text: value).score(PROMPTS[0], "a")
 
 
