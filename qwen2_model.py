@@ -297,8 +297,8 @@ class Qwen2(nn.Module):
         model before it takes memory, `copy` fills a parameter with its part of a tensor."""
         folder = Path(folder)
         if not is_folder(folder):
-            raise UserError(f"there is no model folder {folder} (docs/large_models.md says how to get "
-                            "one)")
+            raise UserError(f"there is no model folder {folder} (docs/large_models.md says how to "
+                            "get one)")
         with torch.device("meta"):  # no memory until the files are known to fit
             model = cls(ModelConfig.from_folder(folder))
         files = check_tensors(folder, model)

@@ -15,10 +15,10 @@ from functools import cache
 from numbers import Real
 from reprlib import repr as brief
 
+import torch
+
 from engine.errors import UserError
 from engine.tokens import END_OF_TURN
-from harness.files import LARGEST
-from harness.own_code import expect
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
            "read", "remarks", "score", "label", "right_steps", "right_answers")
@@ -94,8 +94,9 @@ class ShortTask:
         """Success is a reward of 1 or more. Format and reasoning are not judged."""
         end = next((end for end in END_OF_TURN if text.endswith(end)), "")
         reward = self.module.reward(problem, text.removesuffix(end))
-        expect(lambda: isinstance(reward, Real) and abs(reward) <= LARGEST,
-               f"reward({brief(problem)}, {brief(text)})", "a finite number", reward)
+        if not (isinstance(reward, Real) and abs(reward) <= torch.finfo(torch.float32).max):
+            raise UserError(f"reward({brief(problem)}, {brief(text)}) should return a finite "
+                            f"number, got {brief(reward)}")
         answer = float(reward >= 1)
         return {"reward": float(reward), "format": 0.0, "answer": answer, "reasoning": 0.0}
 

@@ -15,7 +15,7 @@ from engine.errors import UserError
 from harness.files import (PROJECT, is_file, make_folder, paths_in, read_json,
                            replace_text)
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
-from harness.log_columns import is_number, list_of
+from harness.log_reading import is_number, list_of
 from harness.progress import say
 from research.experiments.experiments import EXPERIMENTS
 
