@@ -11,11 +11,11 @@ from pathlib import Path
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, OwnCodeError, UserError
 from harness.files import is_file, is_there, read_json
-from harness.flags import Parser, add_flag, check_value, fields_as_flags, some_text
+from harness.flags import (Parser, add_flag, check_value, fields_as_flags, parameters_as_flags,
+                           some_text)
 from harness.own_code import told_by_python
 from harness.run import Run
-from harness.settings import (METHODS, OPTIONS, PROBLEMS, Settings, choice_flags, make_settings,
-                              read_files)
+from harness.settings import METHODS, OPTIONS, PROBLEMS, Settings, make_settings, read_files
 from harness.tasks import load_task
 
 
@@ -74,16 +74,8 @@ def read_flags(argv: list[str]) -> dict:
     if topic is not None:
         print(help_about(topic, defaults))
         raise SystemExit(0)
-    for axis, choices in METHODS.items():
-        choices.get(defaults.get(axis))  # the files of the chosen methods are imported now
-    given, unknown = make_parser(defaults).parse(argv)
-    if unknown:  # a flag of another method, or a mistake: with all of them imported it is told
-        from harness.other_names import about_unknown
-        for axis in METHODS:  # without its method a flag is unknown
-            check_value(axis, defaults.get(axis, OPTIONS[axis].default), OPTIONS[axis])
-        choice_flags()
-        given = make_parser(defaults).read(argv, about_unknown)
-    return given
+    beside = ", ".join(f"--{name} {defaults[name]}" for name in ("task", *METHODS))
+    return make_parser(defaults).read(argv, f" with {beside}")
 
 
 def help_about(topic: str, defaults: dict) -> str:
@@ -103,16 +95,17 @@ def defaults_of(argv: list[str]) -> dict:
         parser.add_argument(f"--{name}", type=some_text)
     parser.add_argument("-h", "--help", nargs="?", const="")
     given = vars(parser.parse_known_args(argv)[0])
+    default = {name: OPTIONS[name].default for name in ("task", *METHODS)}
     if "resume" in given:
         path = Path(given["resume"]) / "config.json"
-        return {"task": Settings.task} | (read_json(path) if is_file(path) else {}) | given
+        return default | (read_json(path) if is_file(path) else {}) | given
     recipe, config = read_files(given)
-    return {"task": Settings.task} | recipe | config | given
+    return default | recipe | config | given
 
 
 def make_parser(defaults: dict, text_of=lambda *_: SUPPRESS, epilog: str = "") -> Parser:
-    """It reads every setting and the flags of the methods that are imported; `text_of` makes what
-    its help says of a setting."""
+    """It reads every setting and the flags of the chosen task and methods; `text_of` makes what its
+    help says of a setting."""
     of_task = fields_as_flags(load_task(defaults["task"]))
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
                     "was given.", epilog=epilog, add_help=False)
@@ -120,8 +113,10 @@ def make_parser(defaults: dict, text_of=lambda *_: SUPPRESS, epilog: str = "") -
     for name, flag in (*OPTIONS.items(), *of_task.items()):
         flag = replace(flag, default=defaults.get(name, flag.default))
         add_flag(topics[flag.topic or PROBLEMS], name, flag, text_of(name, flag))
-    for name, flag in choice_flags(*(choices.loaded() for choices in METHODS.values())).items():
-        add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
+    for axis, choices in METHODS.items():
+        check_value(axis, defaults[axis], OPTIONS[axis])
+        for name, flag in parameters_as_flags(choices[defaults[axis]]).items():
+            add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
     return parser
 

@@ -118,24 +118,18 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(f"{shortened(message, 300)} (--help lists the flags)")
 
-    def read(self, argv: list[str], about_unknown=lambda argument: "") -> dict:
-        """The flags that were typed. `about_unknown` makes a sentence about an argument that is no
-        flag, or an empty text."""
-        given, unknown = self.parse(argv)
-        if unknown:
-            name = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=0.75)
-            question = f", did you mean {near[0]}?" if near else ""
-            said = f"unknown argument {shortened(' '.join(unknown[0].split()))}{question}"
-            raise UserError(about_unknown(unknown[0]) or said)
-        return given
-
-    def parse(self, argv: list[str]) -> tuple[dict, list[str]]:
-        """The flags that were typed, and what is none. --max-new-tokens is --max_new_tokens."""
+    def read(self, argv: list[str], beside: str = "") -> dict:
+        """The flags that were typed. --max-new-tokens is --max_new_tokens. `beside` says of an
+        argument that is no flag with what it is none."""
         typed = [re.sub("(?<=^--)[^=]*", lambda name: name[0].replace("-", "_"), argument)
                  for argument in argv]
         given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
-        return vars(given), unknown
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=0.75)
+            question = f", did you mean {near[0]}?" if near else beside
+            self.error(f"unknown argument {shortened(' '.join(unknown[0].split()))}{question}")
+        return vars(given)
 
 
 def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
@@ -143,12 +137,8 @@ def add_flag(parser, name: str, flag: Flag, help: str | None = None) -> None:
     metavar = {int: "N", float: "X", str: "TEXT", bool: "yes|no"}[flag.type]
     as_typed = dict(type=yes_or_no, nargs="?", const=True) if flag.type is bool else {
         "type": flag.type}
-    try:
-        parser.add_argument(f"--{name}", metavar=metavar, **as_typed,
-                            help=describe(flag) if help is None else help)
-    except argparse.ArgumentError:
-        raise UserError(f"the parameter {name} of a method or a task needs another name: --{name} "
-                        "is taken") from None
+    parser.add_argument(f"--{name}", metavar=metavar, **as_typed,
+                        help=describe(flag) if help is None else help)
 
 
 def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:

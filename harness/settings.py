@@ -187,21 +187,9 @@ OPTIONS = fields_as_flags(Settings)
 
 
 def choice_flags(*lists: dict) -> dict[str, Flag]:
-    """The flags of all weightings and advantages, or of these. Two weightings that declare the same
-    one share it, and so do two advantages."""
-    flags = {}
-    for choices in lists or METHODS.values():
-        of_list = {}
-        for method, function in choices.items():
-            for name, flag in parameters_as_flags(function).items():
-                if of_list.setdefault(name, flag).type is not flag.type:
-                    raise UserError(f"the parameter {name} of {method} is a flag of another method "
-                                    "too, and should have its type")
-        for name in flags.keys() & of_list.keys():
-            raise UserError(f"the parameter {name} of an advantage needs another name: it is a "
-                            "weighting's flag")
-        flags |= of_list
-    return flags
+    """The flags of all weightings and advantages, or of these."""
+    return {name: flag for choices in lists or METHODS.values() for function in choices.values()
+            for name, flag in parameters_as_flags(function).items()}
 
 
 def make_settings(given: dict) -> Settings:
@@ -213,9 +201,9 @@ def make_settings(given: dict) -> Settings:
     drop_what_has_no_effect(values, OPTIONS, given)
     apply_implied(values, given)
     flags = flags_beside(values)
-    for name in given:
-        if name not in flags:
-            refuse_flag_of_another(name, values)
+    for name in given.keys() - flags.keys():
+        raise UserError(f"--{name} is no flag of --task {values['task']}, --mitigation "
+                        f"{values['mitigation']} or --advantage {values['advantage']}")
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
     drop_what_has_no_effect(values, flags, given)
@@ -271,16 +259,6 @@ def flags_beside(values: dict) -> dict[str, Flag]:
     return {**OPTIONS, **fields_as_flags(load_task(values["task"])),
             **parameters_as_flags(MITIGATIONS[values["mitigation"]]),
             **parameters_as_flags(ADVANTAGES[values["advantage"]])}
-
-
-def refuse_flag_of_another(name: str, values: dict) -> None:
-    """Stop: it was typed, and belongs to another task, weighting or advantage."""
-    for axis, choices in METHODS.items():
-        owners = [owner for owner in choices if name in parameters_as_flags(choices[owner])]
-        if owners:
-            raise UserError(f"--{name} belongs to {' and '.join(owners)}, "
-                            f"--{axis} is {values[axis]}")
-    raise UserError(f"--{name} is no flag of --task {values['task']}")
 
 
 def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:

@@ -1,7 +1,5 @@
-"""Names of other programs: what a person types who comes from one, and the files of settings that
-the earlier experiment and GRPO-Zero have."""
+"""The files of settings that an earlier experiment and GRPO-Zero have."""
 import json
-import re
 
 import pytest
 
@@ -11,38 +9,12 @@ from conftest import ROOT, refusal
 from engine.errors import UserError
 from harness.command_line import read_flags
 from harness.files import did_you_mean
-from harness.other_names import HINTS, IN_FILES, about_unknown
-from harness.settings import OPTIONS, choice_flags, make_settings
+from harness.other_names import IN_FILES
+from harness.settings import OPTIONS, make_settings
 
 
 def settings_of(*argv):
     return make_settings(read_flags(list(map(str, argv))))
-
-
-def said_of(*argv):
-    """The sentence that a wrong command line gets."""
-    return refusal(settings_of, *argv)
-
-
-@pytest.mark.parametrize("argv, flag", [
-    (["--lr", "1e-3"], "--learning_rate here"), (["--num-generations=8"], "--answers"),
-    (["--beta", "0.1"], "--kl "), (["actor_rollout_ref.rollout.n=5"], "--answers"),
-    (["+actor_rollout_ref.actor.optim.lr=3"], "--learning_rate"),
-    (["-lr", "3"], "--learning_rate")])
-def test_a_name_from_another_library_is_told_the_one_here(argv, flag):
-    assert f" is called {flag}" in said_of(*argv)
-
-
-def test_the_table_of_names_holds_no_flag_and_tells_only_flags():
-    flags = {*OPTIONS, *choice_flags(), "data", "resume"}
-    assert flags & set(HINTS) == {"epsilon"}
-    for named in HINTS.values():
-        assert set(re.findall(r"--(\w+)", named)) <= flags, named
-
-
-def test_other_unknown_arguments_are_no_names_of_other_libraries():
-    assert [about_unknown(typed) for typed in ("--lerning_rate", "stray", "--", "=")] == [""] * 4
-    assert said_of("n") == "unknown argument n"
 
 
 def test_a_folder_that_is_not_there_is_told_the_one_beside_it(tmp_path):
@@ -135,7 +107,7 @@ def test_every_name_is_one_of_a_setting():
     ("training:\n  batch_size: 20\n  num_questions_per_batch: 8", "20 should be a multiple of"),
     ("training:\n  max_gen_len: many", "--max_new_tokens 'many' should be a whole number")])
 def test_what_cannot_be_taken_over_is_named(yaml, text, said):
-    assert said in said_of("--config", yaml(text))
+    assert said in refusal(settings_of, "--config", yaml(text))
 
 
 @pytest.mark.parametrize("name, differs", [
