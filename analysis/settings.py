@@ -5,7 +5,7 @@ The lists of engine/choices.py are filled by whoever imports mitigations.py, as 
 from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from engine.errors import OwnCodeError, UserError
+from engine.errors import UserError
 from harness.flags import Flag, fields_as_flags, parameters_as_flags
 from harness.settings import NOT_SETTINGS, OPTIONS, choice_flags
 from harness.tasks import load_task
@@ -45,7 +45,5 @@ def task_flags(config: dict) -> dict[str, Flag]:
 def task_of(config: dict) -> type | None:
     try:
         return load_task(config.get("task", OPTIONS["task"].default))
-    except OwnCodeError:
-        raise
     except (UserError, OSError):  # a name that no file can have
         return None

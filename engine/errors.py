@@ -12,10 +12,6 @@ class UserError(ValueError):
     """Something at the edges (a file, a flag, a folder) that the user can put right."""
 
 
-class OwnCodeError(UserError):
-    """In code that somebody wrote for the lab. One process of several may meet it alone."""
-
-
 class LostProcess(UserError):
     """Another process has ended. Whoever notices says so: it may be rank 0 that is gone."""
     WAY_OUT = ("What was saved is whole: the same torchrun with train.py --resume RUN goes on from "

@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from engine.choices import ADVANTAGES, MITIGATIONS
-from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, OwnCodeError, UserError
+from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, UserError
 from harness.files import is_file, is_there, read_json
 from harness.flags import (Parser, add_flag, check_value, fields_as_flags, parameters_as_flags,
                            some_text)
-from harness.own_code import told_by_python
 from harness.run import Run
-from harness.settings import METHODS, OPTIONS, PROBLEMS, Settings, make_settings, read_files
+from harness.settings import METHODS, OPTIONS, PROBLEMS, make_settings, read_files
 from harness.tasks import load_task
 
 
@@ -29,13 +28,13 @@ def open_run(argv: list[str]) -> Iterator[Run]:
         try:
             yield run
         except (Exception, SystemExit) as error:
-            if isinstance(error, SystemExit) and error.code != 130:  # not after Ctrl-C
-                error = OwnCodeError(told_by_python(error))
             if isinstance(error, NotFinite) and run.folder:
                 error = UserError(where_to_look(error, run))
             if is_new and run.folder:
                 run.folder.remove_unless_begun()
-            raise error
+            if isinstance(error, (SystemExit, BrokenPipeError)) and error.args != (130,):
+                raise RuntimeError("the run was left before its last step") from error
+            raise error  # 130 is Ctrl-C, after which all is well
 
 
 def asked_for(given: dict) -> Run:

@@ -20,7 +20,7 @@ from engine.policy import Policy, encode_prompts
 from engine.processes import refuse_undefined
 from engine.tokens import load_tokenizer
 from harness.files import did_you_mean, find_folder
-from harness.own_code import expect, own_code
+from harness.own_code import expect
 from harness.settings import OWN_SAMPLER, Settings
 from harness.tasks import make_task
 from qwen2_model import NAME_OF_TYPE, Qwen2
@@ -82,8 +82,7 @@ def make(function, values: dict, policy):
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
         raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
                         "resumed run would forget its state")
-    with own_code():
-        return function(policy, **values)
+    return function(policy, **values)
 
 
 def make_advantage(s, policy):
@@ -173,8 +172,7 @@ class TrainerState:
         """The state of advantage and weighting, if a file can hold it."""
         tensors = {}
         for part, method in self.methods.items():
-            with own_code():
-                state = getattr(method, "state_dict", dict)()
+            state = getattr(method, "state_dict", dict)()
             expect(lambda: all(map(can_be_written, state.keys(), state.values())),
                    f"the {part}'s state_dict", "plain tensors by name", state)
             tensors |= {f"{part}.{name}": value for name, value in state.items()}
@@ -192,8 +190,7 @@ class TrainerState:
             names = [name for name in tensors if name.startswith(f"{part}.")]
             state = {name.partition(".")[2]: tensors.pop(name) for name in names}
             if hasattr(method, "load_state_dict"):
-                with own_code():
-                    method.load_state_dict(state)
+                method.load_state_dict(state)
         load_optimizer_tensors(self.optimizer, self.parameters, tensors)
 
 

@@ -1,45 +1,14 @@
-"""Code that people write: a weighting, an advantage, a task. What it raises is told in Python's own
-words, from their file and line on; what it returns is checked before it is used.
+"""Code that people write: a weighting, an advantage, a task. What it returns is checked before it is
+used.
 """
-import importlib
-import traceback
 from collections.abc import Callable
-from contextlib import contextmanager
 from copy import deepcopy
-from pathlib import Path
 from reprlib import repr as brief
 
 import torch
 
-from engine import processes
-from engine.errors import NotFiniteCredit, OwnCodeError, UserError
+from engine.errors import NotFiniteCredit, UserError
 from engine.rollouts import Rollouts
-
-LEADS_THERE = (str(Path(__file__).parent), importlib.__file__, "<frozen importlib")
-
-
-@contextmanager
-def own_code():
-    """What is inside is somebody's code: an error in it is its traceback, without the lines that
-    led there. A sys.exit() is one, too: it would end a run before its last step as if all was well.
-    """
-    try:
-        yield
-    except (UserError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except (Exception, SystemExit) as error:
-        if processes.is_loss(error):
-            raise
-        raise OwnCodeError(told_by_python(error)) from error
-
-
-def told_by_python(error: BaseException) -> str:
-    """Its traceback, from the first file on that is not of this room."""
-    frame = error.__traceback__
-    while frame and frame.tb_frame.f_code.co_filename.startswith(LEADS_THERE):
-        frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame)).strip()
-
 
 def expect(holds: Callable[[], bool], what: str, expected: str, value) -> None:
     """Stop unless somebody's code returned what is expected of it; a test that fails on the value
@@ -49,7 +18,7 @@ def expect(holds: Callable[[], bool], what: str, expected: str, value) -> None:
     except Exception:  # the value is no list, no tensor, ...: whatever the test needs
         fine = False
     if not fine:
-        raise OwnCodeError(f"{what} should return {expected}, got {described(value)}")
+        raise UserError(f"{what} should return {expected}, got {described(value)}")
 
 
 def described(value) -> str:
@@ -63,8 +32,7 @@ def checked_credit(chosen, whose: str, rollouts: Rollouts, policy=None) -> torch
     """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the weighting
     my_idea", say. It gets a copy of the batch: what it changes in place, nobody else reads."""
     shared = (rollouts.generator, rollouts.forward)
-    with own_code():
-        values = chosen(deepcopy(rollouts, {id(part): part for part in shared}), policy)
+    values = chosen(deepcopy(rollouts, {id(part): part for part in shared}), policy)
     mask = rollouts.mask
     expect(lambda: fits_frame(values, mask), whose,
            f"a tensor (B, T) = {tuple(mask.shape)} of real numbers on {mask.device}", values)
@@ -93,9 +61,8 @@ def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserE
 
 def metrics_of(chosen, whose: str) -> dict:
     """The metrics of a choice, as plain numbers for metrics.jsonl."""
-    with own_code():
-        metrics = {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
-                   for name, value in getattr(chosen, "metrics", {}).items()}
+    metrics = {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
+               for name, value in getattr(chosen, "metrics", {}).items()}
     expect(lambda: all(isinstance(name, str) and isinstance(value, int | float | None)
                        for name, value in metrics.items()),
            f"the metrics of {whose}", "numbers (or None) by name", metrics)

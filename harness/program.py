@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 from engine import processes
-from engine.errors import LostProcess, OwnCodeError, UserError
+from engine.errors import LostProcess, UserError
 from harness.progress import Visible, go_on_for_nobody, though_nobody_reads, visible
 
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
@@ -27,13 +27,12 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
     """Run main(argv). An error that the user can put right is one line, and so is one of the
     system; `interrupted` is what to say after Ctrl-C."""
     fill_closed_streams()
-    sys.stdout = Visible(sys.stdout)
+    sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
     except UserError as error:
-        may_be_alone = isinstance(error, (LostProcess, OwnCodeError))
-        if not (may_be_alone or processes.is_main_process()):
+        if not (isinstance(error, LostProcess) or processes.is_main_process()):
             from engine.several import wait_for_rank0_error
             if wait_for_rank0_error():
                 sys.exit(1)

@@ -28,7 +28,7 @@ def show_status(text: str) -> None:
     with though_nobody_reads(sys.stderr):
         if sys.stderr.isatty() and processes.is_main_process():
             line = f"  {text[:90]}\r" if text else ""
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+            put(f"\r\033[K{line}", sys.stderr, end="")
 
 
 @contextmanager
@@ -104,10 +104,11 @@ def right_or_wrong(is_right: bool) -> str:
     return styled("right", GREEN) if is_right else styled("wrong", RED)
 
 
-def put(line: str) -> None:
-    """Print a line whose escape sequences are ours. stdout itself spells them out (Visible): all
-    that a model wrote goes through `visible` first."""
-    print(line, file=getattr(sys.stdout, "stream", sys.stdout), flush=True)
+def put(line: str, stream=None, end: str = "\n") -> None:
+    """Print a line whose escape sequences are ours. The streams themselves spell them out
+    (Visible): all that a model wrote goes through `visible` first."""
+    stream = stream or sys.stdout
+    print(line, file=getattr(stream, "stream", stream), end=end, flush=True)
 
 
 def visible(text: str) -> str:

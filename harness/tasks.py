@@ -15,7 +15,7 @@ from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS
 from harness.files import PROJECT, is_file
 from harness.flags import fields_as_flags, shortened
-from harness.own_code import described, expect, own_code
+from harness.own_code import described, expect
 
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
@@ -26,8 +26,7 @@ def load_task(name: str) -> type:
     if not is_module(name):
         raise UserError(f"--task {shortened(str(name))}: there is no such module in the project's "
                         f"folder (the file tools/my_task.py is the module tools.my_task)")
-    with own_code():
-        module = importlib.import_module(name)
+    module = importlib.import_module(name)
     task = getattr(module, "Task", None)
     is_own = inspect.isclass(task) and task.__module__ == name  # one it imports is another's
     if is_own and dataclasses.is_dataclass(task):
@@ -43,8 +42,7 @@ def load_task(name: str) -> type:
 def make_task(settings) -> "CheckedTask":
     task = load_task(settings.task)
     fields = {name: settings.method_flags[name] for name in fields_as_flags(task)}
-    with own_code():
-        return CheckedTask(task(**fields))
+    return CheckedTask(task(**fields))
 
 
 def is_module(name) -> bool:
@@ -54,7 +52,7 @@ def is_module(name) -> bool:
 
 
 class CheckedTask:
-    """Somebody's Task. What its methods raise or return is checked, and training may not meet the
+    """Somebody's Task. What its methods return is checked, and training may not meet the
     problems that were handed out as held out. Everything else is as they wrote it."""
 
     def __init__(self, task):
@@ -68,8 +66,7 @@ class CheckedTask:
 
     def ask(self, name: str, *arguments):
         """What a method of the task returns, if it is what it should be."""
-        with own_code():
-            value = getattr(self.task, name)(*arguments)
+        value = getattr(self.task, name)(*arguments)
         if name in EXPECTED:
             expected, test = EXPECTED[name]
             expect(lambda: test(value, *arguments),

@@ -1,5 +1,5 @@
-"""Ideas and tasks that are wrong: Python's own words, from their file and line on, or a sentence
-about what they returned; and no run that is in the way of the next attempt."""
+"""Ideas and tasks that are wrong: Python's own words, or a sentence about what they returned; and no
+run that is in the way of the next attempt."""
 import re
 import sys
 
@@ -8,31 +8,19 @@ import pytest
 import torch
 
 from conftest import put_in
-from engine.choices import ADVANTAGES
 from harness.own_code import checked_credit
 from runs import SHORT, lines, run
 from test_own_task import TASK
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
-FIRST = r'train.py: Traceback .most recent call last.:\n  File "%s", line \d+, in .*\n    %s\n'
 
 
 def misspelled(rollouts):
     return 1 + rollouts.logprob
 
 
-def leaves(rollouts):
-    sys.exit()
-
-
 def undefined(rollouts):
     return (rollouts.log_prob - rollouts.log_prob) / 0
-
-
-def leaves_later(rollouts):
-    """While the update asks the model."""
-    rollouts.forward.model.model.register_forward_hook(lambda *_: sys.exit(0))
-    return torch.ones_like(rollouts.entropy)
 
 
 class Even:
@@ -42,17 +30,6 @@ class Even:
 
     def __call__(self, rollouts, policy):
         return torch.ones_like(rollouts.entropy)
-
-
-class NotMade(Even):
-    def __init__(self, policy):
-        self.layers = policy.layers
-
-
-class Computed(Even):
-    @property
-    def metrics(self):
-        return {"ratio": 1 / 0}
 
 
 def with_metrics(metrics):
@@ -75,16 +52,11 @@ def said_of(monkeypatch, tmp_path):
     return said_of
 
 
-@pytest.mark.parametrize("idea, line, words", [
-    (misspelled, r"return 1 \+ rollouts.logprob", "has no attribute 'logprob'"),
-    (giving(lambda x: x.view(-7)), "return lambda rollouts: values", "RuntimeError: invalid shape"),
-    (leaves, r"sys.exit\(\)", "SystemExit"),
-    (NotMade, "self.layers = policy.layers", "AttributeErr"),
-    (Computed, r'return {"ratio": 1 / 0}', "ZeroDivisionError: division by zero")])
-def test_an_idea_that_raises_is_told_by_python_from_its_own_line_on(said_of, idea, line, words):
-    said = said_of(idea)
-    assert re.match(FIRST % (re.escape(__file__), line + ".*"), said), said
-    assert words in said.splitlines()[-1]
+def test_an_idea_that_raises_is_told_by_python_and_leaves_no_folder(monkeypatch, tmp_path):
+    put_in(monkeypatch, misspelled, "mine")
+    with pytest.raises(AttributeError, match="has no attribute 'logprob'"):
+        run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("idea, words", [
@@ -97,10 +69,15 @@ def test_what_an_idea_returns_is_checked(said_of, idea, words):
     assert re.match(f"train.py: the weighting mine {words}", said) and "\n" not in said, said
 
 
-def test_a_run_that_is_left_before_its_last_step_has_failed(said_of):
-    said = said_of(leaves_later)
-    assert "register_forward_hook(lambda *_: sys.exit(0))" in said
-    assert said.endswith("SystemExit: 0")
+@pytest.mark.parametrize("error", [SystemExit, SystemExit(0), BrokenPipeError])
+def test_a_run_that_is_left_before_its_last_step_has_failed(monkeypatch, tmp_path, error):
+    """Of a program that leaves, or whose reader goes away, the exit status would be 0."""
+    def leaves(rollouts):
+        raise error
+
+    put_in(monkeypatch, leaves, "mine")
+    with pytest.raises(RuntimeError, match="left before its last step"):
+        run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine")
 
 
 def test_what_an_idea_changes_in_its_batch_nobody_else_reads(rollouts):
@@ -130,12 +107,6 @@ def test_metrics_are_numbers_and_take_no_place_of_the_loops(said_of, metrics, wo
     assert words in said_of(with_metrics(metrics))
 
 
-def test_an_advantage_that_asks_for_the_advantage_is_told_so(monkeypatch, tmp_path):
-    monkeypatch.setitem(ADVANTAGES, "mine", lambda rollouts: 2 * rollouts.advantage)
-    said = run(*ONE_STEP, "--out", tmp_path / "x", "--advantage", "mine", expect=1).stderr
-    assert re.match(FIRST % (re.escape(__file__), ".*2 . rollouts.advantage.*"), said), said
-
-
 def test_metrics_are_plain_numbers_and_null_where_no_float_can_hold_them(monkeypatch, tmp_path):
     metrics = {"a": 10 ** 400, "b": float("inf"), "c": 10 ** 20, "d": np.float32(0.5),
                "e": torch.tensor(2.0), "f": None}
@@ -157,18 +128,6 @@ def with_state(state, load=lambda self, tensors: None):
 def test_a_state_that_no_file_can_hold_is_refused_before_the_first_step(said_of, state):
     words = "train.py: the mitigation's state_dict should return plain tensors by name"
     assert said_of(with_state(state)).startswith(words)
-
-
-@pytest.mark.parametrize("error", [ValueError, AttributeError, KeyError, SystemExit])
-def test_a_state_that_cannot_be_read_back_is_told_by_python(monkeypatch, tmp_path, error):
-    def load(self, tensors):
-        raise error("mine")
-
-    put_in(monkeypatch, with_state({"a": torch.ones(1)}, load), "mine")
-    flags = [*SHORT, "--steps", "1", "--out", tmp_path / "x", "--mitigation", "mine"]
-    run(*flags)
-    said = run("--resume", tmp_path / "x", "--steps", 2, expect=1).stderr
-    assert re.match(FIRST % (re.escape(__file__), r'raise error\("mine"\)'), said), said
 
 
 @pytest.fixture
@@ -193,17 +152,6 @@ def own_task(tmp_path, monkeypatch):
 
 DRAWN = "[Question(2 * rng.randint(1, self.top // 2)) for _ in range(count)]"
 SCORED = '{"reward": right + short, "format": short, "answer": right, "reasoning": 0.5}'
-
-
-@pytest.mark.parametrize("old, new, words", [
-    ("import random", "import randon", "import randon"),
-    ("{problem.start + 1}", "{problem.end}", "right = .*problem.end.*"),
-    ('return f"after {problem.start}"', "exit()", r"exit\(\)")])
-def test_a_task_that_raises_is_told_by_python_from_its_own_line_on(own_task, tmp_path, old, new,
-                                                                   words):
-    said, path = own_task(old, new)
-    assert re.match(FIRST % (re.escape(str(path)), words), said), said
-    assert not any(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.parametrize("old, new, words", [

@@ -57,15 +57,16 @@ def raising(error):
     (KeyboardInterrupt(), "name: stopped")])
 def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
     with pytest.raises(SystemExit) as ended:
         run_as_program("name", raising(error), interrupted="stopped")
     assert ended.value.code.startswith(words) and "\n" not in ended.value.code
 
 
-def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    with pytest.raises(RuntimeError, match="mine"):
-        run_as_program("name", raising(RuntimeError("mine")))
+def test_a_mistake_in_code_is_told_by_python_and_cannot_steer_the_terminal():
+    status, _, printed = ends("raise RuntimeError('mine ' + chr(27))")
+    assert status == 1 and "Traceback" in printed
+    assert printed.endswith("RuntimeError: mine \\x1b\n")
 
 
 @pytest.mark.parametrize("error, status, words", [
@@ -110,13 +111,6 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_a_report_on_a_full_disk_is_an_error():
     """What train.py says beside its files may be lost; what a report prints is its product."""
     assert ends("print('lost')", "> /dev/full") == (1, "", "name: No space left on device\n")
-
-
-def test_an_error_in_somebodys_code_is_printed_by_every_process():
-    """One process may meet it alone, and rank 0 would only know that another has ended."""
-    rank_1 = ("import os; os.environ.update(WORLD_SIZE='2', RANK='1'); "
-              "from engine import errors, several; several.PATIENCE = 0; ")
-    assert ends(f"{rank_1}raise errors.OwnCodeError('mine')") == (1, "", "name: mine\n")
 
 
 BEFORE_TORCH = """
