@@ -15,7 +15,7 @@ from engine.errors import UserError
 from harness.files import (PROJECT, is_file, make_folder, paths_in, read_json,
                            replace_text)
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
-from harness.log_reading import is_number, list_of
+from harness.log_reading import is_number
 from harness.progress import say
 from research.experiments.experiments import EXPERIMENTS
 
@@ -57,7 +57,8 @@ def refuse_other_values(path: Path, values: dict) -> None:
 def is_curve(curve) -> bool:
     """The numbers of a run at each of its evaluations, by what they are of."""
     return (isinstance(curve, dict) and {"steps", "success"} <= curve.keys()
-            and all(map(list_of(is_number), curve.values()))
+            and all(isinstance(values, list) and all(map(is_number, values))
+                    for values in curve.values())
             and len(set(map(len, curve.values()))) == 1 and curve["steps"] != [])
 
 
