@@ -332,7 +332,6 @@ NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"
 
 def read_object(path: Path) -> dict:
     """The JSON object in a file."""
-    refuse_special(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -418,16 +417,9 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(map(str, file_of.values())))]
 
 
-def refuse_special(path: Path) -> None:
-    """Stop at a pipe or a device, which might never end."""
-    if is_there(path) and not is_file(path):
-        raise UserError(f"cannot read {path}: not a regular file")
-
-
 @contextmanager
 def opened(path: Path):
     """The safetensors file; `with` turns what is wrong with it into one sentence."""
-    refuse_special(path)
     try:
         with safe_open(path, "pt") as file:
             yield file

@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps
-from harness.files import did_you_mean, is_file, is_there, paths_in
+from harness.files import is_file, is_there, paths_in
 from harness.identity import run_config
 from harness.log_reading import lines_of_run, missing_evaluations, refuse_gaps
 
@@ -19,7 +19,7 @@ def read_runs(folders: list[str]) -> list[dict]:
     runs, several = [], len(folders) > 1
     for folder in {os.path.realpath(name): Path(name) for name in folders}.values():
         if not is_there(folder):
-            raise UserError(f"{folder} does not exist{did_you_mean(folder)}")
+            raise UserError(f"{folder} does not exist")
         if several and not is_there(folder / "config.json"):
             print(f"passed over: {folder} is not a run folder, it has no config.json",
                   file=sys.stderr)

@@ -1,6 +1,5 @@
 """Reading and writing files: a full disk or a damaged file ends in one clear sentence, and what is
 written appears whole or not at all."""
-import difflib
 import hashlib
 import json
 import math
@@ -38,16 +37,6 @@ def paths_in(folder: str | Path) -> list[Path]:
         return []
     except OSError as error:
         raise UserError(f"cannot read {folder}: {error.strerror}") from None
-
-
-def did_you_mean(path: str | Path) -> str:
-    """What may be meant by a path that leads nowhere: runs/none-grpo-s0 by runs/none. Empty where
-    nothing beside it is called alike, or where there is something."""
-    path = Path(path)
-    beside = [] if is_there(path) else [found.name for found in paths_in(path.parent)]
-    longer = [name for name in beside if name.startswith(f"{path.name}-")]
-    near = longer or difflib.get_close_matches(path.name, beside, 1, 0.75)
-    return f", did you mean {path.parent / near[0]}?" if near else ""
 
 
 def read_json(path: Path) -> dict:
@@ -105,7 +94,6 @@ def finite(text: str) -> float:
 @contextmanager
 def reading(path: Path, mode: str = "r", encoding: str | None = "utf-8"):
     """Open a file. Whatever is the reason why it cannot be read becomes one sentence."""
-    refuse_special(path, "read")
     try:
         with open(path, mode, encoding=encoding) as file:
             yield file
@@ -113,14 +101,6 @@ def reading(path: Path, mode: str = "r", encoding: str | None = "utf-8"):
         raise UserError(f"{path} is not text") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-
-
-def refuse_special(path: Path, what_for: str) -> None:
-    """Stop at a pipe or a device: to read one might never end, and a file that is made whole would
-    take its place."""
-    if is_there(path) and not is_file(path):
-        reason = "Is a directory" if is_folder(path) else "Not a regular file"
-        raise UserError(f"cannot {what_for} {path}: {reason}")
 
 
 def read_given(name: str, what: str, parse) -> list:
@@ -159,7 +139,8 @@ def whole_file(path: Path):
     """Make a file whole or not at all: `with` gives the name of one to write, and renames it to
     `path` at the end. If something goes wrong, it is removed."""
     unfinished = unfinished_name(path)
-    refuse_special(path, "write")
+    if is_there(path) and not is_file(path):  # the file would take the place of a device
+        raise UserError(f"cannot write {path}: not a regular file")
     with writing(path):
         try:
             yield unfinished

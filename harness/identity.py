@@ -27,8 +27,8 @@ import tokenizers
 import torch
 
 from engine.errors import UserError
-from harness.files import (PROJECT, did_you_mean, find_folder, is_file, is_folder, is_there,
-                           paths_in, read_json, sha256_of)
+from harness.files import (PROJECT, find_folder, is_file, is_folder, is_there, paths_in, read_json,
+                           sha256_of)
 
 CHANGES_ROUNDING = ("threads", "device", "micro_batch", "checkpointing", "offload_optimizer",
                     "shard")
@@ -56,8 +56,7 @@ def run_id_of(config: dict) -> str:
 def run_config(folder: Path) -> dict:
     """Read config.json of a run folder, and compare it with its run_id."""
     if not is_file(folder / "config.json"):
-        raise UserError(f"{folder} is not a run folder: it has no config.json"
-                        f"{did_you_mean(folder)}")
+        raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = read_json(folder / "config.json")
     if "run_id" in config and config["run_id"] != run_id_of(config):
         path = folder / "config.json"

@@ -19,7 +19,7 @@ from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
 from engine.policy import Policy, encode_prompts
 from engine.processes import refuse_undefined
 from engine.tokens import load_tokenizer
-from harness.files import did_you_mean, find_folder
+from harness.files import find_folder
 from harness.own_code import expect
 from harness.settings import OWN_SAMPLER, Settings
 from harness.tasks import make_task
@@ -44,8 +44,6 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
 
 def load_model(s: Settings, folder: Path, device) -> Qwen2:
     """The model of a folder; with --shard this process's part of it."""
-    if near := did_you_mean(folder):
-        raise UserError(f"there is no model folder {folder}{near}")
     dtype = getattr(torch, s.dtype)
     if not s.shard:
         return Qwen2.from_pretrained(folder, device).compute_in(dtype)

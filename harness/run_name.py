@@ -4,9 +4,9 @@
     python train.py --learning_rate 1e-3 --steps 30     runs/none-grpo-lr1e-3-steps30-s0
 
 The same command always names the same folder, so that --continue finds it. What changes no result,
-say --threads, is not in the name.
+say --threads, is not in the name. Files of one name in two places name one folder: whoever comes
+second is told what differs (harness/resume.py).
 """
-import hashlib
 import os
 import re
 from decimal import Decimal
@@ -14,10 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from harness.files import PROJECT, find_folder
+from harness.files import find_folder
 from harness.flags import Flag, parameters_as_flags
 
-LONGEST = 100  # bytes; the end of a longer name becomes a hash
 BY_PLACE = (  # these have a place of their own in the name
     "task", "model", "mitigation", "placebo", "rescale", "advantage", "seed")
 LABELS = {"learning_rate": "lr", "device": "", "dtype": ""}  # "cuda" instead of "devicecuda"
@@ -35,12 +34,9 @@ def run_name(s, options: dict[str, Flag], of_task: dict[str, Flag]) -> str:
         s.mitigation, *changed(s, parameters_as_flags(MITIGATIONS[s.mitigation])),
         *changed(s, {name: options[name] for name in ("placebo", *rescale)}),
         s.advantage, *changed(s, parameters_as_flags(ADVANTAGES[s.advantage])),
-        *changed(s, of_loss), *changed(s, of_task, short), *changed(s, of_rest, short)]
-    name, ending = "-".join(filter(None, parts)), f"-s{s.seed}"
-    if len((name + ending).encode()) > LONGEST:
-        room = name.encode()[:LONGEST - len(f"-{digest(name, 8)}{ending}")].decode(errors="ignore")
-        name = f"{room.rpartition('-')[0]}-{digest(name, 8)}"
-    return name + ending
+        *changed(s, of_loss), *changed(s, of_task, short), *changed(s, of_rest, short),
+        f"s{s.seed}"]
+    return re.sub(r"[^\w.+-]", "_", "-".join(filter(None, parts)))
 
 
 def changed(s, flags: dict[str, Flag], write=str) -> list[str]:
@@ -58,30 +54,14 @@ def changed(s, flags: dict[str, Flag], write=str) -> list[str]:
         elif name == "rollouts":  # whatever the address of the server is
             parts.append(name)
         else:
-            parts.append(LABELS.get(name, name) + legal(write(value)))
+            parts.append(LABELS.get(name, name) + write(value))
     return parts
 
 
 def path_part(path: str | Path) -> str:
-    """The name of a file or folder, of a checkpoint that of its run as well. Elsewhere than where
-    such things are in this project, a hash of the path stands behind it."""
+    """The name of a file or folder; of a checkpoint that of its run as well."""
     path = Path(os.path.abspath(find_folder(path)))
-    place = path.relative_to(PROJECT) if PROJECT in path.parents else path
-    name, home = place.name, place.parent
-    if name.startswith("step_"):
-        name, home = f"{home.parent.name}-{name}", home.parent.parent
-    is_usual = str(home) in (".", "models", "runs")
-    return legal(name) if is_usual else f"{legal(name)}.{digest(str(place), 6)}"
-
-
-def legal(text: str) -> str:
-    """The text if a folder's name can have it; otherwise what it can have, and a hash."""
-    kept = re.sub(r"[^\w.+-]", "_", text)
-    return kept if kept == text else f"{kept}.{digest(text, 6)}"
-
-
-def digest(text: str, length: int) -> str:
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:length]
+    return f"{path.parents[1].name}-{path.name}" if path.name.startswith("step_") else path.name
 
 
 def short(value) -> str:

@@ -237,13 +237,6 @@ def test_a_damaged_checkpoint_is_moved_away_and_the_one_before_goes_on(finished,
     assert_same_run(finished, folder)
 
 
-def test_a_pipe_in_place_of_an_old_state_is_not_waited_for(stopped):
-    shutil.copytree(stopped / SEALED, stopped / "checkpoints/step_000001")
-    shutil.rmtree(stopped / "checkpoints/step_000001/trainer")
-    os.mkfifo(stopped / "checkpoints/step_000001/trainer")
-    run("--resume", stopped, "--steps", 4)
-
-
 def state(change):
     return lambda run: rewrite(run / STATE, change)
 

@@ -20,7 +20,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import token_bytes
 from harness.credit_file import checkpoint_folders
-from harness.files import did_you_mean, find_folder, is_file, read_json
+from harness.files import find_folder, is_file, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.load import load_policy
 from harness.program import run_as_program
@@ -91,8 +91,7 @@ def is_run(folder: Path) -> bool:
     config = read_json(folder / "config.json") if is_file(folder / "config.json") else {}
     if "mitigation" not in config and "model_type" not in config:
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
-                        "config.json that names a mitigation or a model_type"
-                        f"{did_you_mean(folder)}")
+                        "config.json that names a mitigation or a model_type")
     return "mitigation" in config
 
 

@@ -35,7 +35,6 @@ def test_what_a_large_run_would_use_is_allowed():
 
 @pytest.mark.parametrize("argv, words", [
     (["--config", ""], "argument --config: '' is empty"),
-    (["--config", "/dev/zero"], "cannot read /dev/zero: Not a regular file"),
     (["--advantage", "vine", "--values_every", "9" * 5000], "should be line, uncertain or"),
     (["--task", "x" * 5000], "there is no such module"),
     (["--task", "tools.__main__"], "there is no such module")])

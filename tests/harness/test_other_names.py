@@ -3,33 +3,16 @@ import json
 
 import pytest
 
-import analyze
 import train
 from conftest import ROOT, refusal
 from engine.errors import UserError
 from harness.command_line import read_flags
-from harness.files import did_you_mean
 from harness.other_names import IN_FILES
 from harness.settings import OPTIONS, make_settings
 
 
 def settings_of(*argv):
     return make_settings(read_flags(list(map(str, argv))))
-
-
-def test_a_folder_that_is_not_there_is_told_the_one_beside_it(tmp_path):
-    """By its beginning, up to a hyphen, or by likeness; no other name."""
-    for name in ("none-grpo-s0", "nonesuch", "tiny"):
-        (tmp_path / name).mkdir()
-    meant = {"none": "none-grpo-s0", "tinny": "tiny", "x": "", "tiny": ""}
-    for name, found in meant.items():
-        expected = f", did you mean {tmp_path / found}?" if found else ""
-        assert did_you_mean(tmp_path / name) == expected, name
-    for command in (lambda: train.main(["--resume", str(tmp_path / "none")]),
-                    lambda: analyze.main([str(tmp_path / "none")]),
-                    lambda: train.main(["--model", str(tmp_path / "tinny")])):
-        with pytest.raises(UserError, match="did you mean .*/(none-grpo-s0|tiny)[?]$"):
-            command()
 
 
 def test_a_flag_of_the_runs_own_task_is_known_and_cannot_be_changed(tmp_path):

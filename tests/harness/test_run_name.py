@@ -1,5 +1,4 @@
 """The name of a run's folder: what is not at its default is in it, and nothing else."""
-import os
 import re
 import shutil
 
@@ -23,7 +22,7 @@ def name_of(*argv):
     ("--steps 30 --seed 2", "none-grpo-steps30-s2"),
     ("--task tools.largest_last --largest 9", "largest_last-none-grpo-largest9-s0"),
     ("--max_number 9 --kl 0.1", "none-grpo-kl0.1-max_number9-s0"),
-    ("--device cuda:1 --dtype bfloat16", "none-grpo-cuda_1.af20fe-bfloat16-s0"),
+    ("--device cuda:1 --dtype bfloat16", "none-grpo-cuda_1-bfloat16-s0"),
     ("--data own.jsonl --temperature 2", "none-grpo-own.jsonl-temperature2-s0"),
     ("--mitigation entropy_weighted --entropy_temp 0.5 --max_grad_norm 0",
      "entropy_weighted-entropy_temp0.5-grpo-max_grad_norm0-s0"),
@@ -67,21 +66,10 @@ def test_whatever_changes_a_result_names_another_folder():
 
 def test_the_shipped_model_has_no_name_wherever_it_is_named_from(tmp_path, monkeypatch):
     shutil.copytree(TINY, tmp_path / "tiny")
-    assert re.fullmatch(r"tiny\.\w{6}-none-grpo-s0", name_of("--model", str(tmp_path / "tiny")))
+    assert name_of("--model", str(tmp_path / "tiny")) == "tiny-none-grpo-s0"
     monkeypatch.chdir(PROJECT / "models")
     for path in ("tiny", "../models/tiny/", TINY, "models/tiny"):
         assert name_of("--model", path) == "none-grpo-s0"
-
-
-@pytest.mark.parametrize("flags, paths", [
-    (["--data"], ["a/x.jsonl", "b/x.jsonl", "x.jsonl", "/c/x.jsonl"]),
-    (["--model"], ["models/x", "/a/x", "/b/x"]),
-    (["--model"], [f"{runs}/mine/checkpoints/step_000025" for runs in ("runs", "/a", "a/runs")])])
-def test_paths_that_end_alike_name_different_folders(flags, paths, monkeypatch):
-    monkeypatch.chdir(PROJECT)
-    names = [name_of(*flags, path) for path in paths]
-    assert len(set(names)) == len(names)
-    assert names == [name_of(*flags, os.path.abspath(path)) for path in paths]
 
 
 def test_numbers_are_short_and_lose_no_digit():
@@ -91,20 +79,9 @@ def test_numbers_are_short_and_lose_no_digit():
     assert float(short(0.1 + 0.2)) == 0.1 + 0.2
 
 
-def test_a_long_name_ends_in_a_hash_of_it_all():
-    def of(count, last=""):
-        return name_of("--steps", "9", "--data", "模" * count + ".jsonl", "--seed", "12", *last)
-
-    assert of(21) == f"none-grpo-{'模' * 21}.jsonl-steps9-s12" and len(of(21).encode()) == 90
-    first, second = of(23, ["--temperature", "0.5"]), of(23, ["--temperature", "0.7"])
-    assert re.fullmatch(rf"none-grpo-{'模' * 23}\.jsonl-\w{{8}}-s12", first), first
-    assert first != second and len(of(99).encode()) <= 100
-
-
 def test_the_table_of_the_page_is_right(tmp_path, monkeypatch):
     (tmp_path / "models/Qwen2.5-0.5B-Instruct").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.run_name.PROJECT", tmp_path)
     readme = (ROOT / "README.md").read_text()
     mine = name_of("--mitigation", "entropy_weighted", "--entropy_temp", "2")
     assert mine == "entropy_weighted-entropy_temp2.0-grpo-s0"
