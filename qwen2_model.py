@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError, is_file, is_folder, is_there
+from engine.errors import UserError, is_file, is_folder
 
 
 @dataclass(frozen=True)

@@ -190,8 +190,6 @@ def check_value(name: str, value, flag: Flag) -> None:
     said = f"--{name} {shortened(repr(value) if isinstance(value, str) else str(value))}"
     if not has_type(value, flag):
         raise UserError(f"{said} should be {KINDS[flag.type]}")
-    if isinstance(value, str) and not value.isprintable():
-        raise UserError(f"{said} has characters that cannot be shown")
     if flag.choices and value is not None and value not in flag.choices:
         nearest = difflib.get_close_matches(value, flag.choices, len(flag.choices), cutoff=0)
         raise UserError(f"--{name} {shortened(value)} is not one of: {', '.join(nearest)}")

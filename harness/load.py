@@ -9,7 +9,6 @@ from functools import wraps
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from engine import processes
@@ -102,11 +101,7 @@ def answers_from(run, policy: Policy, optimizer: AdamW):
         from harness.given_pairs import GivenPairs  # few runs need it
         return GivenPairs(s.pairs, policy, run)
     if s.rollouts != OWN_SAMPLER:
-        try:
-            from bridges.remote_rollouts import connect
-        except ModuleNotFoundError as error:
-            raise UserError("--rollouts with an address needs the folder bridges/, which is not "
-                            f"beside train.py ({error}); --rollouts own does not") from None
+        from bridges.remote_rollouts import connect
         return connect(policy, optimizer, run)
     return policy
 
@@ -179,11 +174,7 @@ class TrainerState:
     def load(self, checkpoint: Path) -> None:
         """Read what `tensors` has returned from a checkpoint."""
         from engine.optimizer_reading import load_optimizer_tensors
-        path = checkpoint / "trainer" / "state.safetensors"
-        try:
-            tensors = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} cannot be read: {error}") from None
+        tensors = load_file(checkpoint / "trainer" / "state.safetensors")
         for part, method in self.methods.items():
             names = [name for name in tensors if name.startswith(f"{part}.")]
             state = {name.partition(".")[2]: tensors.pop(name) for name in names}

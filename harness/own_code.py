@@ -1,6 +1,5 @@
-"""Code that people write: a weighting, an advantage, a task. What it returns is checked before it is
-used.
-"""
+"""Code that people write: a weighting, an advantage, a task. What it returns is checked before it
+is used."""
 from collections.abc import Callable
 from copy import deepcopy
 from reprlib import repr as brief

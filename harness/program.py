@@ -19,7 +19,6 @@ from harness.progress import Visible, go_on_for_nobody, though_nobody_reads, vis
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
            "does a smaller model")
 MESSAGE = b"\nstopping after this step (once more: at once, back to the last checkpoint)\n"
-LONGEST_LINE = 1000  # of an error
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -64,9 +63,6 @@ def fill_closed_streams() -> None:
 
 
 def end_with(sentence: str) -> NoReturn:
-    """End with an error. A line that repeats a very long name is cut in the middle."""
-    sentence = "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:600]} ... {line[-300:]}"
-                         for line in sentence.split("\n"))
     if processes.count() == 1:
         sys.exit(sentence)
     with though_nobody_reads(sys.stdout):

@@ -10,7 +10,7 @@ import torch
 
 from engine import processes
 from engine.errors import UserError
-from harness.credit_file import checkpoint_folders, step_of
+from harness.credit_file import step_of
 from harness.files import (is_file, is_folder, is_there, lines_in, paths_in, read_json, sha256_of,
                            writing)
 from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, LOGS, check_origin, code_in_use,
@@ -86,7 +86,9 @@ def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
         refuse_gaps(folder.path, config, lines_of_run(folder.path, "metrics.jsonl"),
                     lines_of_run(folder.path, "evaluations.jsonl"), run.done)
     if is_finished(folder, config, settings, run.done):
-        say(how_far(folder, config["steps"], max(run.done, last_step(folder.path))))
+        done = max(run.done, last_step(folder.path))
+        say(f"{folder.path} has {done} of its {config['steps']} steps, and no more were asked for: "
+            "--steps N goes on to N")
         run.is_finished = True
         return run
     if not run.checkpoint:
@@ -131,15 +133,6 @@ def is_finished(run: RunFolder, config: dict, settings: Settings, done: int) -> 
     return last_step(run.path) >= settings.steps and not missing
 
 
-def how_far(run: RunFolder, steps: int, done: int) -> str:
-    """What to say of a run with nothing to do. It may be unfinished, if --steps asks for no more
-    than is done."""
-    if done < steps:
-        return (f"{run.path} has {done} of its {steps} steps, and no more were asked for (without "
-                f"--steps it goes on to {steps})")
-    return f"{run.path} is finished after {done} steps (--steps N goes on to N)"
-
-
 def refuse_to_erase(run: RunFolder, config: dict) -> None:
     """Without a checkpoint a run can only start again. Up to the step at which the first checkpoint
     is due nothing is lost by that: the same steps are made again. A longer record is not erased."""
@@ -161,10 +154,6 @@ def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
         refuse_other_sources(sources, settings, names)
     if checkpoint:
         check_seal(run.path, checkpoint, done)
-    for step, folder in checkpoint_folders(run.path).items():
-        if step > done and paths_in(folder):
-            raise UserError(f"{folder} holds no trainer/state.json to go on from, and is in the "
-                            "way of the checkpoint that will be written there: move it away")
 
 
 def check_seal(run: Path, checkpoint: Path, step: int) -> None:
@@ -191,12 +180,8 @@ def refuse_other_sources(before: dict[str, str], settings, names: set[str]) -> N
 def code_since(config: dict, done: int) -> tuple[dict[str, dict], list[str]]:
     """`code` of config.json, the files by the step from which on they hold, when a run goes on
     after `done` steps; and which files are not what they were then."""
-    try:
-        code = {step: files for step, files in config["code"].items() if int(step) <= done}
-        before = {name: sha256 for files in code.values() for name, sha256 in files.items()}
-    except (AttributeError, ValueError):
-        raise UserError("`code` of config.json was changed by hand; without it nothing is "
-                        "compared with the code of today") from None
+    code = {step: files for step, files in config["code"].items() if int(step) <= done}
+    before = {name: sha256 for files in code.values() for name, sha256 in files.items()}
     now = code_in_use()
     other = {name: now[name] for name in before.keys() & now.keys() if now[name] != before[name]}
     if other or not before:

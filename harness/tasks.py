@@ -102,12 +102,6 @@ def is_score(score, problem, text: str) -> bool:
     return is_finite and set(PARTS) <= set(score) and score["answer"] in (0, 1)
 
 
-def are_answers(answers, problem) -> bool:
-    opening, right = answers
-    are_texts = all(isinstance(text, str) and text for text in (opening, *right))
-    return isinstance(right, list) and are_texts
-
-
 EXPECTED = {  # of a method: in words, and a test of what it returned, with what it was asked
     "training_problems": ("a list of as many problems as it is asked for", lambda given, *asked:
                           len(given) == asked[-1]),
@@ -120,5 +114,5 @@ EXPECTED = {  # of a method: in words, and a test of what it returned, with what
     "right_steps": ("a list of tokens, counted from 0", lambda places, problem, pieces:
                     all(place in range(len(pieces)) for place in places)),
     "right_answers": ("a text that ends the thinking and a list of right answers to follow it",
-                      are_answers),
+                      lambda given, problem: len(given) == 2 and isinstance(given[1], list)),
 }

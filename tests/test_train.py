@@ -104,7 +104,7 @@ def test_an_evaluation_may_take_several_answers_to_each_problem(learner, tmp_pat
     for name, more in (("one", ()), ("four", ("--eval_answers", 4, "--eval_modes", "sampled"))):
         run("--model", learner, "--out", tmp_path / name, "--steps", 0, "--eval_tasks", 8, *more)
         assert not (tmp_path / name / "metrics.jsonl").exists()  # of no step
-    assert "is finished" in run("--resume", tmp_path / "one").stdout
+    assert "has 0 of its 0 steps" in run("--resume", tmp_path / "one").stdout
     [sampled, greedy], [four] = (lines(tmp_path / name / "evaluations.jsonl")
                                  for name in ("one", "four"))
     assert set(sampled["answer"] + greedy["answer"]) <= {0, 1} and len(four["answer"]) == 8
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypa
 
 
 def test_more_steps_go_on_and_names_that_people_gave_are_left_alone(whole, learner, tmp_path):
-    assert "is finished" in run("--resume", whole[0]).stdout
+    assert "has 5 of its 5 steps" in run("--resume", whole[0]).stdout
     folder = tmp_path / "x"
     run("--model", learner, "--out", folder, *FLAGS, "--steps", 4)
     (folder / "checkpoints/step_000004").rename(folder / "checkpoints/step_000004_best")
@@ -327,13 +327,6 @@ def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
         argv = argv if "--model" in argv else ["--model", str(learner), *argv]
     assert said in refusal(train.main, argv)
     assert not (tmp_path / "x").exists()
-
-
-def test_answers_of_a_server_need_the_folder_bridges(learner, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bridges.remote_rollouts", None)  # as if it were not there
-    said = run("--model", learner, "--out", tmp_path / "x", "--rollouts", "http://127.0.0.1:9",
-               expect=1).stderr
-    assert "the folder bridges/" in said and not (tmp_path / "x").exists()
 
 
 def test_the_line_is_printed_without_a_traceback(learner, tmp_path):

@@ -3,7 +3,6 @@ from types import ModuleType
 
 import pytest
 
-from conftest import refusal
 from engine.errors import UserError
 from harness.short_task import short_task
 from harness.tasks import CheckedTask, load_task
@@ -54,19 +53,15 @@ def test_a_function_with_the_name_of_a_method_takes_its_place():
     assert task.prompt_for(problem) == PROMPTS[problem] and task.show(5) == "number 5"
 
 
-@pytest.mark.parametrize("problems, words", [
-    ("one text", "`problems` should be a list, got 'one text'"),
-    ([PROMPTS[0], 7], "problem 1 should be a text, or a dict with the text"),
-    ([{"question": "x"}], "problem 0 should be a text, or a dict with the text"),
-    (PROMPTS[:1] * 3, "`problems` has 1 different prompts"), ([], "has 0 different prompts")])
-def test_wrong_problems_are_one_sentence(problems, words):
-    said = refusal(task_of, problems)
-    assert said.startswith("my_task: ") and words in said
+@pytest.mark.parametrize("problems", [PROMPTS[:1] * 3, [], "xxx"])
+def test_one_problem_is_too_few(problems):
+    with pytest.raises(UserError, match="^my_task: `problems` has [01] different prompts"):
+        task_of(problems)
 
 
-@pytest.mark.parametrize("value", [None, "1", float("nan"), float("inf"), 1e39])
+@pytest.mark.parametrize("value", [float("nan"), 1e39])
 def test_a_reward_is_a_finite_number(value):
-    with pytest.raises(UserError, match="reward.* should return a finite number, got"):
+    with pytest.raises(UserError, match=r"score\(.* should return finite numbers by name"):
         task_of(PROMPTS, lambda problem, text: value).score(PROMPTS[0], "a")
 
 
