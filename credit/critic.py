@@ -15,8 +15,7 @@ from engine.choices import advantage
 from engine.errors import UserError
 from engine.processes import refuse_undefined
 from engine.forward import lay_out
-from engine.optimizer import AdamW, optimizer_tensors
-from engine.optimizer_reading import load_optimizer_tensors
+from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
 from engine.rollouts import Rollouts
 from engine.sharded import whole_model
 from engine.tokens import token_bytes
@@ -63,9 +62,6 @@ class Trained:
 
     def load_state_dict(self, tensors: dict[str, torch.Tensor]) -> None:
         names = set(self.module.state_dict())
-        missing = sorted(names - set(tensors))
-        if missing:
-            raise UserError(f"the checkpoint lacks {missing[0]}")
         self.module.load_state_dict({name: tensors[name] for name in names})
         rest = {name: value for name, value in tensors.items() if name not in names}
         load_optimizer_tensors(self.optimizer, self.named_parameters(), rest)

@@ -7,7 +7,7 @@ import torch.nn as nn
 from torch.optim.adamw import adamw
 
 from engine import processes
-from engine.processes import full_tensor, is_sharded, refuse_undefined
+from engine.processes import full_tensor, is_sharded, refuse_undefined, shard_like
 from qwen2_model import Qwen2
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
@@ -78,3 +78,19 @@ def optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter]) -> dict[st
         for key, value in optimizer.state[parameter].items():
             tensors[f"{key}.{name}"] = value
     return tensors
+
+
+def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter],
+                           tensors: dict[str, torch.Tensor]) -> None:
+    """Give the optimizer what `optimizer_tensors` has returned."""
+    for name, parameter in parameters.items() if tensors else ():
+        moments = {key: copy_like(parameter, tensors[f"{key}.{name}"]) for key in STATE[1:]}
+        count = tensors[f"step.{name}"].clone().to(parameter.device)
+        optimizer.state[parameter] = {"step": count, **moments}
+
+
+def copy_like(parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+    """A copy of the value on the parameter's device, and cut if the parameter is (--shard)."""
+    copy = torch.empty_like(parameter, requires_grad=False)
+    processes.local_shard(copy).copy_(shard_like(parameter, value))
+    return copy

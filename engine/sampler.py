@@ -313,7 +313,10 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
         starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
     one_for_all = isinstance(max_new_tokens, int)
     limits = [max_new_tokens] * len(starts) if one_for_all else max_new_tokens
-    check_request(model, prompts, starts, limits, answers, temperature)
+    most = model.config.max_position_embeddings
+    longest = max(start.seen + limit for start, limit in zip(starts, limits, strict=True))
+    if longest > most:
+        raise UserError(f"prompt and answer can reach {longest} tokens, the model takes {most}")
     stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
     share = range(len(starts)) if share is None else share
     # all processes have to make it, those with an empty share, too
@@ -355,21 +358,3 @@ def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], lim
     decoding.prefill(prompts, without if (without >= 0).any() else None)
     step_until_done(decoding, longest)
     return decoding
-
-
-def check_request(model: Qwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
-                  answers: int, temperature: float) -> None:
-    if not starts or not all(prompts) or len(limits) != len(starts):
-        raise UserError("generate needs at least one prompt, no empty one, and one max_new_tokens "
-                        "for all or one for each")
-    if min(limits) < 1 or answers < 1 or not temperature > 0:
-        raise UserError(f"max_new_tokens {min(limits)} and answers {answers} must be at least 1, "
-                        f"temperature {temperature} above 0 (greedy=True takes the likeliest)")
-    for start, limit in zip(starts, limits):
-        sizes = [len(prompt) for prompt in prompts[start.prompt:start.prompt + 1]]
-        if not sizes or not 0 < start.seen <= sizes[0] or start.without >= model.config.vocab_size:
-            raise UserError(f"{start}: of {len(prompts)} prompts, numbered from 0, this one has "
-                            f"{sizes} tokens; the model knows {model.config.vocab_size}")
-        if start.seen + limit > model.config.max_position_embeddings:
-            raise UserError(f"prompt and answer can reach {start.seen + limit} tokens, the model's "
-                            f"limit is {model.config.max_position_embeddings}")

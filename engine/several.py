@@ -1,4 +1,4 @@
-"""What only several processes need: how they meet, and how one of them ends when another is lost."""
+"""What only several processes need: how they meet, and how one ends when another is lost."""
 import os
 from contextlib import suppress
 from datetime import timedelta

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from engine import processes
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS
 from engine.errors import UserError
-from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
+from engine.optimizer import (AdamW, load_optimizer_tensors, optimizer_tensors,
+                              parameters_by_name)
 from engine.policy import Policy, encode_prompts
 from engine.processes import refuse_undefined
 from engine.tokens import load_tokenizer
@@ -173,7 +174,6 @@ class TrainerState:
 
     def load(self, checkpoint: Path) -> None:
         """Read what `tensors` has returned from a checkpoint."""
-        from engine.optimizer_reading import load_optimizer_tensors
         tensors = load_file(checkpoint / "trainer" / "state.safetensors")
         for part, method in self.methods.items():
             names = [name for name in tensors if name.startswith(f"{part}.")]

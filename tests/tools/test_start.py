@@ -28,7 +28,7 @@ def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
     (sample, "TINY 3 5 7 22 --step 1", "--step 1 needs a run"),
     (sample, "TINY 3 5 7 22 --greedy --answers 2", "no effect with --greedy"),
     (sample, "TINY 3 5 7 22 --max_new_tokens 9999", "exceed the 1024"),
-    (sample, "TINY" + " 3" * 999, "the model's limit is 1024")])
+    (sample, "TINY" + " 3" * 999, "the model takes 1024")])
 def test_wrong_commands(recorded, tool, argv, said):
     named = {"RUN": str(recorded), "TINY": str(ROOT / "models/tiny")}
     assert said in refusal(tool.main, [named.get(word, word) for word in argv.split()])
