@@ -102,14 +102,11 @@ def run_chapters(run: dict, tally: Tally | None,
         change.append(gains(run))
     if tally is None:
         return {change_title: change}
-    from analysis.why import forks, ratio_and_size
-    why = [forks(tally)]
-    if tally.total("trained", "ratio").any():  # where a batch had several updates
-        why.append(ratio_and_size(tally))
+    from analysis.why import forks
     chapters = {
         change_title: [*change, growth(run, tally)],
         report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
-                          position_gradients(tally), *why]}
+                          position_gradients(tally), forks(tally)]}
     if with_earlier:
         from analysis.earlier import earlier_tables
         chapters[report.EARLIER] = earlier_tables(tally)

@@ -12,7 +12,7 @@ from analysis.plots import legend_below, panels, save, style_of, whole_steps
 from analysis.runs import evaluations
 from analysis.statistics import Estimate, holm, mean_over, paired_difference
 from analysis.tables import Table, by_row
-from analysis.tally import UNITS, Tally
+from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
 
 PRIMARY = "final success, sampled"  # what is decided; learning speed is exploratory
@@ -35,7 +35,7 @@ def chapters_of(comparison: Comparison, status=lambda text: None) -> dict[str, l
     return {"Which arm is better": [arms_table(comparison), *measured[:1]],
             "Learning speed": measured[1:],
             "Stability and cost": [stability(comparison)],
-            "Where the gradient went": credit_tables(comparison, status)}
+            "Where the gradient went": [shares_table(comparison, status)]}
 
 
 def arms_table(comparison: Comparison) -> Table:
@@ -194,55 +194,25 @@ def stability(comparison: Comparison) -> Table:
                   "seconds": "seconds a step"})
 
 
-def credit_tables(comparison: Comparison, status=lambda text: None) -> list[Table]:
-    """Where the gradient lies in each arm; and ratios of mean sizes with intervals over seeds,
-    which those of one run are not."""
-    by_arm = {}
-    for name in comparison.arms:
-        credit = [credit_of(run, status) for run in comparison.shown(name) if run["steps"]]
-        if credit:
-            by_arm[name] = [np.array(values) for values in zip(*credit)]
-    shares = {name: shares.mean(0) for name, (shares, _) in by_arm.items()}
-    ratios = [[name, len(of_runs), *(cell for column in of_runs.T for cell in over_seeds(column))]
-              for name, (_, of_runs) in by_arm.items()]
-    return [shares_table(shares), ratios_table(ratios)]
-
-
-def credit_of(run: dict, status) -> tuple[list[float], list[float]]:
-    """Of the gradient, weights included: the share of each kind, of think and answer; and three
-    ratios of mean sizes: filler over reasoning, early over late, and the first in the old unit."""
+def credit_of(run: dict, status) -> np.ndarray:
+    """The share of the gradient, weights included, of each kind, of think and of answer."""
     tally = Tally(run["folder"])
     tally.read(status)
-    kind, section = (tally.total(name, "abs gradient") for name in ("kind", "section"))
-    old, new = (tally.mean("class", f"abs {unit}") for unit in UNITS)
-    early, _, late = tally.mean("ends", "abs gradient")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shares = [*kind / kind.sum(), *(section / section.sum())[1:]]
-        return shares, [new[0] / new[1], early / late, old[0] / old[1]]
+    return np.concatenate([tally.shares("kind"), tally.shares("section")[1:]])
 
 
-def shares_table(shares: dict[str, np.ndarray]) -> Table:
+def shares_table(comparison: Comparison, status=lambda text: None) -> Table:
+    """Where the gradient lies in each arm."""
+    rows = []
+    for name in comparison.arms:
+        shares = [credit_of(run, status) for run in comparison.shown(name) if run["steps"]]
+        if shares:
+            rows.append([name, *np.mean(shares, 0).tolist()])
     formats = {"arm": "", **dict.fromkeys((*KINDS, *SECTIONS[1:]), ".0%")}
-    rows = [[name, *share.tolist()] for name, share in shares.items()]
     return Table("credit by class", "Share of the gradient abs(A) w s by kind and section",
                  by_row(formats, rows), "",
                  ["means over the runs of an arm; policies that learned other things write other "
                   "texts, so this is not the weighting alone"])
-
-
-def ratios_table(rows: list[list]) -> Table:
-    formats = {"arm": "", "runs": "d", "filler/reasoning": ".2f", "95%": ".2f", "early/late": ".2f",
-               "95% of it": ".2f", "old filler/reasoning": ".2f", "95% of old": ".2f"}
-    interval = "95% interval"
-    return Table("credit over seeds",
-                 "Filler over reasoning and early over late, abs(A) w s, over the seeds of an arm",
-                 by_row(formats, rows), "",
-                 ["filler and reasoning by the regex of an earlier experiment, whose unit is "
-                  "abs(A lp); intervals by Student's t over seeds"],
-                 {"filler/reasoning": "filler over reasoning", "95%": interval,
-                  "early/late": "first fifth over last fifth", "95% of it": interval,
-                  "old filler/reasoning": "filler over reasoning, abs(A lp)",
-                  "95% of old": interval})
 
 
 def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
