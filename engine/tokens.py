@@ -37,21 +37,11 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
     for token in CHATML:
         if vocabulary is not None and tokenizer.token_to_id(token) is None:
             raise UserError(f"{path} has no token {token}: the prompt is ChatML")
-    refuse_tokens(spellings(tokenizer), vocabulary, path)
-    return tokenizer
-
-
-def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, path: Path) -> None:
-    """Refuse a token that stands for no bytes, and one that the model has no embedding of."""
-    if not bytes_of:
-        raise UserError(f"{path} has no tokens")
-    for number, spelling in bytes_of.items():
-        if spelling is None:
-            raise UserError(f"{path}: token {number} is not written in the byte-level alphabet")
-    highest = max(bytes_of)
+    highest = max(spellings(tokenizer))
     if vocabulary is not None and highest >= vocabulary:
         raise UserError(f"{path} has a token {highest}, beyond the {vocabulary} that the model of "
                         "this folder knows: it belongs to another model")
+    return tokenizer
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
@@ -60,10 +50,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
 
 
 def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
-    try:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"the tokenizer fails on {what}: {error}") from None
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
     rules = tokenizer.normalizer  # Qwen's composes accents: another spelling, but nothing is lost
     if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != (
             rules.normalize_str(text) if rules else text):
@@ -80,19 +67,11 @@ def token_bytes(tokenizer: Tokenizer, ids) -> list[bytes]:
 
 
 @lru_cache(maxsize=4)
-def spellings(tokenizer: Tokenizer) -> dict[int, bytes | None]:
-    """The bytes of every token; None of a token that is not written in the byte-level alphabet."""
-    alphabet = byte_alphabet()
-    added = tokenizer.get_added_tokens_decoder()
-    bytes_of = {}
-    for word, i in tokenizer.get_vocab(with_added_tokens=True).items():
-        if i in added:
-            bytes_of[i] = word.encode()
-        elif alphabet.keys() >= set(word):
-            bytes_of[i] = bytes(alphabet[character] for character in word)
-        else:
-            bytes_of[i] = None
-    return bytes_of
+def spellings(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """The bytes of every token."""
+    alphabet, added = byte_alphabet(), tokenizer.get_added_tokens_decoder()
+    return {i: word.encode() if i in added else bytes(alphabet[character] for character in word)
+            for word, i in tokenizer.get_vocab(with_added_tokens=True).items()}
 
 
 @lru_cache(maxsize=1)

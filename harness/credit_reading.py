@@ -26,17 +26,9 @@ COUNTS = {  # a column that counts from 0 -> whose entries it counts; how far it
 
 
 def credit_steps(run: Path) -> list[int]:
-    """The steps that have credit files. Rank 0 writes last: while the last step has no file of
-    rank 0 it is still being written, and is left out."""
-    ranks = {}
-    for step, rank in credit_files(run):
-        ranks.setdefault(step, set()).add(rank)
-    being_written = max(ranks, default=0)
-    for step in sorted(ranks):
-        if 0 not in ranks[step] and step != being_written:
-            raise UserError(f"{credit_path(run, step)} is missing, while files of other processes "
-                            f"of step {step} are there")
-    return sorted(step for step in ranks if 0 in ranks[step])
+    """The steps that have credit files. Rank 0 writes last: a step without a file of rank 0 is
+    still being written, or has lost it."""
+    return sorted(step for step, rank in credit_files(run) if rank == 0)
 
 
 def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollouts:

@@ -43,8 +43,6 @@ def refused(folder) -> str:
     ({"head_dim": 15}, "head_dim 15 is not implemented"),
     ({"head_dim": None, "num_attention_heads": 100}, "head_dim 0 is not implemented"),
     ({"rope_theta": 10 ** 400, "rope_parameters": None}, "no sensible value for rope_theta 1000"),
-    ({"rope_parameters": [[]]}, "no sensible value for rope_parameters"),
-    ({"rope_scaling": "yarn"}, "no sensible value for rope_parameters 'yarn'"),
     ({"layer_types": [[]]}, "layer_types [[]] is not implemented"),
     ({"pad_token_id": 50}, "pad_token_id 50 should hold a token number below vocab_size 50"),
     ({"eos_token_id": [2, 50]}, "token number below vocab_size 50"),
@@ -107,10 +105,8 @@ def test_files_of_weights_that_are_cut_off_or_missing_are_named(folder):
     path.unlink()
     assert "has neither model.safetensors nor" in refused(folder)
     index = folder / "model.safetensors.index.json"
-    for content, words in (({NORM: "c.safetensors"}, "c.safetensors cannot be read"),
-                           ([NORM], "has no weight_map")):
-        index.write_text(json.dumps({"weight_map": content}))
-        assert words in refused(folder)
+    index.write_text(json.dumps({"weight_map": {NORM: "c.safetensors"}}))
+    assert "c.safetensors cannot be read" in refused(folder)
     assert "there is no model folder" in refused(folder / "elsewhere")
 
 

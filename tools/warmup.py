@@ -29,7 +29,7 @@ from harness.program import run_as_program
 from engine.policy import sample_answers
 from engine.rollouts import Rollouts, score_answers
 from qwen2_model import ModelConfig, Qwen2
-from tools.demonstrations import COUNTS, HIT, TALK, TASK, batches, make_tokenizer
+from tools.demonstrations import COUNTS, TALK, TASK, batches, make_tokenizer
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 
@@ -212,19 +212,9 @@ def sentence(rollouts: Rollouts) -> str:
     steps = sum(answer.count("=") for answer in rollouts.answers)  # two a try
     return (f"success {mean['answer']:.1%}, format {mean['format']:.2f}, "
             f"right steps {mean['reasoning']:.1%}, "
-            f"true claims of success {share_of_true_claims(rollouts):.1%}, "
             f"{steps / 2 / len(rollouts.answers):.1f} tries, "
             f"{rollouts.length.float().mean().item():.0f} tokens, "
             f"finished {rollouts.finished.float().mean().item():.1%}")
-
-
-def share_of_true_claims(rollouts: Rollouts) -> float:
-    """Of the answers that say they hit, the share that did."""
-    claims = [phrase.split("{")[0] for phrase in HIT]
-    right = [is_right for answer, is_right
-             in zip(rollouts.answers, rollouts.scores["answer"].tolist())
-             if any(claim in answer for claim in claims)]
-    return sum(right) / max(1, len(right))
 
 
 def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:

@@ -2,15 +2,12 @@
 import json
 import os
 
-import numpy as np
 import pytest
-from conftest import credit_columns, refusal, write_log
-from logs import random_log, tallied, write_run
-from tokenizers import Tokenizer
+from conftest import refusal
+from logs import random_log, write_run
 
 from analysis.arms import Comparison
 from analysis.runs import read_run, read_runs
-from analysis.tally import Vocabulary
 
 
 @pytest.fixture
@@ -108,13 +105,3 @@ def test_folders_that_cannot_be_read(tmp_path, run, monkeypatch):
         return ask(path, **more)
     monkeypatch.setattr(os, "stat", no_permission)
     assert refusal(read_runs, [str(run)]) == f"cannot read {run}/config.json: Permission denied"
-
-
-def test_token_ids_of_another_tokenizer_are_refused_before_there_is_room_for_them(tmp_path):
-    """Of the 211 tokens of the tokenizer; embeddings are padded, so a few more are fine."""
-    columns = credit_columns([2, 2], [0, 0], token_id=[1, 2, 3, 4000])
-    run = write_log(tmp_path / "run", {1: columns})
-    tallied(run)
-    vocabulary = Vocabulary(Tokenizer.from_file(str(run / "tokenizer.json")))
-    said = refusal(vocabulary.classes, np.array([3, 2 ** 24]))
-    assert "the token_id 16777216, and the run's tokenizer.json 211 tokens" in said

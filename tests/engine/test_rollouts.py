@@ -54,12 +54,6 @@ def test_a_score_that_is_none_is_refused(score):
     assert "should return finite numbers by name, reward, format, answer, reasoning among" in said
 
 
-def test_parts_that_only_some_answers_have_are_refused():
-    given = iter([{**FINE, "elegance": 1.0}, FINE])
-    said = refusal(scored, OneAnswerTask(lambda text: next(given)))
-    assert "score should return the same parts for every answer, not reward, format" in said
-
-
 @pytest.mark.parametrize("labels", [
     lambda count: ([0] * count, [0] * (count + 1)), lambda count: ([0], [0] * count),
     lambda count: ([3] * count, [0] * count), lambda count: ([0] * count, [7] * count),

@@ -9,7 +9,7 @@ from conftest import ROOT
 from engine.errors import UserError
 from harness.load import load_policy
 from harness.settings import make_settings
-from engine.tokens import encode, encode_prompt, load_tokenizer, token_bytes
+from engine.tokens import encode, load_tokenizer, token_bytes
 from qwen2_model import Qwen2
 
 @pytest.fixture
@@ -47,9 +47,7 @@ def test_the_bytes_of_a_byte_level_tokenizer():
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"decoder": None}, "byte-level"), ({"added_tokens": []}, "im_start"),
-    ({"model": {"type": "BPE", "vocab": {"\u20ac": 500}, "merges": []}},
-     "token 500 is not written in the byte-level alphabet")])
+    ({"decoder": None}, "byte-level"), ({"added_tokens": []}, "im_start")])
 def test_a_tokenizer_that_does_not_fit_is_refused(tokenizer_file, changes, words):
     byte_level_tokenizer([]).save(str(tokenizer_file))
     tokenizer_file.write_text(json.dumps(json.loads(tokenizer_file.read_text()) | changes))
@@ -57,15 +55,6 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tokenizer_file, changes, words
         load_tokenizer(tokenizer_file.parent, vocabulary=1000)
     tokenizer_file.unlink()
     with pytest.raises(UserError, match="does not exist"):
-        load_tokenizer(tokenizer_file.parent)
-
-
-def test_a_tokenizer_without_tokens_is_refused(tokenizer_file):
-    """The tiny model's are all added ones."""
-    content = json.loads(tokenizer_file.read_text()) | {"added_tokens": []}
-    content["model"] |= {"vocab": {}, "merges": []}
-    tokenizer_file.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="tokenizer.json has no tokens"):
         load_tokenizer(tokenizer_file.parent)
 
 
@@ -80,9 +69,3 @@ def test_a_tokenizer_of_another_model_is_refused(learner, tmp_path):
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     with pytest.raises(UserError, match=f"has a token {known}, beyond the {known} that the model"):
         load_policy(make_settings({"model": str(tmp_path / "model")}))
-
-
-def test_a_library_that_fails_on_a_prompt_ends_in_one_sentence():
-    tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))
-    with pytest.raises(UserError, match="fails on the prompt of the problem 3 5 7 make 22"):
-        encode_prompt(tokenizer, "b", "3 5 7 make 22")
