@@ -276,7 +276,7 @@ def rescaled_weight(chosen, name: str, rollouts: Rollouts, policy=None, rescale_
         c, note = 1.0, "not rescaled: next to no weight lies on tokens with an advantage"
     weight = weight * c
     about = {"weight_factor": c, "weight_max": weight.max().item(), "weight_note": note}
-    return weight, joined(metrics_of(chosen, whose), about)
+    return weight, joined(metrics_of(chosen), about)
 
 
 def shuffled(value: torch.Tensor, mask: torch.Tensor, group: torch.Tensor,

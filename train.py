@@ -70,7 +70,7 @@ def train(run: Run) -> None:
             metrics, columns = update(policy.model, optimizer, batch, weight, s, reference)
         with clock("record"):
             run.record(step, rollouts, weight, columns)
-        run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics, s))
+        run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics))
 
         if run.is_due(s.eval_every, step):
             evaluate(policy, run, step)

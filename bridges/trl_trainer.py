@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 from bridges.import_run import label_by_tags
-from engine.errors import BrokenModel, UserError, is_file, is_there
+from engine.errors import UserError, is_file, is_there
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts, score_answers
@@ -188,7 +188,7 @@ class Credit:
         mask = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
         look = Look(trainer, output, mask)
         facts = look.facts()
-        refuse_undefined("the model's probabilities are", *facts, kind=BrokenModel)
+        refuse_undefined("the model's probabilities are", *facts)
         prompts, given = (gathered(trainer, output[name]) for name in ("prompt_ids", "prompt_mask"))
         ids, mask = gathered(trainer, ids), gathered(trainer, mask).bool()
         last = ids.gather(1, mask.sum(1, keepdim=True) - 1)

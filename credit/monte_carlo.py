@@ -15,7 +15,7 @@ import torch
 
 from engine import processes
 from engine.choices import advantage
-from engine.errors import BrokenModel, UserError
+from engine.errors import UserError
 from engine.processes import refuse_undefined
 from engine.forward import LOGITS_AT_ONCE
 from engine.policy import stop_ids
@@ -141,7 +141,7 @@ def continuation_rewards(policy, rollouts: Rollouts, prefixes: list[Prefix], k: 
         spent += int(fresh.mask.sum())
     total = torch.tensor(float(spent))
     processes.all_reduce(rewards, total)
-    refuse_undefined("the model's probabilities are", rewards, kind=BrokenModel)
+    refuse_undefined("the model's probabilities are", rewards)
     rewards = rewards.view(-1, k)
     for i, prefix in enumerate(prefixes):
         if room[i] <= 0:

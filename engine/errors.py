@@ -17,14 +17,6 @@ class NotFinite(UserError):
     the gradient, to every parameter, to every answer: so the run stops at the first."""
 
 
-class NotFiniteCredit(NotFinite):
-    """What a weighting or an advantage made of finite numbers is not."""
-
-
-class BrokenModel(NotFinite):
-    """What the model computes is not finite."""
-
-
 def mode_of(path: str | Path) -> int:
     """What there is at a path, as os.stat says it; 0 for nothing. What may not be looked at is not
     taken for nothing: that is an error."""

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from engine import processes
-from engine.errors import BrokenModel
 from engine.packing import SharedPrompts, send
 from engine.processes import refuse_undefined, reshard_layers
 from engine.rollouts import Rollouts
@@ -110,7 +109,7 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
         for fact, values in zip(facts, torch.cat(parts, 1)):
             fact[rows] = fact[rows].masked_scatter(mask, values)
     processes.all_reduce(facts)
-    refuse_undefined("the model's probabilities are", facts, kind=BrokenModel)
+    refuse_undefined("the model's probabilities are", facts)
     return replace(rollouts, log_prob=facts[0], entropy=facts[1], collision=facts[2])
 
 

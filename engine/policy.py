@@ -11,7 +11,6 @@ import torch
 from tokenizers import Tokenizer
 
 from engine import processes
-from engine.errors import BrokenModel
 from engine.forward import Forward
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts, score_answers
@@ -58,8 +57,7 @@ class Policy:
         problem = self.task.held_out_problems(1)[0]
         prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
         hidden = self.model.model(torch.tensor([prompt], device=self.model.device))
-        refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]),
-                         kind=BrokenModel)
+        refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]))
 
 
 def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
@@ -82,7 +80,7 @@ def gather(problems: list, prompts: list[list[int]], answers: int,
     their sum."""
     processes.all_reduce(*vars(sampled).values())
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
-                     sampled.collision, kind=BrokenModel)
+                     sampled.collision)
     group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
     return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
                     sampled.log_prob, sampled.entropy, sampled.collision)

@@ -155,9 +155,9 @@ def reshard_layers(model) -> None:
             module.reshard()
 
 
-def refuse_undefined(what: str, *tensors: torch.Tensor, kind=NotFinite) -> None:
+def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:
     """Raise unless all tensors are finite, in all processes; `what` is "the gradient is", say."""
     own = [local_shard(tensor.detach()) for tensor in tensors]
     largest = get_total_norm([part for part in own if part.numel()], float("inf"))
     if not holds_for_all(bool(largest.isfinite()), *tensors):  # a GPU is waited for only once
-        raise kind(f"{what} not finite")
+        raise NotFinite(f"{what} not finite")

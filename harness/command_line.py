@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from engine.choices import ADVANTAGES, MITIGATIONS
-from engine.errors import BrokenModel, NotFinite, NotFiniteCredit, UserError
+from engine.errors import NotFinite, UserError
 from harness.files import is_file, is_there, read_json
 from harness.flags import (Parser, add_flag, check_value, fields_as_flags, parameters_as_flags,
                            some_text)
@@ -52,18 +52,16 @@ def asked_for(given: dict) -> Run:
 def where_to_look(error: NotFinite, run: Run) -> str:
     """The error, how far the run came, which flags to look at, and what is left."""
     from harness.log_reading import last_step
-    s, steps = run.settings, last_step(run.folder.path)
-    if steps == 0 and isinstance(error, BrokenModel):
-        return f"{error}, in the first step. Is {run.policy.folder} a sound model?"
-    values = s.flags_for(ADVANTAGES[s.advantage]) | s.flags_for(MITIGATIONS[s.mitigation])
+    s = run.settings
+    values = {"learning_rate": s.learning_rate, **s.flags_for(ADVANTAGES[s.advantage]),
+              **s.flags_for(MITIGATIONS[s.mitigation])}
     flags = [f"--{name} {value:g}" for name, value in values.items() if isinstance(value, float)]
-    first = ("what it divides by" if isinstance(error, NotFiniteCredit) else  # no rate is too large
-             f"--learning_rate {s.learning_rate:g}")
     checkpoints = run.folder.checkpoints()
     way_on = (f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
-              if checkpoints else "there is no checkpoint from before")
+              if checkpoints else "there is no checkpoint from before: is the model sound?")
+    steps = last_step(run.folder.path)
     return (f"{error}, in step {run.step}. The last step on record is {steps}. Look at "
-            f"{', '.join([first, *flags])}; {way_on}")
+            f"{', '.join(flags)}; {way_on}")
 
 
 def read_flags(argv: list[str]) -> dict:

@@ -42,13 +42,12 @@ def stopwatch(clock: Callable[[], float]) -> Callable[[], float]:
     return lambda: max(clock() - start, 1e-9)
 
 
-def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weights: dict,
-                 s) -> dict:
+def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weights: dict) -> dict:
     """`update` are the metrics of the update, `weights` those of the weights; an advantage has its
     own. None of them may take the name of another. Tokens and answers that advantage and weights
     sampled for themselves are added up."""
     batch = batch_metrics(rollouts)
-    credit = metrics_of(advantage, f"the advantage {s.advantage}")
+    credit = metrics_of(advantage)
     extra = {name: sum(metrics.pop(name, 0) or 0 for metrics in (credit, weights))
              for name in ("extra_tokens", "extra_answers")}
     stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}

@@ -6,7 +6,7 @@ from reprlib import repr as brief
 
 import torch
 
-from engine.errors import NotFiniteCredit, UserError
+from engine.errors import NotFinite, UserError
 from engine.rollouts import Rollouts
 
 def expect(holds: Callable[[], bool], what: str, expected: str, value) -> None:
@@ -36,7 +36,7 @@ def checked_credit(chosen, whose: str, rollouts: Rollouts, policy=None) -> torch
     expect(lambda: fits_frame(values, mask), whose,
            f"a tensor (B, T) = {tuple(mask.shape)} of real numbers on {mask.device}", values)
     frame = torch.broadcast_to(values.detach().float(), mask.shape).masked_fill(~mask, 0.0)
-    refuse_tokens(~frame.isfinite(), mask, f"{whose} is not finite", NotFiniteCredit)
+    refuse_tokens(~frame.isfinite(), mask, f"{whose} is not finite", NotFinite)
     return frame
 
 
@@ -58,14 +58,10 @@ def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserE
                    f"{row}, token {t}{hint}")
 
 
-def metrics_of(chosen, whose: str) -> dict:
+def metrics_of(chosen) -> dict:
     """The metrics of a choice, as plain numbers for metrics.jsonl."""
-    metrics = {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
-               for name, value in getattr(chosen, "metrics", {}).items()}
-    expect(lambda: all(isinstance(name, str) and isinstance(value, int | float | None)
-                       for name, value in metrics.items()),
-           f"the metrics of {whose}", "numbers (or None) by name", metrics)
-    return metrics
+    return {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
+            for name, value in getattr(chosen, "metrics", {}).items()}
 
 
 def joined(*parts: dict) -> dict:

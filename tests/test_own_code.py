@@ -98,13 +98,10 @@ def test_what_an_idea_changes_in_its_batch_nobody_else_reads(rollouts):
     assert repr(rollouts) == before
 
 
-@pytest.mark.parametrize("metrics, words", [
-    *[(metrics, "the metrics of the weighting mine should return numbers (or None) by name")
-      for metrics in ({"a": [1]}, {"a": "a text"}, {1: 1.0}, {"extra_tokens": "1"})],
-    *[({name: 1.0}, f"the metric {name} of a weighting or an advantage needs another name")
-      for name in ("step", "loss", "weight_max", "run_id")]])
-def test_metrics_are_numbers_and_take_no_place_of_the_loops(said_of, metrics, words):
-    assert words in said_of(with_metrics(metrics))
+@pytest.mark.parametrize("name", ["step", "loss", "weight_max", "run_id"])
+def test_metrics_take_no_place_of_the_loops(said_of, name):
+    said = said_of(with_metrics({name: 1.0}))
+    assert f"the metric {name} of a weighting or an advantage needs another name" in said
 
 
 def test_metrics_are_plain_numbers_and_null_where_no_float_can_hold_them(monkeypatch, tmp_path):
