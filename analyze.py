@@ -119,8 +119,7 @@ def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
     if run["metrics"] or run["evaluations"]:
         pictures.append(learning_curve(run, folder))
     if tally and tally.total("all", "abs gradient")[0] > 0:
-        pictures += [credit_by_kind(tally, folder), over_training(tally, folder),
-                     position_bars(tally, folder)]
+        pictures += [credit_by_kind(tally, folder), over_training(tally, folder)]
     return pictures
 
 
@@ -295,19 +294,6 @@ def position_gradients(tally: Tally) -> Table:
                  f"last fifth (95%: {shown(early.interval, '.2f')}).",
                  [OVER_REST, "of the fifths: a token counts where its middle stands, (t + 1/2) / "
                   "length"], {**REST_WORDS, "bin": "part of the answer"})
-
-
-def position_bars(tally: Tally, folder: Path) -> Picture:
-    figure, axis = panels(1)
-    sizes, tokens = tally.drawn("position", "gradient")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        reach = 1.96 * (sizes / tokens).std(0)
-    mean = tally.mean("position", "abs gradient")
-    axis.bar(range(1, 11), mean, 0.85, yerr=reach, color=BLUE, error_kw={"lw": 0.8, "capsize": 2})
-    axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s", xticks=range(1, 11),
-             title=f"The gradient is largest in tenth {np.nanargmax(mean) + 1}")
-    return save(figure, folder, "position",
-                "Mean size in ten bins of relative position, 95% intervals over groups")
 
 
 def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:

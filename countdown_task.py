@@ -189,13 +189,6 @@ class Task:
         *numbers, target = read_numbers(words, 3, "numbers and then the target, such as 3 5 7 22")
         return Problem(tuple(numbers), target)
 
-    def remarks(self, problem: Problem) -> list[str]:
-        """What somebody who typed this problem should know of it."""
-        is_small = len(problem.numbers) <= 4  # to try everything with more numbers takes long
-        if is_small and problem.target not in reachable(tuple(sorted(problem.numbers)), 10**9):
-            return ["the target cannot be reached with a whole positive result at every step"]
-        return []
-
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         """The reward of any string, and its parts."""
         opened = "<think>" if PROMPTS[self.prompt][0].endswith("<think>") else ""

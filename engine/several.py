@@ -14,10 +14,6 @@ def join(device: str) -> str:
     """Join the other processes, and return this one's device. A second call only returns it."""
     if device == "cuda":
         local_rank = int(os.environ["LOCAL_RANK"])
-        devices = torch.cuda.device_count()
-        if local_rank >= devices:
-            raise UserError(f"--device cuda: {local_rank + 1} processes or more on this machine, "
-                            f"and PyTorch sees {devices} CUDA devices here")
         device = f"cuda:{local_rank}"
         torch.cuda.set_device(device)
     elif device != "cpu":

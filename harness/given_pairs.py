@@ -75,8 +75,6 @@ def parse_pair(line: str, where: str, policy) -> Pair:
         chosen, rejected = (encode(policy.tokenizer, text, "an answer") for text in (better, worse))
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    if chosen == rejected:
-        raise UserError(f"{where}: both answers are the same")
     longest = len(prompt) + max(len(chosen), len(rejected))
     limit = policy.model.config.max_position_embeddings
     if longest > limit:

@@ -18,7 +18,7 @@ from engine.errors import UserError
 from engine.tokens import END_OF_TURN
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
-           "read", "remarks", "score", "label", "right_steps", "right_answers")
+           "read", "score", "label", "right_steps", "right_answers")
 MOST_EXTREME = 1000  # prompts that are tried before a run begins
 ASKED = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
 

@@ -126,8 +126,6 @@ def load_policies(folder: Path, settings, step: int | None) -> dict[str, Policy]
 def ask(policies: dict[str, Policy], task, problem, flags: SimpleNamespace, number: int) -> None:
     """Print what each model answers to a problem, the `number`-th that is asked."""
     put(styled(visible(task.show(problem)), BOLD))
-    for remark in task.remarks(problem) if hasattr(task, "remarks") else []:
-        put(f"  note: {visible(remark)}")
     seed = derived_seed("sample", flags.seed, number)
     widest = max(map(len, policies))
     for title, policy in policies.items():

@@ -135,20 +135,6 @@ def test_countdown_problems_that_were_typed(words, problem):
         assert "expected numbers and then the target, such as 3 5 7 22" in said
 
 
-UNSOLVABLE = ["the target cannot be reached with a whole positive result at every step"]
-
-
-@pytest.mark.parametrize("numbers, target, remarks", [
-    ((3, 5, 7), 22, []), ((7, 5, 3), 9, []), ((900, 2), 902, []), ((9, 12, 10), 100, UNSOLVABLE),
-    ((1, 1, 1), 9, UNSOLVABLE), ((1, ) * 5, 99, [])])
-def test_remarks_on_a_countdown_problem(numbers, target, remarks):
-    assert Task().remarks(Problem(numbers, target)) == remarks
-
-
-def test_a_remark_is_a_note_below_the_problem(ask):
-    assert f"1 1 1 make 9\n  note: {UNSOLVABLE[0]}\n" in ask(TINY, 1, 1, 1, 9)
-
-
 def test_kept_samples_name_their_problem(recorded):
     """Two questions with four answers each in a step."""
     kept = lines(recorded / "samples.jsonl")
