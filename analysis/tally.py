@@ -216,16 +216,13 @@ class Tally:
         """(cells,) whether there are enough tokens to say something of them."""
         return self.count(partition) >= max(1, RARE * self.tokens)
 
-    def drawn(self, partition: str, unit: str) -> tuple[np.ndarray, np.ndarray]:
-        """(draws, cells) sizes and tokens, with the groups drawn again."""
-        drawn = self.resampled[partition]
-        return drawn[..., RESAMPLED.index(f"abs {unit}")], drawn[..., 0]
-
     def ratios(self, partition: str, unit: str, ratio_of) -> tuple[np.ndarray, np.ndarray]:
         """A ratio of mean sizes, `ratio_of(sizes, tokens)`: as it is, and of every draw."""
         sizes, tokens = (self.total(partition, name) for name in (f"abs {unit}", "tokens"))
+        drawn = self.resampled[partition]  # (draws, cells, RESAMPLED)
+        drawn_sizes, drawn_tokens = drawn[..., RESAMPLED.index(f"abs {unit}")], drawn[..., 0]
         with np.errstate(invalid="ignore", divide="ignore"):
-            return ratio_of(sizes, tokens), ratio_of(*self.drawn(partition, unit))
+            return ratio_of(sizes, tokens), ratio_of(drawn_sizes, drawn_tokens)
 
 
 def measured(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray | None]:

@@ -6,17 +6,12 @@ harness/tasks.py).
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import LARGEST, read_lines
+from harness.files import read_lines
 from harness.identity import MODES, check_origin, run_id_on_record
 
 MAY_BE_MISSING = {  # in a run of an older version or of another trainer; columns by log
     "metrics.jsonl": ("success", "entropy", "gradient_norm", "seconds"),
     "evaluations.jsonl": ("shown",), "samples.jsonl": ()}
-
-
-def is_number(value) -> bool:
-    """True and False are none, and neither is what no float can hold."""
-    return type(value) in (int, float) and abs(value) <= LARGEST  # not so for NaN
 
 
 def lines_of_run(run: Path, name: str) -> list[dict]:

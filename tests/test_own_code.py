@@ -119,9 +119,7 @@ def with_state(state, load=lambda self, tensors: None):
 
 
 @pytest.mark.parametrize("state", [
-    [1], {"a": 1.0}, {1: torch.ones(1)}, {"\udc00": torch.ones(1)},
-    *[{"a": tensor} for tensor in (torch.ones(1) + 1j, torch.ones(1, device="meta"),
-                                   torch.ones(1).to_sparse())]])
+    [1], {"a": 1.0}, {1: torch.ones(1)}, {"a": torch.ones(1) + 1j}])
 def test_a_state_that_no_file_can_hold_is_refused_before_the_first_step(said_of, state):
     words = "train.py: the mitigation's state_dict should return plain tensors by name"
     assert said_of(with_state(state)).startswith(words)

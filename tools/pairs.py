@@ -20,7 +20,6 @@ from harness.files import replace_text, writing
 from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
 from harness.given_pairs import KEYS
 from harness.program import run_as_program
-from harness.identity import run_config
 from harness.settings import make_settings
 from harness.tasks import make_task
 from engine.tokens import load_tokenizer
@@ -47,7 +46,6 @@ def main(argv: list[str]) -> None:
     flags = with_defaults(parser.read(argv), FLAGS)
     folder = Path(flags.run)
     output = Path(flags.output or folder / "pairs.jsonl")
-    run_config(folder)  # says what is wrong where this is no run
     settings = make_settings({"config": folder / "config.json"})
     if settings.pairs:
         raise UserError(f"{folder} was trained on the pairs of {settings.pairs}, and sampled none")

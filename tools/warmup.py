@@ -209,10 +209,8 @@ def evaluate(model: Qwen2, tokenizer: Tokenizer, count: int, talk: int) -> str:
 def sentence(rollouts: Rollouts) -> str:
     """Such as: success 10.0%, format 1.00, right steps 95.0%, ..."""
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
-    steps = sum(answer.count("=") for answer in rollouts.answers)  # two a try
     return (f"success {mean['answer']:.1%}, format {mean['format']:.2f}, "
             f"right steps {mean['reasoning']:.1%}, "
-            f"{steps / 2 / len(rollouts.answers):.1f} tries, "
             f"{rollouts.length.float().mean().item():.0f} tokens, "
             f"finished {rollouts.finished.float().mean().item():.1%}")
 

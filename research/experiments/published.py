@@ -15,9 +15,9 @@ from engine.errors import UserError
 from harness.files import (PROJECT, is_file, make_folder, paths_in, read_json,
                            replace_text)
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
-from harness.log_reading import is_number
 from harness.progress import say
 from research.experiments.experiments import EXPERIMENTS
+from research.statistics import is_number
 
 RESULTS = PROJECT / "research/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")

@@ -40,7 +40,7 @@ def test_a_class_with_twice_the_gradient_is_reported_so(tmp_path):
 def test_groups_are_drawn_again_as_often_as_there_are(tmp_path):
     """Poisson counts of mean 1: of 60 groups of 5 tokens, drawn 1,000 times."""
     folder = write_log(tmp_path / "run", {1: credit_columns([5] * 60, np.arange(60))})
-    _, tokens = tallied(folder).drawn("all", "gradient")
+    tokens = tallied(folder).resampled["all"][..., 0]
     assert tokens.mean() == pytest.approx(5 * 60, rel=0.01)
     assert tokens.var() == pytest.approx(25 * 60, rel=0.1)
 

@@ -86,7 +86,7 @@ def test_training_on_pairs_goes_on_as_if_never_stopped(tmp_path):
     credit = read_credit(whole, 1, load_tokenizer(whole))
     assert credit.advantage[:, 0].sign().tolist() == [1, -1, 1, -1]
     assert "and sampled none" in refusal(tool.main, [str(whole)])
-    assert "is not a run folder" in refusal(tool.main, [str(tmp_path)])
+    assert "cannot read" in refusal(tool.main, [str(tmp_path)])
 
 
 def test_pairs_of_a_run_can_be_trained_on(policy, tmp_path, capsys):
