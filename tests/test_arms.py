@@ -91,7 +91,7 @@ def test_what_dpo_did_is_on_record_as_an_advantage(tmp_path):
         assert credit.reward[(signs == 1) & own] == credit.reward[own].max()
 
 
-def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_path, monkeypatch):
+def test_a_class_without_a_way_back_is_refused(tmp_path, monkeypatch):
     class Forgets:
         def __init__(self, policy, *, speed: bool = False):
             self.metrics = {"told": torch.tensor(2.5)}
@@ -100,18 +100,12 @@ def test_a_class_without_a_way_back_is_refused_and_odd_states_get_one_line(tmp_p
             return rollouts.entropy + 1
 
         def state_dict(self):
-            return {"mean": 0.5}
+            return {"mean": torch.tensor(0.5)}
     put_in(monkeypatch, Forgets, "forgets")
     with pytest.raises(UserError, match="needs both state_dict and load_state_dict"):
         train.main([*SHORT, "--mitigation", "forgets", "--out", str(tmp_path / "x")])
     Forgets.load_state_dict = lambda self, tensors: None
-    with pytest.raises(UserError, match="should return plain tensors by name, got"):
-        train.main([*SHORT, "--mitigation", "forgets", "--out", str(tmp_path / "x")])
-    Forgets.state_dict = lambda self: {"mean": torch.tensor(0.5)}
     train.main([*SHORT, "--mitigation", "forgets", "--speed", "--out", str(tmp_path / "y")])
     line = lines(tmp_path / "y/metrics.jsonl")[0]
     assert line["told"] == 2.5
     assert json.loads((tmp_path / "y/config.json").read_text())["speed"] is True
-    Forgets.load_state_dict = lambda self, tensors: tensors["spread"]
-    with pytest.raises(UserError, match="spread"):
-        train.main(["--resume", str(tmp_path / "y"), "--steps", "4"])

@@ -1,13 +1,12 @@
 """What analysis refuses of a run folder: settings, lines and folders that no run has."""
 import json
-import os
 
 import pytest
 from conftest import refusal
 from logs import random_log, write_run
 
 from analysis.arms import Comparison
-from analysis.runs import read_run, read_runs
+from analysis.runs import read_run
 
 
 @pytest.fixture
@@ -91,17 +90,3 @@ def test_what_was_deleted_since_can_still_be_looked_at(run):
         changed_config(run, mitigation="gone", advantage="gone_too", task=task, forgotten=[1],
                        min_number="any")
         assert list(Comparison([read_run(run)], None).arms) == ["gone"]
-
-
-def test_folders_that_cannot_be_read(tmp_path, run, monkeypatch):
-    assert refusal(read_runs, ["a" * 300]) == f"{'a' * 300} does not exist"
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    assert "cannot read" in refusal(read_runs, [str(tmp_path / "loop")])
-    ask = os.stat
-
-    def no_permission(path, **more):
-        if str(path).startswith(f"{run}/"):
-            raise PermissionError(13, "Permission denied")
-        return ask(path, **more)
-    monkeypatch.setattr(os, "stat", no_permission)
-    assert refusal(read_runs, [str(run)]) == f"cannot read {run}/config.json: Permission denied"

@@ -139,15 +139,6 @@ def test_a_copy_is_done_and_writes_into_a_column_of_its_own(small_model):
     assert decoding.rows.done.nonzero().flatten().tolist() == [31]
 
 
-def test_alone_or_in_company(small_model):
-    request = dict(max_new_tokens=20, greedy=True, stop_ids=())
-    company = generate(small_model, PROMPTS, **request)
-    for i, prompt in enumerate(PROMPTS):
-        alone = generate(small_model, [prompt], **request)
-        assert torch.equal(alone.tokens[0], company.tokens[i])
-        torch.testing.assert_close(alone.log_prob[0], company.log_prob[i], atol=1e-5, rtol=0)
-
-
 def test_own_seed_and_nothing_else(small_model):
     request = dict(answers=4, max_new_tokens=10)
     torch.manual_seed(1)
@@ -157,17 +148,6 @@ def test_own_seed_and_nothing_else(small_model):
     assert torch.equal(first.tokens, generate(small_model, PROMPTS, seed=7, **request).tokens)
     assert not torch.equal(first.tokens, generate(small_model, PROMPTS, seed=8, **request).tokens)
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_a_stop_token_or_a_pad_ends_the_answer_and_the_limit_says_so(small_model):
-    assert small_model.config.stop_ids == (2, 0)
-    greedy = dict(greedy=True)
-    first = int(generate(small_model, PROMPTS[:1], max_new_tokens=1, stop_ids=(), **greedy).tokens)
-    ended = generate(small_model, PROMPTS[:1], max_new_tokens=9, stop_ids=(first,), **greedy)
-    assert ended.mask.sum() == 1 and ended.finished.all() and ended.tokens[0, 0] == first
-    cut = generate(small_model, PROMPTS, max_new_tokens=4, stop_ids=(), **greedy)
-    assert (cut.mask.sum(1) == 4).all()  # the same budget for every prompt length
-    assert not cut.finished.any()
 
 
 def test_every_prompt_may_have_a_limit_of_its_own(small_model):
@@ -194,18 +174,6 @@ def test_a_share_of_the_prompts_is_answered_as_among_all(small_model, share):
     for name, values in vars(part).items():
         assert values.shape == vars(whole)[name].shape
         assert values.count_nonzero() == values[rows].count_nonzero()  # the others stay 0
-
-
-def test_answers_can_be_trained_on(small_model):
-    """They are sampled in inference mode, whose own tensors autograd refuses."""
-    result = generate(small_model, PROMPTS, answers=2, max_new_tokens=5)
-    for values in vars(result).values():
-        assert not values.is_inference() and not values.requires_grad
-
-
-def test_a_prompt_is_computed_once_per_question(small_model, fed):
-    generate(small_model, PROMPTS, answers=5, max_new_tokens=4, stop_ids=())
-    assert [len(ids) for ids, _ in fed] == [3 + 6 + 1, 15, 15, 15]
 
 
 @pytest.mark.parametrize("pace", [(1, 1, 8), (3, 3, 2), (2, 7, 4), (8, 8, 8), (100, 100, 8)])

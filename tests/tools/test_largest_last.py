@@ -57,8 +57,3 @@ def test_the_tiny_model_can_spell_every_prompt(flags):
         assert len(problem) == task.count
         assert encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
     assert task.prompt_for((3, 12, 7)[:task.count]).endswith("<think>")
-
-
-def test_its_labels_are_those_of_countdown():
-    sections, kinds = Task().label([b" hmm", b"</think>", b"\n", b"<answer>", b" 12", b"</answer>"])
-    assert sections == [1, 0, 0, 0, 2, 0] and kinds == [0, 5, 1, 5, 2, 5]
