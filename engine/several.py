@@ -13,8 +13,7 @@ from engine.errors import UserError
 def join(device: str) -> str:
     """Join the other processes, and return this one's device. A second call only returns it."""
     if device == "cuda":
-        local_rank = int(os.environ["LOCAL_RANK"])
-        device = f"cuda:{local_rank}"
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
     elif device != "cpu":
         raise UserError(f"--device {device}: every process takes a device of its own, say cuda")

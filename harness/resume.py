@@ -146,21 +146,20 @@ def refuse_to_erase(run: RunFolder, config: dict) -> None:
 def check_what_is_there(run: RunFolder, settings: Settings, config: dict,
                         checkpoint: Path | None) -> None:
     """Stop unless all is as it was when the checkpoint was written, or when the run began."""
-    done = step_of(checkpoint) if checkpoint else 0
     needs_model = not checkpoint or settings.kl or settings.loss == "dpo"
     sources = config.get("made_of")
     if isinstance(sources, dict):  # a run from before this was kept has nothing to compare with
         names = set(sources) if needs_model else set(sources) - {"model"}
         refuse_other_sources(sources, settings, names)
     if checkpoint:
-        check_seal(run.path, checkpoint, done)
+        check_seal(run.path, checkpoint)
 
 
-def check_seal(run: Path, checkpoint: Path, step: int) -> None:
+def check_seal(run: Path, checkpoint: Path) -> None:
     """Compare the seal with the files as they are now. In a checkpoint of an older version it holds
     nothing to compare with."""
     seal = read_json(checkpoint / "trainer" / "state.json")
-    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step})
+    check_origin(checkpoint, seal, {"run_id": run_id_on_record(run), "step": step_of(checkpoint)})
     for name, sha256 in seal.get("files", {}).items():
         if sha256_of(checkpoint / name) != sha256:
             raise UserError(f"{checkpoint / name} was changed after it was written. Move "
