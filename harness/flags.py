@@ -125,10 +125,7 @@ class Parser(argparse.ArgumentParser):
                  for argument in argv]
         given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
         if unknown:
-            name = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=0.75)
-            question = f", did you mean {near[0]}?" if near else beside
-            self.error(f"unknown argument {shortened(' '.join(unknown[0].split()))}{question}")
+            self.error(f"unknown argument {shortened(' '.join(unknown[0].split()))}{beside}")
         return vars(given)
 
 
