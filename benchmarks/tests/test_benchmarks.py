@@ -73,7 +73,7 @@ def test_a_process_that_failed_is_named_with_its_last_line(monkeypatch):
 
 @pytest.mark.parametrize("module, argv, words", [
     (speed, ["--sizes", "huge"], "--sizes huge is not one of"),
-    (speed, ["--size", "tiny"], "did you mean --sizes"),
+    (speed, ["--size", "tiny"], "unknown argument --size"),
     (gpu, ["--size", "huge"], "--size huge is not one of"),
     (cost, ["gea"], "no method gea; there are: none"),
 ])
