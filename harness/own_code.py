@@ -9,6 +9,7 @@ import torch
 from engine.errors import NotFinite, UserError
 from engine.rollouts import Rollouts
 
+
 def expect(holds: Callable[[], bool], what: str, expected: str, value) -> None:
     """Stop unless somebody's code returned what is expected of it; a test that fails on the value
     counts as no."""
