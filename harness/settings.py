@@ -201,7 +201,7 @@ def make_settings(given: dict) -> Settings:
     drop_what_has_no_effect(values, OPTIONS, given)
     apply_implied(values, given)
     flags = flags_beside(values)
-    for name in given.keys() - flags.keys():
+    for name in sorted(given.keys() - flags.keys()):
         raise UserError(f"--{name} is no flag of --task {values['task']}, --mitigation "
                         f"{values['mitigation']} or --advantage {values['advantage']}")
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
