@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from conftest import ASKED, ROOT, SPOKEN, copied, make_weighting, spoken
+from engine import packing
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.tokens import ANSWER
 from harness.own_code import checked_credit
@@ -77,9 +78,12 @@ def test_what_holds_for_all_weights_also_of_odd_batches(policy, plain, name):
         assert_weights(credit(policy, name, some), name, some.mask)
 
 
-def test_hidden_and_attention_are_those_of_a_plain_forward_pass(policy):
+@pytest.mark.parametrize("long", [512, 5])
+def test_hidden_and_attention_are_those_of_a_plain_forward_pass(policy, monkeypatch, long):
     """hidden[b, t] predicts token t; attention[b, i, j] is what token j received when token i was
-    predicted."""
+    predicted. Long answers ask in blocks of 2 tokens."""
+    monkeypatch.setattr(packing, "LONG", long)
+    monkeypatch.setattr(packing, "QUERIES", 2)
     transformers = pytest.importorskip("transformers")
     referee = transformers.AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny",
                                                                 attn_implementation="eager")
