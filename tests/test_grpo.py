@@ -12,8 +12,7 @@ from credit.preferences import best_and_worst, dpo
 from engine.choices import ADVANTAGES
 from engine.forward import micro_batches, response_log_probs
 from engine.policy import sample_answers
-from engine.rollouts import score_answers
-from engine.sampler import Generation, generate
+from engine.sampler import generate
 from engine.tokens import load_tokenizer
 from grpo import batch_mean, divergence, dr_grpo, policy_loss, rloo, span, update
 from harness.credit_file import write_credit
@@ -337,34 +336,6 @@ def test_a_token_costs_at_most_28_bytes_on_disk(tmp_path):
     path = tmp_path / "credit" / "step_000001.npz"
     write_credit(path, batch, torch.rand(B, T))
     assert path.stat().st_size / (B * T) <= 28
-
-
-def test_what_was_sampled_is_scored_and_labelled(learner, monkeypatch):
-    """Two problems, two answers each, put in the sampler's mouth: each is scored against its own
-    problem."""
-    model, tokenizer = Qwen2.from_pretrained(learner), load_tokenizer(learner)
-    wrong = " no</think>\n<answer> 2 + 4</answer><|im_end|>"
-    texts = [" 3 + 5 = 8</think>\n<answer> 3 + 5</answer><|im_end|>", wrong, wrong, " 3 + 5 = 8"]
-    ids = [tokenizer.encode(text).ids for text in texts]
-    T = max(map(len, ids))
-    tokens = torch.tensor([row + [0] * (T - len(row)) for row in ids])
-    mask = torch.arange(T) < torch.tensor([len(row) for row in ids])[:, None]
-    asked = {}
-
-    def speak(model, prompts, **sampling):
-        asked.update(sampling, prompts=prompts)
-        return Generation(tokens, mask, torch.ones(4, dtype=torch.bool), *torch.zeros(3, 4, T))
-    monkeypatch.setattr("engine.policy.generate", speak)
-    task, problems = Task(prompt="short"), [Problem((3, 5), 8), Problem((2, 4), 6)]
-    rollouts = sample_answers(model, tokenizer, task, problems, 2, max_new_tokens=T, seed=9)
-    rollouts = score_answers(rollouts, tokenizer, task)
-    assert rollouts.scores["answer"].tolist() == [1, 0, 1, 0]
-    assert rollouts.group.tolist() == [0, 0, 1, 1]
-    assert rollouts.scores["reasoning"].tolist() == [1, 0, 0, 0] and rollouts.answers == texts
-    assert rollouts.section[1][mask[1]].tolist() == [1, 0, 0, 0, 2, 2, 2, 0, 0]
-    assert rollouts.kind[1][mask[1]].tolist() == [0, 5, 1, 5, 2, 3, 2, 5, 6]
-    assert not rollouts.section[3][~mask[3]].any()
-    assert asked["seed"] == 9 and len(asked["prompts"]) == 2
 
 
 def test_the_end_of_turn_stops_also_a_model_whose_own_list_lacks_it(learner, monkeypatch):

@@ -3,13 +3,12 @@ import statistics
 
 import numpy as np
 import pytest
-import torch
 from conftest import ROOT, credit_columns, write_log
 from logs import by_name, ids_of, random_log, tables_of, tallied
 
 import analyze
 from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
-from analysis.tally import CLASSES, UNITS, cut_edges, lay_flat
+from analysis.tally import CLASSES, UNITS, cut_edges
 from analysis.why import forks
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, naive_class
 from harness.metrics import wilson_interval
@@ -194,15 +193,6 @@ def test_the_page_for_those_who_come_from_it_has_what_follows_from_its_figures()
         like = np.mean(figures["filler by fifth"]) / np.mean(figures["reasoning by fifth"])
         crude = filler / reasoning
         assert f"| {filler}, {reasoning} | {crude:.2f} | {like:.2f} |" in page
-
-
-def test_the_size_of_the_gradient_is_that_of_autograd():
-    logits = torch.tensor([2.0, 0.5, -1.0, 0.0], dtype=torch.float64, requires_grad=True)
-    (1.5 * 0.7 * logits.log_softmax(0)[1]).backward()  # weight 1.5, advantage 0.7
-    p = logits.detach().softmax(0)
-    columns = lay_flat(credit_columns([1], [0], log_prob=[p[1].log()], collision=[(p**2).sum()],
-                                      weight=[1.5], advantage=[0.7]))
-    assert abs(columns["gradient"][0]) == pytest.approx(logits.grad.norm().item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name, texts", [
