@@ -187,7 +187,7 @@ def test_any_idea_is_listed_or_named(monkeypatch, tmp_path, capsys):
     assert cosine.keys() == IDEAS.keys() | {"oracle"}
     note = tables["weightings"]["notes"][1]
     for name, reason in (("state_idea", "a class"), ("noise_idea", "draws random numbers"),
-                         ("problem_idea", "AttributeError")):
+                         ("problem_idea", "no attribute 'numbers'")):
         assert cosine[name] == "n/a" and reason in note.partition(f"{name} (")[2].partition("; ")[0]
     for name in ("none", "listed_idea"):  # the same weight for all
         assert cosine[name] == pytest.approx(1, abs=1e-6)
