@@ -12,6 +12,12 @@ class UserError(ValueError):
     """Something at the edges (a file, a flag, a folder) that the user can put right."""
 
 
+class LostProcess(UserError):
+    """Another process has ended. Whoever notices says so: it may be rank 0 that is gone."""
+    WAY_OUT = ("What was saved is whole: the same torchrun with train.py --resume RUN goes on from "
+               "the last checkpoint")
+
+
 class NotFinite(UserError):
     """A number that a run works with is not finite. A nan spreads from the credit of one token to
     the gradient, to every parameter, to every answer: so the run stops at the first."""

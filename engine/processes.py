@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import get_total_norm
 
-from engine.errors import NotFinite, UserError
+from engine.errors import LostProcess, NotFinite
 
 
 def start(device: str) -> str:
@@ -102,13 +102,12 @@ def collective(operation, *arguments) -> None:
     try:
         operation(*arguments)
     except RuntimeError as error:
-        raise UserError(about_loss(error)) from None
+        raise LostProcess(about_loss(error)) from None
 
 
 def about_loss(error: Exception) -> str:
     reason = str(error).strip().splitlines()[0]
-    return (f"rank {rank()} lost another process ({reason}). What was saved is whole: the same "
-            "torchrun with train.py --resume RUN goes on from the last checkpoint")
+    return f"rank {rank()} lost another process ({reason}). {LostProcess.WAY_OUT}"
 
 
 def is_loss(error: Exception) -> bool:

@@ -7,12 +7,13 @@ once; several processes stop together, after the same step.
 import os
 import signal
 import sys
+import threading
 from typing import NoReturn
 
 import torch
 
 from engine import processes
-from engine.errors import UserError
+from engine.errors import LostProcess, UserError
 from harness.progress import Visible, go_on_for_nobody, though_nobody_reads, visible
 
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
@@ -30,6 +31,10 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         main(sys.argv[1:])
         sys.stdout.flush()
     except UserError as error:
+        if not (isinstance(error, LostProcess) or processes.is_main_process()):
+            from engine.several import wait_for_rank0_error
+            if wait_for_rank0_error():
+                sys.exit(1)
         end_with(f"{name}: {visible(str(error))}")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends at once, without a traceback
@@ -86,6 +91,12 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         self.handlers_before = {name: signal.signal(name, self.handle) for name in SIGNALS}
+        if processes.count() > 1:
+            readable, writable = os.pipe()
+            os.set_blocking(writable, False)
+            signal.set_wakeup_fd(writable)  # gets a signal's number at once, whatever Python does
+            from engine.several import end_after_signal
+            threading.Thread(target=end_after_signal, args=(readable,), daemon=True).start()
         return self
 
     def __exit__(self, *_) -> None:

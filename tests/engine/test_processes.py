@@ -179,10 +179,29 @@ def test_a_rank_that_dies_ends_the_run_and_another_goes_on(flags, tmp_path):
     go_on_alone(out)
 
 
+def test_a_rank_that_waits_for_a_silent_one_says_so(flags, tmp_path, monkeypatch):
+    """A frozen process closes no connection, like a machine without power: the other waits for it
+    in C++ until it is told to stop."""
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3")
+    out = RunFolder(tmp_path / "run")
+    command = [sys.executable, ROOT / "train.py", *flags, "--steps", 400, "--out", out.path]
+    waits, silent = start_ranks(command, 2, **PRINTING)
+    wait_for_checkpoint(out, waits)
+    silent.send_signal(signal.SIGSTOP)
+    waits.send_signal(signal.SIGTERM)
+    output, _ = waits.communicate(timeout=120)
+    silent.kill()
+    silent.communicate()
+    assert waits.returncode == 1 and "train.py --resume RUN goes on" in output, output
+    go_on_alone(out)
+
+
 SLOW = f"""
 import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import train
+from engine import several
+from harness import load
 from harness import command_line as start
 from harness import resume
 from harness.program import run_as_program
@@ -193,8 +212,10 @@ def late(function):
         return function(*given)
     return sleep_first
 
+several.PATIENCE = 5
 if os.environ["RANK"] == "0":
     start.read_flags, resume.truncate = late(start.read_flags), late(resume.truncate)
+    load.pick_device = late(load.pick_device)
 run_as_program("train.py", train.main)
 """
 
@@ -205,6 +226,17 @@ def with_slow_rank_0(tmp_path):
     program = tmp_path / "slow.py"
     program.write_text(SLOW)
     return program
+
+
+@pytest.mark.parametrize("flag, said", [
+    (("--steps", "many"), "argument --steps: "),  # before the processes have met, and after
+    (("--questions", 1), "--questions 1 cannot be shared by 2 processes")])
+def test_an_error_of_all_is_said_once(learner, tmp_path, with_slow_rank_0, flag, said):
+    out = tmp_path / "run"
+    run = torchrun("--model", learner, *flag, "--out", out, program=with_slow_rank_0)
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode != 0 and output.count(f"train.py: {said}") == 1, output
+    assert output.count("train.py: ") == 1 and not out.exists(), output
 
 
 def test_all_ranks_start_again_alike(flags, tmp_path, with_slow_rank_0):
@@ -232,7 +264,10 @@ def set_numbers(monkeypatch, *values):
 
 
 @pytest.mark.parametrize("device, numbers, said", [
-    ("cpu", [2], "did not meet: .* RANK expected"), ("cpu", [2, 1, 1], "MASTER_.* expected"),
+    ("cpu", [2], "WORLD_SIZE is '2', but RANK is"), ("cpu", [2, 1], "but LOCAL_RANK is"),
+    ("cpu", [2, "one", 1], "but RANK is 'one'"), ("cpu", [2, 1, 1], "but MASTER_PORT is"),
+    ("cuda", [2, 2, 0, 1], "RANK is 2, but WORLD_SIZE is 2: ranks count from 0"),
+    ("cuda", [2, 1, 1, 1], "PyTorch sees 1 CUDA devices"),
     ("cuda:0", [2, 1, 1, 1], "a device of its own")])
 def test_an_environment_that_cannot_work_is_said(monkeypatch, device, numbers, said):
     set_numbers(monkeypatch, *numbers)
