@@ -1,27 +1,104 @@
-"""The logs of a run, read: each line is of this run, and no step is missing.
+"""The logs of a run, read: each line is of this run, each column holds what it may hold, and no
+step is missing.
 
-Whether a column holds what it should is asked by whoever writes it (harness/own_code.py,
-harness/tasks.py).
+A weighting or an advantage adds columns of its own, and so does another trainer: of those nothing
+is known but that each is a number, a text, yes, no or null. What may be null may also be missing,
+as in a run of an older version.
 """
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import read_lines
+from harness.files import LARGEST, read_lines
+from harness.flags import shortened
 from harness.identity import MODES, check_origin, run_id_on_record
 
-MAY_BE_MISSING = {  # in a run of an older version or of another trainer; columns by log
-    "metrics.jsonl": ("success", "entropy", "gradient_norm", "seconds"),
-    "evaluations.jsonl": ("shown",), "samples.jsonl": ()}
+
+def is_number(value) -> bool:
+    """True and False are none, and neither is what no float can hold."""
+    return type(value) in (int, float) and abs(value) <= LARGEST  # not so for NaN
+
+
+def is_share(value) -> bool:
+    return is_number(value) and 0 <= value <= 1
+
+
+def is_amount(value) -> bool:
+    return is_number(value) and value >= 0
+
+
+def is_text(value) -> bool:
+    return isinstance(value, str)
+
+
+def is_step(value) -> bool:
+    return type(value) is int and 0 <= value < 2 ** 31
+
+
+def is_plain(value) -> bool:
+    return value is None or type(value) in (bool, str) or is_number(value)
+
+
+def or_null(is_right: Callable) -> Callable:
+    return lambda value: value is None or is_right(value)
+
+
+def list_of(is_right: Callable) -> Callable:
+    return lambda values: isinstance(values, list) and all(map(is_right, values))
+
+
+def each(is_right: Callable, *names: str) -> dict[str, Callable]:
+    return dict.fromkeys(names, is_right)
+
+
+def is_example(value) -> bool:
+    """An answer of an evaluation, as a page shows it; its tokens are not in every older run."""
+    return isinstance(value, dict) and all(
+        is_right(value.get(name)) for name, is_right in EXAMPLE.items())
+
+
+EXAMPLE = each(is_text, "problem", "text") | {
+    "answer": is_share, "texts": or_null(list_of(is_text)), "log_prob": or_null(list_of(is_number))}
+COLUMNS = {  # by log
+    "metrics.jsonl": {
+        "step": is_step,
+        **each(or_null(is_share), "success", "finished", "groups_without_spread"),
+        **each(or_null(is_number), "reward", "reward_format", "reward_answer", "reward_reasoning",
+               "entropy", "loss"),
+        **each(or_null(is_amount), "tokens", "trained_tokens", "extra_tokens", "extra_answers",
+               "length", "collision", "gradient_norm", "sampler_gap", "weight_factor", "weight_max",
+               "seconds", "rollout_seconds", "credit_seconds", "update_seconds", "record_seconds",
+               "processor_seconds", "rollout_tokens_per_second", "update_tokens_per_second",
+               "peak_memory_bytes"),
+        **each(or_null(is_text), "weight_note", "skipped")},
+    "evaluations.jsonl": {
+        "step": is_step, "mode": lambda value: value in ("sampled", "greedy"),
+        **each(is_share, "success", "success_low", "success_high", "finished_mean"),
+        **each(is_number, "format_mean", "length_mean"),
+        "answer": list_of(is_share),  # of each held-out problem: 0 or 1 of a single answer
+        **each(or_null(list_of(is_number)), "format", "length"),
+        "shown": or_null(list_of(is_example))},
+    "samples.jsonl": {"step": is_step}}
+
+
+def wrong_column(log: str, line: dict) -> str | None:
+    """The first column of a line that holds what it cannot. What is missing is null from here."""
+    columns = COLUMNS[log]
+    others = [] if log == "samples.jsonl" else line.keys() - columns.keys()
+    tests = columns | dict.fromkeys(others, is_plain)
+    return next((name for name, is_right in tests.items()
+                 if not is_right(line.setdefault(name))), None)
 
 
 def lines_of_run(run: Path, name: str) -> list[dict]:
-    """The lines of a log, each of which is of this run."""
+    """The lines of a log, each of which is of this run and holds what its columns may hold."""
     wanted = {"run_id": run_id_on_record(run)}
     lines = read_lines(run / name)
     for number, line in enumerate(lines, 1):
         check_origin(f"{run / name}, line {number}", line, wanted)
-        for column in MAY_BE_MISSING[name]:
-            line.setdefault(column)
+        if column := wrong_column(name, line):
+            raise UserError(f"{run / name}, line {number} is not of this program: its {column} is "
+                            f"{shortened(repr(line[column]))}")
     return lines
 
 

@@ -5,11 +5,6 @@ import numpy as np
 from analysis.statistics import Estimate, estimate, needed, student_quantile
 
 
-def is_number(value) -> bool:
-    """True and False are none, and neither is NaN."""
-    return type(value) in (int, float) and np.isfinite(value)
-
-
 def mean_reach(values) -> np.ndarray | float:
     """How far the 95% interval of a mean reaches, by Student's t. The first axis is
     the seeds, two of them at least."""

@@ -3,8 +3,8 @@ from collections import Counter
 
 import numpy as np
 
+from harness.log_reading import is_number
 from analysis.tables import Table
-from research.statistics import is_number
 
 
 def over_seeds(tables: list[Table]) -> Table:

@@ -22,6 +22,7 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 from analysis.answers import answers_of
 from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plain_number, plt,
                             save, style_of)
+from harness.log_reading import is_number
 from engine.errors import UserError
 from engine.tokens import KINDS, load_tokenizer
 from harness.credit_reading import credit_steps
@@ -30,7 +31,7 @@ from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import say
 from harness.identity import run_config
 from research.experiments.published import RESULTS, read_result
-from research.statistics import is_number, mean_reach
+from research.statistics import mean_reach
 
 IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
 SIGNS = "os^DvP*"

@@ -15,9 +15,9 @@ from engine.errors import UserError
 from harness.files import (PROJECT, is_file, make_folder, paths_in, read_json,
                            replace_text)
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
+from harness.log_reading import is_number, list_of
 from harness.progress import say
 from research.experiments.experiments import EXPERIMENTS
-from research.statistics import is_number
 
 RESULTS = PROJECT / "research/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")
@@ -57,8 +57,7 @@ def refuse_other_values(path: Path, values: dict) -> None:
 def is_curve(curve) -> bool:
     """The numbers of a run at each of its evaluations, by what they are of."""
     return (isinstance(curve, dict) and {"steps", "success"} <= curve.keys()
-            and all(isinstance(values, list) and all(map(is_number, values))
-                    for values in curve.values())
+            and all(map(list_of(is_number), curve.values()))
             and len(set(map(len, curve.values()))) == 1 and curve["steps"] != [])
 
 

@@ -8,6 +8,8 @@ from logs import random_log, write_run
 from analysis.arms import Comparison
 from analysis.runs import read_run
 
+HUGE, INF, NAN = 10 ** 400, float("inf"), float("nan")
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -25,6 +27,30 @@ def write_lines(run, name, lines):
 def changed_config(run, **changed):
     path = run / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+def is_json(value):
+    """NaN and infinity are refused as JSON already."""
+    return not any(word in json.dumps(value) for word in ("NaN", "Infinity"))
+
+
+@pytest.mark.parametrize("name, key, values", [
+    ("metrics", "step", (-1, 1.0, "1", True, None, HUGE)),
+    ("metrics", "success", (1.01, NAN, True, "x")),
+    ("metrics", "finished", ("x", -5, True)), ("metrics", "weight_factor", ("x", -1.0)),
+    ("metrics", "entropy", (INF, HUGE, 1e39, "x", [])), ("metrics", "skipped", (1, [])),
+    ("metrics", "of_my_weighting", ([], {"a": 1}, 1e39)),
+    ("evaluations", "mode", ("other", None)),
+    ("evaluations", "success_low", (-0.1, "x", None)),
+    ("evaluations", "answer", ("1010", {"0": 1}, [0, 2], [0, True], [-0.5])),
+    ("evaluations", "shown", ("x", ["x"], [{"problem": "", "text": "", "answer": 2}])),
+    ("evaluations", "length", ("x", ["x"])), ("evaluations", "format_mean", (None, "x"))])
+def test_values_that_no_line_has(run, name, key, values):
+    first, second, *others = lines_of(run, name)
+    for value in values:
+        write_lines(run, name, [first, {**second, key: value}, *others])
+        wrong = f"not of this program: its {key} is" if is_json(value) else "not JSON"
+        assert f"{name}.jsonl, line 2 is {wrong}" in refusal(read_run, run)
 
 
 @pytest.mark.parametrize("order, said", [

@@ -267,10 +267,10 @@ def test_a_report_is_written_again_and_names_what_is_missing(tmp_path, learner, 
         config = {**run.settings.to_json(), "checkpoint_every": 0, "git_commit": "a" * 40}
         run_of(run.folder, [0.5, 0.5], [solving(1), solving(3)], run.seed, config=config)
     damaged = planned[3].folder / "evaluations.jsonl"
-    damaged.write_text(damaged.read_text().replace('"success": 0.75', '"success": 0.7x'))
+    damaged.write_text(damaged.read_text().replace('"success": 0.75', '"success": "much"'))
     for _ in range(2):
         failed = write_report(experiment, planned, "python -m research small")
-    assert list(failed) == ["rloo-s1"] and "is not JSON" in failed["rloo-s1"]
+    assert list(failed) == ["rloo-s1"] and "its success is" in failed["rloo-s1"]
     printed = capsys.readouterr().out
     assert "1 of 4 runs are finished." in printed and "Failed: rloo-s1: " in printed
     assert "Not yet: rloo-s0 (0 of 2 steps), none-s1 (0 of 2 steps)." in printed
