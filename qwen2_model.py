@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch.utils.checkpoint import checkpoint
 
-from engine.errors import UserError, is_file, is_folder
+from engine.errors import UserError, is_file, is_folder, refuse_special
 
 
 @dataclass(frozen=True)
@@ -332,6 +332,7 @@ NAME_OF_TYPE = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"
 
 def read_object(path: Path) -> dict:
     """The JSON object in a file."""
+    refuse_special(path, "read")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -415,6 +416,7 @@ def weight_files(folder: Path) -> list[Path]:
 @contextmanager
 def opened(path: Path):
     """The safetensors file; `with` turns what is wrong with it into one sentence."""
+    refuse_special(path, "read")
     try:
         with safe_open(path, "pt") as file:
             yield file

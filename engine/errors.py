@@ -46,3 +46,11 @@ def is_file(path: str | Path) -> bool:
 
 def is_folder(path: str | Path) -> bool:
     return stat.S_ISDIR(mode_of(path))
+
+
+def refuse_special(path: str | Path, what_for: str) -> None:
+    """Stop at a pipe or a device: to read one might never end, and a file that is made whole would
+    take its place."""
+    if is_there(path) and not is_file(path):
+        reason = "Is a directory" if is_folder(path) else "Not a regular file"
+        raise UserError(f"cannot {what_for} {path}: {reason}")

@@ -17,7 +17,8 @@ except ImportError:  # Windows: two processes on one folder are not told apart t
 
 from safetensors import SafetensorError
 
-from engine.errors import UserError, is_file, is_folder, is_there  # noqa: F401  for all rooms
+from engine.errors import (UserError, is_file, is_folder, is_there,  # noqa: F401  for all rooms
+                           refuse_special)
 
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LARGEST = 3.4028234663852886e38  # of float32
@@ -94,6 +95,7 @@ def finite(text: str) -> float:
 @contextmanager
 def reading(path: Path, mode: str = "r", encoding: str | None = "utf-8"):
     """Open a file. Whatever is the reason why it cannot be read becomes one sentence."""
+    refuse_special(path, "read")
     try:
         with open(path, mode, encoding=encoding) as file:
             yield file
@@ -139,8 +141,7 @@ def whole_file(path: Path):
     """Make a file whole or not at all: `with` gives the name of one to write, and renames it to
     `path` at the end. If something goes wrong, it is removed."""
     unfinished = unfinished_name(path)
-    if is_there(path) and not is_file(path):  # the file would take the place of a device
-        raise UserError(f"cannot write {path}: not a regular file")
+    refuse_special(path, "write")
     with writing(path):
         try:
             yield unfinished

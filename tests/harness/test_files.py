@@ -5,8 +5,10 @@ import os
 import pytest
 
 from engine.errors import UserError
+from harness.credit_reading import read_file
 from harness.files import (PROJECT, append_line, find_folder, read_json, read_lines, replace_text,
-                           whole_folder, writing)
+                           sha256_of, whole_folder, writing)
+from qwen2_model import read_object, read_tensor
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
@@ -81,10 +83,15 @@ def test_a_file_that_is_no_json_object_is_named(tmp_path, text, words):
         read_json(tmp_path / "x.json")
 
 
-def test_a_device_is_not_replaced(tmp_path):
+@pytest.mark.parametrize("use, words", [
+    (read_json, "read"), (read_lines, "read"), (sha256_of, "read"), (read_file, "read"),
+    (read_object, "read"), (lambda path: read_tensor(path, "a"), "read"),
+    (lambda path: replace_text(path, "a"), "write")])
+def test_a_device_is_neither_read_nor_replaced(tmp_path, use, words):
+    """Reading one might never end, as of a pipe; and a file that is made whole is renamed."""
     (tmp_path / "x").symlink_to(os.devnull)
-    with pytest.raises(UserError, match="cannot write .*x: not a regular file"):
-        replace_text(tmp_path / "x", "a")
+    with pytest.raises(UserError, match=f"cannot {words} .*x: Not a regular file"):
+        use(tmp_path / "x")
     assert (tmp_path / "x").is_symlink()
 
 
