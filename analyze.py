@@ -102,11 +102,14 @@ def run_chapters(run: dict, tally: Tally | None,
         change.append(gains(run))
     if tally is None:
         return {change_title: change}
-    from analysis.why import forks
+    from analysis.why import forks, ratio_and_size
+    why = [forks(tally)]
+    if tally.total("trained", "ratio").any():  # where a batch had several updates
+        why.append(ratio_and_size(tally))
     chapters = {
         change_title: [*change, growth(run, tally)],
         report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
-                          position_gradients(tally), forks(tally)]}
+                          position_gradients(tally), *why]}
     if with_earlier:
         from analysis.earlier import earlier_tables
         chapters[report.EARLIER] = earlier_tables(tally)
@@ -119,7 +122,8 @@ def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
     if run["metrics"] or run["evaluations"]:
         pictures.append(learning_curve(run, folder))
     if tally and tally.total("all", "abs gradient")[0] > 0:
-        pictures += [credit_by_kind(tally, folder), over_training(tally, folder)]
+        pictures += [credit_by_kind(tally, folder), over_training(tally, folder),
+                     position_bars(tally, folder)]
     return pictures
 
 
@@ -294,6 +298,17 @@ def position_gradients(tally: Tally) -> Table:
                  f"last fifth (95%: {shown(early.interval, '.2f')}).",
                  [OVER_REST, "of the fifths: a token counts where its middle stands, (t + 1/2) / "
                   "length"], {**REST_WORDS, "bin": "part of the answer"})
+
+
+def position_bars(tally: Tally, folder: Path) -> Picture:
+    figure, axis = panels(1)
+    mean, drawn = tally.ratios("position", "gradient", np.divide)
+    axis.bar(range(1, 11), mean, 0.85, yerr=1.96 * drawn.std(0), color=BLUE,
+             error_kw={"lw": 0.8, "capsize": 2})
+    axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s", xticks=range(1, 11),
+             title=f"The gradient is largest in tenth {np.nanargmax(mean) + 1}")
+    return save(figure, folder, "position",
+                "Mean size in ten bins of relative position, 95% intervals over groups")
 
 
 def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None:

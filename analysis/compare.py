@@ -34,6 +34,7 @@ def chapters_of(comparison: Comparison, status=lambda text: None) -> dict[str, l
         measured = [differences(comparison, measure) for measure in MEASURES]
     return {"Which arm is better": [arms_table(comparison), *measured[:1]],
             "Learning speed": measured[1:],
+            "Stability and cost": [stability(comparison)],
             "Where the gradient went": [shares_table(comparison, status)]}
 
 
@@ -156,6 +157,41 @@ def rows_of_family(comparison: Comparison, measure: str, pairs: dict[str, tuple]
         visible = estimate.visible if len(seeds) > 2 else None
         rows.append([label, len(seeds), *numbers, p, visible, verdict(estimate, p)])
     return rows
+
+
+def steadiness(run: dict) -> list[float] | None:
+    """How the gradient norm, the entropy and the success of a run moved; seconds a step."""
+    lines = run["metrics"]
+    norm = np.array([line["gradient_norm"] for line in lines if line["gradient_norm"]])
+    entropy = [line["entropy"] for line in lines if line["entropy"] is not None]
+    success = [line["success"] for line in lines]
+    if not len(norm) or not entropy:
+        return None
+    best = max(np.mean(success[i:i + 5]) for i in range(max(1, len(success) - 4)))
+    seconds = [np.nan if line["seconds"] is None else line["seconds"] for line in lines]
+    return [norm[:10].mean(), norm[-10:].mean(), norm.max() / np.median(norm),
+            np.mean(entropy[:10]), np.mean(entropy[-10:]), best, np.mean(success[-5:]),
+            np.mean(seconds)]
+
+
+def stability(comparison: Comparison) -> Table:
+    rows = []
+    for name in comparison.arms:
+        measured = [steadiness(run) for run in comparison.shown(name)]
+        measured = [values for values in measured if values]
+        if measured:
+            rows.append([name, len(measured), *np.mean(measured, 0).tolist()])
+    formats = {"arm": "", "runs": "d", "norm first": ".3f", "last": ".3f", "peak": ".1f",
+               "entropy": ".2f", "to": ".2f", "best": ".0%", "end": ".0%", "seconds": ".1f"}
+    return Table("stability",
+                 "Gradient norm before clipping, entropy, success in training batches, and cost",
+                 by_row(formats, rows), "",
+                 ["means over runs; first and last: of ten steps; success: the best five steps in "
+                  "a row, and the last five"],
+                 {"norm first": "gradient norm, first", "last": "gradient norm, last",
+                  "peak": "its largest over its median", "entropy": "entropy, first",
+                  "to": "entropy, last", "best": "best success", "end": "last success",
+                  "seconds": "seconds a step"})
 
 
 def credit_of(run: dict, status) -> np.ndarray:

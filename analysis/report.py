@@ -37,7 +37,8 @@ EARLIER_LEGEND = (
     "comparison.")
 LEGENDS = {GRADIENT: GRADIENT_LEGEND, EARLIER: [EARLIER_LEGEND]}
 PLACES = {  # the table of the page that a picture stands below; two others have their own place
-    "growth": ("over_training",), "arms": ("learning_curves",)}
+    "growth": ("over_training",), "gradient by position": ("position",),
+    "arms": ("learning_curves",)}
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),

@@ -34,12 +34,14 @@ PARTITIONS = {  # name: what its cells are called
     "class": CLASSES,
     "kind": KINDS,
     "section": SECTIONS,
+    "trained": (*KINDS, "without a ratio or a gradient"),
     "position": tuple(range(10)),
     "ends": ("first fifth", "middle", "last fifth"),
     "class by fifth": tuple(itertools.product(CLASSES, range(5)))}
+SQUARED = ("s", "ratio", *UNITS)
 RESAMPLED = ("tokens", *(f"abs {unit}" for unit in UNITS))
-MEASURES = (*RESAMPLED, "log_prob", "entropy", "abs advantage", "s", *UNITS,
-            *(f"squared {unit}" for unit in UNITS))
+MEASURES = (*RESAMPLED, "log_prob", "entropy", "abs advantage", *SQUARED,
+            *(f"squared {name}" for name in SQUARED))
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
 DRAWS = 1000     # of the bootstrap over groups
@@ -59,8 +61,8 @@ def lay_flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     length = lengths(columns)
     answer = np.repeat(np.arange(len(length)), length)
     position = np.arange(len(answer)) - columns["episode_start"][answer]
-    numbers = ("log_prob", "entropy", "collision", "weight", "advantage")
-    floats = {name: columns[name].astype(np.float64) for name in numbers}
+    numbers = {"log_prob", "entropy", "collision", "weight", "advantage", "ratio"}
+    floats = {name: columns[name].astype(np.float64) for name in numbers & columns.keys()}
     codes = {name: columns[name].astype(np.int64) for name in ("kind", "section", "group")}
     s = gradient_size(torch.from_numpy(floats["log_prob"]), torch.from_numpy(floats["collision"]))
     tokens = {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
@@ -174,12 +176,14 @@ class Tally:
         """Which cell of each partition a token falls into."""
         kind, naive = tokens["kind"], self.vocabulary.classes(tokens["token_id"])
         middle = (tokens["position"] + 0.5) / tokens["length"][tokens["answer"]]
+        trained = ("ratio" in tokens) & (tokens["weight"] * tokens["advantage"] != 0)
         fifth, tenth = (np.searchsorted(self.edges[bins], tokens["relative"]) - 1
                         for bins in (5, 10))
         return {"all": np.zeros_like(kind),
                 "class": naive,
                 "kind": kind,
                 "section": tokens["section"],
+                "trained": np.where(trained, kind, len(KINDS)),
                 "position": tenth,
                 "ends": np.digitize(middle, (0.2, 0.8)),
                 "class by fifth": 5 * naive + fifth}
@@ -227,8 +231,8 @@ class Tally:
 
 def measured(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray | None]:
     """What is summed over tokens, by name; tokens themselves are counted."""
-    squares = {f"squared {unit}": tokens[unit] ** 2 for unit in UNITS}
-    return tokens | squares | {"tokens": None}
+    measures = {"ratio": np.zeros_like(tokens["s"]), **tokens, "tokens": None}
+    return measures | {f"squared {name}": measures[name] ** 2 for name in SQUARED}
 
 
 def sums_by_group(group, groups: int, cell, cells: int, measures: dict) -> np.ndarray:

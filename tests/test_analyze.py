@@ -65,8 +65,8 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys)
             for value in row.values():
                 assert not isinstance(value, str) or set(value.split()) <= words
     written = [path.suffix for path in (tmp_path / "out").iterdir()]
-    assert sorted(written) == [".html", ".json"] + [".png"] * 2  # no learning curve
-    assert (tmp_path / "out/report.html").read_text().count("<figure") == 2
+    assert sorted(written) == [".html", ".json"] + [".png"] * 3  # no learning curve
+    assert (tmp_path / "out/report.html").read_text().count("<figure") == 3
     analyze.main([str(folder)])
     plain = capsys.readouterr().out + (folder / "analysis/report.html").read_text()
     for of_the_earlier in ("old unit", "pub.*"):

@@ -28,10 +28,9 @@ def test_a_run_still_going_is_shown_and_not_compared(tmp_path):
     comparison = comparison_of(runs)
     assert rows_of(comparison)["random"]["seeds"] == 1
     assert rows(compare.arms_table(comparison))[1]["seeds"] == "1 (1 still going)"
-    assert [len(comparison.shown(name)) for name in comparison.arms] == [2, 1]
+    assert [row["runs"] for row in rows(compare.stability(comparison))] == [2, 1]
     shorten(tmp_path / "arm-s0/metrics.jsonl", 4)  # none is finished: what there is
-    comparison = comparison_of(runs)
-    assert [len(comparison.shown(name)) for name in comparison.arms] == [2, 2]
+    assert [row["runs"] for row in rows(compare.stability(comparison_of(runs)))] == [2, 2]
 
 
 def test_an_arm_is_what_its_runs_solved_at_the_end(tmp_path):
@@ -45,6 +44,18 @@ def test_an_arm_is_what_its_runs_solved_at_the_end(tmp_path):
     assert (low, high) == pytest.approx((sum(ends) / 2 - reach, sum(ends) / 2 + reach), rel=1e-3)
     assert compare.over_seeds([0.0, 0.0, 0.0]) == (0.0, None)
     assert compare.over_seeds([0.4]) == (0.4, None) and compare.over_seeds([])[1] is None
+
+
+def test_stability_by_hand(tmp_path):
+    """30 steps, norms 0.1 .. 3: first ten 0.55, last ten 2.55; entropy falls from 3 to 0.1."""
+    run = write_run(tmp_path / "a", 0.5, steps=30)
+    lines = [{"step": i, "success": 0.9 if 5 < i < 11 else 0.2, "entropy": 3.1 - 0.1 * i,
+              "gradient_norm": 0.1 * i, "seconds": i} for i in range(1, 31)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [row] = rows(compare.stability(comparison_of([run])))
+    assert row == {"arm": "none", "runs": 1} | {name: pytest.approx(value) for name, value in {
+        "norm first": 0.55, "last": 2.55, "peak": 3 / 1.55, "entropy": 2.55, "to": 0.55,
+        "best": 0.9, "end": 0.2, "seconds": 15.5}.items()}
 
 
 def test_shares_of_an_arm(tmp_path):
@@ -78,10 +89,10 @@ def test_many_runs_on_one_page(tmp_path, capsys):
     assert sorted(path.name for path in folder.iterdir()) == [
         "analysis.json", "learning_curves.png", "report.html"]
     tables = [table["name"] for table in json.loads((folder / "analysis.json").read_text())]
-    assert tables == ["arms", *MEASURES, "credit by class"]
+    assert tables == ["arms", *MEASURES, "stability", "credit by class"]
     page = (folder / "report.html").read_text()
     places = [page.index(text) for text in ("The arms", "each arm minus none", "<details",
-                                            "Learning speed", "Share of")]
+                                            "Learning speed", "Stability and cost", "Share of")]
     assert places == sorted(places) and page.count("<figure") == 1
     for flags in (["--steps", "1"], ["--csv"]):
         with pytest.raises(UserError, match=f"{flags[0]} .* one run: give one run only"):

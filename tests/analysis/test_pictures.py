@@ -44,7 +44,7 @@ def test_the_learning_curve_has_what_was_finished(tmp_path, drawn):
 
 def test_no_picture_without_content(tmp_path, drawn):
     of_metrics = {"learning_curve"}
-    of_gradient = {"credit_by_kind", "over_training"}
+    of_gradient = {"credit_by_kind", "over_training", "position"}
     line = {"step": 1, "success": 0.5, "entropy": 0.1}
     for name, metrics, more, expected in (
             ("all", [line], {}, of_metrics | of_gradient),
