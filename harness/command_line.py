@@ -14,7 +14,8 @@ from harness.files import is_file, is_there, read_json
 from harness.flags import (Parser, add_flag, check_value, fields_as_flags, parameters_as_flags,
                            some_text)
 from harness.run import Run
-from harness.settings import METHODS, OPTIONS, PROBLEMS, make_settings, read_files
+from harness.settings import (METHODS, OPTIONS, PROBLEMS, make_settings, read_files,
+                              whose_flag)
 from harness.tasks import load_task
 
 
@@ -71,8 +72,7 @@ def read_flags(argv: list[str]) -> dict:
     if topic is not None:
         print(help_about(topic, defaults))
         raise SystemExit(0)
-    beside = ", ".join(f"--{name} {defaults[name]}" for name in ("task", *METHODS))
-    return make_parser(defaults).read(argv, f" with {beside}")
+    return make_parser(defaults).read(argv, partial(whose_flag, chosen=defaults))
 
 
 def help_about(topic: str, defaults: dict) -> str:

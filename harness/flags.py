@@ -118,14 +118,18 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UserError(f"{shortened(message, 300)} (--help lists the flags)")
 
-    def read(self, argv: list[str], beside: str = "") -> dict:
-        """The flags that were typed. --max-new-tokens is --max_new_tokens. `beside` says of an
-        argument that is no flag with what it is none."""
+    def read(self, argv: list[str], about_unknown=lambda name: "") -> dict:
+        """The flags that were typed. --max-new-tokens is --max_new_tokens. `about_unknown` makes a
+        sentence about a name that is no flag, or an empty text."""
         typed = [re.sub("(?<=^--)[^=]*", lambda name: name[0].replace("-", "_"), argument)
                  for argument in argv]
         given, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
         if unknown:
-            self.error(f"unknown argument {shortened(' '.join(unknown[0].split()))}{beside}")
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, 1, cutoff=0.75)
+            question = f", did you mean {near[0]}?" if near else ""
+            said = f"unknown argument {shortened(' '.join(unknown[0].split()))}{question}"
+            self.error(about_unknown(name.removeprefix("--")) or said)
         return vars(given)
 
 

@@ -198,12 +198,12 @@ def make_settings(given: dict) -> Settings:
     given = {name: value for name, value in given.items() if name != "config"}
     values = {name: flag.default for name, flag in OPTIONS.items()} | recipe | config | given
     check_values(values, OPTIONS)
+    if not METHODS.keys() <= config.keys():  # a run's, which names the flags of all if it is old
+        refuse_flags_of_others(config, values)
     drop_what_has_no_effect(values, OPTIONS, given)
     apply_implied(values, given)
+    refuse_flags_of_others(given, values)
     flags = flags_beside(values)
-    for name in sorted(given.keys() - flags.keys()):
-        raise UserError(f"--{name} is no flag of --task {values['task']}, --mitigation "
-                        f"{values['mitigation']} or --advantage {values['advantage']}")
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
     drop_what_has_no_effect(values, flags, given)
@@ -259,6 +259,21 @@ def flags_beside(values: dict) -> dict[str, Flag]:
     return {**OPTIONS, **fields_as_flags(load_task(values["task"])),
             **parameters_as_flags(MITIGATIONS[values["mitigation"]]),
             **parameters_as_flags(ADVANTAGES[values["advantage"]])}
+
+
+def refuse_flags_of_others(given: dict, values: dict) -> None:
+    for name in sorted(given.keys() - flags_beside(values).keys()):
+        said = f"--{name} is no flag of --task {values['task']}"
+        raise UserError(whose_flag(name, values) or said)
+
+
+def whose_flag(name: str, chosen: dict) -> str:
+    """A sentence about the flag of a method that is not chosen; empty for any other name."""
+    for axis, choices in METHODS.items():
+        owners = [owner for owner in choices if name in parameters_as_flags(choices[owner])]
+        if owners:
+            return f"--{name} belongs to {' and '.join(owners)}, --{axis} is {chosen[axis]}"
+    return ""
 
 
 def drop_what_has_no_effect(values: dict, flags: dict[str, Flag], given: dict) -> None:

@@ -69,11 +69,14 @@ def test_a_yes_or_no_flag_alone_means_yes():
 
 @pytest.mark.parametrize("argv, words", [
     (["--fast", "perhaps"], "'perhaps' is neither yes nor no"),
-    (["--new-token=3"], "unknown argument --new_token=3"),  # not taken as short for --new_tokens
+    (["--new-token=3"],  # not taken as short for --new_tokens
+     "unknown argument --new_token=3, did you mean --new_tokens"),
+    (["--fuss"], "unknown argument --fuss"),  # half of the letters of --fast are not near
     (["--" + "x" * 99_999], "unknown argument"), (["--new_tokens", "9" * 99_999], "--new_tokens"),
     (["--new_tokens", "x" * 99_999], "--new_tokens"), (["--fast", "x" * 99_999], "--fast")])
 def test_what_was_typed_wrong_is_told_but_not_repeated_at_length(argv, words):
-    assert words in refusal(make_parser().read, argv)
+    said = refusal(make_parser().read, argv)
+    assert words in said and ("did you mean" in said) == ("did you mean" in words)
 
 
 Whole = typing.Annotated[float, Flag(9.0, "with a text", most=1)]

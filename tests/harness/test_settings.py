@@ -70,7 +70,7 @@ def test_the_task_is_known_before_the_other_flags_are_read(tmp_path, model):
     assert settings.task == LARGEST_LAST and settings.method_flags == {"count": 5, "largest": 9}
     with pytest.raises(UserError, match="^unknown argument --count"):
         read_flags(["--count", "5"])
-    with pytest.raises(UserError, match=f"^--max_number is no flag of --task {LARGEST_LAST}, "):
+    with pytest.raises(UserError, match=f"^--max_number is no flag of --task {LARGEST_LAST}$"):
         make_settings({"task": LARGEST_LAST, "max_number": 5})
 
 
@@ -94,6 +94,14 @@ def test_flags_of_the_task_of_a_file_stay_with_it(tmp_path, model):
     assert (other.method_flags["max_number"], other.steps) == (15, 3)
     other = settings_of(["--model", model, "--task", LARGEST_LAST])
     assert other.method_flags == {"count": 3, "largest": 15} and other.steps == 7
+
+
+def test_a_flag_of_a_file_that_names_no_method_says_whose_it_is(tmp_path, model):
+    config = write(tmp_path / "c.json", {"gamma": 0.9})
+    with pytest.raises(UserError, match="--gamma belongs to gae, --advantage is grpo"):
+        settings_of(["--model", model, "--config", config])
+    chosen = settings_of(["--model", model, "--config", config, "--advantage", "gae"])
+    assert chosen.method_flags["gamma"] == 0.9
 
 
 def test_a_config_from_before_there_were_tasks_is_one_of_countdown(tmp_path, model):
@@ -180,7 +188,8 @@ def test_help_shows_every_choice_with_its_flags(capsys, own_choices):
      "--mitigation entropy_maskin is not one of: entropy_masking, "),
     (["--mitigation", "my_idea", "--strength", "2"], "--mitigation my_idea is not one of: "),
     (["--think_discount", "0.5"],
-     "unknown argument --think_discount with --task countdown_task, --mitigation none, --advantage"),
+     "--think_discount belongs to outcome_conditional, --mitigation is none"),
+    (["--gamma=0.9"], "--gamma belongs to gae, --advantage is grpo"),
     (["--mitigation", "entropy_masking", "--mask_percentile", "120"],
      "--mask_percentile 120.0 should be at most 100"),
     (["--mitigation", "inverse_logprob_as_published", "--rescale", "mean"],

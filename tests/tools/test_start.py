@@ -14,7 +14,7 @@ def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
     (preview, "nowhere", "nowhere is not a run folder"),
     (preview, "RUN --mitigation nome", "--mitigation nome is not one of: none"),
     (preview, "RUN --step 9", "run has steps 1 to 3"),
-    (preview, "RUN --epsilon 1", "--epsilon is no flag of --task"),
+    (preview, "RUN --epsilon 1", "--epsilon belongs to"),
     (preview, "RUN --speed 1", "unknown argument --speed"),
     (follow, "RUN --step 9", "run has steps 1 to 3"),
     (follow, "RUN --answer 8", "--answer 8: step 3 has answers 0 to 7"),
