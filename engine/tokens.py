@@ -37,11 +37,21 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
     for token in CHATML:
         if vocabulary is not None and tokenizer.token_to_id(token) is None:
             raise UserError(f"{path} has no token {token}: the prompt is ChatML")
-    highest = max(spellings(tokenizer))
+    refuse_tokens(spellings(tokenizer), vocabulary, path)
+    return tokenizer
+
+
+def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, path: Path) -> None:
+    """Refuse a token that stands for no bytes, and one that the model has no embedding of."""
+    if not bytes_of:
+        raise UserError(f"{path} has no tokens")
+    for number, spelling in bytes_of.items():
+        if spelling is None:
+            raise UserError(f"{path}: token {number} is not written in the byte-level alphabet")
+    highest = max(bytes_of)
     if vocabulary is not None and highest >= vocabulary:
         raise UserError(f"{path} has a token {highest}, beyond the {vocabulary} that the model of "
                         "this folder knows: it belongs to another model")
-    return tokenizer
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
@@ -67,14 +77,15 @@ def token_bytes(tokenizer: Tokenizer, ids) -> list[bytes]:
 
 
 @lru_cache(maxsize=4)
-def spellings(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """The bytes of every token."""
-    alphabet, added = byte_alphabet(), tokenizer.get_added_tokens_decoder()
-    return {i: word.encode() if i in added else bytes(alphabet[character] for character in word)
-            for word, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+def spellings(tokenizer: Tokenizer) -> dict[int, bytes | None]:
+    """The bytes of every token; None of a token that is not written in the byte-level alphabet."""
+    alphabet = byte_alphabet()
+    bytes_of = {i: bytes(map(alphabet.get, word)) if alphabet.keys() >= set(word) else None
+                for word, i in tokenizer.get_vocab(with_added_tokens=False).items()}
+    added = tokenizer.get_added_tokens_decoder().items()
+    return bytes_of | {i: token.content.encode() for i, token in added}
 
 
-@lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
     """The byte behind each of the 256 characters of byte-level tokenizers (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

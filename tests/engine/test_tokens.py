@@ -47,7 +47,9 @@ def test_the_bytes_of_a_byte_level_tokenizer():
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"decoder": None}, "byte-level"), ({"added_tokens": []}, "im_start")])
+    ({"decoder": None}, "byte-level"), ({"added_tokens": []}, "im_start"),
+    ({"model": {"type": "BPE", "vocab": {"\u20ac": 500}, "merges": []}},
+     "token 500 is not written in the byte-level alphabet")])
 def test_a_tokenizer_that_does_not_fit_is_refused(tokenizer_file, changes, words):
     byte_level_tokenizer([]).save(str(tokenizer_file))
     tokenizer_file.write_text(json.dumps(json.loads(tokenizer_file.read_text()) | changes))
@@ -55,6 +57,15 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tokenizer_file, changes, words
         load_tokenizer(tokenizer_file.parent, vocabulary=1000)
     tokenizer_file.unlink()
     with pytest.raises(UserError, match="does not exist"):
+        load_tokenizer(tokenizer_file.parent)
+
+
+def test_a_tokenizer_without_tokens_is_refused(tokenizer_file):
+    """The tiny model's are all added ones."""
+    content = json.loads(tokenizer_file.read_text()) | {"added_tokens": []}
+    content["model"] |= {"vocab": {}, "merges": []}
+    tokenizer_file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="tokenizer.json has no tokens"):
         load_tokenizer(tokenizer_file.parent)
 
 
