@@ -47,6 +47,9 @@ def load_model(s: Settings, folder: Path, device) -> Qwen2:
     dtype = getattr(torch, s.dtype)
     if not s.shard:
         return Qwen2.from_pretrained(folder, device).compute_in(dtype)
+    if processes.count() == 1:
+        raise UserError("--shard shares a model between processes, and this one is alone: start "
+                        "several with torchrun (docs/large_models.md), or say --shard no")
     from engine.sharded import load_shard
     return load_shard(folder, device, dtype).compute_in(dtype)
 

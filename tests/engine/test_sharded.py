@@ -139,9 +139,12 @@ def far_apart(folder, name: str, prefix: str) -> float:
     return float((parts - whole).norm() / whole.norm())
 
 
-def test_what_it_does_not_go_with_is_refused(learner):
-    with pytest.raises(UserError, match="--shard has no effect without --offload_optimizer no"):
-        make_settings({"model": str(learner), "shard": True, "offload_optimizer": True})
+@pytest.mark.parametrize("more, words", [
+    ({}, "--shard shares a model between processes, and this one"),
+    ({"offload_optimizer": True}, "--shard has no effect without --offload_optimizer no")])
+def test_what_it_does_not_go_with_is_refused(learner, more, words):
+    with pytest.raises(UserError, match=words):
+        load_policy(make_settings({"model": str(learner), "shard": True, **more}))
 
 
 class Part(torch.Tensor):
