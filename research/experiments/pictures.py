@@ -8,8 +8,6 @@ A picture carries a fingerprint of what it shows, so a test sees one that is old
 README's answer is chosen by a rule, not by its looks: of the first step on record the first answer
 that solved its problem at its second try, each try being two calculations.
 """
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
@@ -26,11 +24,11 @@ from harness.log_reading import is_number
 from engine.errors import UserError
 from engine.tokens import KINDS, load_tokenizer
 from harness.credit_reading import credit_steps
-from harness.files import PROJECT, replace_text
+from harness.files import PROJECT
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import say
 from harness.identity import run_config
-from research.experiments.published import RESULTS, read_result
+from research.experiments.published import RESULTS, fingerprint, read_result, write_result
 from research.statistics import mean_reach
 
 IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
@@ -67,10 +65,6 @@ def shown_of(source: str) -> dict:
         raise UserError(f"{name}.json has no {part}, which a picture shows: measure it again, then "
                         "python -m research publish FOLDER")
     return parts[part]
-
-
-def fingerprint(*shown: dict) -> str:
-    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
 
 # experiments
@@ -239,7 +233,7 @@ def take_answer(run: Path) -> None:
     made = {key: config[key] for key in ("git_commit", "versions")}
     result = {"measured": "answer", "command": f"python -m research pictures --run {run}", **made,
               "day": date.today().isoformat(), "tables": [], "values": kept}
-    replace_text(RESULTS / "answer.json", json.dumps(result, allow_nan=False) + "\n")
+    write_result(RESULTS / "answer.json", result)
 
 
 def is_second_try(answer: dict) -> bool:

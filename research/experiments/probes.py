@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import (PROJECT, is_file, is_there, make_folder, read_json,
-                           replace_text)
+from harness.files import is_file, is_there, make_folder, read_json, replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import python_command, say
 from research.experiments.experiments import PLAIN, Experiment
 from research.experiments.over_seeds import over_seeds
 from research.experiments.pages import table_of
 from research.experiments.plan import PlannedRun, State, plan_runs
-from research.experiments.published import made_by
+from research.experiments.published import RESULTS, made_by, read_result
 from research.experiments.runner import FLAGS as RUN_FLAGS
 from research.experiments.runner import end_with, list_runs, make_runs, usable_cores
 
@@ -81,8 +80,8 @@ class PlannedProbe:
     @property
     def seconds_an_answer(self) -> float:
         """As on file: of all seeds together."""
-        path = PROJECT / "research/results" / f"{self.probe}.json"
-        return read_json(path)["seconds"] / LOOKED_AT.seeds if is_file(path) else 0.0
+        path = RESULTS / f"{self.probe}.json"
+        return read_result(path)["seconds"] / LOOKED_AT.seeds if is_file(path) else 0.0
 
     def evaluated_after(self, step: int) -> int:
         return 0

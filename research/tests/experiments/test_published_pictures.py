@@ -1,5 +1,4 @@
 """The pictures of README and pages: each as its result is today, and what some of them show."""
-import json
 import re
 
 import pytest
@@ -9,7 +8,8 @@ from PIL import Image  # matplotlib brings it
 from analysis.plots import COLOURS, panels, plt
 from engine.errors import UserError
 from research.experiments import pictures, published
-from research.experiments.pictures import PUBLISHED, draw, fingerprint, shown_of
+from research.experiments.pictures import PUBLISHED, draw, shown_of
+from research.experiments.published import fingerprint
 
 COMMAND = "python -m research pictures"
 
@@ -45,7 +45,7 @@ def runs(*success, **costs):
 
 def test_a_picture_is_drawn_from_a_result_and_told_from_one_that_has_changed(results):
     values = {"none": runs([0.25, 0.5], [0.25, 0.5])}
-    (results / "small.json").write_text(json.dumps({"tables": [], "values": values}))
+    published.write_result(results / "small.json", {"tables": [], "values": values})
     path, _ = draw(pictures.draw_success, results / "a.png", shown_of("small values"))
     assert kept_in(path) == fingerprint(values)
     assert kept_in(path) != fingerprint({"none": runs([0.25, 0.5], [0.25, 0.75])})
