@@ -72,8 +72,8 @@ def results(tmp_path, monkeypatch):
     for module in (published, pages):
         monkeypatch.setattr(module, "RESULTS", folder)
     folder.mkdir()
-    result = {"command": "python -m research small", "day": "2026-11-21", "git_commit": "a" * 40,
-              "versions": {"torch": "2.13.0"},
+    result = {"measured": "small", "command": "python -m study small", "day": "2026-11-21",
+              "git_commit": "a" * 40, "versions": {"torch": "2.13.0"},
               "tables": [table.to_json() for table in (TABLE, SIZES, LOG)]}
     write_result(folder / "small.json", result)
     return folder
@@ -104,7 +104,8 @@ def test_a_result_that_was_changed_by_hand_or_damaged_is_named(results, old, new
     ("table small success by size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
     ("words small success", "\nrloo is behind.\n"),
     ("text small log", "\n```\n   1/2  0.5\n ...\n```\n"),
-    ("source small", "\n`python -m research small`, 2026-11-21, torch 2.13.0, commit aaaaaaa\n"),
+    ("source small", "\n`python -m study small`, 2026-11-21, torch 2.13.0, commit aaaaaaa, "
+     "a command of that commit, no longer here\n"),
     ("table small success; arm; 95%",
      "\n| arm | interval |\n|:--|--:|\n| none | +1.0 to +2.0 |\n| rloo | -1.0 to +50.0 |\n"
      "| rloo | - |\n"),
@@ -113,6 +114,16 @@ def test_what_is_marked_is_made_again(results, marked, content):
     page = f"before <!-- {marked} -->whatever\nthis was<!-- end --> after <!-- a comment -->"
     made = f"before <!-- {marked} -->{content}<!-- end --> after <!-- a comment -->"
     assert pages.fill(page, "page.md") == made == pages.fill(made, "page.md")
+
+
+@pytest.mark.parametrize("measured, typed, today", [
+    ("study-subject", "python -m study subject", "python -m research subject"),
+    ("exact", "python -m truth.exact --threads 1", "python -m research exact --threads 1")])
+def test_a_command_that_is_still_here_has_its_name_of_today(results, measured, typed, today):
+    path = results / "small.json"
+    write_result(path, {**read_result(path), "measured": measured, "command": typed})
+    made = pages.fill("<!-- source small --><!-- end -->", "p")
+    assert f"\n`{today}`, 2026-11-21, torch 2.13.0, commit aaaaaaa\n" in made
 
 
 def test_a_source_names_the_codes_that_made_the_runs(results):
