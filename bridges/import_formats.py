@@ -4,6 +4,7 @@
     verl       rollout_data_dir/*.jsonl            texts, score
     prime-rl   token_exports/step_N/rank_R.jsonl   tokens of prompt and answer, numbers of each
     NeMo-RL    train_data_stepN.jsonl              tokens of prompt and answer, numbers of each
+    AReaL      rollout/VERSION/TASK.jsonl          texts, reward
 
 bridges/your_own_run.md says what becomes of their fields. A file is read line by line.
 """
@@ -133,6 +134,13 @@ def from_nemo_rl(line: dict, where: str) -> dict:
             if has_ratio else None}
 
 
+def from_areal(line: dict, where: str) -> dict:
+    """Its step is the version of the newest weights that sampled a token of the task, from 0 on. A
+    task is a problem, and its answers are a group."""
+    return {"step": line["tail_version"], "group": line["task_id"], "prompt": line["prompt"],
+            "completion": line["completion"], "reward": line["reward"]}
+
+
 def checked(line: dict, where: str) -> dict:
     """A line without the fields that are null."""
     line = {name: value for name, value in line.items() if value is not None}
@@ -151,6 +159,7 @@ FORMATS = (  # name, the fields that tell it, and what makes a line of ours of o
     ("prime-rl", {"token_ids", "loss_mask"}, from_prime_rl),
     ("NeMo-RL", {"token_ids", "token_loss_mask"}, from_nemo_rl),
     ("verl", {"input", "output", "score"}, from_verl),
+    ("AReaL", {"task_id", "tail_version", "prompt", "completion", "reward"}, from_areal),
     ("TRL", {"prompt", "completion", "advantage"}, from_trl),
     *((OURS[0], {field}, OURS[1]) for field in ("reward", "advantage")))
 

@@ -3,11 +3,11 @@
     python -m bridges.import_run FILES... --model FOLDER --out runs/mine
     python analyze.py runs/mine
 
-FILES are those of TRL, verl, prime-rl or NeMo-RL (bridges/import_formats.py), or JSON lines with
-the fields that bridges/your_own_run.md lists. What they lack is computed: tokens by the tokenizer
-of --model, log-prob, entropy and collision by a forward pass of its weights, the advantage from the
-rewards of the group. What was computed stands in config.json and on the page. One step is in memory
-at a time, and nothing that a file holds is executed.
+FILES are those of TRL, verl, prime-rl, NeMo-RL or AReaL (bridges/import_formats.py), or JSON lines
+with the fields that bridges/your_own_run.md lists. What they lack is computed: tokens by the
+tokenizer of --model, log-prob, entropy and collision by a forward pass of its weights, the
+advantage from the rewards of the group. What was computed stands in config.json and on the page.
+One step is in memory at a time, and nothing that a file holds is executed.
 """
 if not __package__:
     raise SystemExit("start it with: python -m bridges.import_run")
@@ -293,6 +293,8 @@ class Reader:
              "text of a tool, perhaps, with the credit of the model's own."),
             (count["from verl"], "verl leaves special tokens out of prompts: those of ChatML were "
              "put back where a line names a role."),
+            (count["from AReaL"], "AReaL says whose weights sampled an answer, not which step it "
+             "was trained on: the next, a later one, or none where it was rejected."),
             (computed, f"Computed with the weights of {model}, which need not be those that "
              f"sampled, at temperature 1: {computed}."),
             (count["advantage"], f"Computed from rewards: the advantage of {count['advantage']:,} "

@@ -158,6 +158,34 @@ def test_nemo_rl_says_tokens_and_log_probs_of_both(tmp_path):
     assert "ratio" not in read_columns(folder, 12)
 
 
+def areal(task, version, completion, reward, **more):
+    """As AReaL 1.0.4 writes it (commit 4aef98d8d, infra/workflow_executor.py), by VERSION/TASK."""
+    return {"task_id": task, "sample_idx": 0, "seqlen": 40, "prompt_len": 20, "head_version": -1,
+            "tail_version": version, "reward": reward, "prompt": PROMPT, "completion": completion,
+            **more}
+
+
+def test_areal_says_which_weights_sampled_and_which_task(tmp_path, capsys):
+    """Its versions count from 0, our steps from 1; two tasks may have one prompt. Its texts have
+    their special tokens."""
+    end = "<|im_end|>"
+    files = [write(tmp_path / "0/17.jsonl", areal(17, 0, RIGHT + end, 1.0), areal(17, 0, end, 0.0)),
+             write(tmp_path / "0/18.jsonl", areal(18, 0, WRONG + end, 2.0)),
+             write(tmp_path / "3/19.jsonl", areal(19, 3, WRONG, 2.0))]
+    folder = imported(tmp_path, *files)
+    assert credit_steps(folder) == [1, 4]
+    columns = read_columns(folder, 1)
+    assert columns["group"].tolist() == [0, 0, 1] and columns["reward"].tolist() == [1, 0, 2]
+    assert columns["token_id"].tolist() == encoded(RIGHT + end + end + WRONG + end)
+    first = columns["advantage"][columns["episode_start"]]
+    assert np.allclose(first, [1, -1, 0], atol=1e-3)
+    said = capsys.readouterr().out
+    assert "AReaL says whose weights sampled" in said and "No fields" not in said
+    with pytest.raises(UserError, match="5.jsonl, line 2: its prompt is not that of its group"):
+        imported(tmp_path / "turns", write(tmp_path / "4/5.jsonl", areal(5, 4, WRONG, 1.0),
+                                           areal(5, 4, WRONG, 1.0, prompt=PROMPT + WRONG)))
+
+
 TRL = {"step": 1, "prompt": PROMPT, "completion": WRONG, "right": 0.5, "advantage": 0.7}
 
 
