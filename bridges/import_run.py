@@ -205,7 +205,7 @@ class Reader:
         reward, solved = (torch.tensor([a.line.get(name, math.nan) for a in answers],
                                        dtype=torch.float32) for name in ("reward", "solved"))
         scores = dict.fromkeys(SCORES.values(), torch.full_like(reward, math.nan))
-        scores |= {"reward": reward} | ({} if solved.isnan().any() else {"answer": solved})
+        scores |= {"reward": reward, "answer": solved}
         batch = Rollouts(
             problems=[], prompt_ids=list(prompts.values()), step=step, mask=mask,
             group=torch.tensor([numbers[answer.group] for answer in answers]),
@@ -220,12 +220,12 @@ class Reader:
                            "not solved or wrong": int(solved.isnan().sum())})
         ratio = {} if given["ratio"].isnan().any() else {"ratio": given["ratio"]}
         batch, own = self.add_advantage(self.add_facts(batch)), frame([a.own for a in answers])
-        batch = replace(batch, advantage=batch.advantage * own)
+        batch = replace(batch, advantage=batch.advantage * own,
+                        scores={part: or_unknown(score) for part, score in scores.items()})
         return batch, given["weight"].nan_to_num(1) * own, ratio
 
     def add_facts(self, batch: Rollouts) -> Rollouts:
-        """With log-prob, entropy and collision where no file says them. What stays unknown of a
-        token is nan at every token of the step."""
+        """With log-prob, entropy and collision where no file says them."""
         missing = {name: getattr(batch, name).isnan() for name in FACTS}
         computed = batch
         if self.model and any(where.any() for where in missing.values()):
@@ -234,10 +234,10 @@ class Reader:
                         else transformers_model.with_facts(self.model, on_device)).to("cpu")
         facts = {}
         for name, where in missing.items():
-            values = torch.where(where, getattr(computed, name), getattr(batch, name))
-            is_known = not values.isnan().any()
-            facts[name] = values if is_known else torch.full_like(values, math.nan)
-            self.count[name if is_known else f"no {name}"] += int(where.sum())
+            facts[name] = or_unknown(torch.where(where, getattr(computed, name),
+                                                 getattr(batch, name)))
+            is_unknown = facts[name].isnan().any()
+            self.count[f"no {name}" if is_unknown else name] += int(where.sum())
         return replace(batch, **facts)
 
     def add_advantage(self, batch: Rollouts) -> Rollouts:
@@ -302,6 +302,11 @@ class Reader:
             (self.passed_over, f"No fields of a line: {', '.join(sorted(self.passed_over))}."),
             (unknown, f"Not known, and left out: {unknown}{why}."))
         return [sentence for holds, sentence in sentences if holds]
+
+
+def or_unknown(values: torch.Tensor) -> torch.Tensor:
+    """As credit files have it: what is not known of one of a step is nan of all."""
+    return torch.full_like(values, math.nan) if values.isnan().any() else values
 
 
 def digest(value) -> str:

@@ -388,6 +388,16 @@ def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
     assert set(config["made_of"]) == {"model", str(tmp_path / "t.jsonl")}
 
 
+def test_a_reward_that_one_of_a_step_lacks_is_left_out_of_it(tmp_path):
+    """A file of credit has it of all or of none. The advantages that it made stay."""
+    lines = [{**ID, "reward": 0.0}, ID, {**ID, "reward": None, "advantage": 1, "group": 1}]
+    folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines, {**ID, "step": 2}))
+    columns = read_columns(folder, 1)
+    assert np.isnan(columns["reward"]).all() and read_columns(folder, 2)["reward"] == [1]
+    first = columns["advantage"][columns["episode_start"]]
+    assert np.allclose(first, [-1, 1, 1], atol=1e-3)
+
+
 def test_without_rewards_nothing_is_said_of_them(tmp_path, capsys, undrawn):
     """A group whose rewards are not known is none of equal rewards, and has no z-score."""
     folder = imported(tmp_path, write(tmp_path / "t.jsonl", prime_rl(rewards=None)))
@@ -435,6 +445,8 @@ ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
     ("{}", "line 2 is no answer"), ({**OURS, "step": None}, "line 2 has no step"),
     ({**OURS, "step": 1.5}, "line 2: its step should be a whole number, not 1.5"),
     ({**OURS, "reward": "1"}, "line 2: its reward should be a number"),
+    ({**OURS, "completion": [{"role": "assistant", "content": "", "tool_calls": ["add"]}]},
+     "line 2: its completion should be a text or a list of messages"),
     ({**OURS, "prompt": None}, "line 2 has no prompt"), ({**ID, "token_ids": []}, "has no answer"),
     ({**OURS, "completion": " unheard"}, "cannot spell the completion of .*line 2"),
     ({**ID, "token_ids": [7, -1]}, "line 2: its token_ids should be"),
@@ -459,7 +471,11 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([ID, {**ID, "step": 0}], "line 2: step 0 comes after"),
     ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt is not that"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
-    ([prime_rl(entropy=[1.0])], "line 1: entropy has 1 values, token_ids 7"),
+    ([prime_rl(entropy=[1.0])], "line 1: its entropy should be a list of 7"),
+    ([prime_rl(rl_weights=0.5)], "line 1: its rl_weights should be a list of 7"),
+    ([prime_rl(rl_weights=[None, None, 1, 1, None, None, 1])], "line 1: its weight should be"),
+    ([prime_rl(loss_mask=[None] * 2 + [True] * 5)], "line 1: its token_ids should be"),
+    ([nemo_rl(sample_loss_mask="no", step=1)], "line 1: its weight should be"),
     ([prime_rl(loss_mask=[False, True] * 4)], "line 1: its token_ids should be"),
     ([prime_rl(loss_mask=[False] * 7)], "line 1: its token_ids should be"),
     ([prime_rl(loss_mask=[True] * 7)], "line 1 has no prompt")])
