@@ -13,7 +13,6 @@ if not __package__:
     raise SystemExit("start it with: python -m bridges.import_run")
 import json
 import math
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,11 +28,12 @@ import mitigations  # noqa: F401  fills the lists of choices that settings are c
 from bridges import transformers_model
 from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
 from bridges.messages import as_chatml, pieces, plain
+from bridges.sentencepiece import Splitter
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
 from engine.rollouts import Rollouts
-from engine.tokens import END_OF_TURN, OTHER, SECTIONS, THINK, encode, load_tokenizer, token_bytes
+from engine.tokens import END_OF_TURN, OTHER, SECTIONS, THINK, token_bytes
 from grpo import group_z_score, to_every_token
 from harness.credit_file import SCORES, credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder
@@ -72,7 +72,8 @@ class Reader:
     """Makes answers of lines and batches of answers, and counts what it computes for that."""
 
     def __init__(self, folder: Path, task: str | None, device: str):
-        self.folder, self.tokenizer = folder, load_tokenizer(folder)
+        self.folder, self.splitter = folder, Splitter(folder)
+        self.tokenizer = self.splitter.spelling
         self.kind = read_json(folder / "config.json").get("model_type")
         self.device, self.model = pick_device(device), None
         if self.kind in MODELS:
@@ -85,7 +86,7 @@ class Reader:
             longest = getattr(config, "max_position_embeddings", 2 ** 30)  # not all have a limit
             self.limits = config.vocab_size, longest
         self.task = make_task(make_settings({"model": str(folder), "task": task})) if task else None
-        added = self.tokenizer.get_added_tokens_decoder()
+        added = self.splitter.splits.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
         self.count, self.passed_over, self.written_by = Counter(), set(), ""
         self.share, self.began = 0.0, time.monotonic()
@@ -170,7 +171,7 @@ class Reader:
         prompt, answer = (plain(line.get(name, "")) for name in ("prompt", "completion"))
         messages, write = ([], as_chatml) if isinstance(prompt, str) else (prompt, self.write)
         text = write(messages, asks=True) if messages else prompt
-        asked = line.get("prompt_ids") or encode(self.tokenizer, text, f"the prompt of {where}")
+        asked = line.get("prompt_ids") or self.splitter.encode(text, f"the prompt of {where}")
         if "token_ids" in line:
             return asked, line["token_ids"], [1] * len(line["token_ids"])
         parts = [(answer, True)]
@@ -178,7 +179,7 @@ class Reader:
             parts = pieces(messages, answer, write, where)
         ids, own = [], []
         for part, is_own in parts:
-            ids += encode(self.tokenizer, part, f"the completion of {where}")
+            ids += self.splitter.encode(part, f"the completion of {where}")
             own += [int(is_own)] * (len(ids) - len(own))
         return asked, ids, own
 
@@ -331,7 +332,7 @@ def import_run(files: list[Path], source: Path, out: Path, reader: Reader, confi
     """Write the run folder, whole or not at all."""
     config["run_id"] = run_id_of(config)
     with whole_folder(out) as unfinished:
-        shutil.copyfile(source / "tokenizer.json", unfinished / "tokenizer.json")
+        replace_text(unfinished / "tokenizer.json", reader.tokenizer.to_str())
         for step, answers in reader.steps(files):
             show_status(f"step {step}: {len(answers)} answers, {reader.progress()}")
             batch, weight, ratio = reader.batch(answers, step)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 import analyze
 from analysis.runs import read_run
@@ -15,7 +16,7 @@ from bridges.import_formats import is_text
 from bridges.import_run import main
 from bridges.messages import as_chatml, pieces, plain
 from engine.errors import UserError
-from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer
+from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer, token_bytes
 from harness.credit_reading import credit_steps, read_columns
 from qwen2_model import Qwen2
 from runs import SHORT, run
@@ -435,6 +436,37 @@ def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn, m
     said = " ".join(analyzed(folder, capsys).split())
     assert "left out: log-prob, entropy, collision, reward" in said and "type llama" in said
     assert "its size is not known" in said
+
+
+@pytest.mark.parametrize("prepend", [True, False], ids=["Llama 2", "Gemma"])
+def test_texts_and_bytes_of_sentencepiece_are_shown(tmp_path, monkeypatch, prepend):
+    """▁ is a space, <0x0A> a byte; a byte that is a text too is no other text."""
+    monkeypatch.setattr(transformers_model, "is_installed", lambda: False)
+    words = ["<unk>", "<s>", "</s>", "<0x00>", "<0x0A>", "<0x41>", "<0xC3>", "<0xA9>", "▁", "a",
+             "b", "A", "é", "▁a", "▁ab"]
+    bpe = models.BPE({word: i for i, word in enumerate(words)}, [("▁", "a"), ("▁a", "b")],
+                     unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(bpe)
+    begin = [normalizers.Prepend("▁")] * prepend
+    tokenizer.normalizer = normalizers.Sequence([*begin, normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
+                                           decoders.Fuse()])
+    tokenizer.add_special_tokens(words[:3])
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model/tokenizer.json"))
+    (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
+    line = {"step": 1, "prompt": "<s> ab", "completion": " abéA\n\nb</s>", "reward": 1}
+    folder = imported(tmp_path, write(tmp_path / "t.jsonl", line, {**line, "step": 2,
+                      "completion": "bé"}), model=tmp_path / "model")
+    ids = read_columns(folder, 1)["token_id"].tolist()
+    assert ids == [*[8] * prepend, 14, 12, 11, 4, 4, 10, 2]
+    known = load_tokenizer(folder)
+    assert b"".join(token_bytes(known, ids)).decode() == " " * prepend + " abéA\n\nb</s>"
+    assert token_bytes(known, [5, 6, 11]) == ["\ufffd".encode(), b"\xc3", b"A"]
+    assert read_columns(folder, 1)["finished"].all()
+    with pytest.raises(UserError, match="cannot spell the completion"):
+        imported(tmp_path / "x", write(tmp_path / "u.jsonl", {**line, "completion": "q"}),
+                 model=tmp_path / "model")
 
 
 ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
