@@ -83,19 +83,12 @@ def token_bytes(tokenizer: Tokenizer, ids) -> list[bytes]:
 def spellings(tokenizer: Tokenizer) -> dict[int, bytes | None]:
     """The bytes of every token; None of a token that is not written in the byte-level alphabet."""
     alphabet = byte_alphabet()
-    added = tokenizer.get_added_tokens_decoder()
-    bytes_of = {}
-    for word, i in tokenizer.get_vocab(with_added_tokens=True).items():
-        if i in added:
-            bytes_of[i] = word.encode()
-        elif alphabet.keys() >= set(word):
-            bytes_of[i] = bytes(alphabet[character] for character in word)
-        else:
-            bytes_of[i] = None
-    return bytes_of
+    bytes_of = {i: bytes(map(alphabet.get, word)) if alphabet.keys() >= set(word) else None
+                for word, i in tokenizer.get_vocab(with_added_tokens=False).items()}
+    added = tokenizer.get_added_tokens_decoder().items()
+    return bytes_of | {i: token.content.encode() for i, token in added}
 
 
-@lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
     """The byte behind each of the 256 characters of byte-level tokenizers (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
