@@ -2,7 +2,7 @@
 
     python -m research probes --dry_run         # every command, and what is measured already
     python -m research probes                   # measure what is missing, put seeds together
-    python -m research probes --only noise
+    python -m research probes --only rule
 
 The interval that a probe prints is about the problems it drew. What the next model would show only
 other seeds can say: seed n draws other problems and answers, and after a third of training it looks
@@ -38,7 +38,7 @@ LOOKED_AT = Experiment(
     seeds=5)
 
 # of some less than one probe measures by itself, as the seeds together measure it better
-PROBES = {"scoreboard": "--batches 20", "noise": ""}
+PROBES = {"scoreboard": "--batches 20", "rule": ""}
 
 FLAGS = {**RUN_FLAGS,
          "seeds": Flag(LOOKED_AT.seeds, "seeds of each probe", least=2, most=10_000),
