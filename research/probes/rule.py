@@ -1,4 +1,6 @@
-"""Will a way of spreading credit pay? Where noise(plain) / noise(method) > cost(method) / cost(plain)
+"""Will a way of spreading credit pay? Where it takes more off the noise than it adds to the cost.
+
+    noise(plain) / noise(method) > cost(method) / cost(plain)
 
     python -m research rule
     python -m research rule --model runs/x/checkpoints/step_000100 --batches 100
@@ -106,7 +108,8 @@ def chosen(only: str, methods: Methods) -> Methods:
     for name in asked - names:
         raise UserError(f"--only {shortened(only)}: there is no method {name}, only "
                         f"{', '.join(sorted(names))}")
-    return Methods(*({name: method for name, method in kind.items() if name in {*asked, PLAIN, TRUE}}
+    kept = {*asked, PLAIN, TRUE}
+    return Methods(*({name: method for name, method in kind.items() if name in kept}
                      for kind in (methods.weightings, methods.advantages)))
 
 
