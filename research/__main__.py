@@ -2,7 +2,6 @@
 
     python -m research scoreboard    which tokens earned the reward, and which weighting finds them
     python -m research exact         every weighting and advantage in a world that can be listed
-    python -m research length        does credit by token pay more as answers get longer?
     python -m research pointer       what is it worth to know where an answer is decided?
     python -m research rule          which method will pay, on this model and this task?
 
@@ -26,7 +25,7 @@ from research.experiments import commands
 from research.experiments.experiments import EXPERIMENTS
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "exact", "length", "pointer", "rule")
+PROBES = ("scoreboard", "exact", "pointer", "rule")
 OTHERS = {"probes": "probes", "publish": "published", "pages": "pages", "pictures": "pictures"}
 
 

@@ -165,30 +165,6 @@ def bars_by_kind(axis, table: dict) -> None:
     axis.grid(axis="x", visible=False)
 
 
-def draw_curves(values: dict):
-    """Of the probe length: success against the tokens spent, for a short answer, a middle one and a
-    long one."""
-    cells = values["cells"]
-    lengths = sorted({cell["length"] for cell in cells})
-    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    figure, axes = panels(len(chosen), sharey=True, squeeze=False)
-    for axis, length in zip(axes[0], chosen):
-        for number, cell in enumerate(cell for cell in cells if cell["length"] == length):
-            success = np.array([run["curve"] for run in cell["runs"]])
-            share, mean = np.linspace(0, 1, success.shape[1]), success.mean(0)
-            reach = mean_reach(success)
-            colour = COLOURS[number % len(COLOURS)]
-            axis.plot(share, mean, color=colour, lw=1.5, label=cell["method"])
-            axis.fill_between(share, (mean - reach).clip(0), (mean + reach).clip(max=1),
-                              color=colour, alpha=0.12, lw=0)
-        axis.set(xlabel="share of the tokens spent", title=f"Answers of {length} tokens",
-                 ylim=(0, 1))
-    axes[0][0].set_ylabel("expected reward of the policy")
-    legend_below(figure, axes[0][0], ncols=5)
-    return figure, ("Expected reward against tokens spent, each method at its own learning rate, "
-                    "means over seeds with 95% intervals")
-
-
 def draw_worth(values: dict):
     """Of the probe pointer: the lead over plain GRPO by the quality of a pointer, a line for each
     weight elsewhere; placebos and the true credit beside."""
@@ -283,6 +259,5 @@ PUBLISHED = {  # picture -> how it is drawn, and which tables or values of resul
                                                     "exact noise"),
     "research/results/finals-board.png": (draw_board, "finals board"),
     "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
-    "research/results/length-curves.png": (draw_curves, "length values"),
     "research/results/pointer-worth.png": (draw_worth, "pointer values"),
     "research/results/price-success.png": (draw_success, "price values")}
