@@ -194,6 +194,24 @@ def draw_worth(values: dict):
                     "over seeds with 95% intervals")
 
 
+def draw_rule(rule: dict, versus: dict):
+    """What the rule said of each method before training, and what it led by at equal tokens."""
+    figure, axis = panels(1, figsize=(8.0, 4.2))
+    axis.axvline(1, color="black", lw=0.8)
+    axis.axhline(0, color=GREY, lw=0.8)
+    said = {row["arm"]: row["ratio"] for row in rule["rows"]}
+    for row in versus["rows"]:
+        if row["price"] == IN_WORDS["tokens"] and row["arm"] in said:
+            place, lead = said[row["arm"]], 100 * row["difference"]
+            reach = np.abs(100 * np.array(row["95%"]) - lead)[:, None]
+            axis.errorbar(place, lead, reach, fmt="o", color=BLUE, ms=5, elinewidth=0.8)
+            axis.annotate(row["arm"], (place, lead), (6, 4), textcoords="offset points")
+    axis.set(xscale="log", xlabel="noise ratio over cost ratio, measured before training",
+             ylabel="points minus plain GRPO, at equal tokens")
+    return figure, ("What the rule said of a method, and what it led by: above 1 it should be "
+                    "ahead. Means over seeds with 95% intervals")
+
+
 # README
 
 def take_answer(run: Path) -> None:
@@ -260,4 +278,5 @@ PUBLISHED = {  # picture -> how it is drawn, and which tables or values of resul
     "research/results/finals-board.png": (draw_board, "finals board"),
     "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
     "research/results/pointer-worth.png": (draw_worth, "pointer values"),
+    "research/results/pointers-rule.png": (draw_rule, "rule rule", "pointers versus"),
     "research/results/price-success.png": (draw_success, "price values")}

@@ -62,10 +62,10 @@ FLAGS = {
                                quick=2),
     "continuations": Flag(16, "behind the credit of a token that is a free choice; fewer where it "
                               "is nearly certain", least=4, most=10_000, quick=4),
-    "only": Flag(",".join(("entropy_weighted", "low_probability", "by_kind", "random", "gae",
-                           "hindsight", "belief", "free_pointer", "pointer", "measured")),
+    "only": Flag("entropy_weighted,low_probability,by_kind,random,gae,hindsight,free_pointer,pointer,"
+                 "measured,measured_pointer",
                  "these methods beside plain GRPO, with a comma between them; or all")}
-COSTLY = ("oracle", "causal_ablation", "vine", "measured_pointer")  # not in all
+COSTLY = ("oracle", "causal_ablation", "vine")  # not in all
 PLAIN, TOP = "none", 0.25
 NOTE = ("noise ratio: above 1 where the method's gradient is the less noisy, from shared batches, "
         "interval over blocks of them; cost: of a step over a plain one; pays and does not: the "
@@ -98,7 +98,7 @@ def measure(probe: Probe) -> Findings:
              "ones."]
     return Findings("Which method will pay?", intro,
                     [rule_table(directions, costs, tokens, found), decided_table(tokens, "kind")],
-                    None, "about ten minutes")
+                    None, "a quarter of an hour")
 
 
 def chosen(only: str, methods: Methods) -> Methods:
