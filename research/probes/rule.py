@@ -62,8 +62,8 @@ FLAGS = {
                                quick=2),
     "continuations": Flag(16, "behind the credit of a token that is a free choice; fewer where it "
                               "is nearly certain", least=4, most=10_000, quick=4),
-    "only": Flag("entropy_weighted,low_probability,by_kind,random,gae,hindsight,free_pointer,pointer,"
-                 "measured,measured_pointer",
+    "only": Flag("entropy_weighted,low_probability,by_kind,random,gae,hindsight,free_pointer,"
+                 "pointer,measured,measured_pointer",
                  "these methods beside plain GRPO, with a comma between them; or all")}
 COSTLY = ("oracle", "causal_ablation", "vine")  # not in all
 PLAIN, TOP = "none", 0.25
