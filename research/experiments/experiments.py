@@ -147,7 +147,7 @@ ALL = (
     Experiment(
         "pointer_rates", "Which learning rate suits a pointer to the deciding tokens?",
         common=f"--questions 8 --answers 8 --steps 60 --eval_every 30 {SAMPLED_ONLY}",
-        arms={f"{name}-{rate}": f"{flags} --learning_rate {rate}".strip() for rate in RATES[1:]
+        arms={f"{name}-{rate}": f"{flags} --learning_rate {rate}".strip() for rate in RATES
               for name, flags in {**PLAIN, "pointer": POINTER,
                                   "by_kind": "--mitigation by_kind"}.items()},
         seeds=2, first_seed=TUNED_ON),
