@@ -158,10 +158,10 @@ ALL = (
         arms={**PLAIN, "pointer": POINTER, "pointer-placebo": f"{POINTER} --placebo weights",
               "free_pointer": "--mitigation free_pointer", "by_kind": "--mitigation by_kind",
               "low_probability": "--mitigation low_probability", "none-16x8": "--questions 16",
-              "measured_pointer": "--mitigation measured_pointer",
-              "measured8": "--advantage measured --measured_k 8"},
+              "measured_pointer": "--mitigation measured_pointer --pointer_k 4",
+              "measured4": "--advantage measured"},
         seeds=5, first_seed=20, is_board=True,
-        pairs=(("measured_pointer", "measured8"), ("measured_pointer", "none-16x8"),
+        pairs=(("measured_pointer", "measured4"), ("measured_pointer", "none-16x8"),
                ("pointer", "none-16x8"), ("pointer", "free_pointer"))),
 
     # the three that an earlier experiment proposed
