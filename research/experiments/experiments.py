@@ -29,6 +29,7 @@ INVERSE = {name: f"--mitigation {name}"
 
 # where an answer is decided (research/pointers.py), with plain GRPO's advantage
 POINTER = "--mitigation pointer"
+FEWER_WORDS = "--mitigation by_kind --word_weight 0.1"
 
 # of answers that were there before training; research/experiments.md has the commands that make it
 PAIRS = "runs/study/pairs.jsonl"
@@ -158,11 +159,19 @@ ALL = (
         arms={**PLAIN, "pointer": POINTER, "pointer-placebo": f"{POINTER} --placebo weights",
               "free_pointer": "--mitigation free_pointer", "by_kind": "--mitigation by_kind",
               "low_probability": "--mitigation low_probability", "none-16x8": "--questions 16",
-              "measured_pointer": "--mitigation measured_pointer",
-              "measured8": "--advantage measured --measured_k 8"},
+              "measured_pointer": "--mitigation measured_pointer --pointer_k 4",
+              "measured4": "--advantage measured"},
         seeds=5, first_seed=20, is_board=True,
-        pairs=(("measured_pointer", "measured8"), ("measured_pointer", "none-16x8"),
+        pairs=(("measured_pointer", "measured4"), ("measured_pointer", "none-16x8"),
                ("pointer", "none-16x8"), ("pointer", "free_pointer"))),
+
+    Experiment(
+        "pointers_talk", "And where answers are long and most of their tokens decide nothing?",
+        common=f"--model {prices.TALK} --questions 8 --answers 8 --steps 45 --eval_every 30 "
+               f"--eval_tasks 1000 --eval_answers 2 {SAMPLED_ONLY}",
+        arms={**PLAIN, "words0.1": FEWER_WORDS,
+              "words0.1-placebo": f"{FEWER_WORDS} --placebo weights"},
+        seeds=5, first_seed=20, is_board=True),
 
     # the three that an earlier experiment proposed
     Experiment(
