@@ -101,3 +101,14 @@ def test_of_many_points_few_have_names_and_no_name_lies_on_a_point():
     assert (*named.get_data(), named.get_color()) == ([1], [1], COLOURS[1])
     assert list(others.get_xdata()) == [0, 0] and list(others.get_ydata()) == [1, 2]
     plt.close(figure)
+
+
+def test_the_rule_is_drawn_against_the_lead_at_equal_tokens():
+    said = {"rows": [{"arm": "a", "ratio": 2.0}, {"arm": "not trained", "ratio": 1.0}]}
+    lead = {"arm": "a", "price": "sampled tokens", "difference": 0.03, "95%": [0.01, 0.05]}
+    rows = [lead, {**lead, "price": "scored answers"}, {**lead, "arm": "not asked"}]
+    figure, _ = pictures.draw_rule(said, {"rows": rows})
+    [axis] = figure.axes
+    [(points, _, _)] = axis.containers
+    assert points.get_xydata().tolist() == [[2.0, 3.0]]
+    assert [text.get_text() for text in axis.texts] == ["a"]
