@@ -191,7 +191,7 @@ def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
     columns = {"ratio": ratio} if s.epochs > 1 else {}
     if not has_gradient.any():
-        return skipped(why_nothing_is_left(rollouts, weight)), columns
+        return skipped(rollouts, weight), columns
     rows = rollouts.rows_of_rank()
     rows = rows[has_gradient[rows]]
     N = int(mask.sum())
@@ -248,16 +248,14 @@ def summary(passes: list[dict], with_ratio: bool, with_kl: bool) -> dict:
     return {**metrics, "skipped": None}
 
 
-def skipped(reason: str) -> dict:
+def skipped(rollouts: Rollouts, weight: torch.Tensor) -> dict:
+    if not rollouts.mask.any():
+        reason = "no answer was finished"
+    elif not rollouts.advantage.any():
+        reason = "every group's answers had equal rewards"
+    elif not (weight * rollouts.mask).any():
+        reason = "all weights are 0"
+    else:
+        reason = "no token has both a weight and an advantage"
     return {"loss": 0.0, "gradient_norm": None, "sampler_gap": None, "trained_tokens": 0,
             "skipped": reason}
-
-
-def why_nothing_is_left(rollouts: Rollouts, weight: torch.Tensor) -> str:
-    if not rollouts.mask.any():
-        return "no answer was finished"
-    if not rollouts.advantage.any():
-        return "every group's answers had equal rewards"
-    if not (weight * rollouts.mask).any():
-        return "all weights are 0"
-    return "no token has both a weight and an advantage"

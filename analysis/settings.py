@@ -15,13 +15,13 @@ PLAIN = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo":
 
 def effective_settings(config: dict) -> dict:
     """A run's settings, defaults filled in, without those that had no effect beside the others.
-    The reward is on record beside the settings; another one is another setting."""
+    The reward is on record beside the settings, and TRL's loss; another one is another setting."""
     flags = flags_beside(config)
     settings = {name: flag.default for name, flag in flags.items()} | config
     chosen = SimpleNamespace(**settings)
     idle = {name for name, flag in flags.items() if flag.requires and not flag.requires[0](chosen)}
     idle |= choice_flags().keys() - flags.keys()  # older runs list those of every advantage
-    idle |= set(NOT_SETTINGS) - {"reward"}
+    idle |= set(NOT_SETTINGS) - {"reward", "trainer"}
     if config["mitigation"] in NEVER_RESCALED:
         idle.add("rescale")
     return {name: value for name, value in settings.items() if name not in idle}

@@ -4,6 +4,7 @@
     verl       rollout_data_dir/*.jsonl            texts, score
     prime-rl   token_exports/step_N/rank_R.jsonl   tokens of prompt and answer, numbers of each
     NeMo-RL    train_data_stepN.jsonl              tokens of prompt and answer, numbers of each
+    AReaL      rollout/VERSION/TASK.jsonl          texts, reward
 
 bridges/your_own_run.md says what becomes of their fields. A file is read line by line.
 """
@@ -40,7 +41,12 @@ def is_text(value) -> bool:
     """A text, or messages. One that thinks or calls tools may have no content."""
     return isinstance(value, str) or isinstance(value, list) and value != [] and all(
         isinstance(m, dict) and isinstance(m.get("role"), str)
-        and isinstance(m.get("content"), str | None) for m in value)
+        and isinstance(m.get("content"), str | None) and are_calls(m.get("tool_calls"))
+        for m in value)
+
+
+def are_calls(value) -> bool:
+    return value is None or isinstance(value, list) and all(isinstance(c, dict) for c in value)
 
 
 TEXT, IDS = ("a text or a list of messages", is_text), ("a list of token numbers", are_ids)
@@ -83,7 +89,8 @@ def trained_part(line: dict, mask, where: str):
     """Where prompt and answer are one sequence, the answer goes from the first token that was
     trained on to the last. Returns the prompt, and what takes that part of a field."""
     ids = line["token_ids"]
-    are_lists = are_ids(ids) and isinstance(mask, list) and len(mask) == len(ids)
+    are_lists = (are_ids(ids) and isinstance(mask, list) and len(mask) == len(ids)
+                 and all(kept in (0, 1) for kept in mask))
     trained = [t for t, kept in enumerate(mask) if kept] if are_lists else []
     if not trained:
         raise UserError(f"{where}: its token_ids should be {IDS[0]}, and its loss mask as many yes "
@@ -91,12 +98,14 @@ def trained_part(line: dict, mask, where: str):
     first, end = trained[0], trained[-1] + 1
 
     def part(name: str, default=None):
+        """prime-rl writes null for what it has not, and for a number that is not finite."""
         values = line.get(name)
-        if not isinstance(values, list) or None in values:
+        if values in (None, [None] * len(ids)):
             return default
-        if len(values) != len(ids):
-            raise UserError(f"{where}: {name} has {len(values)} values, token_ids {len(ids)}")
-        return values[first:end]
+        if not isinstance(values, list) or len(values) != len(ids):
+            raise UserError(f"{where}: its {name} should be a list of {len(ids)}, as its token_ids")
+        values = values[first:end]
+        return None if default is None and None in values else values
 
     return ids[:first], part
 
@@ -120,17 +129,25 @@ def from_nemo_rl(line: dict, where: str) -> dict:
     line = {name: value[0] if isinstance(value, list) and len(value) == 1 else value
             for name, value in line.items()}
     prompt, part = trained_part(line, line["token_loss_mask"], where)
-    sampled, trainers = part("generation_logprobs", []), part("prev_logprobs", [])
+    sampled, trainers = (part(name) or [] for name in ("generation_logprobs", "prev_logprobs"))
+    scale = line.get("sample_loss_mask")
     step = re.search("train_data_step([0-9]+)[.]jsonl", where)
-    has_ratio = any(trainers) and all(map(is_number, sampled + trainers))
+    has_ratio = sampled and any(trainers) and all(map(is_number, sampled + trainers))
     return {"step": int(step[1]) if step else line.get("step"), "prompt_ids": prompt,
             "token_ids": part("token_ids"), "log_prob": sampled or None,
             "reward": line.get("filtered_rewards", line.get("rewards")),
             "advantage": part("advantages"),
-            "weight": [int(bool(kept and line.get("sample_loss_mask", 1)))
+            "weight": [(1 if scale is None else scale) if kept else 0
                        for kept in part("token_loss_mask")],
             "ratio": [math.exp(min(new - old, 80)) for new, old in zip(trainers, sampled)]
             if has_ratio else None}
+
+
+def from_areal(line: dict, where: str) -> dict:
+    """Its step is the version of the newest weights that sampled a token of the task, from 0 on. A
+    task is a problem, and its answers are a group."""
+    return {"step": line["tail_version"], "group": line["task_id"], "prompt": line["prompt"],
+            "completion": line["completion"], "reward": line["reward"]}
 
 
 def checked(line: dict, where: str) -> dict:
@@ -151,6 +168,7 @@ FORMATS = (  # name, the fields that tell it, and what makes a line of ours of o
     ("prime-rl", {"token_ids", "loss_mask"}, from_prime_rl),
     ("NeMo-RL", {"token_ids", "token_loss_mask"}, from_nemo_rl),
     ("verl", {"input", "output", "score"}, from_verl),
+    ("AReaL", {"task_id", "tail_version", "prompt", "completion", "reward"}, from_areal),
     ("TRL", {"prompt", "completion", "advantage"}, from_trl),
     *((OURS[0], {field}, OURS[1]) for field in ("reward", "advantage")))
 

@@ -3,17 +3,16 @@
     python -m bridges.import_run FILES... --model FOLDER --out runs/mine
     python analyze.py runs/mine
 
-FILES are those of TRL, verl, prime-rl or NeMo-RL (bridges/import_formats.py), or JSON lines with
-the fields that bridges/your_own_run.md lists. What they lack is computed: tokens by the tokenizer
-of --model, log-prob, entropy and collision by a forward pass of its weights, the advantage from the
-rewards of the group. What was computed stands in config.json and on the page. One step is in memory
-at a time, and nothing that a file holds is executed.
+FILES are those of TRL, verl, prime-rl, NeMo-RL or AReaL (bridges/import_formats.py), or JSON lines
+with the fields that bridges/your_own_run.md lists. What they lack is computed: tokens by the
+tokenizer of --model, log-prob, entropy and collision by a forward pass of its weights, the
+advantage from the rewards of the group. What was computed stands in config.json and on the page.
+One step is in memory at a time, and nothing that a file holds is executed.
 """
 if not __package__:
     raise SystemExit("start it with: python -m bridges.import_run")
 import json
 import math
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,11 +28,12 @@ import mitigations  # noqa: F401  fills the lists of choices that settings are c
 from bridges import transformers_model
 from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
 from bridges.messages import as_chatml, pieces, plain
+from bridges.sentencepiece import Splitter
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
 from engine.rollouts import Rollouts
-from engine.tokens import END_OF_TURN, OTHER, SECTIONS, THINK, encode, load_tokenizer, token_bytes
+from engine.tokens import END_OF_TURN, OTHER, SECTIONS, THINK, token_bytes
 from grpo import group_z_score, to_every_token
 from harness.credit_file import SCORES, credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder
@@ -72,7 +72,8 @@ class Reader:
     """Makes answers of lines and batches of answers, and counts what it computes for that."""
 
     def __init__(self, folder: Path, task: str | None, device: str):
-        self.folder, self.tokenizer = folder, load_tokenizer(folder)
+        self.folder, self.splitter = folder, Splitter(folder)
+        self.tokenizer = self.splitter.spelling
         self.kind = read_json(folder / "config.json").get("model_type")
         self.device, self.model = pick_device(device), None
         if self.kind in MODELS:
@@ -85,7 +86,7 @@ class Reader:
             longest = getattr(config, "max_position_embeddings", 2 ** 30)  # not all have a limit
             self.limits = config.vocab_size, longest
         self.task = make_task(make_settings({"model": str(folder), "task": task})) if task else None
-        added = self.tokenizer.get_added_tokens_decoder()
+        added = self.splitter.splits.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
         self.count, self.passed_over, self.written_by = Counter(), set(), ""
         self.share, self.began = 0.0, time.monotonic()
@@ -170,7 +171,7 @@ class Reader:
         prompt, answer = (plain(line.get(name, "")) for name in ("prompt", "completion"))
         messages, write = ([], as_chatml) if isinstance(prompt, str) else (prompt, self.write)
         text = write(messages, asks=True) if messages else prompt
-        asked = line.get("prompt_ids") or encode(self.tokenizer, text, f"the prompt of {where}")
+        asked = line.get("prompt_ids") or self.splitter.encode(text, f"the prompt of {where}")
         if "token_ids" in line:
             return asked, line["token_ids"], [1] * len(line["token_ids"])
         parts = [(answer, True)]
@@ -178,7 +179,7 @@ class Reader:
             parts = pieces(messages, answer, write, where)
         ids, own = [], []
         for part, is_own in parts:
-            ids += encode(self.tokenizer, part, f"the completion of {where}")
+            ids += self.splitter.encode(part, f"the completion of {where}")
             own += [int(is_own)] * (len(ids) - len(own))
         return asked, ids, own
 
@@ -205,7 +206,7 @@ class Reader:
         reward, solved = (torch.tensor([a.line.get(name, math.nan) for a in answers],
                                        dtype=torch.float32) for name in ("reward", "solved"))
         scores = dict.fromkeys(SCORES.values(), torch.full_like(reward, math.nan))
-        scores |= {"reward": reward} | ({} if solved.isnan().any() else {"answer": solved})
+        scores |= {"reward": reward, "answer": solved}
         batch = Rollouts(
             problems=[], prompt_ids=list(prompts.values()), step=step, mask=mask,
             group=torch.tensor([numbers[answer.group] for answer in answers]),
@@ -220,12 +221,12 @@ class Reader:
                            "not solved or wrong": int(solved.isnan().sum())})
         ratio = {} if given["ratio"].isnan().any() else {"ratio": given["ratio"]}
         batch, own = self.add_advantage(self.add_facts(batch)), frame([a.own for a in answers])
-        batch = replace(batch, advantage=batch.advantage * own)
+        batch = replace(batch, advantage=batch.advantage * own,
+                        scores={part: or_unknown(score) for part, score in scores.items()})
         return batch, given["weight"].nan_to_num(1) * own, ratio
 
     def add_facts(self, batch: Rollouts) -> Rollouts:
-        """With log-prob, entropy and collision where no file says them. What stays unknown of a
-        token is nan at every token of the step."""
+        """With log-prob, entropy and collision where no file says them."""
         missing = {name: getattr(batch, name).isnan() for name in FACTS}
         computed = batch
         if self.model and any(where.any() for where in missing.values()):
@@ -234,10 +235,10 @@ class Reader:
                         else transformers_model.with_facts(self.model, on_device)).to("cpu")
         facts = {}
         for name, where in missing.items():
-            values = torch.where(where, getattr(computed, name), getattr(batch, name))
-            is_known = not values.isnan().any()
-            facts[name] = values if is_known else torch.full_like(values, math.nan)
-            self.count[name if is_known else f"no {name}"] += int(where.sum())
+            facts[name] = or_unknown(torch.where(where, getattr(computed, name),
+                                                 getattr(batch, name)))
+            is_unknown = facts[name].isnan().any()
+            self.count[f"no {name}" if is_unknown else name] += int(where.sum())
         return replace(batch, **facts)
 
     def add_advantage(self, batch: Rollouts) -> Rollouts:
@@ -293,6 +294,8 @@ class Reader:
              "text of a tool, perhaps, with the credit of the model's own."),
             (count["from verl"], "verl leaves special tokens out of prompts: those of ChatML were "
              "put back where a line names a role."),
+            (count["from AReaL"], "AReaL says whose weights sampled an answer, not which step it "
+             "was trained on: the next, a later one, or none where it was rejected."),
             (computed, f"Computed with the weights of {model}, which need not be those that "
              f"sampled, at temperature 1: {computed}."),
             (count["advantage"], f"Computed from rewards: the advantage of {count['advantage']:,} "
@@ -300,6 +303,11 @@ class Reader:
             (self.passed_over, f"No fields of a line: {', '.join(sorted(self.passed_over))}."),
             (unknown, f"Not known, and left out: {unknown}{why}."))
         return [sentence for holds, sentence in sentences if holds]
+
+
+def or_unknown(values: torch.Tensor) -> torch.Tensor:
+    """As credit files have it: what is not known of one of a step is nan of all."""
+    return torch.full_like(values, math.nan) if values.isnan().any() else values
 
 
 def digest(value) -> str:
@@ -324,7 +332,7 @@ def import_run(files: list[Path], source: Path, out: Path, reader: Reader, confi
     """Write the run folder, whole or not at all."""
     config["run_id"] = run_id_of(config)
     with whole_folder(out) as unfinished:
-        shutil.copyfile(source / "tokenizer.json", unfinished / "tokenizer.json")
+        replace_text(unfinished / "tokenizer.json", reader.tokenizer.to_str())
         for step, answers in reader.steps(files):
             show_status(f"step {step}: {len(answers)} answers, {reader.progress()}")
             batch, weight, ratio = reader.batch(answers, step)

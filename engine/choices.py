@@ -17,6 +17,8 @@ for a choice that keeps a state or samples more:
 import importlib
 from collections import UserDict
 
+from engine.errors import UserError
+
 
 class Choices(UserDict):
     """Functions and classes by name. In the place of one may stand the name of its module, until it
@@ -26,6 +28,14 @@ class Choices(UserDict):
         if isinstance(self.data[name], str):
             importlib.import_module(self.data[name])
         return self.data[name]
+
+    def __setitem__(self, name: str, choice) -> None:
+        """A name belongs to one module. There it may be written anew, as in a notebook's cell."""
+        known = self.data.get(name, choice)
+        where = {one if isinstance(one, str) else one.__module__ for one in (known, choice)}
+        if len(where) > 1:
+            raise UserError(f"{name} of {' and '.join(sorted(where))}: one needs another name")
+        self.data[name] = choice
 
     def loaded(self) -> dict:
         return {name: choice for name, choice in self.data.items() if not isinstance(choice, str)}
@@ -39,19 +49,18 @@ WHOLE_ANSWERS = set()    # advantages that give every token of an answer the sam
 
 def mitigation(function=None, *, rescaled: bool = True):
     """Make it a choice of --mitigation: weights (B, T), not negative."""
-    return add_to(MITIGATIONS, function, None if rescaled else NEVER_RESCALED)
+    return add_to(MITIGATIONS, function, set() if rescaled else NEVER_RESCALED)
 
 
 def advantage(function=None, *, whole_answers: bool = False):
     """Make it a choice of --advantage: credit (B, T), with a sign."""
-    return add_to(ADVANTAGES, function, WHOLE_ANSWERS if whole_answers else None)
+    return add_to(ADVANTAGES, function, WHOLE_ANSWERS if whole_answers else set())
 
 
-def add_to(choices: Choices, function, marked: set | None):
+def add_to(choices: Choices, function, marked: set):
     """Without a function, as in @mitigation(rescaled=False), a decorator."""
     if function is None:
         return lambda function: add_to(choices, function, marked)
     choices[function.__name__] = function
-    if marked is not None:
-        marked.add(function.__name__)
+    marked.add(function.__name__)
     return function

@@ -25,8 +25,7 @@ def about_method(name: str) -> str:
     for choices in METHODS.values():
         if name in choices:
             return describe_choice(name, choices[name])
-    raise UserError(f"--help {shortened(name)}: there is no method of this name (--help lists "
-                    "them)")
+    raise UserError(f"--help {shortened(name)}: there is no method of this name (see --help)")
 
 
 def text_of_option(is_all: bool, task: str, name: str, flag: Flag) -> str:
@@ -43,10 +42,8 @@ def epilog(is_all: bool) -> str:
 
 
 def describe_choices(axis: str) -> str:
-    """The choices of a list, each with its own flags."""
-    own = ", each with its own flags" if axis == "mitigation" else ""
-    return "\n".join([f"choices of --{axis}{own}:",
-                      *(describe_choice(*choice) for choice in METHODS[axis].items())])
+    choices = [describe_choice(*choice) for choice in METHODS[axis].items()]
+    return "\n".join([f"choices of --{axis}, each with its own flags:", *choices])
 
 
 def name_choices(axis: str) -> str:

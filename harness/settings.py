@@ -22,7 +22,7 @@ from harness.tasks import load_task
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code",
-    "imported")
+    "imported", "trainer")
 MOST_STEPS = 10 ** 9
 
 OWN_SAMPLER = "own"  # --rollouts
@@ -53,8 +53,9 @@ class Settings:
     model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model", is_path=True,
                         topic=MACHINE)
     device: str = option("cpu", "cpu, cuda or cuda:N", topic=MACHINE)
-    dtype: str = option("float32", "numbers to compute with; parameters stay float32",
-                        choices=("float32", "bfloat16"), topic=MACHINE)
+    dtype: str = option(
+        "float32", "numbers to compute with, on CUDA bfloat16 unless the model has a recipe; "
+        "parameters stay float32", choices=("float32", "bfloat16"), topic=MACHINE)
     checkpointing: bool = option(
         False, "keep one state a layer for the backward pass and compute the rest again: less "
         "memory, a third more time in the update", topic=MACHINE)
@@ -157,8 +158,7 @@ class Settings:
                                "never", least=0, most=MOST_STEPS, topic=RECORD,
                                changes_result=False)
     checkpoint_every: int = option(25, "steps between checkpoints (also at the end), 0 for never",
-                                   least=0, most=MOST_STEPS, topic=RECORD,
-                                   changes_result=False)
+                                   least=0, most=MOST_STEPS, topic=RECORD, changes_result=False)
     out: str | None = option(
         None, "run folder, by default runs/<mitigation>-<advantage>-s<seed>, with the other flags "
         "that are not at their defaults in between", topic=RECORD, changes_result=False)

@@ -2,9 +2,8 @@
 
     python -m research scoreboard    which tokens earned the reward, and which weighting finds them
     python -m research exact         every weighting and advantage in a world that can be listed
-    python -m research noise         does the gradient of a single batch point the right way?
-    python -m research length        does credit by token pay more as answers get longer?
     python -m research pointer       what is it worth to know where an answer is decided?
+    python -m research rule          which method will pay, on this model and this task?
 
 These are probes: each asks one question of one model, prints its findings and writes a folder with
 a page, its picture and numbers.json. On a CPU with the tiny model a probe takes minutes; --quick
@@ -26,7 +25,7 @@ from research.experiments import commands
 from research.experiments.experiments import EXPERIMENTS
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "exact", "noise", "length", "pointer")
+PROBES = ("scoreboard", "exact", "pointer", "rule")
 OTHERS = {"probes": "probes", "publish": "published", "pages": "pages", "pictures": "pictures"}
 
 

@@ -48,6 +48,11 @@ from harness.settings import make_settings
 from engine.tokens import encode_prompt
 from tools.demonstrations import make_tokenizer
 
+if torch.backends.cpu.get_cpu_capability() != "AVX512":
+    # Attention in bfloat16 takes oneDNN's matrix products where the CPU has AMX, and fails unless
+    # torch's own kernels use AVX512. ATEN_CPU_CAPABILITY lowers only torch's: lower oneDNN's, too.
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+
 SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2)
 

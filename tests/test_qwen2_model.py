@@ -101,7 +101,8 @@ def test_the_real_shapes_of_qwen2_5_0_5b(tmp_path):
 
 
 def test_products_in_bfloat16_leave_parameters_and_the_residual_stream_in_float32(small_model):
-    ids, seen = torch.arange(3, 33)[None], []
+    """From 64 tokens on, attention may take other products than for fewer (tests/conftest.py)."""
+    ids, seen = torch.arange(70)[None] % 50, []
     exact = small_model(ids).detach()
     hook = small_model.model.layers[1].register_forward_hook(
         lambda module, inputs, output: seen.append((inputs[0].dtype, output.dtype)))

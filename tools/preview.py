@@ -49,12 +49,12 @@ SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;3
 
 def main(argv: list[str]) -> None:
     parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
-    parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
-    given = add_flags(parser, {**FLAGS, **choice_flags()}).read(argv)
+    parser.add_argument("RUN", type=some_text, help="a run folder")
+    given = add_flags(add_flags(parser, FLAGS), choice_flags(MITIGATIONS)).read(argv)
     flags = with_defaults(given, FLAGS)
-    folder = Path(flags.run)
+    folder = Path(flags.RUN)
     settings = settings_with(folder, {name: value for name, value in given.items()
-                                      if name not in ("run", "step", "show")})
+                                      if name not in ("RUN", "step", "show")})
     step = step_of_run(folder, settings, flags.step)
     rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))
@@ -63,12 +63,12 @@ def main(argv: list[str]) -> None:
 
 
 def settings_with(folder: Path, weighting: dict) -> Settings:
-    """The run's own, with the weighting that was asked for."""
+    """The run's own, with the weighting that was asked for. Its advantages are on record."""
     name = weighting.get("mitigation", run_config(folder)["mitigation"])
     if name in NEVER_RESCALED:
         weighting = {"rescale": "none", **weighting}
-    return make_settings({"config": folder / "config.json", "loss": "policy", "placebo": "none",
-                          "device": "cpu", "shard": False, **weighting})
+    return make_settings({"config": folder / "config.json", "loss": "policy", "advantage": "grpo",
+                          "placebo": "none", "device": "cpu", "shard": False, **weighting})
 
 
 def models_of(folder: Path, settings: Settings) -> dict[int, Path]:
@@ -114,6 +114,9 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
     """The batch of a step, its weights (B, T) as training would have made them, and the metrics."""
     sampler, policy, problems = Sampler(folder, step, s), None, []
     if inspect.isclass(MITIGATIONS[s.mitigation]):  # it may sample answers and have them scored
+        if {"imported", "trainer"} & run_config(folder).keys():
+            raise UserError(f"{s.mitigation} keeps a state or samples more: {folder} is a run of "
+                            "another program, and has no such state and no problems on record")
         policy = sampler.policy
         problems = policy.task.training_problems(s.seed, step, s.questions)
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))

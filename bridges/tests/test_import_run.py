@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 import analyze
 from analysis.runs import read_run
@@ -15,7 +16,7 @@ from bridges.import_formats import is_text
 from bridges.import_run import main
 from bridges.messages import as_chatml, pieces, plain
 from engine.errors import UserError
-from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer
+from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer, token_bytes
 from harness.credit_reading import credit_steps, read_columns
 from qwen2_model import Qwen2
 from runs import SHORT, run
@@ -156,6 +157,34 @@ def test_nemo_rl_says_tokens_and_log_probs_of_both(tmp_path):
     assert columns["reward"].tolist() == [0.5, 0.5]
     assert np.allclose(columns["ratio"][:4], np.exp([0, -0.5, -3, 0]))
     assert "ratio" not in read_columns(folder, 12)
+
+
+def areal(task, version, completion, reward, **more):
+    """As AReaL 1.0.4 writes it (commit 4aef98d8d, infra/workflow_executor.py), by VERSION/TASK."""
+    return {"task_id": task, "sample_idx": 0, "seqlen": 40, "prompt_len": 20, "head_version": -1,
+            "tail_version": version, "reward": reward, "prompt": PROMPT, "completion": completion,
+            **more}
+
+
+def test_areal_says_which_weights_sampled_and_which_task(tmp_path, capsys):
+    """Its versions count from 0, our steps from 1; two tasks may have one prompt. Its texts have
+    their special tokens."""
+    end = "<|im_end|>"
+    files = [write(tmp_path / "0/17.jsonl", areal(17, 0, RIGHT + end, 1.0), areal(17, 0, end, 0.0)),
+             write(tmp_path / "0/18.jsonl", areal(18, 0, WRONG + end, 2.0)),
+             write(tmp_path / "3/19.jsonl", areal(19, 3, WRONG, 2.0))]
+    folder = imported(tmp_path, *files)
+    assert credit_steps(folder) == [1, 4]
+    columns = read_columns(folder, 1)
+    assert columns["group"].tolist() == [0, 0, 1] and columns["reward"].tolist() == [1, 0, 2]
+    assert columns["token_id"].tolist() == encoded(RIGHT + end + end + WRONG + end)
+    first = columns["advantage"][columns["episode_start"]]
+    assert np.allclose(first, [1, -1, 0], atol=1e-3)
+    said = capsys.readouterr().out
+    assert "AReaL says whose weights sampled" in said and "No fields" not in said
+    with pytest.raises(UserError, match="5.jsonl, line 2: its prompt is not that of its group"):
+        imported(tmp_path / "turns", write(tmp_path / "4/5.jsonl", areal(5, 4, WRONG, 1.0),
+                                           areal(5, 4, WRONG, 1.0, prompt=PROMPT + WRONG)))
 
 
 TRL = {"step": 1, "prompt": PROMPT, "completion": WRONG, "right": 0.5, "advantage": 0.7}
@@ -360,6 +389,16 @@ def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
     assert set(config["made_of"]) == {"model", str(tmp_path / "t.jsonl")}
 
 
+def test_a_reward_that_one_of_a_step_lacks_is_left_out_of_it(tmp_path):
+    """A file of credit has it of all or of none. The advantages that it made stay."""
+    lines = [{**ID, "reward": 0.0}, ID, {**ID, "reward": None, "advantage": 1, "group": 1}]
+    folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines, {**ID, "step": 2}))
+    columns = read_columns(folder, 1)
+    assert np.isnan(columns["reward"]).all() and read_columns(folder, 2)["reward"] == [1]
+    first = columns["advantage"][columns["episode_start"]]
+    assert np.allclose(first, [-1, 1, 1], atol=1e-3)
+
+
 def test_without_rewards_nothing_is_said_of_them(tmp_path, capsys, undrawn):
     """A group whose rewards are not known is none of equal rewards, and has no z-score."""
     folder = imported(tmp_path, write(tmp_path / "t.jsonl", prime_rl(rewards=None)))
@@ -399,6 +438,37 @@ def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn, m
     assert "its size is not known" in said
 
 
+@pytest.mark.parametrize("prepend", [True, False], ids=["Llama 2", "Gemma"])
+def test_texts_and_bytes_of_sentencepiece_are_shown(tmp_path, monkeypatch, prepend):
+    """▁ is a space, <0x0A> a byte; a byte that is a text too is no other text."""
+    monkeypatch.setattr(transformers_model, "is_installed", lambda: False)
+    words = ["<unk>", "<s>", "</s>", "<0x00>", "<0x0A>", "<0x41>", "<0xC3>", "<0xA9>", "▁", "a",
+             "b", "A", "é", "▁a", "▁ab"]
+    bpe = models.BPE({word: i for i, word in enumerate(words)}, [("▁", "a"), ("▁a", "b")],
+                     unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(bpe)
+    begin = [normalizers.Prepend("▁")] * prepend
+    tokenizer.normalizer = normalizers.Sequence([*begin, normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
+                                           decoders.Fuse()])
+    tokenizer.add_special_tokens(words[:3])
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model/tokenizer.json"))
+    (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
+    line = {"step": 1, "prompt": "<s> ab", "completion": " abéA\n\nb</s>", "reward": 1}
+    folder = imported(tmp_path, write(tmp_path / "t.jsonl", line, {**line, "step": 2,
+                      "completion": "bé"}), model=tmp_path / "model")
+    ids = read_columns(folder, 1)["token_id"].tolist()
+    assert ids == [*[8] * prepend, 14, 12, 11, 4, 4, 10, 2]
+    known = load_tokenizer(folder)
+    assert b"".join(token_bytes(known, ids)).decode() == " " * prepend + " abéA\n\nb</s>"
+    assert token_bytes(known, [5, 6, 11]) == ["\ufffd".encode(), b"\xc3", b"A"]
+    assert read_columns(folder, 1)["finished"].all()
+    with pytest.raises(UserError, match="cannot spell the completion"):
+        imported(tmp_path / "x", write(tmp_path / "u.jsonl", {**line, "completion": "q"}),
+                 model=tmp_path / "model")
+
+
 ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
 
 
@@ -407,6 +477,8 @@ ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
     ("{}", "line 2 is no answer"), ({**OURS, "step": None}, "line 2 has no step"),
     ({**OURS, "step": 1.5}, "line 2: its step should be a whole number, not 1.5"),
     ({**OURS, "reward": "1"}, "line 2: its reward should be a number"),
+    ({**OURS, "completion": [{"role": "assistant", "content": "", "tool_calls": ["add"]}]},
+     "line 2: its completion should be a text or a list of messages"),
     ({**OURS, "prompt": None}, "line 2 has no prompt"), ({**ID, "token_ids": []}, "has no answer"),
     ({**OURS, "completion": " unheard"}, "cannot spell the completion of .*line 2"),
     ({**ID, "token_ids": [7, -1]}, "line 2: its token_ids should be"),
@@ -431,7 +503,11 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([ID, {**ID, "step": 0}], "line 2: step 0 comes after"),
     ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt is not that"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
-    ([prime_rl(entropy=[1.0])], "line 1: entropy has 1 values, token_ids 7"),
+    ([prime_rl(entropy=[1.0])], "line 1: its entropy should be a list of 7"),
+    ([prime_rl(rl_weights=0.5)], "line 1: its rl_weights should be a list of 7"),
+    ([prime_rl(rl_weights=[None, None, 1, 1, None, None, 1])], "line 1: its weight should be"),
+    ([prime_rl(loss_mask=[None] * 2 + [True] * 5)], "line 1: its token_ids should be"),
+    ([nemo_rl(sample_loss_mask="no", step=1)], "line 1: its weight should be"),
     ([prime_rl(loss_mask=[False, True] * 4)], "line 1: its token_ids should be"),
     ([prime_rl(loss_mask=[False] * 7)], "line 1: its token_ids should be"),
     ([prime_rl(loss_mask=[True] * 7)], "line 1 has no prompt")])

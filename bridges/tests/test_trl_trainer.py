@@ -22,6 +22,7 @@ from harness.flags import parameters_as_flags
 from harness.load import make
 from mitigations import rescaled_weight
 from runs import PRINTING, block, copy_project, lines, program, start_ranks
+from tools import preview
 
 if find_spec("trl"):
     import trl
@@ -210,6 +211,8 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
     assert batch.section[0, :n].tolist() == section and batch.kind[0, :n].tolist() == kind
     analyze.main([str(folder)])
     assert "Where the gradient went" in capsys.readouterr().out
+    preview.main([str(folder), "--mitigation", "entropy_ratio"])
+    assert "12 answers" in capsys.readouterr().out
 
 
 @needs_trl

@@ -9,7 +9,7 @@ Ctrl-C stops the runs after their current step, and the same command goes on wit
 is printed and written to results/study-NAME; experiments.py says what each experiment is.
 """
 from engine.errors import UserError
-from harness.files import paths_in, read_json
+from harness.files import paths_in
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import python_command, say
 from research.experiments import published
@@ -49,10 +49,9 @@ def make_tables(argv: list[str]) -> None:
     Parser("python -m research tables", make_tables.__doc__).read(argv)
     from research.experiments.report import made_again
     for path in (path for path in paths_in(published.RESULTS) if path.suffix == ".json"):
-        result = read_json(path)
+        result = published.read_result(path)
         if not published.is_remade(result):
             continue
-        published.refuse_other_values(path, result["values"])
         if made_again(result) != result:
             published.write_result(path, made_again(result))
             say(f"made again: {path.stem}; python -m research pages writes its numbers into the "

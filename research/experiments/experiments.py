@@ -27,6 +27,10 @@ DISCOUNTED = "--mitigation outcome_conditional --think_discount"
 INVERSE = {name: f"--mitigation {name}"
            for name in ("inverse_logprob", "inverse_logprob_as_published")}
 
+# where an answer is decided (research/pointers.py), with plain GRPO's advantage
+POINTER = "--mitigation pointer"
+FEWER_WORDS = "--mitigation by_kind --word_weight 0.1"
+
 # of answers that were there before training; research/experiments.md has the commands that make it
 PAIRS = "runs/study/pairs.jsonl"
 
@@ -57,6 +61,7 @@ class Experiment:
     first_seed: int = 0
     shared: str = ""       # the folder of runs that it shares with others; else it has its own
     is_board: bool = False  # all its arms are tested as one family (leaderboard.py)
+    pairs: tuple[tuple[str, str], ...] = ()  # arms that are held against each other, too
 
     @property
     def place(self) -> str:
@@ -139,6 +144,34 @@ ALL = (
         "price_talk", "And where answers are long and mostly irrelevant?",
         common=f"--model {prices.TALK} --eval_tasks 1000 {SAMPLED_ONLY}",
         arms=prices.chosen_for_talk(), seeds=3),
+
+    Experiment(
+        "pointer_rates", "Which learning rate suits a pointer to the deciding tokens?",
+        common=f"--questions 8 --answers 8 --steps 60 --eval_every 30 {SAMPLED_ONLY}",
+        arms={f"{name}-{rate}": f"{flags} --learning_rate {rate}".strip() for rate in RATES
+              for name, flags in {**PLAIN, "pointer": POINTER,
+                                  "by_kind": "--mitigation by_kind"}.items()},
+        seeds=2, first_seed=TUNED_ON),
+    Experiment(
+        "pointers", "Is it worth more to know where an answer is decided, or how much?",
+        common="--questions 8 --answers 8 --steps 60 --eval_every 40 --eval_answers 2 "
+               f"{SAMPLED_ONLY}",
+        arms={**PLAIN, "pointer": POINTER, "pointer-placebo": f"{POINTER} --placebo weights",
+              "free_pointer": "--mitigation free_pointer", "by_kind": "--mitigation by_kind",
+              "low_probability": "--mitigation low_probability", "none-16x8": "--questions 16",
+              "measured_pointer": "--mitigation measured_pointer --pointer_k 4",
+              "measured4": "--advantage measured"},
+        seeds=5, first_seed=20, is_board=True,
+        pairs=(("measured_pointer", "measured4"), ("measured_pointer", "none-16x8"),
+               ("pointer", "none-16x8"), ("pointer", "free_pointer"))),
+
+    Experiment(
+        "pointers_talk", "And where answers are long and most of their tokens decide nothing?",
+        common=f"--model {prices.TALK} --questions 8 --answers 8 --steps 45 --eval_every 30 "
+               f"--eval_tasks 1000 --eval_answers 2 {SAMPLED_ONLY}",
+        arms={**PLAIN, "words0.1": FEWER_WORDS,
+              "words0.1-placebo": f"{FEWER_WORDS} --placebo weights"},
+        seeds=5, first_seed=20, is_board=True),
 
     # the three that an earlier experiment proposed
     Experiment(

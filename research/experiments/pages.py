@@ -8,7 +8,7 @@ A page marks what is not written by hand, by comments that a reader of the page 
     <!-- table control success; arm; end -->            some of its columns
     <!-- words control differences -->                  what the table's finding says
     <!-- text subject transcript; 1 5 9 -->             its lines, or these of them, as printed
-    <!-- source control -->                             command, day and versions
+    <!-- source control -->                             command, day, version and commit
     <!-- number control success measured; end -->       one cell: of the row `measured`, column end
     <!-- number scoreboard kind operator; decided -->
     <!-- interval leaderboard board span; ahead; 95% -->   two: -9.3 (-12.6 to -5.9)
@@ -21,9 +21,10 @@ import textwrap
 
 from analysis.tables import WIDTH, Table, by_row, escaped
 from engine.errors import UserError
-from harness.files import replace_text
+from harness.files import PROJECT, is_file, replace_text
 from harness.flags import Parser
 from harness.progress import say
+from research.experiments.experiments import EXPERIMENTS
 from research.experiments.published import RESULTS, pages, read_result
 
 MARKED = re.compile(r"<!-- (table|words|text|source|number|interval) ((?:(?!-->).)+?) -->"
@@ -83,13 +84,19 @@ def make_text(words: str) -> str:
 
 
 def make_source(words: str) -> str:
-    """The command as it was typed at that commit, which is that of the code that made the runs,
-    where it is on record, else that of the report."""
+    """A result has the command as it was typed. Where that program is still here, the page has its
+    name of today: it was called `study` and `truth` before. The commit is that of the code that
+    made the runs, where it is on record, else that of the report."""
     result = read_result(RESULTS / f"{words}.json")
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
     commit = " and ".join(dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made))
+    command, program = result["command"], result["measured"].removeprefix("study-")
+    is_here = program in EXPERIMENTS or is_file(PROJECT / f"research/probes/{program}.py")
+    if is_here:
+        command = re.sub(r"python -m (study |truth\.)", "python -m research ", command)
+    gone = "" if is_here else ", a command of that commit, no longer here"
     torch = result["versions"]["torch"]
-    return f"\n`{result['command']}`, {result['day']}, torch {torch}, commit {commit}\n"
+    return f"\n`{command}`, {result['day']}, torch {torch}, commit {commit}{gone}\n"
 
 
 def make_number(words: str) -> str:

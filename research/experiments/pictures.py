@@ -8,8 +8,6 @@ A picture carries a fingerprint of what it shows, so a test sees one that is old
 README's answer is chosen by a rule, not by its looks: of the first step on record the first answer
 that solved its problem at its second try, each try being two calculations.
 """
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
@@ -26,11 +24,11 @@ from harness.log_reading import is_number
 from engine.errors import UserError
 from engine.tokens import KINDS, load_tokenizer
 from harness.credit_reading import credit_steps
-from harness.files import PROJECT, replace_text
+from harness.files import PROJECT
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import say
 from harness.identity import run_config
-from research.experiments.published import RESULTS, read_result
+from research.experiments.published import RESULTS, fingerprint, read_result, write_result
 from research.statistics import mean_reach
 
 IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
@@ -67,10 +65,6 @@ def shown_of(source: str) -> dict:
         raise UserError(f"{name}.json has no {part}, which a picture shows: measure it again, then "
                         "python -m research publish FOLDER")
     return parts[part]
-
-
-def fingerprint(*shown: dict) -> str:
-    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
 
 # experiments
@@ -171,30 +165,6 @@ def bars_by_kind(axis, table: dict) -> None:
     axis.grid(axis="x", visible=False)
 
 
-def draw_curves(values: dict):
-    """Of the probe length: success against the tokens spent, for a short answer, a middle one and a
-    long one."""
-    cells = values["cells"]
-    lengths = sorted({cell["length"] for cell in cells})
-    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    figure, axes = panels(len(chosen), sharey=True, squeeze=False)
-    for axis, length in zip(axes[0], chosen):
-        for number, cell in enumerate(cell for cell in cells if cell["length"] == length):
-            success = np.array([run["curve"] for run in cell["runs"]])
-            share, mean = np.linspace(0, 1, success.shape[1]), success.mean(0)
-            reach = mean_reach(success)
-            colour = COLOURS[number % len(COLOURS)]
-            axis.plot(share, mean, color=colour, lw=1.5, label=cell["method"])
-            axis.fill_between(share, (mean - reach).clip(0), (mean + reach).clip(max=1),
-                              color=colour, alpha=0.12, lw=0)
-        axis.set(xlabel="share of the tokens spent", title=f"Answers of {length} tokens",
-                 ylim=(0, 1))
-    axes[0][0].set_ylabel("expected reward of the policy")
-    legend_below(figure, axes[0][0], ncols=5)
-    return figure, ("Expected reward against tokens spent, each method at its own learning rate, "
-                    "means over seeds with 95% intervals")
-
-
 def draw_worth(values: dict):
     """Of the probe pointer: the lead over plain GRPO by the quality of a pointer, a line for each
     weight elsewhere; placebos and the true credit beside."""
@@ -224,6 +194,24 @@ def draw_worth(values: dict):
                     "over seeds with 95% intervals")
 
 
+def draw_rule(rule: dict, versus: dict):
+    """What the rule said of each method before training, and what it led by at equal tokens."""
+    figure, axis = panels(1, figsize=(8.0, 4.2))
+    axis.axvline(1, color="black", lw=0.8)
+    axis.axhline(0, color=GREY, lw=0.8)
+    said = {row["arm"]: row["ratio"] for row in rule["rows"]}
+    for row in versus["rows"]:
+        if row["price"] == IN_WORDS["tokens"] and row["arm"] in said:
+            place, lead = said[row["arm"]], 100 * row["difference"]
+            reach = np.abs(100 * np.array(row["95%"]) - lead)[:, None]
+            axis.errorbar(place, lead, reach, fmt="o", color=BLUE, ms=5, elinewidth=0.8)
+            axis.annotate(row["arm"], (place, lead), (6, 4), textcoords="offset points")
+    axis.set(xscale="log", xlabel="noise ratio over cost ratio, measured before training",
+             ylabel="points minus plain GRPO, at equal tokens")
+    return figure, ("What the rule said of a method, and what it led by: above 1 it should be "
+                    "ahead. Means over seeds with 95% intervals")
+
+
 # README
 
 def take_answer(run: Path) -> None:
@@ -239,7 +227,7 @@ def take_answer(run: Path) -> None:
     made = {key: config[key] for key in ("git_commit", "versions")}
     result = {"measured": "answer", "command": f"python -m research pictures --run {run}", **made,
               "day": date.today().isoformat(), "tables": [], "values": kept}
-    replace_text(RESULTS / "answer.json", json.dumps(result, allow_nan=False) + "\n")
+    write_result(RESULTS / "answer.json", result)
 
 
 def is_second_try(answer: dict) -> bool:
@@ -289,6 +277,6 @@ PUBLISHED = {  # picture -> how it is drawn, and which tables or values of resul
                                                     "exact noise"),
     "research/results/finals-board.png": (draw_board, "finals board"),
     "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
-    "research/results/length-curves.png": (draw_curves, "length values"),
     "research/results/pointer-worth.png": (draw_worth, "pointer values"),
+    "research/results/pointers-rule.png": (draw_rule, "rule rule", "pointers versus"),
     "research/results/price-success.png": (draw_success, "price values")}

@@ -20,6 +20,7 @@ from harness.run_folder import RunFolder
 from harness.settings import Settings, make_settings
 from research.experiments.experiments import Experiment
 from research.experiments.prices import METHODS
+from research.pointers import NAMES as POINTERS
 
 EVALUATED_SECONDS = 0.0033  # of an answer in an evaluation of the default run, on one core
 
@@ -73,7 +74,10 @@ class PlannedRun:
 
     @property
     def command(self) -> list[str]:
-        return [str(PROJECT / "train.py"), *self.flags]
+        program = [str(PROJECT / "train.py")]
+        if self.settings.mitigation in POINTERS:
+            program = ["-m", "research.train"]
+        return [*program, *self.flags]
 
     @property
     def log(self) -> Path:

@@ -2,7 +2,7 @@
 
     python -m research probes --dry_run         # every command, and what is measured already
     python -m research probes                   # measure what is missing, put seeds together
-    python -m research probes --only noise
+    python -m research probes --only rule
 
 The interval that a probe prints is about the problems it drew. What the next model would show only
 other seeds can say: seed n draws other problems and answers, and after a third of training it looks
@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import (PROJECT, is_file, is_there, make_folder, read_json,
-                           replace_text)
+from harness.files import is_file, is_there, make_folder, read_json, replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import python_command, say
 from research.experiments.experiments import PLAIN, Experiment
 from research.experiments.over_seeds import over_seeds
 from research.experiments.pages import table_of
 from research.experiments.plan import PlannedRun, State, plan_runs
-from research.experiments.published import made_by
+from research.experiments.published import RESULTS, made_by, read_result
 from research.experiments.runner import FLAGS as RUN_FLAGS
 from research.experiments.runner import end_with, list_runs, make_runs, usable_cores
 
@@ -39,7 +38,7 @@ LOOKED_AT = Experiment(
     seeds=5)
 
 # of some less than one probe measures by itself, as the seeds together measure it better
-PROBES = {"scoreboard": "--batches 20", "noise": ""}
+PROBES = {"scoreboard": "--batches 20", "rule": ""}
 
 FLAGS = {**RUN_FLAGS,
          "seeds": Flag(LOOKED_AT.seeds, "seeds of each probe", least=2, most=10_000),
@@ -81,8 +80,8 @@ class PlannedProbe:
     @property
     def seconds_an_answer(self) -> float:
         """As on file: of all seeds together."""
-        path = PROJECT / "research/results" / f"{self.probe}.json"
-        return read_json(path)["seconds"] / LOOKED_AT.seeds if is_file(path) else 0.0
+        path = RESULTS / f"{self.probe}.json"
+        return read_result(path)["seconds"] / LOOKED_AT.seeds if is_file(path) else 0.0
 
     def evaluated_after(self, step: int) -> int:
         return 0

@@ -5,17 +5,16 @@
     python -m research pages                           # write its numbers into the pages
     python -m research pictures                        # draw its pictures again
 
-A result holds its tables, the command that made them, the commit, the versions and the day.
+A result holds its tables, the command that made them, the commit, the versions, the day and a seal.
 """
+import hashlib
 import json
 from datetime import date
 from pathlib import Path
 
 from engine.errors import UserError
-from harness.files import (PROJECT, is_file, make_folder, paths_in, read_json,
-                           replace_text)
+from harness.files import PROJECT, is_file, make_folder, paths_in, read_json, replace_text
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
-from harness.log_reading import is_number, list_of
 from harness.progress import say
 from research.experiments.experiments import EXPERIMENTS
 
@@ -42,27 +41,25 @@ def is_remade(result: dict) -> bool:
     return name in EXPERIMENTS and bool(result.get("values"))
 
 
-def refuse_other_values(path: Path, values: dict) -> None:
-    """Stop unless these are curves by arm and seed: of each run so many numbers as of the others
-    of its arm."""
-    for arm, curves in values.items() if isinstance(values, dict) else [("values", values)]:
-        sound = (isinstance(curves, dict) and all(map(str.isdecimal, curves))
-                 and all(map(is_curve, curves.values()))
-                 and len({len(curve["steps"]) for curve in curves.values()}) == 1)
-        if not sound:
-            raise UserError(f"{path} was changed since it was published: its {shortened(arm)} "
-                            "does not hold curves by seed")
-
-
-def is_curve(curve) -> bool:
-    """The numbers of a run at each of its evaluations, by what they are of."""
-    return (isinstance(curve, dict) and {"steps", "success"} <= curve.keys()
-            and all(map(list_of(is_number), curve.values()))
-            and len(set(map(len, curve.values()))) == 1 and curve["steps"] != [])
+def fingerprint(*content: dict) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_result(path: Path, result: dict) -> None:
-    replace_text(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    """Sealed: with a fingerprint of what it holds, which whoever reads it compares."""
+    sealed = {**result, "sha256": fingerprint(result)}
+    replace_text(path, json.dumps(sealed, indent=1, allow_nan=False) + "\n")
+
+
+def read_result(path: Path) -> dict:
+    """As it was written, without its seal."""
+    if not is_file(path):
+        raise UserError(f"there is no {path}: python -m research publish FOLDER makes it")
+    result = read_json(path)
+    if result.pop("sha256", None) != fingerprint(result):
+        raise UserError(f"{path} was changed by hand or damaged: it does not fit its sha256. Take "
+                        "it back from git, or publish it again")
+    return result
 
 
 def publish(folder: Path, name: str | None = None) -> Path:
@@ -112,9 +109,3 @@ def pages() -> list[Path]:
     """README, the pages of the lab and those of this book."""
     rooms = [path for room in ("docs", "research") for path in paths_in(PROJECT / room)]
     return [PROJECT / "README.md", *(path for path in rooms if path.suffix == ".md")]
-
-
-def read_result(path: Path) -> dict:
-    if not is_file(path):
-        raise UserError(f"there is no {path}: python -m research publish FOLDER makes it")
-    return read_json(path)

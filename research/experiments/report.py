@@ -23,7 +23,7 @@ from harness.progress import show_status
 from research.experiments import leaderboard
 from research.experiments.experiments import EXPERIMENTS, Experiment
 from research.experiments.finished import (END, FEWEST_SEEDS, PRICES, START, OfArm, Study, Values,
-                                           cost_of, numbers, paired, read_study,
+                                           cost_of, late_success, numbers, paired, read_study,
                                            told_apart, values_of, verdict_on)
 from research.experiments.pictures import IN_WORDS, draw, draw_board, draw_success
 from research.experiments.plan import PlannedRun
@@ -75,7 +75,20 @@ def tables_of_values(experiment: Experiment, values: Values) -> list[Table]:
         tables = [leaderboard.board_table(values, experiment.arms)]
     else:
         tables = [success_table(values), differences_table(experiment, values)]
-    return [*tables, versus_table(experiment, values)]
+    return [*tables, *pairs_table(experiment, values), versus_table(experiment, values)]
+
+
+def pairs_table(experiment: Experiment, values: Values) -> list[Table]:
+    """Of those arms that the experiment holds against each other, where it does so."""
+    late = {arm: {seed: late_success(curve) for seed, curve in curves.items()}
+            for arm, curves in values.items()}
+    pairs = [pair for pair in experiment.pairs if set(pair) <= set(late)]
+    found = [paired(late[one], late[other]) for one, other in pairs]
+    rows = [[*pair, each.value, each.interval, verdict_on(len(late[pair[0]]), each.value, p)]
+            for pair, each, p in zip(pairs, found, holm([each.p for each in found]))]
+    return [Table("pairs", "Late success, one arm minus another on the same seeds", by_row(
+        {"arm": "", "against": "", "lead": "points", "95%": "points", "verdict": ""}, rows), "",
+        ["by Student's t, the verdict by Holm over these rows"])] if rows else []
 
 
 def made_again(result: dict) -> dict:

@@ -65,14 +65,24 @@ class Directions:
                    method's own mean drowns in noise
         noise      variance of a batch over the squared part of the mean along the true gradient
         """
+        whole, *without = self.with_and_without(name)
+        return {key: jackknife(whole[key], np.array([numbers[key] for numbers in without]))
+                for key in NAMES}
+
+    def noise_ratio(self, name: str, other: str) -> Estimate:
+        """The noise of one over that of the other, in the same batches."""
+        both = zip(self.with_and_without(name), self.with_and_without(other))
+        whole, *without = [one["noise"] / another["noise"] for one, another in both]
+        return jackknife(whole, np.array(without))
+
+    def with_and_without(self, name: str) -> list[dict[str, float]]:
+        """From all blocks, then from all but each of them."""
         products = [self.products(name, self.reference), self.products(name, name),
                     self.products(self.reference, self.reference)]
         every = np.arange(self.blocks)
         with np.errstate(invalid="ignore", divide="ignore"):  # a method may have no gradient at all
-            whole = self.numbers(name, products, every)
-            without = [self.numbers(name, products, np.delete(every, k)) for k in every]
-            return {key: jackknife(whole[key], np.array([numbers[key] for numbers in without]))
-                    for key in NAMES}
+            return [self.numbers(name, products, blocks)
+                    for blocks in (every, *(np.delete(every, k) for k in every))]
 
     def products(self, name: str, other: str) -> np.ndarray:
         """(blocks, blocks): products of the blocks' sums."""

@@ -40,11 +40,10 @@ from engine.errors import UserError
 from engine.policy import derived_seed
 from grpo import group_z_score, policy_loss
 from harness.files import is_file, make_folder
-from harness.flags import Flag
+from harness.flags import Flag, shortened
 from research.experiments.pictures import draw, draw_worth
 from research.probes.common import COMMON, Findings, Probe
 from research.probes.contexts import Contexts
-from research.probes.length import read_numbers
 from research.probes.listed_pointers import listed_table
 from research.probes.planted import PlantedPolicy, planted_policy
 from research.probes.progress import Progress
@@ -129,6 +128,17 @@ def measure(probe: Probe) -> Findings:
                      given_table(values), listed],
                     draw(draw_worth, probe.folder / "worth.png", {"cells": values}),
                     "three quarters of an hour of one core", values={"cells": values})
+
+
+def read_numbers(flag: str, text: str, kind: type, least: float, most: float) -> list:
+    try:
+        numbers = sorted({kind(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or not all(least <= number <= most for number in numbers):
+        raise UserError(f"--{flag} {shortened(text)} should be numbers from {least:g} to {most:g}, "
+                        "with commas between them")
+    return numbers
 
 
 def is_asked(arm: str, length: int) -> bool:

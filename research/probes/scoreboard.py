@@ -19,7 +19,7 @@ Every method, a weighting or an advantage, gets two scores:
                 the mean place of what is decided: 1 if all of it is at the token with most weight,
                 0 by chance, -1 if all of it is at the token with least. Above 0.96 - 0.04 * 0.67.
     direction   The cosine of its mean gradient over many batches with the true one (the mean of
-                leave-one-out gradients). The probe noise asks about single batches.
+                leave-one-out gradients). The probe rule asks about single batches.
 
 Noise in the measured credit does not bias the index, which is linear in its squares, and these are
 products of independent estimates. A rank correlation with measured credit is biased: the noise is

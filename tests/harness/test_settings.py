@@ -6,7 +6,8 @@ import re
 import pytest
 
 from conftest import refusal
-from engine.choices import ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, advantage, mitigation
+from engine.choices import (ADVANTAGES, MITIGATIONS, WHOLE_ANSWERS, Choices, advantage,
+                            mitigation)
 from engine.errors import UserError
 from harness.command_line import read_flags
 from harness.help import FIRST_DAY
@@ -150,6 +151,25 @@ def test_a_flag_has_one_meaning(own_choices):
     for chosen in ["--mitigation", "mine"], ["--advantage", "mine", "--mitigation", "inverse_logprob"]:
         with pytest.raises(argparse.ArgumentError, match="conflicting option string"):
             read_flags(chosen)
+
+
+@pytest.mark.parametrize("choices, name, module", [
+    (MITIGATIONS, "oracle", "credit.measured"), (ADVANTAGES, "measured", "credit.measured"),
+    (ADVANTAGES, "grpo", "grpo")])
+def test_a_method_takes_no_other_methods_name(choices, name, module):
+    """Whichever comes first; until it is chosen, its module stands for a method."""
+    words = f"{name} of {' and '.join(sorted((module, __name__)))}: one needs another name"
+    assert refusal(choices.update, {name: seed}) == words
+    assert refusal(Choices({name: seed}).update, {name: module}) == words
+    assert choices[name].__module__ == module
+
+
+def test_a_notebooks_cell_may_define_its_method_again(own_choices):
+    for strength in 1, 2:
+        @mitigation
+        def idea(rollouts, strength=strength):
+            """Weights."""
+    assert MITIGATIONS["idea"] is idea
 
 
 def test_help_shows_every_choice_with_its_flags(capsys, own_choices):

@@ -8,7 +8,7 @@ import torch
 from engine.choices import MITIGATIONS
 from tools import preview
 import train
-from conftest import spoken
+from conftest import credit_columns, put_in, refusal, spoken, write_log
 from harness.settings import make_settings
 from runs import SHORT
 
@@ -38,6 +38,25 @@ def test_what_is_seen_is_what_training_would_have_done(recorded, name, tmp_path)
     assert not rollouts.finished.all()
     with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
         np.testing.assert_allclose(weight[rollouts.mask], credit["weight"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [
+    {"trainer": "trl dapo", "advantage": "trl_group"}, {"imported": ["From elsewhere."]}])
+def test_a_run_of_another_program_shows_what_its_credit_files_tell(tmp_path, config, capsys):
+    folder = write_log(tmp_path / "x", {1: credit_columns([3, 2], [0, 0])}, config)
+    preview.main([str(folder), "--mitigation", "entropy_weighted"])
+    assert "2 answers, 5 tokens; entropy_weighted" in capsys.readouterr().out
+    said = refusal(preview.main, [str(folder), "--mitigation", "oracle"])
+    assert "x is a run of another program" in said
+
+
+@pytest.mark.parametrize("flag, idea", [
+    ("--step", lambda rollouts, *, step=1: rollouts.entropy),
+    ("--show", lambda rollouts, *, show=1: rollouts.entropy)])
+def test_a_weightings_flag_may_not_be_called_like_the_previews_own(monkeypatch, flag, idea):
+    put_in(monkeypatch, idea, "idea")
+    said = refusal(preview.main, ["runs/x", "--mitigation", "idea", flag, "2"])
+    assert said.endswith(f"needs another name: {flag} is taken")
 
 
 def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):

@@ -47,7 +47,7 @@ def numbers_of(probe, seed_table, commit="a" * 40, seconds=10.0):
 def measured(tmp_path, monkeypatch):
     """Three seeds of one probe are there."""
     monkeypatch.chdir(tmp_path)
-    planned = [PlannedProbe("noise", "third", seed, Path("model")) for seed in range(3)]
+    planned = [PlannedProbe("rule", "third", seed, Path("model")) for seed in range(3)]
     for probe, seed_table in zip(planned, SEEDS):
         numbers_of(probe, seed_table)
     return planned
@@ -55,11 +55,11 @@ def measured(tmp_path, monkeypatch):
 
 def test_the_seeds_of_a_probe_are_one_result(measured, capsys):
     gather(measured)
-    command = "python -m research publish results/study-probes/noise-third"
-    assert f"noise-third: 3 seeds; {command}" in capsys.readouterr().out
-    numbers = json.loads(Path("results/study-probes/noise-third/numbers.json").read_text())
-    assert numbers["name"] == "noise_third" and numbers["measured"] == "noise"
-    assert numbers["command"] == "python -m research probes --only noise"
+    command = "python -m research publish results/study-probes/rule-third"
+    assert f"rule-third: 3 seeds; {command}" in capsys.readouterr().out
+    numbers = json.loads(Path("results/study-probes/rule-third/numbers.json").read_text())
+    assert numbers["name"] == "rule_third" and numbers["measured"] == "rule"
+    assert numbers["command"] == "python -m research probes --only rule"
     assert numbers["seconds"] == 30.0 and numbers["in_short"] == []
     assert numbers["tables"][0]["rows"][0]["decided"] == 0.2
 
@@ -70,10 +70,10 @@ def test_it_is_published_under_its_own_name_with_the_codes_that_made_it(
     path.write_text(path.read_text().replace("a" * 40, "b" * 40))
     gather(measured)
     monkeypatch.setattr(published, "RESULTS", tmp_path / "kept")
-    path = published.publish(Path("results/study-probes/noise-third"))
-    assert path == tmp_path / "kept/noise_third.json"
+    path = published.publish(Path("results/study-probes/rule-third"))
+    assert path == tmp_path / "kept/rule_third.json"
     assert [code["runs"] for code in json.loads(path.read_text())["made_by"]] == [
-        ["noise-third-s0", "noise-third-s1"], ["noise-third-s2"]]
+        ["rule-third-s0", "rule-third-s1"], ["rule-third-s2"]]
 
 
 def test_one_seed_has_no_interval(measured, capsys):
@@ -83,18 +83,18 @@ def test_one_seed_has_no_interval(measured, capsys):
 
 
 def test_each_probe_looks_at_the_model_before_and_after_a_third(tmp_path):
-    planned = plan_probes(["noise", "scoreboard"], plan_runs(probes.LOOKED_AT, str(tmp_path), 2))
+    planned = plan_probes(["rule", "scoreboard"], plan_runs(probes.LOOKED_AT, str(tmp_path), 2))
     assert [probe.name for probe in planned[:5]] == [
-        "noise-before-s0", "noise-third-s0", "scoreboard-before-s0", "scoreboard-third-s0",
-        "noise-before-s1"]
+        "rule-before-s0", "rule-third-s0", "scoreboard-before-s0", "scoreboard-third-s0",
+        "rule-before-s1"]
     assert planned[0].model is None
     assert planned[1].model == tmp_path / "third/none-s0/checkpoints/step_000020"
-    assert planned[1].command[1:3] == ["research", "noise"]
+    assert planned[1].command[1:3] == ["research", "rule"]
 
 
 def test_what_is_measured_and_what_was_measured_with_other_flags(measured):
     assert measured[0].state() == State(1, 10.0, True)
-    later = PlannedProbe("noise", "third", 7, Path("model"))
+    later = PlannedProbe("rule", "third", 7, Path("model"))
     assert later.state() == State()
     path = measured[1].folder / "numbers.json"
     path.write_text(path.read_text().replace("--seed 1", "--seed 1 --questions 3"))
@@ -105,9 +105,9 @@ def test_what_is_measured_and_what_was_measured_with_other_flags(measured):
 
 def test_a_dry_run_lists_runs_and_probes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    main(["probes", "--dry_run", "--seeds", "2", "--only", "noise"])
+    main(["probes", "--dry_run", "--seeds", "2", "--only", "rule"])
     printed = capsys.readouterr().out
     assert "runs/study/third/none-s1  (not begun)" in printed
-    assert "results/probes/noise-third-s1  (not begun)" in printed
+    assert "results/probes/rule-third-s1  (not begun)" in printed
     assert "results/probes/scoreboard" not in printed and "0 of 4 runs are finished" in printed
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from engine.errors import UserError
 from harness.files import paths_in
 from research.__main__ import main
 from research.experiments import pages, published
-from research.experiments.published import made_by
+from research.experiments.published import made_by, read_result, write_result
 from research.experiments.report import made_again
 
 TABLE = Table("success", "Success", by_row(
@@ -31,14 +31,19 @@ def test_pages_are_as_the_results_have_them(page):
     assert pages.fill(text, page.name) == text
 
 
-OF_RUNS = [path for path in paths_in(published.RESULTS) if path.suffix == ".json"
-           and published.is_remade(json.loads(path.read_text()))]
+STORED = [path for path in paths_in(published.RESULTS) if path.suffix == ".json"]
+OF_RUNS = [path for path in STORED if published.is_remade(json.loads(path.read_text()))]
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_a_published_result_is_as_it_was_written(path):
+    read_result(path)
 
 
 @pytest.mark.parametrize("path", OF_RUNS, ids=lambda path: path.stem)
 def test_a_published_table_is_what_todays_rules_make_of_its_values(path):
     """To the printed digit."""
-    result = json.loads(path.read_text())
+    result = read_result(path)
     again = made_again(result)
     assert again["in_short"] == result["in_short"]
     for found, stored in zip(again["tables"], result["tables"], strict=True):
@@ -50,29 +55,14 @@ def test_tables_are_written_where_they_differ(results, monkeypatch, capsys):
     path = published.RESULTS / "control.json"
     curve = {"steps": [0, 10], "success": [0.25, 0.5], "seconds": [0.0, 9.0]}
     wrong = {"name": "success", "title": "", "finding": "", "rows": []}
-    path.write_text(json.dumps({"measured": "study-control", "values": {"none": {"0": curve}},
-                                "tables": [wrong, {**wrong, "name": "cost"}]}))
-    (results / "small.json").write_text('{"measured": "noise", "values": {}, "tables": []}')
+    write_result(path, {"measured": "study-control", "values": {"none": {"0": curve}},
+                        "tables": [wrong, {**wrong, "name": "cost"}]})
+    write_result(results / "small.json", {"measured": "noise", "values": {}, "tables": []})
     for said in ("made again: control;", ""):
         main(["tables"])
         assert capsys.readouterr().out.startswith(said)
-        success, *_, cost = json.loads(path.read_text())["tables"]
+        success, *_, cost = read_result(path)["tables"]
         assert success["rows"][0]["end"] == 0.5 and cost["rows"] == []
-
-
-CURVE = {"steps": [0, 10], "success": [0.25, 0.5]}
-
-
-@pytest.mark.parametrize("values", [
-    [1], {"none": 5}, {"none": {}}, {"none": {"x": CURVE}}, {"none": {"0": 0.5}},
-    {"none": {"0": {"steps": [0, 10]}}}, {"none": {"0": {**CURVE, "tokens": [0, ""]}}},
-    {"none": {"0": {**CURVE, "tokens": [0]}}}, {"none": {"0": {"steps": [], "success": []}}},
-    {"none": {"0": CURVE, "1": {"steps": [0], "success": [0.5]}}}])
-def test_values_that_no_report_has_written_are_named(results, values):
-    path = published.RESULTS / "control.json"
-    path.write_text(json.dumps({"measured": "study-control", "values": values, "tables": []}))
-    with pytest.raises(UserError, match="control.json was changed since it was published"):
-        main(["tables"])
 
 
 @pytest.fixture
@@ -82,11 +72,27 @@ def results(tmp_path, monkeypatch):
     for module in (published, pages):
         monkeypatch.setattr(module, "RESULTS", folder)
     folder.mkdir()
-    result = {"command": "python -m research small", "day": "2026-11-21", "git_commit": "a" * 40,
-              "versions": {"torch": "2.13.0"},
+    result = {"measured": "small", "command": "python -m study small", "day": "2026-11-21",
+              "git_commit": "a" * 40, "versions": {"torch": "2.13.0"},
               "tables": [table.to_json() for table in (TABLE, SIZES, LOG)]}
-    (folder / "small.json").write_text(json.dumps(result))
+    write_result(folder / "small.json", result)
     return folder
+
+
+@pytest.mark.parametrize("old, new, said", [
+    ('"end": 0.25', '"end": 0.35', "was changed by hand or damaged: .* sha256"),
+    ('"day": "2026-11-21",', "", "was changed by hand or damaged"),
+    ('"sha256"', '"seal"', "was changed by hand or damaged"),
+    ("}\n", "", "is not JSON")])
+def test_a_result_that_was_changed_by_hand_or_damaged_is_named(results, old, new, said):
+    path = results / "small.json"
+    written = path.read_text()
+    assert old in written
+    path.write_text(new.join(written.rsplit(old, 1)))
+    for read in (lambda: pages.fill("<!-- source small --><!-- end -->", "p"),
+                 lambda: main(["tables"])):
+        with pytest.raises(UserError, match=f"small.json {said}"):
+            read()
 
 
 @pytest.mark.parametrize("marked, content", [
@@ -98,7 +104,8 @@ def results(tmp_path, monkeypatch):
     ("table small success by size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
     ("words small success", "\nrloo is behind.\n"),
     ("text small log", "\n```\n   1/2  0.5\n ...\n```\n"),
-    ("source small", "\n`python -m research small`, 2026-11-21, torch 2.13.0, commit aaaaaaa\n"),
+    ("source small", "\n`python -m study small`, 2026-11-21, torch 2.13.0, commit aaaaaaa, "
+     "a command of that commit, no longer here\n"),
     ("table small success; arm; 95%",
      "\n| arm | interval |\n|:--|--:|\n| none | +1.0 to +2.0 |\n| rloo | -1.0 to +50.0 |\n"
      "| rloo | - |\n"),
@@ -109,10 +116,20 @@ def test_what_is_marked_is_made_again(results, marked, content):
     assert pages.fill(page, "page.md") == made == pages.fill(made, "page.md")
 
 
+@pytest.mark.parametrize("measured, typed, today", [
+    ("study-subject", "python -m study subject", "python -m research subject"),
+    ("exact", "python -m truth.exact --threads 1", "python -m research exact --threads 1")])
+def test_a_command_that_is_still_here_has_its_name_of_today(results, measured, typed, today):
+    path = results / "small.json"
+    write_result(path, {**read_result(path), "measured": measured, "command": typed})
+    made = pages.fill("<!-- source small --><!-- end -->", "p")
+    assert f"\n`{today}`, 2026-11-21, torch 2.13.0, commit aaaaaaa\n" in made
+
+
 def test_a_source_names_the_codes_that_made_the_runs(results):
-    result = json.loads((results / "small.json").read_text())
-    result["made_by"] = [{"git_commit": code * 40, "runs": []} for code in "bc"]
-    (results / "small.json").write_text(json.dumps(result))
+    made_by = [{"git_commit": code * 40, "runs": []} for code in "bc"]
+    path = results / "small.json"
+    write_result(path, {**read_result(path), "made_by": made_by})
     made = pages.fill("<!-- source small --><!-- end -->", "p")
     assert "commit bbbbbbb and ccccccc" in made
 
@@ -147,7 +164,7 @@ def report(tmp_path, **changes):
 def test_a_result_is_published_under_its_name(results, tmp_path):
     path = published.publish(report(tmp_path))
     assert path == results / "subject.json"
-    assert json.loads(path.read_text())["command"] == "python -m research subject"
+    assert read_result(path)["command"] == "python -m research subject"
 
 
 def test_runs_of_several_codes_are_named_when_they_are_published(results, tmp_path, capsys):

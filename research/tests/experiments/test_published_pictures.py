@@ -1,5 +1,4 @@
 """The pictures of README and pages: each as its result is today, and what some of them show."""
-import json
 import re
 
 import pytest
@@ -9,7 +8,8 @@ from PIL import Image  # matplotlib brings it
 from analysis.plots import COLOURS, panels, plt
 from engine.errors import UserError
 from research.experiments import pictures, published
-from research.experiments.pictures import PUBLISHED, draw, fingerprint, shown_of
+from research.experiments.pictures import PUBLISHED, draw, shown_of
+from research.experiments.published import fingerprint
 
 COMMAND = "python -m research pictures"
 
@@ -45,7 +45,7 @@ def runs(*success, **costs):
 
 def test_a_picture_is_drawn_from_a_result_and_told_from_one_that_has_changed(results):
     values = {"none": runs([0.25, 0.5], [0.25, 0.5])}
-    (results / "small.json").write_text(json.dumps({"tables": [], "values": values}))
+    published.write_result(results / "small.json", {"tables": [], "values": values})
     path, _ = draw(pictures.draw_success, results / "a.png", shown_of("small values"))
     assert kept_in(path) == fingerprint(values)
     assert kept_in(path) != fingerprint({"none": runs([0.25, 0.5], [0.25, 0.75])})
@@ -101,3 +101,14 @@ def test_of_many_points_few_have_names_and_no_name_lies_on_a_point():
     assert (*named.get_data(), named.get_color()) == ([1], [1], COLOURS[1])
     assert list(others.get_xdata()) == [0, 0] and list(others.get_ydata()) == [1, 2]
     plt.close(figure)
+
+
+def test_the_rule_is_drawn_against_the_lead_at_equal_tokens():
+    said = {"rows": [{"arm": "a", "ratio": 2.0}, {"arm": "not trained", "ratio": 1.0}]}
+    lead = {"arm": "a", "price": "sampled tokens", "difference": 0.03, "95%": [0.01, 0.05]}
+    rows = [lead, {**lead, "price": "scored answers"}, {**lead, "arm": "not asked"}]
+    figure, _ = pictures.draw_rule(said, {"rows": rows})
+    [axis] = figure.axes
+    [(points, _, _)] = axis.containers
+    assert points.get_xydata().tolist() == [[2.0, 3.0]]
+    assert [text.get_text() for text in axis.texts] == ["a"]

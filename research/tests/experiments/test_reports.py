@@ -228,6 +228,19 @@ def test_the_evaluations_after_the_middle_count(tmp_path):
     assert late_success(values_of(run_of(tmp_path / "run", [0.5] * 20, curve))) == 0.375
 
 
+def test_pairs_that_an_experiment_holds_against_each_other():
+    """A lead of 10, 12 and 14 points: Student's t over three seeds; late success is the end here."""
+    curves = {arm: {seed: {"steps": [0, 2], "success": [0.0, success]}
+                    for seed, success in enumerate(ends)}
+              for arm, ends in {"a": (0.3, 0.42, 0.54), "b": (0.2, 0.3, 0.4)}.items()}
+    experiment = replace(CONTROL, pairs=(("a", "b"), ("a", "not made")))
+    [found] = report.pairs_table(experiment, curves)
+    [(arm, other, lead, (low, high), verdict)] = found.rows
+    assert (arm, other, verdict) == ("a", "b", "ahead") and lead == pytest.approx(0.12)
+    assert high - lead == pytest.approx(4.3027 * 0.02 / 3 ** 0.5, rel=1e-3)
+    assert report.pairs_table(CONTROL, curves) == []
+
+
 def test_without_its_controls_a_board_is_not_to_be_trusted(tmp_path):
     study = board_of(tmp_path, {"none": [2, 3], "measured": [2, 3], "entropy": [3, 2], "span": [0],
                                 "shuffled": []})

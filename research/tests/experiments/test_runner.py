@@ -243,3 +243,11 @@ def test_a_killed_runner_leaves_no_training_behind(experiment):
     while is_written(run):
         time.sleep(0.01)
     assert "Go on with: python train.py --resume" in run.log.read_text()
+
+
+def test_a_pointer_is_started_by_the_program_that_has_it():
+    arms = {"none": "", "pointer": "--mitigation pointer"}
+    planned = plan_runs(Experiment("small", "?", "--steps 1", arms, 1), "runs", 1)
+    plain, pointer = (run.command for run in planned)
+    assert plain[0].endswith("train.py") and pointer[:2] == ["-m", "research.train"]
+    assert plain[1:3] == pointer[2:4] == ["--continue", "--threads"]

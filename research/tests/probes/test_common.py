@@ -62,7 +62,7 @@ def test_a_quick_look_says_what_to_type(tmp_path, capsys):
 
 def test_the_command_leaves_out_what_changes_no_number():
     typed = {"quick": True, "all": True, "out": "x", "processes": 3, "model": "runs/it's"}
-    assert command_of("noise", typed) == "python -m research noise --model 'runs/it'\"'\"'s'"
+    assert command_of("rule", typed) == "python -m research rule --model 'runs/it'\"'\"'s'"
 
 
 def test_a_folder_is_not_overwritten_and_appears_whole_or_not_at_all(tmp_path):

@@ -17,8 +17,8 @@ from engine.sampler import generate
 from harness.settings import Settings
 from research.probes.credit import chain, true_credit
 from research.probes.direction import Directions
-from research.probes.planted import (
-    PROMPT, draw_answers, planted_policy, sample_planted, worths)
+from research.probes.planted import PROMPT, planted_policy
+from research.tests.planted_answers import draw_answers, sample_planted, worths
 from research.probes.world import TEXTS, make_world
 
 ROUNDING = dict(rtol=1e-4, atol=1e-5)  # two orders of computing the same numbers

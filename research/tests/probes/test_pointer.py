@@ -1,6 +1,7 @@
 """The listed contexts against the model they stand for; pointers, credit and tables by hand."""
 import json
 from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,15 +9,17 @@ import pytest
 import torch
 
 from engine.errors import UserError
-from research.probes import length, pointer
+from grpo import update
+from research.probes import pointer
 from research.probes.batches import Batches
 from research.probes.common import Probe
 from research.probes.contexts import V, Contexts
 from research.probes.listed_pointers import listed_pointers, mean_by_prefix
-from research.probes.planted import planted_policy, sample_planted, worths
+from research.probes.planted import planted_policy
 from research.probes.pointer import (
     ARMS, KEYS, PAIRS, PLAIN, TRUE, Done, Pointer, credit_at_keys, finished, given_table, is_asked,
     judged, pairs_table, stuck_at, stuck_table, weigh, worth_table)
+from research.tests.planted_answers import sample_planted, worths
 from research.probes.world import END, ONE, make_world
 
 
@@ -43,14 +46,35 @@ def test_contexts_are_those_of_the_model(policy):
         assert values[len(path)][path].item() == pytest.approx(worth, abs=1e-5)
 
 
-@pytest.mark.parametrize("arm, method", [(PLAIN, "grpo"), (TRUE, "exact")])
-def test_training_is_that_of_the_probe_length(arm, method):
-    args = SimpleNamespace(steps=4, questions=8, answers=8)
-    mine, theirs = pointer.train(arm, 8, 1e-2, 5, 4), length.train(args, (method, 8), 1e-2, 5)
-    assert mine["end"] == pytest.approx(theirs["end"], rel=1e-4)
-    assert mine["mean"] == pytest.approx(theirs["mean"], rel=1e-3)  # theirs is of 1001 points
+@pytest.mark.parametrize("arm", [PLAIN, TRUE])
+def test_training_is_that_of_the_loop(arm):
+    """With the functions of train.py, on all tokens by the whole model."""
+    mine, policy = pointer.train(arm, 8, 1e-2, 5, 4), planted_policy(5, 8, learning_rate=1e-2)
+    curve = [worths(policy)[()]]
+    for step in range(1, 5):
+        rollouts = sample_planted(policy, step, 8, 8)
+        if arm == TRUE:
+            rollouts = replace(rollouts, advantage=rollouts.true_credit)
+        update(policy.model, policy.optimizer, rollouts, torch.ones_like(rollouts.log_prob),
+               policy.settings)
+        curve.append(worths(policy)[()])
+    assert mine["end"] == pytest.approx(curve[-1], rel=1e-4)
+    assert mine["mean"] == pytest.approx(np.trapezoid(curve) / 4, rel=1e-4)
+
+
+def test_a_policy_is_stuck_if_all_answers_have_one_reward_below_1():
     alike = [stuck_at(torch.tensor([worth, worth])) for worth in (0, 1 / 3, 2 / 3, 1.0)]
     assert alike == [0, 1, 2, None] and stuck_at(torch.tensor([1 / 3, 2 / 3])) is None
+
+
+@pytest.mark.parametrize("flag, text", [
+    *(("lengths", text) for text in ("", "6,5", "8," + "9" * 5000, "8,100001", "8,x")),
+    *(("rates", text) for text in ("", "1e-3,x", "0,1e-3", "1e-3,nan", "11"))])
+def test_lengths_and_rates_are_read_with_their_bounds(flag, text):
+    args = SimpleNamespace(**{"lengths": "8,16", "rates": "1e-3,1e-2", flag: text})
+    with pytest.raises(UserError, match=f"--{flag} .* should be numbers from") as error:
+        pointer.measure(SimpleNamespace(args=args))
+    assert len(str(error.value)) < 300
 
 
 def test_the_true_credit_and_its_size(policy):

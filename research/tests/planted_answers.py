@@ -1,0 +1,89 @@
+"""The planted task by the whole model, token by token: what contexts.py is held against."""
+import itertools
+from dataclasses import replace
+
+import torch
+
+from engine.forward import Forward
+from engine.policy import derived_seed
+from engine.rollouts import Rollouts
+from engine.sampler import Distribution, Generation
+from engine.tokens import OTHER, THINK, WORD
+from grpo import grpo
+from research.probes.planted import PROMPT, SYMBOLS, PlantedPolicy
+
+
+@torch.no_grad()
+def draw_answers(policy: PlantedPolicy, count: int, seed: int) -> Generation:
+    """The same distribution as generate(), one pass for each stretch up to a key."""
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(count, policy.length, generator=generator)
+    tokens = torch.zeros(count, policy.length, dtype=torch.long)
+    facts = torch.zeros(3, count, policy.length)
+    prompt = torch.tensor(PROMPT).expand(count, 1)
+    ends = [*(t + 1 for t in policy.keys), policy.length]
+    for start, end in zip([0, *ends], ends):
+        ids = torch.cat([prompt, tokens[:, :-1]], 1)
+        logits = policy.model(ids[:, :end])  # (B, end, V)
+        for t in range(start, end):
+            distribution = Distribution(logits[:, t])
+            tokens[:, t] = distribution.pick(uniform[:, t])
+            facts[:, :, t] = torch.stack(distribution.facts(tokens[:, t]))
+    limits = torch.full((count,), policy.length)
+    return Generation.of_tokens(tokens, facts, limits, stop=torch.empty(0, dtype=torch.long))
+
+
+def sample_planted(policy: PlantedPolicy, step: int, Q: int, G: int) -> Rollouts:
+    """G answers to each of Q problems, which are all the same, with plain GRPO's advantages and the
+    true credit."""
+    s = policy.settings
+    drawn = draw_answers(policy, Q * G, derived_seed("planted", s.seed, step))
+    rows = drawn.tokens.tolist()
+    texts = [[SYMBOLS[i] for i in row] for row in rows]
+    section = torch.full(drawn.mask.shape, OTHER, dtype=torch.uint8)
+    section[:, policy.keys] = THINK
+    reward = torch.tensor([policy.reward_of(None, row) for row in rows])
+    rollouts = Rollouts(
+        problems=[None] * Q, prompt_ids=[PROMPT] * Q, group=torch.arange(Q * G) // G, step=step,
+        ids=drawn.tokens, mask=drawn.mask, finished=torch.ones(Q * G, dtype=torch.bool),
+        log_prob=drawn.log_prob, entropy=drawn.entropy, collision=drawn.collision,
+        texts=texts, answers=["".join(row) for row in texts], section=section,
+        kind=torch.full(drawn.mask.shape, WORD, dtype=torch.uint8),
+        scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward),
+        generator=torch.Generator().manual_seed(derived_seed("planted credit", s.seed, step)),
+        forward=Forward(policy.model, s.micro_batch))
+    return replace(rollouts, advantage=grpo(rollouts), true_credit=exact_credit(policy, rollouts))
+
+
+@torch.no_grad()
+def worths(policy: PlantedPolicy) -> dict[tuple[int, ...], float]:
+    """What an answer is worth whose first keys are these: V of every prefix, by its keys alone."""
+    symbols, K = range(len(SYMBOLS)), len(policy.keys)
+    paths = list(itertools.product(symbols, repeat=K - 1))  # all keys but the last
+    probability = key_probabilities(policy, paths)
+    worth = {path: sum(a == b for a, b in zip(path, policy.right)) / K
+             for path in itertools.product(symbols, repeat=K)}
+    for j in reversed(range(K)):
+        for i, path in enumerate(paths):
+            if not any(path[j:]):  # one path of those that begin alike
+                prefix, chances = path[:j], probability[i][j]
+                worth[prefix] = sum(p * worth[(*prefix, v)] for v, p in enumerate(chances))
+    return worth
+
+
+def key_probabilities(policy: PlantedPolicy, paths: list[tuple[int, ...]]) -> list:
+    """(paths, keys, V): the probability of each symbol at each key, behind the keys of the path."""
+    ids = torch.zeros(len(paths), policy.keys[-1] + 1, dtype=torch.long)
+    ids[:, 0] = PROMPT[0]
+    ids[:, [1 + t for t in policy.keys[:-1]]] = torch.tensor(paths).view(len(paths), -1)
+    hidden = policy.model.model(ids)[:, policy.keys]
+    return policy.model.logits(hidden).double().softmax(-1).tolist()
+
+
+def exact_credit(policy: PlantedPolicy, rollouts: Rollouts) -> torch.Tensor:
+    """(B, T): V after the token minus V before, which is 0 between the keys."""
+    worth, credit = worths(policy), torch.zeros_like(rollouts.log_prob)
+    for b, row in enumerate(rollouts.ids[:, policy.keys].tolist()):
+        for j, t in enumerate(policy.keys):
+            credit[b, t] = worth[tuple(row[:j + 1])] - worth[tuple(row[:j])]
+    return credit
