@@ -142,7 +142,7 @@ def coefficients(policy: Policy, methods: Methods, rollouts: Rollouts,
                 continue
             with costs.timed(name):
                 of_all |= one.coefficients(policy, rollouts)
-            costs.tokens[name] += metrics_of(method, name).get("extra_tokens", 0)
+            costs.tokens[name] += metrics_of(method).get("extra_tokens", 0)
     return of_all
 
 
