@@ -57,8 +57,8 @@ def test_hindsight_is_what_the_model_says_behind_another_prompt(policy):
 
 
 def test_a_try_ends_with_a_sentence_that_computes():
-    texts = ["hm", ".", " 3", " =", " 3", ".", " or", " 1 = 1", " yes", "!", "=", "."]
-    assert try_ends(texts, [THINK] * 10 + [ANSWER] * 2) == [6, 10]
+    texts = ["hm", ".", " 3", " =", " 3", ".", " so", ".", " 1 = 1", " yes", "!", "=", "."]
+    assert try_ends(texts, [THINK] * 11 + [ANSWER] * 2) == [6, 11]
 
 
 def test_probes_by_hand(policy, monkeypatch):
@@ -107,11 +107,11 @@ def test_probes_are_answered_as_by_the_likeliest_tokens(policy):
 
 def test_lambda_grows_with_the_length(policy):
     """A new critic says 0: so A_t is R lambda^(tokens left). alpha l is 2, and below 1."""
-    rollouts = hand_made([[True] * 4, [True] + [False] * 3, [True] * 2 + [False] * 2],
-                         prompt_ids=[[5]], step=2, scores={"reward": torch.tensor([1.0, 2.0, 4.0])})
-    credit = calibrated_gae(policy, value_alpha=0.5)(rollouts, policy)
+    rollouts = hand_made([[True] * 5, [True] * 2 + [False] * 3], step=2,
+                         scores={"reward": torch.tensor([1.0, 4.0])})
+    credit = calibrated_gae(policy, value_alpha=0.4)(rollouts, policy)
     torch.testing.assert_close(credit, torch.tensor(
-        [[0.125, 0.25, 0.5, 1.0], [2.0, 0.0, 0.0, 0.0], [0.0, 4.0, 0.0, 0.0]]))
+        [[0.0625, 0.125, 0.25, 0.5, 1.0], [0.0, 4.0, 0.0, 0.0, 0.0]]))
 
 
 def test_the_critic_learns_rewards_before_the_first_step_alone(policy, monkeypatch):
@@ -123,12 +123,15 @@ def test_the_critic_learns_rewards_before_the_first_step_alone(policy, monkeypat
         return spoken(policy, generator=None)
 
     monkeypatch.setattr(policy, "ask", ask, raising=False)
-    chosen = calibrated_gae(policy, value_alpha=1000.0, value_batches=3)
+    chosen, same = (calibrated_gae(policy, value_alpha=1000.0, value_batches=3) for _ in range(2))
+    again = same(spoken(policy, step=1), policy)
+    asked.clear()
     values, rows = chosen.critic.module.values, torch.arange(len(rollouts.mask))
     steps, step = [], chosen.critic.gradient_step
     monkeypatch.setattr(chosen.critic, "gradient_step", lambda loss: (
         steps.append(values(rollouts, rows).detach()), step(loss)))
     credit = chosen(rollouts, policy)
+    assert torch.equal(credit, again)
     assert len(asked) == 3 == len(set(asked)) and asked[0][:2] == (2, 3)
     assert chosen.metrics["extra_tokens"] == 3 * int(rollouts.mask.sum())
     learned = steps[-len(steps) // 4]  # before the last of four equal batches
