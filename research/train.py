@@ -1,8 +1,10 @@
-"""train.py with the weightings of research/pointers.py among the choices of --mitigation.
+"""train.py with two more files of choices: --mitigation of research/pointers.py, --advantage of
+research/ideas.py.
 
     python -m research.train --mitigation pointer
 """
-import research.pointers  # noqa: F401  its decorators make the choices
+import research.ideas  # noqa: F401  its decorators make the choices
+import research.pointers  # noqa: F401
 from harness.program import run_as_program
 from train import main
 
