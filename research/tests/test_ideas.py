@@ -5,11 +5,12 @@ import pytest
 import torch
 
 import research.ideas as ideas
-from conftest import hand_made, spoken
+from conftest import ROOT, hand_made, spoken
 from engine.sampler import generate
 from engine.tokens import ANSWER, THINK
 from research.ideas import (answer_probes, calibrated_gae, contrastive_hindsight,
                             optimal_token_baseline, peer_hindsight, right_peers, try_ends)
+from runs import program
 
 
 def test_the_baseline_by_hand():
@@ -142,3 +143,7 @@ def test_the_critic_learns_rewards_before_the_first_step_alone(policy, monkeypat
     assert after < before / 2
     chosen(dataclasses.replace(rollouts, step=2), policy)
     assert len(asked) == 3 and chosen.metrics["extra_tokens"] == 0
+
+
+def test_train_with_the_ideas_still_has_the_choices_that_they_import():
+    assert "critic" in program(ROOT, "-m", "research.train", "--help", "gae")
