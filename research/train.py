@@ -1,8 +1,11 @@
-"""train.py with the weightings of research/pointers.py among the choices of --mitigation.
+"""train.py with two more files of choices: --mitigation of research/pointers.py, --advantage of
+research/ideas.py.
 
     python -m research.train --mitigation pointer
 """
-import research.pointers  # noqa: F401  its decorators make the choices
+import mitigations  # noqa: F401  first: it fills the lists of choices, to which the next two add
+import research.ideas  # noqa: F401
+import research.pointers  # noqa: F401
 from harness.program import run_as_program
 from train import main
 

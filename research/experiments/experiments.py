@@ -37,6 +37,8 @@ PAIRS = "runs/study/pairs.jsonl"
 SAMPLED_ONLY = "--eval_modes sampled --checkpoint_every 0"
 ONE_BATCH = {"common": f"--questions 8 --answers 8 --steps 60 --eval_every 30 {SAMPLED_ONLY}",
              "seeds": 5, "shared": "8x8"}
+TWO_ANSWERS = ("--questions 8 --answers 8 --steps 60 --eval_every 40 --eval_answers 2 "
+               f"{SAMPLED_ONLY}")
 TUNED_ON = 100  # the seed on which learning rates are chosen; no reported run has it
 RATES = ("1.2e-4", "2.5e-4", "5e-4")
 
@@ -134,8 +136,7 @@ ALL = (
         seeds=1, first_seed=TUNED_ON),
     Experiment(
         "finals", "Is one of those near plain GRPO ahead, each at a learning rate that suits it?",
-        common="--questions 8 --answers 8 --steps 60 --eval_every 40 --eval_answers 2 "
-               f"{SAMPLED_ONLY}",
+        common=TWO_ANSWERS,
         arms=finals(), seeds=6, first_seed=10, is_board=True),
     Experiment(
         "price", "What is credit by token worth at its price, in time, tokens and rewards?",
@@ -154,8 +155,7 @@ ALL = (
         seeds=2, first_seed=TUNED_ON),
     Experiment(
         "pointers", "Is it worth more to know where an answer is decided, or how much?",
-        common="--questions 8 --answers 8 --steps 60 --eval_every 40 --eval_answers 2 "
-               f"{SAMPLED_ONLY}",
+        common=TWO_ANSWERS,
         arms={**PLAIN, "pointer": POINTER, "pointer-placebo": f"{POINTER} --placebo weights",
               "free_pointer": "--mitigation free_pointer", "by_kind": "--mitigation by_kind",
               "low_probability": "--mitigation low_probability", "none-16x8": "--questions 16",
@@ -165,6 +165,11 @@ ALL = (
         pairs=(("measured_pointer", "measured4"), ("measured_pointer", "none-16x8"),
                ("pointer", "none-16x8"), ("pointer", "free_pointer"))),
 
+    Experiment(
+        "ideas", "Do those ideas of others pay of which the rule says so?",
+        common=TWO_ANSWERS, arms={**PLAIN, **{name: f"--advantage {name}" for name in (
+            "answer_probes", "optimal_token_baseline", "peer_hindsight")}},
+        seeds=4, first_seed=20, shared="pointers", is_board=True),
     Experiment(
         "pointers_talk", "And where answers are long and most of their tokens decide nothing?",
         common=f"--model {prices.TALK} --questions 8 --answers 8 --steps 45 --eval_every 30 "
