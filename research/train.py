@@ -1,10 +1,8 @@
-"""train.py with two more files of choices: --mitigation of research/pointers.py, --advantage of
-research/ideas.py.
+"""train.py with the weightings of research/pointers.py among the choices of --mitigation.
 
     python -m research.train --mitigation pointer
 """
-import mitigations  # noqa: F401  first: it fills the lists of choices, to which the next two add
-import research.ideas  # noqa: F401
+import mitigations  # noqa: F401  first: it fills the lists of choices, to which the next adds
 import research.pointers  # noqa: F401
 from harness.program import run_as_program
 from train import main

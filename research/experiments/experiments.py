@@ -166,16 +166,6 @@ ALL = (
                ("pointer", "none-16x8"), ("pointer", "free_pointer"))),
 
     Experiment(
-        "ideas", "Do those ideas of others pay of which the rule says so?",
-        common=TWO_ANSWERS, arms={**PLAIN, **{name: f"--advantage {name}" for name in (
-            "answer_probes", "optimal_token_baseline", "peer_hindsight")}},
-        seeds=4, first_seed=20, shared="pointers", is_board=True),
-    Experiment(
-        "token_baseline", "Is the optimal token baseline ahead on seeds that nobody has seen?",
-        common=TWO_ANSWERS, arms={**PLAIN,
-                                  "optimal_token_baseline": "--advantage optimal_token_baseline"},
-        seeds=8, first_seed=30),
-    Experiment(
         "pointers_talk", "And where answers are long and most of their tokens decide nothing?",
         common=f"--model {prices.TALK} --questions 8 --answers 8 --steps 45 --eval_every 30 "
                f"--eval_tasks 1000 --eval_answers 2 {SAMPLED_ONLY}",

@@ -20,7 +20,6 @@ from harness.run_folder import RunFolder
 from harness.settings import Settings, make_settings
 from research.experiments.experiments import Experiment
 from research.experiments.prices import METHODS
-from research.ideas import NAMES as IDEAS
 from research.pointers import NAMES as POINTERS
 
 EVALUATED_SECONDS = 0.0033  # of an answer in an evaluation of the default run, on one core
@@ -76,7 +75,7 @@ class PlannedRun:
     @property
     def command(self) -> list[str]:
         program = [str(PROJECT / "train.py")]
-        if self.settings.mitigation in POINTERS or self.settings.advantage in IDEAS:
+        if self.settings.mitigation in POINTERS:
             program = ["-m", "research.train"]
         return [*program, *self.flags]
 

@@ -37,7 +37,6 @@ from time import process_time
 import numpy as np
 import torch
 
-import research.ideas  # noqa: F401  its advantages are asked, too
 import research.pointers  # noqa: F401  its weightings are asked, too
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row

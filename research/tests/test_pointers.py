@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import research.pointers as pointers
-from conftest import hand_made, looking, make_weighting
+from conftest import ROOT, hand_made, looking, make_weighting
 from research.probes.common import sample_batch
 from research.pointers import Regression, as_weight, decided_at_some, decided_everywhere
+from runs import program
 
 
 def half_and_half(mask, **known):
@@ -106,3 +107,7 @@ def test_a_pointer_can_be_asked_of_sampled_answers(policy, name):
     rollouts = sample_batch(policy, 1, 2, 2)
     weight = make_weighting(name, {}, policy)(rollouts, policy)
     assert weight.shape == rollouts.mask.shape and (weight[rollouts.mask] > 0).all()
+
+
+def test_train_with_pointers_still_has_the_choices_that_they_import():
+    assert "hindsight_lr" in program(ROOT, "-m", "research.train", "--help", "hindsight")

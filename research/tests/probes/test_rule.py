@@ -10,7 +10,6 @@ from analysis.statistics import Estimate
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from research.experiments.experiments import LEADERBOARD
-from research.ideas import NAMES as IDEAS
 from research.pointers import NAMES as POINTERS
 from research.probes import rule
 from research.probes.common import run_probe
@@ -29,7 +28,7 @@ def test_the_probe_measures_every_arm_of_the_board(tmp_path, learner):
     assert table["name"] == "rule" and decided["name"] == "kind"
     measured = {row["arm"] for row in table["rows"]}
     flags = " ".join(LEADERBOARD.arms.values()).split()
-    assert measured | {"rloo"} <= {*flags, *POINTERS, *IDEAS, "none"}
+    assert measured | {"rloo"} <= {*flags, *POINTERS, "none"}
     # the weighting none, and what the true gradient is made of, of which dr_grpo is a multiple
     assert {*MITIGATIONS, *ADVANTAGES} - measured == {*COSTLY, "grpo", "dr_grpo", "rloo"}
 
