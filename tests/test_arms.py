@@ -1,15 +1,12 @@
 """Every arm as a person runs it: stopped and resumed, and what is on record of it."""
-import json
 import shutil
 
 import numpy as np
 import pytest
-import torch
 
 import train
-from conftest import ROOT, put_in
+from conftest import ROOT
 from engine.tokens import load_tokenizer
-from engine.errors import UserError
 from harness.credit_reading import read_columns, read_credit
 from runs import SHORT, assert_same_run, lines
 
@@ -89,23 +86,3 @@ def test_what_dpo_did_is_on_record_as_an_advantage(tmp_path):
     for g in credit.group[signs != 0].unique():
         own = credit.group == g
         assert credit.reward[(signs == 1) & own] == credit.reward[own].max()
-
-
-def test_a_class_without_a_way_back_is_refused(tmp_path, monkeypatch):
-    class Forgets:
-        def __init__(self, policy, *, speed: bool = False):
-            self.metrics = {"told": torch.tensor(2.5)}
-
-        def __call__(self, rollouts, policy):
-            return rollouts.entropy + 1
-
-        def state_dict(self):
-            return {"mean": torch.tensor(0.5)}
-    put_in(monkeypatch, Forgets, "forgets")
-    with pytest.raises(UserError, match="needs both state_dict and load_state_dict"):
-        train.main([*SHORT, "--mitigation", "forgets", "--out", str(tmp_path / "x")])
-    Forgets.load_state_dict = lambda self, tensors: None
-    train.main([*SHORT, "--mitigation", "forgets", "--speed", "--out", str(tmp_path / "y")])
-    line = lines(tmp_path / "y/metrics.jsonl")[0]
-    assert line["told"] == 2.5
-    assert json.loads((tmp_path / "y/config.json").read_text())["speed"] is True

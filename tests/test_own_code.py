@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import put_in
+import train
+from conftest import ROOT, put_in, refusal
 from harness.own_code import checked_credit
 from runs import SHORT, lines, run
-from test_own_task import TASK
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
 
@@ -113,29 +113,38 @@ def test_metrics_are_plain_numbers_and_null_where_no_float_can_hold_them(monkeyp
     assert [line[name] for name in metrics] == [None, None, 10 ** 20, 0.5, 2.0, None]
 
 
-def with_state(state, load=lambda self, tensors: None):
-    return type("WithState", (Even,), {"state_dict": lambda self: state, "load_state_dict": load,
-                                       "__module__": __name__})
+class Forgets(Even):
+    """It has a state, and no way back to it."""
+    state = {}
+
+    def state_dict(self):
+        return self.state
+
+
+class WithState(Forgets):
+    def load_state_dict(self, tensors):
+        self.state = tensors
 
 
 @pytest.mark.parametrize("state", [
     [1], {"a": 1.0}, {1: torch.ones(1)}, {"a": torch.ones(1) + 1j}])
-def test_a_state_that_no_file_can_hold_is_refused_before_the_first_step(said_of, state):
+def test_a_state_that_no_file_can_hold_is_refused_before_the_first_step(
+        said_of, monkeypatch, state):
+    monkeypatch.setattr(Forgets, "state", state)
     words = "train.py: the mitigation's state_dict should return plain tensors by name"
-    assert said_of(with_state(state)).startswith(words)
+    assert said_of(WithState).startswith(words)
+    assert "needs both state_dict and load_state_dict" in said_of(Forgets)
 
 
 @pytest.fixture
 def own_task(tmp_path, monkeypatch):
-    """Train with the task of tests/test_own_task.py after a change; returns what was said, and the
-    path of the task."""
+    """Train with the task of tools/largest_last.py after a change; returns what was said."""
     def train_on(old, new, *flags):
-        path = tmp_path / "changed_task.py"
-        assert old in TASK
-        path.write_text(TASK.replace(old, new))
-        said = run(*ONE_STEP, "--eval_every", "1", "--eval_tasks", "4", "--task", "changed_task",
-                   "--top", "20", "--out", tmp_path / "runs/x", *flags, expect=1).stderr
-        return said, path
+        task = (ROOT / "tools/largest_last.py").read_text()
+        assert old in task
+        (tmp_path / "changed_task.py").write_text(task.replace(old, new))
+        return run(*ONE_STEP, "--eval_every", "1", "--eval_tasks", "4", "--task", "changed_task",
+                   "--out", tmp_path / "runs/x", *flags, expect=1).stderr
 
     (tmp_path / "countdown_task.py").touch()  # the default task, imported already
     monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
@@ -145,28 +154,37 @@ def own_task(tmp_path, monkeypatch):
     sys.modules.pop("changed_task", None)
 
 
-DRAWN = "[Question(2 * rng.randint(1, self.top // 2)) for _ in range(count)]"
-SCORED = '{"reward": right + short, "format": short, "answer": right, "reasoning": 0.5}'
+DRAWN = "self.draw(rng, wanted_held_out=False)"
+EVERY = "list(problems)"
 
 
 @pytest.mark.parametrize("old, new, words", [
-    (DRAWN, f"({DRAWN[1:-1]})", r"training_problems\(0, 1, .* should return a list of as many"),
+    (f"[{DRAWN} for _ in range(count)]", "map(str, range(count))",
+     r"training_problems\(0, 1, .* should return a list of as many"),
     ("in range(count)]", "in range(count - 1)]", r"training_problems\(.* as many problems as"),
-    ("[:count]", "[:count + 1]", r"held_out_problems\(1\) should .* not more .* \(2 entries\)"),
-    ("[:count]", "[:0]", r"held_out_problems\(1\) should return a list .* at least one"),
-    ("Question(2 * rng", "Question(1 + 0 * rng", "training_problems gives after 1 in step 1"),
-    (SCORED, SCORED.replace("0.5", "short / (1 - right) ** 9 - 10.0 ** 40"), "finite numbers"),
-    ("return sections, [", "return sections[1:], [", "label.* should return two lists")])
+    (EVERY, f"{EVERY} * 2", r"held_out_problems\(1\) should .* not more .* \(2 entries\)"),
+    (EVERY, "[]", r"held_out_problems\(1\) should return a list .* at least one"),
+    (DRAWN, "self.held_out_problems(1)[0]", "training_problems gives 11 1 7 in step 1"),
+    ('"reasoning": 0.0', '"reasoning": -10.0 ** 40', "finite numbers"),
+    ("annotate(pieces)", "annotate(pieces[1:])", "label.* should return two lists")])
 def test_what_a_task_returns_is_checked(own_task, tmp_path, old, new, words):
-    said, _ = own_task(old, new)
+    said = own_task(old, new)
     assert re.match(f"train.py: .*{words}", said) and "\n" not in said, said
     assert not any(tmp_path.glob("runs/*"))
 
 
 def test_a_held_out_problem_in_a_later_step_ends_the_run(own_task, tmp_path):
     """The record up to there stays. Resumed, it ends there again."""
-    said, _ = own_task("Question(2 * rng", "Question((2 if step < 3 else 3) + 0 * rng",
-                       "--steps", "4", "--checkpoint_every", "1", "--eval_every", "4")
-    assert "training_problems gives after 3 in step 3, which is among the held_out" in said
+    said = own_task(DRAWN, f"(self.held_out_problems(1)[0] if step == 3 else {DRAWN})",
+                    "--steps", "4", "--checkpoint_every", "1", "--eval_every", "4")
+    assert re.search("training_problems gives .* in step 3, which is among the held_out", said)
     assert run("--resume", tmp_path / "runs/x", expect=1).stderr == said
     assert [line["step"] for line in lines(tmp_path / "runs/x/metrics.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize("name, words", [
+    ("my_tsk", "there is no such module"), ("../my_task", "there is no such module"),
+    ("tools/largest_last.py", "the file tools/my_task.py is the module tools.my_task"),
+    ("harness.files", "this module has neither `problems` and")])
+def test_a_module_that_is_no_task_is_named(name, words):
+    assert words in refusal(train.main, ["--task", name])
