@@ -235,6 +235,15 @@ def credit_columns(lengths, group, **known):
             for name, value in {**dull, **known}.items()}
 
 
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def cut(path, count):
+    """Keep so many lines of a file, the first."""
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
+
+
 def write_log(folder, steps, config=(), metrics=(), evaluations=()):
     """A run folder with these credit files (columns by step), settings and lines."""
     (folder / "credit").mkdir(parents=True)
@@ -242,8 +251,8 @@ def write_log(folder, steps, config=(), metrics=(), evaluations=()):
     usual = {"mitigation": "none", "advantage": "grpo", "seed": 0, "steps": len(steps),
              "model": "models/tiny"}
     (folder / "config.json").write_text(json.dumps(usual | dict(config)))
-    for name, lines in (("metrics", metrics), ("evaluations", evaluations)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(folder / "metrics.jsonl", metrics)
+    write_lines(folder / "evaluations.jsonl", evaluations)
     for step, columns in steps.items():
         np.savez_compressed(folder / f"credit/step_{step:06d}.npz", **columns)
     return folder
@@ -302,6 +311,16 @@ def learner(tmp_path_factory):
                   micro_batch=8, steps=6, eval_tasks=24, eval_every=3, checkpoint_every=2,
                   sample_every=2)
     (folder / "recipe.json").write_text(json.dumps(recipe))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def whole(learner, tmp_path_factory):
+    """A run that was never stopped; what it printed lies beside it."""
+    from runs import WHOLE, run  # most tests need no run
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    printed = run("--model", learner, "--out", folder, *WHOLE).stdout
+    (folder.parent / "printed").write_text(printed)
     return folder
 
 

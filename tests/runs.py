@@ -16,12 +16,14 @@ import numpy as np
 from safetensors.torch import load_file
 
 import train
-from conftest import ROOT, project_files
+from conftest import ROOT, project_files, write_lines
 from engine.errors import UserError
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
          "--answers", "4", "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0",
          "--checkpoint_every", "1", "--sample_every", "0"]
+WHOLE = ["--steps", "6", "--eval_every", "4", "--eval_tasks", "8", "--sample_every", "1",
+         "--seed", "4"]
 TIME = ("seconds", "tokens_per_second", "memory")
 
 
@@ -48,7 +50,10 @@ def config_of(folder):
 
 
 def edit_config(folder, **changed):
-    (folder / "config.json").write_text(json.dumps({**config_of(folder), **changed}))
+    """A value of KeyError takes the key out."""
+    config = {key: value for key, value in {**config_of(folder), **changed}.items()
+              if value is not KeyError}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def timeless(line):
@@ -77,13 +82,11 @@ def assert_same_run(a: Path, b: Path):
 
 def older(folder):
     """As a version of this program left it that knew no run_id and sealed nothing."""
-    config = json.loads((folder / "config.json").read_text())
-    del config["run_id"], config["made_of"]
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_config(folder, run_id=KeyError, made_of=KeyError)
     for name in ("metrics", "evaluations", "samples"):
         known = [{key: value for key, value in line.items() if key != "run_id"}
                  for line in lines(folder / f"{name}.jsonl")]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in known))
+        write_lines(folder / f"{name}.jsonl", known)
     for path in (folder / "credit").iterdir():
         columns = {name: value for name, value in arrays(path).items()
                    if name not in ("run_id", "step")}

@@ -8,27 +8,25 @@ import pytest
 
 import train
 from analysis.runs import is_done, read_run
+from conftest import cut
 from harness import files, identity
 from harness.credit_reading import read_columns
 from engine.errors import UserError
 from harness.identity import run_id_of
-from runs import config_of, edit_config, lines, older, run
-
-FLAGS = ["--steps", "4", "--eval_every", "3", "--checkpoint_every", "2", "--sample_every", "1"]
+from runs import WHOLE, config_of, edit_config, lines, older, run
 
 
 @pytest.fixture(scope="module")
-def made(learner, tmp_path_factory):
-    """Two runs of the same shape: only their seeds differ."""
-    folder = tmp_path_factory.mktemp("identity")
-    for seed in (0, 1):
-        run("--model", learner, "--out", folder / str(seed), "--seed", seed, *FLAGS)
+def other_run(learner, tmp_path_factory):
+    """A run of the shape of `whole`: only its seed differs."""
+    folder = tmp_path_factory.mktemp("identity") / "1"
+    run("--model", learner, "--out", folder, *WHOLE, "--seed", 1)
     return folder
 
 
 @pytest.fixture
-def pair(made, tmp_path):
-    return [shutil.copytree(made / name, tmp_path / name) for name in ("0", "1")]
+def pair(whole, other_run, tmp_path):
+    return [shutil.copytree(whole, tmp_path / "0"), shutil.copytree(other_run, tmp_path / "1")]
 
 
 def exchange(name):
@@ -54,9 +52,7 @@ def exchange_a_line(name):
 
 
 def lose_the_last_line(name):
-    def damage(mine, other):
-        (mine / name).write_text("".join((mine / name).read_text().splitlines(True)[:-1]))
-    return damage
+    return lambda mine, other: cut(mine / name, -1)
 
 
 def edit(name, value):
@@ -70,7 +66,7 @@ def look(folder):
 
 
 def go_on(folder):
-    train.main(["--resume", str(folder), "--steps", "5"])
+    train.main(["--resume", str(folder), "--steps", "7"])
 
 
 BOTH, LOOK, GO_ON = (look, go_on), (look,), (go_on,)
@@ -86,7 +82,7 @@ DAMAGE = {
     "all evaluations": (exchange("evaluations.jsonl"), "evaluations.jsonl, line 1 does not belong",
                         BOTH),
     "a line": (exchange_a_line("metrics.jsonl"), "metrics.jsonl, line 2 does not belong", BOTH),
-    "a checkpoint": (exchange("checkpoints/step_000004"), "step_000004 does not belong there",
+    "a checkpoint": (exchange("checkpoints/step_000006"), "step_000006 does not belong there",
                      GO_ON),
     "the last evaluation": (lose_the_last_line("evaluations.jsonl"), "evaluations.jsonl", BOTH),
     "the last step": (lose_the_last_line("metrics.jsonl"), "metrics.jsonl", BOTH)}
@@ -104,17 +100,17 @@ def test_what_is_of_another_run_or_step_is_named(pair, name):
 
 
 def test_the_same_command_has_the_same_run_id_and_its_files_can_be_exchanged(
-        made, pair, learner, tmp_path):
-    run("--model", learner, "--out", tmp_path / "again", *FLAGS, "--micro_batch", 4)
-    assert config_of(tmp_path / "again")["run_id"] == config_of(made / "0")["run_id"]
-    assert config_of(made / "1")["run_id"] != config_of(made / "0")["run_id"]
+        whole, other_run, pair, learner, tmp_path):
+    run("--model", learner, "--out", tmp_path / "again", *WHOLE, "--micro_batch", 4)
+    assert config_of(tmp_path / "again")["run_id"] == config_of(whole)["run_id"]
+    assert config_of(other_run)["run_id"] != config_of(whole)["run_id"]
     for name in ("config.json", "metrics.jsonl", "credit/step_000003.npz"):
         exchange(name)(pair[0], tmp_path / "again")
     look(pair[0])
 
 
-def test_where_the_model_lies_does_not_matter_and_what_it_is_does(made):
-    config = config_of(made / "0")
+def test_where_the_model_lies_does_not_matter_and_what_it_is_does(whole):
+    config = config_of(whole)
     assert run_id_of({**config, "model": "elsewhere", "steps": 9, "device": "cuda"}) \
         == config["run_id"]
     assert run_id_of({**config, "made_of": {"model": "0"}}) != config["run_id"]
@@ -157,8 +153,8 @@ def test_what_may_not_be_read_is_not_taken_for_lost(pair, monkeypatch, name, rea
         reader(pair[0])
 
 
-def test_a_command_to_paste_has_its_path_in_quotes(made, tmp_path):
-    folder = shutil.copytree(made / "0", tmp_path / "a run")
+def test_a_command_to_paste_has_its_path_in_quotes(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "a run")
     edit_config(folder, seed=5)
     with pytest.raises(UserError, match=f"--config '{folder}/config.json' --out NAME$"):
         go_on(folder)

@@ -1,12 +1,12 @@
 """The loop as a person meets it: whole runs, runs that were killed, and wrong commands."""
 import gc
 import importlib
-import json
 import multiprocessing
 import operator
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,16 +21,12 @@ import train
 from conftest import ROOT, hand_made, refusal, spoken
 from engine import processes
 from engine.policy import sample_answers
-from engine.tokens import load_tokenizer
 from grpo import update
 from harness import run_folder
 from harness.metrics import stopwatch
 from harness.run import Run
 from harness.run_folder import open_folder
-from qwen2_model import Qwen2
-from runs import assert_same_run, lines, run
-
-FLAGS = ["--steps", "5", "--eval_every", "2", "--eval_tasks", "8"]  # a checkpoint every 2
+from runs import WHOLE, arrays, assert_same_run, config_of, edit_config, lines, run
 
 
 def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_there():
@@ -42,49 +38,34 @@ def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_ther
             operator.attrgetter(name)(module)
 
 
-@pytest.fixture(scope="module")
-def whole(learner, tmp_path_factory):
-    """A run that was never stopped."""
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    return folder, run("--model", learner, "--out", folder, *FLAGS).stdout
-
-
 def test_what_a_run_leaves_behind(whole, learner):
-    folder, printed = whole
-    assert {p.name for p in folder.iterdir()} == {
+    """A checkpoint is a model folder; only two of them can be resumed."""
+    assert {p.name for p in whole.iterdir()} == {
         "config.json", "metrics.jsonl", "evaluations.jsonl", "samples.jsonl", "tokenizer.json",
         "credit", "checkpoints"}
-    metrics = lines(folder / "metrics.jsonl")
-    credit_steps = [int(p.stem[5:]) for p in sorted((folder / "credit").iterdir())]
-    assert [m["step"] for m in metrics] == [1, 2, 3, 4, 5] == credit_steps
+    metrics = lines(whole / "metrics.jsonl")
+    credit_steps = [int(p.stem[5:]) for p in sorted((whole / "credit").iterdir())]
+    assert [m["step"] for m in metrics] == [1, 2, 3, 4, 5, 6] == credit_steps
     for m in metrics:
-        with np.load(folder / f"credit/step_{m['step']:06d}.npz") as credit:
-            assert len(credit["token_id"]) == m["tokens"] and len(credit["reward"]) == 16
-            assert credit["reward"].mean() == pytest.approx(m["reward"], abs=1e-6)
-            assert credit["entropy"].mean() == pytest.approx(m["entropy"], rel=1e-5)
-            reward = 0.1 * credit["reward_format"] + credit["reward_answer"]
-            np.testing.assert_allclose(credit["reward"], reward, atol=1e-6)
-            assert np.all(credit["weight"] == 1)
-    evaluations = lines(folder / "evaluations.jsonl")
+        credit = arrays(whole / f"credit/step_{m['step']:06d}.npz")
+        assert len(credit["token_id"]) == m["tokens"] and len(credit["reward"]) == 16
+        assert credit["reward"].mean() == pytest.approx(m["reward"], abs=1e-6)
+        assert credit["entropy"].mean() == pytest.approx(m["entropy"], rel=1e-5)
+        reward = 0.1 * credit["reward_format"] + credit["reward_answer"]
+        np.testing.assert_allclose(credit["reward"], reward, atol=1e-6)
+        assert np.all(credit["weight"] == 1)
+    checkpoints = sorted((whole / "checkpoints").iterdir())
+    assert [p.name for p in checkpoints] == ["step_000002", "step_000004", "step_000006"]
+    assert [(p / "trainer").exists() for p in checkpoints] == [False, True, True]
+    evaluations = lines(whole / "evaluations.jsonl")
     assert [(e["step"], e["mode"]) for e in evaluations] == [
-        (step, mode) for step in (0, 2, 4, 5) for mode in ("sampled", "greedy")]
+        (step, mode) for step in (0, 4, 6) for mode in ("sampled", "greedy")]
     assert all(len(e["answer"]) == len(e["length"]) == len(e["format"]) == 8 for e in evaluations)
-    config = json.loads((folder / "config.json").read_text())
+    config, printed = config_of(whole), (whole.parent / "printed").read_text()
     assert config["model"] == str(learner) and config["learning_rate"] == 1e-3
     assert config["versions"]["torch"] == torch.__version__
-    assert len(re.findall(r"^ +\d/5 ", printed, re.M)) == 5
+    assert len(re.findall(r"^ +\d/6 ", printed, re.M)) == 6
     assert "held-out, sampled" in printed and "left" in printed
-
-
-def test_checkpoints_open_as_model_folders_and_only_two_can_be_resumed(whole):
-    steps = sorted((whole[0] / "checkpoints").iterdir())
-    assert [p.name for p in steps] == ["step_000002", "step_000004", "step_000005"]
-    assert [(p / "trainer").exists() for p in steps] == [False, True, True]
-    transformers = pytest.importorskip("transformers")
-    ids = torch.arange(20)[None]
-    with torch.no_grad():
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(steps[-1])(ids).logits
-        torch.testing.assert_close(Qwen2.from_pretrained(steps[-1])(ids), theirs, atol=1e-4, rtol=0)
 
 
 def test_the_random_numbers_of_credit_are_new_in_every_step(policy):
@@ -114,8 +95,8 @@ def test_an_evaluation_may_take_several_answers_to_each_problem(learner, tmp_pat
 
 
 def test_a_run_repeats_from_its_own_config(whole, tmp_path):
-    run("--config", whole[0] / "config.json", "--out", tmp_path / "again")
-    assert_same_run(whole[0], tmp_path / "again")
+    run("--config", whole / "config.json", "--out", tmp_path / "again")
+    assert_same_run(whole, tmp_path / "again")
 
 
 def after_credit_of(step, monkeypatch, deed):
@@ -133,7 +114,7 @@ def after_credit_of(step, monkeypatch, deed):
 def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, monkeypatch, step):
     """Before the first checkpoint, and between two."""
     folder = tmp_path / "killed"
-    argv = ["--model", str(learner), "--out", str(folder), *FLAGS]
+    argv = ["--model", str(learner), "--out", str(folder), *WHOLE]
     with monkeypatch.context() as patch:
         after_credit_of(step, patch, lambda: os.kill(os.getpid(), signal.SIGKILL))
         process = multiprocessing.get_context("fork").Process(target=train.main, args=[argv])
@@ -147,7 +128,7 @@ def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, mon
     (folder / "checkpoints").mkdir(exist_ok=True)
     (folder / "checkpoints/.step_000004.tmp").mkdir(exist_ok=True)
     run("--resume", folder)
-    assert_same_run(whole[0], folder)
+    assert_same_run(whole, folder)
     assert not list(folder.rglob("*.tmp"))
 
 
@@ -156,7 +137,7 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypa
     folder = tmp_path / "my run"
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         after_credit_of(1, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
-        train.main(["--model", str(learner), "--out", str(folder), *FLAGS])
+        train.main(["--model", str(learner), "--out", str(folder), *WHOLE])
     printed = capfd.readouterr().out
     assert ended.value.code == 130 and "stopping after this step (once more:" in printed
     assert (folder / "checkpoints/step_000001/trainer/state.json").exists()
@@ -166,21 +147,21 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypa
     run(*flags)
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         assert [line["step"] for line in lines(folder / name)] == [
-            line["step"] for line in lines(whole[0] / name)]
+            line["step"] for line in lines(whole / name)]
 
 
-def test_more_steps_go_on_and_names_that_people_gave_are_left_alone(whole, learner, tmp_path):
-    assert "has 5 of its 5 steps" in run("--resume", whole[0]).stdout
-    folder = tmp_path / "x"
-    run("--model", learner, "--out", folder, *FLAGS, "--steps", 4)
-    (folder / "checkpoints/step_000004").rename(folder / "checkpoints/step_000004_best")
-    (folder / "credit/step_notes.txt").write_text("mine")
-    run("--resume", folder, "--steps", 5)
-    assert (folder / "credit/step_notes.txt").exists()
-    assert (folder / "checkpoints/step_000004_best/trainer").exists()
-    (folder / "checkpoints/step_000004_best").rename(tmp_path / "best")
-    assert (folder / "checkpoints/step_000004").exists()
-    assert_same_run(whole[0], folder)
+def test_names_that_people_gave_are_left_alone(whole, tmp_path):
+    """And an empty folder is in nobody's way."""
+    folder, best = shutil.copytree(whole, tmp_path / "x"), tmp_path / "x/checkpoints/step_6_best"
+    (folder / "checkpoints/step_000006").rename(best)
+    (folder / "checkpoints/step_000006").mkdir()
+    notes = [folder / "credit/step_notes.txt", folder / "credit/step_000006.txt"]
+    for path in notes:
+        path.write_text("mine")
+    run("--resume", folder)
+    assert all(path.exists() for path in [*notes, best / "trainer"])
+    best.rename(tmp_path / "best")
+    assert_same_run(whole, folder)
 
 
 def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
@@ -198,9 +179,7 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
     assert len(whole.splitlines()) == 3
     train.main(flags)
     assert (folder / "metrics.jsonl").read_text() == whole
-    config = json.loads((folder / "config.json").read_text())
-    del config["temperature"]  # as in a run from before there was such a flag
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_config(folder, temperature=KeyError)  # as in a run from before there was such a flag
     (tmp_path / "notes").mkdir()
     on = f"go on with --resume {shlex.quote(str(folder))}"
     for more, said in (
@@ -210,21 +189,6 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
             (["--out", str(tmp_path / "notes")], "notes exists already and is not a run folder")):
         assert said in run(*flags, *more, expect=1).stderr
     assert f"exists already: {on}, or name another" in run(*flags[:-1], expect=1).stderr
-
-
-def test_problems_from_a_file_are_the_ones_trained_on(learner, tmp_path):
-    data = tmp_path / "problems.jsonl"
-    problems = [{"nums": [a, b, 3], "target": a + b + 3} for a in range(1, 8) for b in range(1, 8)]
-    data.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
-    argv = ["--model", learner, "--data", data, "--steps", 1, "--eval_every", 0, "--out"]
-    run(*argv, tmp_path / "x")
-    with np.load(tmp_path / "x/credit/step_000001.npz") as credit:
-        prompt_ids = credit["prompt_ids"].tolist()
-    prompts = load_tokenizer(learner).decode(prompt_ids, skip_special_tokens=False)
-    found = re.findall(r"user\n (\d+) (\d+) 3 make (\d+)<", prompts)
-    assert len(found) == 4 and all(int(a) + int(b) + 3 == int(c) for a, b, c in found)
-    data.write_text(data.read_text() + '{"nums": [3, 5, 700], "target": 22}\n')
-    assert "cannot spell" in run(*argv, tmp_path / "y", expect=1).stderr
 
 
 def test_nothing_grows_with_the_number_of_steps(learner, tmp_path, monkeypatch):
@@ -296,8 +260,8 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
 
 
 def test_a_run_that_is_being_written_cannot_be_resumed(whole):
-    with open_folder(whole[0]):
-        said = run("--resume", whole[0], "--steps", 6, expect=1).stderr
+    with open_folder(whole):
+        said = run("--resume", whole, "--steps", 7, expect=1).stderr
     assert "is being written by another process" in said
 
 
@@ -354,9 +318,9 @@ def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeyp
         return original(*args, **kwargs)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(target, attribute, cut_off)
-        run("--model", learner, "--out", folder, *FLAGS)
+        run("--model", learner, "--out", folder, *WHOLE)
     run("--resume", folder)
-    assert_same_run(whole[0], folder)
+    assert_same_run(whole, folder)
 
 
 def test_a_clock_that_stands_still_or_jumps_back_leaves_times_that_a_record_may_hold():
