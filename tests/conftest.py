@@ -45,7 +45,7 @@ from engine.forward import Forward
 from engine.rollouts import Rollouts, score_answers
 from engine.sampler import generate
 from harness.settings import make_settings
-from engine.tokens import encode_prompt
+from engine.tokens import ANSWER, NUMBER, encode_prompt
 from tools.demonstrations import make_tokenizer
 
 if torch.backends.cpu.get_cpu_capability() != "AVX512":
@@ -87,6 +87,13 @@ def one_row(**known):
 def looking(rollouts, **seen):
     """The batch with these hidden states or this attention to look at."""
     return dataclasses.replace(rollouts, forward=SimpleNamespace(look=lambda *_, **__: seen))
+
+
+def fill_beyond_the_mask(rollouts):
+    """With numbers that would be noticed."""
+    for name, value in dict(log_prob=-9.0, entropy=50.0, collision=0.7, advantage=4.0, ids=7,
+                            section=ANSWER, kind=NUMBER).items():
+        getattr(rollouts, name).masked_fill_(~rollouts.mask, value)
 
 
 def make_weighting(name, flags, policy):

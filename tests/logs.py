@@ -42,8 +42,12 @@ def random_log(folder, steps=3, groups=3, answers=4, longest=9, seed=0, **config
     return write_log(folder, files, config), files
 
 
+def rows_in(table):
+    return table.to_json()["rows"]
+
+
 def by_name(tables):
-    return {table.name: table.to_json()["rows"] for table in tables}
+    return {table.name: rows_in(table) for table in tables}
 
 
 def tables_of(folder):
@@ -82,4 +86,4 @@ def comparison_of(folders, baseline=None):
 
 
 def rows_of(comparison, measure=PRIMARY):
-    return {row["arm"]: row for row in differences(comparison, measure).to_json()["rows"]}
+    return {row["arm"]: row for row in rows_in(differences(comparison, measure))}

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from conftest import ROOT, credit_columns, evaluation, refusal, write_log
+from conftest import ROOT, credit_columns, evaluation, refusal, write_lines, write_log
 from logs import random_log, tallied
 
 import analyze
@@ -30,23 +30,17 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
     assert len(alive) == 8
 
 
-def test_gains_are_paired_by_problem(tmp_path):
+def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, capsys):
     """Gains 1 0 0 0 1 0 0 0: mean 0.25, sample std sqrt(1.5/7) = 0.4629, half width 2.365 *
     0.4629 / sqrt 8 = 0.387."""
     lines = [evaluation(0, [0, 1, 0, 1, 0, 0, 0, 0]), evaluation(2, [1, 1, 0, 1, 1, 0, 0, 0])]
-    table = analyze.gains({"evaluations": lines})
-    row = table.to_json()["rows"][0]
-    assert (row["start"], row["end"], row["gain"]) == (0.25, 0.5, 0.25)
-    assert row["95% interval"] == pytest.approx([0.25 - 0.387, 0.25 + 0.387], abs=0.02)
-
-
-def test_a_run_without_credit_files_has_its_gains(tmp_path, capsys):
-    lines = [evaluation(0, [0, 1]), evaluation(5, [1, 1])]
     folder = write_log(tmp_path / "run", {}, evaluations=lines)
     analyze.main([str(folder), "--json"])
     assert "no credit files" in capsys.readouterr().out
-    tables = json.loads((folder / "analysis/analysis.json").read_text())
-    assert [table["name"] for table in tables] == ["gains"]
+    [table] = json.loads((folder / "analysis/analysis.json").read_text())
+    [row] = table["rows"]
+    assert (table["name"], row["start"], row["end"], row["gain"]) == ("gains", 0.25, 0.5, 0.25)
+    assert row["95% interval"] == pytest.approx([0.25 - 0.387, 0.25 + 0.387], abs=0.02)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -79,11 +73,9 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys)
 def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(tmp_path, capsys):
     folder, _ = random_log(tmp_path / "run", steps=4, groups=4)
     line = {"success": 0.5, "entropy": 1.0, "finished": 0.9}
-    for name, lines in (
-            ("metrics", [{"step": i, **line} for i in range(1, 4)]),
-            ("evaluations", [evaluation(0, [0, 1]), evaluation(0, [0, 1], "greedy"),
-                             evaluation(3, [1, 1])])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    write_lines(folder / "metrics.jsonl", [{"step": i, **line} for i in range(1, 4)])
+    write_lines(folder / "evaluations.jsonl", [
+        evaluation(0, [0, 1]), evaluation(0, [0, 1], "greedy"), evaluation(3, [1, 1])])
     analyze.main([str(folder)])
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) <= 40 and "report.html" in printed

@@ -10,8 +10,7 @@ import pytest
 
 from countdown_task import PROMPTS, Problem, Task, annotate, evaluates_to, held_out
 from engine.errors import UserError
-from engine.tokens import (ANSWER, KINDS, OTHER, SECTIONS, THINK, encode_prompt, load_tokenizer,
-                           token_bytes)
+from engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)
@@ -233,19 +232,14 @@ def labels(pieces):
     ([b"so", b"</", b"think", b">\n", b"<", b"answer", b">", b"3", b"+", b"</", b"answer", b">"],
      ["think word", *["other tag"] * 6, "answer number", "answer operator", *["other tag"] * 3]),
     ([b"x</think>\n<answer", b">3", b"+", b"5<", b"/answer>"],
-     ["other tag", "other tag", "answer operator", "other tag", "other tag"])])
+     ["other tag", "other tag", "answer operator", "other tag", "other tag"]),
+    ([b"a", b"b"], ["think word"] * 2), ([], []),
+    ([b"a", b"<answer>", b"3"], ["think word", "other tag", "answer number"]),
+    ([b"<answer>", b"3", b"</answer>", b" so", b"<answer>", b"4"],  # only the first is one
+     ["other tag", "answer number", "other tag", "other word", "other tag", "other number"]),
+    ([b"<think>", b"a", b"</think>", b"b"], ["other tag", "think word", "other tag", "other word"])])
 def test_sections_and_kinds(pieces, expected):
     assert labels(pieces) == expected
-
-
-@pytest.mark.parametrize("pieces, sections", [
-    ([b"a", b"b"], [THINK, THINK]), ([], []),
-    ([b"a", b"<answer>", b"3"], [THINK, OTHER, ANSWER]),
-    ([b"<answer>", b"3", b"</answer>", b" so", b"<answer>", b"4"],  # only the first is one
-     [OTHER, ANSWER, OTHER, OTHER, OTHER, OTHER]),
-    ([b"<think>", b"a", b"</think>", b"b"], [OTHER, THINK, OTHER, OTHER])])
-def test_answers_without_their_tags(pieces, sections):
-    assert annotate(pieces)[0] == sections
 
 
 def test_prompts_end_with_an_opened_think_and_are_chatml(learner):

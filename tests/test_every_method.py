@@ -5,10 +5,10 @@ from functools import cache
 import pytest
 import torch
 
-from conftest import ASKED, ROOT, SPOKEN, copied, make_weighting, spoken
+from conftest import (ASKED, ROOT, SPOKEN, copied, fill_beyond_the_mask, make_weighting,
+                      spoken)
 from engine import packing
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from engine.tokens import ANSWER
 from harness.own_code import checked_credit
 from harness.load import make
 from mitigations import rescaled_weight
@@ -46,10 +46,7 @@ def test_what_holds_for_every_method(policy, plain, name):
     for parameter, earlier in zip(policy.model.parameters(), before.parameters()):
         assert torch.equal(parameter, earlier) and parameter.grad is None
     junk = spoken(policy)
-    for tensor, value in ((junk.log_prob, -9.0), (junk.entropy, 50.0), (junk.collision, 0.7),
-                          (junk.advantage, 4.0), (junk.ids, 7), (junk.section, ANSWER),
-                          (junk.kind, 3)):
-        tensor.masked_fill_(~junk.mask, value)
+    fill_beyond_the_mask(junk)
     torch.testing.assert_close(credit(policy, name, junk), found, atol=1e-6, rtol=0)
     small = spoken(policy, micro_batch=1)
     torch.testing.assert_close(credit(policy, name, small), found, atol=1e-5, rtol=0)

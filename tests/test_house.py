@@ -170,18 +170,6 @@ def test_every_module_imports_only_what_its_room_may():
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_labs_tests_import_nothing_that_can_be_taken_away():
-    wrong = []
-    for path in project_files("tests/**/*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            taken = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                taken = [node.module or ""]
-            wrong += [f"{path.relative_to(ROOT)}:{node.lineno} imports {what}" for what in taken
-                      if lies_in(what, REMOVABLE)]
-    assert not wrong, "\n".join(wrong)
-
-
 REFEREES = {"transformers"}
 
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import SMALL, refusal
 from qwen2_model import ModelConfig, Qwen2
+from runs import edit_config
 
 NORM = "model.norm.weight"
 
@@ -20,10 +21,6 @@ def folder(tmp_path):
     config = ModelConfig(vocab_size=50, head_dim=16, tie_word_embeddings=True, **SMALL)
     Qwen2(config).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
-
-
-def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def rewrite(folder, **changes):
@@ -59,7 +56,7 @@ def refused(folder) -> str:
 def test_a_config_that_cannot_be_is_refused_before_a_model_is_made(folder, monkeypatch, changes,
                                                                     words):
     monkeypatch.setattr(Qwen2, "__init__", lambda *_: pytest.fail("a model was made"))
-    edit(folder / "config.json", **changes)
+    edit_config(folder, **changes)
     assert words in refused(folder)
 
 
@@ -70,7 +67,7 @@ def test_a_config_that_cannot_be_is_refused_before_a_model_is_made(folder, monke
     ({"num_hidden_layers": 1}, "beyond what config.json asks for, model.layers.1.")])
 def test_shapes_and_names_are_compared_before_memory_is_taken(folder, monkeypatch, changes, words):
     monkeypatch.setattr(Qwen2, "to_empty", lambda *_, **__: pytest.fail("memory was taken"))
-    edit(folder / "config.json", **changes)
+    edit_config(folder, **changes)
     assert words in refused(folder)
 
 
@@ -130,7 +127,7 @@ def test_saving_over_a_model_in_parts_is_not_shadowed_by_its_index(folder):
     (5, {}, (5, 0)), ([5, 6], {}, (5, 6, 0)), (5, {"eos_token_id": [7, 8]}, (7, 8, 0)),
     (None, {"eos_token_id": 9}, (9, 0))])
 def test_stop_tokens_come_from_the_generation_config_first(folder, config, generation, stop):
-    edit(folder / "config.json", eos_token_id=config, pad_token_id=0)
+    edit_config(folder, eos_token_id=config, pad_token_id=0)
     (folder / "generation_config.json").write_text(json.dumps(generation))
     model = Qwen2.from_pretrained(folder)
     assert model.config.stop_ids == stop

@@ -7,9 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import train
-from conftest import put_in
 from credit.critic import Trained
-from engine.choices import ADVANTAGES
+from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.optimizer import AdamW
 from runs import assert_same_run, lines, run
 
@@ -77,12 +76,19 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("weight, words", [
-    (float("nan"), r"the weighting mine is not finite at \d+ of \d+ tokens, first at answer 0"),
-    (3e38, "the gradient is not finite")])
-def test_weights_that_break_something_end_the_run(start, tmp_path, monkeypatch, weight, words):
-    put_in(monkeypatch, lambda rollouts: torch.full_like(
-        rollouts.log_prob, weight if rollouts.step == 3 else 1.0), "mine")
+@pytest.mark.parametrize("choices, flags, value, words", [
+    (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], float("nan"),
+     r"the weighting mine is not finite at \d+ of \d+ tokens, first at answer 0"),
+    (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], 3e38,
+     "the gradient is not finite"),
+    (ADVANTAGES, ["--advantage", "mine"], float("inf"),
+     r"the advantage mine is not finite at .*, in step 3\. .*--power 2")])
+def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, choices, flags,
+                                                  value, words):
+    def mine(rollouts, *, power: float = 2.0):
+        return torch.full_like(rollouts.log_prob, value if rollouts.step == 3 else 1.0)
+
+    monkeypatch.setitem(choices, "mine", mine)
     spread = torch.tensor([1.1, 0.1, 0.0, 0.0] * 4)
     score = train.Policy.score
 
@@ -91,21 +97,10 @@ def test_weights_that_break_something_end_the_run(start, tmp_path, monkeypatch, 
         rollouts.scores["reward"] = spread
         return rollouts
     monkeypatch.setattr(train.Policy, "score", uneven)
-    assert re.search(words, start("--mitigation", "mine", "--rescale", "none"))
+    assert re.search(words, start(*flags))
+    assert not (tmp_path / "x/credit/step_000003.npz").exists()
     assert saved(tmp_path / "x") == ["step_000001", "step_000002"]
     assert [line["step"] for line in lines(tmp_path / "x/metrics.jsonl")] == [1, 2]
-
-
-def test_an_advantage_is_checked_like_a_weight(start, tmp_path, monkeypatch):
-    def mine(rollouts, *, power: float = 2.0):
-        spoiled = rollouts.step == 2
-        return torch.full_like(rollouts.log_prob, float("inf") if spoiled else 0.0)
-
-    monkeypatch.setitem(ADVANTAGES, "mine", mine)
-    said = start("--advantage", "mine")
-    assert "the advantage mine is not finite at" in said and ", in step 2." in said
-    assert "--power 2" in said
-    assert not (tmp_path / "x/credit/step_000002.npz").exists()
 
 
 def test_a_critic_that_broke_is_not_kept(start, tmp_path, monkeypatch):

@@ -1,12 +1,12 @@
 """The model against `transformers`, and its types."""
 import json
-import os
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from qwen2_model import Qwen2
+from runs import edit_config
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.numerics
@@ -28,13 +28,6 @@ def reference(kind: str, tied: bool, folder, shard_size="1GB", **more):
             parameter.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder, max_shard_size=shard_size)
     return model
-
-
-def edit_config(folder, **changes):
-    """Change these keys, and take out those that are KeyError."""
-    config = json.loads((folder / "config.json").read_text()) | changes
-    config = {key: value for key, value in config.items() if value is not KeyError}
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 def assert_same_logits(folder, other, ids=IDS):
@@ -88,16 +81,6 @@ def test_a_tied_output_matrix_may_stand_in_another_shard(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": file_of}))
     assert_same_logits(tmp_path, other)
-
-
-@pytest.mark.skipif(not os.environ.get("REAL_SHAPES"), reason="takes minutes and 5 GB: "
-                    "REAL_SHAPES=1 python -m pytest -k real")
-def test_the_real_shapes_of_qwen2_5_0_5b(tmp_path):
-    shape = dict(vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-                 num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=32_768)
-    rope = {"rope_type": "default", "rope_theta": 1e6}
-    other = reference("qwen2", True, tmp_path, "500MB", **shape, rope_parameters=rope)
-    assert_same_logits(tmp_path, other, torch.randint(0, 151_936, (2, 40)))
 
 
 def test_products_in_bfloat16_leave_parameters_and_the_residual_stream_in_float32(small_model):

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from conftest import credit_columns, evaluation
-from logs import comparison_of, ids_of, make, rows_of, write_run
+from conftest import credit_columns, cut, evaluation, write_lines
+from logs import comparison_of, ids_of, make, rows_in, rows_of, write_run
 
 import analyze
 from analysis import compare
@@ -14,30 +14,22 @@ from analysis.statistics import Estimate, paired_difference
 from engine.errors import UserError
 
 
-def rows(table):
-    return table.to_json()["rows"]
-
-
-def shorten(path, lines):
-    path.write_text("".join(path.read_text().splitlines(True)[:lines]))
-
-
 def test_a_run_still_going_is_shown_and_not_compared(tmp_path):
     runs = make(tmp_path, {"base": (0.5, {}), "arm": (0.9, {"mitigation": "random"})}, seeds=2)
-    shorten(tmp_path / "arm-s1/metrics.jsonl", 4)
+    cut(tmp_path / "arm-s1/metrics.jsonl", 4)
     comparison = comparison_of(runs)
     assert rows_of(comparison)["random"]["seeds"] == 1
-    assert rows(compare.arms_table(comparison))[1]["seeds"] == "1 (1 still going)"
-    assert [row["runs"] for row in rows(compare.stability(comparison))] == [2, 1]
-    shorten(tmp_path / "arm-s0/metrics.jsonl", 4)  # none is finished: what there is
-    assert [row["runs"] for row in rows(compare.stability(comparison_of(runs)))] == [2, 2]
+    assert rows_in(compare.arms_table(comparison))[1]["seeds"] == "1 (1 still going)"
+    assert [row["runs"] for row in rows_in(compare.stability(comparison))] == [2, 1]
+    cut(tmp_path / "arm-s0/metrics.jsonl", 4)  # none is finished: what there is
+    assert [row["runs"] for row in rows_in(compare.stability(comparison_of(runs)))] == [2, 2]
 
 
 def test_an_arm_is_what_its_runs_solved_at_the_end(tmp_path):
     """And not what they solved at the start; the interval is Student's t over seeds."""
     comparison = comparison_of([write_run(tmp_path / f"a{seed}", 0.5, seed) for seed in range(2)])
     ends = [run["evaluations"][-1]["success"] for run in comparison.shown("none")]
-    [row] = rows(compare.arms_table(comparison))
+    [row] = rows_in(compare.arms_table(comparison))
     assert row["sampled"] == row["greedy"] == pytest.approx(sum(ends) / 2)
     low, high = row["95% over seeds"]
     reach = 12.706 * abs(ends[0] - ends[1]) / 2
@@ -51,8 +43,8 @@ def test_stability_by_hand(tmp_path):
     run = write_run(tmp_path / "a", 0.5, steps=30)
     lines = [{"step": i, "success": 0.9 if 5 < i < 11 else 0.2, "entropy": 3.1 - 0.1 * i,
               "gradient_norm": 0.1 * i, "seconds": i} for i in range(1, 31)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    [row] = rows(compare.stability(comparison_of([run])))
+    write_lines(run / "metrics.jsonl", lines)
+    [row] = rows_in(compare.stability(comparison_of([run])))
     assert row == {"arm": "none", "runs": 1} | {name: pytest.approx(value) for name, value in {
         "norm first": 0.55, "last": 2.55, "peak": 3 / 1.55, "entropy": 2.55, "to": 0.55,
         "best": 0.9, "end": 0.2, "seconds": 15.5}.items()}
@@ -70,7 +62,7 @@ def test_shares_of_an_arm(tmp_path):
             log_prob=np.log(p), collision=p ** 2, weight=[3] * 4 + [1] * 6,
             kind=[2] * 4 + [0] * 6))
         runs.append(run)
-    [share] = rows(compare.shares_table(comparison_of(runs)))
+    [share] = rows_in(compare.shares_table(comparison_of(runs)))
     assert (share["number"], share["word"]) == pytest.approx((9 / 12, 3 / 12), rel=1e-5)
 
 
@@ -160,8 +152,8 @@ def test_areas_are_over_the_steps_at_which_both_were_evaluated(tmp_path, baselin
         for seed in range(2):
             run = write_run(tmp_path / f"{name}{seed}", 0.5, seed, mitigation=name)
             answers = {0: [0, 0], 5: [1, 1], 10: [1, seed]}
-            lines = [evaluation(step, answers[step]) for step in steps]
-            (run / "evaluations.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+            write_lines(run / "evaluations.jsonl",
+                        [evaluation(step, answers[step]) for step in steps])
             runs.append(run)
     [row] = rows_of(comparison_of(runs, baseline), SPEED).values()
     assert row["difference"] == 0.0

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import credit_columns, evaluation, write_log
+from conftest import credit_columns, cut, evaluation, write_log
 from logs import comparison_of, make, tallied
 
 import analyze
@@ -76,8 +76,7 @@ def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):
     runs = make(tmp_path, {"a": (0.5, {}), "b": (0.8, {"mitigation": "random"})}, seeds=1)
     for name in ("metrics.jsonl", "credit/step_000001.npz"):
         (tmp_path / "b-s0" / name).unlink()
-    evaluations_path = tmp_path / "b-s0/evaluations.jsonl"
-    evaluations_path.write_text("".join(evaluations_path.read_text().splitlines(True)[:2]))
+    cut(tmp_path / "b-s0/evaluations.jsonl", 2)
     compare.learning_curves(comparison_of(runs), tmp_path)
     assert labels_of(drawn["learning_curves"].axes[1]) == ["none (1 run)"]
 

@@ -2,6 +2,7 @@
 import os
 
 import pytest
+from conftest import cut
 from logs import comparison_of, write_run
 
 import analyze
@@ -52,8 +53,7 @@ def test_the_same_arm_and_seed_twice_is_passed_over_and_the_rest_compared(tmp_pa
     """As after the exercises, with runs/*: of two the finished one stays. Runs that were not
     evaluated are not what is compared, however many they are."""
     runs = [write_run(tmp_path / name, 0.5, seed) for name, seed in zip("abc", (0, 0, 1))]
-    stopped = runs[0] / "metrics.jsonl"
-    stopped.write_text("".join(stopped.read_text().splitlines(keepends=True)[:9]))
+    cut(runs[0] / "metrics.jsonl", 9)
     exercises = [write_run(tmp_path / f"e{seed}", 0.5, seed, steps=1) for seed in range(4)]
     for run in exercises:
         (run / "evaluations.jsonl").unlink()

@@ -2,8 +2,9 @@
 import json
 
 import pytest
-from conftest import refusal
+from conftest import cut, refusal, write_lines
 from logs import random_log, write_run
+from runs import edit_config, lines
 
 from analysis.arms import Comparison
 from analysis.runs import read_run
@@ -14,19 +15,6 @@ HUGE, INF, NAN = 10 ** 400, float("inf"), float("nan")
 @pytest.fixture
 def run(tmp_path):
     return write_run(tmp_path / "run", 0.5)
-
-
-def lines_of(run, name):
-    return [json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
-
-
-def write_lines(run, name, lines):
-    (run / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def changed_config(run, **changed):
-    path = run / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
 
 
 def is_json(value):
@@ -46,9 +34,10 @@ def is_json(value):
     ("evaluations", "shown", ("x", ["x"], [{"problem": "", "text": "", "answer": 2}])),
     ("evaluations", "length", ("x", ["x"])), ("evaluations", "format_mean", (None, "x"))])
 def test_values_that_no_line_has(run, name, key, values):
-    first, second, *others = lines_of(run, name)
+    path = run / f"{name}.jsonl"
+    first, second, *others = lines(path)
     for value in values:
-        write_lines(run, name, [first, {**second, key: value}, *others])
+        write_lines(path, [first, {**second, key: value}, *others])
         wrong = f"not of this program: its {key} is" if is_json(value) else "not JSON"
         assert f"{name}.jsonl, line 2 is {wrong}" in refusal(read_run, run)
 
@@ -57,8 +46,8 @@ def test_values_that_no_line_has(run, name, key, values):
     ([1, 1, 2, 3], "line 2 is step 1"), ([1, 3, 2], "line 2 is step 3"),
     ([2, 3, 4], "line 1 is step 2"), ([0, 1, 2], "line 1 is step 0")])
 def test_metrics_have_one_line_a_step_in_order(run, order, said):
-    line = lines_of(run, "metrics")[0]
-    write_lines(run, "metrics", [{**line, "step": step} for step in order])
+    line = lines(run / "metrics.jsonl")[0]
+    write_lines(run / "metrics.jsonl", [{**line, "step": step} for step in order])
     said = f"metrics.jsonl, {said}: lines are missing, doubled or out of order"
     assert said in refusal(read_run, run)
 
@@ -66,7 +55,7 @@ def test_metrics_have_one_line_a_step_in_order(run, order, said):
 def test_credit_files_that_are_missing_are_said(tmp_path, capsys):
     """None at all is a choice: they are the largest part of a run."""
     run, _ = random_log(tmp_path / "run", steps=3)
-    write_lines(run, "metrics", [{"step": step, "success": 0.5} for step in (1, 2, 3)])
+    write_lines(run / "metrics.jsonl", [{"step": step, "success": 0.5} for step in (1, 2, 3)])
     for step, said in ((None, ""), (2, "lost the files of 1 steps, the first is step 2"),
                        (1, "lost the files of 2 steps, the first is step 1"), (3, "")):
         if step:
@@ -76,43 +65,39 @@ def test_credit_files_that_are_missing_are_said(tmp_path, capsys):
         assert said in shown and bool(said) == bool(shown)
 
 
-@pytest.mark.parametrize("lines", (2, 3))
-def test_lines_that_are_missing_at_the_end_of_metrics_are_noticed(tmp_path, lines):
+def test_lines_that_are_missing_at_the_end_of_metrics_are_noticed(tmp_path):
     """A credit file is written before its line, so there may be one more."""
     run, _ = random_log(tmp_path / "run", steps=4)
-    write_lines(run, "metrics", [{"step": step, "success": 0.5} for step in range(1, lines + 1)])
-    if lines == 3:
-        assert len(read_run(run)["metrics"]) == lines
-    else:
-        assert "has 2 lines, while there are files from after step 3" in refusal(read_run, run)
+    write_lines(run / "metrics.jsonl", [{"step": step, "success": 0.5} for step in (1, 2, 3)])
+    assert len(read_run(run)["metrics"]) == 3
+    cut(run / "metrics.jsonl", 2)
+    assert "has 2 lines, while there are files from after step 3" in refusal(read_run, run)
 
 
 @pytest.mark.parametrize("lost", ([0], [3], range(6)))
 def test_an_evaluation_that_is_lost_is_noticed(tmp_path, lost):
     """Ten steps: evaluations at 0 and 5 have to be there, the last can still be made."""
     run = write_run(tmp_path / "run", 0.5, ranks=1, eval_every=5)
-    start = lines_of(run, "evaluations")[0]
-    lines = [{**start, "step": step, "mode": mode}
-             for step in (0, 5, 10) for mode in ("sampled", "greedy")]
-    write_lines(run, "evaluations", lines[:4])
+    path = run / "evaluations.jsonl"
+    made = [{**lines(path)[0], "step": step, "mode": mode}
+            for step in (0, 5, 10) for mode in ("sampled", "greedy")]
+    write_lines(path, made[:4])
     read_run(run)
-    step, mode = lines[lost[0]]["step"], lines[lost[0]]["mode"]
-    write_lines(run, "evaluations", [line for i, line in enumerate(lines) if i not in lost])
+    step, mode = made[lost[0]]["step"], made[lost[0]]["mode"]
+    write_lines(path, [line for i, line in enumerate(made) if i not in lost])
     assert f"has lost the {mode} evaluation at step {step}" in refusal(read_run, run)
-    changed_config(run, eval_every=0)
+    edit_config(run, eval_every=0)
     read_run(run)
 
 
 def test_settings_that_every_run_has(run):
-    config = json.loads((run / "config.json").read_text())
-    for name in ("steps", "seed", "model"):
-        less = {key: value for key, value in config.items() if key != name}
-        (run / "config.json").write_text(json.dumps(less))
+    for name in ("model", "seed", "steps"):
+        edit_config(run, **{name: KeyError})
         assert refusal(read_run, run) == f"{run}/config.json says nothing of {name}"
 
 
 def test_what_was_deleted_since_can_still_be_looked_at(run):
     for task in ("my_task", "a" * 5000):
-        changed_config(run, mitigation="gone", advantage="gone_too", task=task, forgotten=[1],
-                       min_number="any")
+        edit_config(run, mitigation="gone", advantage="gone_too", task=task, forgotten=[1],
+                    min_number="any")
         assert list(Comparison([read_run(run)], None).arms) == ["gone"]

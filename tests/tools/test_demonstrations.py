@@ -30,16 +30,6 @@ def claims_success(text):
     return any(hit.split("{")[0] in text for hit in HIT)
 
 
-def test_without_its_mistakes_the_teacher_is_well_formed_right_and_honest(always_right):
-    solved = 0
-    for problem, text in demonstrations(300):
-        result = TASK.score(problem, text)
-        assert result["format"] == 1 and result["reasoning"] == 1
-        assert result["answer"] == claims_success(text)
-        solved += result["answer"]
-    assert 0.5 < solved / 300 < 0.9
-
-
 def tries_of(text):
     """The words of each try."""
     return re.split(" last", text.split("<answer>")[0].split("</think>")[0])
@@ -91,7 +81,8 @@ def test_one_token_a_word_tags_in_pieces_and_every_demonstration_can_be_spelled(
 
 def test_irrelevant_sentences_stand_before_each_step_and_the_answer_and_change_nothing_else(
         always_right):
-    tokenizer, used = make_tokenizer(), set()
+    """Without its mistakes the teacher is well formed, right and honest."""
+    tokenizer, used, solved = make_tokenizer(), set(), 0
     sentence = "".join(f"(?:{'|'.join(map(re.escape, words))})" for words in TALK)
     for problem, text in demonstrations(300, talk=2):
         plain = re.sub(f"(?:{sentence}){{1,2}}(?= [0-9]+ [-+*/]|</think>|\n<answer>)", "", text)
@@ -99,11 +90,15 @@ def test_irrelevant_sentences_stand_before_each_step_and_the_answer_and_change_n
         places = 2 * len(tries_of(text)) + 1
         assert places <= len(sentences) <= 2 * places and not re.search(sentence, plain)
         assert TASK.score(problem, text) == TASK.score(problem, plain)
-        assert TASK.score(problem, text)["answer"] == claims_success(text)
+        result = TASK.score(problem, text)
+        assert result["format"] == 1 and result["reasoning"] == 1
+        assert result["answer"] == claims_success(text)
+        solved += result["answer"]
         ids = tokenizer.encode(text).ids
         assert len(ids) == len(tokenizer.encode(plain).ids) + len(TALK) * len(sentences)
         assert len(ids) <= recipe_for(2)["max_new_tokens"]
         used.update(tokenizer.encode("".join(sentences)).tokens)
+    assert 0.5 < solved / 300 < 0.9
     assert used == {word for words in TALK for word in words}
     pieces = demonstration(Problem((3, 5, 7), 22), random.Random(1), talk=2)
     assert {weight for text, weight in pieces if re.fullmatch(sentence, text)} == {1.0}

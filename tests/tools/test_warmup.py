@@ -33,17 +33,13 @@ def test_the_shipped_model_is_the_one_its_readme_describes():
     assert sum(p.stat().st_size for p in TINY.iterdir()) < 5_000_000
 
 
-def test_transformers_reads_the_shipped_folder_the_same_way():
+def test_transformers_reads_the_shipped_tokenizer_the_same_way():
     transformers = pytest.importorskip("transformers")
     ours = load_tokenizer(TINY)
     ids, _ = make_example(ours, random.Random(0))
     theirs = transformers.AutoTokenizer.from_pretrained(TINY)
     assert theirs(ours.decode(ids, skip_special_tokens=False)).input_ids == ids
     assert theirs.eos_token_id == 2
-    with torch.no_grad():
-        logits = transformers.AutoModelForCausalLM.from_pretrained(TINY)(torch.tensor([ids])).logits
-        torch.testing.assert_close(
-            Qwen2.from_pretrained(TINY)(torch.tensor([ids])), logits, atol=1e-4, rtol=0)
 
 
 def test_the_page_says_how_large_the_sizes_are():
