@@ -158,13 +158,6 @@ def gradients(model):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-def assert_same_gradient(one, two):
-    """As vectors: which element is off most depends on the CPU. Two ways of adding up 384 numbers
-    of float32 are some sqrt(384) 2^-24 = 1e-6 apart, and so is 1 - p of a token that is almost
-    sure by 2^-24 / (1 - p): 6e-5 where p is 0.999. A weighting may leave only such tokens."""
-    assert (one - two).norm() < 1e-4 * two.norm()
-
-
 @pytest.fixture
 def rollouts(small_model):
     """Two questions, three answers each, of different lengths; rewards spread in the first group

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import train
 from conftest import ROOT, project_files, write_lines
 from engine.errors import UserError
+from harness import run_folder
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
          "--answers", "4", "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0",
@@ -39,6 +40,17 @@ def run(*argv, expect=0):
             errors.write(f"train.py: {error}")
     assert code == expect, out.getvalue() + errors.getvalue()
     return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
+
+
+def after_credit_of(step, monkeypatch, deed):
+    """Do this at once after the credit file of this step is written."""
+    write_credit = run_folder.write_credit
+
+    def write_and_do(path, *args):
+        write_credit(path, *args)
+        if path.stem == f"step_{step:06d}":
+            deed()
+    monkeypatch.setattr(run_folder, "write_credit", write_and_do)
 
 
 def lines(path):
@@ -66,6 +78,11 @@ def arrays(path):
         with np.load(path) as file:
             return dict(file)
     return {name: tensor.float().numpy() for name, tensor in load_file(path).items()}
+
+
+def everything(folder):
+    return {path.relative_to(folder): path.read_bytes()
+            for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def assert_same_run(a: Path, b: Path):

@@ -2,7 +2,6 @@
 import json
 import re
 import weakref
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -51,6 +50,7 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys)
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     tables = json.loads((tmp_path / "out/analysis.json").read_text())
     assert len(tables) == printed.count("\n## ")
+    assert "It was not evaluated on held-out problems." in " ".join(printed.split())
     assert all(table["rows"] for table in tables)
     words = set(printed.replace("\\|", "|").split())
     for table in tables:
@@ -75,14 +75,16 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     line = {"success": 0.5, "entropy": 1.0, "finished": 0.9}
     write_lines(folder / "metrics.jsonl", [{"step": i, **line} for i in range(1, 4)])
     write_lines(folder / "evaluations.jsonl", [
-        evaluation(0, [0, 1]), evaluation(0, [0, 1], "greedy"), evaluation(3, [1, 1])])
+        evaluation(0, [0, 1]), evaluation(0, [0, 1], "greedy"),
+        {**evaluation(3, [1, 1]), "success_low": 0.3, "success_high": 0.954}])
     analyze.main([str(folder)])
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) <= 40 and "report.html" in printed
     page = (folder / "analysis/report.html").read_text()
     page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     said = ("not finished: step 3 of 4 so far",
-            "it solved 50.0% of 2 held-out problems before training, and 100.0%",
+            "With sampled answers it solved 50.0% of 2 held-out problems before training, and "
+            "100.0% after 3 steps (95% interval 30.0% to 95.4%).",
             "25.0% of the held-out answers after 3 steps and 10.0% of all training answers")
     for text in (" ".join(printed.split()), page):
         places = [text.index(words) for words in said]
@@ -104,18 +106,6 @@ def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys, column
     assert not re.search(r"\b(nan|inf)\b", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name, content, said", [
-    ("credit/step_000002.npz", "PK nothing", "is not a credit file of this program"),
-    ("evaluations.jsonl", "not json\n{}\n", "evaluations.jsonl, line 1 is not JSON"),
-    ("config.json", "{nope", "config.json"),
-    ("config.json", None, "is not a run folder"),
-    ("tokenizer.json", None, "tokenizer.json")])
-def test_broken_files_are_named_in_one_line(tmp_path, name, content, said):
-    folder, _ = random_log(tmp_path / "run")
-    (folder / name).unlink() if content is None else (folder / name).write_text(content)
-    assert said in refusal(analyze.main, [str(folder)])
-
-
 def test_wrong_flags_and_folders(tmp_path):
     folder, _ = random_log(tmp_path / "run")
     (tmp_path / "file").write_text("x")
@@ -131,27 +121,15 @@ def test_wrong_flags_and_folders(tmp_path):
         assert said in refusal(analyze.main, argv)
 
 
-class Outside(HTMLParser):
-    """Everything in a page that could be fetched."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.found = []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        names = ("src", "href", "action", "data", "srcset", "poster")
-        self.found += [value for name, value in attributes if name in names]
-        assert tag not in ("link", "iframe", "object", "embed", "base", "form")
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path):
     folder, files = random_log(tmp_path / "run")
     analyze.main([str(folder), "--steps", "1", "3"])
     page = (folder / "analysis/report.html").read_text()
-    assert all(value.startswith(("data:image/png", "#")) for value in Outside(page).found)
     words = re.sub(r"data:image/png;base64,[^\"]*", "", page)
+    assert set(re.findall(r"\bsrc=..", words)) == {'src=""'}  # pictures, without their data
+    assert not re.search(r"<(link|iframe|object|embed|base|form)\b", words)
+    assert not re.search(r"\b(href|action|srcset|poster)\s*=", words)
     assert not re.search(r"url\(|@import|fetch\(|XMLHttp|import\s*\(|https?://", words)
     data = r'<script type="application/json" id="data">(.*?)</script>'
     episodes = json.loads(re.search(data, page, re.S)[1])["answers"]
@@ -159,9 +137,8 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path):
     tokenizer = load_tokenizer(folder)
     for e in episodes:
         start = files[e["step"]]["episode_start"][e["episode"]]
-        c = {name: files[e["step"]][name][start:start + len(e["texts"])] for name in (
-            "kind", "section", "token_id", "log_prob", "collision", "advantage", "weight",
-            "entropy")}
+        c = {name: values[start:start + len(e["texts"])]
+             for name, values in files[e["step"]].items()}
         assert (e["kind"], e["section"]) == (c["kind"].tolist(), c["section"].tolist())
         text = tokenizer.decode(c["token_id"].tolist(), skip_special_tokens=False)
         assert "".join(e["texts"]) == text

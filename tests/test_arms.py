@@ -13,7 +13,7 @@ from runs import SHORT, assert_same_run, lines
 # What keeps a state, samples more, draws at random or has another loss; test_every_method.py
 # has the other weightings, which are functions of the batch alone.
 ARMS = {
-    "none": "", "random": "--mitigation random", "covariance": "--mitigation covariance",
+    "random": "--mitigation random", "covariance": "--mitigation covariance",
     "lambda": "--mitigation lambda_grpo",
     "learned": "--mitigation learned_importance --importance_warmup 1",
     "ablation": "--mitigation causal_ablation --ablate_every 16",
@@ -26,14 +26,13 @@ ARMS = {
     "belief": "--advantage belief --belief_every 16",
     "hindsight": "--advantage hindsight --hindsight_steps 2",
     "tree": "--advantage prefix_tree --loss_norm constant",
-    "epochs": "--epochs 2 --clip_low 0.1 --clip_high 0.1", "kl": "--kl 0.1 --kl_kind k2",
-    "offloaded": "--offload_optimizer --checkpointing",
+    "epochs": "--epochs 2 --clip_low 0.1 --clip_high 0.1 --kl 0.1 --kl_kind k2",
     "offloaded bfloat16": "--offload_optimizer --checkpointing --dtype bfloat16",
     "dpo": "--loss dpo", "shuffled weights": "--mitigation entropy_weighted --placebo weights",
     "shuffled advantages": "--placebo advantages --drop_unfinished",
     "both axes": "--mitigation learned_importance --importance_warmup 0 --advantage gae "
                  "--rescale gradient --epochs 2"}
-REPORTED = {"critic": "explained_variance", "epochs": "clipped_share", "kl": "kl",
+REPORTED = {"critic": "explained_variance", "epochs": "clipped_share",
             "dpo": "pairs_in_order", "lambda": "lambda", "learned": "importance_loss"}
 
 

@@ -25,24 +25,14 @@ def score(text):
     return Task().score(PROBLEM, text)
 
 
-@pytest.mark.parametrize(
-    "text, form, right",
-    [
-        (GOOD, 1.0, 1),
-        ("<think>" + GOOD, 1.0, 1),
-        (GOOD + "<|im_end|>", 1.0, 1),
-        (GOOD + "<|endoftext|>", 1.0, 1),
-        (GOOD + "\n", 0.6, 1),
-        (GOOD + "<|im_end|><|im_end|>", 0.6, 1),
-        (GOOD.replace("</think>\n", "</think>"), 0.6, 1),
-        ("hm</think>", 0.1, 0),
-        ("<answer>3*5+7</answer>", 0.5, 1),
-        ("", 0.0, 0),
-        ("hm</think>\n<answer>3*5+7", 0.1, 0),  # never closed
-        ("x</think>\n<answer>1</answer><answer>3*5+7</answer>", 0.6, 0),  # the first one counts
-        ("hm</think>\n<answer>3*5+7</answer><answer>1</answer>", 0.6, 1),
-        ("</answer><answer>3*5+7</answer></think>", 0.6, 1),
-    ])
+@pytest.mark.parametrize("text, form, right", [
+    (GOOD, 1.0, 1), ("<think>" + GOOD, 1.0, 1), ("", 0.0, 0), ("hm</think>", 0.1, 0),
+    (GOOD + "<|im_end|>", 1.0, 1), (GOOD + "<|endoftext|>", 1.0, 1), (GOOD + "\n", 0.6, 1),
+    (GOOD + "<|im_end|><|im_end|>", 0.6, 1), (GOOD.replace("</think>\n", "</think>"), 0.6, 1),
+    ("<answer>3*5+7</answer>", 0.5, 1), ("</answer><answer>3*5+7</answer></think>", 0.6, 1),
+    ("hm</think>\n<answer>3*5+7", 0.1, 0),  # never closed
+    ("x</think>\n<answer>1</answer><answer>3*5+7</answer>", 0.6, 0),  # the first one counts
+    ("hm</think>\n<answer>3*5+7</answer><answer>1</answer>", 0.6, 1)])
 def test_format_and_answer(text, form, right):
     result = score(text)
     assert (result["format"], result["answer"]) == (form, right)
@@ -237,7 +227,8 @@ def labels(pieces):
     ([b"a", b"<answer>", b"3"], ["think word", "other tag", "answer number"]),
     ([b"<answer>", b"3", b"</answer>", b" so", b"<answer>", b"4"],  # only the first is one
      ["other tag", "answer number", "other tag", "other word", "other tag", "other number"]),
-    ([b"<think>", b"a", b"</think>", b"b"], ["other tag", "think word", "other tag", "other word"])])
+    ([b"<think>", b"a", b"</think>", b"b"],
+     ["other tag", "think word", "other tag", "other word"])])
 def test_sections_and_kinds(pieces, expected):
     assert labels(pieces) == expected
 

@@ -36,7 +36,6 @@ def ends(rollouts):
 """
 RUNS = {  # by name: the exercise whose changes are made, flags
     "plain": ("", STEP),
-    "plain in parts": ("", [*STEP, "--micro_batch", "4"]),
     "inverse": ("", [*STEP, *INVERSE]),
     "as published": ("", [*STEP, "--mitigation", "inverse_logprob_as_published"]),
     "entropy weighted": ("", [*STEP, "--mitigation", "entropy_weighted"]),
@@ -67,8 +66,8 @@ def changes(exercise: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """The run folder of each of RUNS, all made by one process in copies of the program."""
+def made(tmp_path_factory):
+    """Metrics and credit of each of RUNS, all made by one process in copies of the program."""
     place = tmp_path_factory.mktemp("exercises")
     for exercise in {exercise for exercise, _ in RUNS.values()}:
         copy = place / f"copy {exercise}"
@@ -83,19 +82,8 @@ def folder_of(tmp_path_factory):
     commands = [[str(place / f"copy {exercise}"), [*flags, "--out", str(place / name)]]
                 for name, (exercise, flags) in RUNS.items()]
     program(place, "-c", TRAIN, json.dumps(commands))
-    return {name: place / name for name in RUNS}
-
-
-@pytest.fixture
-def metrics(folder_of):
-    """The one line of each of these runs."""
-    return lambda *names: [lines(folder_of[name] / "metrics.jsonl")[0] for name in names]
-
-
-@pytest.fixture
-def credit(folder_of):
-    """Their credit files."""
-    return lambda *names: [arrays(folder_of[name] / "credit/step_000001.npz") for name in names]
+    return {name: (lines(place / name / "metrics.jsonl")[0],
+                   arrays(place / name / "credit/step_000001.npz")) for name in RUNS}
 
 
 def test_the_page_has_eight_exercises_each_with_what_to_see():
@@ -105,55 +93,53 @@ def test_the_page_has_eight_exercises_each_with_what_to_see():
         assert number == "8" or changes(number), number
 
 
-def test_without_the_mean_every_answer_is_reinforced(metrics, credit):
-    plain, changed = credit("plain", "no mean")
+def test_without_the_mean_every_answer_is_reinforced(made):
+    (before, plain), (after, changed) = made["plain"], made["no mean"]
     assert (plain["advantage"] < 0).any() and (changed["advantage"] >= 0).all()
-    before, after = metrics("plain", "no mean")
     assert after["loss"] > 2 * abs(before["loss"])  # no answer's log p counts the other way
 
 
-def test_with_an_n_of_its_own_each_micro_batch_counts_whole(metrics):
-    whole, parts = metrics("plain", "plain in parts")
-    assert parts["gradient_norm"] == pytest.approx(whole["gradient_norm"], rel=1e-3)
-    whole, parts = metrics("own N", "own N in parts")
-    assert parts["gradient_norm"] > 1.5 * whole["gradient_norm"]
+def test_with_an_n_of_its_own_each_micro_batch_counts_whole(made):
+    whole, parts = (made[name][0]["gradient_norm"] for name in ("own N", "own N in parts"))
+    assert parts > 1.5 * whole
 
 
-def test_without_the_end_token_nothing_teaches_to_stop(metrics):
+def test_without_the_end_token_nothing_teaches_to_stop(made):
     """All weight lies on the end tokens."""
-    with_end, without = metrics("ends alone", "no end")
-    assert with_end["gradient_norm"] > 0
-    assert without["skipped"] == "no token has both a weight and an advantage"
+    assert made["ends alone"][0]["gradient_norm"] > 0
+    assert made["no end"][0]["skipped"] == "no token has both a weight and an advantage"
 
 
-def test_without_detach_the_loss_is_the_same_and_its_gradient_is_not(metrics):
-    described, changed, published = metrics("inverse", "no detach", "as published")
+def test_without_detach_the_loss_is_the_same_and_its_gradient_is_not(made):
+    described, changed, published = (
+        made[name][0] for name in ("inverse", "no detach", "as published"))
     assert changed["loss"] == pytest.approx(described["loss"], rel=1e-3, abs=1e-5)
     assert changed["gradient_norm"] < 0.5 * described["gradient_norm"]
     assert changed["gradient_norm"] == pytest.approx(published["gradient_norm"], rel=1e-2)
 
 
-def test_another_temperature_in_training_shows_in_the_gap_alone(metrics):
-    before, after = metrics("plain", "temperature")
+def test_another_temperature_in_training_shows_in_the_gap_alone(made):
+    before, after = made["plain"][0], made["temperature"][0]
     assert before["sampler_gap"] < 1e-4 and after["sampler_gap"] > 1e-2
     assert after["reward"] == before["reward"] and after["entropy"] == before["entropy"]
 
 
-def test_format_alone_leaves_nothing_to_compare(metrics):
-    before, after = metrics("two answers", "format alone")
+def test_format_alone_leaves_nothing_to_compare(made):
+    before, after = made["two answers"][0], made["format alone"][0]
     assert after["reward"] == after["reward_format"] and before["reward"] != before["reward_format"]
     assert after["groups_without_spread"] > before["groups_without_spread"]
 
 
-def test_a_placebo_gives_the_same_weights_to_other_tokens(credit):
-    mine, placebo, known = credit("own weighting", "placebo", "entropy weighted")
+def test_a_placebo_gives_the_same_weights_to_other_tokens(made):
+    mine, placebo, known = (
+        made[name][1] for name in ("own weighting", "placebo", "entropy weighted"))
     assert np.sort(placebo["weight"]) == pytest.approx(np.sort(mine["weight"]), rel=1e-4)
     likeness = [np.corrcoef(run["weight"], run["entropy"])[0, 1] for run in (mine, placebo)]
     assert likeness[0] > 0.8 and abs(likeness[1]) < 0.4
     assert mine["weight"] == pytest.approx(known["weight"], rel=1e-3)  # the leaderboard has it
 
 
-def test_with_twice_the_answers_fewer_groups_have_nothing_to_compare(metrics):
-    two, four = metrics("two answers", "four answers")
+def test_with_twice_the_answers_fewer_groups_have_nothing_to_compare(made):
+    two, four = made["two answers"][0], made["four answers"][0]
     assert four["groups_without_spread"] < two["groups_without_spread"]
     assert four["tokens"] == pytest.approx(2 * two["tokens"], rel=0.25)

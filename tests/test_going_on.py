@@ -16,17 +16,18 @@ from conftest import ROOT, cut, write_lines
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
 from harness import run as start
-from harness.resume import CHANGEABLE, resumed
+from harness.identity import CHANGEABLE, CHANGES_ROUNDING
+from harness.resume import resumed
 from harness.run import Run
-from harness.run_folder import RunFolder
 from harness.settings import OPTIONS
-from runs import WHOLE, arrays, assert_same_run, config_of, edit_config, lines, run
+from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, edit_config,
+                  everything, run)
 
 
 @pytest.fixture
 def finished(whole, tmp_path):
     """Six steps: it could go on after the fourth and after the last."""
-    return shutil.copytree(whole, tmp_path / "finished")
+    return shutil.copytree(whole, tmp_path / "x")
 
 
 @pytest.fixture
@@ -37,11 +38,6 @@ def stopped(whole, tmp_path):
     cut(folder / "metrics.jsonl", 5)
     cut(folder / "evaluations.jsonl", 4)
     return folder
-
-
-def everything(folder):
-    return {path.relative_to(folder): path.read_bytes()
-            for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.parametrize("way, every", [("--resume", 2), ("--continue", 2), ("--resume", 0)])
@@ -65,82 +61,43 @@ def test_a_run_that_was_stopped_is_not_called_finished(stopped):
     assert "has 5 of its 6 steps, and no more were asked for" in said
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads(1)
-    torch.set_num_threads(before)
-
-
-def test_what_is_computed_stays_the_same_with_other_flags(whole, stopped, one_thread):
-    """Two layers of this model, kept or made again, and one answer at a time: within rounding."""
-    printed = run("--resume", stopped, "--micro_batch", 1, "--checkpointing", "--offload_optimizer",
-                  "--sample_every", 0, "--checkpoint_every", 4).stdout
-    assert "note: --micro_batch 1, --checkpointing True, --offload_optimizer True: " in printed
-    for name in ("loss", "gradient_norm"):
-        resumed, expected = ([line[name] for line in lines(folder / "metrics.jsonl")]
-                             for folder in (stopped, whole))
-        assert resumed == pytest.approx(expected, rel=1e-3, abs=1e-6)
-    assert {line["step"] for line in lines(stopped / "samples.jsonl")} == {1, 2, 3, 4}
-    expected = {**config_of(whole), "micro_batch": 1, "checkpointing": True,
-                "offload_optimizer": True, "sample_every": 0, "checkpoint_every": 4}
-    assert config_of(stopped) == expected
-
-
-@pytest.mark.parametrize("name, before, now", [("threads", 1, 2), ("device", "cuda", "cpu")])
-def test_what_changes_rounding_is_said_and_remembered(stopped, one_thread, monkeypatch, name,
-                                                      before, now):
+@pytest.mark.parametrize("name, before, now", [
+    ("threads", 2, 1), ("device", "cuda", "cpu"), ("micro_batch", 8, 1), ("sample_every", 1, 0)])
+def test_what_is_changed_is_remembered_and_other_rounding_is_said(
+        stopped, monkeypatch, name, before, now):
     monkeypatch.setattr(Run, "steps", lambda run: [])
     edit_config(stopped, **{name: before})
+    expected = config_of(stopped) | {name: now}
     printed = run("--resume", stopped, f"--{name}", now).stdout
-    assert f"note: --{name} {now}: the same computation with other rounding" in printed
-    assert config_of(stopped)[name] == now
+    said = f"note: --{name} {now}: the same computation with other rounding" in printed
+    assert said == (name in CHANGES_ROUNDING) and config_of(stopped) == expected
     assert "note:" not in run("--resume", stopped, f"--{name}", now).stdout
 
 
-@pytest.fixture
-def code_after(stopped, monkeypatch):
-    """What is said when the run goes on that holds this entry `code`, and the entry then."""
-    monkeypatch.setattr(Run, "steps", lambda run: [])
-
-    def go_on(code, **flags):
+def test_other_code_than_made_the_steps_before_is_named_and_both_are_kept(stopped, monkeypatch):
+    """Where no step of other code is left, nothing is said; a run of an older version has nothing
+    to compare with."""
+    def code_after(code):
         edit_config(stopped, code=code)
-        return run("--resume", stopped, **flags), config_of(stopped).get("code")
-    return go_on
+        return run("--resume", stopped).stdout, config_of(stopped)["code"]
 
-
-def test_other_code_than_made_the_steps_before_is_named_and_both_are_kept(stopped, code_after):
+    monkeypatch.setattr(Run, "steps", lambda run: [])
     code = config_of(stopped)["code"]
     before = {"1": {**code["1"], "countdown_task.py": "0" * 64, "harness/removed.py": "1" * 64}}
     told, now = code_after(before)
-    assert ("note: countdown_task.py: not the code that made the steps before, so from step 5 on"
-            in told.stdout)
+    assert "countdown_task.py: not the code that made the steps before, so from step 5 on" in told
     today = {"countdown_task.py": code["1"]["countdown_task.py"]}
     assert now == before | {"5": today}
     for kept, cut_off in ((before | {"2": today}, {}), (code, {"5": {"train.py": "2" * 64}})):
         told, now = code_after(kept | cut_off)
-        assert "note:" not in told.stdout and now == kept
-
-
-def test_where_no_step_is_left_of_other_code_nothing_is_said(stopped, code_after):
-    """All steps are made again. A run of an older version has nothing to compare with."""
-    code = config_of(stopped)["code"]
+        assert "note:" not in told and now == kept
     told, now = code_after({})
-    assert "note:" not in told.stdout and list(now) == ["5"]
-    shutil.rmtree(stopped / "checkpoints")
+    assert "note:" not in told and list(now) == ["5"]
+    shutil.rmtree(stopped / "checkpoints")  # so all steps are made again
     cut(stopped / "metrics.jsonl", 2)
     told, now = code_after({"1": {"train.py": "0"}})
-    assert "note:" not in told.stdout and list(now) == ["1"]
+    assert "note:" not in told and list(now) == ["1"]
     assert now["1"].items() >= code["1"].items()  # what resumes is loaded besides
-
-
-def test_a_finished_run_that_lost_an_evaluation_is_told_how_to_get_it(whole, finished):
-    cut(finished / "evaluations.jsonl", 5)
-    said = run("--resume", finished, expect=1).stderr
-    assert "lost the greedy evaluation at step 6" in said and "checkpoints from step 6 on" in said
-    shutil.rmtree(finished / "checkpoints/step_000006")
-    run("--resume", finished)
-    assert_same_run(whole, finished)
 
 
 def test_what_a_run_is_cannot_be_changed(stopped):
@@ -163,32 +120,16 @@ def spoil(path):
     save_file({name: tensor + 1e-3 for name, tensor in load_file(path).items()}, path)
 
 
-SEALED = "checkpoints/step_000004/"
-STATE = SEALED + "trainer/state.safetensors"
-DAMAGE = {
-    "another model": (lambda run: spoil(run / SEALED / "model.safetensors"),
-                      "model.safetensors was changed after it was written"),
-    "another state": (lambda run: spoil(run / STATE), "state.safetensors was changed"),
-    "no state": (lambda run: (run / STATE).unlink(), "cannot read .*state.safetensors"),
-    "another step": (lambda run: os.rename(run / SEALED, run / "checkpoints/step_000005"),
-                     "its step is 4, not 5")}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_what_does_not_fit_is_said_and_nothing_is_touched(stopped, name):
-    damage, words = DAMAGE[name]
-    damage(stopped)
-    before = everything(stopped)
-    with pytest.raises(UserError, match=words):
-        train.main(["--resume", str(stopped)])
-    assert everything(stopped) == before
-
-
-def test_a_damaged_checkpoint_is_moved_away_and_the_one_before_goes_on(whole, finished, tmp_path):
-    newest = finished / "checkpoints/step_000006"
-    spoil(newest / "model.safetensors")
-    assert f"Move {newest} away" in run("--resume", finished, "--steps", 7, expect=1).stderr
-    newest.rename(tmp_path / "damaged")
+@pytest.mark.parametrize("damage, said", [
+    (lambda run: spoil(run / "checkpoints/step_000006/model.safetensors"),
+     "model.safetensors was changed after it was written. Move .*/x/checkpoints/step_000006 away"),
+    (lambda run: cut(run / "evaluations.jsonl", 5),
+     "lost the greedy evaluation at step 6.* checkpoints from step 6 on")])
+def test_a_finished_run_that_was_damaged_is_told_how_to_get_it_back(whole, finished, damage, said):
+    """Moved away are checkpoints; the run goes on from the one before."""
+    damage(finished)
+    assert re.search(said, run("--resume", finished, "--steps", 7, expect=1).stderr)
+    shutil.rmtree(finished / "checkpoints/step_000006")
     run("--resume", finished)
     assert_same_run(whole, finished)
 
@@ -221,17 +162,6 @@ def test_the_model_is_compared_where_it_is_still_needed(learner, tmp_path):
     run("--resume", tmp_path / "free", "--steps", 2)  # goes on from its own checkpoint
     said = run("--resume", tmp_path / "anchored", "--steps", 2, expect=1).stderr
     assert "--model" in said and "is not what it was" in said
-
-
-def replace_at(step, monkeypatch, deed):
-    """Do this once the metrics of this step are on record."""
-    append = RunFolder.append
-
-    def append_and_do(self, name, line):
-        append(self, name, line)
-        if name == "metrics.jsonl" and line["step"] == step:
-            deed()
-    monkeypatch.setattr(RunFolder, "append", append_and_do)
 
 
 def begin(model, folder, barrier, results):
@@ -283,7 +213,7 @@ def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch
     def no_room(path, *_, **columns):
         raise OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as patch:
-        replace_at(3, patch, lambda: patch.setattr(call, no_room))
+        after_credit_of(3, patch, lambda: patch.setattr(call, no_room))
         printed = run("--model", learner, "--out", tmp_path / "x", *WHOLE, expect=1).stderr
     assert "cannot write" in printed and said in printed
     assert [path.name for path in (tmp_path / "x/checkpoints").iterdir()] == ["step_000002"]

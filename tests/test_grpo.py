@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import (PROMPTS, assert_same_gradient, copied, fill_beyond_the_mask, gradients,
-                      hand_made, spoken)
+from conftest import PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made, spoken
 from countdown_task import Problem, Task
 from credit.preferences import best_and_worst, dpo
 from engine.choices import ADVANTAGES
@@ -70,26 +69,12 @@ def row_log_probs(model, rollouts, row):
     return model(ids)[0, len(prompt) - 1:-1].log_softmax(-1)[range(n), ids[0, len(prompt):]]
 
 
-class Observer:
-    """An optimizer that only looks: the gradient after clipping stays in the model."""
-    def __init__(self, model):
-        self.model, self.steps = model, 0
-        self.param_groups = [{"params": list(model.parameters())}]
-
-    def zero_grad(self, set_to_none=True):
-        self.model.zero_grad(set_to_none=set_to_none)
-
-    def step(self):
-        self.steps += 1
-
-
 def run_update(model, rollouts, weight=None, reference=None, **changed):
-    """The gradient, the steps and the metrics of an update."""
+    """A model with the gradient of an update that changes nothing, and its metrics."""
     copy = copied(model)
-    observer = Observer(copy)
     weight = rollouts.mask.float() if weight is None else weight
-    result, _ = update(copy, observer, rollouts, weight, settings(**changed), reference)
-    return gradients(copy) if observer.steps else None, observer.steps, result
+    optimizer = torch.optim.SGD(copy.parameters(), lr=0.0)
+    return copy, update(copy, optimizer, rollouts, weight, settings(**changed), reference)[0]
 
 
 def test_the_largest_micro_batch_is_the_first():
@@ -215,9 +200,9 @@ def test_diagnostics_of_several_passes(small_model, rollouts):
 def test_answers_without_advantage_are_not_computed_unless_there_is_a_divergence(small_model,
                                                                                  rollouts):
     """The second group's rewards are equal. Its answers count in N all the same."""
-    result = run_update(small_model, rollouts)[2]
+    _, result = run_update(small_model, rollouts)
     assert result["trained_tokens"] == rollouts.mask[:3].sum() < rollouts.mask.sum()
-    result = run_update(small_model, rollouts, reference=moved(small_model), kl=0.1)[2]
+    _, result = run_update(small_model, rollouts, reference=moved(small_model), kl=0.1)
     assert result["trained_tokens"] == rollouts.mask.sum() and result["kl"] > 0
 
 
@@ -240,7 +225,9 @@ def test_dpo_against_autograd_of_its_formula(small_model, rollouts, monkeypatch)
     assert chosen.metrics["dpo_loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert chosen.metrics["pairs"] == 2 and not advantage[[1, 5]].any()
     implied = dataclasses.replace(rollouts, advantage=advantage)
-    assert_same_gradient(run_update(small_model, implied)[0], gradients(other))
+    found, expected = gradients(run_update(small_model, implied)[0]), gradients(other)
+    # as vectors; in float32, 1 - p of a token that is almost sure is 6e-5 off where p is 0.999
+    assert (found - expected).norm() < 1e-4 * expected.norm()
     rollouts.scores["reward"] = torch.full((6,), 0.1)  # no pairs
     assert not chosen(rollouts, policy).any()
 
@@ -253,8 +240,9 @@ def test_a_batch_where_nothing_is_left_is_skipped_and_said(small_model, rollouts
             ({}, zeros, "all weights are 0"),
             ({}, elsewhere, "no token has both a weight and an advantage"),
             ({"mask": zeros.bool()}, None, "no answer was finished")):
-        _, steps, result = run_update(small_model, dataclasses.replace(rollouts, **changed), weight)
-        assert steps == 0 and result["skipped"] == said
+        model, result = run_update(small_model, dataclasses.replace(rollouts, **changed), weight)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert result["skipped"] == said
         assert result["gradient_norm"] is None and result["loss"] == 0.0
 
 

@@ -13,7 +13,7 @@ from harness import files, identity
 from harness.credit_reading import read_columns
 from engine.errors import UserError
 from harness.identity import run_id_of
-from runs import WHOLE, config_of, edit_config, lines, older, run
+from runs import WHOLE, config_of, edit_config, everything, lines, older, run
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,8 @@ def go_on(folder):
 
 
 BOTH, LOOK, GO_ON = (look, go_on), (look,), (go_on,)
+NEWEST = "checkpoints/step_000006"
+STATE = f"{NEWEST}/trainer/state.safetensors"
 EDITED = "config.json was changed .* --config '.*/a run/config.json' --out NAME$"  # to paste
 DAMAGE = {
     **{f"{name} edited": (edit(name, value), EDITED, BOTH) for name, value in (
@@ -83,38 +85,43 @@ DAMAGE = {
     "all evaluations": (exchange("evaluations.jsonl"), "evaluations.jsonl, line 1 does not belong",
                         BOTH),
     "a line": (exchange_a_line("metrics.jsonl"), "metrics.jsonl, line 2 does not belong", BOTH),
-    "a checkpoint": (exchange("checkpoints/step_000006"), "step_000006 does not belong there",
-                     GO_ON),
+    "a checkpoint": (exchange(NEWEST), "step_000006 does not belong there", GO_ON),
+    "its model": (exchange(f"{NEWEST}/model.safetensors"),
+                  "model.safetensors was changed after it was written", GO_ON),
+    "its state": (exchange(STATE), "state.safetensors was changed", GO_ON),
+    "no state": (lambda mine, other: (mine / STATE).unlink(), "cannot read .*state.safetensors",
+                 GO_ON),
+    "its step": (lambda mine, other: (mine / NEWEST).rename(mine / "checkpoints/step_000005"),
+                 "its step is 6, not 5", GO_ON),
     "the last evaluation": (lose_the_last_line("evaluations.jsonl"), "evaluations.jsonl", BOTH),
     "the last step": (lose_the_last_line("metrics.jsonl"), "metrics.jsonl", BOTH)}
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_what_is_of_another_run_or_step_is_named(pair, name):
+def test_what_is_of_another_run_or_step_is_named_and_nothing_is_touched(pair, name):
     damage, words, readers = DAMAGE[name]
     mine, other = pair
     look(mine)
     damage(mine, other)
+    before = everything(mine)
     for reader in readers:
         with pytest.raises(UserError, match=words):
             reader(mine)
+    assert everything(mine) == before
 
 
 def test_the_same_command_has_the_same_run_id_and_its_files_can_be_exchanged(
         whole, other_run, pair, learner, tmp_path):
+    """Where the model lies does not matter; what it is does."""
     run("--model", learner, "--out", tmp_path / "again", *WHOLE, "--micro_batch", 4)
-    assert config_of(tmp_path / "again")["run_id"] == config_of(whole)["run_id"]
-    assert config_of(other_run)["run_id"] != config_of(whole)["run_id"]
+    config = config_of(whole)
+    assert config_of(tmp_path / "again")["run_id"] == config["run_id"]
+    assert config_of(other_run)["run_id"] != config["run_id"]
+    moved = {**config, "model": "elsewhere", "steps": 9, "device": "cuda"}
+    assert run_id_of(moved) == config["run_id"] != run_id_of({**config, "made_of": {"model": "0"}})
     for name in ("config.json", "metrics.jsonl", "credit/step_000003.npz"):
         exchange(name)(pair[0], tmp_path / "again")
     look(pair[0])
-
-
-def test_where_the_model_lies_does_not_matter_and_what_it_is_does(whole):
-    config = config_of(whole)
-    assert run_id_of({**config, "model": "elsewhere", "steps": 9, "device": "cuda"}) \
-        == config["run_id"]
-    assert run_id_of({**config, "made_of": {"model": "0"}}) != config["run_id"]
 
 
 def test_a_run_of_an_older_version_is_read_and_goes_on_as_it_was(pair):

@@ -105,28 +105,22 @@ SECTIONS = [THINK] * 6 + [OTHER, ANSWER, OTHER, THINK]
 KINDS = [WORD, WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, NUMBER, WORD, WORD]
 
 
-def labelled(**known):
-    """An answer of ten tokens, labelled."""
-    section, kind = torch.tensor([[SECTIONS], [KINDS]], dtype=torch.uint8)
-    return hand_made([[True] * 10], texts=[TEXTS], section=section, kind=kind, **known)
-
-
-@pytest.mark.parametrize("own, weight", [
-    ({"word_weight": 0.25, "number_weight": 2.0}, [0.25, 0.25, 1, 2, 2, 1, 1, 1, 1, 0.25]),
-    ({"word_weight": 1.0, "number_weight": 0.0}, [1, 1, 1, 0, 0, 1, 1, 1, 1, 1]),
+@pytest.mark.parametrize("name, own, advantage, weight", [
+    ("by_kind", {"word_weight": 0.25, "number_weight": 2.0}, 0.7,
+     [0.25, 0.25, 1, 2, 2, 1, 1, 1, 1, 0.25]),
+    ("by_kind", {"word_weight": 1.0, "number_weight": 0.0}, 0.7, [1, 1, 1, 0, 0, 1, 1, 1, 1, 1]),
     # spaces and punctuation are filler there, equals signs and spelled operators reasoning
-    ({"word_weight": 0.25, "number_weight": 2.0, "kinds": "regex"},
-     [0.25, 0.25, 0.25, 2, 2, 2, 1, 1, 1, 2])])
-def test_by_kind_tells_words_from_numbers_inside_the_think_section(own, weight):
-    assert raw("by_kind", labelled(), **own).tolist() == [weight]
-
-
-@pytest.mark.parametrize("advantage, changed", [(0.7, 1.25), (-0.7, 0.75), (0.0, 1.0)])
-def test_planning_praises_the_words_of_the_think_section_more_and_blames_them_less(
-        advantage, changed):
-    weight = raw("planning", labelled(advantage=torch.full((1, 10), advantage)),
-                 planning_boost=0.25)
-    assert weight.tolist() == [[changed, changed, 1, 1, 1, 1, 1, 1, 1, changed]]
+    ("by_kind", {"word_weight": 0.25, "number_weight": 2.0, "kinds": "regex"}, 0.7,
+     [0.25, 0.25, 0.25, 2, 2, 2, 1, 1, 1, 2]),
+    # words are praised more and blamed less
+    ("planning", {"planning_boost": 0.25}, 0.7, [1.25, 1.25, 1, 1, 1, 1, 1, 1, 1, 1.25]),
+    ("planning", {"planning_boost": 0.25}, -0.7, [0.75, 0.75, 1, 1, 1, 1, 1, 1, 1, 0.75]),
+    ("planning", {"planning_boost": 0.25}, 0.0, [1] * 10)])
+def test_kinds_of_tokens_are_told_apart_inside_the_think_section(name, own, advantage, weight):
+    section, kind = torch.tensor([[SECTIONS], [KINDS]], dtype=torch.uint8)
+    rollouts = hand_made([[True] * 10], texts=[TEXTS], section=section, kind=kind,
+                         advantage=torch.full((1, 10), advantage))
+    assert raw(name, rollouts, **own).tolist() == [weight]
 
 
 def test_future_attention_by_hand():
@@ -146,28 +140,20 @@ def test_future_attention_by_hand():
 PRODUCTS = [0.5, 2.0, 3.0, 4.0, 6.0, -7.75, -7.75]  # of (log p - mean) and (advantage - mean)
 
 
-def with_products(moved=0.0, **known):
-    """Advantages are +1 and -1, one each for every product, so their mean is 0. Moved, log-probs
-    are lower and advantages higher, and so are the means. What stands beyond the mask is junk."""
+def with_products(**known):
+    """Advantages are 3 + 1 and 3 - 1, one each for every product, so the mean of log-probs is -3
+    and that of advantages 3. What stands beyond the mask is junk."""
     junk = torch.full((2, 1), -1000.0)
-    log_prob = torch.tensor([PRODUCTS, [-product for product in PRODUCTS]]) - moved
-    advantage = torch.tensor([[1.0] * 7, [-1.0] * 7]) + moved
+    log_prob = torch.tensor([PRODUCTS, [-product for product in PRODUCTS]]) - 3
+    advantage = torch.tensor([[4.0] * 7, [2.0] * 7])
     return hand_made([[True] * 7 + [False]] * 2, log_prob=torch.cat([log_prob, junk], 1),
                      advantage=torch.cat([advantage, junk], 1), **known)
 
 
-@pytest.mark.parametrize("moved, low, high, left_out", [
-    (0, 0.5, 4.0, (1, 2)), (3, 0.6, 4.1, (1, 2, 3))])  # strictly between
-def test_covariance_leaves_out_tokens_of_the_band(moved, low, high, left_out):
-    """A share of 1 takes them all."""
-    weight = raw("covariance", with_products(moved), covariance_share=1.0, covariance_low=low,
-                 covariance_high=high)
-    assert weight.tolist() == [[float(t not in left_out) for t in range(7)] + [0]] * 2
-
-
 @pytest.mark.parametrize("share, left_out", [(0.0, 1), (0.15, 2), (0.22, 3), (1.0, 4)])
 def test_covariance_leaves_out_a_share_of_all_tokens_and_at_least_one(share, left_out):
-    """Of 14 tokens 4 lie in the band. Which of them are drawn depends on the generator."""
+    """Of 14 tokens 4 lie strictly within the band. Which of them are drawn depends on the
+    generator."""
     drawn = set()
     for seed in range(20):
         rollouts = with_products(generator=torch.Generator().manual_seed(seed))

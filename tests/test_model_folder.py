@@ -107,16 +107,16 @@ def test_files_of_weights_that_are_cut_off_or_missing_are_named(folder):
     assert "there is no model folder" in refused(folder / "elsewhere")
 
 
-def test_an_output_matrix_that_is_not_the_tied_embeddings_is_refused(folder):
-    rewrite(folder, **{"lm_head.weight": torch.ones(50, 64)})
-    assert "lm_head.weight (not the embeddings" in refused(folder)
-
-
-def test_saving_over_a_model_in_parts_is_not_shadowed_by_its_index(folder):
+def test_a_model_in_parts_may_have_its_tied_output_matrix_in_one_of_its_own(folder):
+    """If it is the embeddings. A model saved over the parts is not shadowed by their index."""
     (folder / "model.safetensors").rename(folder / "a.safetensors")
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {NORM: "a.safetensors"}}))
+    weight_map = {NORM: "a.safetensors", "lm_head.weight": "b.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    embeddings = load_file(folder / "a.safetensors")["model.embed_tokens.weight"]
+    save_file({"lm_head.weight": embeddings.clone()}, folder / "b.safetensors")
     model = Qwen2.from_pretrained(folder)
+    save_file({"lm_head.weight": embeddings + 1}, folder / "b.safetensors")
+    assert "lm_head.weight (not the embeddings" in refused(folder)
     with torch.no_grad():
         model.model.norm.weight.add_(1)
     model.save_pretrained(folder)
@@ -149,8 +149,7 @@ def test_every_bound_leaves_room_for_the_largest_published_model(tmp_path):
     raw = {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 8192,
            "intermediate_size": 29568, "num_hidden_layers": 80, "num_attention_heads": 64,
            "num_key_value_heads": 8, "max_position_embeddings": 1_010_000, "rope_theta": 1e7,
-           "bos_token_id": 151643, "pad_token_id": None, "rms_norm_eps": 1e-6,
-           "sliding_window": 131072, "max_window_layers": 80, "use_sliding_window": False,
-           "layer_types": None}
+           "pad_token_id": None, "rms_norm_eps": 1e-6, "sliding_window": 131072,
+           "max_window_layers": 80, "use_sliding_window": False, "layer_types": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert ModelConfig.from_folder(tmp_path).head_dim == 128

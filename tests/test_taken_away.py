@@ -1,4 +1,5 @@
-"""Without the rooms that can be taken away the lab trains, analyses, and its own tests hold."""
+"""Without the rooms that can be taken away the lab's own tests hold. That it trains and analyses
+there is seen where its pages are tested: in copies that have none of these rooms either."""
 import shutil
 
 import pytest
@@ -22,13 +23,6 @@ def lab(tmp_path_factory):
     return folder
 
 
-def test_a_step_is_trained_and_analysed(lab):
-    program(lab, "train.py", "--threads", "1", "--questions", "2", "--answers", "4", "--steps", "1",
-            "--max_new_tokens", "48", "--eval_every", "0", "--out", "runs/one")
-    program(lab, "analyze.py", "runs/one")
-    assert (lab / "runs/one/analysis/report.html").is_file()
-
-
 def test_every_test_of_the_lab_can_be_collected(lab):
     program(lab, *PYTEST, "--collect-only")
 
@@ -38,6 +32,5 @@ PAGES = ["tests/test_docs.py::test_every_test_that_a_page_names_exists",
 
 
 def test_the_house_and_the_pages_hold(lab):
-    """The tests that look at other rooms. What the pages run, test_docs.py runs in copies that have
-    none of these rooms either."""
+    """The tests that look at other rooms."""
     program(lab, *PYTEST, "-k", "not loads", "tests/test_house.py", *PAGES)

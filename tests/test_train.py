@@ -8,8 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import train
-from conftest import ROOT, hand_made, refusal, spoken
+from conftest import hand_made, refusal, spoken
 from engine import processes
 from engine.policy import sample_answers
 from grpo import update
@@ -26,7 +24,8 @@ from harness import run_folder
 from harness.metrics import stopwatch
 from harness.run import Run
 from harness.run_folder import open_folder
-from runs import WHOLE, arrays, assert_same_run, config_of, edit_config, lines, run
+from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, edit_config, lines,
+                  run)
 
 
 def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_there():
@@ -97,17 +96,6 @@ def test_an_evaluation_may_take_several_answers_to_each_problem(learner, tmp_pat
 def test_a_run_repeats_from_its_own_config(whole, tmp_path):
     run("--config", whole / "config.json", "--out", tmp_path / "again")
     assert_same_run(whole, tmp_path / "again")
-
-
-def after_credit_of(step, monkeypatch, deed):
-    """Do this at once after the credit file of this step is written."""
-    write_credit = run_folder.write_credit
-
-    def write_and_do(path, *args):
-        write_credit(path, *args)
-        if path.stem == f"step_{step:06d}":
-            deed()
-    monkeypatch.setattr(run_folder, "write_credit", write_and_do)
 
 
 @pytest.mark.parametrize("step", [1, 3])
@@ -278,11 +266,10 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
 @pytest.mark.parametrize("argv, said", [
     (["--model", "nowhere"], "there is no model folder nowhere"),
     (["--device", "cuda:99"], "CUDA devices"), (["--device", "meta"], "only cpu, cuda and cuda:N"),
-    (["--steps", "many"], "invalid int value"),
+    (["--out", "/dev/null/run"], "cannot write"), (["--out", "a" * 300], "name too long"),
     (["--min_number", "20", "--max_number", "10"], "--min_number 20 is above --max_number 10"),
     (["--data", "nothing.jsonl"], "cannot read nothing.jsonl"),
     (["--max_new_tokens", "5000"], "and the answer exceed the 1024"),
-    (["--max_number", "500"], "cannot spell"),
     (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem"),
     (["--resume", "nowhere"], "nowhere is not a run folder")])
 def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
@@ -291,16 +278,6 @@ def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
         argv = argv if "--model" in argv else ["--model", str(learner), *argv]
     assert said in refusal(train.main, argv)
     assert not (tmp_path / "x").exists()
-
-
-def test_the_line_is_printed_without_a_traceback(learner, tmp_path):
-    (tmp_path / "file").write_text("")
-    program = [sys.executable, ROOT / "train.py", "--model", learner, "--out"]
-    result = subprocess.run([*program, tmp_path / "file"], capture_output=True, text=True)
-    assert result.returncode == 1 and result.stderr.startswith("train.py: ")
-    assert "exists already" in result.stderr and result.stderr.count("\n") == 1
-    for name, said in (("file/run", "cannot write"), ("a" * 300, "name too long")):
-        assert said in run("--model", learner, "--out", tmp_path / name, expect=1).stderr
 
 
 @pytest.mark.parametrize("name", ["write_tensors", "shutil.rmtree", "replace_text"])

@@ -53,16 +53,11 @@ def test_stability_by_hand(tmp_path):
 def test_shares_of_an_arm(tmp_path):
     """Four numbers " 7" of p = 1/4 and weight 3, then six words " and" of p = 1/2 and weight 1.
     With sum p^2 = p^2 their s is 1 - p, so their sizes are 2.25 and 0.5."""
-    runs = []
-    for seed in range(2):
-        run = write_run(tmp_path / f"a{seed}", 0.5, seed)
-        p = np.repeat([0.25, 0.5], (4, 6))
-        np.savez(run / "credit/step_000001.npz", **credit_columns(
-            [10], [0], token_id=np.repeat([ids_of(" 7")[0], ids_of(" and")[0]], (4, 6)),
-            log_prob=np.log(p), collision=p ** 2, weight=[3] * 4 + [1] * 6,
-            kind=[2] * 4 + [0] * 6))
-        runs.append(run)
-    [share] = rows_in(compare.shares_table(comparison_of(runs)))
+    run, p = write_run(tmp_path / "a", 0.5), np.repeat([0.25, 0.5], (4, 6))
+    np.savez(run / "credit/step_000001.npz", **credit_columns(
+        [10], [0], token_id=np.repeat([ids_of(" 7")[0], ids_of(" and")[0]], (4, 6)),
+        log_prob=np.log(p), collision=p ** 2, weight=[3] * 4 + [1] * 6, kind=[2] * 4 + [0] * 6))
+    [share] = rows_in(compare.shares_table(comparison_of([run])))
     assert (share["number"], share["word"]) == pytest.approx((9 / 12, 3 / 12), rel=1e-5)
 
 

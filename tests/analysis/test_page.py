@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 import analyze
 from analysis import page as page_file
 from analysis.answers import answers_of
-from analysis.report import about, compared, opening
+from analysis.report import about, compared
 from analysis.tables import NOTHING, Table, by_row, show_in_short
 from engine.choices import MITIGATIONS
 from engine.tokens import load_tokenizer
@@ -126,31 +126,6 @@ def test_in_short_is_a_screen(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 35 and lines[-1] == "... 76 more lines with --all"
     assert lines.count("- once") == 1 and lines[4].endswith(" ...") and max(map(len, lines)) <= 100
-
-
-def run_of(steps_done, evaluations=(), steps=30):
-    """Every answer finished but in the first step."""
-    metrics = [{"step": i, "success": 0.1, "finished": 0.7 if i == 1 else 1.0}
-               for i in range(1, steps_done + 1)]
-    return {"config": {"steps": steps, "max_new_tokens": 64}, "steps": [1], "metrics": metrics,
-            "evaluations": list(evaluations)}
-
-
-def test_from_the_first_evaluation_to_the_last():
-    lines = [evaluation(0, [0, 0, 0, 1]), evaluation(15, [1, 1, 1, 1]),
-             {**evaluation(30, [0, 1, 1, 1]), "success_low": 0.3, "success_high": 0.954}]
-    assert opening(run_of(30, lines)) == [
-        "With sampled answers it solved 25.0% of 4 held-out problems before training, and 75.0% "
-        "after 30 steps (95% interval 30.0% to 95.4%).",
-        "25.0% of the held-out answers after 30 steps and 1.0% of all training answers were cut "
-        "off by the limit of 64 tokens."]
-
-
-def test_a_run_that_has_less_says_so():
-    assert "not finished: step 15 of 30 so far" in opening(run_of(15))[0]
-    assert opening({**run_of(0, steps=0), "steps": []}) == [
-        "It was not evaluated on held-out problems.",
-        "There are no credit files, so nothing is known of single tokens."]
 
 
 def test_one_sentence_says_the_task_what_solved_means_and_the_method(monkeypatch):

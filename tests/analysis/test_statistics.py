@@ -68,9 +68,12 @@ def test_the_paired_error_by_hand():
     means 1 0.5 0 0: variance 11/48, over four items 11/192. Interaction: squares sum to 0.375,
     over 1 * 3 and 8 answers 1/64, so 8/192 is left for the items. Student's t with 1 and 3
     degrees of freedom: 12.706 and 3.182."""
-    found = paired_difference(np.array([[1.0, 1, 0, 0], [1, 0, 0, 0]]), draws=200_000)
+    differences = np.array([[1.0, 1, 0, 0], [1, 0, 0, 0]])
+    found = paired_difference(differences, draws=200_000)
     reach = (12.706 ** 2 / 64 + 3.182 ** 2 / 24) ** 0.5
     assert found.value == 0.375 and found.high - found.value == pytest.approx(reach, rel=0.02)
+    until_zero = paired_difference(differences - found.low, draws=200_000)
+    assert until_zero.p == pytest.approx(0.05)  # the level at which an interval reaches 0
 
 
 def test_one_seed_speaks_of_items_alone_and_one_item_of_nothing():

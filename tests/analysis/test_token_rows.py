@@ -29,26 +29,22 @@ def test_every_token_of_the_run_has_its_row(tmp_path, capsys):
     assert len(rows) == sum(len(columns["token_id"]) for columns in files.values())
     assert list(rows[0])[:5] == ["step", "episode", "position", "text", "token_id"]
     assert not {"prompt_ids", "prompt_start", "episode_start"} & set(rows[0])
-    tokenizer, number = load_tokenizer(folder), 0
+    tokenizer = load_tokenizer(folder)
     for step, columns in files.items():
-        ends = [*columns["episode_start"][1:], len(columns["token_id"])]
-        for episode, (start, end) in enumerate(zip(columns["episode_start"], ends)):
-            for token in range(start, end):
-                check_row(rows[number], columns, token, episode, tokenizer)
-                place = [int(rows[number][name]) for name in ("step", "episode", "position")]
-                assert place == [step, episode, token - start]
-                number += 1
-
-
-def check_row(row, columns, token, episode, tokenizer):
-    for name in ("log_prob", "entropy", "collision", "weight", "advantage"):
-        assert np.float32(row[name]) == np.float32(columns[name][token])
-    for name in ("reward", "reward_format", "reward_answer", "group", "finished"):
-        assert float(row[name]) == np.float32(columns[name][episode])
-    assert row["kind"] == KINDS[columns["kind"][token]]
-    assert row["section"] == SECTIONS[columns["section"][token]]
-    text = tokenizer.decode([int(columns["token_id"][token])], skip_special_tokens=False)
-    assert json.loads(row["text"]) == text and row["text"][0] == '"'
+        own = [row for row in rows if row["step"] == str(step)]
+        ids, starts = columns["token_id"].tolist(), columns["episode_start"]
+        episode = np.searchsorted(starts, np.arange(len(ids)), side="right") - 1
+        expected = {"episode": episode, "position": np.arange(len(ids)) - starts[episode]}
+        for name in ("log_prob", "entropy", "collision", "weight", "advantage", "token_id"):
+            expected[name] = columns[name]
+        for name in ("reward", "reward_format", "reward_answer", "group", "finished"):
+            expected[name] = columns[name][episode]
+        for name, values in expected.items():
+            assert np.array_equal(np.float32([row[name] for row in own]), np.float32(values)), name
+        for name, words in (("kind", KINDS), ("section", SECTIONS)):
+            assert [row[name] for row in own] == [words[code] for code in columns[name]]
+        assert [json.loads(row["text"]) for row in own] == [
+            tokenizer.decode([token], skip_special_tokens=False) for token in ids]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -51,13 +51,10 @@ def test_a_run_of_another_program_shows_what_its_credit_files_tell(tmp_path, con
     assert "x is a run of another program" in said
 
 
-@pytest.mark.parametrize("flag, idea", [
-    ("--step", lambda rollouts, *, step=1: rollouts.entropy),
-    ("--show", lambda rollouts, *, show=1: rollouts.entropy)])
-def test_a_weightings_flag_may_not_be_called_like_the_previews_own(monkeypatch, flag, idea):
-    put_in(monkeypatch, idea, "idea")
-    with pytest.raises(argparse.ArgumentError, match=f"conflicting option string: {flag}"):
-        preview.main(["runs/x", "--mitigation", "idea", flag, "2"])
+def test_a_weightings_flag_may_not_be_called_like_the_previews_own(monkeypatch):
+    put_in(monkeypatch, lambda rollouts, *, step=1: rollouts.entropy, "idea")
+    with pytest.raises(argparse.ArgumentError, match="conflicting option string: --step"):
+        preview.main(["runs/x", "--mitigation", "idea", "--step", "2"])
 
 
 def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):

@@ -29,6 +29,8 @@ def test_one_problem_before_and_after_training(recorded, ask):
     assert printed.count("3 5 7 make 22") == 1 and "note:" not in printed
     assert files == sorted((path, path.stat().st_mtime_ns) for path in recorded.rglob("*"))
     assert "after step 2 " in ask(recorded, 3, 5, 7, 22, "--step", 2)
+    as_a_model = ask(recorded / "checkpoints/step_000003", 3, 5, 7, 22, "--max_new_tokens", 40)
+    assert printed.split(" tokens")[-1] == as_a_model.split(" tokens")[-1]
 
 
 def test_what_is_printed_is_what_the_model_answered(recorded, ask, policy, monkeypatch):
@@ -41,15 +43,6 @@ def test_what_is_printed_is_what_the_model_answered(recorded, ask, policy, monke
     assert (f"before training   {verdict}   reward {rollouts.reward[0]:.2f}   "
             f"{rollouts.length[0]} tokens\n") in printed
     assert "after" not in printed
-
-
-def test_the_model_after_training_is_that_of_the_checkpoint(recorded, ask):
-    """Asked as a model folder of its own, the checkpoint answers the same."""
-    def answer(printed):
-        return printed.split(" tokens")[-1]
-    newest = answer(ask(recorded, "--answers", 1, 3, 5, 7, 22))
-    assert newest == answer(ask(recorded / "checkpoints/step_000003", 3, 5, 7, 22,
-                                "--max_new_tokens", 40))
 
 
 def test_several_answers_and_how_many_are_right(ask):

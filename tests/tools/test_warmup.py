@@ -73,19 +73,16 @@ def test_a_model_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch, quick
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_talking_model_goes_on_from_the_weights_of_a_folder(tmp_path, monkeypatch, quick):
+def test_a_talking_model_goes_on_from_the_weights_of_a_folder(
+        tmp_path, monkeypatch, quick, learner):
     """Without an update they stay as they are; its recipe has room for 5 places of 2 x 5 words."""
     monkeypatch.setattr(warmup, "train", lambda *_: None)
+    for flags, said in (([TINY, "--size", "small"], "--size small has no effect"),
+                        ([learner], "another tokenizer")):
+        with pytest.raises(UserError, match=said):
+            warmup.main(["--start", *map(str, flags), "--out", str(tmp_path / "talk")])
     warmup.main([*quick, "--start", str(TINY), "--talk", "2", "--out", str(tmp_path / "talk")])
     weights = [(folder / "model.safetensors").read_bytes() for folder in (TINY, tmp_path / "talk")]
     assert weights[0] == weights[1]
     recipe = json.loads((tmp_path / "talk/recipe.json").read_text())
     assert recipe == {**warmup.RECIPE, "max_new_tokens": 80 + 50}
-
-
-def test_what_a_model_cannot_go_on_from_is_said(tmp_path, learner):
-    with pytest.raises(UserError, match="--size small has no effect"):
-        warmup.main(["--start", str(TINY), "--size", "small", "--out", str(tmp_path / "talk")])
-    with pytest.raises(UserError, match="another tokenizer"):
-        warmup.main(["--start", str(learner), "--out", str(tmp_path / "talk")])
-    assert not (tmp_path / "talk").exists()
