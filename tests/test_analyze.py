@@ -71,7 +71,7 @@ def test_tables_fit_a_terminal_and_all_numbers_are_in_the_json(tmp_path, capsys)
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(tmp_path, capsys):
-    folder, _ = random_log(tmp_path / "run", steps=4, groups=4)
+    folder, _ = random_log(tmp_path / "run", steps=4, groups=4, max_new_tokens=64)
     line = {"success": 0.5, "entropy": 1.0, "finished": 0.9}
     write_lines(folder / "metrics.jsonl", [{"step": i, **line} for i in range(1, 4)])
     write_lines(folder / "evaluations.jsonl", [
@@ -85,7 +85,8 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     said = ("not finished: step 3 of 4 so far",
             "With sampled answers it solved 50.0% of 2 held-out problems before training, and "
             "100.0% after 3 steps (95% interval 30.0% to 95.4%).",
-            "25.0% of the held-out answers after 3 steps and 10.0% of all training answers")
+            "25.0% of the held-out answers after 3 steps and 10.0% of all training answers were "
+            "cut off by the limit of 64 tokens.")
     for text in (" ".join(printed.split()), page):
         places = [text.index(words) for words in said]
         assert places == sorted(places)
