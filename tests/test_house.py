@@ -28,7 +28,8 @@ ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]
 MAY_IMPORT = {
     "engine": ["qwen2_model", "engine"],
     "harness": ["qwen2_model", "engine", "harness",
-                "bridges.remote_rollouts.connect"],  # the one door, when --rollouts asks for it
+                "bridges.remote_rollouts.connect",  # doors: --rollouts, --config FILE.yaml
+                "bridges.other_names.read_earlier_settings"],
     "credit": ["engine", "harness", "qwen2_model", "grpo", "credit"],
     "analysis": ["engine", "harness", "grpo", "analysis"],
     "countdown_task": ["engine.errors", "engine.tokens", "harness.flags", "tools.countdown_data"],

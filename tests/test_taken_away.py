@@ -41,3 +41,9 @@ def test_the_house_and_the_pages_hold(lab):
     """The tests that look at other rooms. What the pages run, test_docs.py runs in copies that have
     none of these rooms either."""
     program(lab, *PYTEST, "-k", "not loads", "tests/test_house.py", *PAGES)
+
+
+@pytest.mark.parametrize("flags", [["--rollouts", "http://127.0.0.1:1"], ["--config", "its.yaml"]])
+def test_what_needs_one_of_them_says_so(lab, flags):
+    said = program(lab, "train.py", *flags, expect=1)
+    assert said == "train.py: this needs bridges/, a folder of this project that is not here\n"

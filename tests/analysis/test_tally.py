@@ -184,7 +184,7 @@ def test_a_run_with_the_published_discount_has_its_published_figures_beside_it(t
 def test_the_page_for_those_who_come_from_it_has_what_follows_from_its_figures():
     """Intervals of 19, 15 and 0 of 128; ratios of the published sizes, as they are and with each
     fifth weighing the same."""
-    page = (ROOT / "docs/from_the_earlier_code.md").read_text()
+    page = (ROOT / "research/published_mistake.md").read_text()
     for right, published in ((19, "15%"), (15, "12%"), (0, "0% at step 60")):
         low, high = wilson_interval(right, 128)
         assert f"| {published} | {low:.1%} to {high:.1%} |" in page
