@@ -99,7 +99,7 @@ def answers_from(run, policy: Policy, optimizer: AdamW):
     server, or pairs of a file."""
     s = policy.settings
     if s.pairs:
-        from harness.given_pairs import GivenPairs  # few runs need it
+        from bridges.given_pairs import GivenPairs
         return GivenPairs(s.pairs, policy, run)
     if s.rollouts != OWN_SAMPLER:
         from bridges.remote_rollouts import connect

@@ -28,7 +28,8 @@ ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]
 MAY_IMPORT = {
     "engine": ["qwen2_model", "engine"],
     "harness": ["qwen2_model", "engine", "harness",
-                "bridges.remote_rollouts.connect",  # doors: --rollouts, --config FILE.yaml
+                # doors, for who asks for them: --rollouts, --pairs, --config FILE.yaml
+                "bridges.remote_rollouts.connect", "bridges.given_pairs.GivenPairs",
                 "bridges.other_names.read_earlier_settings"],
     "credit": ["engine", "harness", "qwen2_model", "grpo", "credit"],
     "analysis": ["engine", "harness", "grpo", "analysis"],
@@ -37,7 +38,8 @@ MAY_IMPORT = {
     "grpo": ["engine", "qwen2_model"],
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *ROOT_ROOMS],
-    "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
+    "analyze": ["analysis", "engine", "harness", "grpo", "mitigations",
+                "research.earlier.earlier_tables"],  # a door: --all
     "research": [*SIX, *ROOT_ROOMS, "research"],
     "tools": [*SIX, *ROOT_ROOMS, "tools"],
     "bridges": [*SIX, *ROOT_ROOMS, "tools", "bridges"],

@@ -43,7 +43,9 @@ def test_the_house_and_the_pages_hold(lab):
     program(lab, *PYTEST, "-k", "not loads", "tests/test_house.py", *PAGES)
 
 
-@pytest.mark.parametrize("flags", [["--rollouts", "http://127.0.0.1:1"], ["--config", "its.yaml"]])
+@pytest.mark.parametrize("flags", [
+    ["--rollouts", "http://127.0.0.1:1"], ["--loss", "dpo", "--pairs", "some.jsonl"],
+    ["--config", "its.yaml"]])
 def test_what_needs_one_of_them_says_so(lab, flags):
     said = program(lab, "train.py", *flags, expect=1)
     assert said == "train.py: this needs bridges/, a folder of this project that is not here\n"

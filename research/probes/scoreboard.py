@@ -38,13 +38,13 @@ import numpy as np
 from analysis.answers import answers_of
 from analysis.statistics import Estimate, verdicts
 from analysis.tables import Table, by_row
-from analysis.tally import CLASSES
 from engine.tokens import KINDS, SECTIONS
 from harness.credit_file import write_credit
 from engine.policy import Policy
 from harness.identity import provenance
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
+from research.earlier import CLASSES
 from research.probes.common import OF_A_MODEL, Findings, Flag, Probe, sample_batch
 from research.probes.credit import (
     Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
