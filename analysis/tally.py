@@ -94,7 +94,7 @@ class Vocabulary:
 class Tally:
     """What is known of a run: of[partition][block, cell, measure], and
     resampled[partition][draw, cell, measure] with the groups drawn again."""
-    partitions, measures, drawn = PARTITIONS, MEASURES, DRAWN
+    partitions, measures, drawn = PARTITIONS, MEASURES, DRAWN  # research/earlier.py has others
 
     def __init__(self, run: Path):
         self.run, self.steps = Path(run), credit_steps(run)
