@@ -182,9 +182,13 @@ def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict, float]]:
         before = read
         if not is_file(path):
             raise UserError(f"cannot read {path}: there is no such file")
+        if sum(map(path.samefile, filter(is_file, files))) > 1:
+            raise UserError(f"{path} is named twice: its answers would count twice")
         rows = enumerate(read_table(path) if path.suffix == ".parquet" else lines_in(path), 1)
         for number, row in rows:
             where = f"{path}, line {number}"
+            if isinstance(row, str) and number == 1:
+                row = row.removeprefix("\ufeff")  # some editors begin a file with it
             if isinstance(row, str) and not row.strip():
                 continue
             line = parse_object(row, where) if isinstance(row, str) else row

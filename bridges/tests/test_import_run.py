@@ -516,6 +516,18 @@ def test_lines_that_do_not_go_together(tmp_path, lines, said):
         imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
 
 
+def test_a_file_that_is_named_twice_counts_for_nothing(tmp_path):
+    path = write(tmp_path / "t.jsonl", ID)
+    with pytest.raises(UserError, match="named twice"):
+        imported(tmp_path, path, tmp_path / "." / "t.jsonl")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    path = write(tmp_path / "t.jsonl", ID)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(read_columns(imported(tmp_path, path), 1)["reward"]) == 1
+
+
 def test_a_step_is_in_memory_at_a_time(tmp_path, monkeypatch):
     """The lines of a step are read when those of the step before are written."""
     lines = [{**ID, "step": step} for step in (1, 1, 2, 2, 3, 3)]

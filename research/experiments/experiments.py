@@ -30,6 +30,8 @@ INVERSE = {name: f"--mitigation {name}"
 # where an answer is decided (research/pointers.py), with plain GRPO's advantage
 POINTER = "--mitigation pointer"
 FEWER_WORDS = "--mitigation by_kind --word_weight 0.1"
+BY_TRUTH = {"measured_pointer": "--mitigation measured_pointer --pointer_k 4",
+            "measured4": "--advantage measured"}
 
 # of answers that were there before training; research/experiments.md has the commands that make it
 PAIRS = "runs/study/pairs.jsonl"
@@ -159,11 +161,23 @@ ALL = (
         arms={**PLAIN, "pointer": POINTER, "pointer-placebo": f"{POINTER} --placebo weights",
               "free_pointer": "--mitigation free_pointer", "by_kind": "--mitigation by_kind",
               "low_probability": "--mitigation low_probability", "none-16x8": "--questions 16",
-              "measured_pointer": "--mitigation measured_pointer --pointer_k 4",
-              "measured4": "--advantage measured"},
+              **BY_TRUTH},
         seeds=5, first_seed=20, is_board=True,
         pairs=(("measured_pointer", "measured4"), ("measured_pointer", "none-16x8"),
                ("pointer", "none-16x8"), ("pointer", "free_pointer"))),
+
+    Experiment(
+        "pointers_ceiling", "Is a pointer worth more when it is measured better, or added to more?",
+        common=TWO_ANSWERS,
+        arms={**PLAIN, "none-16x8": "--questions 16", "none-32x8": "--questions 32",
+              "oracle4": "--mitigation oracle --oracle_k 4", **BY_TRUTH,
+              "measured_pointer8": "--mitigation measured_pointer --pointer_k 8",
+              "measured_pointer-16x8": f"{BY_TRUTH['measured_pointer']} --questions 16",
+              "measured8": "--advantage measured --measured_k 8"},
+        seeds=5, first_seed=20, shared="pointers", is_board=True,
+        pairs=(("measured_pointer8", "measured_pointer"), ("measured8", "measured4"),
+               ("measured_pointer8", "measured8"), ("oracle4", "measured_pointer"),
+               ("measured_pointer-16x8", "none-16x8"), ("measured_pointer-16x8", "none-32x8"))),
 
     Experiment(
         "pointers_talk", "And where answers are long and most of their tokens decide nothing?",

@@ -165,14 +165,18 @@ def bars_by_kind(axis, table: dict) -> None:
     axis.grid(axis="x", visible=False)
 
 
+def means_of(cells: list[dict]) -> dict[tuple, np.ndarray]:
+    """Of the probe pointer: mean success of each arm and length, by seed."""
+    return {(cell["arm"], cell["length"]): np.array([run["mean"] for run in cell["runs"]])
+            for cell in cells}
+
+
 def draw_worth(values: dict):
     """Of the probe pointer: the lead over plain GRPO by the quality of a pointer, a line for each
     weight elsewhere; placebos and the true credit beside."""
-    cells = values["cells"]
-    means = {(cell["arm"], cell["length"]): np.array([run["mean"] for run in cell["runs"]])
-             for cell in cells}
+    means = means_of(values["cells"])
     kinds = ("1 of 3", "2 of 3", "3 of 3", "3 of 3, 12 wrong", "3 of 3, 40 wrong", "3 at random")
-    lengths = sorted({cell["length"] for cell in cells})
+    lengths = sorted({length for _, length in means})
     figure, axes = panels(len(lengths), sharey=True, squeeze=False)
     for axis, length in zip(axes[0], lengths):
         plain, places = means["plain GRPO", length], np.arange(len(kinds))
@@ -210,6 +214,44 @@ def draw_rule(rule: dict, versus: dict):
              ylabel="points minus plain GRPO, at equal tokens")
     return figure, ("What the rule said of a method, and what it led by: above 1 it should be "
                     "ahead. Means over seeds with 95% intervals")
+
+
+def draw_quality(values: dict, rule: dict, board: dict):
+    """By the index of a pointer: the line is the planted task, the points are the tiny model."""
+    figure, axis = panels(1, figsize=(8.0, 4.4))
+    means = {cell: seeds.mean() for cell, seeds in means_of(values["cells"]).items()}
+    arms = {"3 at random": (0, 3), "1 of 3": (1, 0), "2 of 3": (2, 0), "3 of 3, 40 wrong": (3, 40),
+            "3 of 3, 12 wrong": (3, 12), "3 of 3": (3, 0)}
+    for number, length in enumerate(sorted({length for _, length in means})):
+        plain, true = means["plain GRPO", length], means["true credit", length]
+        points = sorted((planted_index(length, *found), (means[f"{arm} (0.1)", length] - plain)
+                         / (true - plain))
+                        for arm, found in arms.items() if (f"{arm} (0.1)", length) in means)
+        axis.plot(*zip(*points), marker="o", ms=4, label=f"planted, {length} tokens",
+                  **style_of(number))
+    leads = {row["arm"]: (row["ahead"], row["95%"]) for row in board["rows"]}
+    true = leads["measured4"][0]
+    for row in rule["rows"]:
+        if row["arm"] in leads and row["arm"] != "none":
+            lead, interval = leads[row["arm"]]
+            axis.plot([row["index"]] * 2, np.array(interval) / true, color="black", lw=0.7)
+            axis.plot(row["index"], lead / true, "ks", ms=5)
+            axis.annotate(row["arm"], (row["index"], lead / true), (6, 4),
+                          textcoords="offset points")
+    axis.axhline(0, color=GREY, lw=0.8)
+    axis.margins(x=0.1)
+    axis.set(xlabel="index of the pointer: 1 points at all that decides, 0 by chance",
+             ylabel="lead, as a share of the true credit's")
+    legend_below(figure, axis, ncols=3, title="Squares: the tiny model, as a share of measured4's "
+                 "lead, with the 95% interval of the arm")
+    return figure, "What a pointer of a given quality should be worth, and what it was"
+
+
+def planted_index(length: int, found: int, wrong: int) -> float:
+    """Of a pointer to some of the three places that decide alike. Equal weights share their rank,
+    so the pointed ones are at 1 - (n - 1) / (length - 1), the others at -n / (length - 1)."""
+    share, pointed = found / 3, found + wrong
+    return (share * (length - pointed) - (1 - share) * pointed) / (length - 1)
 
 
 # README
@@ -278,5 +320,7 @@ PUBLISHED = {  # picture -> how it is drawn, and which tables or values of resul
     "research/results/finals-board.png": (draw_board, "finals board"),
     "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
     "research/results/pointer-worth.png": (draw_worth, "pointer values"),
+    "research/results/pointers-quality.png": (draw_quality, "pointer values", "rule rule",
+                                              "pointers board"),
     "research/results/pointers-rule.png": (draw_rule, "rule rule", "pointers versus"),
     "research/results/price-success.png": (draw_success, "price values")}

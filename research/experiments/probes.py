@@ -38,7 +38,9 @@ LOOKED_AT = Experiment(
     seeds=5)
 
 # of some less than one probe measures by itself, as the seeds together measure it better
-PROBES = {"scoreboard": "--batches 20", "rule": ""}
+PROBES = {"scoreboard": "--batches 20",
+          "rule": "--only entropy_weighted,low_probability,by_kind,random,hindsight,free_pointer,"
+                  "pointer,measured"}
 
 FLAGS = {**RUN_FLAGS,
          "seeds": Flag(LOOKED_AT.seeds, "seeds of each probe", least=2, most=10_000),

@@ -34,14 +34,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, mean_over, verdicts
+from analysis.statistics import mean_over, verdicts
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.policy import derived_seed
 from grpo import group_z_score, policy_loss
 from harness.files import is_file, make_folder
 from harness.flags import shortened
-from research.experiments.pictures import draw, draw_worth
+from research.experiments.pictures import draw, draw_worth, means_of
 from research.probes.common import COMMON, Findings, Flag, Probe
 from research.probes.contexts import Contexts
 from research.probes.listed_pointers import listed_table
@@ -59,8 +59,7 @@ FLAGS = {
     "rate_seeds": Flag(4, "other seeds on which they are chosen", least=1, most=1000, quick=1),
     "policies": Flag(20, "of the world of 31 answers", least=2, most=1000, quick=2),
     "runs": Flag("results/pointer-runs.jsonl", "file of trainings that are done",
-                 quick="results/pointer-quick-runs.jsonl"),
-    "report_only": Flag(False, "train nothing: arms that are not finished are left out")}
+                 quick="results/pointer-quick-runs.jsonl")}
 QUESTIONS, ANSWERS = 8, 8
 RATE_SEEDS_FROM, SEEDS_FROM = 1000, 2000  # others than any table before has
 KEYS, LONG = 3, 256
@@ -107,20 +106,18 @@ def measure(probe: Probe) -> Findings:
     progress = Progress(listed=args.policies, rates=30 * len(cells), training=30 * len(cells))
     worlds = range(args.seed, args.seed + args.policies)
     listed = listed_table(worlds, 3 if args.quick else 4, lambda share: progress("listed", share))
-    values, done = [], Done(Path(args.runs), args.steps, args.report_only)
+    values, done = [], Done(Path(args.runs), args.steps)
     for i, (arm, length) in enumerate(cells):
         progress("rates", i / len(cells), f"rates at {length} tokens: {arm}")
         tuned = {f"{rate:g}": [run["mean"] for run in done.runs(arm, length, rate, others)]
                  for rate in rates}
-        if all(tuned.values()):
-            rate = max(rates, key=lambda rate: np.mean(tuned[f"{rate:g}"]))  # the lowest of equals
-            values.append({"arm": arm, "length": length, "rate": rate, "tuned": tuned})
+        rate = max(rates, key=lambda rate: np.mean(tuned[f"{rate:g}"]))  # the lowest of equals
+        values.append({"arm": arm, "length": length, "rate": rate, "tuned": tuned})
     for i, cell in enumerate(values):
         progress("training", i / len(values), f"{cell['length']} tokens: {cell['arm']}")
         cell["runs"] = done.runs(cell["arm"], cell["length"], cell["rate"], seeds)
-        cell["given"] = {f"{rate:g}": done.runs(cell["arm"], cell["length"], rate, seeds, False)
+        cell["given"] = {f"{rate:g}": done.known_runs(cell["arm"], cell["length"], rate, seeds)
                          for rate in rates}
-    values = finished(values)
     intro = [f"{args.seeds} seeds, the rate of each chosen on {args.rate_seeds} others; "
              f"{args.steps} steps of {QUESTIONS} x {ANSWERS} answers."]
     return Findings("What a pointer to the deciding tokens is worth", intro,
@@ -150,41 +147,35 @@ def is_asked(arm: str, length: int) -> bool:
     return pointer.wrong <= length - KEYS and (length < LONG or pointer.elsewhere == 0.1)
 
 
-def finished(values: list[dict]) -> list[dict]:
-    """Arms whose runs are there, at lengths where those are that all are compared with."""
-    whole = {(cell["arm"], cell["length"]) for cell in values if cell["runs"]}
-    return [cell for cell in values if (cell["arm"], cell["length"]) in whole and all(
-        (arm, cell["length"]) in whole for arm in (PLAIN, TRUE, BEST))]
-
-
 class Done:
     """Trainings by arm, length, rate and seed. Each is a line of the file, the first the number of
     steps; a line that was cut off is made again."""
 
-    def __init__(self, path: Path, steps: int, report_only: bool = False):
-        self.path, self.steps, self.report_only, self.known = path, steps, report_only, {}
+    def __init__(self, path: Path, steps: int):
+        self.path, self.steps, self.known = path, steps, {}
         begun = path.read_text(encoding="utf-8") if is_file(path) else ""
         whole, _, _ = begun.rpartition("\n")
         lines = whole.splitlines() or [json.dumps(steps)]
         if json.loads(lines[0]) != steps:
             raise UserError(f"{path} has trainings of {lines[0]} steps: name another with --runs")
-        if not report_only:
-            make_folder(path.parent)
-            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        make_folder(path.parent)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         for job, run in map(json.loads, lines[1:]):
             self.known[tuple(job)] = run
 
-    def runs(self, arm: str, length: int, rate: float, seeds: range, train_too=True) -> list[dict]:
-        """Of all the seeds; or none, if some are missing and may not be trained."""
+    def runs(self, arm: str, length: int, rate: float, seeds: range) -> list[dict]:
+        for seed in seeds:
+            job = (arm, length, rate, seed)
+            if job not in self.known:
+                self.known[job] = train(*job, self.steps)
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([job, self.known[job]]) + "\n")
+        return self.known_runs(arm, length, rate, seeds)
+
+    def known_runs(self, arm: str, length: int, rate: float, seeds: range) -> list[dict]:
+        """Of all the seeds; none where some are missing."""
         jobs = [(arm, length, rate, seed) for seed in seeds]
-        missing = [job for job in jobs if job not in self.known]
-        if missing and (self.report_only or not train_too):
-            return []
-        for job in missing:
-            self.known[job] = train(*job, self.steps)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([job, self.known[job]]) + "\n")
-        return [self.known[job] for job in jobs]
+        return [self.known[job] for job in jobs] if self.known.keys() >= set(jobs) else []
 
 
 def train(arm: str, length: int, rate: float, seed: int, steps: int) -> dict:
@@ -251,26 +242,19 @@ def weigh(pointer: Pointer, policy: PlantedPolicy, step: int, ids: torch.Tensor,
     return pointer.elsewhere + (1 - pointer.elsewhere) * points
 
 
-def means_of(values: list[dict]) -> dict[tuple, np.ndarray]:
-    return {(cell["arm"], cell["length"]): np.array([run["mean"] for run in cell["runs"]])
-            for cell in values}
-
-
 def leads_of(values: list[dict]) -> dict[tuple, tuple]:
     """(estimate, verdict) of each arm against plain GRPO, corrected for all of its length."""
     means, leads = means_of(values), {}
     for length in lengths_of(values):
         of_length = [(arm, length) for arm in ARMS if arm != PLAIN and (arm, length) in means]
-        leads |= judged(of_length, [means[cell] - means[PLAIN, length] for cell in of_length],
-                        sum(is_asked(arm, length) for arm in ARMS) - 1)
+        leads |= judged(of_length, [means[cell] - means[PLAIN, length] for cell in of_length])
     return leads
 
 
-def judged(names: list, differences: list[np.ndarray], planned: int) -> dict:
-    """Corrected for all that are planned: one that is not finished counts as one not seen."""
+def judged(names: list, differences: list[np.ndarray]) -> dict:
+    """Corrected for all of them."""
     found = [mean_over(difference) for difference in differences]
-    missing = [Estimate(0.0, np.nan, np.nan, 1.0)] * (planned - len(found))
-    return dict(zip(names, zip(found, verdicts(found + missing, ("ahead", "behind"), null=0.0))))
+    return dict(zip(names, zip(found, verdicts(found, ("ahead", "behind"), null=0.0))))
 
 
 def lengths_of(values: list[dict]) -> list[int]:
@@ -304,10 +288,8 @@ def worth_table(values: list[dict]) -> Table:
 def pairs_table(values: list[dict]) -> Table:
     means, rows = means_of(values), []
     for length in lengths_of(values):
-        planned = [pair for pair in PAIRS if all(is_asked(arm, length) for arm in pair)]
-        pairs = [pair for pair in planned if all((arm, length) in means for arm in pair)]
-        found = judged(pairs, [means[one, length] - means[other, length] for one, other in pairs],
-                       len(planned))
+        pairs = [pair for pair in PAIRS if all((arm, length) in means for arm in pair)]
+        found = judged(pairs, [means[one, length] - means[other, length] for one, other in pairs])
         rows += [[f"{length}", *pair, lead.value, lead.interval, word]
                  for pair, (lead, word) in found.items()]
     return Table("pairs", "One against the other",

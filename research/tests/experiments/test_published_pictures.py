@@ -1,6 +1,7 @@
 """The pictures of README and pages: each as its result is today, and what some of them show."""
 import re
 
+import numpy as np
 import pytest
 from conftest import ROOT, credit_columns, write_log
 from PIL import Image  # matplotlib brings it
@@ -112,3 +113,21 @@ def test_the_rule_is_drawn_against_the_lead_at_equal_tokens():
     [(points, _, _)] = axis.containers
     assert points.get_xydata().tolist() == [[2.0, 3.0]]
     assert [text.get_text() for text in axis.texts] == ["a"]
+
+
+def test_quality_is_drawn_as_shares_of_the_true_credits_lead():
+    """Of 11 tokens the ranks -1, -0.8, .. 1: three pointed ones share 0.8, six 0.5, five -0.6."""
+    assert pictures.planted_index(11, 3, 0) == pytest.approx(0.8)
+    assert pictures.planted_index(11, 2, 4) == pytest.approx(2 / 3 * 0.5 - 1 / 3 * 0.6)
+    cells = [{"arm": arm, "length": 11, "runs": [{"mean": mean}, {"mean": mean + 0.1}]}
+             for arm, mean in (("plain GRPO", 0.3), ("true credit", 0.7), ("3 of 3 (0.1)", 0.5))]
+    rows = [{"arm": arm, "index": 0.5} for arm in ("none", "a", "not trained")]
+    board = [{"arm": arm, "ahead": lead, "95%": [lead - 0.01, lead + 0.01]}
+             for arm, lead in (("a", 0.01), ("measured4", 0.04))]
+    figure, _ = pictures.draw_quality({"cells": cells}, {"rows": rows}, {"rows": board})
+    planted, interval, place = [line.get_xydata() for line in figure.axes[0].lines[:3]]
+    assert planted == pytest.approx(np.array([[0.8, 0.5]]))
+    assert interval[:, 1] == pytest.approx([0, 0.5])
+    assert place == pytest.approx(np.array([[0.5, 0.25]]))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["a"]
+    plt.close(figure)

@@ -1,6 +1,5 @@
 """The listed contexts against the model they stand for; pointers, credit and tables by hand."""
 import json
-from pathlib import Path
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ from research.probes.contexts import V, Contexts
 from research.probes.listed_pointers import listed_pointers, mean_by_prefix
 from research.probes.planted import planted_policy
 from research.probes.pointer import (
-    ARMS, KEYS, PAIRS, PLAIN, TRUE, Done, Pointer, credit_at_keys, finished, given_table, is_asked,
+    ARMS, KEYS, PAIRS, PLAIN, TRUE, Done, Pointer, credit_at_keys, given_table, is_asked,
     judged, pairs_table, stuck_at, stuck_table, weigh, worth_table)
 from research.tests.planted_answers import sample_planted, worths
 from research.probes.world import END, ONE, make_world
@@ -135,10 +134,10 @@ def test_a_training_is_made_once_and_one_cut_off_again(tmp_path, monkeypatch):
     Done(path, 7).runs("arm", 8, 0.1, range(1))
     with path.open("a") as file:
         file.write('[["arm", 8, 0.1, 1], {"me')
-    assert Done(path, 7, report_only=True).runs("arm", 8, 0.1, range(2)) == []
+    assert Done(path, 7).known_runs("arm", 8, 0.1, range(2)) == []
     assert Done(path, 7).runs("arm", 8, 0.1, range(2)) == 2 * [{"mean": 0.5}]
     assert made == [("arm", 8, 0.1, 0, 7), ("arm", 8, 0.1, 1, 7)]
-    assert len(Done(path, 7, report_only=True).runs("arm", 8, 0.1, range(2))) == 2
+    assert len(Done(path, 7).known_runs("arm", 8, 0.1, range(2))) == 2
     with pytest.raises(UserError, match="has trainings of 7 steps"):
         Done(path, 8)
 
@@ -161,9 +160,9 @@ def test_tables_by_hand():
     assert rows["3 of 3 (0)"]["8"] is None
     assert table.finding.startswith("8 tokens: the pointer is +10.2 points from plain GRPO, ahead; "
                                     "the true credit +30.2, ahead.")
-    alone, one_of_6 = (judged(["a"], [np.array([0.10, 0.12, 0.14])], planned)["a"][1]
-                       for planned in (1, 6))  # p = 0.0092
-    assert (alone, one_of_6) == ("ahead", "none seen")
+    lead, none = np.array([0.10, 0.12, 0.14]), np.array([-0.1, 0.0, 0.1])  # p = 0.0092, 1
+    assert judged(["a"], [lead])["a"][1] == "ahead"
+    assert judged(range(6), [lead, *5 * [none]])[0][1] == "none seen"
     pairs = pairs_table(values).rows
     assert [row[:3] for row in pairs[:2]] == [("8", "3 of 3 (0.1)", TRUE),
                                               ("8", "3 of 3 (0.1)", "3 at random (0.1)")]
@@ -203,16 +202,10 @@ def test_the_probe_from_rates_to_picture(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pointer, "train", train)
     args = SimpleNamespace(lengths="6,8", rates="0.1,0.01,0.001", seed=1, seeds=2, rate_seeds=2,
-                           steps=2, policies=2, quick=True, runs=str(tmp_path / "runs.jsonl"),
-                           report_only=False)
+                           steps=2, policies=2, quick=True, runs=str(tmp_path / "runs.jsonl"))
     found = pointer.measure(Probe(args, tmp_path))
     assert {rate for rate, seed in made if seed >= 2000} == {0.01}
     assert {seed for _, seed in made} == {1001, 1002, 2001, 2002}
     assert len(made) == 10 * (3 * 2 + 2) and found.picture[0].exists()
     assert json.dumps(found.values) and np.isfinite(found.tables[-1].rows[0][-1])
-    lines = Path(args.runs).read_text().splitlines(keepends=True)
-    Path(args.runs).write_text("".join(lines[:-1]))  # of the last arm at 8 tokens
-    args.report_only = True
-    again = pointer.measure(Probe(args, tmp_path)).values["cells"]
-    assert again == found.values["cells"][:-1] and len(made) == 80
-    assert {cell["length"] for cell in finished(again[1:])} == {8}  # no plain GRPO at 6
+    assert pointer.measure(Probe(args, tmp_path)).values == found.values and len(made) == 80

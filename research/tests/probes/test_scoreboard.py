@@ -17,7 +17,6 @@ from research.probes.direction import Directions
 from research.probes.methods import choices, make_methods
 from research.probes.scoreboard import (
     AGAIN, ceiling_table, decided_table, index, scores_in_words, scores_table)
-from research.statistics import ratio_of_sums
 
 
 def by_hand(copies=1):
