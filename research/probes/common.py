@@ -177,7 +177,8 @@ def print_findings(findings: Findings, args: SimpleNamespace, command: str) -> N
     if args.all:
         show([findings.title, *quick, *findings.intro], [])
         if summary:
-            print("\n".join(["In short", *(line for text in summary for line in item_of(text)), ""]))
+            lines = [line for text in summary for line in item_of(text)]
+            print("\n".join(["In short", *lines, ""]))
         show([], findings.tables)
     else:
         print(f"{findings.title}\n")
