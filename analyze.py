@@ -11,9 +11,10 @@
 
 A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size of the
 gradient of its log-prob at the logits. The size of a token's gradient is abs(A) w s. An earlier
-experiment took A log p for it; its tables (analysis/earlier.py) come with --all. Several runs are
+experiment took A log p for it; its tables (research/earlier.py) come with --all. Several runs are
 compared in analysis/compare.py.
 """
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from analysis.runs import evaluations, read_runs
 from analysis.statistics import paired_difference
 from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
-from harness.files import make_folder, writing
+from harness.files import is_taken_away, make_folder, writing
 from engine.tokens import KINDS
 from harness.program import run_as_program
 from harness.progress import show_status
@@ -62,14 +63,15 @@ def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     tally = Tally(run["folder"]) if run["steps"] else None
     if tally:
         tally.read(show_status)
-    chapters = run_chapters(run, tally, flags.all or flags.json)
+    chapters = run_chapters(run, tally)
+    earlier = tables_of_the_earlier(run) if tally and (flags.all or flags.json) else {}
     if flags.json:
-        report.write_numbers(folder, chapters)
+        report.write_numbers(folder, chapters | earlier)
     if flags.csv:
         from analysis.token_rows import write_token_rows
         write_token_rows(run, folder / "tokens.csv", show_status)
-    if not flags.all:
-        chapters.pop(report.EARLIER, None)
+    if flags.all:
+        chapters |= earlier
     show_status("pictures and page")
     with writing(folder):
         pictures = draw_run(run, tally, folder)
@@ -94,9 +96,8 @@ def told(run: dict) -> list[dict]:
             if line["shown"]]
 
 
-def run_chapters(run: dict, tally: Tally | None,
-                 with_earlier: bool = True) -> dict[str, list[Table]]:
-    """The tables by what they are about; those of the earlier experiment come last."""
+def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
+    """The tables by what they are about."""
     change, change_title = [], "What training changed"
     if any(len(evaluations(run, mode)) > 1 for mode, _ in MODES):
         change.append(gains(run))
@@ -106,14 +107,20 @@ def run_chapters(run: dict, tally: Tally | None,
     why = [forks(tally)]
     if tally.total("trained", "ratio").any():  # where a batch had several updates
         why.append(ratio_and_size(tally))
-    chapters = {
+    return {
         change_title: [*change, growth(run, tally)],
         report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
                           position_gradients(tally), *why]}
-    if with_earlier:
-        from analysis.earlier import earlier_tables
-        chapters[report.EARLIER] = earlier_tables(tally)
-    return chapters
+
+
+def tables_of_the_earlier(run: dict) -> dict[str, list[Table]]:
+    """Those of an earlier experiment, which stand in a room that can be taken away."""
+    if is_taken_away("research"):
+        print("note: the tables of an earlier experiment are left out: they need research/, a "
+              "folder of this project that is not here", file=sys.stderr)
+        return {}
+    from research.earlier import earlier_tables
+    return earlier_tables(run["folder"], show_status)
 
 
 def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:

@@ -32,7 +32,7 @@ from engine.rollouts import Rollouts
 from grpo import update
 from harness.command_line import open_run
 from harness.identity import MODES
-from harness.load import (TrainerState, answers_from, load_optimizer, load_policy, load_reference,
+from harness.load import (TrainerState, answers_from, initial_model, load_optimizer, load_policy,
                           make_advantage, make_weighting)
 from harness.metrics import Clock, step_metrics, wilson_interval
 from harness.own_code import checked_credit
@@ -46,7 +46,7 @@ def train(run: Run) -> None:
     s = run.settings
     policy = load_policy(s, run.checkpoint)         # model, tokenizer, task
     optimizer = load_optimizer(s, policy)           # AdamW
-    reference = load_reference(s)                   # the initial model, where --kl needs it
+    reference = initial_model(s) if s.kl else None  # what the KL term compares with
     advantage = make_advantage(s, policy)           # rollouts -> (B, T), of --advantage or --loss
     weighting = make_weighting(s, policy)           # rollouts -> (B, T), of --mitigation
     source = answers_from(run, policy, optimizer)   # the policy itself, a server, or a file

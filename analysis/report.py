@@ -21,21 +21,12 @@ from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.settings import OPTIONS
 
 GRADIENT = "Where the gradient went"  # chapter of the page
-GRADIENT_LEGEND = [
+LEGENDS = {GRADIENT: [
     "A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size "
     "of the gradient of log p at the logits. The gradient of a token has the size abs(A) w s; "
     "shares are of summed sizes, directions do not enter. What --loss_norm sequence, a KL term, "
     "clipping and later epochs do to the loss is not in it.",
-    "Intervals: bootstrap over this run's groups. They do not cover seed-to-seed variation."]
-EARLIER = "The tables of an earlier experiment, by its own definitions"
-EARLIER_LEGEND = (
-    "An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every "
-    "token and called it the gradient: the old unit below. Its classes came from a regex: "
-    "reasoning is digits and operators, structure whole tags, filler the rest. pub.* and "
-    "published* are its figures, phase 1 and 2 its two attempts. They are those of another model "
-    "(Qwen2.5-0.5B-Instruct, its own problems, 303,042 tokens): for orientation, not for "
-    "comparison.")
-LEGENDS = {GRADIENT: GRADIENT_LEGEND, EARLIER: [EARLIER_LEGEND]}
+    "Intervals: bootstrap over this run's groups. They do not cover seed-to-seed variation."]}
 PLACES = {  # the table of the page that a picture stands below; two others have their own place
     "growth": ("over_training",), "gradient by position": ("position",),
     "arms": ("learning_curves",)}

@@ -139,15 +139,10 @@ def plain(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def show(texts: list[str], tables: list[Table], short: list[str] = ()) -> None:
-    """Print what is to be said first, the findings in short, and every table."""
+def show(texts: list[str], tables: list[Table]) -> None:
+    """Print what is to be said first, and every table."""
     for text in texts:
         print(textwrap.fill(text, WIDTH) + "\n")
-    if short:
-        print("In short")
-        for text in short:
-            print("\n".join(item_of(text)))
-        print()
     for table in tables:
         print(table_with_words(table) + "\n")
 

@@ -6,13 +6,11 @@
     over_the_rest(tally, "kind")            # of each kind over all other tokens, with intervals
 
 A is the advantage of a token, w its weight, p its probability. The gradient at the logits is
-`A w (onehot - p)`, of size `abs(A) w s` with s = norm(onehot - p) (grpo.gradient_size). The
-contribution `A log p` is what an earlier experiment took for it.
+`A w (onehot - p)`, of size `abs(A) w s` with s = norm(onehot - p) (grpo.gradient_size).
 
 Every sum is made twice: as it is, by blocks of training, and with the groups drawn again
 (bootstrap), which is where the intervals come from.
 """
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -21,27 +19,19 @@ from tokenizers import Tokenizer
 
 from analysis.statistics import Estimate, ratio, verdicts
 from engine.errors import UserError
-from engine.tokens import KINDS, SECTIONS, load_tokenizer, naive_class
+from engine.tokens import KINDS, SECTIONS, load_tokenizer
 from grpo import gradient_size
 from harness.credit_reading import credit_steps, read_columns
 
-UNITS = ("contribution", "gradient")
-LABELS = {"contribution": "A lp", "gradient": "A w s"}  # lp: log p
-SIZES = {"contribution": "abs(A lp)", "gradient": "abs(A) w s"}
-CLASSES = ("filler", "reasoning", "structure")  # by an earlier experiment's regex
 PARTITIONS = {  # name: what its cells are called
     "all": ("all",),
-    "class": CLASSES,
     "kind": KINDS,
     "section": SECTIONS,
     "trained": (*KINDS, "without a ratio or a gradient"),
     "position": tuple(range(10)),
-    "ends": ("first fifth", "middle", "last fifth"),
-    "class by fifth": tuple(itertools.product(CLASSES, range(5)))}
-SQUARED = ("s", "ratio", *UNITS)
-RESAMPLED = ("tokens", *(f"abs {unit}" for unit in UNITS))
-MEASURES = (*RESAMPLED, "log_prob", "entropy", "abs advantage", *SQUARED,
-            *(f"squared {name}" for name in SQUARED))
+    "ends": ("first fifth", "middle", "last fifth")}
+DRAWN = ("tokens", "abs gradient")  # what is also summed with the groups drawn again
+MEASURES = (*DRAWN, "abs advantage", "entropy", "s", "squared s", "ratio", "squared ratio")
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
 DRAWS = 1000     # of the bootstrap over groups
@@ -67,8 +57,8 @@ def lay_flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     s = gradient_size(torch.from_numpy(floats["log_prob"]), torch.from_numpy(floats["collision"]))
     tokens = {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
               "position": position, "relative": position / length[answer]}
-    tokens |= {unit: tokens["advantage"] * factor for unit, factor in units(tokens).items()}
-    return tokens | {f"abs {name}": np.abs(tokens[name]) for name in ("advantage", *UNITS)}
+    tokens["gradient"] = tokens["advantage"] * (tokens["weight"] * tokens["s"])
+    return tokens | {f"abs {name}": np.abs(tokens[name]) for name in ("advantage", "gradient")}
 
 
 def lengths(columns: dict[str, np.ndarray]) -> np.ndarray:
@@ -76,31 +66,18 @@ def lengths(columns: dict[str, np.ndarray]) -> np.ndarray:
     return np.diff(np.append(columns["episode_start"], len(columns["token_id"])))
 
 
-def units(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What is multiplied by the advantage in each unit."""
-    return {"contribution": tokens["log_prob"], "gradient": tokens["weight"] * tokens["s"]}
-
-
 def text_of(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.decode([int(token_id)], skip_special_tokens=False)
 
 
 class Vocabulary:
-    """Of each token id: its class by the regex, what is summed, and how often it was of each kind.
-    A model can have more tokens than its tokenizer, since embeddings are padded, but not ever so
-    many."""
+    """Of each token id: what is summed, and how often it was of each kind. A model can have more
+    tokens than its tokenizer, since embeddings are padded, but not ever so many."""
 
     def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer, self.size = tokenizer, 2 * tokenizer.get_vocab_size() + 4096
-        self.class_of = np.full(self.size, -1)  # where nobody has asked
+        self.size = 2 * tokenizer.get_vocab_size() + 4096
         self.sums = {name: np.zeros(self.size) for name in OF_AN_ID}
         self.kinds = np.zeros((self.size, len(KINDS)))
-
-    def classes(self, ids: np.ndarray) -> np.ndarray:
-        """(tokens,) the index in CLASSES of each."""
-        for i in np.unique(ids[self.class_of[ids] < 0]):
-            self.class_of[i] = CLASSES.index(naive_class(text_of(self.tokenizer, i)))
-        return self.class_of[ids]
 
     def add(self, tokens: dict[str, np.ndarray]) -> None:
         ids = tokens["token_id"].astype(np.int64)
@@ -117,6 +94,7 @@ class Vocabulary:
 class Tally:
     """What is known of a run: of[partition][block, cell, measure], and
     resampled[partition][draw, cell, measure] with the groups drawn again."""
+    partitions, measures, drawn = PARTITIONS, MEASURES, DRAWN  # research/earlier.py has others
 
     def __init__(self, run: Path):
         self.run, self.steps = Path(run), credit_steps(run)
@@ -128,20 +106,18 @@ class Tally:
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
         self.vocabulary, self.rng = Vocabulary(self.tokenizer), np.random.default_rng(0)
-        self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
-        self.of, self.resampled, self.live = {}, {}, {}  # live: groups with a gradient in a cell
-        for name, cells in PARTITIONS.items():
-            self.of[name] = np.zeros((len(self.blocks), len(cells), len(MEASURES)))
-            self.resampled[name] = np.zeros((DRAWS, len(cells), len(RESAMPLED)))
+        self.of, self.resampled, self.live = {}, {}, {}  # live: groups with advantages in a cell
+        for name, cells in self.partitions.items():
+            self.of[name] = np.zeros((len(self.blocks), len(cells), len(self.measures)))
+            self.resampled[name] = np.zeros((DRAWS, len(cells), len(self.drawn)))
             self.live[name] = np.zeros(len(cells), np.int64)
 
     def read(self, status=lambda text: None) -> None:
         """Where bins lie has to be known before anything is summed: two passes."""
-        longest = 0  # tokens of the longest answer
+        self.longest = 0  # tokens of the longest answer
         for step in self.steps:
             status(f"{self.run.name}: lengths, step {step} of {self.steps[-1]}")
-            longest = max(longest, int(lengths(read_columns(self.run, step)).max()))
-        self.edges = {bins: cut_edges(longest, bins) for bins in (5, 10)}
+            self.longest = max(self.longest, int(lengths(read_columns(self.run, step)).max()))
         for block, steps in enumerate(self.blocks):
             for step in steps:
                 status(f"{self.run.name}: step {step} of {self.steps[-1]}")
@@ -156,37 +132,36 @@ class Tally:
         self.flat_answers[block] += np.nan if np.isnan(tokens["reward"]).any() else flat
         self.add_sums(tokens, block)
         self.vocabulary.add(tokens)
-        for unit, (low, high) in self.extremes.items():
-            self.extremes[unit] = [min(low, tokens[unit].min()), max(high, tokens[unit].max())]
 
     def add_sums(self, tokens: dict[str, np.ndarray], block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
-        measures = measured(tokens)
+        measured = [measure_of(tokens, name) for name in self.measures]
         # How often each group is drawn: with independent Poisson(1) counts the bootstrap needs no
         # list of all groups, so its memory does not grow with them (Chamandy et al. 2012,
         # "Estimating uncertainty for massive data streams").
-        drawn = self.rng.poisson(1.0, (DRAWS, len(groups))).astype(np.float64)
+        times = self.rng.poisson(1.0, (DRAWS, len(groups))).astype(np.float64)
         for name, cell in self.cells(tokens).items():
-            by_group = sums_by_group(group, len(groups), cell, len(PARTITIONS[name]), measures)
+            size = len(groups), len(self.partitions[name])
+            by_group = sums_by_group(group, cell, size, measured)
             self.of[name][block] += by_group.sum(0)
-            self.live[name] += (by_group[..., MEASURES.index("abs contribution")] > 0).sum(0)
-            self.resampled[name] += np.tensordot(drawn, by_group[..., :len(RESAMPLED)], axes=1)
+            self.live[name] += (by_group[..., self.measures.index("abs advantage")] > 0).sum(0)
+            self.resampled[name] += np.tensordot(times, by_group[..., :len(self.drawn)], axes=1)
 
     def cells(self, tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Which cell of each partition a token falls into."""
-        kind, naive = tokens["kind"], self.vocabulary.classes(tokens["token_id"])
+        kind = tokens["kind"]
         middle = (tokens["position"] + 0.5) / tokens["length"][tokens["answer"]]
         trained = ("ratio" in tokens) & (tokens["weight"] * tokens["advantage"] != 0)
-        fifth, tenth = (np.searchsorted(self.edges[bins], tokens["relative"]) - 1
-                        for bins in (5, 10))
         return {"all": np.zeros_like(kind),
-                "class": naive,
                 "kind": kind,
                 "section": tokens["section"],
                 "trained": np.where(trained, kind, len(KINDS)),
-                "position": tenth,
-                "ends": np.digitize(middle, (0.2, 0.8)),
-                "class by fifth": 5 * naive + fifth}
+                "position": self.bin_of(tokens, 10),
+                "ends": np.digitize(middle, (0.2, 0.8))}
+
+    def bin_of(self, tokens: dict[str, np.ndarray], bins: int) -> np.ndarray:
+        """(tokens,) which of so many bins of relative position."""
+        return np.searchsorted(cut_edges(self.longest, bins), tokens["relative"]) - 1
 
     def total(self, partition: str, measure: str, blocks=slice(None)) -> np.ndarray:
         """(cells,) over all of training, or some blocks of it."""
@@ -194,7 +169,7 @@ class Tally:
 
     def by_block(self, partition: str, measure: str) -> np.ndarray:
         """(blocks, cells)"""
-        return self.of[partition][..., MEASURES.index(measure)]
+        return self.of[partition][..., self.measures.index(measure)]
 
     def count(self, partition: str) -> np.ndarray:
         return self.total(partition, "tokens").astype(np.int64)
@@ -203,13 +178,6 @@ class Tally:
         total, tokens = (self.total(partition, name, blocks) for name in (measure, "tokens"))
         with np.errstate(invalid="ignore", divide="ignore"):
             return total / tokens
-
-    def spread(self, partition: str, measure: str) -> np.ndarray:
-        """(cells,) the sample's standard deviation."""
-        n, total = self.total(partition, "tokens"), self.total(partition, measure)
-        squares = self.total(partition, f"squared {measure}")
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.sqrt(((squares - total ** 2 / n) / (n - 1)).clip(0))
 
     def shares(self, partition: str) -> np.ndarray:
         """(cells,) of the gradient."""
@@ -223,22 +191,24 @@ class Tally:
     def ratios(self, partition: str, unit: str, ratio_of) -> tuple[np.ndarray, np.ndarray]:
         """A ratio of mean sizes, `ratio_of(sizes, tokens)`: as it is, and of every draw."""
         sizes, tokens = (self.total(partition, name) for name in (f"abs {unit}", "tokens"))
-        drawn = self.resampled[partition]  # (draws, cells, RESAMPLED)
-        drawn_sizes, drawn_tokens = drawn[..., RESAMPLED.index(f"abs {unit}")], drawn[..., 0]
+        drawn = self.resampled[partition]  # (draws, cells, measures)
+        drawn_sizes, drawn_tokens = drawn[..., self.drawn.index(f"abs {unit}")], drawn[..., 0]
         with np.errstate(invalid="ignore", divide="ignore"):
             return ratio_of(sizes, tokens), ratio_of(drawn_sizes, drawn_tokens)
 
 
-def measured(tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray | None]:
-    """What is summed over tokens, by name; tokens themselves are counted."""
-    measures = {"ratio": np.zeros_like(tokens["s"]), **tokens, "tokens": None}
-    return measures | {f"squared {name}": measures[name] ** 2 for name in SQUARED}
+def measure_of(tokens: dict[str, np.ndarray], name: str) -> np.ndarray | None:
+    """(tokens,) what is summed; tokens themselves are counted."""
+    if name == "tokens":
+        return None
+    values = tokens.get(name.removeprefix("squared "), np.zeros_like(tokens["s"]))  # no ratio
+    return values ** 2 if name.startswith("squared ") else values
 
 
-def sums_by_group(group, groups: int, cell, cells: int, measures: dict) -> np.ndarray:
+def sums_by_group(group, cell, size: tuple[int, int], measured: list) -> np.ndarray:
     """(groups, cells, measures)"""
-    index, size = group * cells + cell, groups * cells
-    sums = [np.bincount(index, measures[name], size).reshape(groups, cells) for name in MEASURES]
+    index = np.ravel_multi_index((group, cell), size)
+    sums = [np.bincount(index, values, np.prod(size)).reshape(size) for values in measured]
     return np.stack(sums, axis=-1)
 
 

@@ -53,7 +53,7 @@ def table_of(columns: dict[str, np.ndarray], step: int, text: Callable) -> dict[
         per = column_of(name).per
         if name != "episode_start" and per in ("token", "answer"):
             table[name] = in_letters(name, values[episode] if per == "answer" else values)
-    for name, values in (("contribution", tokens["contribution"]),
+    for name, values in (("contribution", tokens["advantage"] * tokens["log_prob"]),
                          ("normalised_reward", normalised_reward(tokens)[episode])):
         table[name] = in_letters(name, values.astype(np.float32))
     return table

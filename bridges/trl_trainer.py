@@ -39,7 +39,7 @@ from engine.policy import derived_seed
 from engine.rollouts import Rollouts, score_answers
 from engine.tokens import load_tokenizer, token_bytes
 from grpo import to_every_token
-from harness.credit_file import SCORES, write_credit
+from harness.credit_file import SCORES, credit_path, write_credit
 from harness.files import PROJECT
 from harness.flags import Flag, check_value, check_values, parameters_as_flags
 from harness.identity import provenance, run_config, run_id_of
@@ -305,7 +305,7 @@ class Record:
         parts = dict.fromkeys(SCORES.values(), unknown) | rollouts.scores
         rollouts = replace(rollouts, scores=parts)
         origin = {**self.run.origin, "step": batch, "process": (0, 1)}  # one file for all processes
-        write_credit(self.run.credit(batch), rollouts, weight, origin)
+        write_credit(credit_path(self.run.path, batch), rollouts, weight, origin)
         self.run.append("metrics.jsonl", joined({"step": batch}, batch_metrics(rollouts), numbers))
         self.written = batch
         if batch & (batch - 1) == 0:  # 1, 2, 4, 8, ...

@@ -30,6 +30,12 @@ def find_folder(name: str) -> Path:
     return PROJECT / name if is_shipped else Path(name)
 
 
+def is_taken_away(room: str) -> bool:
+    """Whether it is one that all others work without, and not here. A folder alone is none."""
+    is_removable = room in ("research", "bridges", "benchmarks")
+    return is_removable and not is_there(PROJECT / room / "__init__.py")
+
+
 def paths_in(folder: str | Path) -> list[Path]:
     """All that lies in a folder, in the order of the names; nothing if there is no folder."""
     try:

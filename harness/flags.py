@@ -2,7 +2,7 @@
 
 A flag stands in one of three places, and is a `Flag` in all of them:
 
-    probes, benchmarks   FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
+    programs             FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
     settings, tasks      answers: int = option(8, "answers in a group", least=2)
     weightings           def my_idea(rollouts, *, strength: Positive = 1.0)
 """
@@ -36,7 +36,6 @@ class Flag:
     most: float | None = None
     choices: Iterable[str] = ()
     kind: type | None = None     # where it is not the type of the default
-    quick: object = None         # its value with --quick, where that differs
     topic: str = ""              # of the settings: under which heading of --help it stands
     requires: tuple | None = None  # of the settings: (test, words); no effect unless it holds
     is_path: bool = False        # of the settings: what is there counts, not what it is called
@@ -152,9 +151,8 @@ def add_flags(parser: Parser, flags: dict[str, Flag]) -> Parser:
 def describe(flag: Flag) -> str:
     """A flag's line in --help."""
     choices = ": " + " | ".join(flag.choices) if flag.choices else ""
-    quick = "" if flag.quick is None else f", quick {flag.quick}"
     is_told = flag.default is not None and flag.default is not False
-    default = f" (default {flag.default}{quick})" if is_told else ""
+    default = f" (default {flag.default})" if is_told else ""
     return (flag.text + choices + default).replace("%", "%%")  # argparse fills in %(default)s
 
 
@@ -172,11 +170,9 @@ def some_text(text: str) -> str:
     return text
 
 
-def with_defaults(given: dict, flags: dict[str, Flag], quick: bool = False) -> SimpleNamespace:
-    """The value of each flag, checked: what was typed, else the default, or with `quick` the quick
-    value."""
-    values = {name: flag.quick if quick and flag.quick is not None else flag.default
-              for name, flag in flags.items()} | given
+def with_defaults(given: dict, flags: dict[str, Flag]) -> SimpleNamespace:
+    """The value of each flag, checked: what was typed, else the default."""
+    values = {name: flag.default for name, flag in flags.items()} | given
     check_values(values, flags)
     return SimpleNamespace(**values)
 

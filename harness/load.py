@@ -62,11 +62,6 @@ def load_optimizer(s: Settings, policy: Policy) -> AdamW:
     return OffloadedAdamW(policy.model, device_of(s), s.learning_rate, s.weight_decay)
 
 
-def load_reference(s: Settings) -> Qwen2 | None:
-    """The initial model, where the KL term compares with it."""
-    return initial_model(s) if s.kl else None
-
-
 def initial_model(s: Settings) -> Qwen2:
     """The model as it was before training, frozen."""
     model = load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
@@ -99,7 +94,7 @@ def answers_from(run, policy: Policy, optimizer: AdamW):
     server, or pairs of a file."""
     s = policy.settings
     if s.pairs:
-        from harness.given_pairs import GivenPairs  # few runs need it
+        from bridges.given_pairs import GivenPairs
         return GivenPairs(s.pairs, policy, run)
     if s.rollouts != OWN_SAMPLER:
         from bridges.remote_rollouts import connect

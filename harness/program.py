@@ -14,6 +14,7 @@ import torch
 
 from engine import processes
 from engine.errors import LostProcess, UserError
+from harness.files import is_taken_away
 from harness.progress import Visible, go_on_for_nobody, though_nobody_reads, visible
 
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
@@ -41,7 +42,7 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
         sys.exit(f"{name}: {interrupted}" if interrupted else 130)
     except BrokenPipeError:  # whoever read the output went away, which is no error
         go_on_for_nobody(sys.stdout)
-    except (OSError, MemoryError, RuntimeError) as error:
+    except (OSError, MemoryError, RuntimeError, ModuleNotFoundError) as error:
         sentence = of_the_system(error)
         if sentence is None:
             raise
@@ -72,13 +73,17 @@ def end_with(sentence: str) -> NoReturn:
 
 
 def of_the_system(error: Exception) -> str | None:
-    """A sentence about an error of the machine, the operating system or another process; None for
-    a mistake in this code."""
+    """A sentence about an error of the machine, the operating system or another process, or a room
+    that was taken away; None for a mistake in this code."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}"
     if processes.is_loss(error):  # within a layer that is shared out: engine/sharded.py
         return processes.about_loss(error)
+    if isinstance(error, ModuleNotFoundError):
+        room = str(error.name).partition(".")[0]
+        said = f"this needs {room}/, a folder of this project that is not here"
+        return said if is_taken_away(room) else None
     refused = (MemoryError, torch.OutOfMemoryError)
     if isinstance(error, refused) or "can't allocate memory" in str(error):
         return f"there is not enough memory: {SMALLER}"

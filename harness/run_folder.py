@@ -53,12 +53,9 @@ class RunFolder:
     def write_credit(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                      **more: torch.Tensor) -> None:
         """Write what every token was given, of the answers to this process's problems."""
-        path = self.credit(step, processes.rank())
+        path = credit_path(self.path, step, processes.rank())
         with writing(path):
             write_credit(path, rollouts, weight, {"step": step, **self.origin}, **more)
-
-    def credit(self, step: int, rank: int = 0) -> Path:
-        return credit_path(self.path, step, rank)
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints that training can go on from, oldest first."""

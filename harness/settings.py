@@ -230,7 +230,7 @@ def read_values(path: Path, left_out: tuple = ()) -> dict:
     """The settings in a file, which may hold the entries in `left_out` as well."""
     read = read_json
     if path.suffix in (".yaml", ".yml"):
-        from harness.other_names import read_earlier_settings as read
+        from bridges.other_names import read_earlier_settings as read
     values = {name: value for name, value in read(path).items() if name not in left_out}
     known = OPTIONS | fields_as_flags(load_task(values.get("task", Settings.task)))
     for name in values:

@@ -144,7 +144,7 @@ def assert_bounded(flags):
         for value in (largest, -largest, float("inf"), float("nan")):
             with pytest.raises(UserError, match="should be"):
                 check_value(name, value, flag)
-        for value in (flag.default, flag.quick):
+        for value in (flag.default, getattr(flag, "quick", None)):
             check_value(name, value, dataclasses.replace(flag, default=None, kind=flag.type))
 
 

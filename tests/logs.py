@@ -1,4 +1,6 @@
 """Run folders that the tests of analysis are made on: any numbers, and known effects."""
+import statistics
+
 import numpy as np
 from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
@@ -8,6 +10,7 @@ from analysis.arms import Comparison
 from analysis.compare import PRIMARY, differences
 from analysis.runs import read_run
 from analysis.tally import Tally
+from engine.tokens import load_tokenizer
 
 ITEMS = 200
 
@@ -44,6 +47,38 @@ def random_log(folder, steps=3, groups=3, answers=4, longest=9, seed=0, **config
 
 def rows_in(table):
     return table.to_json()["rows"]
+
+
+def plain_rows(folder, files):
+    """The same log as a list of dictionaries, one a token, with its sizes."""
+    tokenizer, rows = load_tokenizer(folder), []
+    for step, c in files.items():
+        ends = [*c["episode_start"][1:].tolist(), len(c["token_id"])]
+        for b, (start, end) in enumerate(zip(c["episode_start"].tolist(), ends)):
+            for i in range(start, end):
+                token = int(c["token_id"][i])
+                row = {name: float(c[name][i]) for name in ("log_prob", "advantage", "weight",
+                                                            "entropy", "collision")}
+                row |= {"step": step, "episode": (step, b), "group": (step, int(c["group"][b])),
+                        "position": i - start, "length": end - start,
+                        "kind": int(c["kind"][i]), "section": int(c["section"][i]),
+                        "id": token, "text": tokenizer.decode([token], skip_special_tokens=False)}
+                row["s"] = (1 - 2 * np.exp(row["log_prob"]) + row["collision"]) ** 0.5
+                row["gradient"] = row["advantage"] * row["weight"] * row["s"]
+                row |= {f"abs {name}": abs(row[name]) for name in ("advantage", "gradient")}
+                rows.append({**row, "middle": (row["position"] + 0.5) / row["length"]})
+    return rows
+
+
+def bin_of(row, rows, bins):
+    """pandas.cut of relative positions: bins of equal width, closed on the right. On an edge the
+    last bit decides, so the edges are made as pandas makes them."""
+    edges = np.linspace(0, max(r["position"] / r["length"] for r in rows), bins + 1)[1:]
+    return next(b for b, edge in enumerate(edges) if row["position"] / row["length"] <= edge)
+
+
+def mean_of(rows, name):
+    return statistics.fmean(r[name] for r in rows) if rows else None
 
 
 def by_name(tables):

@@ -1,2 +1,2 @@
-"""One thread, as in the lab's tests, and nothing is downloaded."""
-from conftest import one_thread  # noqa: F401
+"""The lab's small models, one thread as in its tests, and nothing is downloaded."""
+from conftest import learner, one_thread, rollouts, small_model  # noqa: F401

@@ -21,10 +21,11 @@ import torch
 
 from analysis.page import (Picture, anchor, bullets, figure_of, paragraphs, section_of, viewer,
                            write_page)
-from analysis.tables import Table, show, show_in_short
+from analysis.tables import Table, item_of, show, show_in_short
 from engine.errors import UserError
+from harness import flags as lab
 from harness.files import is_there, replace_text, whole_folder
-from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
+from harness.flags import MOST_SEED, MOST_THREADS, Parser, add_flags, with_defaults
 from engine.forward import Forward, response_log_probs
 from engine.policy import Policy, derived_seed
 from harness.load import load_policy
@@ -34,6 +35,12 @@ from engine.rollouts import Rollouts
 from harness.run_name import path_part
 from harness.settings import make_settings
 from grpo import grpo
+
+
+@dataclass(frozen=True)
+class Flag(lab.Flag):
+    quick: object = None  # its value with --quick, where that differs
+
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 is what PyTorch finds", least=0, most=MOST_THREADS),
@@ -82,12 +89,13 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
     """Read the flags, measure, and write the findings into a folder, which appears whole or not at
     all."""
     usual = f"results/{name}-<model>-s<seed>" if "model" in flags else f"results/{name}-s<seed>"
-    known = {**flags,
+    known = {**{flag: with_quick(declared) for flag, declared in flags.items()},
              "out": Flag(None, f"a new folder, by default {usual}"),
              "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
              "all": Flag(False, "print every table, not only findings")}
     typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
-    args = with_defaults(typed, known, quick=typed.get("quick", False))
+    quick = quick_values(known) if typed.get("quick") else {}
+    args = with_defaults(quick | typed, known)
     command, start = command_of(name, typed), time.monotonic()
     folder = choose_folder(name, args)
     with whole_folder(folder) as unfinished:
@@ -99,6 +107,15 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
     print(f"\n{seconds:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}")
     if not args.all:
         print("--all prints every table")
+
+
+def with_quick(flag: Flag) -> Flag:
+    """Its help says both values."""
+    return replace(flag, text=flag.text + f", with --quick {flag.quick}" * (flag.quick is not None))
+
+
+def quick_values(flags: dict[str, Flag]) -> dict:
+    return {name: flag.quick for name, flag in flags.items() if flag.quick is not None}
 
 
 def command_of(name: str, typed: dict) -> str:
@@ -158,7 +175,11 @@ def print_findings(findings: Findings, args: SimpleNamespace, command: str) -> N
     """What was found and the first table, as much as a screen holds."""
     quick, summary = quick_words(args, findings, command), summary_of(findings)
     if args.all:
-        show([findings.title, *quick, *findings.intro], findings.tables, summary)
+        show([findings.title, *quick, *findings.intro], [])
+        if summary:
+            lines = [line for text in summary for line in item_of(text)]
+            print("\n".join(["In short", *lines, ""]))
+        show([], findings.tables)
     else:
         print(f"{findings.title}\n")
         show_in_short([*quick, *findings.intro[:1], *summary], findings.tables[:1])

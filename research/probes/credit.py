@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from analysis.tally import Vocabulary
 from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
 from engine.policy import Policy
 from engine.rollouts import Rollouts
+from research.earlier import classes_of
 from research.statistics import average_ranks
 from grpo import gradient_size
 
@@ -111,7 +111,7 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
         decided_by_second=quarters[2] * quarters[3],
         codes={"kind": flat_tokens(rollouts.kind, mask).astype(int),
                "section": flat_tokens(rollouts.section, mask).astype(int),
-               "class": Vocabulary(policy.tokenizer).classes(rollouts.ids[mask].cpu().numpy())})
+               "class": classes_of(policy.tokenizer, rollouts.ids[mask].cpu().numpy())})
 
 
 def flat_tokens(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:

@@ -40,9 +40,9 @@ from engine.errors import UserError
 from engine.policy import derived_seed
 from grpo import group_z_score, policy_loss
 from harness.files import is_file, make_folder
-from harness.flags import Flag, shortened
+from harness.flags import shortened
 from research.experiments.pictures import draw, draw_worth, means_of
-from research.probes.common import COMMON, Findings, Probe
+from research.probes.common import COMMON, Findings, Flag, Probe
 from research.probes.contexts import Contexts
 from research.probes.listed_pointers import listed_table
 from research.probes.planted import PlantedPolicy, planted_policy

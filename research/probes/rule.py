@@ -43,9 +43,10 @@ from analysis.tables import Table, by_row
 from engine.errors import UserError
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.flags import Flag, shortened
+from harness.flags import shortened
 from harness.own_code import metrics_of
-from research.probes.common import OF_A_MODEL, Findings, Probe, gradients, sample_batch
+from research.probes.common import (OF_A_MODEL, Findings, Flag, Probe, gradients,
+                                    sample_batch)
 from research.probes.credit import MeasuredTokens, flat_tokens, measured_tokens, true_credit
 from research.probes.direction import TRUE, Directions
 from research.probes.methods import Methods, make_methods

@@ -38,13 +38,13 @@ import numpy as np
 from analysis.answers import answers_of
 from analysis.statistics import Estimate, verdicts
 from analysis.tables import Table, by_row
-from analysis.tally import CLASSES
 from engine.tokens import KINDS, SECTIONS
-from harness.credit_file import write_credit
+from harness.credit_file import credit_path, write_credit
 from engine.policy import Policy
 from harness.identity import provenance
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
+from research.earlier import CLASSES
 from research.probes.common import OF_A_MODEL, Findings, Flag, Probe, sample_batch
 from research.probes.credit import (
     Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
@@ -110,8 +110,8 @@ def introduction(args: SimpleNamespace, policy: Policy, rollouts: Rollouts,
 def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> Path:
     config = {**policy.settings.to_json(), "steps": 1, **provenance(), "reward": policy.task.reward,
               "model_config": policy.model.config.to_json()}
-    run = RunFolder.create(path, config, policy.folder / "tokenizer.json")
-    write_credit(run.credit(1), rollouts, rollouts.mask.float(), {"step": 1},
+    RunFolder.create(path, config, policy.folder / "tokenizer.json")
+    write_credit(credit_path(path, 1), rollouts, rollouts.mask.float(), {"step": 1},
                  true_credit=credit.value, true_credit_se=credit.error,
                  decided=mean_product(credit.quarters))
     return path

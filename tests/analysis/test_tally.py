@@ -1,28 +1,13 @@
 """Every table against its definition, in plain loops; sizes, classes, bins and t by hand."""
-import statistics
-
 import numpy as np
 import pytest
-from conftest import ROOT, credit_columns, write_log
-from logs import by_name, ids_of, random_log, tables_of, tallied
+from conftest import credit_columns, write_log
+from logs import bin_of, by_name, ids_of, mean_of, plain_rows, random_log, tallied
 
 import analyze
-from analysis.earlier import PUBLISHED, PUBLISHED_DISCOUNTED
-from analysis.tally import CLASSES, UNITS, cut_edges
+from analysis.tally import cut_edges
 from analysis.why import forks
-from engine.tokens import KINDS, SECTIONS, load_tokenizer, naive_class
-from harness.metrics import wilson_interval
-
-
-def bin_of(row, rows, bins):
-    """pandas.cut of relative positions: bins of equal width, closed on the right. On an edge the
-    last bit decides, so the edges are made as pandas makes them."""
-    edges = np.linspace(0, max(r["position"] / r["length"] for r in rows), bins + 1)[1:]
-    return next(b for b, edge in enumerate(edges) if row["position"] / row["length"] <= edge)
-
-
-def mean_of(rows, name):
-    return statistics.fmean(r[name] for r in rows) if rows else None
+from engine.tokens import KINDS, SECTIONS
 
 
 def early_over_late(rows):
@@ -31,99 +16,33 @@ def early_over_late(rows):
     return early / mean_of([r for r in rows if r["middle"] >= 0.8], "abs gradient")
 
 
-def plain_rows(folder, files):
-    """The same log as a list of dictionaries, one a token, as the earlier experiment kept it."""
-    tokenizer, rows = load_tokenizer(folder), []
-    for step, c in files.items():
-        ends = [*c["episode_start"][1:].tolist(), len(c["token_id"])]
-        for b, (start, end) in enumerate(zip(c["episode_start"].tolist(), ends)):
-            for i in range(start, end):
-                token = int(c["token_id"][i])
-                row = {name: float(c[name][i]) for name in ("log_prob", "advantage", "weight",
-                                                            "entropy", "collision")}
-                row |= {"step": step, "episode": (step, b), "group": (step, int(c["group"][b])),
-                        "position": i - start, "length": end - start,
-                        "kind": int(c["kind"][i]), "section": int(c["section"][i]),
-                        "id": token, "text": tokenizer.decode([token], skip_special_tokens=False),
-                        "contribution": row["advantage"] * row["log_prob"]}
-                rows.append(row)
-    return rows
-
-
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    """The tokens of a run, by `plain_rows`, each with its sizes; its tally and its tables."""
+    """The tokens of a run, its tally and its tables."""
     folder, files = random_log(tmp_path_factory.mktemp("logs") / "run")
     rows = plain_rows(folder, files)
-    for r in rows:
-        s = (1 - 2 * np.exp(r["log_prob"]) + r["collision"]) ** 0.5  # norm(onehot - p)
-        r["gradient"] = r["advantage"] * r["weight"] * s
-        r["s"] = s
-        for name in ("advantage", *UNITS):
-            r[f"abs {name}"] = abs(r[name])
-        r["class"], r["middle"] = naive_class(r["text"]), (r["position"] + 0.5) / r["length"]
     run = {"folder": folder, "config": {"mitigation": "none", "steps": 3},
            "metrics": [{"step": 2, "gradient_norm": 0.5}], "evaluations": []}
     tally = tallied(folder)
     return rows, tally, by_name(sum(analyze.run_chapters(run, tally).values(), []))
 
 
-def test_contribution_statistics(log):
-    rows, _, tables = log
-    for column, unit in zip(("A lp", "A w s"), UNITS):
-        values = [r[unit] for r in rows]
-        assert [row[column] for row in tables["contribution"]] == pytest.approx(
-            [statistics.fmean(values), statistics.stdev(values),
-             statistics.fmean(map(abs, values)), min(values), max(values)], rel=1e-5)
-
-
 def test_ten_position_bins(log):
     rows, _, tables = log
-    for b, (old, new) in enumerate(zip(tables["position"], tables["gradient by position"])):
+    for b, found in enumerate(tables["gradient by position"]):
         part = [r for r in rows if bin_of(r, rows, 10) == b]
         rest = [r for r in rows if bin_of(r, rows, 10) != b]
-        assert old["tokens"] == len(part)
         if len(part) > 1:
-            found = [old[name] for name in ("A lp", "abs(A lp)", "log p", "spread")]
-            assert found == pytest.approx(
-                [mean_of(part, name) for name in ("contribution", "abs contribution", "log_prob")]
-                + [statistics.stdev(r["contribution"] for r in part)])
             size = mean_of(part, "abs gradient")
-            assert [new[name] for name in ("entropy", "abs(A) w s", "over rest")] == pytest.approx(
-                [mean_of(part, "entropy"), size, size / mean_of(rest, "abs gradient")],
-                rel=1e-5)
+            assert [found[name] for name in ("entropy", "abs(A) w s", "over rest")] == (
+                pytest.approx([mean_of(part, "entropy"), size,
+                               size / mean_of(rest, "abs gradient")], rel=1e-5))
 
 
 def test_the_first_fifth_over_the_last(log):
     rows, tally, _ = log
     finding = analyze.position_gradients(tally).finding
     assert f"gets {early_over_late(rows):.2f} times the gradient of the last" in finding
-
-
-def test_classes_and_classes_by_fifth(log):
-    rows, _, tables = log
-    for found in tables["classes"]:
-        name, made_by = found["class"].rstrip(")").split(" (")
-        if made_by == "regex":
-            part = [r for r in rows if r["class"] == name]
-            assert (found["tokens"], found["of all"]) == (len(part), len(part) / len(rows))
-            names = {"log p": "log_prob", "A lp": "contribution", "abs(A lp)": "abs contribution",
-                     "abs(A) w s": "abs gradient", "abs(A)": "abs advantage", "s": "s"}
-            for key, measure in names.items():
-                expected = mean_of(part, measure) if part else None
-                assert found[key] == (expected and pytest.approx(expected, rel=1e-5))
-    seen = 0
-    for found in tables["class by position"]:
-        part = [r for r in rows if r["class"] == found["class"]
-                and bin_of(r, rows, 5) == int(found["part"].split("-")[0]) // 20]
-        assert found["tokens"] == len(part)
-        assert found["abs(A lp)"] == pytest.approx(mean_of(part, "abs contribution"))
-        seen += len(part)
-    assert seen == len(rows)
-    filler, reasoning = ([r for r in rows if r["class"] == name] for name in CLASSES[:2])
-    for found, unit in zip(tables["filler over reasoning"][1:], UNITS):
-        expected = mean_of(filler, f"abs {unit}") / mean_of(reasoning, f"abs {unit}")
-        assert found["crude"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_shares_of_the_gradient(log):
@@ -165,42 +84,6 @@ def test_growth_over_training(log):
                     "new": mean_of(part, "abs gradient"), "e/l": early_over_late(part)}
         assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-5)
         assert (found["steps"], found["norm"]) == (str(step), 0.5 if step == 2 else None)
-
-
-def test_a_run_with_the_published_discount_has_its_published_figures_beside_it(tmp_path):
-    """Of 0.75 the earlier experiment published the five bins, of other discounts it did not."""
-    for discount, known in ((0.5, PUBLISHED), (0.75, PUBLISHED | PUBLISHED_DISCOUNTED)):
-        folder, _ = random_log(tmp_path / str(discount), mitigation="outcome_conditional",
-                               think_discount=discount)
-        tables = tables_of(folder)
-        for name in ("filler", "reasoning"):
-            assert [row["pub.*"] for row in tables["class by position"]
-                    if row["class"] == name] == list(known[f"{name} by fifth"])
-        assert tables["filler over reasoning"][0]["crude"] == known["filler over reasoning"]
-        sizes = {row["class"]: row["abs(A lp)"] for row in tables["classes"]}
-        assert sizes["filler (pub.*)"] == known["classes"]["filler"][-1]
-
-
-def test_the_page_for_those_who_come_from_it_has_what_follows_from_its_figures():
-    """Intervals of 19, 15 and 0 of 128; ratios of the published sizes, as they are and with each
-    fifth weighing the same."""
-    page = (ROOT / "docs/from_the_earlier_code.md").read_text()
-    for right, published in ((19, "15%"), (15, "12%"), (0, "0% at step 60")):
-        low, high = wilson_interval(right, 128)
-        assert f"| {published} | {low:.1%} to {high:.1%} |" in page
-    for figures in (PUBLISHED, PUBLISHED | PUBLISHED_DISCOUNTED):
-        filler, reasoning = (size for *_, size in figures["classes"].values())
-        like = np.mean(figures["filler by fifth"]) / np.mean(figures["reasoning by fifth"])
-        crude = filler / reasoning
-        assert f"| {filler}, {reasoning} | {crude:.2f} | {like:.2f} |" in page
-
-
-@pytest.mark.parametrize("name, texts", [
-    ("structure", ("<think>", " </answer> ")),
-    ("filler", ("</", "think", ">\n", "Times", "", ",", "<think>a", "[")),
-    ("reasoning", (" 12", "x2", "+", " =", "()", " times", "2 + 3"))])
-def test_the_earlier_classes(name, texts):
-    assert {naive_class(text) for text in texts} == {name}
 
 
 def test_bins_are_those_of_pandas_cut():

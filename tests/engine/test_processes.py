@@ -22,7 +22,7 @@ from engine.processes import full_tensor
 from grpo import update
 from harness.credit_reading import read_columns
 from harness.files import append_line
-from harness.load import load_policy, load_reference, make_advantage, make_weighting
+from harness.load import initial_model, load_policy, make_advantage, make_weighting
 from harness.log_reading import lines_of_run
 from harness.resume import truncate
 from harness.run_folder import RunFolder
@@ -56,7 +56,7 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
         reward = torch.arange(20).remainder(3).float() * (rollouts.group != 3)
         rollouts.scores.update(reward=reward, answer=(reward == 2).float())
         rollouts = kept = with_advantage(rollouts, make_advantage(s, policy), policy, 1)
-        reference = load_reference(s)
+        reference = initial_model(s) if s.kl else None
         weight, _ = rescaled_weight(make_weighting(s, policy), s.mitigation, kept, policy,
                                     s.rescale, s.placebo)
         result, _ = update(policy.model, optimizer, kept, weight, s, reference)

@@ -36,19 +36,17 @@ def test_the_limits_themselves_are_allowed(flag, value):
 
 
 def test_a_flag_describes_itself():
-    assert describe(Flag(8, "answers", quick=2)) == "answers (default 8, quick 2)"
+    assert describe(Flag(8, "answers")) == "answers (default 8)"
     scale = Flag("mean", "scale", choices=("mean", "none"))
     assert describe(scale) == "scale: mean | none (default mean)"
     assert describe(Flag(False, "50% less memory")) == "50%% less memory"
 
 
-def test_what_was_typed_wins_over_the_quick_value_and_that_over_the_default():
-    flags = {"answers": Flag(8, quick=2, least=1), "steps": Flag(5), "seed": Flag(0, quick=1)}
-    assert vars(with_defaults({}, flags)) == {"answers": 8, "steps": 5, "seed": 0}
-    quick = with_defaults({"seed": 7}, flags, quick=True)
-    assert vars(quick) == {"answers": 2, "steps": 5, "seed": 7}
+def test_what_was_typed_wins_over_the_default():
+    flags = {"answers": Flag(8, least=1), "seed": Flag(0)}
+    assert vars(with_defaults({"seed": 7}, flags)) == {"answers": 8, "seed": 7}
     with pytest.raises(UserError, match="--answers 0 should be at least 1"):
-        with_defaults({"answers": 0}, flags, quick=True)
+        with_defaults({"answers": 0}, flags)
 
 
 def make_parser() -> Parser:

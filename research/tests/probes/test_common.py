@@ -11,11 +11,10 @@ import torch
 from analysis.tables import Table
 from conftest import ROOT, assert_bounded
 from engine.errors import UserError
-from harness.flags import Flag
 from engine.forward import response_log_probs
 from research import __main__ as overview
 from research.probes.common import (
-    COMMON, OF_A_MODEL, Findings, command_of, gradients, run_probe)
+    COMMON, OF_A_MODEL, Findings, Flag, command_of, gradients, run_probe)
 from research.probes.progress import Progress
 
 KNOWN = {**OF_A_MODEL, "answers": Flag(8, "answers", least=2, quick=2),
@@ -57,6 +56,7 @@ def test_a_quick_look_says_what_to_type(tmp_path, capsys):
     assert "takes about 8 minutes: python -m research gains --note 'a b' --seed 3 " in out
     numbers = json.loads((tmp_path / "quick/numbers.json").read_text())
     assert numbers["quick_look"] and len(numbers["tables"][0]["rows"]) == 60
+    assert numbers["settings"]["answers"] == 2 and numbers["settings"]["seed"] == 3
     assert "A quick look: its numbers" in (tmp_path / "quick/report.html").read_text()
 
 

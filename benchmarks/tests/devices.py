@@ -13,7 +13,8 @@ from engine.sampler import Decoding
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MOVES = ("copy_", "to", "type_as", "__setitem__")
 WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__",
-         "__index__", "unique", "unique_consecutive", "masked_select", "equal", "isin", "pin_memory", "tensor")
+         "__index__", "unique", "unique_consecutive", "masked_select", "equal", "isin",
+         "pin_memory", "tensor")
 recorded = []  # something while a step is recorded or replayed
 waits = []     # every operation that waited for a number
 

@@ -1,17 +1,34 @@
-"""The tables of an earlier experiment by its own definitions, the right figure beside.
+"""The tables of an earlier experiment by its own definitions, the right figure beside:
+python analyze.py RUN --all.
 
 The experiment trained Qwen2.5-0.5B with GRPO, logged `advantage * log_prob` of every token and
 took it for the gradient (github.com/Ja-Crispy/GRPO-Zero). Its published figures stand here for
-orientation: they are another model's.
+orientation: they are another model's. What was wrong in it is in research/published_mistake.md.
 """
+import itertools
+from pathlib import Path
+
 import numpy as np
 
 from analysis.statistics import verdicts
 from analysis.tables import Table, by_row
-from analysis.tally import (CLASSES, LABELS, SIZES, UNITS, Tally, cell_over_cell,
-                            early_over_late)
+from analysis.tally import (DRAWN, MEASURES, PARTITIONS, Tally, cell_over_cell,
+                            early_over_late, text_of)
+from engine.tokens import naive_class
 from harness.identity import run_config
 
+TITLE = "The tables of an earlier experiment, by its own definitions"
+LEGEND = (
+    "An earlier experiment (github.com/Ja-Crispy/GRPO-Zero) logged advantage * log_prob of every "
+    "token and called it the gradient: the old unit here. Its classes came from a regex: "
+    "reasoning is digits and operators, structure whole tags, filler the rest. pub.* and "
+    "published* are its figures, phase 1 and 2 its two attempts. They are those of another model "
+    "(Qwen2.5-0.5B-Instruct, its own problems, 303,042 tokens): for orientation, not for "
+    "comparison.")
+UNITS = ("contribution", "gradient")
+LABELS = {"contribution": "A lp", "gradient": "A w s"}  # lp: log p
+SIZES = {"contribution": "abs(A lp)", "gradient": "abs(A) w s"}
+CLASSES = ("filler", "reasoning", "structure")  # of its regex
 WORDS = {  # full headings of the columns of these tables
     "A lp": "mean A log p", "log p": "mean log p", "abs(A)": "mean abs(A)", "s": "mean s",
     "abs(A lp)": "mean abs(A log p), old unit", "abs(A) w s": "mean abs(A) w s, gradient",
@@ -39,7 +56,46 @@ PUBLISHED_DISCOUNTED = {  # what it published of its run with a discount of 0.75
     "filler over reasoning": 1.41}
 
 
-def published_of(tally: Tally) -> dict:
+class EarlierTally(Tally):
+    """With its unit, the contribution A log p, and its classes."""
+    partitions = {name: PARTITIONS[name] for name in ("all", "position", "ends")} | {
+        "class": CLASSES, "class by fifth": tuple(itertools.product(CLASSES, range(5)))}
+    drawn = (*DRAWN, "abs contribution")
+    measures = (*drawn, *MEASURES[len(DRAWN):], "log_prob", *UNITS,
+                *(f"squared {unit}" for unit in UNITS))
+
+    def __init__(self, run: Path):
+        super().__init__(run)
+        self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
+
+    def add(self, tokens: dict[str, np.ndarray], block: int) -> None:
+        given = tokens["advantage"] * tokens["log_prob"]
+        tokens = {**tokens, "contribution": given, "abs contribution": np.abs(given)}
+        super().add(tokens, block)
+        for unit, (low, high) in self.extremes.items():
+            self.extremes[unit] = [min(low, tokens[unit].min()), max(high, tokens[unit].max())]
+
+    def cells(self, tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        by_class = classes_of(self.tokenizer, tokens["token_id"])
+        cells = {"class": by_class, "class by fifth": 5 * by_class + self.bin_of(tokens, 5)}
+        return {name: cell for name, cell in (super().cells(tokens) | cells).items()
+                if name in self.partitions}
+
+    def spread(self, partition: str, measure: str) -> np.ndarray:
+        """(cells,) the sample's standard deviation."""
+        n, total = self.total(partition, "tokens"), self.total(partition, measure)
+        squares = self.total(partition, f"squared {measure}")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.sqrt(((squares - total ** 2 / n) / (n - 1)).clip(0))
+
+
+def classes_of(tokenizer, ids: np.ndarray) -> np.ndarray:
+    """(tokens,) the index in CLASSES of each."""
+    different, which = np.unique(ids, return_inverse=True)
+    return np.array([CLASSES.index(naive_class(text_of(tokenizer, i))) for i in different])[which]
+
+
+def published_of(tally: EarlierTally) -> dict:
     """Its figures; where the run has the discount that it also published figures of, those."""
     config = run_config(tally.run)
     if (config["mitigation"], config.get("think_discount")) == ("outcome_conditional", 0.75):
@@ -47,12 +103,15 @@ def published_of(tally: Tally) -> dict:
     return PUBLISHED
 
 
-def earlier_tables(tally: Tally) -> list[Table]:
-    return [contributions(tally), positions(tally), classes(tally), classes_by_fifth(tally),
-            filler_over_reasoning(tally)]
+def earlier_tables(run: Path, status=lambda text: None) -> dict[str, list[Table]]:
+    """Of a run, as a chapter of its page."""
+    tally = EarlierTally(run)
+    tally.read(status)
+    return {TITLE: [contributions(tally), positions(tally), classes(tally),
+                    classes_by_fifth(tally), filler_over_reasoning(tally)]}
 
 
-def contributions(tally: Tally) -> Table:
+def contributions(tally: EarlierTally) -> Table:
     names = ("mean", "spread", "mean size", "smallest", "largest")
     columns = {"": ("", names)}
     for unit in UNITS:
@@ -62,13 +121,13 @@ def contributions(tally: Tally) -> Table:
     columns["pub.* A lp"] = (".3f", [PUBLISHED[name] for name in names])
     return Table("contribution", "What a token was given: the old unit and the gradient, signed",
                  columns, "",
-                 ["A log p has no limit as p goes to 0, A w s has; spread: the sample's standard "
-                  "deviation; mean size: the mean of the absolute values"],
+                 [LEGEND, "A log p has no limit as p goes to 0, A w s has; spread: the sample's "
+                  "standard deviation; mean size: the mean of the absolute values"],
                  {"A lp": "A log p, old unit", "A w s": "A w s, gradient",
                   "pub.* A lp": "published* A log p"})
 
 
-def positions(tally: Tally) -> Table:
+def positions(tally: EarlierTally) -> Table:
     columns = {"bin": ("", [str(i) for i in range(10)]),
                "tokens": (",d", tally.count("position")),
                "log p": (".3f", tally.mean("position", "log_prob")),
@@ -84,7 +143,7 @@ def positions(tally: Tally) -> Table:
                  {**WORDS, "pub.*": "published* mean size"})
 
 
-def classes(tally: Tally) -> Table:
+def classes(tally: EarlierTally) -> Table:
     tokens = tally.count("class")
     measures = ("log_prob", "contribution", "abs contribution", "abs gradient", "abs advantage",
                 "s")
@@ -101,7 +160,7 @@ def classes(tally: Tally) -> Table:
                   "answers; it is no credit to a class"], WORDS)
 
 
-def classes_by_fifth(tally: Tally) -> Table:
+def classes_by_fifth(tally: EarlierTally) -> Table:
     """Fifth by fifth, and in each the classes that occur there."""
     tokens, known = tally.count("class by fifth"), published_of(tally)
     published = [known["filler by fifth"], known["reasoning by fifth"], [None] * 5]
@@ -123,7 +182,7 @@ def classes_by_fifth(tally: Tally) -> Table:
                  {**WORDS, "pub.*": "published* abs(A lp)"})
 
 
-def filler_over_reasoning(tally: Tally) -> Table:
+def filler_over_reasoning(tally: EarlierTally) -> Table:
     found = [cell_over_cell(tally, "class", unit, 0, 1) for unit in UNITS]
     names = [f"filler/reasoning ({LABELS[unit]})" for unit in UNITS]
     published = published_of(tally)["filler over reasoning"]

@@ -1,26 +1,14 @@
 """The files of settings that an earlier experiment and GRPO-Zero have."""
-import json
-
 import pytest
 
-import train
+from bridges.other_names import IN_FILES
 from conftest import ROOT, refusal
-from engine.errors import UserError
 from harness.command_line import read_flags
-from harness.other_names import IN_FILES
 from harness.settings import OPTIONS, make_settings
 
 
 def settings_of(*argv):
     return make_settings(read_flags(list(map(str, argv))))
-
-
-def test_a_flag_of_the_runs_own_task_is_known_and_cannot_be_changed(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"task": "tools.largest_last"}))
-    with pytest.raises(UserError, match="^--largest cannot be changed in a resumed run"):
-        train.main(["--resume", str(tmp_path), "--largest", "9"])
-    with pytest.raises(UserError, match="^unknown argument --max_number"):
-        train.main(["--resume", str(tmp_path), "--max_number", "9"])
 
 
 PUBLISHED = """\

@@ -2,7 +2,7 @@
 
 `--config FILE.yaml` takes theirs. Of YAML only what their files use is read: sections with lines
 `name: value` below them, and comments. Anything else is refused with its line.
-docs/from_the_earlier_code.md has the names side by side.
+bridges/from_the_earlier_code.md has the names side by side.
 
     training:
       max_gen_len: 512    # is called max_new_tokens here

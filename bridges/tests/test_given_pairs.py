@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 import train
+from bridges import pairs as tool
+from bridges.given_pairs import GivenPairs
 from conftest import SPOKEN, refusal
 from countdown_task import Problem
-from harness.credit_reading import read_credit
-from harness.given_pairs import GivenPairs
 from engine.tokens import load_tokenizer
+from harness.credit_reading import read_credit
 from runs import SHORT, assert_same_run, lines
-from tools import pairs as tool
 
 GOOD, BAD, *_ = SPOKEN
 UNFINISHED = " hmm. first 3 * 5 = 15"

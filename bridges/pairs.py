@@ -1,28 +1,28 @@
 """Preference pairs from what a run sampled, for --loss dpo --pairs: the best and the worst answer
 of each group whose rewards differ.
 
-    python -m tools.pairs runs/none-grpo-s0
+    python -m bridges.pairs runs/none-grpo-s0
     python train.py --loss dpo --pairs runs/none-grpo-s0/pairs.jsonl
 
 The answers are as texts, so a model with another tokenizer can be trained on them. All are to
 problems that the run trained on: none is held out.
 """
 if not __package__:
-    raise SystemExit("start it with: python -m tools.pairs")
+    raise SystemExit("start it with: python -m bridges.pairs")
 import json
 from pathlib import Path
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
+from bridges.given_pairs import KEYS
 from credit.preferences import best_and_worst
-from harness.credit_reading import credit_steps, read_credit
 from engine.errors import UserError
+from engine.tokens import load_tokenizer
+from harness.credit_reading import credit_steps, read_credit
 from harness.files import replace_text, writing
 from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
-from harness.given_pairs import KEYS
 from harness.program import run_as_program
 from harness.settings import make_settings
 from harness.tasks import make_task
-from engine.tokens import load_tokenizer
 
 FLAGS = {"output": Flag(None, "the file to write; by default pairs.jsonl in the run folder")}
 
@@ -41,7 +41,7 @@ def pairs_of(folder: Path, task, settings) -> list[dict]:
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m tools.pairs RUN [--output FILE]", __doc__), FLAGS)
+    parser = add_flags(Parser("python -m bridges.pairs RUN [--output FILE]", __doc__), FLAGS)
     parser.add_argument("run", metavar="RUN", type=some_text, help="a run folder")
     flags = with_defaults(parser.read(argv), FLAGS)
     folder = Path(flags.run)

@@ -1,13 +1,13 @@
-"""Sampling, updates and every method on a device that is only called cuda (tests/devices.py)."""
+"""Sampling, updates and every method on a device that is only called cuda (devices.py)."""
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-import devices
 import mitigations  # noqa: F401  fills the lists of choices
+from benchmarks.tests import devices
+from benchmarks.tests.devices import OnGPU, second_device
 from conftest import copied
-from devices import OnGPU, second_device
 from engine import sampler
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.optimizer import AdamW
