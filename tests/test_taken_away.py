@@ -1,5 +1,4 @@
-"""Without the rooms that can be taken away the lab's own tests hold. That it trains and analyses
-there is seen where its pages are tested: in copies that have none of these rooms either."""
+"""Without the rooms that can be taken away the lab trains, analyses, and its own tests hold."""
 import shutil
 
 import pytest
