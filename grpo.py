@@ -12,12 +12,11 @@ token.
 
 Start at `policy_loss`: it is the formula, and it never changes. What goes in changes. Advantages
 and weights are made for the whole batch before it is cut into micro-batches, so the size of a
-micro-batch changes nothing. With one update a batch, the ratio of new to old probability is exactly
-1 and clipping would do nothing; --epochs above 1 brings in both.
+micro-batch changes rounding alone. With one update a batch, the ratio of new to old probability is
+exactly 1 and clipping would do nothing; --epochs above 1 brings in both.
 
-Left out: importance sampling for off-policy answers. This assumes on-policy samples;
---rollouts_every above 1 breaks that, uncorrected. Preference pairs are in credit/preferences.py,
-critics and Monte Carlo values in credit/.
+Elsewhere: critics, Monte Carlo values and preference pairs (DPO) are in credit/. Left out:
+importance sampling for off-policy answers, which --rollouts_every above 1 trains on uncorrected.
 """
 from collections import Counter
 

@@ -281,8 +281,8 @@ def rescaled_weight(chosen, name: str, rollouts: Rollouts, policy=None, rescale_
 
 def shuffled(value: torch.Tensor, mask: torch.Tensor, group: torch.Tensor,
              generator: torch.Generator, whole_answers: bool = False) -> torch.Tensor:
-    """A placebo (B, T): the same values, but permuted over the tokens of each group, or over its
-    answers, so that only the choice is lost."""
+    """A placebo (B, T): the same values, but permuted over the tokens of each group (for weights
+    the batch is one), or over its answers, so that only the choice is lost."""
     result = torch.zeros_like(value)
     for number in group.unique():
         rows = (group == number).nonzero().squeeze(1)

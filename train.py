@@ -4,14 +4,14 @@
     python train.py --resume runs/none-grpo-s0
 
 Read `train` from top to bottom: what is built, then the step, again and again. Everything per token
-is a tensor (B, T): B answers, T the length of the longest. Where token 17 of answer 3 gets its
-credit, with plain GRPO:
+is a tensor (B, T): B answers, T the longest one's tokens. Token 17 of answer 3, with plain GRPO:
 
     ids[3, 17]         engine/sampler.py: generate
     reward[3]          engine/rollouts.py: score_answers; countdown_task.py: Task.score
     advantage[3, 17]   grpo.py: grpo
     weight[3, 17]      mitigations.py: none, rescaled_weight
     the loss           grpo.py: update, policy_loss
+    its gradient       engine/forward.py: response_log_probs, TokenLogProbs.backward
 
 Every random draw of step n follows from (seed, n) alone, so a resumed run needs no random state: it
 samples what the uninterrupted run would have sampled, bit for bit on the same CPU.

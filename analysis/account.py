@@ -21,7 +21,8 @@ from grpo import (centred, gradient_size, group_mean, group_z_score, length_scal
 from harness.flags import parameters_as_flags, shortened
 from harness.settings import OPTIONS
 
-FACTS = "engine/sampler.py: Distribution.facts"  # a name: an analysis loads no sampler
+FACTS = "engine/sampler.py: Distribution.facts"  # names: an analysis loads no sampler, no model
+GRADIENT = "engine/forward.py: TokenLogProbs.backward"
 EPSILON = inspect.signature(group_z_score).parameters["epsilon"].default
 FORMULAS = {  # advantages that are one line of arithmetic, and the function that computes it
     "grpo": (f"([[reward]] - [[mean]]) / ([[std]] + {EPSILON})", group_z_score),
@@ -58,7 +59,7 @@ def stages(config: dict) -> list[tuple[str, str, str]]:
         ("entropy", "-sum p log p = [[entropy]], over all that could stand here", FACTS),
         ("reward", f"{getattr(s, 'reward', 'reward')} = [[reward]], with answer [[reward_answer]], "
                    "format [[reward_format]], reasoning [[reward_reasoning]]", score),
-        ("group", "mean [[mean]], standard deviation [[std]]", place(group_mean)),
+        ("group", "mean [[mean]], standard deviation [[std]]", place(group_z_score)),
         ("advantage", f"A = {formula} = [[computed]]", place(computes) if computes else ""),
         ("advantage", f"A = [[advantage]][[recorded]], {advantage}", by_advantage),
         ("weight", f"[[weight / c]], {weight}", by_weight),
@@ -72,7 +73,7 @@ def stages(config: dict) -> list[tuple[str, str, str]]:
         ("s", "sqrt(1 - 2 p + sum p^2) = sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]",
          place(gradient_size)),
         ("gradient", "abs(A) c w m s / N = abs([[advantage]]) x [[weight]] x [[m]] x [[s]] / [[N]] "
-                     "= [[gradient size * m / N]]", place(policy_loss)),
+                     "= [[gradient size * m / N]]", GRADIENT),
         ("rank", "[[rank]] of [[tokens]] in this answer, by size (A > 0: likelier, A < 0: less)",
          place(ranks))]
 

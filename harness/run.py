@@ -49,7 +49,7 @@ class Run:
         self.policy, self.state = policy, state
         self.prepare()
         self.stop = self.cleanup.enter_context(StopRequest())
-        if self.settings.eval_every:  # from here on training may not meet what is evaluated
+        if self.settings.eval_every:  # CheckedTask keeps them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
 
     def prepare(self) -> None:

@@ -41,8 +41,8 @@ class ShortTask:
         self.to_train, self.to_test = self.split(module.__name__, module.problems)
 
     def split(self, name: str, problems: list) -> tuple[list, list]:
-        """A fifth is held out, chosen by a hash of the prompt, so that it is the same in every run
-        and program. A prompt that occurs twice counts once."""
+        """The fifth with the lowest hashes of the prompt is held out: the same in every run and
+        program, as long as the list is. A prompt that occurs twice counts once."""
         by_prompt = {self.prompt_for(problem): problem for problem in problems}
         if len(by_prompt) < 2:
             raise UserError(f"{name}: `problems` has {len(by_prompt)} different prompts: training "
