@@ -198,12 +198,13 @@ def draw_worth(values: dict):
                     "over seeds with 95% intervals")
 
 
-def draw_rule(rule: dict, versus: dict):
-    """What the rule said of each method before training, and what it led by at equal tokens."""
+def draw_rule(rule: dict, of_seeds: dict, versus: dict):
+    """What the rule said of each method before training, of several seeds where they were asked,
+    and what it led by at equal tokens."""
     figure, axis = panels(1, figsize=(8.0, 4.2))
     axis.axvline(1, color="black", lw=0.8)
     axis.axhline(0, color=GREY, lw=0.8)
-    said = {row["arm"]: row["ratio"] for row in rule["rows"]}
+    said = {row["arm"]: row["ratio"] for row in [*rule["rows"], *of_seeds["rows"]]}
     for row in versus["rows"]:
         if row["price"] == IN_WORDS["tokens"] and row["arm"] in said:
             place, lead = said[row["arm"]], 100 * row["difference"]
@@ -216,8 +217,9 @@ def draw_rule(rule: dict, versus: dict):
                     "ahead. Means over seeds with 95% intervals")
 
 
-def draw_quality(values: dict, rule: dict, board: dict):
-    """By the index of a pointer: the line is the planted task, the points are the tiny model."""
+def draw_quality(values: dict, rule: dict, of_seeds: dict, board: dict):
+    """By the index of a pointer: lines are the planted task, squares the tiny model. An index is of
+    several seeds, where it was measured so."""
     figure, axis = panels(1, figsize=(8.0, 4.4))
     means = {cell: seeds.mean() for cell, seeds in means_of(values["cells"]).items()}
     arms = {"3 at random": (0, 3), "1 of 3": (1, 0), "2 of 3": (2, 0), "3 of 3, 40 wrong": (3, 40),
@@ -231,13 +233,12 @@ def draw_quality(values: dict, rule: dict, board: dict):
                   **style_of(number))
     leads = {row["arm"]: (row["ahead"], row["95%"]) for row in board["rows"]}
     true = leads["measured4"][0]
-    for row in rule["rows"]:
-        if row["arm"] in leads and row["arm"] != "none":
-            lead, interval = leads[row["arm"]]
-            axis.plot([row["index"]] * 2, np.array(interval) / true, color="black", lw=0.7)
-            axis.plot(row["index"], lead / true, "ks", ms=5)
-            axis.annotate(row["arm"], (row["index"], lead / true), (6, 4),
-                          textcoords="offset points")
+    index = {row["arm"]: row["index"] for row in [*rule["rows"], *of_seeds["rows"]]}
+    for arm in (leads.keys() & index.keys()) - {"none"}:
+        lead, interval = leads[arm]
+        axis.plot([index[arm]] * 2, np.array(interval) / true, color="black", lw=0.7)
+        axis.plot(index[arm], lead / true, "ks", ms=5)
+        axis.annotate(arm, (index[arm], lead / true), (6, 4), textcoords="offset points")
     axis.axhline(0, color=GREY, lw=0.8)
     axis.margins(x=0.1)
     axis.set(xlabel="index of the pointer: 1 points at all that decides, 0 by chance",
@@ -321,6 +322,7 @@ PUBLISHED = {  # picture -> how it is drawn, and which tables or values of resul
     "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
     "research/results/pointer-worth.png": (draw_worth, "pointer values"),
     "research/results/pointers-quality.png": (draw_quality, "pointer values", "rule rule",
-                                              "pointers board"),
-    "research/results/pointers-rule.png": (draw_rule, "rule rule", "pointers versus"),
+                                              "rule_seeds rule", "pointers board"),
+    "research/results/pointers-rule.png": (draw_rule, "rule rule", "rule_seeds rule",
+                                          "pointers versus"),
     "research/results/price-success.png": (draw_success, "price values")}

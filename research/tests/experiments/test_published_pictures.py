@@ -108,7 +108,8 @@ def test_the_rule_is_drawn_against_the_lead_at_equal_tokens():
     said = {"rows": [{"arm": "a", "ratio": 2.0}, {"arm": "not trained", "ratio": 1.0}]}
     lead = {"arm": "a", "price": "sampled tokens", "difference": 0.03, "95%": [0.01, 0.05]}
     rows = [lead, {**lead, "price": "scored answers"}, {**lead, "arm": "not asked"}]
-    figure, _ = pictures.draw_rule(said, {"rows": rows})
+    figure, _ = pictures.draw_rule(
+        {"rows": [{"arm": "a", "ratio": 1.5}]}, said, {"rows": rows})
     [axis] = figure.axes
     [(points, _, _)] = axis.containers
     assert points.get_xydata().tolist() == [[2.0, 3.0]]
@@ -124,7 +125,8 @@ def test_quality_is_drawn_as_shares_of_the_true_credits_lead():
     rows = [{"arm": arm, "index": 0.5} for arm in ("none", "a", "not trained")]
     board = [{"arm": arm, "ahead": lead, "95%": [lead - 0.01, lead + 0.01]}
              for arm, lead in (("a", 0.01), ("measured4", 0.04))]
-    figure, _ = pictures.draw_quality({"cells": cells}, {"rows": rows}, {"rows": board})
+    one_seed = {"rows": [{"arm": "a", "index": 0.9}]}
+    figure, _ = pictures.draw_quality({"cells": cells}, one_seed, {"rows": rows}, {"rows": board})
     planted, interval, place = [line.get_xydata() for line in figure.axes[0].lines[:3]]
     assert planted == pytest.approx(np.array([[0.8, 0.5]]))
     assert interval[:, 1] == pytest.approx([0, 0.5])
