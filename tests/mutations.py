@@ -78,7 +78,7 @@ MUTATIONS = [  # file, the line as it is, as it is broken, the test that fails t
      "engine/test_two_devices.py::test_a_step_is_that_of_the_cpu"),
     ("engine/cache.py", "in_prompt = torch.arange(P, device=seen.device) < seen",
      "in_prompt = torch.arange(P, device=seen.device) <= seen",
-     "engine/test_cache.py::test_a_row_sees_the_first_tokens_of_its_prompt_only"),
+     "engine/test_sampler.py::test_an_answer_from_a_place_is_that_to_the_cut_prompt"),
     ("engine/rollouts.py", "part[\"group\"] = part[\"group\"] - problems.start", "pass",
      "engine/test_processes.py::test_a_run_of_two_ranks_leaves_the_folder_of_one"),
     ("engine/processes.py", "n * (rank() + 1) // count())", "n * (rank() + 1) // count() - 1)",

@@ -55,11 +55,10 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
         rollouts = policy.ask(problems, s.answers, derived_seed("train", s.seed, 1))
         reward = torch.arange(20).remainder(3).float() * (rollouts.group != 3)
         rollouts.scores.update(reward=reward, answer=(reward == 2).float())
-        rollouts = kept = with_advantage(rollouts, make_advantage(s, policy), policy, 1)
-        reference = load_reference(s)
-        weight, _ = rescaled_weight(make_weighting(s, policy), s.mitigation, kept, policy,
+        rollouts = with_advantage(rollouts, make_advantage(s, policy), policy, 1)
+        weight, _ = rescaled_weight(make_weighting(s, policy), s.mitigation, rollouts, policy,
                                     s.rescale, s.placebo)
-        result, _ = update(policy.model, optimizer, kept, weight, s, reference)
+        result, _ = update(policy.model, optimizer, rollouts, weight, s, load_reference(s))
         gradient = torch.cat([full_tensor(p.grad).flatten() for p in policy.model.parameters()])
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
         parts = {"gradient": gradient, "weight": weight, "advantage": rollouts.advantage,
@@ -207,21 +206,16 @@ import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import train
 from engine import several
-from harness import load
-from harness import command_line as start
-from harness import resume
+from harness import command_line, load, resume
 from harness.program import run_as_program
 
 def late(function):
-    def sleep_first(*given):
-        time.sleep(1)
-        return function(*given)
-    return sleep_first
+    return lambda *given: time.sleep(1) or function(*given)
 
 several.PATIENCE = 5
 if os.environ["RANK"] == "0":
-    start.read_flags, resume.truncate = late(start.read_flags), late(resume.truncate)
-    load.pick_device = late(load.pick_device)
+    command_line.read_flags = late(command_line.read_flags)
+    resume.truncate, load.pick_device = late(resume.truncate), late(load.pick_device)
 run_as_program("train.py", train.main)
 """
 

@@ -1,9 +1,9 @@
 """The sampler against the model: the same tokens as the slow loop, the numbers on record,
-departures. The attention to the cache is in test_cache.py."""
+departures."""
 import pytest
 import torch
 
-from engine import sampler
+from engine import cache, sampler
 from engine.errors import UserError
 from engine.fused import FusedQwen2
 from engine.sampler import Distribution, Pace, Sampling, Start, decode, generate, place_of
@@ -162,10 +162,11 @@ def test_a_share_of_the_prompts_is_answered_as_among_all(small_model, share):
 @pytest.mark.parametrize("pace", [(1, 1, 8), (3, 3, 2), (2, 7, 4), (8, 8, 8), (100, 100, 8)])
 def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, pace):
     """As on a GPU: many steps look at the same slots, some of them not written yet, and rows leave
-    only between them."""
-    request = dict(answers=6, max_new_tokens=[25, 11, 25], seed=3, stop_ids=MANY_STOPS)
+    only between them. The blocks of the cache are as large as they can be."""
+    request = dict(answers=8, max_new_tokens=[25, 11, 25], seed=3, stop_ids=MANY_STOPS)
     usual = generate(small_model, PROMPTS, **request)
     monkeypatch.setitem(sampler.PACE, "cpu", Pace(*pace))
+    monkeypatch.setattr(cache, "BREAK_EVEN", 10 ** 6)
     assert len(set(usual.mask.sum(1).tolist())) > 3
     assert_close(generate(small_model, PROMPTS, **request), usual)
 
