@@ -1,5 +1,4 @@
-"""The layout of the sampler's cache by hand. What its attention computes is compared with the model
-in test_sampler.py."""
+"""The layout of the sampler's cache by hand; what is computed on it is in test_sampler.py."""
 from types import SimpleNamespace
 
 import pytest

@@ -1,5 +1,4 @@
-"""The sampler against the model: the same tokens as the slow loop, the numbers on record,
-departures."""
+"""The sampler against the model: the tokens of the slow loop, the numbers on record, departures."""
 import pytest
 import torch
 
