@@ -7,6 +7,11 @@ from engine.tokens import ANSWER
 from credit.causal_ablation import after_deletion, deletion, without
 
 
+MASK = torch.tensor([[True] * 5, [True] + [False] * 4])
+IDS = torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]])
+GROUP = torch.tensor([0, 1])
+
+
 def test_causal_ablation_by_hand(policy, monkeypatch):
     """Every second of five tokens: the reward changes by 1, 0 and 0.5, linear in between."""
     asked = []
@@ -15,9 +20,7 @@ def test_causal_ablation_by_hand(policy, monkeypatch):
         asked.extend(zip(prefixes, without))
         return torch.tensor([[0.0], [1.0], [0.5], [1.0]]), {"extra_tokens": 17}
     monkeypatch.setattr("credit.causal_ablation.continuation_rewards", rewards)
-    mask = torch.tensor([[True] * 5, [True] + [False] * 4])
-    rollouts = hand_made(mask, ids=torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]]),
-                         group=torch.tensor([0, 1]), scores={"reward": torch.tensor([1.0, 0.25])})
+    rollouts = hand_made(MASK, ids=IDS, group=GROUP, scores={"reward": torch.tensor([1.0, 0.25])})
     weighting = make_weighting("causal_ablation", {"ablate_every": 2}, policy)
     weight = weighting(rollouts, policy)
     torch.testing.assert_close(weight, torch.tensor([[1, 0.5, 0, 0.25, 0.5], [0.75, 0, 0, 0, 0]]))
@@ -28,11 +31,8 @@ def test_causal_ablation_by_hand(policy, monkeypatch):
 def test_an_answer_without_a_token_by_hand():
     """The answer section is 6 and 7: of " 4 5 6 7 8" without the 5 both come later, without the 6
     only the 7, without the 7 none."""
-    mask = torch.tensor([[True] * 5, [True] + [False] * 4])
     answer = torch.tensor([[0, 0, ANSWER, ANSWER, 0], [0] * 5])
-    log_prob = -torch.tensor([[4.0, 5, 6, 7, 8], [9, 0, 0, 0, 0]])
-    rollouts = hand_made(mask, ids=-log_prob.long(), log_prob=log_prob, section=answer,
-                         group=torch.tensor([0, 1]))
+    rollouts = hand_made(MASK, ids=IDS, log_prob=-IDS.float(), section=answer, group=GROUP)
     shorter, later = without(rollouts, [(0, 1), (0, 2), (0, 3), (1, 0)])
     assert shorter.ids.tolist() == [[4, 6, 7, 8, 0], [4, 5, 7, 8, 0], [4, 5, 6, 8, 0], [0] * 5]
     assert torch.equal(shorter.log_prob, -shorter.ids.float())

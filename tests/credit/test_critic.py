@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import SPOKEN, copied, hand_made, spoken
+from conftest import SPOKEN, copied, hand_made, refusal, spoken
 from credit import monte_carlo
 from credit.critic import generalised_advantage
-from credit.monte_carlo import (continuation_rewards, decision_starts, prefix_values,
-                                segment_starts, sequences)
+from credit.monte_carlo import (continuation_rewards, decision_starts, segment_starts,
+                                sequences)
 from engine.choices import ADVANTAGES
 from engine.errors import UserError
 from engine.forward import Forward
@@ -57,6 +57,8 @@ def test_what_cannot_be_had_is_refused(policy, monkeypatch):
         make("gae", other, process_reward=0.5)
     with pytest.raises(UserError, match="--critic_layers 4: the model has 3"):
         make("gae", policy, critic="trunk", critic_layers=4)
+    assert "should be line, uncertain or" in refusal(
+        lambda: make("vine", policy, values_every="9" * 5000))
     for places in ([0, 99], [-1], 3, None, ["a"]):
         monkeypatch.setattr(type(policy.task.task), "right_steps", lambda *_: places)
         with pytest.raises(UserError, match=r"right_steps\(.* should return a list of tokens"):
@@ -99,14 +101,6 @@ def test_explained_variance_by_hand():
     assert gae.metrics["explained_variance"] is None
 
 
-def test_a_state_goes_on():
-    gae, other = make("gae", WIDE_3), make("gae", WIDE_3)
-    gae(told_by_state(), WIDE_3)
-    state = {name: value.clone() for name, value in gae.state_dict().items()}
-    other.load_state_dict(state)
-    torch.testing.assert_close(other(told_by_state(), WIDE_3), gae(told_by_state(), WIDE_3))
-
-
 @pytest.mark.parametrize("layers", [0, 1])
 def test_a_trunk_reads_the_models_first_layers(policy, layers):
     """Reading one hidden unit gives that unit of the model, or of the model cut after a layer."""
@@ -141,46 +135,34 @@ def test_where_segments_begin():
 
 
 @pytest.mark.parametrize("every, expected", [
-    ("2", [[-0.25, -0.25, 0.5, 0.5, 0.25], [-0.5, -0.5, 0, 0, 0], [0.0, 0, 0, 0, 0]]),
-    ("uncertain", [[-0.25, -0.25, 0.75, 0.75, 0.75], [-0.5, -0.5, 0, 0, 0], [0.0, 0, 0, 0, 0]])])
+    ("2", [[-0.25, -0.25, 0.5, 0.5, 0.25], [-0.5, -0.5, 0, 0, 0], [0.4, 0, 0, 0, 0]]),
+    ("uncertain", [[-0.25, -0.25, 0.75, 0.75, 0.75], [-0.5, -0.5, 0, 0, 0], [0.4, 0, 0, 0, 0]])])
 def test_vine_by_hand(monkeypatch, every, expected):
-    """V is 0.5 at the start, 0.25 after two tokens, 0.75 after four; the rewards are 1, 0, 0.5.
-    Only the third token of the first answer is a decision."""
-    worth = {0: 0.5, 2: 0.25, 4: 0.75}
+    """V is 0.5 at the start, 0.25 after two tokens, 0.75 after four; of the other problem, which
+    the last answer is to, 0.1. The rewards are 1, 0, 0.5. Only the third token of the first answer
+    is a decision. The answers to a problem share their start."""
+    worth, asked = {(0, 0): 0.5, (0, 2): 0.25, (0, 4): 0.75, (1, 0): 0.1}, []
 
     def rewards(policy, batch, prefixes, k):
-        return torch.tensor([[worth[len(ids)]] * k for _, ids in prefixes]), {"extra_tokens": 9}
+        asked.extend((group, len(ids)) for group, ids in prefixes)
+        return torch.tensor([[worth[place]] * k for place in asked]), {"extra_tokens": 9}
 
     monkeypatch.setattr(monte_carlo, "continuation_rewards", rewards)
     chance = torch.full((3, 5), 0.95)
     chance[0, 2] = 0.5
-    batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, log_prob=chance.log())
+    batch = hand_made(MASK, scores={"reward": torch.tensor([1.0, 0.0, 0.5])}, log_prob=chance.log(),
+                      group=torch.tensor([0, 0, 1]))
     vine = make("vine", WIDE_3, values_every=every)
     torch.testing.assert_close(vine(batch, None), torch.tensor(expected))
     assert vine.metrics == {"extra_tokens": 9}
-
-
-def test_equal_prefixes_of_one_question_share_their_continuations(policy, monkeypatch):
-    asked = []
-
-    def rewards(policy, batch, prefixes, k):
-        asked.extend(prefixes)
-        return torch.arange(len(prefixes) * 1.0)[:, None], {}
-
-    monkeypatch.setattr(monte_carlo, "continuation_rewards", rewards)
-    batch = hand_made(torch.ones(3, 2, dtype=torch.bool), group=torch.tensor([0, 0, 1]),
-                      ids=torch.tensor([[4, 5], [4, 6], [4, 5]]))
-    values, _ = prefix_values(policy, batch, [[0, 1], [0, 1], [0, 1]], 1)
-    assert asked == [(0, ()), (0, (4,)), (1, ()), (1, (4,))]
-    assert values == [[0, 1], [0, 1], [2, 3]]
+    assert asked == [place for place in worth if every == "2" or place != (0, 4)]
 
 
 def test_continuations_are_scored_whole_and_against_their_own_question(policy, monkeypatch):
     """The model is made to say the rest of a right answer: only the prefix of that question becomes
-    right. Equal answers are scored once."""
-    batch, start = spoken(policy), " 3 + 5 = 8, 8 + 7 = 15 hit.</think>\n<answer> ("
-    rest, scored = policy.tokenizer.encode(" 3 + 5 ) + 7</answer><|im_end|>").ids, []
-    reward_of = type(policy).reward_of
+    right. What has ended or is full is worth its own reward. Equal answers are scored once."""
+    def ids_of(text):
+        return tuple(policy.tokenizer.encode(text).ids)
 
     def speak(model, prompts, starts, max_new_tokens, **_):
         assert len(max_new_tokens) == len(starts)
@@ -188,24 +170,22 @@ def test_continuations_are_scored_whole_and_against_their_own_question(policy, m
         mask = torch.ones_like(tokens, dtype=torch.bool)
         return Generation(tokens, mask, mask[:, 0], *torch.zeros(3, *tokens.shape))
 
+    def reward(policy, problem, ids):
+        scored.append((problem, ids))
+        return reward_of(policy, problem, ids)
+
+    opening, said, end = SPOKEN[0].partition(" 3 + 5 ) + 7")
+    start, rest = ids_of(opening), ids_of(said + end)
+    reward_of, scored = type(policy).reward_of, []
     monkeypatch.setattr(monte_carlo, "generate", speak)
-    monkeypatch.setattr(type(policy), "reward_of", lambda policy, problem, ids:
-                        scored.append(ids) or reward_of(policy, problem, ids))
-    ids = tuple(policy.tokenizer.encode(start).ids)
-    rewards, spent = continuation_rewards(policy, batch, [(0, ids), (1, ids)], 2)
-    assert rewards[0].tolist() == pytest.approx([1.1, 1.1]) and (rewards[1] < 0.2).all()
-    assert spent == {"extra_tokens": 4 * len(rest), "extra_answers": 4} and len(scored) == 2
-
-
-def test_a_prefix_that_has_ended_or_is_full_is_worth_its_own_reward(policy, monkeypatch):
-    monkeypatch.setattr(monte_carlo, "generate", lambda *_, **__: pytest.fail("nothing can follow"))
-    whole = tuple(policy.tokenizer.encode(SPOKEN[0]).ids)
-    full = (tuple(policy.tokenizer.encode(" 3").ids) * 60)[:60]
-    prefixes = [(0, whole), (1, whole), (0, full)]
-    rewards, spent = continuation_rewards(policy, spoken(policy), prefixes, 3)
-    expected = torch.tensor([1.1, 0.1, 0.0])[:, None].expand(3, 3)
+    monkeypatch.setattr(type(policy), "reward_of", reward)
+    whole, full = ids_of(SPOKEN[0]), (ids_of(" 3") * 60)[:60]
+    prefixes = [(0, start), (1, start), (0, whole), (1, whole), (0, full)]
+    rewards, spent = continuation_rewards(policy, spoken(policy), prefixes, 2)
+    expected = torch.tensor([1.1, 0.1, 1.1, 0.1, 0.0])[:, None].expand(5, 2)
     torch.testing.assert_close(rewards, expected)
-    assert spent == {"extra_tokens": 0, "extra_answers": 0}
+    assert spent == {"extra_tokens": 4 * len(rest), "extra_answers": 4}
+    assert len(scored) == len(set(scored))
 
 
 def test_continuations_stop_at_the_limit_of_the_whole_answer(policy, monkeypatch):

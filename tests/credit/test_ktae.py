@@ -57,8 +57,7 @@ GROUP = torch.tensor([0, 0, 0, 0, 1, 1])
 
 
 def batch(reward, ids=IDS):
-    scores = dict.fromkeys(("reward", "format", "answer", "reasoning"), torch.tensor(reward))
-    return hand_made(MASK, ids=ids, group=GROUP, scores=scores)
+    return hand_made(MASK, ids=ids, group=GROUP, scores={"reward": torch.tensor(reward)})
 
 
 def test_a_token_gets_its_ids_value_beside_grpo():

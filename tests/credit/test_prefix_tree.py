@@ -14,8 +14,7 @@ REWARD = torch.tensor([1.0, 0.0, 0.0, 1.0])
 
 
 def tree(ids=IDS, mask=MASK, group=GROUP, reward=REWARD):
-    scores = dict.fromkeys(("reward", "format", "answer", "reasoning"), reward)
-    return hand_made(mask, ids=ids, group=group, scores=scores)
+    return hand_made(mask, ids=ids, group=group, scores={"reward": reward})
 
 
 def test_a_shared_token_weighs_one_over_those_that_share_it():

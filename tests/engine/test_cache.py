@@ -1,85 +1,26 @@
-"""The sampler's cache by hand: the example of its docstring, who sees whom, what stands where."""
+"""The layout of the sampler's cache by hand; what is computed on it is in test_sampler.py."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from engine import cache
 from engine.cache import Cache, fill_blocks, rows_of_block
-from qwen2_model import ModelConfig
-
-TOKENS = 26  # p0 p1 p2, r0 to r4, then 3 slots for each of 6 rows
-CONFIG = ModelConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-                     num_attention_heads=4, num_key_value_heads=2, head_dim=TOKENS)
-P, R = [0, 1, 2], [3, 4, 5, 6, 7]
-
-
-def token_values(tokens):
-    """(len(tokens), K, head_dim): one-hot in the first key head, two-hot in the second."""
-    one_hot = torch.eye(TOKENS)[tokens]
-    return torch.stack([one_hot, 2 * one_hot], 1)
-
-
-def docstring_example(slots=3, seen=(3, 3, 3, 3, 5, 5)):
-    """Prompts of 3 and 5 tokens, blocks of 2 rows; keys are 0, so scores are equal."""
-    cache = Cache(CONFIG, torch.float32, longest_prompt=5)
-    cache.arrange(torch.arange(6), torch.tensor(seen), G=2, slots=slots, written=0)
-    places = torch.tensor([[0, 1, 2, 0, 0], [3, 4, 5, 6, 7]])
-    values = token_values(places.flatten()).unflatten(0, (2, 5)).transpose(1, 2)
-    keys = torch.zeros_like(values)
-    cache.add_prompts(torch.cat([keys, values], 1), torch.tensor([0, 0, 0, 0, 1, 1]))
-    return cache
-
-
-def feed(cache, rows, token, window):
-    """Feed this token of these rows: the tokens that each row saw."""
-    cache.set_window(window)
-    cache.open_slot()
-    own = torch.tensor([8 + 3 * row + token for row in rows])
-    keys = torch.zeros(len(rows), 2, TOKENS)
-    kv = torch.cat([keys, token_values(own)], 1)
-    mixed = cache.attend(0, torch.zeros(len(rows), 4, TOKENS), kv)
-    assert mixed.shape == (len(rows), 4, TOKENS)
-    torch.testing.assert_close(mixed[:, 1], mixed[:, 0])      # query heads 0 and 1: key head 0
-    torch.testing.assert_close(mixed[:, 2], 2 * mixed[:, 0])  # query heads 2 and 3: key head 1
-    torch.testing.assert_close(mixed[:, 3], 2 * mixed[:, 0])
-    sees = mixed[:, 0] > 0
-    torch.testing.assert_close(mixed[:, 0], sees / sees.sum(1, keepdim=True))
-    return [row.nonzero().flatten().tolist() for row in sees]
-
-
-def visible(row, tokens):
-    """What a row sees of prompt and answer when it has so many tokens."""
-    return (P if row < 4 else R) + [8 + 3 * row + token for token in range(tokens)]
 
 
 def test_the_picture_of_the_docstring():
-    """And who sees whom while it grows."""
-    cache = docstring_example()
-    for token in (0, 1):
-        sees = feed(cache, range(6), token, token + 1)
-        assert sees == [visible(row, token + 1) for row in range(6)]
-    assert cache.stored[0].shape == (3, 2 * 2, 5 + 3 * 2, TOKENS)
-    assert cache.mask.shape == (3, 1, 4, 16)  # lines are padded to a multiple of 16
-    lines = ["".join("x" if seen else "." for seen in line[:11])
-             for line in (cache.mask == 0).flatten(0, 2)[::2]]
-    assert lines == ["xxx..x.x...", "xxx...x.x..", "xxx..x.x...", "xxx...x.x..",
-                     "xxxxxx.x...", "xxxxx.x.x.."]
-
-
-@pytest.mark.parametrize("stay, G", [([0, 2, 4, 5], 1), ([0, 2, 4, 5], 2), ([1, 5], 1), ([4], 1)])
-def test_rows_that_stay_keep_what_they_have(stay, G):
-    """Rows leave, others share a block with new neighbours, and there is room for more tokens."""
-    cache = docstring_example(slots=1)
-    feed(cache, range(6), 0, 1)
-    seen = torch.tensor([3 if row < 4 else 5 for row in stay])
-    cache.arrange(torch.tensor(stay), seen, G, slots=3, written=1)
-    assert cache.stored[0].shape == (len(stay) // G, 2 * 2, 5 + 3 * G, TOKENS)
-    for token in (1, 2):
-        assert feed(cache, stay, token, 3) == [visible(row, token + 1) for row in stay]
-
-
-def test_a_row_sees_the_first_tokens_of_its_prompt_only():
-    cache = docstring_example(seen=(3, 3, 1, 3, 4, 2))
-    sees = feed(cache, range(6), 0, 1)
-    assert sees[2:] == [[0, 14], P + [17], [3, 4, 5, 6, 20], [3, 4, 23]]
+    """In the step that feeds token 1; a slot that is not written yet is not seen."""
+    drawn = [line.partition("both heads")[2].replace("_", ".").split()
+             for line in cache.__doc__.splitlines() if ", both heads" in line]
+    config = SimpleNamespace(num_attention_heads=4, num_key_value_heads=2)
+    example = Cache(config, torch.float32, longest_prompt=5)
+    example.arrange(torch.arange(6), torch.tensor([3, 3, 3, 3, 5, 5]), G=2, slots=3, written=0)
+    example.open_slot()
+    example.open_slot()
+    assert example.mask.shape == (3, 1, 4, 16)  # lines are padded to a multiple of 16
+    marks = [["x" if seen else "." for seen in line[:11]]
+             for line in (example.mask == 0).flatten(0, 2)]
+    assert marks == [line for line in drawn for _ in range(2)]
 
 
 def test_blocks_are_filled_up_with_copies():

@@ -38,8 +38,11 @@ def logits_of(model, fused):
     {}, {"tie_word_embeddings": True}, {"model_type": "qwen3"}, {"num_key_value_heads": 4}])
 def test_it_computes_what_the_model_does(changes):
     model = make_model(**changes).double().compute_in(torch.float64)
-    expected, logits = logits_of(model, FusedQwen2(model, longest=5))
+    fused = FusedQwen2(model, longest=5)
+    expected, logits = logits_of(model, fused)
     torch.testing.assert_close(logits, expected, atol=1e-12, rtol=1e-12)
+    is_shared = fused.output.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert is_shared == model.config.tie_word_embeddings  # a tied matrix is not copied
 
 
 def test_what_it_keeps_is_in_the_compute_type():
@@ -52,9 +55,3 @@ def test_what_it_keeps_is_in_the_compute_type():
     exact, logits = logits_of(copied(model).compute_in(torch.float32), fused)
     rounding = (logits_of(model, fused)[0] - exact).float().std()
     assert (logits - exact).std() < 1.5 * rounding  # it loses no more digits than the model
-
-
-def test_a_tied_matrix_is_not_copied():
-    model = make_model(tie_word_embeddings=True)
-    fused = FusedQwen2(model, longest=5)
-    assert fused.output.data_ptr() == model.model.embed_tokens.weight.data_ptr()

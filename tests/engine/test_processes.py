@@ -55,11 +55,11 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
         rollouts = policy.ask(problems, s.answers, derived_seed("train", s.seed, 1))
         reward = torch.arange(20).remainder(3).float() * (rollouts.group != 3)
         rollouts.scores.update(reward=reward, answer=(reward == 2).float())
-        rollouts = kept = with_advantage(rollouts, make_advantage(s, policy), policy, 1)
-        reference = initial_model(s) if s.kl else None
-        weight, _ = rescaled_weight(make_weighting(s, policy), s.mitigation, kept, policy,
+        rollouts = with_advantage(rollouts, make_advantage(s, policy), policy, 1)
+        weight, _ = rescaled_weight(make_weighting(s, policy), s.mitigation, rollouts, policy,
                                     s.rescale, s.placebo)
-        result, _ = update(policy.model, optimizer, kept, weight, s, reference)
+        reference = initial_model(s) if s.kl else None
+        result, _ = update(policy.model, optimizer, rollouts, weight, s, reference)
         gradient = torch.cat([full_tensor(p.grad).flatten() for p in policy.model.parameters()])
         numbers = [float(value) for value in result.values() if isinstance(value, (int, float))]
         parts = {"gradient": gradient, "weight": weight, "advantage": rollouts.advantage,
@@ -70,16 +70,33 @@ def measured(model: str, arms: dict = ARMS, **more) -> dict[str, torch.Tensor]:
 
 
 WORKER = """
-import sys
-sys.path[:0] = [sys.argv[1], sys.argv[2], sys.argv[2] + '/engine']
+import importlib, sys
+root, room, name, model, out = sys.argv[1:]
+sys.path[:0] = [root, root + '/tests', root + '/tests/engine']
 import torch
 torch.set_num_threads(1)
 from engine import processes
 from safetensors.torch import save_file
-from test_processes import measured
-save_file(measured(sys.argv[3]), f"{sys.argv[4]}/{processes.rank()}.safetensors")
+measured = getattr(importlib.import_module(room), name)
+save_file(measured(model), f"{out}/{processes.rank()}.safetensors")
 processes.stop()
 """
+
+
+def ranks_that_agree(found_by, arms: dict, model: str, folder: Path) -> list[dict]:
+    """What this function finds in each of two processes: what `measured` finds in one, and maybe
+    more."""
+    place = [found_by.__module__, found_by.__name__]
+    ranks = start_ranks([sys.executable, "-c", WORKER, ROOT, *place, model, folder], 2)
+    alone = measured(model, arms)
+    assert [rank.wait(timeout=400) for rank in ranks] == [0, 0]
+    assert all(alone[f"{arm} gradient"].abs().max() > 0 for arm in arms)
+    found = [load_file(folder / f"{rank}.safetensors") for rank in range(2)]
+    for name, expected in alone.items():
+        for together in found:
+            apart = (together[name].double() - expected.double()).norm()
+            assert apart <= TOLERANCE * expected.double().norm(), name
+    return found
 
 
 def torchrun(*arguments, program=ROOT / "train.py") -> subprocess.Popen:
@@ -99,18 +116,7 @@ def side_by_side(*arguments, count, program=ROOT / "train.py") -> str:
 def test_two_processes_give_the_gradient_of_one(learner, tmp_path):
     """Five questions do not divide by two; sampling, statistics over the batch, critics and values
     are shared out and put together."""
-    command = [sys.executable, "-c", WORKER, ROOT, ROOT / "tests", learner, tmp_path]
-    workers = start_ranks(command, 2)
-    alone = measured(str(learner))
-    assert [worker.wait(timeout=300) for worker in workers] == [0, 0]
-    for rank in range(2):
-        together = load_file(tmp_path / f"{rank}.safetensors")
-        assert set(together) == set(alone)
-        for name, value in alone.items():
-            size = float(value.float().abs().max())
-            torch.testing.assert_close(together[name], value, rtol=0, atol=TOLERANCE * size,
-                                       msg=lambda text: f"rank {rank}, {name}: {text}")
-    assert all(alone[f"{arm} gradient"].abs().max() > 0 for arm in ARMS)
+    ranks_that_agree(measured, ARMS, str(learner), tmp_path)
 
 
 @pytest.fixture
@@ -201,21 +207,16 @@ import os, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import train
 from engine import several
-from harness import load
-from harness import command_line as start
-from harness import resume
+from harness import command_line, load, resume
 from harness.program import run_as_program
 
 def late(function):
-    def sleep_first(*given):
-        time.sleep(1)
-        return function(*given)
-    return sleep_first
+    return lambda *given: time.sleep(1) or function(*given)
 
 several.PATIENCE = 5
 if os.environ["RANK"] == "0":
-    start.read_flags, resume.truncate = late(start.read_flags), late(resume.truncate)
-    load.pick_device = late(load.pick_device)
+    command_line.read_flags = late(command_line.read_flags)
+    resume.truncate, load.pick_device = late(resume.truncate), late(load.pick_device)
 run_as_program("train.py", train.main)
 """
 

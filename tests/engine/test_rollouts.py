@@ -1,4 +1,6 @@
 """Scores and labels of a task: what may be given, and what is refused with a sentence."""
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,33 +14,17 @@ FINE = {"reward": 1.5, "format": 0.5, "answer": 1.0, "reasoning": 0.0}
 TOKENIZER = make_tokenizer()
 
 
-class OneAnswerTask:
-    """A task whose score and labels are what they are given."""
-
-    def __init__(self, score=FINE, labels=lambda count: ([0] * count, [6] * count)):
-        self.scores, self.labels = score, labels
-
-    def score(self, problem, text):
-        return self.scores(text) if callable(self.scores) else self.scores
-
-    def label(self, pieces):
-        return self.labels(len(pieces))
-
-    def show(self, problem):
-        return "3 5 7 make 22"
-
-
-def scored(task):
+def scored(score=FINE, label=lambda pieces: ([0] * len(pieces), [6] * len(pieces))):
     """Two answers to one question, of three tokens and of one."""
-    mask = torch.tensor([[True, True, True], [True, False, False]])
-    batch = hand_made(mask, ids=torch.tensor([[5, 6, 7], [8, 0, 0]]))
+    batch = hand_made([[True, True, True], [True, False, False]],
+                      ids=torch.tensor([[5, 6, 7], [8, 0, 0]]))
+    task = SimpleNamespace(score=lambda problem, text: score, label=label)
     return score_answers(batch, TOKENIZER, CheckedTask(task))
 
 
 @pytest.mark.parametrize("answer", [1, True, np.float32(1), np.int64(1)])
 def test_whole_numbers_and_yes_or_no_are_numbers_and_a_task_may_give_more_parts(answer):
-    given = {**FINE, "answer": answer, "reward": 3, "format": False, "elegance": 0.25}
-    batch = scored(OneAnswerTask(given))
+    batch = scored({**FINE, "answer": answer, "reward": 3, "format": False, "elegance": 0.25})
     assert {values.dtype for values in batch.scores.values()} == {torch.float32}
     assert batch.scores["answer"].tolist() == [1, 1] and batch.reward.mean() == 3
     assert batch.scores["elegance"].tolist() == [0.25, 0.25]
@@ -49,25 +35,22 @@ def test_whole_numbers_and_yes_or_no_are_numbers_and_a_task_may_give_more_parts(
     {**FINE, "answer": None}, {**FINE, "elegance": "x" * 9999}, {**FINE, "answer": 2},
     {**FINE, "answer": 0.5}, {"reward": 1.0, "answer": 1.0}, [1.0] * 99, None])
 def test_a_score_that_is_none_is_refused(score):
-    said = refusal(scored, OneAnswerTask(score))
+    said = refusal(scored, score)
     assert said.startswith("score(")
     assert "should return finite numbers by name, reward, format, answer, reasoning among" in said
 
 
 @pytest.mark.parametrize("labels", [
-    lambda count: ([0] * count, [0] * (count + 1)), lambda count: ([0], [0] * count),
-    lambda count: ([3] * count, [0] * count), lambda count: ([0] * count, [7] * count),
-    lambda count: ([-1] * count, [0] * count), lambda count: ([0.5] * count, [0] * count),
-    lambda count: ([[]] * count, [0] * count), lambda count: ("000", [0] * count),
-    lambda count: None])
+    ([0] * 3, [0] * 4), ([0], [0] * 3), ([3] * 3, [0] * 3), ([0] * 3, [7] * 3), ([-1] * 3, [0] * 3),
+    ([0.5] * 3, [0] * 3), ([[]] * 3, [0] * 3), ("000", [0] * 3), None])
 def test_labels_that_are_none_are_refused(labels):
-    said = refusal(scored, OneAnswerTask(labels=labels))
+    said = refusal(scored, FINE, lambda pieces: labels)
     assert said.startswith("label(")
     assert "should return two lists with a code for each token" in said
 
 
 def test_labels_stand_where_their_tokens_do():
     """And may be tuples."""
-    batch = scored(OneAnswerTask(labels=lambda count: ((2,) * count, list(range(count)))))
+    batch = scored(label=lambda pieces: ((2,) * len(pieces), list(range(len(pieces)))))
     assert batch.section.tolist() == [[2, 2, 2], [2, 0, 0]]
     assert batch.kind.tolist() == [[0, 1, 2], [0, 0, 0]]

@@ -2,23 +2,20 @@
 than its part."""
 import json
 import shutil
-import sys
 
 import pytest
 import torch
-from conftest import ROOT
 from safetensors.torch import load_file, save_file
-from test_processes import ARMS, TOLERANCE, measured, side_by_side, start_ranks
+from test_processes import ARMS, TOLERANCE, measured, ranks_that_agree, side_by_side
 
 from engine import processes
 from engine.errors import NotFinite, UserError
 from engine.forward import frozen_log_probs
 from harness.load import load_optimizer, load_policy
-from qwen2_model import write_tensors
 from engine.optimizer import clip_and_step
 from harness.settings import make_settings
 from engine.processes import local_shard, refuse_undefined, shard_like
-from qwen2_model import ModelConfig, Qwen2
+from qwen2_model import ModelConfig, Qwen2, write_tensors
 from runs import lines
 from train import main
 
@@ -27,24 +24,6 @@ ARMS |= {"trunk": {"advantage": "gae", "critic": "trunk"},
          "measured": {"advantage": "measured", "measured_above": 0.5, "measured_k": 1},
          "hindsight": {"advantage": "hindsight"},
          "deleted": {"mitigation": "causal_ablation", "ablation": "delete", "checkpointing": True}}
-
-WORKER = """
-import sys
-root, model, out = sys.argv[1:]
-sys.path[:0] = [root, root + '/tests', root + '/tests/engine']
-import torch
-torch.set_num_threads(1)
-from safetensors.torch import save_file
-from engine import processes
-from test_processes import measured
-from test_sharded import ARMS, kept_by_this_process, stops_at_a_hole
-found = measured(model, ARMS, shard=True)
-found["kept"] = kept_by_this_process(model)
-found["stopped"] = stops_at_a_hole(model)
-save_file(found, f"{out}/{processes.rank()}.safetensors")
-processes.stop()
-"""
-
 
 def sharded_policy(model: str):
     return load_policy(make_settings({"model": model, "shard": True, "threads": 1}))
@@ -81,6 +60,11 @@ def stops_at_a_hole(model: str) -> torch.Tensor:
     return torch.tensor(False)
 
 
+def found_by_rank(model: str) -> dict[str, torch.Tensor]:
+    found = measured(model, ARMS, shard=True)
+    return found | {"kept": kept_by_this_process(model), "stopped": stops_at_a_hole(model)}
+
+
 @pytest.fixture(scope="module")
 def untied(learner, tmp_path_factory):
     """The learner with an output matrix of its own."""
@@ -94,21 +78,11 @@ def untied(learner, tmp_path_factory):
 
 def test_parts_give_the_gradient_of_the_whole(learner, tmp_path):
     """Five questions do not divide by two: one of the processes has passes that are empty."""
-    ranks = start_ranks([sys.executable, "-c", WORKER, ROOT, learner, tmp_path], 2)
-    alone = measured(str(learner), ARMS)
-    assert [rank.wait(timeout=400) for rank in ranks] == [0, 0]
-    for rank in range(2):
-        found = load_file(tmp_path / f"{rank}.safetensors")
-        kept, stopped = found.pop("kept"), found.pop("stopped")
-        assert set(found) == set(alone)
-        for name, expected in alone.items():
-            expected, value = expected.double(), found[name].double()
-            apart = (value - expected).norm()
-            assert apart <= TOLERANCE * expected.norm(), name
+    for found in ranks_that_agree(found_by_rank, ARMS, str(learner), tmp_path):
+        kept = found["kept"]
         assert abs(kept[0] * 2 / kept[-1] - 1) < 0.02  # what does not divide is uneven
         assert 0 < kept[1] <= kept[0] and kept[1] == kept[2] == kept[3]
-        assert stopped
-    assert all(alone[f"{arm} gradient"].abs().max() > 0 for arm in ARMS)
+        assert found["stopped"]
 
 
 def test_a_run_in_parts_leaves_the_folder_of_a_whole_one(untied, tmp_path):
@@ -118,12 +92,11 @@ def test_a_run_in_parts_leaves_the_folder_of_a_whole_one(untied, tmp_path):
     main(["--resume", str(tmp_path / "parts"), "--steps", "2", "--shard", "no"])
     main([*map(str, flags), "--steps", "2", "--out", str(tmp_path / "whole")])
     assert any(line["gradient_norm"] for line in lines(tmp_path / "whole/metrics.jsonl"))
-    for step in (1, 2):
-        assert far_apart(tmp_path, f"step_{step:06d}/model.safetensors", "model.") < TOLERANCE
     # each step may add a gradient that is as far apart, and a square doubles it
-    for moment, steps in (("exp_avg.", 2), ("exp_avg_sq.", 4)):
-        apart = far_apart(tmp_path, "step_000002/trainer/state.safetensors", moment)
-        assert apart < steps * TOLERANCE
+    for name, prefix, times in (("1/model", "model.", 1), ("2/model", "model.", 1),
+                                ("2/trainer/state", "exp_avg.", 2),
+                                ("2/trainer/state", "exp_avg_sq.", 4)):
+        assert far_apart(tmp_path, f"step_00000{name}.safetensors", prefix) < times * TOLERANCE
     configs = [json.loads((tmp_path / name / "checkpoints/step_000002/config.json").read_text())
                for name in ("whole", "parts")]
     assert configs[0] == configs[1]
@@ -139,12 +112,9 @@ def far_apart(folder, name: str, prefix: str) -> float:
     return float((parts - whole).norm() / whole.norm())
 
 
-@pytest.mark.parametrize("more, words", [
-    ({}, "--shard shares a model between processes, and this one"),
-    ({"offload_optimizer": True}, "--shard has no effect without --offload_optimizer no")])
-def test_what_it_does_not_go_with_is_refused(learner, more, words):
-    with pytest.raises(UserError, match=words):
-        load_policy(make_settings({"model": str(learner), "shard": True, **more}))
+def test_a_process_alone_has_nothing_to_share(learner):
+    with pytest.raises(UserError, match="--shard shares a model between processes, and this one"):
+        sharded_policy(str(learner))
 
 
 class Part(torch.Tensor):

@@ -12,20 +12,12 @@ from harness.credit_reading import credit_steps, read_columns
 from engine.errors import UserError
 
 
-def columns(**changed):
+def write(run, **changed):
     """Two questions with two answers each, 2 + 3 + 2 + 1 tokens; prompts of two tokens."""
-    return {**credit_columns([2, 3, 2, 1], [0, 0, 1, 1]), **changed}
-
-
-def write(run, step=1, rank=0, **changed):
-    path = credit_path(run, step, rank)
+    path = credit_path(run, 1)
     path.parent.mkdir(exist_ok=True)
-    np.savez_compressed(path, **columns(**changed))
+    np.savez_compressed(path, **credit_columns([2, 3, 2, 1], [0, 0, 1, 1]) | changed)
     return path
-
-
-def refused(run, step=1):
-    return refusal(read_columns, run, step)
 
 
 def write_as_process(monkeypatch, path, rank, count):
@@ -52,22 +44,19 @@ def test_a_file_names_its_process_and_the_batch_does_not(of_three):
     assert whole["episode_start"].tolist() == [0, 2, 3, 5, 6, 8]
 
 
-@pytest.mark.parametrize("rank, said", [
-    (2, "step_000001.npz does not belong there: its process is [0, 3], not [0, 2]"),
-    (1, "step_000001_rank1.npz: No such file"), (0, "step_000001.npz: No such file")])
-def test_a_missing_file_of_any_process_is_noticed(of_three, rank, said):
-    credit_path(of_three, 1, rank).unlink()
-    assert said in refused(of_three)
+@pytest.mark.parametrize("rank, instead, said", [
+    (0, (), "step_000001.npz: No such file"), (1, (), "step_000001_rank1.npz: No such file"),
+    (2, (), "step_000001.npz does not belong there: its process is [0, 3], not [0, 2]"),
+    (3, (3, 4), "step_000001.npz does not belong there: its process is [0, 3], not [0, 4]"),
+    (1, (2, 3), "step_000001_rank1.npz does not belong there: its process is [2, 3]")])
+def test_a_file_that_is_missing_or_too_many_or_of_another_process_is_noticed(
+        of_three, monkeypatch, rank, instead, said):
+    path = credit_path(of_three, 1, rank)
+    path.unlink(missing_ok=True)
+    if instead:
+        write_as_process(monkeypatch, path, *instead)
+    assert said in refusal(read_columns, of_three, 1)
     read_columns(of_three, 2)
-
-
-def test_a_file_too_many_or_of_another_process_is_noticed(of_three, monkeypatch):
-    write_as_process(monkeypatch, credit_path(of_three, 1, 3), 3, 4)
-    assert "step_000001.npz does not belong there: its process is [0, 3], not [0, 4]" in refused(
-        of_three)
-    write_as_process(monkeypatch, credit_path(of_three, 2, 1), 2, 3)
-    assert "step_000002_rank1.npz does not belong there: its process is [2, 3]" in refused(
-        of_three, 2)
 
 
 def test_without_rank_0_only_the_last_step_is_being_written(of_three):
@@ -91,28 +80,22 @@ def test_a_credit_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path):
         credit_steps(tmp_path)
 
 
-NAN = float("nan")
-
-
 @pytest.mark.parametrize("name, values, said", [
-    ("reward_format", [0, 0, NAN, 0.0], "has the value nan"),
+    ("reward_format", [0, 0, np.nan, 0.0], "has the value nan"),
     ("advantage", np.full(8, 1e300), r"has the value 1e+300"),
     ("log_prob", [-1.0] * 7 + [0.5], "has the value 0.5"),
     ("token_id", [5] * 7 + [-1], "has the value -1"),
-    ("prompt_start", [0, 4], "does not fit the other columns"),
-    ("prompt_start", [0, 0], "does not fit the other columns"),
-    ("prompt_start", [1, 2], "does not fit the other columns"),
-    ("episode_start", [0, 2, 5, 8], "does not fit the other columns"),
-    ("group", [0, 0, 0, 0], "does not fit the other columns"),
-    ("group", [0, 0, 2, 2], "does not fit the other columns"),
-    ("true_credit", [0.1] * 7, "does not fit the other columns"),
-    ("my_own", [0.1] * 4, "does not fit the other columns"),
+    *((name, values, "does not fit the other columns") for name, values in (
+        ("prompt_start", [0, 4]), ("prompt_start", [0, 0]), ("prompt_start", [1, 2]),
+        ("episode_start", [0, 2, 5, 8]), ("group", [0, 0, 0, 0]), ("group", [0, 0, 2, 2]),
+        ("true_credit", [0.1] * 7), ("my_own", [0.1] * 4))),
     ("token_id", [5.0] * 8, "should hold whole numbers, and holds float64"),
     ("weight", [1] * 8, "should hold floating point numbers, and holds int64"),
     ("entropy", ["1"] * 8, "should hold floating point numbers, and holds <U1")])
 def test_columns_that_are_not_as_they_should_be(tmp_path, name, values, said):
     path = write(tmp_path, **{name: np.asarray(values)})
-    assert refused(tmp_path).startswith(f"{path} is broken: its {name} {said}")
+    sentence = refusal(read_columns, tmp_path, 1)
+    assert sentence.startswith(f"{path} is broken: its {name} {said}")
 
 
 def test_other_sizes_of_numbers_are_read_as_the_usual_ones(tmp_path):
@@ -135,16 +118,15 @@ def test_flipped_bits_and_cut_off_files_are_noticed(tmp_path):
     path, chance = write(tmp_path), random.Random(0)
     usual, whole, refused = read_columns(tmp_path, 1), path.read_bytes(), 0
     for turn in range(80):
-        damaged = bytearray(whole)
         place = chance.randrange(len(whole))
-        damaged[place] ^= 1 << chance.randrange(8)
-        path.write_bytes(damaged if turn < 60 else whole[:place])
+        flipped = bytes([whole[place] ^ 1 << chance.randrange(8)])
+        path.write_bytes(whole[:place] + (flipped + whole[place + 1:] if turn < 60 else b""))
         try:
             values = read_columns(tmp_path, 1)
         except UserError as error:
             assert str(error).startswith(f"{path} ") and "\n" not in str(error)
             refused += 1
-            continue
-        assert list(values) == list(usual)
-        assert all(np.array_equal(values[name], usual[name]) for name in usual)
+        else:
+            assert list(values) == list(usual)
+            assert all(np.array_equal(values[name], usual[name]) for name in usual)
     assert 60 < refused < 80

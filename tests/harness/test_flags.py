@@ -1,13 +1,16 @@
-"""Flags: how they are declared, read, checked and described."""
+"""Flags: how they are declared, read, checked and described; the bounds of all that there are."""
 import dataclasses
 import typing
 
 import pytest
 
-from conftest import refusal
+from conftest import ROOT, assert_bounded, refusal
+from countdown_task import Task
 from engine.errors import UserError
-from harness.flags import (Count, Flag, Parser, Positive, Range, add_flags, check_value, describe,
+from harness.flags import (Flag, Parser, Positive, Range, add_flags, check_value, describe,
                           fields_as_flags, option, parameters_as_flags, with_defaults)
+from harness.settings import OPTIONS, choice_flags, make_settings
+from tools import largest_last, preview, warmup
 
 
 @pytest.mark.parametrize("flag, value, words", [
@@ -49,31 +52,31 @@ def test_what_was_typed_wins_over_the_default():
         with_defaults({"answers": 0}, flags)
 
 
+LONG = "9" * 99_999
+
+
 def make_parser() -> Parser:
     return add_flags(Parser("it"), {"new_tokens": Flag(8), "fast": Flag(False), "out": Flag(None)})
 
 
-def test_hyphens_and_underscores_are_the_same_in_names_only():
-    assert make_parser().read(["--new-tokens=3", "--out", "a-b"]) == {"new_tokens": 3, "out": "a-b"}
-    assert make_parser().read(["--out=--a-b"]) == {"out": "--a-b"}
-    assert make_parser().read([]) == {}
-
-
-def test_a_yes_or_no_flag_alone_means_yes():
-    for argv in (["--fast"], ["--fast", "TRUE"], ["--fast", "yes"]):
-        assert make_parser().read(argv) == {"fast": True}
-    assert make_parser().read(["--fast", "no"]) == {"fast": False}
+@pytest.mark.parametrize("argv, given", [
+    # in a name a hyphen is an underscore, in a value it stays
+    ("--new-tokens=3 --out a-b", {"new_tokens": 3, "out": "a-b"}), ("--out=--a", {"out": "--a"}),
+    # a yes-or-no flag alone means yes
+    ("--fast", {"fast": True}), ("--fast TRUE", {"fast": True}), ("--fast yes", {"fast": True}),
+    ("--fast no", {"fast": False}), ("", {})])
+def test_what_was_typed(argv, given):
+    assert make_parser().read(argv.split()) == given
 
 
 @pytest.mark.parametrize("argv, words", [
-    (["--fast", "perhaps"], "'perhaps' is neither yes nor no"),
-    (["--new-token=3"],  # not taken as short for --new_tokens
-     "unknown argument --new_token=3, did you mean --new_tokens"),
-    (["--fuss"], "unknown argument --fuss"),  # half of the letters of --fast are not near
-    (["--" + "x" * 99_999], "unknown argument"), (["--new_tokens", "9" * 99_999], "--new_tokens"),
-    (["--new_tokens", "x" * 99_999], "--new_tokens"), (["--fast", "x" * 99_999], "--fast")])
+    ("--fast perhaps", "'perhaps' is neither yes nor no"),
+    # not taken as short for --new_tokens; half of the letters of --fast are not near
+    ("--new-token=3", "unknown argument --new_token=3, did you mean --new_tokens"),
+    ("--fuss", "unknown argument --fuss"), ("--" + LONG, "unknown argument"),
+    ("--new_tokens 9" + LONG, "--new_tokens"), ("--fast " + LONG, "--fast")])
 def test_what_was_typed_wrong_is_told_but_not_repeated_at_length(argv, words):
-    said = refusal(make_parser().read, argv)
+    said = refusal(make_parser().read, argv.split())
     assert words in said and ("did you mean" in said) == ("did you mean" in words)
 
 
@@ -93,21 +96,14 @@ def one(rollouts, *, strength: Positive = 2, part: Whole = 0.5, plain=3,
     pass
 
 
-class Two:
-    def __init__(self, policy, *, every: Count = 8):
-        pass
-
-
 def test_fields_and_keyword_only_parameters_are_flags():
     assert fields_as_flags(Fields) == {
         "count": Flag(3, "how many", least=2, kind=int), "data": Flag(None, "a file", kind=str),
         "rate": Flag(1, "an int by its default, a float by its type", kind=float)}
-    assert Fields().count == 3
     assert parameters_as_flags(one) == {
         "strength": Flag(2, kind=float, above=0, most=1e6),
         "part": Flag(0.5, "with a text", kind=float, most=1),  # its own default counts
         "plain": Flag(3, kind=int), "low": Flag(4, kind=int, least=1)}
-    assert parameters_as_flags(Two) == {"every": Flag(8, kind=int, least=1, most=1_000_000)}
 
 
 @pytest.mark.parametrize("function, words", [
@@ -116,3 +112,22 @@ def test_fields_and_keyword_only_parameters_are_flags():
 def test_a_parameter_that_cannot_be_a_flag_is_refused(function, words):
     said = refusal(parameters_as_flags, function)
     assert f"the parameter power of {function.__name__} {words}" in said
+
+
+def test_every_number_has_bounds_and_its_defaults_lie_within():
+    groups = {"settings": OPTIONS, "task": fields_as_flags(Task), "choices": choice_flags(),
+              "largest_last": fields_as_flags(largest_last.Task), "warmup": warmup.FLAGS,
+              "preview": preview.FLAGS}
+    flags = {f"{group} {name}": flag for group, flags in groups.items()
+             for name, flag in flags.items()}
+    del flags["preview step"]  # one that the run has
+    assert_bounded(flags)
+
+
+def test_what_a_large_run_would_use_is_allowed():
+    """A 7B model, thousand-token answers, an unbounded ratio, an evaluation of thousands."""
+    make_settings({
+        "model": str(ROOT / "models/tiny"), "questions": 1024, "answers": 64, "epochs": 4,
+        "max_new_tokens": 32_768, "learning_rate": 1e-7, "kl": 0.04, "clip_high": 100.0,
+        "max_grad_norm": 1e6, "weight_decay": 0.1, "eval_tasks": 50_000, "steps": 10_000,
+        "seed": 20_261_121, "micro_batch": 512})

@@ -27,37 +27,24 @@ def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
     assert len(wrong) < 400
 
 
-@pytest.fixture
-def ended(monkeypatch, capsys):
-    """What is said at the end of a run with these evaluations."""
-    def say_of(evaluations, **settings):
-        task = SimpleNamespace(show=lambda problem: f"{problem} make 9", read=None,
-                               held_out_problems=lambda count: ["1 2", "3 4", "5 6"])
-        run = SimpleNamespace(
-            folder=SimpleNamespace(path=Path("runs/x")), done=0, start=0.0,
-            settings=SimpleNamespace(eval_every=5, eval_tasks=3, checkpoint_every=5, **settings),
-            policy=SimpleNamespace(task=task))
-        monkeypatch.setattr(progress, "read_lines", lambda path: evaluations)
-        monkeypatch.setattr(progress.time, "monotonic", lambda: 232.0)
-        progress.tell_outcome(run)
-        return capsys.readouterr().out
-    return say_of
-
-
 def evaluation(mode, success, answer):
     return {"mode": mode, "success": success, "success_low": success - 0.1,
             "success_high": success + 0.1, "answer": answer}
 
 
-def test_the_end_tells_what_changed_and_the_first_problem_that_turned(ended):
-    printed = ended([evaluation("sampled", 0.2, [0, 0, 0]), evaluation("greedy", 0.3, [1, 0, 0]),
-                     evaluation("sampled", 0.5, [0, 1, 0]), evaluation("greedy", 0.6, [0, 1, 1])])
-    assert ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out "
-            "problems, 3 min 52 s\n") in printed
+BEFORE = [evaluation("sampled", 0.2, [0, 0, 0]), evaluation("greedy", 0.3, [1, 0, 0])]
+AFTER = [evaluation("sampled", 0.5, [0, 1, 0]), evaluation("greedy", 0.6, [0, 1, 1])]
+
+
+@pytest.mark.parametrize("evaluations, told", [
+    ([], "3 min 52 s"), (BEFORE, "3 min 52 s"),  # without two evaluations, the time alone
+    (BEFORE + AFTER, "20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out "
+     "problems, 3 min 52 s")])
+def test_the_end_tells_what_changed(monkeypatch, capsys, evaluations, told):
+    run = SimpleNamespace(folder=SimpleNamespace(path=Path("runs/x")), done=0, start=0.0)
+    monkeypatch.setattr(progress, "read_lines", lambda path: evaluations)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 232.0)
+    progress.tell_outcome(run)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"  {told}\n")
     assert "\n  python analyze.py runs/x\n  python -m tools.follow runs/x\n" in printed
-
-
-def test_a_run_without_two_evaluations_tells_its_time(ended):
-    for evaluations in ([], [evaluation("sampled", 0.2, [0]), evaluation("greedy", 0.3, [1])]):
-        printed = ended(evaluations)
-        assert printed.startswith("  3 min 52 s\n") and "tools.sample" not in printed

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -13,21 +14,20 @@ from engine.errors import UserError
 from harness.program import Visible, run_as_program, visible
 
 PROGRAM = """
-import sys
-sys.path.insert(0, {root!r})
 from harness.program import run_as_program
 def main(argv):
     {body}
 run_as_program("name", main)
 """
+python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
 
 
 def ends(body, shell=""):
     """How a program ends that does this: exit status and what it printed."""
-    command = [sys.executable, "-c", PROGRAM.format(root=str(ROOT), body=body)]
+    command = [sys.executable, "-c", PROGRAM.format(body=body)]
     if shell:
         command = ["sh", "-c", f'"$0" "$@" {shell}', *command]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = python(command)
     return result.returncode, result.stdout, result.stderr
 
 
@@ -36,12 +36,6 @@ def test_what_a_model_wrote_cannot_steer_the_terminal():
     print("\x1b[31mred\x07\x9b2J\u202eleft\ttab\nline", file=Visible(stream))
     assert stream.getvalue() == "\\x1b[31mred\\x07\\x9b2J\\u202eleft\ttab\nline\n"
     assert visible("a\rb\x00é漢") == "a\\rb\\x00é漢"
-
-
-def raising(error):
-    def main(argv):
-        raise error
-    return main
 
 
 @pytest.mark.parametrize("error, words", [
@@ -55,10 +49,13 @@ def raising(error):
     (UserError("bad \x1b[2J name"), "name: bad \\x1b[2J name"),
     (KeyboardInterrupt(), "name: stopped")])
 def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
+    def main(argv):
+        raise error
+
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with pytest.raises(SystemExit) as ended:
-        run_as_program("name", raising(error), interrupted="stopped")
+        run_as_program("name", main, interrupted="stopped")
     assert ended.value.code.startswith(words) and "\n" not in ended.value.code
 
 
@@ -72,8 +69,7 @@ def test_a_mistake_in_code_is_told_by_python_and_cannot_steer_the_terminal():
     ("KeyboardInterrupt", -signal.SIGINT, ""), ("ValueError('mine')", 1, "ValueError: mine\n")])
 def test_ctrl_c_before_a_program_begins_is_no_traceback(error, status, words):
     """While torch is imported, say: all programs import `engine` first."""
-    command = [sys.executable, "-c", f"import engine\nraise {error}"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = python([sys.executable, "-c", f"import engine\nraise {error}"])
     assert result.returncode == status
     assert result.stderr.endswith(words) and bool(result.stderr) == bool(words)
 
@@ -97,45 +93,40 @@ def test_no_run_waits_for_imports_that_it_does_not_need(learner, tmp_path):
     files of their own, the chosen one; the files that are named hold the others."""
     flags = ["--model", str(learner), "--steps", "1", "--eval_every", "0", "--advantage", "gae",
              "--out", str(tmp_path / "run")]
-    command = [sys.executable, "-c", SLOW, *flags]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = python([sys.executable, "-c", SLOW, *flags])
     assert result.stdout.endswith("\n[]\n['gae']\n[]\n"), result.stdout + result.stderr
-
-
-def test_a_reader_that_goes_away_is_no_error():
-    assert ends("print('x' * 10 ** 6)", "| head -c 5")[1:] == ("xxxxx", "")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")
-def test_a_report_on_a_full_disk_is_an_error():
-    """What train.py says beside its files may be lost; what a report prints is its product."""
-    assert ends("print('lost')", "> /dev/full") == (1, "", "name: No space left on device\n")
 
 
 BEFORE_TORCH = """
 import os, sys
-sys.path.insert(0, sys.argv[2])
-class Watch:
-    def find_spec(self, name, *_):
-        if name == "torch":
-            os._exit(7 if os.environ.get("GOMP_SPINCOUNT") == "1000" else 1)
-sys.meta_path.insert(0, Watch())
-__import__(sys.argv[1])
+sys.modules["torch"] = None  # to import it is an error
+try:
+    __import__(sys.argv[1])
+except ImportError:
+    print(os.environ.get("GOMP_SPINCOUNT"))
 """
 
 
 @pytest.mark.parametrize("name", ["train", "tools.sample"])
-def test_threads_are_told_how_to_wait_before_torch_is_imported(name):
-    environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
-    command = [sys.executable, "-c", BEFORE_TORCH, name, str(ROOT)]
-    assert subprocess.run(command, env=environment).returncode == 7
+def test_threads_are_told_how_to_wait_before_torch_is_imported(monkeypatch, name):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert python([sys.executable, "-c", BEFORE_TORCH, name]).stdout == "1000\n"
 
 
-@pytest.mark.parametrize("shell, printed", [
-    (">&-", ("", "name: mine\n")), ("2>&-", ("seen\nname: mine\n", "")),
-    ("<&- >&- 2>&-", ("", ""))])
-def test_a_closed_stream_leads_nowhere_and_no_file_gets_its_number(shell, printed):
-    body = """import os; from engine.errors import UserError
+WITH_A_FILE = """import os; from engine.errors import UserError
     print("seen")
     raise UserError("mine" if os.open(os.devnull, os.O_RDONLY) > 2 else "among the streams")"""
-    assert ends(body, shell) == (1, *printed)
+HAS_FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")
+
+
+@pytest.mark.parametrize("body, shell, expected", [
+    # a reader that goes away is no error; a full disk is one, since a report is what it prints
+    ("print('x' * 10 ** 6)", "| head -c 5", (0, "xxxxx", "")),
+    pytest.param("print('lost')", "> /dev/full", (1, "", "name: No space left on device\n"),
+                 marks=HAS_FULL),
+    # a closed stream leads nowhere, and no file gets its number
+    (WITH_A_FILE, ">&-", (1, "", "name: mine\n")),
+    (WITH_A_FILE, "2>&-", (1, "seen\nname: mine\n", "")),
+    (WITH_A_FILE, "<&- >&- 2>&-", (1, "", ""))])
+def test_what_becomes_of_output_that_nobody_takes(body, shell, expected):
+    assert ends(body, shell) == expected
