@@ -20,7 +20,7 @@ as a layer norm, which moves as much; a gradient is clipped tensor by tensor, wh
 """
 from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 import torch
@@ -66,7 +66,9 @@ class AsOnGPU(TorchFunctionMode):
     """Take one operation where a GPU does: on "meta" torch would take several."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        instead = {F.scaled_dot_product_attention: attention, F.rms_norm: layer_norm}
+        instead = {F.scaled_dot_product_attention: attention, F.rms_norm: layer_norm,
+                   torch.Tensor.softmax: partial(softmax, aten._softmax),
+                   torch.Tensor.log_softmax: partial(softmax, aten._log_softmax)}
         return instead.get(function, function)(*args, **(kwargs or {}))
 
 
@@ -81,6 +83,11 @@ def attention(q, k, v, mask=None, is_causal=False, enable_gqa=False):
 
 def layer_norm(x, shape, weight=None, eps=None):
     return F.layer_norm(x, shape, weight, None, eps)
+
+
+def softmax(operation, x, dim, dtype=None):
+    """It reads bfloat16 and writes float32 at once."""
+    return operation(x, dim, dtype not in (None, x.dtype))
 
 
 class Count(TorchDispatchMode):
@@ -141,8 +148,6 @@ def carry_out(operation, args, kwargs):
     written = written_by(operation, args)
     if written and not (operation._schema.returns and written[0].is_meta):
         return args[0] if operation._schema.returns else None
-    if operation is aten.addmm.dtype:  # float32 + a product in bfloat16: a GPU's alone
-        return torch.empty_like(args[0])
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
     return operation(*args, **kwargs)
 

@@ -35,7 +35,7 @@ def feed(cache, rows, token, window):
     own = torch.tensor([8 + 3 * row + token for row in rows])
     keys = torch.zeros(len(rows), 2, TOKENS)
     kv = torch.cat([keys, token_values(own)], 1)
-    mixed = cache.attend(0, torch.zeros(len(rows), 4, TOKENS), kv)
+    mixed = cache.attend(0, torch.zeros(len(rows), 4, TOKENS), kv).flatten(1, 2)
     assert mixed.shape == (len(rows), 4, TOKENS)
     torch.testing.assert_close(mixed[:, 1], mixed[:, 0])      # query heads 0 and 1: key head 0
     torch.testing.assert_close(mixed[:, 2], 2 * mixed[:, 0])  # query heads 2 and 3: key head 1

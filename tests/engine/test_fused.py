@@ -30,7 +30,8 @@ def logits_of(model, fused):
     with torch.no_grad():
         expected = model.logits(model.model(IDS, packed.positions, packed))
         hidden = fused.hidden(IDS, packed.positions,
-                              lambda layer, q, kv: packed(layer, q, *kv.chunk(2, 1)))
+                              lambda layer, q, kv: packed(layer, q, *kv.chunk(2, 1)).unflatten(
+                                  1, (kv.shape[1] // 2, -1)))
         return expected, fused.logits(hidden)
 
 
