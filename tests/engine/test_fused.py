@@ -10,7 +10,7 @@ from engine.packing import SharedPrompts
 from qwen2_model import ModelConfig, Qwen2
 
 CONFIG = ModelConfig(vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-                     num_attention_heads=4, num_key_value_heads=2, head_dim=8, rms_norm_eps=0.1)
+                     num_attention_heads=6, num_key_value_heads=2, head_dim=8, rms_norm_eps=0.1)
 LENGTHS = [5, 3]
 IDS = torch.tensor([7, 8, 9, 3, 4, 11, 12, 13])
 
@@ -36,7 +36,7 @@ def logits_of(model, fused):
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"tie_word_embeddings": True}, {"model_type": "qwen3"}, {"num_key_value_heads": 4}])
+    {}, {"tie_word_embeddings": True}, {"model_type": "qwen3"}, {"num_key_value_heads": 6}])
 def test_it_computes_what_the_model_does(changes):
     model = make_model(**changes).double().compute_in(torch.float64)
     expected, logits = logits_of(model, FusedQwen2(model, longest=5))
