@@ -66,7 +66,8 @@ class AsOnGPU(TorchFunctionMode):
     """Take one operation where a GPU does: on "meta" torch would take several."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        instead = {F.scaled_dot_product_attention: attention, F.rms_norm: layer_norm}
+        instead = {F.scaled_dot_product_attention: attention, F.rms_norm: layer_norm,
+                   torch.Tensor.softmax: softmax, torch.Tensor.log_softmax: softmax}
         return instead.get(function, function)(*args, **(kwargs or {}))
 
 
@@ -74,13 +75,16 @@ def attention(q, k, v, mask=None, is_causal=False, enable_gqa=False):
     """Flash attention; where there is a mask, the memory-efficient kernel."""
     if mask is None:
         return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal)[0]
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, float("-inf"))
     return aten._scaled_dot_product_efficient_attention(q, k, v, mask, True)[0]
 
 
 def layer_norm(x, shape, weight=None, eps=None):
     return F.layer_norm(x, shape, weight, None, eps)
+
+
+def softmax(x, dim, dtype=None):
+    """It reads bfloat16 and writes float32 at once; its logarithm does so, too."""
+    return aten._softmax(x, dim, dtype not in (None, x.dtype))
 
 
 class Count(TorchDispatchMode):
@@ -115,6 +119,9 @@ class Count(TorchDispatchMode):
             products = formula(*factors, out_val=result) if formula else 0
             seconds = least_seconds([(products, moved.total())], self.gpu) / REACHED
             self.total.update(moved, launches=1, seconds=max(self.launch, seconds))
+            if name == "addmm" and given[0].dim() == 2 and made[0] is not given[0]:
+                with self:  # cuBLAS adds in place: to a copy, unless it may change the matrix
+                    torch.empty_like(made[0]).copy_(given[0])
         return result
 
     def part_of(self, tensor: torch.Tensor) -> str:
@@ -141,8 +148,6 @@ def carry_out(operation, args, kwargs):
     written = written_by(operation, args)
     if written and not (operation._schema.returns and written[0].is_meta):
         return args[0] if operation._schema.returns else None
-    if operation is aten.addmm.dtype:  # float32 + a product in bfloat16: a GPU's alone
-        return torch.empty_like(args[0])
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
     return operation(*args, **kwargs)
 

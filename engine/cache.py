@@ -111,16 +111,16 @@ class Cache:
         self.mask.index_copy_(3, self.columns, self.slot_mask)
 
     def attend(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        """(R, H, head_dim): each row's queries, one softmax over its prompt's and its own keys. kv
-        (R, 2 K, head_dim), keys and values of the new tokens, are stored first."""
+        """(R, K, H / K, head_dim): one softmax for each of a row's queries q (R, H, head_dim), over
+        its prompt's and its own keys. Keys and values of the new tokens, kv (R, 2 K, head_dim), are
+        stored first."""
         new = kv.unflatten(0, (-1, self.G)).transpose(1, 2)  # (blocks, 2 K, G, head_dim)
         self.stored[layer].index_copy_(2, self.columns, new)
         keys, values = self.stored[layer][:, :, :self.end].chunk(2, 1)
-        R, H, size = q.shape
-        q = q.reshape(R // self.G, self.G, -1, self.heads, size).transpose(1, 2).flatten(2, 3)
-        # (blocks, K, G * heads, head_dim), like the queries
+        q = q.unflatten(1, (-1, self.heads)).unflatten(0, (-1, self.G))
+        q = q.transpose(1, 2).flatten(2, 3)  # (blocks, K, G * heads, head_dim), like the result
         attended = F.scaled_dot_product_attention(q, keys, values, self.mask[..., :self.end])
-        return attended.unflatten(2, (self.G, self.heads)).transpose(1, 2).reshape(R, H, size)
+        return attended.unflatten(2, (self.G, self.heads)).transpose(1, 2).flatten(0, 1)
 
 
 def rows_of_block(answers: list[int], P: int, slots: int) -> int:

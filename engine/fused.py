@@ -54,33 +54,34 @@ class FusedQwen2:
         self.least = {n: (n * self.norm.new_tensor(self.config.rms_norm_eps)).sqrt()
                       for n in (self.config.hidden_size, self.config.head_dim)}  # see `normed`
         positions = torch.arange(longest, device=self.output.device)
-        self.cos, self.sin = rotary(positions, self.config, self.wide)  # (longest, 1, head_dim)
+        cos_sin = rotary(positions, self.config, self.wide)
+        self.cos_sin = torch.stack(cos_sin, 1)  # (longest, 2, 1, head_dim)
 
     def fuse_layer(self, layer: Block) -> FusedLayer:
+        H, K = self.config.num_attention_heads, self.config.num_key_value_heads
         attention, mlp = layer.self_attn, layer.mlp
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         bias = norm = None
         if attention.q_proj.bias is not None:
             bias = torch.cat([full_tensor(part.bias.detach()) for part in qkv]).to(self.dtype)
         if hasattr(attention, "q_norm"):
-            H, K = self.config.num_attention_heads, self.config.num_key_value_heads
             norm = torch.cat([self.weight_of(attention.q_norm).expand(H, -1),
                               self.weight_of(attention.k_norm).expand(K, -1)])
+        o = self.fuse([attention.o_proj])
+        if self.is_mixed:  # its lines as attention leaves the heads: see `hidden`
+            o = o.unflatten(0, (K, H // K, -1)).transpose(0, 1).flatten(0, 2)
         return FusedLayer(qkv=self.fuse(qkv, layer.input_layernorm),
-                          qkv_bias=bias,
-                          qk_norm=norm,
-                          o=self.fuse([attention.o_proj]),
+                          qkv_bias=bias, qk_norm=norm, o=o,
                           gate_up=self.fuse([mlp.gate_proj, mlp.up_proj],
                                             layer.post_attention_layernorm),
                           down=self.fuse([mlp.down_proj]))
 
     def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> torch.Tensor:
         """(inputs, outputs of all parts)"""
-        matrices = []
-        for part in parts:
-            matrix = full_tensor(part.weight.detach())  # (outputs, inputs)
-            matrices.append(matrix if norm is None else matrix * self.weight_of(norm))
-        return torch.cat(matrices).to(self.dtype).t().contiguous()
+        matrix = torch.cat([full_tensor(part.weight.detach()) for part in parts])
+        if norm is not None:
+            matrix = matrix * self.weight_of(norm)  # (outputs, inputs)
+        return matrix.to(self.dtype).t().contiguous()
 
     def weight_of(self, norm: RMSNorm) -> torch.Tensor:
         """The weight, and the sqrt(n) that `normed` leaves out."""
@@ -98,12 +99,15 @@ class FusedQwen2:
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, attend) -> torch.Tensor:
         """(N,) ids and positions -> (N, D): what `Decoder.forward` computes. `attend` gets keys and
-        values as one tensor (N, 2 K, head_dim)."""
+        values as one tensor (N, 2 K, head_dim), and returns (N, K, H / K, head_dim)."""
         x = self.embed(ids, positions).to(self.wide)
-        cos, sin = self.cos[positions], self.sin[positions]
+        cos, sin = self.cos_sin[positions].unbind(1)
         for number, layer in enumerate(self.layers):
             q, kv = self.heads(layer, self.normed(x).to(self.dtype), cos, sin)
-            x = add_product(x, attend(number, q, kv).flatten(1), layer.o)
+            attended = attend(number, q, kv)
+            if self.is_mixed:  # nothing is copied then; float32 keeps the order of the model's sums
+                attended = attended.transpose(1, 2)
+            x = add_product(x, attended.flatten(1), layer.o)
             gate, up = (self.normed(x).to(self.dtype) @ layer.gate_up).chunk(2, -1)
             x = add_product(x, F.silu(gate).mul_(up), layer.down)
         return (self.normed(x) * self.norm).to(self.dtype)
@@ -125,11 +129,11 @@ class FusedQwen2:
 
 
 def add_product(x: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """x + y @ matrix, in one call where there is one."""
+    """x += y @ matrix, in one call where there is one. A GPU that may not write to x copies it."""
     if x.dtype == y.dtype:
-        return torch.addmm(x, y, matrix)
+        return x.addmm_(y, matrix)
     if adds_to_float32(x.device):
-        return torch.addmm(x, y, matrix, out_dtype=x.dtype)
+        return torch.addmm(x, y, matrix, out_dtype=x.dtype, out=x)
     return x.add_(y @ matrix)
 
 
@@ -140,6 +144,6 @@ def adds_to_float32(device: torch.device) -> bool:
     x = torch.ones(16, 16, device=device)
     try:
         y = x.bfloat16()
-        return bool((torch.addmm(x, y, y, out_dtype=x.dtype) == 17).all())
+        return bool((torch.addmm(x, y, y, out_dtype=x.dtype, out=x) == 17).all())
     except (RuntimeError, TypeError):
         return False

@@ -55,10 +55,7 @@ class AdamW:
             if not self.state[p]:
                 count = torch.zeros((), dtype=torch.float32, device=p.device)
                 self.state[p] = dict(zip(STATE, (count, torch.zeros_like(p), torch.zeros_like(p))))
-        states = [self.state[p] for p in moved]
-        counts = [state["step"] for state in states]
-        means = [state["exp_avg"] for state in states]
-        squares = [state["exp_avg_sq"] for state in states]
+        counts, means, squares = ([self.state[p][name] for p in moved] for name in STATE)
         adamw(moved, [p.grad for p in moved], means, squares, [], counts, fused=True,
               amsgrad=False, maximize=False, lr=self.learning_rate, beta1=self.BETAS[0],
               beta2=self.BETAS[1], eps=self.EPSILON, weight_decay=self.weight_decay)
@@ -73,11 +70,8 @@ def parameters_by_name(model: Qwen2, optimizer: "AdamW") -> dict[str, nn.Paramet
 
 def optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
     """AdamW's state under the names of the parameters; empty before its first step."""
-    tensors = {}
-    for name, parameter in parameters.items():
-        for key, value in optimizer.state[parameter].items():
-            tensors[f"{key}.{name}"] = value
-    return tensors
+    return {f"{key}.{name}": value for name, parameter in parameters.items()
+            for key, value in optimizer.state[parameter].items()}
 
 
 def load_optimizer_tensors(optimizer, parameters: dict[str, nn.Parameter],

@@ -123,9 +123,7 @@ class SharedPrompts:
         if not self.masks:
             heads = q.shape[1] // k.shape[1]
             self.masks = [self.mask_of(block, q.dtype, heads) for block in self.blocks]
-        prompt_queries = to_rows(q, self.prompts)
-        prompt_keys = to_rows(k, self.prompts)
-        prompt_values = to_rows(v, self.prompts)
+        prompt_queries, prompt_keys, prompt_values = (to_rows(x, self.prompts) for x in (q, k, v))
         attended = [attention(prompt_queries, prompt_keys, prompt_values)]
         for block, mask in zip(self.blocks, self.masks):
             queries = to_rows(q, block.places[:, block.start:])

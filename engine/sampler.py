@@ -86,52 +86,55 @@ class Generation:
 
 
 class Distribution:
-    """softmax(logits) for each row, with few passes over the vocabulary.
-
-    z_v = logit_v - max logit, e_v = exp(z_v), Z = sum e: then p_v = e_v / Z. Sums over a long
-    vocabulary are made in two levels, of each PART tokens and of those sums: one cumulative sum of
-    a whole row would be a GPU's slowest kernel.
-    """
+    """softmax(logits) for each row. z_v = logit_v - max logit, e_v = exp(z_v), Z = sum e: then
+    p_v = e_v / Z."""
 
     def __init__(self, logits: torch.Tensor):
         self.z = logits - logits.amax(-1, keepdim=True).float()            # (R, V)
         self.e = self.z.exp()                                              # (R, V)
-        self.is_long = logits.shape[-1] > LONG_VOCABULARY
-        if self.is_long:
-            self.variance, self.mean = torch.var_mean(in_parts(self.e), -1, correction=0)
-        self.Z = PART * self.mean.sum(-1) if self.is_long else self.e.sum(-1)  # (R,)
+        self.Z = self.e.sum(-1)                                            # (R,)
 
-    def pick(self, uniform, temperature: float = 1.0, greedy: bool = False) -> torch.Tensor:
-        """(R,) tokens by inverse-CDF sampling, with each row's own random number: of a long
-        vocabulary first the part, then the token within."""
-        if greedy:
-            return self.z.argmax(-1)
-        e, share = self.e, uniform[:, None]
-        if temperature != 1:
-            e = (self.z / temperature).exp()
-        if not self.is_long:
-            return place_of(share, e.cumsum(-1)).squeeze(1)
-        parts = in_parts(e)                                                # (R, parts, PART)
-        mean = self.mean if temperature == 1 else parts.mean(-1)
-        cumulative = mean.cumsum(-1)
-        part = place_of(share, cumulative)
-        above = share * cumulative[:, -1:] - F.pad(cumulative, (1, 0)).gather(1, part)
-        share = (above / mean.gather(1, part)).clamp(0, 1)
-        inside = parts.take_along_dim(part[..., None], 1).squeeze(1)       # (R, PART)
-        token = place_of(share, inside.cumsum(-1)).add_(part, alpha=PART).squeeze(1)
-        return token.clamp(max=e.shape[-1] - 1)
+    def pick(self, uniform, temperature: float = 1.0) -> torch.Tensor:
+        """(R,) tokens by inverse-CDF sampling, with each row's own random number in [0, 1)."""
+        e = self.e if temperature == 1 else (self.z / temperature).exp()
+        return place_of(uniform[:, None], e.cumsum(-1)).squeeze(1)
 
     def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, collision sum p^2. The
-        sum of e^2 follows from mean and variance of each part; entr(e) is -e log e = -e z."""
+        """log p of the token, entropy -sum p log p = log Z - sum(e z) / Z, collision sum p^2."""
         log_prob = self.z.gather(1, token[:, None]).squeeze(1) - self.Z.log()
-        if self.is_long:
-            entropy = self.Z.log() + torch.special.entr(self.e).sum(-1) / self.Z
-            squares = PART * torch.addcmul(self.variance, self.mean, self.mean).sum(-1)
-        else:
-            entropy = self.Z.log() - torch.linalg.vecdot(self.e, self.z) / self.Z
-            squares = torch.linalg.vecdot(self.e, self.e)
-        return log_prob, entropy, squares / self.Z.square()
+        entropy = self.Z.log() - torch.linalg.vecdot(self.e, self.z) / self.Z
+        return log_prob, entropy, torch.linalg.vecdot(self.e, self.e) / self.Z.square()
+
+
+class LongDistribution(Distribution):
+    """The same of a long vocabulary, with few passes over it: softmax reads the logits, and only p
+    is kept. Sums are made in two levels, of each PART tokens and of those sums: one cumulative sum
+    of a whole row would be a GPU's slowest kernel."""
+
+    def __init__(self, logits: torch.Tensor):
+        self.logits = logits
+        self.p = logits.softmax(-1, dtype=torch.float32)                   # (R, V)
+        # of each part; the correction leaves the sum of squared deviations undivided
+        self.deviation, self.mean = torch.var_mean(in_parts(self.p), -1, correction=PART - 1)
+
+    def pick(self, uniform, temperature: float = 1.0) -> torch.Tensor:
+        """First the part, then the token within."""
+        if temperature != 1:
+            return LongDistribution(self.logits.float() / temperature).pick(uniform)
+        share, cumulative = uniform[:, None], self.mean.cumsum(-1)         # (R, 1), (R, parts)
+        part = place_of(share, cumulative)
+        beyond = cumulative.gather(1, part) - share * cumulative[:, -1:]   # up to the part's end
+        share = 1 - beyond / self.mean.gather(1, part)
+        inside = in_parts(self.p).gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
+        token = place_of(share, inside.cumsum(-1)).add_(part, alpha=PART).squeeze(1)
+        return token.clamp(max=self.p.shape[-1] - 1)
+
+    def facts(self, token) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of a token that was drawn: float32 has no p below e^-87. entr(p) is -p log p."""
+        p = self.p.gather(1, token[:, None]).squeeze(1)
+        squares = torch.addcmul(self.deviation, self.mean, self.mean, value=PART)  # sums of p^2
+        log_prob = p.clamp(min=torch.finfo(p.dtype).tiny).log()
+        return log_prob, torch.special.entr(self.p).sum(-1), squares.sum(-1)
 
 
 def in_parts(p: torch.Tensor) -> torch.Tensor:
@@ -143,10 +146,9 @@ def in_parts(p: torch.Tensor) -> torch.Tensor:
 def place_of(share: torch.Tensor, cumulative: torch.Tensor) -> torch.Tensor:
     """(R, 1) the first place where the cumulative sum (R, n) is above this share of the whole:
     never one that adds nothing to it."""
-    whole = cumulative[:, -1:]
-    height = torch.minimum(share * whole, whole * (1 - 2 ** -23))  # share may be 1
+    height = share.clamp(0, 1 - 2 ** -23) * cumulative[:, -1:]  # below the whole, also rounded
     place = torch.searchsorted(cumulative, height, right=True)
-    return place.clamp(max=cumulative.shape[1] - 1)                # NaN is beyond
+    return place.clamp(max=cumulative.shape[1] - 1)  # NaN is beyond
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class Decoding:
 
         def attend(layer, q, kv):
             self.cache.add_prompts(to_rows(kv, packed.prompts), rows.prompt)
-            return packed(layer, q, *kv.chunk(2, 1))
+            return packed(layer, q, *kv.chunk(2, 1)).unflatten(1, (kv.shape[1] // 2, -1))
 
         ids = torch.tensor(sum(prompts, []), device=device)
         hidden = self.model.hidden(ids, packed.positions, attend)           # (N, D)
@@ -219,13 +221,16 @@ class Decoding:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         rows, sampling = self.rows, self.sampling
         logits = self.model.logits(hidden)  # (R, V)
-        distribution = allowed = Distribution(logits)
+        is_long = logits.shape[1] > LONG_VOCABULARY and without is None
+        distribution = allowed = LongDistribution(logits) if is_long else Distribution(logits)
         if without is not None:  # the other tokens keep their proportions
             excluded = torch.arange(logits.shape[1], device=logits.device) == without[:, None]
-            allowed = Distribution(logits.masked_fill(excluded, float("-inf")))
+            logits = logits.masked_fill(excluded, float("-inf"))
+            allowed = Distribution(logits)
         place = self.line + rows.answer
         uniform = self.uniform.index_select(0, place)
-        rows.token.copy_(allowed.pick(uniform, sampling.temperature, sampling.greedy))
+        rows.token.copy_(logits.argmax(-1) if sampling.greedy else
+                         allowed.pick(uniform, sampling.temperature))
         self.tokens.index_copy_(0, place, rows.token)
         self.facts.index_copy_(0, place, torch.stack(distribution.facts(rows.token), 1))
         self.line += self.columns
@@ -311,8 +316,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     """
     if starts is None:
         starts = [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
-    one_for_all = isinstance(max_new_tokens, int)
-    limits = [max_new_tokens] * len(starts) if one_for_all else max_new_tokens
+    limits = [max_new_tokens] * len(starts) if isinstance(max_new_tokens, int) else max_new_tokens
     most = model.config.max_position_embeddings
     longest = max(start.seen + limit for start, limit in zip(starts, limits, strict=True))
     if longest > most:

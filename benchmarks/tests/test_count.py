@@ -17,7 +17,7 @@ GPU = {"bandwidth": 1e12, "rate": 1e15}
 
 def counted(work, launch=0.0):
     model = count.make_shapes(SMALL)
-    with count.Count(model, launch, GPU) as found:
+    with count.AsOnGPU(), count.Count(model, launch, GPU) as found:
         work(model)
     return dict(found.total)
 
@@ -34,14 +34,18 @@ def half(*shape):
     # a product with a matrix of the model, its outputs, and a tensor of the vocabulary's width
     (lambda model: meta(3, 256) @ model.output_matrix.T, 1,
      {"output": 4096 * 256, "vocabulary": 3 * 4096, "other": 3 * 256}),
-    (lambda _: torch.addmm(meta(3, 8), meta(3, 5), meta(5, 8)), 1, {"other": 24 + 15 + 40 + 24}),
-    (lambda _: torch.addmm(meta(3, 8), half(3, 6), half(6, 8), out_dtype=torch.float32), 1,
+    (lambda _: torch.addmm(meta(8), meta(3, 5), meta(5, 8)), 1, {"other": 8 + 15 + 40 + 24}),
+    (lambda _: torch.addmm(meta(3, 8), meta(3, 5), meta(5, 8)), 2, {"other": 79 + 24 + 48}),
+    (lambda _: meta(3, 8).addmm_(meta(3, 5), meta(5, 8)), 1, {"other": 79 + 24}),
+    (lambda _, x=meta(3, 8): torch.addmm(x, half(3, 6), half(6, 8), out_dtype=x.dtype, out=x), 1,
      {"other": 24 + 9 + 24 + 24}),
     (lambda _: meta(3, 8).view(24)[:5].expand(2, 5), 0, {}),
     (lambda _: meta(3, 1).expand(3, 8) + meta(3, 8), 1, {"other": 3 + 24 + 24}),
     (lambda _: meta(9).add_(meta(9)), 1, {"other": 27}),
     (lambda _: meta(9).copy_(meta(9)), 1, {"other": 18}),
     (lambda _: torch.add(meta(9), meta(9), out=meta(9)), 1, {"other": 27}),
+    # bfloat16 to float32 in one pass
+    (lambda _: half(3, 8).softmax(-1, dtype=torch.float32), 1, {"other": 12 + 24}),
     # lines of a table: only they are read or written, once here and once there
     (lambda _: meta(500, 8)[torch.tensor([1, 2, 3])], 1, {"other": 3 * 2 + 24 * 2}),
     (lambda _: meta(500, 8).index_copy_(0, torch.tensor([1, 2]), meta(2, 8)), 1,
@@ -79,8 +83,10 @@ def test_adamw_moves_32_bytes_a_parameter():
 
 
 def test_a_model_without_numbers_is_counted_like_one_with(monkeypatch):
-    """The same token step and the same update on the CPU, attention set aside."""
+    """The same token step and the same update on the CPU, attention and softmax set aside."""
     monkeypatch.setattr(count, "attention", lambda q, k, v, *_, **__: q * 1)
+    monkeypatch.setattr(count, "softmax", lambda x, dim, dtype=None: torch.mul(
+        x, 1, out=torch.empty_like(x, dtype=dtype)))
     # norms one by one, as on "meta"
     monkeypatch.setattr("torch.nn.utils.clip_grad._has_foreach_support", lambda *_: False)
     monkeypatch.setattr("engine.fused.adds_to_float32", lambda device: False)  # a GPU's alone

@@ -10,7 +10,7 @@ from engine.packing import SharedPrompts
 from qwen2_model import ModelConfig, Qwen2
 
 CONFIG = ModelConfig(vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-                     num_attention_heads=4, num_key_value_heads=2, head_dim=8, rms_norm_eps=0.1)
+                     num_attention_heads=6, num_key_value_heads=2, head_dim=8, rms_norm_eps=0.1)
 LENGTHS = [5, 3]
 IDS = torch.tensor([7, 8, 9, 3, 4, 11, 12, 13])
 
@@ -30,12 +30,13 @@ def logits_of(model, fused):
     with torch.no_grad():
         expected = model.logits(model.model(IDS, packed.positions, packed))
         hidden = fused.hidden(IDS, packed.positions,
-                              lambda layer, q, kv: packed(layer, q, *kv.chunk(2, 1)))
+                              lambda layer, q, kv: packed(layer, q, *kv.chunk(2, 1)).unflatten(
+                                  1, (kv.shape[1] // 2, -1)))
         return expected, fused.logits(hidden)
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"tie_word_embeddings": True}, {"model_type": "qwen3"}, {"num_key_value_heads": 4}])
+    {}, {"tie_word_embeddings": True}, {"model_type": "qwen3"}, {"num_key_value_heads": 6}])
 def test_it_computes_what_the_model_does(changes):
     model = make_model(**changes).double().compute_in(torch.float64)
     fused = FusedQwen2(model, longest=5)
