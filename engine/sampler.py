@@ -7,7 +7,7 @@ token 1; V is the vocabulary, D the width.
                fed to the model             at positions   hidden -> logits      sampled
     prefill    p0 p1 p2 r0 r1 r2 r3 r4      0 1 2 0 .. 4   (8, D) -> (4, V)      token 0 of 4 rows
     step 1     token 0 of rows 0 1 2 3      3 3 5 5        (4, D) -> (4, V)      token 1 of 4 rows
-    (row 1 is done and leaves)
+    (row 1 is done and leaves, if rows are looked for now)
     step 2     token 1 of rows 0 2 3        4 6 6          (3, D) -> (3, V)      token 2 of 3 rows
     step 3     token 2 of rows 0 2 3        5 7 7          (3, D) -> (3, V)      token 3 of 3 rows
 
@@ -16,9 +16,9 @@ token 1; V is the vocabulary, D the width.
                               1 1 1 1
                               1 1 1 1
 
-Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. Stop
-tokens are looked for every 4 steps (CUDA: 16); until then finished rows are decoded too, and
-trimmed afterwards: each answer is cut after its first stop token.
+Step t feeds token t - 1 and samples token t. What a fed token sees is in engine/cache.py. Rows that
+are done are looked for every 4 steps, and leave once they are an eighth of all (CUDA: 16 steps, a
+quarter). Until then they are decoded too, and each answer is cut after its first stop token.
 
 Answers may also go on from places within a sequence, which is still computed once: its state at
 the place predicts their first token. With `starts=[Start(1, 5), Start(1, 2, without=7)]` the first
