@@ -15,7 +15,7 @@ import numpy as np
 
 from analysis.tally import lay_flat
 from analysis.statistics import holm, mean_over
-from analysis.tables import Table, by_row, show
+from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
 from harness.credit_reading import read_columns
 from harness.files import is_file, make_folder
@@ -28,7 +28,7 @@ from research.experiments.finished import (END, FEWEST_SEEDS, PRICES, START, OfA
 from research.experiments.pictures import IN_WORDS, draw, draw_board, draw_success
 from research.experiments.plan import PlannedRun
 from research.experiments.published import made_by
-from research.probes.common import Findings, summary_of, write_findings
+from research.probes.common import Findings, print_all, write_findings
 
 # tables that need more than values; the last showed that no probe was seen to foretell the board
 OF_RUNS = ("transcript", "cost", "credit", "correlation")
@@ -49,7 +49,7 @@ def write_report(experiment: Experiment, planned: list[PlannedRun], command: str
                                made_by=made_by(configs))
     seconds = time.monotonic() - start
     write_findings(folder, f"study-{experiment.name}", settings, findings, seconds, command)
-    show([findings.title, *findings.intro], findings.tables, summary_of(findings))
+    print_all(findings)
     print(f"page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}")
     return study.failed
 

@@ -19,8 +19,7 @@ from types import SimpleNamespace
 
 import torch
 
-from analysis.page import (Picture, anchor, bullets, figure_of, paragraphs, section_of, viewer,
-                           write_page)
+from analysis.page import anchor, bullets, figure_of, paragraphs, section_of, viewer, write_page
 from analysis.tables import Table, item_of, show, show_in_short
 from engine.errors import UserError
 from harness import flags as lab
@@ -101,9 +100,17 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
     with whole_folder(folder) as unfinished:
         findings = measure(Probe(args, unfinished))
         show_status("")
+        if args.quick:
+            findings.intro.insert(0, "A quick look: its numbers show that the probe works, and "
+                                  f"nothing else. A real answer takes {findings.takes}: {command}")
         seconds = time.monotonic() - start
         write_findings(unfinished, name, args, findings, seconds, command)
-    print_findings(findings, args, command)
+    if args.all:
+        print_all(findings)
+    else:  # as much as a screen holds
+        print(f"{findings.title}\n")
+        show_in_short([*findings.intro[:1 + args.quick], *summary_of(findings)],
+                      findings.tables[:1])
     print(f"\n{seconds:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}")
     if not args.all:
         print("--all prints every table")
@@ -138,30 +145,20 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
     return folder
 
 
-def report_body(intro: list[str], short: list[str], tables: list[Table], picture: Picture | None,
-                has_answers: bool) -> list[str]:
-    """What was found in short, answers, links, and all tables, the picture below the first."""
-    body = [paragraphs(intro)]
-    if short:
-        body.append(f"<h2>In short</h2>{bullets(short)}")
-    if has_answers:
-        body.append(viewer())
-    first, *others = tables
-    return [*body, links(tables), section_of(first, figure_of(*picture) if picture else ""),
-            *map(section_of, others)]
-
-
-def links(tables: list[Table]) -> str:
-    items = [f"<a href=#{anchor(table.name)}>{escape(table.title)}</a>" for table in tables]
-    return f'<nav aria-label="tables">{"".join(items)}</nav>'
-
-
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
     """Write the page and numbers.json. `command` is the one that measures in earnest."""
-    summary = summary_of(findings)
-    body = report_body([*quick_words(args, findings, command), *findings.intro], summary,
-                       findings.tables, findings.picture, bool(findings.episodes))
+    summary, (first, *others) = summary_of(findings), findings.tables
+    body = [paragraphs(findings.intro)]
+    if summary:
+        body.append(f"<h2>In short</h2>{bullets(summary)}")
+    if findings.episodes:
+        body.append(viewer())
+    links = [f"<a href=#{anchor(table.name)}>{escape(table.title)}</a>"
+             for table in findings.tables]
+    body += [f'<nav aria-label="tables">{"".join(links)}</nav>',
+             section_of(first, figure_of(*findings.picture) if findings.picture else ""),
+             *map(section_of, others)]
     write_page(folder / "report.html", findings.title, body, findings.episodes)
     numbers = {"measured": name, "quick_look": args.quick, "command": command,
                "settings": vars(args), **provenance(),
@@ -171,25 +168,11 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
 
-def print_findings(findings: Findings, args: SimpleNamespace, command: str) -> None:
-    """What was found and the first table, as much as a screen holds."""
-    quick, summary = quick_words(args, findings, command), summary_of(findings)
-    if args.all:
-        show([findings.title, *quick, *findings.intro], [])
-        if summary:
-            lines = [line for text in summary for line in item_of(text)]
-            print("\n".join(["In short", *lines, ""]))
-        show([], findings.tables)
-    else:
-        print(f"{findings.title}\n")
-        show_in_short([*quick, *findings.intro[:1], *summary], findings.tables[:1])
-
-
-def quick_words(args: SimpleNamespace, findings: Findings, command: str) -> list[str]:
-    """What a quick look is worth, and how to get more."""
-    return [] if not args.quick else [
-        "A quick look: its numbers show that the probe works, and nothing else. A real answer "
-        f"takes {findings.takes}: {command}"]
+def print_all(findings: Findings) -> None:
+    show([findings.title, *findings.intro], [])
+    if summary := summary_of(findings):
+        print("\n".join(["In short", *(line for text in summary for line in item_of(text)), ""]))
+    show([], findings.tables)
 
 
 def summary_of(findings: Findings) -> list[str]:
