@@ -26,8 +26,13 @@ def jackknife(value: float, left: np.ndarray) -> Estimate:
 
 def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
     """Sum over sum, from a pair of numbers a problem."""
+    return jackknife(*with_and_without(above, below))
+
+
+def with_and_without(above: np.ndarray, below: np.ndarray) -> tuple[float, np.ndarray]:
+    """Sum over sum, and what it is without each problem."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))
+        return above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below)
 
 
 def average_ranks(values: np.ndarray) -> np.ndarray:

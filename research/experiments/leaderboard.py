@@ -12,12 +12,6 @@ How it is decided, whatever comes out:
     headroom    what the control `measured` leads by is the most that is known to be there. So the
                 board says how likely a candidate's lead of half of it would have been seen
 
-The difference from plain GRPO's mean over all its seeds stands beside it, by Welch's t, and decides
-nothing. With six seeds against twelve, at the levels that Holm asks for, the unpaired test errs
-twice as often as it says where arms run against each other, and its interval is twice as wide as
-need be where they run together; pairs err as often as they say. Where seeds share nothing pairs see
-less: 59 of 100 effects of three standard deviations, where the unpaired test sees 94.
-
 An arm is also compared with its own placebo, the same weights at other tokens: what both have in
 common is not due to the arm's choice of tokens. The arm `measured` is a control that must be ahead,
 `shuffled` one that must be behind.

@@ -25,7 +25,7 @@ from engine.errors import UserError
 from harness import flags as lab
 from harness.files import is_there, replace_text, whole_folder
 from harness.flags import MOST_SEED, MOST_THREADS, Parser, add_flags, with_defaults
-from engine.forward import Forward, response_log_probs
+from engine.forward import response_log_probs
 from engine.policy import Policy, derived_seed
 from harness.load import load_policy
 from harness.progress import show_status
@@ -34,6 +34,7 @@ from engine.rollouts import Rollouts
 from harness.run_name import path_part
 from harness.settings import make_settings
 from grpo import grpo
+from qwen2_model import Qwen2
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,14 @@ class Probe:
     args: SimpleNamespace
     folder: Path
 
-    def policy(self, **settings) -> Policy:
+    def policy(self) -> Policy:
         """The model with its problems. Probes ask about the policy itself, so at temperature 1."""
         args = self.args
         chosen = {"model": args.model, "device": args.device, "threads": args.threads,
                   "seed": args.seed, "temperature": 1.0}
         if args.quick:
             chosen["max_new_tokens"] = QUICK_TOKENS
-        return load_policy(make_settings({**chosen, **settings}))
+        return load_policy(make_settings(chosen))
 
 
 def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Probe], Findings],
@@ -187,8 +188,7 @@ def sample_batch(policy: Policy, step: int, questions: int, answers: int) -> Rol
     problems = policy.task.training_problems(s.seed, step, questions)
     rollouts = policy.ask(problems, answers, derived_seed("probe", s.seed, step))
     generator = torch.Generator().manual_seed(derived_seed("probe credit", s.seed, step))
-    rollouts = replace(rollouts, step=step, generator=generator,
-                       forward=Forward(policy.model, s.micro_batch))
+    rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     return replace(rollouts, advantage=grpo(rollouts))
 
 
@@ -202,16 +202,13 @@ def gradients(policy: Policy, rollouts: Rollouts,
     for rows in rollouts.length.nonzero().squeeze(1).split(policy.settings.micro_batch):
         log_prob = response_log_probs(policy.model, rollouts, rows)
         for name, coefficient in coefficients.items():
-            gradient = gradient_of(policy, (coefficient[rows] * log_prob).sum())
+            gradient = gradient_of(policy.model, (coefficient[rows] * log_prob).sum())
             total[name] = total[name] + gradient if name in total else gradient
     return total
 
 
-def gradient_of(policy: Policy, number: torch.Tensor) -> torch.Tensor:
-    """(P,): at all parameters of the model; the graph stays, for the next number."""
-    parameters = list(policy.model.parameters())
-    return flat(torch.autograd.grad(number, parameters, retain_graph=True, materialize_grads=True))
-
-
-def flat(tensors) -> torch.Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
+def gradient_of(model: Qwen2, number: torch.Tensor) -> torch.Tensor:
+    """(P,): at all its parameters; the graph stays, for the next number."""
+    parts = torch.autograd.grad(number, list(model.parameters()), retain_graph=True,
+                                materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])

@@ -16,7 +16,7 @@ from engine.policy import Policy
 from engine.sampler import generate
 from harness.settings import Settings
 from research.probes.credit import chain, true_credit
-from research.probes.direction import Directions
+from research.probes.direction import TRUE, Directions
 from research.probes.planted import PROMPT, planted_policy
 from research.tests.planted_answers import draw_answers, sample_planted, worths
 from research.probes.world import TEXTS, make_world
@@ -168,32 +168,38 @@ def test_measured_credit_finds_what_is_planted(planted):
 
 
 def test_directions_are_those_of_all_pairs():
-    """Cosine, noise and one batch's cosine from sums, against a loop over pairs of batches."""
+    """Cosine and noise from sums, against a loop over pairs of batches."""
     rng = np.random.default_rng(0)
 
     def normal():
         return torch.tensor(rng.normal(size=12)).float()
 
     true = normal()
-    arms = {"ref": [true + normal() for _ in range(6)]}
-    arms["other"] = [gradient.roll(1) * 0.5 + 2 * true for gradient in arms["ref"]]
-    directions = Directions("ref", 3)
+    arms = {TRUE: [true + normal() for _ in range(6)]}
+    arms["other"] = [gradient.roll(1) * 0.5 + 2 * true for gradient in arms[TRUE]]
+    directions = Directions(6)
     for n in range(6):
-        directions.add(n // 2, {name: gradients[n] for name, gradients in arms.items()})
+        directions.add({name: gradients[n] for name, gradients in arms.items()})
+    assert directions.count.tolist() == [2, 2, 2]
     pairs = [(i, j) for i in range(6) for j in range(6) if i != j]
 
     def mean(name, other):
         return np.mean([(arms[name][i] @ arms[other][j]).item() for i, j in pairs])
 
     square = np.mean([(g @ g).item() for g in arms["other"]])
-    length, product = np.sqrt(mean("ref", "ref")), mean("other", "ref")
-    numbers = directions.estimates("other")
+    length, product = np.sqrt(mean(TRUE, TRUE)), mean("other", TRUE)
     cosine = product / length / np.sqrt(mean("other", "other"))
-    assert numbers["cosine"].value == pytest.approx(cosine, rel=1e-5)
+    assert directions.cosine("other").value == pytest.approx(cosine, rel=1e-5)
     noise = (square - mean("other", "other")) / (product / length) ** 2
-    assert numbers["noise"].value == pytest.approx(noise, rel=1e-4)
-    one_batch = product / length / np.sqrt(square)
-    assert numbers["one batch"].value == pytest.approx(one_batch, rel=1e-5)
+    assert directions.with_and_without("other")[0][1] == pytest.approx(noise, rel=1e-4)
+
+
+def test_a_length_that_drowns_in_noise_is_not_known():
+    """Products of different batches are 0 or -1, so a squared length would be below 0."""
+    directions = Directions(4)
+    for gradient in ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0)):
+        directions.add({TRUE: torch.ones(2), "x": torch.tensor(gradient)})
+    assert np.isnan(directions.cosine("x").value)
 
 
 def test_quarters_are_independent_estimates(measured):
@@ -213,27 +219,7 @@ def test_quarters_are_independent_estimates(measured):
 
 def test_of_a_large_gradient_some_entries_are_kept(monkeypatch):
     monkeypatch.setattr("research.probes.direction.MOST", 100)
-    directions, gradient = Directions("a", 2), torch.arange(1000.0)
+    directions, gradient = Directions(4), torch.arange(1000.0)
     kept = directions.kept(gradient)
     assert 50 < len(kept) <= 100 and kept.max() > 900
     assert torch.equal(kept, directions.kept(gradient))
-
-
-def directions_of(true, method, blocks):
-    """Batch n goes into block n * blocks // batches."""
-    directions = Directions("rloo", blocks)
-    for n, (one, other) in enumerate(zip(true, method)):
-        directions.add(n * blocks // len(true), {"rloo": torch.tensor(one, dtype=torch.float32),
-                                                 "x": torch.tensor(other, dtype=torch.float32)})
-    return directions
-
-
-def test_one_batch_by_hand():
-    """True gradients (1, 1), (1, -1): their product is 0, so the length of the mean is not seen.
-    With (3, 1) and (1, 1) it is 4. The method's (1, 0), (-1, 2) have the product -1, so its cosine
-    is unknown; with those of the other batch -3 + 2 and 1 + 0; their mean square is 3."""
-    unseen = directions_of([[1, 1], [1, -1]], [[1, 0], [1, 0]], 2).estimates("x")
-    assert np.isnan(unseen["one batch"].value)
-    found = directions_of([[3, 1], [1, 1]], [[1, 0], [-1, 2]], 2).estimates("x")
-    assert np.isnan(found["cosine"].value) and np.isnan(found["noise"].value)
-    assert found["one batch"].value == pytest.approx((1 + -3 + 2) / 2 / np.sqrt(4 * 3))
