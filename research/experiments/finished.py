@@ -70,19 +70,14 @@ def cost_of(run: dict, price: str) -> np.ndarray:
     return np.cumsum([0.0, *steps])
 
 
-def curve_of(run: dict, price: str) -> tuple[np.ndarray, np.ndarray]:
-    """Held-out success, sampled, against the price."""
-    lines, cost = evaluations(run, "sampled"), cost_of(run, price)
-    return cost[[line["step"] for line in lines]], np.array([line["success"] for line in lines])
-
-
 def values_of(run: dict) -> dict:
     """What tables are made of and results keep: success at every evaluation, and the price."""
-    steps = [line["step"] for line in evaluations(run, "sampled")]
+    lines = evaluations(run, "sampled")
+    steps = [line["step"] for line in lines]
     costs = {price: cost_of(run, price)[steps] for price in PRICES}
     known = {price: cost.round(3).tolist() for price, cost in costs.items()
              if np.isfinite(cost[-1])}
-    return {"steps": steps, "success": curve_of(run, "seconds")[1].tolist(), **known}
+    return {"steps": steps, "success": [line["success"] for line in lines], **known}
 
 
 # one run as values_of has it; of an arm, by seed; of an experiment, by arm

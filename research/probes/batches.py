@@ -39,14 +39,10 @@ class Batches:
     @classmethod
     def all(cls, world: World, G: int) -> "Batches":
         which = list(itertools.combinations_with_replacement(range(len(world.probability)), G))
-        orders = torch.tensor([number_of_orders(group) for group in which])
+        orders = torch.tensor([math.factorial(G) / math.prod(map(math.factorial, Counter(
+            group).values())) for group in which])  # that a group can come in
         which = torch.tensor(which)
         return cls(which, orders.double() * world.probability[which].prod(1))
-
-
-def number_of_orders(group: tuple[int, ...]) -> float:
-    repeats = [math.factorial(count) for count in Counter(group).values()]
-    return math.factorial(len(group)) / math.prod(repeats)
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """Bias, direction and noise of every way of spreading credit, in a world small enough to be listed.
 
-    python -m research exact                  # about a minute
-    python -m research exact --seed 1         # another policy
+    python -m research exact --seed 1         # about a minute; another seed is another policy
 
 The world (world.py) is a Qwen2 of a few hundred parameters with answers of at most four
 tokens out of three. True is the gradient of J, the probability to be right. An --advantage and a
@@ -10,12 +9,8 @@ tokens out of three. True is the gradient of J, the probability to be right. An 
     sum over the group's answers and their tokens of  weight * advantage * grad log pi / G
 
 (--loss_norm constant up to a factor), by the same functions that train. All batches that can be
-drawn are listed with their probability (batches.py), and the tables show:
-
-    bias     size of (mean estimate - true), over that of the true gradient
-    cosine   between mean estimate and true gradient: 1 is the right direction, whatever the length
-    noise    trace of the covariance over the squared part of the mean along the true gradient:
-             after so many batches noise and signal are alike
+drawn are listed with their probability (batches.py). The tables have the bias of this estimate, its
+cosine with the true gradient (1 is the right direction, whatever the length) and its noise.
 
 An idea that is a function of the batch is listed beside the others. One that is a class keeps a
 state or samples more, and is shown as n/a, unless it has a static method listed(rollouts) that
@@ -29,8 +24,7 @@ from analysis.tables import Table, by_row
 from engine.errors import UserError
 from grpo import gradient_size
 from research.experiments.pictures import draw, draw_cosine_and_noise
-from research.probes.batches import (
-    Batches, Estimator, Listed, estimator, list_advantages, list_weights)
+from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import COMMON, Findings, Flag, Probe
 from research.probes.progress import Progress
 from research.probes.world import World, make_world
@@ -84,16 +78,25 @@ def in_numbers(world: World, batches: Batches) -> str:
             f"different groups of {G} answers, with their probabilities.")
 
 
+def measured_rows(world: World, batches: Batches, listed: Listed, advantage=1.0) -> list[list]:
+    G = batches.which.shape[1]
+    return [[name, *estimator(world, batches, values * advantage / G).against(
+        world.gradient).values()] for name, values in listed.values.items()]
+
+
+def columns_of(name: str, rows: list[list], listed: Listed) -> dict[str, tuple]:
+    """With those that are not listed."""
+    rows = rows + [[other, "n/a", "n/a", "n/a"] for other in listed.reasons]
+    return by_row({name: "", **MEASURES}, rows)
+
+
 def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table:
     """Each advantage with weights of 1."""
-    G = batches.which.shape[1]
-    rows = [[name, *measures(world, estimator(world, batches, credit / G))]
-            for name, credit in advantages.values.items()]
+    rows = measured_rows(world, batches, advantages)
     unbiased = [row for row in rows if row[1] < HOLDS]
     quietest = min(unbiased, key=lambda row: row[3])
-    rows += [[name, "n/a", "n/a", "n/a"] for name in advantages.reasons]
     return Table("advantages", "Advantages, all weights 1",
-                 by_row({"advantage": "", **MEASURES}, rows),
+                 columns_of("advantage", rows, advantages),
                  f"Without bias: {', '.join(row[0] for row in unbiased)}.\n"
                  f"Among these {quietest[0]} has the least noise: {quietest[3]:.2f}.",
                  ["critics know V exactly, wrong ones a random number for each index; vine has "
@@ -103,25 +106,18 @@ def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table
 
 def weighting_table(world: World, batches: Batches, rloo: torch.Tensor, weights: Listed) -> Table:
     """Each weighting with the advantage rloo."""
-    G = batches.which.shape[1]
-    rows = [[name, *measures(world, estimator(world, batches, weight * rloo / G))]
-            for name, weight in weights.values.items()]
+    rows = measured_rows(world, batches, weights, rloo)
     plain = next(row[3] for row in rows if row[0] == "none")
     keep = [row[0] for row in rows if 1 - row[2] < HOLDS]
     quieter = [row[0] for row in rows if row[3] < plain * (1 - HOLDS)]
-    rows += [[name, "n/a", "n/a", "n/a"] for name in weights.reasons]
     return Table(
         "weightings", "Weightings, with the advantage rloo",
-        by_row({"mitigation": "", **MEASURES}, rows),
+        columns_of("mitigation", rows, weights),
         f"Weightings that keep the true direction: {', '.join(keep)}.\n"
         f"Less noise than no weighting ({plain:.2f}): {', '.join(quieter) or 'none'}.",
         ["weights are rescaled to mean 1 over a batch, which here is one group (as published: "
          "never); lambda_grpo at lambda = 1; oracle knows the true credit; a weighting that looks "
          "at the advantage sees that of grpo", *why_not(weights)], {"mitigation": "weighting"})
-
-
-def measures(world: World, of: Estimator) -> list[float]:
-    return list(of.against(world.gradient).values())
 
 
 def why_not(listed: Listed) -> list[str]:
