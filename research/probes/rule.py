@@ -6,11 +6,9 @@
     python -m research rule --model runs/x/checkpoints/step_000100 --batches 100
     python -m research rule --only hindsight,measured      # beside plain GRPO
 
-Question. A batch's gradient is signal and noise. A method that leaves half of the noise is worth a
-batch of twice the size, so it may cost a plain step and one more. Which method is worth its price
-on this model and this task? To be asked before training.
-
-Measurement. Two things of each method, in the same batches, of the size that is trained on:
+A batch's gradient is signal and noise. A method that leaves half of the noise is worth a batch of
+twice the size, so it may cost a plain step and one more. Before training, two things are measured
+of each method, in the same batches, of the size that is trained on:
 
     noise   variance of a batch's gradient over the squared part of its mean along the true gradient
             (the mean of leave-one-out gradients). All from pairs of different batches

@@ -3,11 +3,9 @@
     python -m research scoreboard
     python -m research scoreboard --model runs/x/checkpoints/step_000100
 
-The true credit of a token is what the answer is worth with it, minus what it was worth before it:
-A_t = V(after) - V(before). Here it is measured for every token of a batch, from many continuations
-(credit.py). Summed over an answer, the squares of the credits are on average the variance of
-the reward: so the square says how much of the reward is decided at the token. An answer of four
-tokens:
+The true credit of a token, V(after) - V(before), is measured for every token of a batch from many
+continuations (credit.py). Summed over an answer, the squares of the credits are on average the
+variance of the reward: so the square says how much is decided at the token. An answer of four:
 
     credit     0.0    0.5   -0.1    0.0
     decided    0%     96%     4%    0%       0.25 and 0.01 of 0.26
@@ -22,10 +20,8 @@ Every method, a weighting or an advantage, gets two scores:
                 leave-one-out gradients). The probe rule asks about single batches.
 
 Noise in the measured credit does not bias the index, which is linear in its squares, and these are
-products of independent estimates. A rank correlation with measured credit is biased: the noise is
-largest where the model was unsure, which is what entropy looks at. What can be reached is shown by
-one half of the continuations as a weight, judged by the other half. oracle, vine and
-causal_ablation sample continuations of their own.
+products of independent estimates. What can be reached is shown by one half of the continuations as
+a weight, judged by the other half.
 
 The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
 decided, the square.

@@ -161,8 +161,9 @@ def test_tables_by_hand():
     assert table.finding.startswith("8 tokens: the pointer is +10.2 points from plain GRPO, ahead; "
                                     "the true credit +30.2, ahead.")
     lead, none = np.array([0.10, 0.12, 0.14]), np.array([-0.1, 0.0, 0.1])  # p = 0.0092, 1
-    assert judged(["a"], [lead])["a"][1] == "ahead"
-    assert judged(range(6), [lead, *5 * [none]])[0][1] == "none seen"
+    means = {("a", 8): lead, **{(arm, 8): none for arm in "bcdef"}, ("0", 8): 0 * none}
+    assert judged(means, 8, [("a", "0")])["a", "0"][1] == "ahead"
+    assert judged(means, 8, [(arm, "0") for arm in "abcdef"])["a", "0"][1] == "none seen"
     pairs = pairs_table(values).rows
     assert [row[:3] for row in pairs[:2]] == [("8", "3 of 3 (0.1)", TRUE),
                                               ("8", "3 of 3 (0.1)", "3 at random (0.1)")]
