@@ -55,7 +55,6 @@ class PlannedProbe:
     seed: int
     model: Path | None  # None is the shipped one
     steps: int = 1      # it is measured, or it is not
-    answers_a_step: int = 1
 
     @property
     def arm(self) -> str:
@@ -80,7 +79,7 @@ class PlannedProbe:
                 *PROBES[self.probe].split(), "--out", str(self.folder)]
 
     @property
-    def seconds_an_answer(self) -> float:
+    def seconds_a_step(self) -> float:
         """As on file: of all seeds together."""
         path = RESULTS / f"{self.probe}.json"
         return read_result(path)["seconds"] / LOOKED_AT.seeds if is_file(path) else 0.0

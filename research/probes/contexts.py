@@ -98,7 +98,7 @@ class Contexts:
     def sample(self, chances: list[torch.Tensor], step: int, count: int):
         """Ids (B, T) with their log-probs, and probabilities of all symbols (B, T, V), from the
         random numbers of planted.py: keys first, then only the contexts that occur."""
-        seed = derived_seed("planted", self.policy.settings.seed, step)
+        seed = derived_seed("planted", self.policy.seed, step)
         uniform = torch.rand(count, self.policy.length,
                              generator=torch.Generator().manual_seed(seed))
         path = torch.empty(count, 0, dtype=torch.long)

@@ -40,7 +40,7 @@ from research.experiments.pictures import draw, draw_worth, means_of
 from research.probes.common import COMMON, Findings, Flag, Probe
 from research.probes.contexts import Contexts
 from research.probes.listed_pointers import listed_table
-from research.probes.planted import PlantedPolicy, planted_policy
+from research.probes.planted import KEYS, PlantedPolicy, planted_policy
 from research.probes.progress import Progress
 
 FLAGS = {
@@ -57,7 +57,7 @@ FLAGS = {
                  quick="results/pointer-quick-runs.jsonl")}
 QUESTIONS, ANSWERS = 8, 8
 RATE_SEEDS_FROM, SEEDS_FROM = 1000, 2000  # others than any table before has
-KEYS, LONG = 3, 256
+LONG = 256
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Done:
 
 def train(arm: str, length: int, rate: float, seed: int, steps: int) -> dict:
     """Success over the tokens and at the end, and with how many keys it is stuck."""
-    policy = planted_policy(seed, length, KEYS, learning_rate=rate)
+    policy = planted_policy(seed, length, rate)
     contexts, group = Contexts(policy), torch.arange(QUESTIONS * ANSWERS) // ANSWERS
     curve = []
     for step in range(1, steps + 1):
@@ -223,7 +223,7 @@ def weigh(pointer: Pointer, policy: PlantedPolicy, step: int, ids: torch.Tensor,
           chance: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
     """(B, T): `elsewhere` + (1 - `elsewhere`) where it points."""
     keys, number = torch.tensor(policy.keys), step if pointer.anew else 0
-    drawn = torch.Generator().manual_seed(derived_seed("pointer", policy.settings.seed, number))
+    drawn = torch.Generator().manual_seed(derived_seed("pointer", policy.seed, number))
     order = torch.rand(policy.length, generator=drawn)
     order[keys] = 2.0  # behind all places that decide nothing
     points = torch.zeros(ids.shape)

@@ -8,14 +8,13 @@ from engine.forward import Forward
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution, Generation
-from engine.tokens import OTHER, THINK, WORD
 from grpo import grpo
 from research.probes.planted import PROMPT, SYMBOLS, PlantedPolicy
 
 
 @torch.no_grad()
 def draw_answers(policy: PlantedPolicy, count: int, seed: int) -> Generation:
-    """The same distribution as generate(), one pass for each stretch up to a key."""
+    """One pass for each stretch up to a key."""
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(count, policy.length, generator=generator)
     tokens = torch.zeros(count, policy.length, dtype=torch.long)
@@ -36,22 +35,17 @@ def draw_answers(policy: PlantedPolicy, count: int, seed: int) -> Generation:
 def sample_planted(policy: PlantedPolicy, step: int, Q: int, G: int) -> Rollouts:
     """G answers to each of Q problems, which are all the same, with plain GRPO's advantages and the
     true credit."""
-    s = policy.settings
-    drawn = draw_answers(policy, Q * G, derived_seed("planted", s.seed, step))
+    drawn = draw_answers(policy, Q * G, derived_seed("planted", policy.seed, step))
     rows = drawn.tokens.tolist()
     texts = [[SYMBOLS[i] for i in row] for row in rows]
-    section = torch.full(drawn.mask.shape, OTHER, dtype=torch.uint8)
-    section[:, policy.keys] = THINK
-    reward = torch.tensor([policy.reward_of(None, row) for row in rows])
+    nothing = torch.zeros(drawn.mask.shape, dtype=torch.uint8)
+    reward = (drawn.tokens[:, policy.keys] == torch.tensor(policy.right)).float().mean(1)
     rollouts = Rollouts(
         problems=[None] * Q, prompt_ids=[PROMPT] * Q, group=torch.arange(Q * G) // G, step=step,
         ids=drawn.tokens, mask=drawn.mask, finished=torch.ones(Q * G, dtype=torch.bool),
         log_prob=drawn.log_prob, entropy=drawn.entropy, collision=drawn.collision,
-        texts=texts, answers=["".join(row) for row in texts], section=section,
-        kind=torch.full(drawn.mask.shape, WORD, dtype=torch.uint8),
-        scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward),
-        generator=torch.Generator().manual_seed(derived_seed("planted credit", s.seed, step)),
-        forward=Forward(policy.model, s.micro_batch))
+        texts=texts, answers=["".join(row) for row in texts], section=nothing, kind=nothing,
+        scores={"reward": reward}, forward=Forward(policy.model, 64))
     return replace(rollouts, advantage=grpo(rollouts), true_credit=exact_credit(policy, rollouts))
 
 
