@@ -35,17 +35,25 @@ class State:
     trouble: str = ""
 
 
+class Planned:
+    """What `arm`, `seed` and `folder` say of a run, or of a probe."""
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-s{self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """What its program prints."""
+        return self.folder.with_name(f"{self.name}.log")
+
+
 @dataclass
-class PlannedRun:
+class PlannedRun(Planned):
     arm: str
     seed: int
     folder: Path
     flags: list[str]    # of train.py
     settings: Settings  # what train.py makes of them
-
-    @property
-    def name(self) -> str:
-        return f"{self.arm}-s{self.seed}"
 
     @property
     def steps(self) -> int:
@@ -75,11 +83,6 @@ class PlannedRun:
         if self.settings.mitigation in POINTERS:
             program = ["-m", "research.train"]
         return [*program, *self.flags]
-
-    @property
-    def log(self) -> Path:
-        """What train.py prints."""
-        return self.folder.with_name(f"{self.name}.log")
 
     def state(self) -> State:
         """As it is on disk; a folder that is damaged, or is of another run, is in trouble."""

@@ -22,7 +22,7 @@ from harness.progress import python_command, say
 from research.experiments.experiments import PLAIN, Experiment
 from research.experiments.over_seeds import over_seeds
 from research.experiments.pages import table_of
-from research.experiments.plan import PlannedRun, State, plan_runs
+from research.experiments.plan import Planned, PlannedRun, State, plan_runs
 from research.experiments.published import RESULTS, made_by, read_result
 from research.experiments.runner import FLAGS as RUN_FLAGS
 from research.experiments.runner import end_with, list_runs, make_runs, usable_cores
@@ -48,7 +48,7 @@ FLAGS = {**RUN_FLAGS,
 
 
 @dataclass
-class PlannedProbe:
+class PlannedProbe(Planned):
     """One call of a probe, with the names that a PlannedRun has."""
     probe: str
     time: str
@@ -61,16 +61,8 @@ class PlannedProbe:
         return f"{self.probe}-{self.time}"
 
     @property
-    def name(self) -> str:
-        return f"{self.arm}-s{self.seed}"
-
-    @property
     def folder(self) -> Path:
         return Path("results/probes", self.name)
-
-    @property
-    def log(self) -> Path:
-        return self.folder.with_name(f"{self.name}.log")
 
     @property
     def command(self) -> list[str]:

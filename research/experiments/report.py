@@ -13,11 +13,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.tally import lay_flat
+from analysis.tally import read_tokens
 from analysis.statistics import holm, mean_over
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
-from harness.credit_reading import read_columns
 from harness.files import is_file, make_folder
 from harness.progress import show_status
 from research.experiments import leaderboard
@@ -273,7 +272,7 @@ def gradient_shares(run: dict) -> np.ndarray:
     section, kind = np.zeros(len(SECTIONS)), np.zeros(len(KINDS))
     for step in run["steps"]:
         show_status(f"{run['folder'].name}: step {step}")
-        tokens = lay_flat(read_columns(run["folder"], step))
+        tokens = read_tokens(run["folder"], step)
         size = np.abs(tokens["advantage"]) * tokens["weight"] * tokens["s"]
         section += np.bincount(tokens["section"], size, len(section))
         kind += np.bincount(tokens["kind"], size, len(kind))

@@ -89,13 +89,15 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
     """Read the flags, measure, and write the findings into a folder, which appears whole or not at
     all."""
     usual = f"results/{name}-<model>-s<seed>" if "model" in flags else f"results/{name}-s<seed>"
-    known = {**{flag: with_quick(declared) for flag, declared in flags.items()},
+    quick = {flag: declared.quick for flag, declared in flags.items() if declared.quick is not None}
+    told = {flag: replace(flags[flag], text=f"{flags[flag].text}, with --quick {value}")
+            for flag, value in quick.items()}
+    known = {**flags, **told,
              "out": Flag(None, f"a new folder, by default {usual}"),
              "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
              "all": Flag(False, "print every table, not only findings")}
     typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
-    quick = quick_values(known) if typed.get("quick") else {}
-    args = with_defaults(quick | typed, known)
+    args = with_defaults(quick | typed if typed.get("quick") else typed, known)
     command, start = command_of(name, typed), time.monotonic()
     folder = choose_folder(name, args)
     with whole_folder(folder) as unfinished:
@@ -117,15 +119,6 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
         print("--all prints every table")
 
 
-def with_quick(flag: Flag) -> Flag:
-    """Its help says both values."""
-    return replace(flag, text=flag.text + f", with --quick {flag.quick}" * (flag.quick is not None))
-
-
-def quick_values(flags: dict[str, Flag]) -> dict:
-    return {name: flag.quick for name, flag in flags.items() if flag.quick is not None}
-
-
 def command_of(name: str, typed: dict) -> str:
     """The command that was typed, without what changes no number, and without --quick."""
     flags = [f" --{flag} {shlex.quote(str(value))}" for flag, value in typed.items()
@@ -135,11 +128,8 @@ def command_of(name: str, typed: dict) -> str:
 
 def choose_folder(name: str, args: SimpleNamespace) -> Path:
     """The one asked for, or one named by probe, model and seed. It must not exist yet."""
-    parts = [name, f"s{args.seed}"]
-    if hasattr(args, "model"):
-        parts.insert(1, path_part(args.model))
-    if args.quick:
-        parts.append("quick")
+    model = [path_part(args.model)] if hasattr(args, "model") else []
+    parts = [name, *model, f"s{args.seed}", *["quick"] * args.quick]
     folder = Path(args.out or f"results/{'-'.join(parts)}")
     if is_there(folder):
         raise UserError(f"{folder} exists already: name another with --out, or remove it")

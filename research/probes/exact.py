@@ -73,8 +73,9 @@ def measure(probe: Probe) -> Findings:
 
 def in_numbers(world: World, batches: Batches) -> str:
     groups, G = batches.which.shape
+    length = (world.probability @ world.rollouts.length.double()).item()
     return (f"{len(world.probability)} answers, {len(world.score)} choices, {world.score.shape[1]} "
-            f"parameters; J = {world.J:.3f}, {world.mean_length:.2f} tokens an answer; {groups:,} "
+            f"parameters; J = {world.J:.3f}, {length:.2f} tokens an answer; {groups:,} "
             f"different groups of {G} answers, with their probabilities.")
 
 
@@ -127,8 +128,7 @@ def why_not(listed: Listed) -> list[str]:
 
 def identities(world: World, batches: Batches, advantage: dict[str, torch.Tensor]) -> Table:
     """What theory says of the small world, each identity with both of its sides."""
-    rows = [*rows_of_credit(world), *rows_of_groups(world, batches, advantage),
-            *rows_of_weights(world, batches, advantage["rloo"])]
+    rows = [*rows_of_credit(world), *rows_of_batches(world, batches, advantage)]
     wrong, largest = sum(row[3] >= HOLDS for row in rows), max(row[3] for row in rows)
     holds = f"All {len(rows)} identities hold"
     if wrong:
@@ -155,27 +155,27 @@ def rows_of_credit(world: World) -> list[list]:
             p @ ((1 - collision) * rollouts.mask).sum(1))]
 
 
-def rows_of_groups(world: World, batches: Batches, advantage: dict[str, torch.Tensor]) -> list:
-    true, J, G = world.gradient, world.J, batches.which.shape[1]
-    c = z_score_factor(J, G)
-    return [row("dr_grpo = (G - 1) / G of the true gradient",
-                estimator(world, batches, advantage["dr_grpo"] / G).mean, true * (G - 1) / G),
-            row(f"z-score: c(p, G) times the true gradient, c({J:.2f}, {G}) = {c:.3f}",
-                estimator(world, batches, advantage["grpo"] / G).mean, c * true)]
-
-
-def rows_of_weights(world: World, batches: Batches, rloo: torch.Tensor) -> list[list]:
+def rows_of_batches(world: World, batches: Batches, advantage: dict[str, torch.Tensor]) -> list:
     """What a weight does to the mean depends on whether it looks at the token that was drawn."""
-    G, which, rollouts = batches.which.shape[1], batches.which, world.rollouts
+    true, which, rollouts, rloo = world.gradient, batches.which, world.rollouts, advantage["rloo"]
+    G = which.shape[1]
+    c = z_score_factor(world.J, G)
     by_prefix = 1 + rollouts.entropy.double()
     by_token = 1 / (rollouts.log_prob.double().abs() + 0.1)
     before = world.worth[:, :-1]
+
+    def mean(factor: torch.Tensor) -> torch.Tensor:
+        return estimator(world, batches, factor / G).mean
+
     return [
+        row("dr_grpo = (G - 1) / G of the true gradient",
+            mean(advantage["dr_grpo"]), true * (G - 1) / G),
+        row(f"z-score: c(p, G) times the true gradient, c({world.J:.2f}, {G}) = {c:.3f}",
+            mean(advantage["grpo"]), c * true),
         row("weight by the prefix alone (1 + entropy): E[sum w A_t grad log pi]",
-            estimator(world, batches, by_prefix[which] * rloo / G).mean,
-            gradient_with(world, by_prefix * world.credit)),
+            mean(by_prefix[which] * rloo), gradient_with(world, by_prefix * world.credit)),
         row("weight by the token (1 / (abs(log p) + 0.1)): that + E[sum w (V - b) grad log pi]",
-            estimator(world, batches, by_token[which] * rloo / G).mean,
+            mean(by_token[which] * rloo),
             gradient_with(world, by_token * (world.credit + before - world.J)))]
 
 

@@ -23,9 +23,8 @@ def choices() -> tuple[dict, dict]:
 
 def functions_first(functions: dict) -> dict:
     """Functions as they stand, then classes by name, whichever module was imported first."""
-    classes = sorted(name for name, function in functions.items() if inspect.isclass(function))
-    names = [*(name for name in functions if name not in classes), *classes]
-    return {name: functions[name] for name in names}
+    return dict(sorted(functions.items(),
+                       key=lambda item: item[0] if inspect.isclass(item[1]) else ""))
 
 
 def rescale_of(name: str) -> str:

@@ -41,10 +41,6 @@ class World:
         return (self.probability @ self.rollouts.reward.double()).item()
 
     @property
-    def mean_length(self) -> float:
-        return (self.probability @ self.rollouts.length.double()).item()
-
-    @property
     def credit(self) -> torch.Tensor:
         """(n, T): V after each token minus V before it."""
         return self.worth.diff()
@@ -86,9 +82,8 @@ def make_model(seed: int) -> Qwen2:
 
 def all_answers(length: int) -> list[Answer]:
     """All that end with the end, and all that the limit cuts off."""
-    ended = []
-    for n in range(length):
-        ended += [(*body, END) for body in itertools.product((ONE, OPENING), repeat=n)]
+    ended = [(*body, END) for n in range(length)
+             for body in itertools.product((ONE, OPENING), repeat=n)]
     return ended + list(itertools.product((ONE, OPENING), repeat=length))
 
 
