@@ -2,7 +2,7 @@
 analysis/statistics.py."""
 import numpy as np
 
-from analysis.statistics import Estimate, estimate, needed, student_quantile
+from analysis.statistics import Estimate, estimate, student_quantile
 
 
 def mean_reach(values) -> np.ndarray | float:
@@ -10,11 +10,6 @@ def mean_reach(values) -> np.ndarray | float:
     the seeds, two of them at least."""
     spread = np.std(values, axis=0, ddof=1)
     return student_quantile(0.975, len(values) - 1) * spread / np.sqrt(len(values))
-
-
-def power(effect: float, error: float, df: float, tests: int = 1) -> float:
-    """In which share of experiments an effect of this size is found."""
-    return float(np.mean(needed(df, tests) < effect / error))
 
 
 def jackknife(value: float, left: np.ndarray) -> Estimate:

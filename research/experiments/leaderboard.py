@@ -20,11 +20,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from analysis.statistics import Estimate, detectable, holm
+from analysis.statistics import Estimate, detectable, holm, needed
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from research.experiments.finished import Values, late_success, paired, told_apart, verdict_on
-from research.statistics import power
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}
@@ -78,7 +77,8 @@ def chance_to_see(lead: float, found: Estimate, seeds: int, tests: int) -> float
     """In which share of such experiments a lead of this size would be told apart."""
     if not np.isfinite(found.visible) or found.visible <= 0:
         return None
-    return power(lead, found.visible / detectable(seeds - 1, tests), seeds - 1, tests)
+    error = found.visible / detectable(seeds - 1, tests)
+    return float(np.mean(needed(seeds - 1, tests) < lead / error))
 
 
 def both(estimate: Estimate | None) -> list:

@@ -4,9 +4,9 @@ One report serves every experiment: held-out success, each arm minus plain GRPO,
 and how large their gradients were, and on which tokens the gradient lay. The leaderboard has a test
 of all its arms together in the place of the differences (leaderboard.py).
 """
+import itertools
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,12 +209,19 @@ def tokens_beside(runs: dict[int, dict]) -> float:
 
 def versus_table(experiment: Experiment, values: Values) -> Table:
     """Each arm and plain GRPO at the highest price that the runs of both have paid."""
-    rows = [row for arm in values for row in compared_at_each_price(experiment, values, arm)]
-    p = holm([row.pop() for row in rows])
-    for row, corrected in zip(rows, p):
-        row.append(verdict_on(row.pop(), row[5], corrected))
+    compared = []
+    for arm, price in itertools.product(values, IN_WORDS):
+        plain = experiment.plain_of(arm)
+        cost, mine, theirs = at_one_price(values[arm], values.get(plain, {}), price)
+        found = paired(mine, theirs)
+        if arm != plain and cost > 0 and np.isfinite(found.value):
+            compared.append((arm, IN_WORDS[price], cost, mine, theirs, found))
+    rows = [[arm, words, cost, np.mean(list(mine.values())), np.mean(list(theirs.values())),
+             found.value, found.interval, verdict_on(len(mine), found.value, p)]
+            for (arm, words, cost, mine, theirs, found), p in zip(
+                compared, holm([found.p for *_, found in compared]))]
     finding = []
-    for price, words in IN_WORDS.items():
+    for words in IN_WORDS.values():
         of_price = {row[0]: row[-1] for row in rows if row[1] == words}
         if of_price:
             finding += [f"By {words}:", *told_apart(of_price)]
@@ -227,34 +234,15 @@ def versus_table(experiment: Experiment, values: Values) -> Table:
                  {"cost": "paid", "plain": "plain GRPO", "95%": "95% interval"})
 
 
-def compared_at_each_price(experiment: Experiment, values: Values, arm: str) -> list[list]:
-    """The cells of a row but the verdict; then what that takes: seeds, and p."""
-    plain, rows = experiment.plain_of(arm), []
-    shared = set(values[arm]) & set(values.get(plain, {}))
-    if arm == plain or not shared:
-        return []
-    both = [{seed: values[one][seed] for seed in sorted(shared)} for one in (arm, plain)]
-    for price, words in IN_WORDS.items():
-        cost = least_cost(both, price)
-        mine, theirs = (success_at(curves, price, cost) for curves in both)
-        found = paired(mine, theirs)
-        if cost > 0 and np.isfinite(found.value):
-            rows.append([arm, words, cost, np.mean(list(mine.values())),
-                         np.mean(list(theirs.values())), found.value, found.interval, len(shared),
-                         found.p])
-    return rows
-
-
-def least_cost(of_arms: Iterable[OfArm], price: str) -> float:
-    """Of the whole of a run, where it is known."""
-    costs = [curve[price][-1] for curves in of_arms for curve in curves.values() if price in curve]
-    return min(costs, default=float("nan"))
-
-
-def success_at(curves: OfArm, price: str, cost: float) -> dict[int, float]:
-    """Of each seed, straight between evaluations; undefined if its price is not known."""
-    return {seed: float(np.interp(cost, curve[price], curve["success"])) if price in curve
-            else np.nan for seed, curve in curves.items()}
+def at_one_price(mine: OfArm, plain: OfArm, price: str) -> tuple[float, dict, dict]:
+    """What the runs of both have paid, and the success of each by seed, straight between
+    evaluations; undefined where the price is not known."""
+    seeds = sorted(set(mine) & set(plain))
+    both = [{seed: curves[seed] for seed in seeds} for curves in (mine, plain)]
+    cost = min((curve[price][-1] for curves in both for curve in curves.values()
+                if price in curve), default=np.nan)
+    return cost, *({seed: np.interp(cost, curve[price], curve["success"]) if price in curve
+                    else np.nan for seed, curve in curves.items()} for curves in both)
 
 
 def credit_table(study: Study) -> Table:

@@ -1,7 +1,7 @@
 """What is it worth to know where an answer is decided, and nothing else?
 
-A pointer says which tokens decide, not whether they were good: they get plain GRPO's one number with
-weight 1, all others with a smaller weight. On the planted task (planted.py) three places of an
+A pointer says which tokens decide, not whether they were good: they get plain GRPO's one number
+with weight 1, all others with a smaller weight. On the planted task (planted.py) three places of an
 answer decide, so a pointer of any quality can be had: it misses one or two of the three, has 12 or
 40 wrong places beside them, the same through a run, and the others weigh 0, 0.1 or 0.33. Beside it
 plain GRPO; the true credit of every token, with sign and size; as many places at random, fixed or
@@ -98,21 +98,19 @@ def measure(probe: Probe) -> Findings:
     cells = [(arm, length) for length in lengths for arm in ARMS if is_asked(arm, length)]
     others, seeds = (range(first + args.seed, first + args.seed + count) for first, count in (
         (RATE_SEEDS_FROM, args.rate_seeds), (SEEDS_FROM, args.seeds)))
-    progress = Progress(listed=args.policies, rates=30 * len(cells), training=30 * len(cells))
+    progress = Progress(listed=args.policies, training=60 * len(cells))
     worlds = range(args.seed, args.seed + args.policies)
     listed = listed_table(worlds, 3 if args.quick else 4, lambda share: progress("listed", share))
     values, done = [], Done(Path(args.runs), args.steps)
     for i, (arm, length) in enumerate(cells):
-        progress("rates", i / len(cells), f"rates at {length} tokens: {arm}")
+        progress("training", i / len(cells), f"{length} tokens: {arm}")
         tuned = {f"{rate:g}": [run["mean"] for run in done.runs(arm, length, rate, others)]
                  for rate in rates}
         rate = max(rates, key=lambda rate: np.mean(tuned[f"{rate:g}"]))  # the lowest of equals
-        values.append({"arm": arm, "length": length, "rate": rate, "tuned": tuned})
-    for i, cell in enumerate(values):
-        progress("training", i / len(values), f"{cell['length']} tokens: {cell['arm']}")
-        cell["runs"] = done.runs(cell["arm"], cell["length"], cell["rate"], seeds)
-        cell["given"] = {f"{rate:g}": done.known_runs(cell["arm"], cell["length"], rate, seeds)
-                         for rate in rates}
+        values.append({"arm": arm, "length": length, "rate": rate, "tuned": tuned,
+                       "runs": done.runs(arm, length, rate, seeds),
+                       "given": {f"{rate:g}": done.known_runs(arm, length, rate, seeds)
+                                 for rate in rates}})
     intro = [f"{args.seeds} seeds, the rate of each chosen on {args.rate_seeds} others; "
              f"{args.steps} steps of {QUESTIONS} x {ANSWERS} answers."]
     return Findings("What a pointer to the deciding tokens is worth", intro,
@@ -238,8 +236,8 @@ def weigh(pointer: Pointer, policy: PlantedPolicy, step: int, ids: torch.Tensor,
 
 
 def judged(means: dict[tuple, np.ndarray], length: int, pairs) -> dict[tuple, tuple]:
-    """(estimate, verdict) of each pair of arms that both have been trained at this length, corrected
-    for all of them."""
+    """(estimate, verdict) of each pair of arms that were trained at this length, corrected for all
+    of them."""
     pairs = [pair for pair in pairs if all((arm, length) in means for arm in pair)]
     found = [mean_over(means[one, length] - means[other, length]) for one, other in pairs]
     return dict(zip(pairs, zip(found, verdicts(found, ("ahead", "behind"), null=0.0))))
