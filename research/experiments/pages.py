@@ -98,7 +98,6 @@ def make_source(words: str) -> str:
 
 
 def make_number(words: str) -> str:
-    """One cell: `control success measured; end`."""
     table, (*keys, column) = find_table(words)
     known_column(table, column)
     rows = [i for i, row in enumerate(table.rows) if set(keys) <= set(map(str, row))]
@@ -108,7 +107,6 @@ def make_number(words: str) -> str:
 
 
 def make_interval(words: str) -> str:
-    """Two cells of a row, the second in brackets."""
     row, value, interval = [part.strip() for part in words.rsplit(";", 2)]
     return f"{make_number(f'{row}; {value}')} ({make_number(f'{row}; {interval}')})"
 

@@ -258,7 +258,6 @@ def planted_index(length: int, found: int, wrong: int) -> float:
 # README
 
 def take_answer(run: Path) -> None:
-    """Write research/results/answer.json."""
     config, steps = run_config(run), credit_steps(run)[:1]
     answers = sorted(answers_of(run, load_tokenizer(run), steps), key=lambda a: a["episode"])
     answer = next(filter(is_second_try, answers), None)

@@ -43,7 +43,6 @@ class Planned:
 
     @property
     def log(self) -> Path:
-        """What its program prints."""
         return self.folder.with_name(f"{self.name}.log")
 
 
@@ -105,7 +104,6 @@ class PlannedRun(Planned):
         return is_finished(run, config, self.settings, done)
 
     def progress(self) -> tuple[int, float]:
-        """Steps on record, and their seconds."""
         lines = lines_of_run(self.folder, "metrics.jsonl")
         return len(lines), sum((line["seconds"] or 0.0 for line in lines), 0.0)
 

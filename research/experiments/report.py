@@ -136,7 +136,6 @@ def middle(curves: OfArm) -> int | None:
 
 
 def success_at_place(curves: OfArm, place: int | None) -> dict[int, float]:
-    """Of each seed, at this place among its evaluations."""
     return {} if place is None else {seed: curve["success"][place]
                                      for seed, curve in curves.items()}
 

@@ -122,7 +122,6 @@ class Runner:
         return self.states[run.name].finished
 
     def show(self) -> None:
-        """The status line, now and then."""
         now = time.monotonic()
         if now - self.status_shown < BETWEEN_STATUS:
             return
@@ -133,7 +132,6 @@ class Runner:
         show_status(self.status())
 
     def status(self) -> str:
-        """How many are finished, what went wrong, time left, which are running."""
         parts = [f"{self.finished} of {len(self.runs)} finished"]
         if self.failed:
             parts.append(f"{len(self.failed)} failed")
@@ -153,7 +151,6 @@ def stop_with_runner() -> None:
 
 
 def is_written(run: PlannedRun) -> bool:
-    """Whether some process writes the run's folder at this moment."""
     if is_folder(run.folder):
         try:
             with locked(run.folder):

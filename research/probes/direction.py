@@ -37,7 +37,6 @@ class Directions:
         return gradient[self.entries]
 
     def add(self, gradients: dict[str, torch.Tensor]) -> None:
-        """The next batch: the gradient of every method."""
         block = int(self.count.sum()) * self.blocks // self.batches
         self.count[block] += 1
         true = self.kept(gradients[TRUE])

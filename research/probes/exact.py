@@ -44,7 +44,6 @@ LEGEND = (
 
 
 def refuse_groups(length: int, answers: int) -> None:
-    """Refuse a world with too many groups of answers to list them."""
     listed = 2 ** (length + 1) - 1
     groups = math.comb(listed + answers - 1, answers)
     if groups > MOST_GROUPS:
@@ -92,7 +91,6 @@ def columns_of(name: str, rows: list[list], listed: Listed) -> dict[str, tuple]:
 
 
 def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table:
-    """Each advantage with weights of 1."""
     rows = measured_rows(world, batches, advantages)
     unbiased = [row for row in rows if row[1] < HOLDS]
     quietest = min(unbiased, key=lambda row: row[3])
@@ -106,7 +104,6 @@ def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table
 
 
 def weighting_table(world: World, batches: Batches, rloo: torch.Tensor, weights: Listed) -> Table:
-    """Each weighting with the advantage rloo."""
     rows = measured_rows(world, batches, weights, rloo)
     plain = next(row[3] for row in rows if row[0] == "none")
     keep = [row[0] for row in rows if 1 - row[2] < HOLDS]

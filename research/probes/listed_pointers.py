@@ -40,7 +40,9 @@ def listed_table(seeds: range, length: int, progress) -> Table:
 def listed_pointers(world: World, batches: Batches) -> dict[tuple[str, str], list[float]]:
     """Bias, push and noise of each, with weights of mean 1 over all that is drawn."""
     decided = mean_by_prefix(world, world.credit.abs()) > 1e-9
-    advantage = rloo_of_batches(world, batches) / batches.which.shape[1]
+    reward, G = world.rollouts.reward.double()[batches.which], batches.which.shape[1]
+    others = (reward.sum(1, keepdim=True) - reward) / (G - 1)
+    advantage = (reward - others)[..., None] / G  # (M, G, 1): rloo
     share = world.probability[:, None] * world.rollouts.mask
     share, true, found = share / share.sum(), world.gradient, {}
     for name, drawn in token_weights(world, decided).items():
@@ -76,10 +78,3 @@ def token_weights(world: World, decided: torch.Tensor) -> dict[str, torch.Tensor
             "where it is decided, and one symbol": decided.double().maximum(symbol),
             "abs(credit)": world.credit.abs(), "surprise: -log p": surprise,
             "one symbol": symbol, "at random": by_choice[world.node]}
-
-
-def rloo_of_batches(world: World, batches: Batches) -> torch.Tensor:
-    """(M, G, 1)"""
-    reward = world.rollouts.reward.double()[batches.which]
-    others = (reward.sum(1, keepdim=True) - reward) / (reward.shape[1] - 1)
-    return (reward - others)[..., None]

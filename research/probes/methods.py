@@ -17,7 +17,7 @@ ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple
 
 
 def choices() -> tuple[dict, dict]:
-    """All choices of --mitigation, and all of --advantage: functions or classes, by name."""
+    """All of --mitigation, and all of --advantage."""
     return functions_first(MITIGATIONS), functions_first(ADVANTAGES)
 
 
@@ -27,11 +27,6 @@ def functions_first(functions: dict) -> dict:
                        key=lambda item: item[0] if inspect.isclass(item[1]) else ""))
 
 
-def rescale_of(name: str) -> str:
-    """The --rescale that a run with this weighting has by default."""
-    return "none" if name in NEVER_RESCALED else "mean"
-
-
 @dataclass
 class Method:
     """A weighting is paired with plain GRPO's advantage, an advantage with weights of 1."""
@@ -39,15 +34,18 @@ class Method:
     function: Callable
     is_weighting: bool
 
+    def numbers(self, rollouts: Rollouts, policy: Policy | None) -> torch.Tensor:
+        """(B, T): its weights as the loss takes them by default, or its advantages."""
+        if self.is_weighting:
+            rescale = "none" if self.name in NEVER_RESCALED else "mean"
+            return rescaled_weight(self.function, self.name, rollouts, policy, rescale)[0]
+        return checked_credit(self.function, f"the advantage {self.name}", rollouts, policy)
+
     def frame(self, policy: Policy, rollouts: Rollouts) -> torch.Tensor:
-        """(B, T): its weights as the loss would take them, or its advantages. The random numbers
-        are its own, the same whichever others are measured beside it."""
+        """These with random numbers of its own, the same whichever others are measured beside."""
         rollouts.generator.manual_seed(derived_seed("probe method", self.name,
                                                     policy.settings.seed, rollouts.step))
-        if self.is_weighting:
-            return rescaled_weight(self.function, self.name, rollouts, policy,
-                                   rescale_of(self.name))[0]
-        return checked_credit(self.function, f"the advantage {self.name}", rollouts, policy)
+        return self.numbers(rollouts, policy)
 
     def coefficient(self, policy: Policy, rollouts: Rollouts) -> torch.Tensor:
         """What multiplies each token's gradient: weight * advantage, over the number of answers."""

@@ -127,7 +127,6 @@ class Costs:
 
 def coefficients(policy: Policy, methods: dict[str, Method], rollouts: Rollouts,
                  costs: Costs) -> dict[str, torch.Tensor]:
-    """What multiplies each token's gradient, by each method; and what it costs."""
     of_all = {}
     for name, method in methods.items():
         with costs.timed(name):

@@ -125,7 +125,6 @@ def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) ->
 
 
 def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
-    """What each kind, section or class has of what is decided, and of plain GRPO's gradient."""
     names, title = PARTITIONS[partition]
     by, decided, rows, excesses = tokens.by_question, tokens.decided, [], []
     gradient = np.abs(tokens.advantage) * tokens.size
