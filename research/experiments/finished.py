@@ -27,10 +27,10 @@ class Study:
     def intro(self) -> list[str]:
         finished = sum(map(len, self.runs.values()))
         lines = [self.experiment.question, f"{finished} of {len(self.planned)} runs are finished."]
-        named, more = self.unfinished[:MOST_NAMED], self.unfinished[MOST_NAMED:]
-        if named:
-            rest = [f"and {len(more)} more"] if more else []
-            lines.append(f"Not yet: {', '.join([*named, *rest])}.")
+        if self.unfinished:
+            more = len(self.unfinished) - MOST_NAMED
+            rest = [f"and {more} more"] if more > 0 else []
+            lines.append(f"Not yet: {', '.join([*self.unfinished[:MOST_NAMED], *rest])}.")
         return lines + [f"Failed: {name}: {reason}" for name, reason in self.failed.items()]
 
 

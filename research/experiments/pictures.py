@@ -91,8 +91,7 @@ def success_of_arm(axis, runs: list[dict], price: str, **style) -> None:
     cost, success = (np.array([run[key] for run in runs]) for key in (price, "success"))
     mean, reach = success.mean(0), None
     if len(runs) > 1:
-        ends = np.clip([mean - mean_reach(success), mean + mean_reach(success)], 0, 1)
-        reach = 100 * np.abs(ends - mean)
+        reach = 100 * np.minimum(mean_reach(success), [mean, 1 - mean])
     axis.errorbar(cost.mean(0), 100 * mean, reach, marker="o", ms=3, elinewidth=0.7, **style)
 
 

@@ -120,8 +120,10 @@ def success_table(values: Values) -> Table:
     for arm, curves in values.items():
         start, half, end = (list(success_at_place(curves, place).values())
                             for place in (START, middle(curves), END))
+        # None where there is no spread to make it from
+        interval = tuple(np.clip(mean_over(end).interval, 0, 1)) if np.ptp(end) else None
         rows.append([arm, len(curves), np.mean(start), np.mean(half) if half else None,
-                     np.mean(end), interval_over_seeds(end), (min(end), max(end))])
+                     np.mean(end), interval, (min(end), max(end))])
     formats = {"arm": "", "seeds": "d", "start": ".1%", "middle": ".1%", "end": ".1%",
                "95%": ".1%", "ends": ".1%"}
     return Table("success", "Held-out success, sampled", by_row(formats, rows), "",
@@ -138,11 +140,6 @@ def middle(curves: OfArm) -> int | None:
 def success_at_place(curves: OfArm, place: int | None) -> dict[int, float]:
     return {} if place is None else {seed: curve["success"][place]
                                      for seed, curve in curves.items()}
-
-
-def interval_over_seeds(shares: list[float]) -> tuple | None:
-    """None where there is no spread to make it from."""
-    return tuple(np.clip(mean_over(shares).interval, 0, 1)) if np.ptp(shares) else None
 
 
 def differences_table(experiment: Experiment, values: Values) -> Table:

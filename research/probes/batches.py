@@ -1,9 +1,7 @@
 """Every group of answers that training could draw in the small world, and what methods make of it.
 
 The functions of --advantage and --mitigation are given each possible batch, a single group, and
-the gradient's mean and covariance are sums over all of them. What draws random numbers, or is a
-class (it may keep a state, or sample answers), is not listed: tables show n/a. A class can have a
-static method listed(rollouts) with the numbers that stand for it here.
+the gradient's mean and covariance are sums over all of them. exact.py says what is not listed.
 """
 import inspect
 import itertools

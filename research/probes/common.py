@@ -76,12 +76,9 @@ class Probe:
 
     def policy(self) -> Policy:
         """The model with its problems. Probes ask about the policy itself, so at temperature 1."""
-        args = self.args
-        chosen = {"model": args.model, "device": args.device, "threads": args.threads,
-                  "seed": args.seed, "temperature": 1.0}
-        if args.quick:
-            chosen["max_new_tokens"] = QUICK_TOKENS
-        return load_policy(make_settings(chosen))
+        chosen = {name: vars(self.args)[name] for name in OF_A_MODEL}
+        short = {"max_new_tokens": QUICK_TOKENS} if self.args.quick else {}
+        return load_policy(make_settings({**chosen, "temperature": 1.0, **short}))
 
 
 def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Probe], Findings],

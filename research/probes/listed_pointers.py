@@ -7,8 +7,6 @@ Both point at the same prefixes, equally strongly. The second leaves the directi
 right wherever nothing is decided: there reward does not depend on the token, and the gradients of
 log pi(token | prefix) have the mean 0. The first has not: it pushes tokens of high weight up behind
 prefixes that are worth more than others, and down behind the rest.
-
-Every batch is listed with its probability (batches.py), so nothing here is left to chance.
 """
 import numpy as np
 import torch

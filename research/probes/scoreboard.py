@@ -134,10 +134,9 @@ def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
             of_decided = by(decided * inside), by(decided)
             of_gradient = by(gradient * inside), by(gradient)
             excess = difference_of_shares(of_gradient, of_decided)
-            row = [name, int(inside.sum()), inside.mean()]
-            for share in (ratio_of_sums(*of_decided), ratio_of_sums(*of_gradient), excess):
-                row += [share.value, share.interval]
-            rows.append(row)
+            shares = ratio_of_sums(*of_decided), ratio_of_sums(*of_gradient), excess
+            rows.append([name, int(inside.sum()), inside.mean(),
+                         *(part for share in shares for part in (share.value, share.interval))])
             excesses.append(excess)
     for row, excess, word in zip(rows, excesses,
                                  verdicts(excesses, ("too much", "too little"), null=0.0)):
