@@ -175,8 +175,8 @@ def cost_table(study: Study) -> Table:
                      for values in numbers(runs, "explained_variance") if len(values) > 2]
         norm = [None] * 4
         if all(norms):
-            norm = [mean_of_means(norms), mean_of_means([values[:10] for values in norms]),
-                    mean_of_means([values[-10:] for values in norms]), max(map(max, norms))]
+            parts = [norms, [values[:10] for values in norms], [values[-10:] for values in norms]]
+            norm = [*(np.mean(list(map(np.mean, part))) for part in parts), max(map(max, norms))]
         rows.append([arm, *map(np.mean, whole), tokens_beside(runs), *norm,
                      np.mean(explained) if explained else None])
     formats = {"arm": "", **dict.fromkeys(PRICES, ",.0f"), "beside": ".1f", "norm": ".3f",
@@ -190,10 +190,6 @@ def cost_table(study: Study) -> Table:
                  {"seconds": "processor seconds", "tokens": "sampled tokens",
                   "rewards": "scored answers", "beside": "tokens beside", "norm": "mean norm",
                   "first": "first ten steps", "last": "last ten", "largest": "largest norm"})
-
-
-def mean_of_means(of_runs: list[list[float]]) -> float:
-    return float(np.mean(list(map(np.mean, of_runs))))
 
 
 def tokens_beside(runs: dict[int, dict]) -> float:

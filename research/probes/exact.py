@@ -72,7 +72,7 @@ def measure(probe: Probe) -> Findings:
 
 def in_numbers(world: World, batches: Batches) -> str:
     groups, G = batches.which.shape
-    length = (world.probability @ world.rollouts.length.double()).item()
+    length = world.probability @ world.rollouts.length.double()
     return (f"{len(world.probability)} answers, {len(world.score)} choices, {world.score.shape[1]} "
             f"parameters; J = {world.J:.3f}, {length:.2f} tokens an answer; {groups:,} "
             f"different groups of {G} answers, with their probabilities.")
