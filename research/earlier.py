@@ -1,9 +1,7 @@
 """The tables of an earlier experiment by its own definitions, the right figure beside:
 python analyze.py RUN --all.
 
-The experiment trained Qwen2.5-0.5B with GRPO, logged `advantage * log_prob` of every token and
-took it for the gradient (github.com/Ja-Crispy/GRPO-Zero). Its published figures stand here for
-orientation: they are another model's. What was wrong in it is in research/published_mistake.md.
+LEGEND says what it did; what was wrong in it is in research/published_mistake.md.
 """
 import itertools
 from pathlib import Path

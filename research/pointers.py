@@ -45,9 +45,10 @@ class Regression:
     """Ridge regression with a constant, on hidden states of length sqrt(D): its sums are its
     state, and older ones fade."""
 
-    def __init__(self, width: int, device):
-        self.square = torch.zeros(width + 1, width + 1, dtype=torch.float64, device=device)
-        self.product = torch.zeros(width + 1, dtype=torch.float64, device=device)
+    def __init__(self, policy):
+        size = policy.model.config.hidden_size + 1
+        self.product = torch.zeros(size, dtype=torch.float64, device=policy.model.device)
+        self.square = self.product.diag()
 
     def learn(self, hidden: torch.Tensor, target: torch.Tensor) -> None:
         x = features(hidden)
@@ -80,23 +81,21 @@ def as_weight(decided: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 @mitigation
-class pointer:
+class pointer(Regression):
     """How much the next token decides, as a regression on the hidden state predicts it, which
     learns from fresh answers at a few places."""
 
     def __init__(self, policy, *, pointer_places: Places = 64):
         refuse_other_temperatures(policy)
+        super().__init__(policy)
         self.places, self.metrics = pointer_places, {}
-        self.regression = Regression(policy.model.config.hidden_size, policy.model.device)
-        self.state_dict = self.regression.state_dict
-        self.load_state_dict = self.regression.load_state_dict
 
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         hidden, count = rollouts.hidden, self.places if rollouts.step <= EAGER else self.places // 8
         places, decided, self.metrics = decided_at_some(rollouts, policy, count)
         b, t = places.T.to(hidden.device)
-        self.regression.learn(hidden[b, t], decided.to(hidden.device))
-        return as_weight(self.regression.predict(hidden), rollouts.mask)
+        self.learn(hidden[b, t], decided.to(hidden.device))
+        return as_weight(self.predict(hidden), rollouts.mask)
 
 
 def decided_at_some(rollouts: Rollouts, policy, count: int):
@@ -120,19 +119,17 @@ def decided_at_some(rollouts: Rollouts, policy, count: int):
 
 
 @mitigation
-class free_pointer:
+class free_pointer(Regression):
     """The same regression, from the squares of hindsight credit: nothing more is sampled."""
 
     def __init__(self, policy):
+        super().__init__(policy)
         self.teacher = hindsight(policy)
-        self.regression = Regression(policy.model.config.hidden_size, policy.model.device)
-        self.state_dict = self.regression.state_dict
-        self.load_state_dict = self.regression.load_state_dict
 
     def __call__(self, rollouts: Rollouts, policy) -> torch.Tensor:
         hidden, mask = rollouts.hidden, rollouts.mask
-        self.regression.learn(hidden[mask], self.teacher(rollouts, policy)[mask].square())
-        return as_weight(self.regression.predict(hidden), mask)
+        self.learn(hidden[mask], self.teacher(rollouts, policy)[mask].square())
+        return as_weight(self.predict(hidden), mask)
 
 
 @mitigation

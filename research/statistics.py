@@ -2,7 +2,7 @@
 analysis/statistics.py."""
 import numpy as np
 
-from analysis.statistics import Estimate, estimate, needed, student_quantile
+from analysis.statistics import Estimate, estimate, student_quantile
 
 
 def mean_reach(values) -> np.ndarray | float:
@@ -10,11 +10,6 @@ def mean_reach(values) -> np.ndarray | float:
     the seeds, two of them at least."""
     spread = np.std(values, axis=0, ddof=1)
     return student_quantile(0.975, len(values) - 1) * spread / np.sqrt(len(values))
-
-
-def power(effect: float, error: float, df: float, tests: int = 1) -> float:
-    """In which share of experiments an effect of this size is found."""
-    return float(np.mean(needed(df, tests) < effect / error))
 
 
 def jackknife(value: float, left: np.ndarray) -> Estimate:
@@ -26,8 +21,13 @@ def jackknife(value: float, left: np.ndarray) -> Estimate:
 
 def ratio_of_sums(above: np.ndarray, below: np.ndarray) -> Estimate:
     """Sum over sum, from a pair of numbers a problem."""
+    return jackknife(*with_and_without(above, below))
+
+
+def with_and_without(above: np.ndarray, below: np.ndarray) -> tuple[float, np.ndarray]:
+    """Sum over sum, and what it is without each problem."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return jackknife(above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below))
+        return above.sum() / below.sum(), (above.sum() - above) / (below.sum() - below)
 
 
 def average_ranks(values: np.ndarray) -> np.ndarray:

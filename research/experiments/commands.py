@@ -50,10 +50,8 @@ def make_tables(argv: list[str]) -> None:
     from research.experiments.report import made_again
     for path in (path for path in paths_in(published.RESULTS) if path.suffix == ".json"):
         result = published.read_result(path)
-        if not published.is_remade(result):
-            continue
-        if made_again(result) != result:
-            published.write_result(path, made_again(result))
+        if published.is_remade(result) and (again := made_again(result)) != result:
+            published.write_result(path, again)
             say(f"made again: {path.stem}; python -m research pages writes its numbers into the "
                 "pages")
 

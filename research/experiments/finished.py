@@ -27,10 +27,10 @@ class Study:
     def intro(self) -> list[str]:
         finished = sum(map(len, self.runs.values()))
         lines = [self.experiment.question, f"{finished} of {len(self.planned)} runs are finished."]
-        named, more = self.unfinished[:MOST_NAMED], self.unfinished[MOST_NAMED:]
-        if named:
-            rest = [f"and {len(more)} more"] if more else []
-            lines.append(f"Not yet: {', '.join([*named, *rest])}.")
+        if self.unfinished:
+            more = len(self.unfinished) - MOST_NAMED
+            rest = [f"and {more} more"] if more > 0 else []
+            lines.append(f"Not yet: {', '.join([*self.unfinished[:MOST_NAMED], *rest])}.")
         return lines + [f"Failed: {name}: {reason}" for name, reason in self.failed.items()]
 
 
@@ -70,19 +70,14 @@ def cost_of(run: dict, price: str) -> np.ndarray:
     return np.cumsum([0.0, *steps])
 
 
-def curve_of(run: dict, price: str) -> tuple[np.ndarray, np.ndarray]:
-    """Held-out success, sampled, against the price."""
-    lines, cost = evaluations(run, "sampled"), cost_of(run, price)
-    return cost[[line["step"] for line in lines]], np.array([line["success"] for line in lines])
-
-
 def values_of(run: dict) -> dict:
     """What tables are made of and results keep: success at every evaluation, and the price."""
-    steps = [line["step"] for line in evaluations(run, "sampled")]
+    lines = evaluations(run, "sampled")
+    steps = [line["step"] for line in lines]
     costs = {price: cost_of(run, price)[steps] for price in PRICES}
     known = {price: cost.round(3).tolist() for price, cost in costs.items()
              if np.isfinite(cost[-1])}
-    return {"steps": steps, "success": curve_of(run, "seconds")[1].tolist(), **known}
+    return {"steps": steps, "success": [line["success"] for line in lines], **known}
 
 
 # one run as values_of has it; of an arm, by seed; of an experiment, by arm

@@ -12,128 +12,86 @@ How it is decided, whatever comes out:
     headroom    what the control `measured` leads by is the most that is known to be there. So the
                 board says how likely a candidate's lead of half of it would have been seen
 
-The difference from plain GRPO's mean over all its seeds stands beside it, by Welch's t, and decides
-nothing. With six seeds against twelve, at the levels that Holm asks for, the unpaired test errs
-twice as often as it says where arms run against each other, and its interval is twice as wide as
-need be where they run together; pairs err as often as they say. Where seeds share nothing pairs see
-less: 59 of 100 effects of three standard deviations, where the unpaired test sees 94.
-
 An arm is also compared with its own placebo, the same weights at other tokens: what both have in
 common is not due to the arm's choice of tokens. The arm `measured` is a control that must be ahead,
 `shuffled` one that must be behind.
 """
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.statistics import Estimate, detectable, holm
+from analysis.statistics import Estimate, detectable, holm, needed
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from research.experiments.finished import Values, late_success, paired, told_apart, verdict_on
-from research.statistics import power
 
 PLACEBO = "-placebo"            # an arm's name with this is its placebo
 CONTROLS = {"measured": "ahead", "shuffled": "behind"}
 PLAIN = "none"
 
 
-@dataclass
-class Entry:
-    """An arm on the board."""
-    arm: str
-    late: dict[int, float]                # success by seed
-    ahead: Estimate | None = None         # of plain GRPO, on the same seeds
-    p: float = float("nan")               # of that, corrected
-    of_placebo: Estimate | None = None    # ahead of its own placebo
-    sees_half: float | None = None        # of a candidate: how likely half the headroom is seen
-
-    @property
-    def ends(self) -> list[float]:
-        return list(self.late.values())
-
-    @property
-    def success(self) -> float:
-        return float(np.mean(self.ends))
-
-    @property
-    def is_candidate(self) -> bool:
-        return self.arm not in CONTROLS and not self.arm.endswith(PLACEBO)
-
-    @property
-    def verdict(self) -> str:
-        return verdict_on(len(self.late), self.ahead.value, self.p) if self.ahead else ""
-
-
-def make_entries(values: Values) -> list[Entry]:
-    """Those of which a run is finished, the best first."""
-    if PLAIN not in values:
-        raise UserError(f"no run of {PLAIN} is finished yet, with which all are compared")
-    entries = {arm: Entry(arm, {seed: late_success(curve) for seed, curve in curves.items()})
-               for arm, curves in values.items()}
-    compare_all(entries)
-    return sorted(entries.values(), key=lambda entry: -entry.success)
-
-
-def compare_all(entries: dict[str, Entry]) -> None:
-    """Each arm with plain GRPO, and with its own placebo."""
-    plain, measured = entries[PLAIN], entries.get("measured")
-    candidates = [arm for arm in entries if arm != PLAIN and entries[arm].is_candidate]
-    for arm, entry in entries.items():
-        if arm != PLAIN:
-            tests = len(candidates) if arm in candidates else 1
-            entry.ahead = paired(entry.late, plain.late, tests)
-            entry.p = entry.ahead.p
-        if arm + PLACEBO in entries:
-            entry.of_placebo = paired(entry.late, entries[arm + PLACEBO].late)
-    for arm, p in zip(candidates, holm([entries[arm].p for arm in candidates])):
-        entries[arm].p = p
-        if measured:
-            entries[arm].sees_half = chance_to_see(entries[arm], measured.ahead.value / 2,
-                                                   len(candidates))
-
-
-def chance_to_see(entry: Entry, lead: float, tests: int) -> float | None:
-    """In which share of such experiments a lead of this size would be told apart."""
-    freedom = len(entry.late) - 1
-    if not np.isfinite(entry.ahead.visible) or entry.ahead.visible <= 0:
-        return None
-    return power(lead, entry.ahead.visible / detectable(freedom, tests), freedom, tests)
+def is_candidate(arm: str) -> bool:
+    return arm not in CONTROLS and not arm.endswith(PLACEBO)
 
 
 def board_table(values: Values, planned: Iterable[str]) -> Table:
-    entries, rows = make_entries(values), []
-    expected = {arm: place for arm, place in CONTROLS.items() if arm in planned}
-    for entry in entries:
-        rows.append([entry.arm, len(entry.late), entry.success, (min(entry.ends), max(entry.ends)),
-                     *both(entry.ahead), entry.p if entry.ahead else None,
-                     *both(entry.of_placebo), entry.sees_half, entry.verdict])
+    """The arms of which a run is finished, the best first."""
+    if PLAIN not in values:
+        raise UserError(f"no run of {PLAIN} is finished yet, with which all are compared")
+    late = {arm: {seed: late_success(curve) for seed, curve in curves.items()}
+            for arm, curves in values.items()}
+    late = dict(sorted(late.items(), key=lambda item: -np.mean(list(item[1].values()))))
+    candidates = [arm for arm in late if arm != PLAIN and is_candidate(arm)]
+    ahead = {arm: paired(late[arm], late[PLAIN], len(candidates) if arm in candidates else 1)
+             for arm in late if arm != PLAIN}
+    p = {arm: found.p for arm, found in ahead.items()}
+    p |= zip(candidates, holm([p[arm] for arm in candidates]))
+    verdicts = {arm: verdict_on(len(late[arm]), ahead[arm].value, p[arm]) if arm in ahead else ""
+                for arm in late}
+    seen = {}
+    if "measured" in ahead:
+        seen = {arm: chance_to_see(ahead["measured"].value / 2, ahead[arm], len(late[arm]),
+                                   len(candidates)) for arm in candidates}
+    rows = []
+    for arm, of_seeds in late.items():
+        ends, placebo = list(of_seeds.values()), late.get(arm + PLACEBO)
+        rows.append([arm, len(ends), np.mean(ends), (min(ends), max(ends)), *both(ahead.get(arm)),
+                     p.get(arm), *both(paired(of_seeds, placebo) if placebo else None),
+                     seen.get(arm), verdicts[arm]])
     formats = {"arm": "", "seeds": "d", "end": ".1%", "ends": ".1%", "ahead": "points",
                "95%": "points", "p": "p", "placebo": "points", "placebo 95%": "points",
                "half": ".2f", "verdict": ""}
     headings = {"end": "late success", "ends": "of the seeds", "ahead": "minus none, same seeds",
                 "95%": "95% interval", "p": "p, corrected", "placebo": "minus its placebo",
                 "placebo 95%": "95% interval", "half": "chance to see half the headroom"}
+    expected = {arm: place for arm, place in CONTROLS.items() if arm in planned}
     return Table("board", "Ways of spreading credit, by what became of training",
-                 by_row(formats, rows), in_words(entries, expected),
+                 by_row(formats, rows), in_words(verdicts, list(seen.values()), expected),
                  ["differences are in points of held-out success; p and verdict are of those on "
                   "the same seeds; open: not told apart from plain GRPO; headroom: what measured "
                   f"leads by. The p of {' and '.join(CONTROLS)} and of placebos is not corrected"],
                  headings)
 
 
+def chance_to_see(lead: float, found: Estimate, seeds: int, tests: int) -> float | None:
+    """In which share of such experiments a lead of this size would be told apart."""
+    if not np.isfinite(found.visible) or found.visible <= 0:
+        return None
+    error = found.visible / detectable(seeds - 1, tests)
+    return float(np.mean(needed(seeds - 1, tests) < lead / error))
+
+
 def both(estimate: Estimate | None) -> list:
     return [estimate.value, estimate.interval] if estimate else [None, None]
 
 
-def in_words(entries: list[Entry], expected: dict[str, str]) -> str:
+def in_words(verdicts: dict[str, str], seen: list[float | None], expected: dict[str, str]) -> str:
     """Who is told apart from plain GRPO, what could have been seen, and whether to believe it."""
-    verdicts = {entry.arm: entry.verdict for entry in entries}
-    texts = told_apart({entry.arm: entry.verdict for entry in entries if entry.is_candidate})
+    texts = told_apart({arm: verdict for arm, verdict in verdicts.items() if is_candidate(arm)})
     placebos = [arm for arm in verdicts if arm.endswith(PLACEBO) and verdicts[arm] == "behind"]
     if placebos:
         texts.append(f"Placebos behind it, one test each: {', '.join(placebos)}.")
-    seen = [entry.sees_half for entry in entries if entry.sees_half is not None]
+    seen = [chance for chance in seen if chance is not None]
     if seen:
         texts.append("A candidate that leads by half as much as measured would be seen in "
                      f"{100 * np.median(seen):.0f} of 100 such experiments (the median; "

@@ -27,7 +27,8 @@ def together(rows: list[tuple], spec: str):
     An interval is about the number before it."""
     cells = [row[-1] for row in rows]
     if any(isinstance(cell, tuple) for cell in cells):
-        return range_of([row[-2] for row in rows if is_number(row[-2])])
+        values = [row[-2] for row in rows if is_number(row[-2])]
+        return (min(values), max(values)) if values else (None, None)
     if any(isinstance(cell, str) for cell in cells):
         return most_common([str(cell) for cell in cells if cell is not None])
     known = [cell for cell in cells if is_number(cell)]
@@ -35,10 +36,6 @@ def together(rows: list[tuple], spec: str):
         return None
     middle = float(np.median(known))
     return round(middle) if spec.endswith("d") else middle
-
-
-def range_of(values: list) -> tuple:
-    return (min(values), max(values)) if values else (None, None)
 
 
 def most_common(texts: list[str]) -> str:

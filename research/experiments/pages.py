@@ -54,9 +54,7 @@ def fill(text: str, page: str) -> str:
 
 
 def make_table(words: str) -> str:
-    place, _, columns = words.partition(";")
-    table = find_table(place)
-    wanted = [column.strip() for column in columns.split(";") if column.strip()]
+    table, wanted = find_table(words)
     for column in wanted:
         known_column(table, column)
     kept = {name: table.columns[name] for name in wanted or table.columns}
@@ -73,13 +71,13 @@ def markdown(table: Table) -> str:
 
 
 def make_words(words: str) -> str:
-    return "\n" + textwrap.fill(find_table(words).finding, WIDTH) + "\n"
+    return "\n" + textwrap.fill(find_table(words)[0].finding, WIDTH) + "\n"
 
 
 def make_text(words: str) -> str:
-    place, _, numbers = words.partition(";")
-    lines = [row[0] for row in find_table(place).rows]
-    lines = [lines[int(number) - 1] for number in numbers.split()] or lines
+    table, numbers = find_table(words)
+    lines = [row[0] for row in table.rows]
+    lines = [lines[int(number) - 1] for number in " ".join(numbers).split()] or lines
     return "\n" + "\n".join(["```", *lines, "```"]) + "\n"
 
 
@@ -100,13 +98,7 @@ def make_source(words: str) -> str:
 
 
 def make_number(words: str) -> str:
-    """One cell: `control success measured; end`."""
-    result, _, rest = words.partition(" ")
-    tables = tables_of(result)
-    longest_first = sorted(tables, key=len, reverse=True)
-    name = next((name for name in longest_first if rest.startswith(f"{name} ")), rest)
-    table = find_table(f"{result} {name}")
-    *keys, column = [part.strip() for part in rest.removeprefix(name).split(";")]
+    table, (*keys, column) = find_table(words)
     known_column(table, column)
     rows = [i for i, row in enumerate(table.rows) if set(keys) <= set(map(str, row))]
     if len(rows) != 1:
@@ -115,7 +107,6 @@ def make_number(words: str) -> str:
 
 
 def make_interval(words: str) -> str:
-    """Two cells of a row, the second in brackets."""
     row, value, interval = [part.strip() for part in words.rsplit(";", 2)]
     return f"{make_number(f'{row}; {value}')} ({make_number(f'{row}; {interval}')})"
 
@@ -124,20 +115,18 @@ MAKERS = {"table": make_table, "words": make_words, "text": make_text, "source":
           "number": make_number, "interval": make_interval}
 
 
-def find_table(place: str) -> Table:
-    """Of the words `control success`: the table success of research/results/control.json."""
-    result, _, name = place.strip().partition(" ")
-    if not name:
+def find_table(words: str) -> tuple[Table, list[str]]:
+    """Of `control success measured; end`: the table success of research/results/control.json, and
+    what is asked of it. Its name may have spaces in it, so the longest that fits is meant."""
+    result, _, rest = words.strip().partition(" ")
+    if not rest:
         raise UserError("a result and a table should be named first")
-    tables = tables_of(result)
-    if name not in tables:
-        raise UserError(f"there is no table {name.split(';')[0]}, only {', '.join(tables)}")
-    return table_of(tables[name])
-
-
-def tables_of(result: str) -> dict[str, dict]:
-    """By name, which may have spaces in it."""
-    return {table["name"]: table for table in read_result(RESULTS / f"{result}.json")["tables"]}
+    stored = {table["name"]: table for table in read_result(RESULTS / f"{result}.json")["tables"]}
+    for name in sorted(stored, key=len, reverse=True):
+        if re.match(re.escape(name) + "([; ]|$)", rest):
+            asked = [part.strip() for part in rest.removeprefix(name).split(";")]
+            return table_of(stored[name]), list(filter(None, asked))
+    raise UserError(f"there is no table {rest.split(';')[0]}, only {', '.join(stored)}")
 
 
 def table_of(stored: dict) -> Table:

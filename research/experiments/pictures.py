@@ -91,8 +91,7 @@ def success_of_arm(axis, runs: list[dict], price: str, **style) -> None:
     cost, success = (np.array([run[key] for run in runs]) for key in (price, "success"))
     mean, reach = success.mean(0), None
     if len(runs) > 1:
-        ends = np.clip([mean - mean_reach(success), mean + mean_reach(success)], 0, 1)
-        reach = 100 * np.abs(ends - mean)
+        reach = 100 * np.minimum(mean_reach(success), [mean, 1 - mean])
     axis.errorbar(cost.mean(0), 100 * mean, reach, marker="o", ms=3, elinewidth=0.7, **style)
 
 
@@ -258,7 +257,6 @@ def planted_index(length: int, found: int, wrong: int) -> float:
 # README
 
 def take_answer(run: Path) -> None:
-    """Write research/results/answer.json."""
     config, steps = run_config(run), credit_steps(run)[:1]
     answers = sorted(answers_of(run, load_tokenizer(run), steps), key=lambda a: a["episode"])
     answer = next(filter(is_second_try, answers), None)

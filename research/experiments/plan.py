@@ -35,8 +35,19 @@ class State:
     trouble: str = ""
 
 
+class Planned:
+    """What `arm`, `seed` and `folder` say of a run, or of a probe."""
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-s{self.seed}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.name}.log")
+
+
 @dataclass
-class PlannedRun:
+class PlannedRun(Planned):
     arm: str
     seed: int
     folder: Path
@@ -44,25 +55,18 @@ class PlannedRun:
     settings: Settings  # what train.py makes of them
 
     @property
-    def name(self) -> str:
-        return f"{self.arm}-s{self.seed}"
-
-    @property
     def steps(self) -> int:
         return self.settings.steps
 
     @property
-    def answers_a_step(self) -> int:
-        return self.settings.questions * self.settings.answers
-
-    @property
-    def seconds_an_answer(self) -> float:
+    def seconds_a_step(self) -> float:
         """Of one core, with the shipped model (prices.py). A method that is not there counts as
         plain GRPO."""
         values = self.settings.to_json()
-        return max(seconds for flags, seconds, *_ in METHODS.values()
-                   if all(str(values.get(name.removeprefix("--"))) == value
-                          for name, value in zip(flags.split()[::2], flags.split()[1::2])))
+        an_answer = max(seconds for flags, seconds, *_ in METHODS.values()
+                        if all(str(values.get(name.removeprefix("--"))) == value
+                               for name, value in zip(flags.split()[::2], flags.split()[1::2])))
+        return an_answer * self.settings.questions * self.settings.answers
 
     def evaluated_after(self, step: int) -> int:
         """Answers of the evaluations that are left."""
@@ -78,11 +82,6 @@ class PlannedRun:
         if self.settings.mitigation in POINTERS:
             program = ["-m", "research.train"]
         return [*program, *self.flags]
-
-    @property
-    def log(self) -> Path:
-        """What train.py prints."""
-        return self.folder.with_name(f"{self.name}.log")
 
     def state(self) -> State:
         """As it is on disk; a folder that is damaged, or is of another run, is in trouble."""
@@ -105,7 +104,6 @@ class PlannedRun:
         return is_finished(run, config, self.settings, done)
 
     def progress(self) -> tuple[int, float]:
-        """Steps on record, and their seconds."""
         lines = lines_of_run(self.folder, "metrics.jsonl")
         return len(lines), sum((line["seconds"] or 0.0 for line in lines), 0.0)
 
@@ -140,18 +138,15 @@ def plan_run(experiment: Experiment, arm: str, seed: int, out: str) -> PlannedRu
 
 
 def seconds_left(runs: list[PlannedRun], states: dict[str, State], processes: int) -> float:
-    """Until all of these runs are finished. An answer takes what it took so far in its arm, or else
-    in all arms, or what it took here before. `states` are by the name of the run."""
-    def pace(known: list[PlannedRun]) -> float | None:
-        answers = sum(states[run.name].steps * run.answers_a_step for run in known)
-        return sum(states[run.name].seconds for run in known) / answers if answers else None
-
+    """Until all of these runs are finished. A step takes what it took so far in its arm, or else
+    what it took here before. `states` are by the name of the run."""
     left = []
     for run in runs:
         done = states[run.name].steps
-        each = (pace([other for other in runs if other.arm == run.arm]) or pace(runs)
-                or run.seconds_an_answer)
-        left.append(each * run.answers_a_step * max(0, run.steps - done)
+        of_arm = [states[other.name] for other in runs if other.arm == run.arm]
+        known = sum(state.steps for state in of_arm)
+        each = sum(state.seconds for state in of_arm) / known if known else run.seconds_a_step
+        left.append(each * max(0, run.steps - done)
                     + EVALUATED_SECONDS * run.evaluated_after(done))
     return max(sum(left) / processes, max(left, default=0.0))
 

@@ -22,7 +22,7 @@ from harness.progress import python_command, say
 from research.experiments.experiments import PLAIN, Experiment
 from research.experiments.over_seeds import over_seeds
 from research.experiments.pages import table_of
-from research.experiments.plan import PlannedRun, State, plan_runs
+from research.experiments.plan import Planned, PlannedRun, State, plan_runs
 from research.experiments.published import RESULTS, made_by, read_result
 from research.experiments.runner import FLAGS as RUN_FLAGS
 from research.experiments.runner import end_with, list_runs, make_runs, usable_cores
@@ -48,30 +48,21 @@ FLAGS = {**RUN_FLAGS,
 
 
 @dataclass
-class PlannedProbe:
+class PlannedProbe(Planned):
     """One call of a probe, with the names that a PlannedRun has."""
     probe: str
     time: str
     seed: int
     model: Path | None  # None is the shipped one
     steps: int = 1      # it is measured, or it is not
-    answers_a_step: int = 1
 
     @property
     def arm(self) -> str:
         return f"{self.probe}-{self.time}"
 
     @property
-    def name(self) -> str:
-        return f"{self.arm}-s{self.seed}"
-
-    @property
     def folder(self) -> Path:
         return Path("results/probes", self.name)
-
-    @property
-    def log(self) -> Path:
-        return self.folder.with_name(f"{self.name}.log")
 
     @property
     def command(self) -> list[str]:
@@ -80,7 +71,7 @@ class PlannedProbe:
                 *PROBES[self.probe].split(), "--out", str(self.folder)]
 
     @property
-    def seconds_an_answer(self) -> float:
+    def seconds_a_step(self) -> float:
         """As on file: of all seeds together."""
         path = RESULTS / f"{self.probe}.json"
         return read_result(path)["seconds"] / LOOKED_AT.seeds if is_file(path) else 0.0

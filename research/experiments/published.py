@@ -1,9 +1,6 @@
 """What was measured and stands on a page: research/results/NAME.json, made once, never by hand.
 
     python -m research publish results/study-control   # what a report or a probe has written
-    python -m research tables                          # of experiments, again from stored values
-    python -m research pages                           # write its numbers into the pages
-    python -m research pictures                        # draw its pictures again
 
 A result holds its tables, the command that made them, the commit, the versions, the day and a seal.
 """

@@ -4,20 +4,19 @@ One report serves every experiment: held-out success, each arm minus plain GRPO,
 and how large their gradients were, and on which tokens the gradient lay. The leaderboard has a test
 of all its arms together in the place of the differences (leaderboard.py).
 """
+import itertools
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.tally import lay_flat
+from analysis.tally import read_tokens
 from analysis.statistics import holm, mean_over
-from analysis.tables import Table, by_row, show
+from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
-from harness.credit_reading import read_columns
 from harness.files import is_file, make_folder
 from harness.progress import show_status
 from research.experiments import leaderboard
@@ -28,7 +27,7 @@ from research.experiments.finished import (END, FEWEST_SEEDS, PRICES, START, OfA
 from research.experiments.pictures import IN_WORDS, draw, draw_board, draw_success
 from research.experiments.plan import PlannedRun
 from research.experiments.published import made_by
-from research.probes.common import Findings, summary_of, write_findings
+from research.probes.common import Findings, print_all, write_findings
 
 # tables that need more than values; the last showed that no probe was seen to foretell the board
 OF_RUNS = ("transcript", "cost", "credit", "correlation")
@@ -49,7 +48,7 @@ def write_report(experiment: Experiment, planned: list[PlannedRun], command: str
                                made_by=made_by(configs))
     seconds = time.monotonic() - start
     write_findings(folder, f"study-{experiment.name}", settings, findings, seconds, command)
-    show([findings.title, *findings.intro], findings.tables, summary_of(findings))
+    print_all(findings)
     print(f"page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}")
     return study.failed
 
@@ -121,8 +120,10 @@ def success_table(values: Values) -> Table:
     for arm, curves in values.items():
         start, half, end = (list(success_at_place(curves, place).values())
                             for place in (START, middle(curves), END))
+        # None where there is no spread to make it from
+        interval = tuple(np.clip(mean_over(end).interval, 0, 1)) if np.ptp(end) else None
         rows.append([arm, len(curves), np.mean(start), np.mean(half) if half else None,
-                     np.mean(end), interval_over_seeds(end), (min(end), max(end))])
+                     np.mean(end), interval, (min(end), max(end))])
     formats = {"arm": "", "seeds": "d", "start": ".1%", "middle": ".1%", "end": ".1%",
                "95%": ".1%", "ends": ".1%"}
     return Table("success", "Held-out success, sampled", by_row(formats, rows), "",
@@ -137,14 +138,8 @@ def middle(curves: OfArm) -> int | None:
 
 
 def success_at_place(curves: OfArm, place: int | None) -> dict[int, float]:
-    """Of each seed, at this place among its evaluations."""
     return {} if place is None else {seed: curve["success"][place]
                                      for seed, curve in curves.items()}
-
-
-def interval_over_seeds(shares: list[float]) -> tuple | None:
-    """None where there is no spread to make it from."""
-    return tuple(np.clip(mean_over(shares).interval, 0, 1)) if np.ptp(shares) else None
 
 
 def differences_table(experiment: Experiment, values: Values) -> Table:
@@ -180,8 +175,8 @@ def cost_table(study: Study) -> Table:
                      for values in numbers(runs, "explained_variance") if len(values) > 2]
         norm = [None] * 4
         if all(norms):
-            norm = [mean_of_means(norms), mean_of_means([values[:10] for values in norms]),
-                    mean_of_means([values[-10:] for values in norms]), max(map(max, norms))]
+            parts = [norms, [values[:10] for values in norms], [values[-10:] for values in norms]]
+            norm = [*(np.mean(list(map(np.mean, part))) for part in parts), max(map(max, norms))]
         rows.append([arm, *map(np.mean, whole), tokens_beside(runs), *norm,
                      np.mean(explained) if explained else None])
     formats = {"arm": "", **dict.fromkeys(PRICES, ",.0f"), "beside": ".1f", "norm": ".3f",
@@ -197,10 +192,6 @@ def cost_table(study: Study) -> Table:
                   "first": "first ten steps", "last": "last ten", "largest": "largest norm"})
 
 
-def mean_of_means(of_runs: list[list[float]]) -> float:
-    return float(np.mean(list(map(np.mean, of_runs))))
-
-
 def tokens_beside(runs: dict[int, dict]) -> float:
     """Tokens sampled for the credit, for each token that was trained on."""
     extra, trained = (sum(map(sum, numbers(runs, key)))
@@ -210,12 +201,19 @@ def tokens_beside(runs: dict[int, dict]) -> float:
 
 def versus_table(experiment: Experiment, values: Values) -> Table:
     """Each arm and plain GRPO at the highest price that the runs of both have paid."""
-    rows = [row for arm in values for row in compared_at_each_price(experiment, values, arm)]
-    p = holm([row.pop() for row in rows])
-    for row, corrected in zip(rows, p):
-        row.append(verdict_on(row.pop(), row[5], corrected))
+    compared = []
+    for arm, price in itertools.product(values, IN_WORDS):
+        plain = experiment.plain_of(arm)
+        cost, mine, theirs = at_one_price(values[arm], values.get(plain, {}), price)
+        found = paired(mine, theirs)
+        if arm != plain and cost > 0 and np.isfinite(found.value):
+            compared.append((arm, IN_WORDS[price], cost, mine, theirs, found))
+    rows = [[arm, words, cost, np.mean(list(mine.values())), np.mean(list(theirs.values())),
+             found.value, found.interval, verdict_on(len(mine), found.value, p)]
+            for (arm, words, cost, mine, theirs, found), p in zip(
+                compared, holm([found.p for *_, found in compared]))]
     finding = []
-    for price, words in IN_WORDS.items():
+    for words in IN_WORDS.values():
         of_price = {row[0]: row[-1] for row in rows if row[1] == words}
         if of_price:
             finding += [f"By {words}:", *told_apart(of_price)]
@@ -228,34 +226,15 @@ def versus_table(experiment: Experiment, values: Values) -> Table:
                  {"cost": "paid", "plain": "plain GRPO", "95%": "95% interval"})
 
 
-def compared_at_each_price(experiment: Experiment, values: Values, arm: str) -> list[list]:
-    """The cells of a row but the verdict; then what that takes: seeds, and p."""
-    plain, rows = experiment.plain_of(arm), []
-    shared = set(values[arm]) & set(values.get(plain, {}))
-    if arm == plain or not shared:
-        return []
-    both = [{seed: values[one][seed] for seed in sorted(shared)} for one in (arm, plain)]
-    for price, words in IN_WORDS.items():
-        cost = least_cost(both, price)
-        mine, theirs = (success_at(curves, price, cost) for curves in both)
-        found = paired(mine, theirs)
-        if cost > 0 and np.isfinite(found.value):
-            rows.append([arm, words, cost, np.mean(list(mine.values())),
-                         np.mean(list(theirs.values())), found.value, found.interval, len(shared),
-                         found.p])
-    return rows
-
-
-def least_cost(of_arms: Iterable[OfArm], price: str) -> float:
-    """Of the whole of a run, where it is known."""
-    costs = [curve[price][-1] for curves in of_arms for curve in curves.values() if price in curve]
-    return min(costs, default=float("nan"))
-
-
-def success_at(curves: OfArm, price: str, cost: float) -> dict[int, float]:
-    """Of each seed, straight between evaluations; undefined if its price is not known."""
-    return {seed: float(np.interp(cost, curve[price], curve["success"])) if price in curve
-            else np.nan for seed, curve in curves.items()}
+def at_one_price(mine: OfArm, plain: OfArm, price: str) -> tuple[float, dict, dict]:
+    """What the runs of both have paid, and the success of each by seed, straight between
+    evaluations; undefined where the price is not known."""
+    seeds = sorted(set(mine) & set(plain))
+    both = [{seed: curves[seed] for seed in seeds} for curves in (mine, plain)]
+    cost = min((curve[price][-1] for curves in both for curve in curves.values()
+                if price in curve), default=np.nan)
+    return cost, *({seed: np.interp(cost, curve[price], curve["success"]) if price in curve
+                    else np.nan for seed, curve in curves.items()} for curves in both)
 
 
 def credit_table(study: Study) -> Table:
@@ -273,7 +252,7 @@ def gradient_shares(run: dict) -> np.ndarray:
     section, kind = np.zeros(len(SECTIONS)), np.zeros(len(KINDS))
     for step in run["steps"]:
         show_status(f"{run['folder'].name}: step {step}")
-        tokens = lay_flat(read_columns(run["folder"], step))
+        tokens = read_tokens(run["folder"], step)
         size = np.abs(tokens["advantage"]) * tokens["weight"] * tokens["s"]
         section += np.bincount(tokens["section"], size, len(section))
         kind += np.bincount(tokens["kind"], size, len(kind))

@@ -27,8 +27,7 @@ FLAGS = {
     "out": Flag("runs/study", "folder of the runs; each experiment has its own below it"),
     "dry_run": Flag(False, "list what is to be made, and start nothing"),
     "report_only": Flag(False, "say what the finished ones show, and start nothing")}
-PAUSE = 0.2            # seconds between two looks at the processes
-BETWEEN_STATUS = 2.0   # seconds
+PAUSE = 1.0            # seconds between two looks at the processes
 PR_SET_PDEATHSIG = 1   # <sys/prctl.h>
 
 
@@ -43,7 +42,6 @@ class Runner:
                              if not self.states[run.name].finished)
         self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
         self.elsewhere: list[PlannedRun] = []  # another process is making these
-        self.status_shown = 0.0
 
     @property
     def finished(self) -> int:
@@ -122,18 +120,10 @@ class Runner:
         return self.states[run.name].finished
 
     def show(self) -> None:
-        """The status line, now and then."""
-        now = time.monotonic()
-        if now - self.status_shown < BETWEEN_STATUS:
-            return
-        self.status_shown = now
+        """A status line: what is finished, what went wrong, time left, which are running."""
         for run, _ in self.running:
             with suppress(UserError):  # its end will say so
                 self.states[run.name] = State(*run.progress())
-        show_status(self.status())
-
-    def status(self) -> str:
-        """How many are finished, what went wrong, time left, which are running."""
         parts = [f"{self.finished} of {len(self.runs)} finished"]
         if self.failed:
             parts.append(f"{len(self.failed)} failed")
@@ -142,7 +132,7 @@ class Runner:
         parts += [f"{run.name} elsewhere" for run in self.elsewhere]
         for run, _ in self.running:
             parts.append(f"{run.name} {self.states[run.name].steps}/{run.steps}")
-        return ", ".join(parts)
+        show_status(", ".join(parts))
 
 
 def stop_with_runner() -> None:
@@ -153,7 +143,6 @@ def stop_with_runner() -> None:
 
 
 def is_written(run: PlannedRun) -> bool:
-    """Whether some process writes the run's folder at this moment."""
     if is_folder(run.folder):
         try:
             with locked(run.folder):

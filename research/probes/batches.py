@@ -1,9 +1,7 @@
 """Every group of answers that training could draw in the small world, and what methods make of it.
 
 The functions of --advantage and --mitigation are given each possible batch, a single group, and
-the gradient's mean and covariance are sums over all of them. What draws random numbers, or is a
-class (it may keep a state, or sample answers), is not listed: tables show n/a. A class can have a
-static method listed(rollouts) with the numbers that stand for it here.
+the gradient's mean and covariance are sums over all of them. exact.py says what is not listed.
 """
 import inspect
 import itertools
@@ -18,11 +16,9 @@ import torch
 from credit.belief import credit_of_beliefs, thought_lengths
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
-from harness.own_code import checked_credit
 from harness.load import make
 from engine.rollouts import Rollouts
-from mitigations import rescaled_weight
-from research.probes.methods import choices, rescale_of
+from research.probes.methods import Method, choices
 from research.probes.world import ONE, OPENING, PROMPT, World, is_right
 
 # stand here with values that are exact: critic, one-step, vine, hindsight, belief, deletion
@@ -39,14 +35,10 @@ class Batches:
     @classmethod
     def all(cls, world: World, G: int) -> "Batches":
         which = list(itertools.combinations_with_replacement(range(len(world.probability)), G))
-        orders = torch.tensor([number_of_orders(group) for group in which])
+        orders = torch.tensor([math.factorial(G) / math.prod(map(math.factorial, Counter(
+            group).values())) for group in which])  # that a group can come in
         which = torch.tensor(which)
         return cls(which, orders.double() * world.probability[which].prod(1))
-
-
-def number_of_orders(group: tuple[int, ...]) -> float:
-    repeats = [math.factorial(count) for count in Counter(group).values()]
-    return math.factorial(len(group)) / math.prod(repeats)
 
 
 @dataclass
@@ -59,42 +51,37 @@ class Listed:
 def list_weights(world: World, batches: Batches, advantage: torch.Tensor,
                  progress=lambda share: None) -> Listed:
     """Of each --mitigation, rescaled as in training. A weighting may look at `advantage`."""
-    def weight_of(name, weigh, rollouts):
-        return rescaled_weight(weigh, name, rollouts, None, rescale_of(name))[0]
-
     weightings = {**choices()[0], "oracle": lambda rollouts: rollouts.true_credit.abs()}
-    return on_every_batch(world, batches, weightings, weight_of, advantage, progress)
+    return on_every_batch(world, batches, weightings, advantage, progress)
 
 
 def list_advantages(world: World, batches: Batches, seed: int,
                     progress=lambda share: None) -> Listed:
     """Of each --advantage that is a function, and of critics whose values are known."""
-    def advantage_of(name, spread, rollouts):
-        return checked_credit(spread, f"the advantage {name}", rollouts)
-
     functions = {name: chosen for name, chosen in choices()[1].items() if name not in VALUES_KNOWN}
-    listed = on_every_batch(world, batches, functions, advantage_of, None, progress)
+    listed = on_every_batch(world, batches, functions, None, progress)
     known = {name: credit[batches.which].double()
              for name, credit in credit_from_values(world, seed).items()}
     return Listed(listed.values | known, listed.reasons)
 
 
-def on_every_batch(world: World, batches: Batches, chosen: dict, call: Callable,
-                   advantage: torch.Tensor | None, progress) -> Listed:
-    """call(name, function, tokens) of each function with each batch."""
+def on_every_batch(world: World, batches: Batches, chosen: dict, advantage: torch.Tensor | None,
+                   progress) -> Listed:
+    """Weightings, which are given an advantage; or advantages."""
     (M, G), T = batches.which.shape, world.node.shape[1]
-    functions = {name: function_of(one) for name, one in chosen.items()}
-    reasons = {name: "a class" for name, function in functions.items() if function is None}
-    values = {name: torch.zeros(M, G, T) for name in functions}
-    generators = {name: torch.Generator().manual_seed(0) for name in functions}
+    methods = {name: Method(name, function_of(one), advantage is not None)
+               for name, one in chosen.items()}
+    reasons = {name: "a class" for name, method in methods.items() if method.function is None}
+    values = {name: torch.zeros(M, G, T) for name in methods}
+    generators = {name: torch.Generator().manual_seed(0) for name in methods}
     for m, rows in enumerate(batches.which):
         rollouts = rows_of(world.rollouts, rows)
         if advantage is not None:
             rollouts = replace(rollouts, advantage=advantage[m].float())
-        for name in [name for name in functions if name not in reasons]:
+        for name in [name for name in methods if name not in reasons]:
             of_batch = replace(rollouts, generator=generators[name])
             try:
-                values[name][m] = call(name, functions[name], of_batch)
+                values[name][m] = methods[name].numbers(of_batch, None)
             except Exception as error:  # an idea may need what this world lacks: the note names it
                 reasons[name] = f"stops in this world: {error}"
         if m % 100 == 0:

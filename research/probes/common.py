@@ -19,14 +19,13 @@ from types import SimpleNamespace
 
 import torch
 
-from analysis.page import (Picture, anchor, bullets, figure_of, paragraphs, section_of, viewer,
-                           write_page)
+from analysis.page import anchor, bullets, figure_of, paragraphs, section_of, viewer, write_page
 from analysis.tables import Table, item_of, show, show_in_short
 from engine.errors import UserError
 from harness import flags as lab
 from harness.files import is_there, replace_text, whole_folder
 from harness.flags import MOST_SEED, MOST_THREADS, Parser, add_flags, with_defaults
-from engine.forward import Forward, response_log_probs
+from engine.forward import response_log_probs
 from engine.policy import Policy, derived_seed
 from harness.load import load_policy
 from harness.progress import show_status
@@ -35,6 +34,7 @@ from engine.rollouts import Rollouts
 from harness.run_name import path_part
 from harness.settings import make_settings
 from grpo import grpo
+from qwen2_model import Qwen2
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,11 @@ class Probe:
     args: SimpleNamespace
     folder: Path
 
-    def policy(self, **settings) -> Policy:
+    def policy(self) -> Policy:
         """The model with its problems. Probes ask about the policy itself, so at temperature 1."""
-        args = self.args
-        chosen = {"model": args.model, "device": args.device, "threads": args.threads,
-                  "seed": args.seed, "temperature": 1.0}
-        if args.quick:
-            chosen["max_new_tokens"] = QUICK_TOKENS
-        return load_policy(make_settings({**chosen, **settings}))
+        chosen = {name: vars(self.args)[name] for name in OF_A_MODEL}
+        short = {"max_new_tokens": QUICK_TOKENS} if self.args.quick else {}
+        return load_policy(make_settings({**chosen, "temperature": 1.0, **short}))
 
 
 def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Probe], Findings],
@@ -89,33 +86,34 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
     """Read the flags, measure, and write the findings into a folder, which appears whole or not at
     all."""
     usual = f"results/{name}-<model>-s<seed>" if "model" in flags else f"results/{name}-s<seed>"
-    known = {**{flag: with_quick(declared) for flag, declared in flags.items()},
+    quick = {flag: declared.quick for flag, declared in flags.items() if declared.quick is not None}
+    told = {flag: replace(flags[flag], text=f"{flags[flag].text}, with --quick {value}")
+            for flag, value in quick.items()}
+    known = {**flags, **told,
              "out": Flag(None, f"a new folder, by default {usual}"),
              "quick": Flag(False, "seconds instead of minutes: it shows that the probe works"),
              "all": Flag(False, "print every table, not only findings")}
     typed = add_flags(Parser(f"python -m research {name} [flags]", doc), known).read(argv)
-    quick = quick_values(known) if typed.get("quick") else {}
-    args = with_defaults(quick | typed, known)
+    args = with_defaults(quick | typed if typed.get("quick") else typed, known)
     command, start = command_of(name, typed), time.monotonic()
     folder = choose_folder(name, args)
     with whole_folder(folder) as unfinished:
         findings = measure(Probe(args, unfinished))
         show_status("")
+        if args.quick:
+            findings.intro.insert(0, "A quick look: its numbers show that the probe works, and "
+                                  f"nothing else. A real answer takes {findings.takes}: {command}")
         seconds = time.monotonic() - start
         write_findings(unfinished, name, args, findings, seconds, command)
-    print_findings(findings, args, command)
+    if args.all:
+        print_all(findings)
+    else:  # as much as a screen holds
+        print(f"{findings.title}\n")
+        show_in_short([*findings.intro[:1 + args.quick], *summary_of(findings)],
+                      findings.tables[:1])
     print(f"\n{seconds:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}")
     if not args.all:
         print("--all prints every table")
-
-
-def with_quick(flag: Flag) -> Flag:
-    """Its help says both values."""
-    return replace(flag, text=flag.text + f", with --quick {flag.quick}" * (flag.quick is not None))
-
-
-def quick_values(flags: dict[str, Flag]) -> dict:
-    return {name: flag.quick for name, flag in flags.items() if flag.quick is not None}
 
 
 def command_of(name: str, typed: dict) -> str:
@@ -127,41 +125,28 @@ def command_of(name: str, typed: dict) -> str:
 
 def choose_folder(name: str, args: SimpleNamespace) -> Path:
     """The one asked for, or one named by probe, model and seed. It must not exist yet."""
-    parts = [name, f"s{args.seed}"]
-    if hasattr(args, "model"):
-        parts.insert(1, path_part(args.model))
-    if args.quick:
-        parts.append("quick")
+    model = [path_part(args.model)] if hasattr(args, "model") else []
+    parts = [name, *model, f"s{args.seed}", *["quick"] * args.quick]
     folder = Path(args.out or f"results/{'-'.join(parts)}")
     if is_there(folder):
         raise UserError(f"{folder} exists already: name another with --out, or remove it")
     return folder
 
 
-def report_body(intro: list[str], short: list[str], tables: list[Table], picture: Picture | None,
-                has_answers: bool) -> list[str]:
-    """What was found in short, answers, links, and all tables, the picture below the first."""
-    body = [paragraphs(intro)]
-    if short:
-        body.append(f"<h2>In short</h2>{bullets(short)}")
-    if has_answers:
-        body.append(viewer())
-    first, *others = tables
-    return [*body, links(tables), section_of(first, figure_of(*picture) if picture else ""),
-            *map(section_of, others)]
-
-
-def links(tables: list[Table]) -> str:
-    items = [f"<a href=#{anchor(table.name)}>{escape(table.title)}</a>" for table in tables]
-    return f'<nav aria-label="tables">{"".join(items)}</nav>'
-
-
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
     """Write the page and numbers.json. `command` is the one that measures in earnest."""
-    summary = summary_of(findings)
-    body = report_body([*quick_words(args, findings, command), *findings.intro], summary,
-                       findings.tables, findings.picture, bool(findings.episodes))
+    summary, (first, *others) = summary_of(findings), findings.tables
+    body = [paragraphs(findings.intro)]
+    if summary:
+        body.append(f"<h2>In short</h2>{bullets(summary)}")
+    if findings.episodes:
+        body.append(viewer())
+    links = [f"<a href=#{anchor(table.name)}>{escape(table.title)}</a>"
+             for table in findings.tables]
+    body += [f'<nav aria-label="tables">{"".join(links)}</nav>',
+             section_of(first, figure_of(*findings.picture) if findings.picture else ""),
+             *map(section_of, others)]
     write_page(folder / "report.html", findings.title, body, findings.episodes)
     numbers = {"measured": name, "quick_look": args.quick, "command": command,
                "settings": vars(args), **provenance(),
@@ -171,25 +156,11 @@ def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Fin
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
 
-def print_findings(findings: Findings, args: SimpleNamespace, command: str) -> None:
-    """What was found and the first table, as much as a screen holds."""
-    quick, summary = quick_words(args, findings, command), summary_of(findings)
-    if args.all:
-        show([findings.title, *quick, *findings.intro], [])
-        if summary:
-            lines = [line for text in summary for line in item_of(text)]
-            print("\n".join(["In short", *lines, ""]))
-        show([], findings.tables)
-    else:
-        print(f"{findings.title}\n")
-        show_in_short([*quick, *findings.intro[:1], *summary], findings.tables[:1])
-
-
-def quick_words(args: SimpleNamespace, findings: Findings, command: str) -> list[str]:
-    """What a quick look is worth, and how to get more."""
-    return [] if not args.quick else [
-        "A quick look: its numbers show that the probe works, and nothing else. A real answer "
-        f"takes {findings.takes}: {command}"]
+def print_all(findings: Findings) -> None:
+    show([findings.title, *findings.intro], [])
+    if summary := summary_of(findings):
+        print("\n".join(["In short", *(line for text in summary for line in item_of(text)), ""]))
+    show([], findings.tables)
 
 
 def summary_of(findings: Findings) -> list[str]:
@@ -204,8 +175,7 @@ def sample_batch(policy: Policy, step: int, questions: int, answers: int) -> Rol
     problems = policy.task.training_problems(s.seed, step, questions)
     rollouts = policy.ask(problems, answers, derived_seed("probe", s.seed, step))
     generator = torch.Generator().manual_seed(derived_seed("probe credit", s.seed, step))
-    rollouts = replace(rollouts, step=step, generator=generator,
-                       forward=Forward(policy.model, s.micro_batch))
+    rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     return replace(rollouts, advantage=grpo(rollouts))
 
 
@@ -219,16 +189,13 @@ def gradients(policy: Policy, rollouts: Rollouts,
     for rows in rollouts.length.nonzero().squeeze(1).split(policy.settings.micro_batch):
         log_prob = response_log_probs(policy.model, rollouts, rows)
         for name, coefficient in coefficients.items():
-            gradient = gradient_of(policy, (coefficient[rows] * log_prob).sum())
+            gradient = gradient_of(policy.model, (coefficient[rows] * log_prob).sum())
             total[name] = total[name] + gradient if name in total else gradient
     return total
 
 
-def gradient_of(policy: Policy, number: torch.Tensor) -> torch.Tensor:
-    """(P,): at all parameters of the model; the graph stays, for the next number."""
-    parameters = list(policy.model.parameters())
-    return flat(torch.autograd.grad(number, parameters, retain_graph=True, materialize_grads=True))
-
-
-def flat(tensors) -> torch.Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
+def gradient_of(model: Qwen2, number: torch.Tensor) -> torch.Tensor:
+    """(P,): at all its parameters; the graph stays, for the next number."""
+    parts = torch.autograd.grad(number, list(model.parameters()), retain_graph=True,
+                                materialize_grads=True)
+    return torch.cat([part.flatten() for part in parts])

@@ -30,16 +30,17 @@ class Contexts:
         self.ids = torch.tensor([PROMPT[0]] * len(hidden_at) + [*range(V)] * len(keys))
         self.places = torch.tensor(hidden_at + [t for t in shown_at for _ in range(V)])
         self.hidden, number = len(hidden_at), {t: i for i, t in enumerate(hidden_at)}
-        self.starts, self.ends, self.first = [0, *shown_at], [*shown_at, length], []
         own, sees = [], []  # of each context: the input at its place; the keys that it sees
-        for j, (start, end) in enumerate(zip(self.starts, self.ends)):
-            self.first.append(len(own))
+        stretches = []      # behind j keys: the first context, the first place, how many places
+        for j, (start, end) in enumerate(zip([0, *shown_at], [*shown_at, length])):
+            stretches.append((len(own), start, end - start))
             for path in itertools.product(range(V), repeat=j):
                 seen = [V * i + symbol for i, symbol in enumerate(path)]
                 own += [number[t] if t in number else self.hidden + seen[-1]
                         for t in range(start, end)]
                 sees += [[place in seen for place in range(V * len(keys))]] * (end - start)
         self.own, self.sees = torch.tensor(own), torch.tensor(sees)  # (N,), (N, V keys)
+        self.stretches = torch.tensor(stretches)
         self.keys_before = torch.bucketize(torch.arange(length), torch.tensor(keys))
 
     def log_probs(self, contexts: torch.Tensor) -> torch.Tensor:
@@ -71,9 +72,7 @@ class Contexts:
         for symbol in path.T:
             number.append(number[-1] * V + symbol)
         j = self.keys_before
-        first, start, size = torch.tensor([
-            (first, start, end - start)
-            for first, start, end in zip(self.first, self.starts, self.ends)])[j].T
+        first, start, size = self.stretches[j].T
         return first + torch.stack(number, 1)[:, j] * size + torch.arange(len(j)) - start
 
     @torch.no_grad()
@@ -98,7 +97,7 @@ class Contexts:
     def sample(self, chances: list[torch.Tensor], step: int, count: int):
         """Ids (B, T) with their log-probs, and probabilities of all symbols (B, T, V), from the
         random numbers of planted.py: keys first, then only the contexts that occur."""
-        seed = derived_seed("planted", self.policy.settings.seed, step)
+        seed = derived_seed("planted", self.policy.seed, step)
         uniform = torch.rand(count, self.policy.length,
                              generator=torch.Generator().manual_seed(seed))
         path = torch.empty(count, 0, dtype=torch.long)

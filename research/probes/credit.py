@@ -38,7 +38,14 @@ def true_credit(policy: Policy, rollouts: Rollouts, k: int, progress=lambda shar
     places = (other_chance > CERTAIN).nonzero().tolist()
     counts = [4 * math.ceil(k * other_chance[b, t].item() / 4) for b, t in places]
     rewards, spent = deviations(policy, rollouts, places, counts, progress)
-    others, variance = mean_rewards(rollouts, places, rewards)
+    # of each quarter of the continuations; NaN at tokens that are not measured
+    others = torch.full((4, *rollouts.mask.shape), math.nan, dtype=torch.float64)
+    variance = torch.zeros_like(others[0])
+    every_reward = torch.cat([rollouts.reward.double().cpu(), *rewards])
+    ends = torch.stack([every_reward.min(), every_reward.max()])
+    for (b, t), reward in zip(places, rewards):
+        others[:, b, t] = reward.view(-1, 4).mean(0)
+        variance[b, t] = variance_of_mean(reward, ends)
     chains = [chain(rollouts, other_chance, quarter, variance) for quarter in others]
     device = rollouts.mask.device
     quarters, before, spread = (torch.stack(parts).to(device) for parts in zip(*chains))
@@ -46,26 +53,12 @@ def true_credit(policy: Policy, rollouts: Rollouts, k: int, progress=lambda shar
                   before.mean(0).float(), spent.get("extra_tokens", 0))
 
 
-def mean_rewards(rollouts: Rollouts, places: list,
-                 rewards: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """O (4, B, T) by quarters of the continuations, NaN elsewhere, and the variance of its mean."""
-    shape = rollouts.mask.shape
-    others = torch.full((4, *shape), float("nan"), dtype=torch.float64)
-    variance = torch.zeros(shape, dtype=torch.float64)
-    every_reward = torch.cat([rollouts.reward.double().cpu(), *rewards])
-    lowest, highest = every_reward.min().item(), every_reward.max().item()
-    for (b, t), reward in zip(places, rewards):
-        others[:, b, t] = reward.view(-1, 4).mean(0)
-        variance[b, t] = variance_of_mean(reward, lowest, highest)
-    return others, variance
-
-
-def variance_of_mean(reward: torch.Tensor, lowest: float, highest: float) -> float:
+def variance_of_mean(reward: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """A mean of few equal rewards is not certain: half an answer is added at each end."""
-    values = torch.cat([reward, torch.tensor([lowest, highest], dtype=torch.float64)])
+    values = torch.cat([reward, ends])
     share = torch.tensor([*[1.0] * len(reward), 0.5, 0.5], dtype=torch.float64) / (len(reward) + 1)
     mean = (values * share).sum()
-    return ((values - mean).square() * share).sum().item() / len(reward)
+    return ((values - mean).square() * share).sum() / len(reward)
 
 
 @dataclass

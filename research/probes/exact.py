@@ -1,7 +1,6 @@
 """Bias, direction and noise of every way of spreading credit, in a world small enough to be listed.
 
-    python -m research exact                  # about a minute
-    python -m research exact --seed 1         # another policy
+    python -m research exact --seed 1         # about a minute; another seed is another policy
 
 The world (world.py) is a Qwen2 of a few hundred parameters with answers of at most four
 tokens out of three. True is the gradient of J, the probability to be right. An --advantage and a
@@ -10,12 +9,8 @@ tokens out of three. True is the gradient of J, the probability to be right. An 
     sum over the group's answers and their tokens of  weight * advantage * grad log pi / G
 
 (--loss_norm constant up to a factor), by the same functions that train. All batches that can be
-drawn are listed with their probability (batches.py), and the tables show:
-
-    bias     size of (mean estimate - true), over that of the true gradient
-    cosine   between mean estimate and true gradient: 1 is the right direction, whatever the length
-    noise    trace of the covariance over the squared part of the mean along the true gradient:
-             after so many batches noise and signal are alike
+drawn are listed with their probability (batches.py). The tables have the bias of this estimate, its
+cosine with the true gradient (1 is the right direction, whatever the length) and its noise.
 
 An idea that is a function of the batch is listed beside the others. One that is a class keeps a
 state or samples more, and is shown as n/a, unless it has a static method listed(rollouts) that
@@ -29,8 +24,7 @@ from analysis.tables import Table, by_row
 from engine.errors import UserError
 from grpo import gradient_size
 from research.experiments.pictures import draw, draw_cosine_and_noise
-from research.probes.batches import (
-    Batches, Estimator, Listed, estimator, list_advantages, list_weights)
+from research.probes.batches import Batches, Listed, estimator, list_advantages, list_weights
 from research.probes.common import COMMON, Findings, Flag, Probe
 from research.probes.progress import Progress
 from research.probes.world import World, make_world
@@ -50,7 +44,6 @@ LEGEND = (
 
 
 def refuse_groups(length: int, answers: int) -> None:
-    """Refuse a world with too many groups of answers to list them."""
     listed = 2 ** (length + 1) - 1
     groups = math.comb(listed + answers - 1, answers)
     if groups > MOST_GROUPS:
@@ -79,21 +72,30 @@ def measure(probe: Probe) -> Findings:
 
 def in_numbers(world: World, batches: Batches) -> str:
     groups, G = batches.which.shape
+    length = world.probability @ world.rollouts.length.double()
     return (f"{len(world.probability)} answers, {len(world.score)} choices, {world.score.shape[1]} "
-            f"parameters; J = {world.J:.3f}, {world.mean_length:.2f} tokens an answer; {groups:,} "
+            f"parameters; J = {world.J:.3f}, {length:.2f} tokens an answer; {groups:,} "
             f"different groups of {G} answers, with their probabilities.")
 
 
-def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table:
-    """Each advantage with weights of 1."""
+def measured_rows(world: World, batches: Batches, listed: Listed, advantage=1.0) -> list[list]:
     G = batches.which.shape[1]
-    rows = [[name, *measures(world, estimator(world, batches, credit / G))]
-            for name, credit in advantages.values.items()]
+    return [[name, *estimator(world, batches, values * advantage / G).against(
+        world.gradient).values()] for name, values in listed.values.items()]
+
+
+def columns_of(name: str, rows: list[list], listed: Listed) -> dict[str, tuple]:
+    """With those that are not listed."""
+    rows = rows + [[other, "n/a", "n/a", "n/a"] for other in listed.reasons]
+    return by_row({name: "", **MEASURES}, rows)
+
+
+def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table:
+    rows = measured_rows(world, batches, advantages)
     unbiased = [row for row in rows if row[1] < HOLDS]
     quietest = min(unbiased, key=lambda row: row[3])
-    rows += [[name, "n/a", "n/a", "n/a"] for name in advantages.reasons]
     return Table("advantages", "Advantages, all weights 1",
-                 by_row({"advantage": "", **MEASURES}, rows),
+                 columns_of("advantage", rows, advantages),
                  f"Without bias: {', '.join(row[0] for row in unbiased)}.\n"
                  f"Among these {quietest[0]} has the least noise: {quietest[3]:.2f}.",
                  ["critics know V exactly, wrong ones a random number for each index; vine has "
@@ -102,26 +104,18 @@ def advantage_table(world: World, batches: Batches, advantages: Listed) -> Table
 
 
 def weighting_table(world: World, batches: Batches, rloo: torch.Tensor, weights: Listed) -> Table:
-    """Each weighting with the advantage rloo."""
-    G = batches.which.shape[1]
-    rows = [[name, *measures(world, estimator(world, batches, weight * rloo / G))]
-            for name, weight in weights.values.items()]
+    rows = measured_rows(world, batches, weights, rloo)
     plain = next(row[3] for row in rows if row[0] == "none")
     keep = [row[0] for row in rows if 1 - row[2] < HOLDS]
     quieter = [row[0] for row in rows if row[3] < plain * (1 - HOLDS)]
-    rows += [[name, "n/a", "n/a", "n/a"] for name in weights.reasons]
     return Table(
         "weightings", "Weightings, with the advantage rloo",
-        by_row({"mitigation": "", **MEASURES}, rows),
+        columns_of("mitigation", rows, weights),
         f"Weightings that keep the true direction: {', '.join(keep)}.\n"
         f"Less noise than no weighting ({plain:.2f}): {', '.join(quieter) or 'none'}.",
         ["weights are rescaled to mean 1 over a batch, which here is one group (as published: "
          "never); lambda_grpo at lambda = 1; oracle knows the true credit; a weighting that looks "
          "at the advantage sees that of grpo", *why_not(weights)], {"mitigation": "weighting"})
-
-
-def measures(world: World, of: Estimator) -> list[float]:
-    return list(of.against(world.gradient).values())
 
 
 def why_not(listed: Listed) -> list[str]:
@@ -131,8 +125,7 @@ def why_not(listed: Listed) -> list[str]:
 
 def identities(world: World, batches: Batches, advantage: dict[str, torch.Tensor]) -> Table:
     """What theory says of the small world, each identity with both of its sides."""
-    rows = [*rows_of_credit(world), *rows_of_groups(world, batches, advantage),
-            *rows_of_weights(world, batches, advantage["rloo"])]
+    rows = [*rows_of_credit(world), *rows_of_batches(world, batches, advantage)]
     wrong, largest = sum(row[3] >= HOLDS for row in rows), max(row[3] for row in rows)
     holds = f"All {len(rows)} identities hold"
     if wrong:
@@ -159,27 +152,27 @@ def rows_of_credit(world: World) -> list[list]:
             p @ ((1 - collision) * rollouts.mask).sum(1))]
 
 
-def rows_of_groups(world: World, batches: Batches, advantage: dict[str, torch.Tensor]) -> list:
-    true, J, G = world.gradient, world.J, batches.which.shape[1]
-    c = z_score_factor(J, G)
-    return [row("dr_grpo = (G - 1) / G of the true gradient",
-                estimator(world, batches, advantage["dr_grpo"] / G).mean, true * (G - 1) / G),
-            row(f"z-score: c(p, G) times the true gradient, c({J:.2f}, {G}) = {c:.3f}",
-                estimator(world, batches, advantage["grpo"] / G).mean, c * true)]
-
-
-def rows_of_weights(world: World, batches: Batches, rloo: torch.Tensor) -> list[list]:
+def rows_of_batches(world: World, batches: Batches, advantage: dict[str, torch.Tensor]) -> list:
     """What a weight does to the mean depends on whether it looks at the token that was drawn."""
-    G, which, rollouts = batches.which.shape[1], batches.which, world.rollouts
+    true, which, rollouts, rloo = world.gradient, batches.which, world.rollouts, advantage["rloo"]
+    G = which.shape[1]
+    c = z_score_factor(world.J, G)
     by_prefix = 1 + rollouts.entropy.double()
     by_token = 1 / (rollouts.log_prob.double().abs() + 0.1)
     before = world.worth[:, :-1]
+
+    def mean(factor: torch.Tensor) -> torch.Tensor:
+        return estimator(world, batches, factor / G).mean
+
     return [
+        row("dr_grpo = (G - 1) / G of the true gradient",
+            mean(advantage["dr_grpo"]), true * (G - 1) / G),
+        row(f"z-score: c(p, G) times the true gradient, c({world.J:.2f}, {G}) = {c:.3f}",
+            mean(advantage["grpo"]), c * true),
         row("weight by the prefix alone (1 + entropy): E[sum w A_t grad log pi]",
-            estimator(world, batches, by_prefix[which] * rloo / G).mean,
-            gradient_with(world, by_prefix * world.credit)),
+            mean(by_prefix[which] * rloo), gradient_with(world, by_prefix * world.credit)),
         row("weight by the token (1 / (abs(log p) + 0.1)): that + E[sum w (V - b) grad log pi]",
-            estimator(world, batches, by_token[which] * rloo / G).mean,
+            mean(by_token[which] * rloo),
             gradient_with(world, by_token * (world.credit + before - world.J)))]
 
 

@@ -7,8 +7,6 @@ Both point at the same prefixes, equally strongly. The second leaves the directi
 right wherever nothing is decided: there reward does not depend on the token, and the gradients of
 log pi(token | prefix) have the mean 0. The first has not: it pushes tokens of high weight up behind
 prefixes that are worth more than others, and down behind the rest.
-
-Every batch is listed with its probability (batches.py), so nothing here is left to chance.
 """
 import numpy as np
 import torch
@@ -40,7 +38,9 @@ def listed_table(seeds: range, length: int, progress) -> Table:
 def listed_pointers(world: World, batches: Batches) -> dict[tuple[str, str], list[float]]:
     """Bias, push and noise of each, with weights of mean 1 over all that is drawn."""
     decided = mean_by_prefix(world, world.credit.abs()) > 1e-9
-    advantage = rloo_of_batches(world, batches) / batches.which.shape[1]
+    reward, G = world.rollouts.reward.double()[batches.which], batches.which.shape[1]
+    others = (reward.sum(1, keepdim=True) - reward) / (G - 1)
+    advantage = (reward - others)[..., None] / G  # (M, G, 1): rloo
     share = world.probability[:, None] * world.rollouts.mask
     share, true, found = share / share.sum(), world.gradient, {}
     for name, drawn in token_weights(world, decided).items():
@@ -76,10 +76,3 @@ def token_weights(world: World, decided: torch.Tensor) -> dict[str, torch.Tensor
             "where it is decided, and one symbol": decided.double().maximum(symbol),
             "abs(credit)": world.credit.abs(), "surprise: -log p": surprise,
             "one symbol": symbol, "at random": by_choice[world.node]}
-
-
-def rloo_of_batches(world: World, batches: Batches) -> torch.Tensor:
-    """(M, G, 1)"""
-    reward = world.rollouts.reward.double()[batches.which]
-    others = (reward.sum(1, keepdim=True) - reward) / (reward.shape[1] - 1)
-    return (reward - others)[..., None]

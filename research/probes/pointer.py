@@ -1,30 +1,25 @@
 """What is it worth to know where an answer is decided, and nothing else?
 
-Question. Plain GRPO gives all tokens of an answer one number. A pointer says which tokens decide,
-not whether they were good: they get that number with weight 1, all others with a smaller one. How
-good must a pointer be, and how much less may the others weigh?
-
-Measurement. On the planted task (planted.py) three places of an answer decide, so a pointer of any
-quality can be had: it misses one or two of the three (recall), has 12 or 40 wrong places beside
-them (precision), and the others weigh 0, 0.1 or 0.33. Wrong places are the same through a run.
-Beside it plain GRPO; the true credit of every token, with sign and size; as many places at random,
-fixed or drawn anew in each step; and two pointers that look at the token which was drawn:
+A pointer says which tokens decide, not whether they were good: they get plain GRPO's one number
+with weight 1, all others with a smaller weight. On the planted task (planted.py) three places of an
+answer decide, so a pointer of any quality can be had: it misses one or two of the three, has 12 or
+40 wrong places beside them, the same through a run, and the others weigh 0, 0.1 or 0.33. Beside it
+plain GRPO; the true credit of every token, with sign and size; as many places at random, fixed or
+drawn anew in each step; and two pointers that look at the token which was drawn:
 
     size of its credit   a deciding token weighs abs(credit) over the mean of what could be drawn
     one symbol, drawn    the other tokens weigh 1 where they are an "a"
     one symbol, chance   its mean, which the prefix alone decides: the probability of an "a"
 
 Each has at each length the learning rate of its own, the best on other seeds. Success is the
-expected reward of the policy, computed, not sampled, its mean over the tokens spent. The lead is
-minus plain GRPO with the same seed. A run is stuck at 0, 1/3 or 2/3 if all its last answers had
-that reward. Weights have mean 1 over a batch; the policy knows from the start where its keys are.
+expected reward of the policy, computed, not sampled, its mean over the tokens spent; the lead is
+minus plain GRPO with the same seed. Weights have mean 1 over a batch; the policy knows from the
+start where its keys are. The last table is about a world where all batches are listed
+(listed_pointers.py).
 
-The last table is about a world where all batches are listed (listed_pointers.py).
-
-Reading it. If the pointer's lead is near that of the true credit, where is enough. If it goes on
-with wrong places beside, precision matters little. If that of random places is as large, it was
-not the pointing. Every training that is done is kept in results/pointer-runs.jsonl: a second
-call goes on from there.
+If the pointer's lead is near that of the true credit, where is enough. If it goes on with wrong
+places beside, precision matters little. If that of random places is as large, it was not the
+pointing. Trainings are kept in results/pointer-runs.jsonl: a second call goes on from there.
 """
 import json
 from collections import Counter
@@ -45,7 +40,7 @@ from research.experiments.pictures import draw, draw_worth, means_of
 from research.probes.common import COMMON, Findings, Flag, Probe
 from research.probes.contexts import Contexts
 from research.probes.listed_pointers import listed_table
-from research.probes.planted import PlantedPolicy, planted_policy
+from research.probes.planted import KEYS, PlantedPolicy, planted_policy
 from research.probes.progress import Progress
 
 FLAGS = {
@@ -62,7 +57,7 @@ FLAGS = {
                  quick="results/pointer-quick-runs.jsonl")}
 QUESTIONS, ANSWERS = 8, 8
 RATE_SEEDS_FROM, SEEDS_FROM = 1000, 2000  # others than any table before has
-KEYS, LONG = 3, 256
+LONG = 256
 
 
 @dataclass(frozen=True)
@@ -103,21 +98,19 @@ def measure(probe: Probe) -> Findings:
     cells = [(arm, length) for length in lengths for arm in ARMS if is_asked(arm, length)]
     others, seeds = (range(first + args.seed, first + args.seed + count) for first, count in (
         (RATE_SEEDS_FROM, args.rate_seeds), (SEEDS_FROM, args.seeds)))
-    progress = Progress(listed=args.policies, rates=30 * len(cells), training=30 * len(cells))
+    progress = Progress(listed=args.policies, training=60 * len(cells))
     worlds = range(args.seed, args.seed + args.policies)
     listed = listed_table(worlds, 3 if args.quick else 4, lambda share: progress("listed", share))
     values, done = [], Done(Path(args.runs), args.steps)
     for i, (arm, length) in enumerate(cells):
-        progress("rates", i / len(cells), f"rates at {length} tokens: {arm}")
+        progress("training", i / len(cells), f"{length} tokens: {arm}")
         tuned = {f"{rate:g}": [run["mean"] for run in done.runs(arm, length, rate, others)]
                  for rate in rates}
         rate = max(rates, key=lambda rate: np.mean(tuned[f"{rate:g}"]))  # the lowest of equals
-        values.append({"arm": arm, "length": length, "rate": rate, "tuned": tuned})
-    for i, cell in enumerate(values):
-        progress("training", i / len(values), f"{cell['length']} tokens: {cell['arm']}")
-        cell["runs"] = done.runs(cell["arm"], cell["length"], cell["rate"], seeds)
-        cell["given"] = {f"{rate:g}": done.known_runs(cell["arm"], cell["length"], rate, seeds)
-                         for rate in rates}
+        values.append({"arm": arm, "length": length, "rate": rate, "tuned": tuned,
+                       "runs": done.runs(arm, length, rate, seeds),
+                       "given": {f"{rate:g}": done.known_runs(arm, length, rate, seeds)
+                                 for rate in rates}})
     intro = [f"{args.seeds} seeds, the rate of each chosen on {args.rate_seeds} others; "
              f"{args.steps} steps of {QUESTIONS} x {ANSWERS} answers."]
     return Findings("What a pointer to the deciding tokens is worth", intro,
@@ -180,7 +173,7 @@ class Done:
 
 def train(arm: str, length: int, rate: float, seed: int, steps: int) -> dict:
     """Success over the tokens and at the end, and with how many keys it is stuck."""
-    policy = planted_policy(seed, length, KEYS, learning_rate=rate)
+    policy = planted_policy(seed, length, rate)
     contexts, group = Contexts(policy), torch.arange(QUESTIONS * ANSWERS) // ANSWERS
     curve = []
     for step in range(1, steps + 1):
@@ -228,7 +221,7 @@ def weigh(pointer: Pointer, policy: PlantedPolicy, step: int, ids: torch.Tensor,
           chance: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
     """(B, T): `elsewhere` + (1 - `elsewhere`) where it points."""
     keys, number = torch.tensor(policy.keys), step if pointer.anew else 0
-    drawn = torch.Generator().manual_seed(derived_seed("pointer", policy.settings.seed, number))
+    drawn = torch.Generator().manual_seed(derived_seed("pointer", policy.seed, number))
     order = torch.rand(policy.length, generator=drawn)
     order[keys] = 2.0  # behind all places that decide nothing
     points = torch.zeros(ids.shape)
@@ -242,19 +235,12 @@ def weigh(pointer: Pointer, policy: PlantedPolicy, step: int, ids: torch.Tensor,
     return pointer.elsewhere + (1 - pointer.elsewhere) * points
 
 
-def leads_of(values: list[dict]) -> dict[tuple, tuple]:
-    """(estimate, verdict) of each arm against plain GRPO, corrected for all of its length."""
-    means, leads = means_of(values), {}
-    for length in lengths_of(values):
-        of_length = [(arm, length) for arm in ARMS if arm != PLAIN and (arm, length) in means]
-        leads |= judged(of_length, [means[cell] - means[PLAIN, length] for cell in of_length])
-    return leads
-
-
-def judged(names: list, differences: list[np.ndarray]) -> dict:
-    """Corrected for all of them."""
-    found = [mean_over(difference) for difference in differences]
-    return dict(zip(names, zip(found, verdicts(found, ("ahead", "behind"), null=0.0))))
+def judged(means: dict[tuple, np.ndarray], length: int, pairs) -> dict[tuple, tuple]:
+    """(estimate, verdict) of each pair of arms that were trained at this length, corrected for all
+    of them."""
+    pairs = [pair for pair in pairs if all((arm, length) in means for arm in pair)]
+    found = [mean_over(means[one, length] - means[other, length]) for one, other in pairs]
+    return dict(zip(pairs, zip(found, verdicts(found, ("ahead", "behind"), null=0.0))))
 
 
 def lengths_of(values: list[dict]) -> list[int]:
@@ -262,36 +248,30 @@ def lengths_of(values: list[dict]) -> list[int]:
 
 
 def worth_table(values: list[dict]) -> Table:
-    leads, lengths = leads_of(values), lengths_of(values)
-    formats = {"arm": "", **{f"{name}{length}": spec for length in lengths for name, spec in (
-        ("", "points"), ("95% ", "points"), ("verdict ", ""))}}
-    rows, told = [], []
-    for arm in ARMS:
-        row = [arm]
-        for length in lengths:
-            lead, word = leads.get((arm, length), (None, ""))
-            row += [lead.value, lead.interval, word] if lead else [None, None, ""]
-        rows.append(row)
-    for length in lengths:
-        mine, true = leads[BEST, length][0].value, leads[TRUE, length][0].value
-        told.append(f"{length} tokens: the pointer is {100 * mine:+.1f} points from plain GRPO, "
-                    f"{leads[BEST, length][1]}; the true credit {100 * true:+.1f}, "
-                    f"{leads[TRUE, length][1]}.")
-    return Table("worth", "Mean success at equal tokens, minus plain GRPO's",
-                 by_row(formats, rows[1:]), "\n".join(told),
+    means, others = means_of(values), [arm for arm in ARMS if arm != PLAIN]
+    columns, headings, told = {"arm": ("", others)}, {}, []
+    for length in lengths_of(values):
+        leads = judged(means, length, [(arm, PLAIN) for arm in others])
+        found = [leads.get((arm, PLAIN), (None, "")) for arm in others]
+        columns |= {f"{length}": ("points", [lead and lead.value for lead, _ in found]),
+                    f"95% {length}": ("points", [lead and lead.interval for lead, _ in found]),
+                    f"verdict {length}": ("", [word for _, word in found])}
+        headings |= {f"{length}": f"{length} tokens", f"95% {length}": "95%",
+                     f"verdict {length}": ""}
+        (mine, word), (true, of_true) = leads[BEST, PLAIN], leads[TRUE, PLAIN]
+        told.append(f"{length} tokens: the pointer is {100 * mine.value:+.1f} points from plain "
+                    f"GRPO, {word}; the true credit {100 * true.value:+.1f}, {of_true}.")
+    return Table("worth", "Mean success at equal tokens, minus plain GRPO's", columns,
+                 "\n".join(told),
                  ["intervals by Student's t over pairs of a seed, verdicts by Holm over all rows; "
-                  "in brackets: the weight elsewhere"],
-                 {f"{name}{length}": words for length in lengths for name, words in (
-                     ("", f"{length} tokens"), ("95% ", "95%"), ("verdict ", ""))})
+                  "in brackets: the weight elsewhere"], headings)
 
 
 def pairs_table(values: list[dict]) -> Table:
     means, rows = means_of(values), []
     for length in lengths_of(values):
-        pairs = [pair for pair in PAIRS if all((arm, length) in means for arm in pair)]
-        found = judged(pairs, [means[one, length] - means[other, length] for one, other in pairs])
         rows += [[f"{length}", *pair, lead.value, lead.interval, word]
-                 for pair, (lead, word) in found.items()]
+                 for pair, (lead, word) in judged(means, length, PAIRS).items()]
     return Table("pairs", "One against the other",
                  by_row({"length": "", "arm": "", "against": "", "lead": "points", "95%": "points",
                          "verdict": ""}, rows), "", ["the same seeds; Holm over those of a length"])

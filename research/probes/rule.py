@@ -6,11 +6,9 @@
     python -m research rule --model runs/x/checkpoints/step_000100 --batches 100
     python -m research rule --only hindsight,measured      # beside plain GRPO
 
-Question. A batch's gradient is signal and noise. A method that leaves half of the noise is worth a
-batch of twice the size, so it may cost a plain step and one more. Which method is worth its price
-on this model and this task? To be asked before training.
-
-Measurement. Two things of each method, in the same batches, of the size that is trained on:
+A batch's gradient is signal and noise. A method that leaves half of the noise is worth a batch of
+twice the size, so it may cost a plain step and one more. Before training, two things are measured
+of each method, in the same batches, of the size that is trained on:
 
     noise   variance of a batch's gradient over the squared part of its mean along the true gradient
             (the mean of leave-one-out gradients). All from pairs of different batches
@@ -49,7 +47,7 @@ from research.probes.common import (OF_A_MODEL, Findings, Flag, Probe, gradients
                                     sample_batch)
 from research.probes.credit import MeasuredTokens, flat_tokens, measured_tokens, true_credit
 from research.probes.direction import TRUE, Directions
-from research.probes.methods import Methods, make_methods
+from research.probes.methods import Method, make_methods
 from research.probes.progress import Progress
 from research.probes.scoreboard import decided_table, index
 
@@ -77,7 +75,7 @@ def measure(probe: Probe) -> Findings:
     args, policy = probe.args, probe.policy()
     progress = Progress(gradients=70, credit=25, scores=5)
     methods = chosen(args.only, make_methods(policy))
-    directions, costs = Directions(TRUE, min(10, args.batches // 2)), Costs()
+    directions, costs = Directions(args.batches), Costs()
     for n in range(args.batches):
         progress("gradients", n / args.batches)
         with costs.timed(PLAIN):
@@ -85,15 +83,14 @@ def measure(probe: Probe) -> Findings:
             gradients(policy, rollouts, {PLAIN: rollouts.advantage})
         costs.tokens[PLAIN] += int(rollouts.mask.sum())
         of_methods = coefficients(policy, methods, rollouts, costs)
-        directions.add(n * directions.blocks // args.batches,
-                       gradients(policy, rollouts, of_methods))
+        directions.add(gradients(policy, rollouts, of_methods))
     rollouts = sample_batch(policy, args.batches + 1, args.measured_questions, args.answers)
     credit = true_credit(policy, rollouts, args.continuations,
                          lambda share: progress("credit", share))
     progress("scores")
     tokens = measured_tokens(policy, rollouts, credit)
-    found = {name: flat_tokens(frame.abs(), rollouts.mask) for name, frame in (
-        methods.weights(policy, rollouts) | methods.credits(policy, rollouts)).items()}
+    found = {name: flat_tokens(method.frame(policy, rollouts).abs(), rollouts.mask)
+             for name, method in methods.items()}
     intro = [f"{policy.folder}: {args.batches} batches of {args.questions} x {args.answers} answers"
              f", and the credit of {len(tokens.decided):,} tokens from {credit.spent:,} sampled "
              "ones."]
@@ -102,16 +99,14 @@ def measure(probe: Probe) -> Findings:
                     None, "a quarter of an hour")
 
 
-def chosen(only: str, methods: Methods) -> Methods:
+def chosen(only: str, methods: dict[str, Method]) -> dict[str, Method]:
     """Those that are asked for, plain GRPO, and what the true gradient is made of."""
-    names = {*methods.weightings, *methods.advantages}
-    asked = names.difference(COSTLY) if only == "all" else set(only.split(","))
-    for name in asked - names:
+    asked = methods.keys() - {*COSTLY} if only == "all" else set(only.split(","))
+    for name in asked - methods.keys():
         raise UserError(f"--only {shortened(only)}: there is no method {name}, only "
-                        f"{', '.join(sorted(names))}")
+                        f"{', '.join(sorted(methods))}")
     kept = {*asked, PLAIN, TRUE}
-    return Methods(*({name: method for name, method in kind.items() if name in kept}
-                     for kind in (methods.weightings, methods.advantages)))
+    return {name: method for name, method in methods.items() if name in kept}
 
 
 class Costs:
@@ -130,20 +125,13 @@ class Costs:
         return 1 + (of[name] / of[PLAIN] if name != PLAIN else 0)
 
 
-def coefficients(policy: Policy, methods: Methods, rollouts: Rollouts,
+def coefficients(policy: Policy, methods: dict[str, Method], rollouts: Rollouts,
                  costs: Costs) -> dict[str, torch.Tensor]:
-    """What multiplies each token's gradient, by each method; and what it costs."""
     of_all = {}
-    for weightings, advantages in ((methods.weightings, {}), ({}, methods.advantages)):
-        for name, method in (weightings | advantages).items():
-            one = Methods({name: method} if weightings else {},
-                          {name: method} if advantages else {})
-            if name == PLAIN:
-                of_all |= one.coefficients(policy, rollouts)
-                continue
-            with costs.timed(name):
-                of_all |= one.coefficients(policy, rollouts)
-            costs.tokens[name] += metrics_of(method).get("extra_tokens", 0)
+    for name, method in methods.items():
+        with costs.timed(name):
+            of_all[name] = method.coefficient(policy, rollouts)
+        costs.tokens[name] += metrics_of(method.function).get("extra_tokens", 0)
     return of_all
 
 
@@ -154,11 +142,11 @@ def rule_table(directions: Directions, costs: Costs, tokens: MeasuredTokens,
         if name == TRUE:
             continue
         noise[name] = directions.noise_ratio(PLAIN, name)
-        cosine = directions.estimates(name)["cosine"]
         spent = [costs.ratio(name, of) for of in (costs.tokens, costs.seconds)]
         place = index(tokens, found[name], tokens.decided)
         rows.append([name, place.value if place else 0.0,
-                     held_by_top(tokens, found[name]) if place else None, cosine.value,
+                     held_by_top(tokens, found[name]) if place else None,
+                     directions.cosine(name).value,
                      noise[name].value, noise[name].interval, *spent,
                      noise[name].value / max(spent), verdict(noise[name], spent, name)])
     rows.sort(key=lambda row: -np.nan_to_num(row[-2], nan=-1.0))

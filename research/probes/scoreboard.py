@@ -3,11 +3,9 @@
     python -m research scoreboard
     python -m research scoreboard --model runs/x/checkpoints/step_000100
 
-The true credit of a token is what the answer is worth with it, minus what it was worth before it:
-A_t = V(after) - V(before). Here it is measured for every token of a batch, from many continuations
-(credit.py). Summed over an answer, the squares of the credits are on average the variance of
-the reward: so the square says how much of the reward is decided at the token. An answer of four
-tokens:
+The true credit of a token, V(after) - V(before), is measured for every token of a batch from many
+continuations (credit.py). Summed over an answer, the squares of the credits are on average the
+variance of the reward: so the square says how much is decided at the token. An answer of four:
 
     credit     0.0    0.5   -0.1    0.0
     decided    0%     96%     4%    0%       0.25 and 0.01 of 0.26
@@ -22,10 +20,8 @@ Every method, a weighting or an advantage, gets two scores:
                 leave-one-out gradients). The probe rule asks about single batches.
 
 Noise in the measured credit does not bias the index, which is linear in its squares, and these are
-products of independent estimates. A rank correlation with measured credit is biased: the noise is
-largest where the model was unsure, which is what entropy looks at. What can be reached is shown by
-one half of the continuations as a weight, judged by the other half. oracle, vine and
-causal_ablation sample continuations of their own.
+products of independent estimates. What can be reached is shown by one half of the continuations as
+a weight, judged by the other half.
 
 The batch is written as a run folder for analyze.py, with columns true_credit, true_credit_se and
 decided, the square.
@@ -45,13 +41,14 @@ from harness.identity import provenance
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
 from research.earlier import CLASSES
-from research.probes.common import OF_A_MODEL, Findings, Flag, Probe, sample_batch
+from research.probes.common import (OF_A_MODEL, Findings, Flag, Probe, gradients,
+                                    sample_batch)
 from research.probes.credit import (
     Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
-from research.probes.direction import Directions, measure_directions
-from research.probes.methods import Methods, make_methods
+from research.probes.direction import Directions
+from research.probes.methods import Method, make_methods
 from research.probes.progress import Progress
-from research.statistics import jackknife, ratio_of_sums
+from research.statistics import jackknife, ratio_of_sums, with_and_without
 
 FLAGS = {
     **OF_A_MODEL,
@@ -77,9 +74,7 @@ def measure(probe: Probe) -> Findings:
     args, policy = probe.args, probe.policy()
     progress = Progress(true_gradient=50, credit=50, scores=6)
     methods = make_methods(policy, args.oracle_k)
-    directions = measure_directions(
-        policy, methods, args.batches, args.batch_questions, args.batch_answers,
-        lambda share: progress("true_gradient", share), SLOW)
+    directions = measure_directions(policy, methods, args, progress)
     progress("credit")
     rollouts = sample_batch(policy, args.batches + 1, args.questions, args.answers)
     credit = true_credit(policy, rollouts, args.continuations,
@@ -93,6 +88,18 @@ def measure(probe: Probe) -> Findings:
                     introduction(args, policy, rollouts, credit),
                     [*by_partition, scores, ceiling_table(rollouts, credit)], None,
                     "some minutes", answers_of(run, policy.tokenizer, [1], 12_000))
+
+
+def measure_directions(policy: Policy, methods: dict[str, Method], args: SimpleNamespace,
+                       progress: Progress) -> Directions:
+    directions = Directions(args.batches)
+    for n in range(args.batches):
+        progress("true_gradient", n / args.batches)
+        batch = sample_batch(policy, n + 1, args.batch_questions, args.batch_answers)
+        directions.add(gradients(policy, batch, {
+            name: method.coefficient(policy, batch) for name, method in methods.items()
+            if name not in SLOW}))
+    return directions
 
 
 def introduction(args: SimpleNamespace, policy: Policy, rollouts: Rollouts,
@@ -118,7 +125,6 @@ def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) ->
 
 
 def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
-    """What each kind, section or class has of what is decided, and of plain GRPO's gradient."""
     names, title = PARTITIONS[partition]
     by, decided, rows, excesses = tokens.by_question, tokens.decided, [], []
     gradient = np.abs(tokens.advantage) * tokens.size
@@ -128,10 +134,9 @@ def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
             of_decided = by(decided * inside), by(decided)
             of_gradient = by(gradient * inside), by(gradient)
             excess = difference_of_shares(of_gradient, of_decided)
-            row = [name, int(inside.sum()), inside.mean()]
-            for share in (ratio_of_sums(*of_decided), ratio_of_sums(*of_gradient), excess):
-                row += [share.value, share.interval]
-            rows.append(row)
+            shares = ratio_of_sums(*of_decided), ratio_of_sums(*of_gradient), excess
+            rows.append([name, int(inside.sum()), inside.mean(),
+                         *(part for share in shares for part in (share.value, share.interval))])
             excesses.append(excess)
     for row, excess, word in zip(rows, excesses,
                                  verdicts(excesses, ("too much", "too little"), null=0.0)):
@@ -152,12 +157,8 @@ def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
 def difference_of_shares(one: tuple[np.ndarray, np.ndarray],
                          other: tuple[np.ndarray, np.ndarray]) -> Estimate:
     """Of two pairs, part and whole by problem: the first share minus the second."""
-    values, without = [], []
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for part, whole in (one, other):
-            values.append(part.sum() / whole.sum())
-            without.append((part.sum() - part) / (whole.sum() - whole))
-    return jackknife(values[0] - values[1], without[0] - without[1])
+    (value, left), (other_value, other_left) = with_and_without(*one), with_and_without(*other)
+    return jackknife(value - other_value, left - other_left)
 
 
 def decided_in_words(rows: list[list], nothing: bool) -> str:
@@ -174,13 +175,12 @@ def decided_in_words(rows: list[list], nothing: bool) -> str:
             "gradient.")
 
 
-def score_methods(policy: Policy, methods: Methods, tokens: MeasuredTokens,
+def score_methods(policy: Policy, methods: dict[str, Method], tokens: MeasuredTokens,
                   rollouts: Rollouts) -> dict[str, Estimate | None]:
     """The index of each by name; None where a method has the same for all tokens of an answer. A
     weighting's size orders the tokens, or the size of an advantage."""
-    frames = {**methods.weights(policy, rollouts), **methods.credits(policy, rollouts)}
-    scores = {name: index(tokens, np.abs(flat_tokens(frame, rollouts.mask)), tokens.decided)
-              for name, frame in frames.items()}
+    scores = {name: index(tokens, flat_tokens(method.frame(policy, rollouts).abs(), rollouts.mask),
+                          tokens.decided) for name, method in methods.items()}
     return scores | {AGAIN: index(tokens, np.abs(tokens.first_half), tokens.decided_by_second)}
 
 
@@ -197,7 +197,7 @@ def scores_table(scores: dict[str, Estimate | None], directions: Directions) -> 
         row = [name, *([of.value, of.interval] if of else [0.0, None]), None, None,
                words.get(name, "constant")]
         if name in directions.sums:
-            direction = directions.estimates(name)["cosine"]
+            direction = directions.cosine(name)
             row[3:5] = direction.value, direction.interval
         rows.append(row)
     formats = {"arm": "", "index": "+.2f", "95%": "+.2f", "direction": ".2f",

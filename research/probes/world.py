@@ -15,7 +15,7 @@ from countdown_task import annotate
 from engine.forward import Forward
 from engine.rollouts import Rollouts
 from qwen2_model import ModelConfig, Qwen2
-from research.probes.common import flat
+from research.probes.common import gradient_of
 
 TEXTS = ("1", "<answer>", "<|im_end|>")
 ONE, OPENING, END = range(3)
@@ -41,10 +41,6 @@ class World:
         return (self.probability @ self.rollouts.reward.double()).item()
 
     @property
-    def mean_length(self) -> float:
-        return (self.probability @ self.rollouts.length.double()).item()
-
-    @property
     def credit(self) -> torch.Tensor:
         """(n, T): V after each token minus V before it."""
         return self.worth.diff()
@@ -57,7 +53,7 @@ def make_world(seed: int, length: int) -> World:
     prefixes = [[answer[:t + 1] for t in range(T)] for answer in answers]
     number = {choice: i for i, choice in enumerate(dict.fromkeys(sum(prefixes, [])))}
     log_prob = {choice: log_prob_of(model, choice) for choice in number}
-    score = torch.stack([gradient_at(model, of_choice) for of_choice in log_prob.values()])
+    score = torch.stack([gradient_of(model, of_choice) for of_choice in log_prob.values()])
     total = torch.stack([sum(log_prob[answer[:t + 1]] for t in range(len(answer)))
                          for answer in answers])
     rollouts = describe(model, answers)
@@ -68,7 +64,7 @@ def make_world(seed: int, length: int) -> World:
         probability=total.detach().exp(),
         node=torch.tensor([[number[choice] for choice in row] for row in prefixes]),
         score=score.double(), worth=worth,
-        gradient=gradient_at(model, (total.exp() * rollouts.reward).sum()).double())
+        gradient=gradient_of(model, (total.exp() * rollouts.reward).sum()).double())
 
 
 def make_model(seed: int) -> Qwen2:
@@ -86,9 +82,8 @@ def make_model(seed: int) -> Qwen2:
 
 def all_answers(length: int) -> list[Answer]:
     """All that end with the end, and all that the limit cuts off."""
-    ended = []
-    for n in range(length):
-        ended += [(*body, END) for body in itertools.product((ONE, OPENING), repeat=n)]
+    ended = [(*body, END) for n in range(length)
+             for body in itertools.product((ONE, OPENING), repeat=n)]
     return ended + list(itertools.product((ONE, OPENING), repeat=length))
 
 
@@ -96,11 +91,6 @@ def log_prob_of(model: Qwen2, choice: Answer) -> torch.Tensor:
     """Of its last token, with its graph."""
     ids = torch.tensor([PROMPT + list(choice[:-1])])
     return model(ids)[0, -1].double().log_softmax(-1)[choice[-1]]
-
-
-def gradient_at(model: Qwen2, number: torch.Tensor) -> torch.Tensor:
-    """(P,); the graph stays, as choices share it."""
-    return flat(torch.autograd.grad(number, list(model.parameters()), retain_graph=True))
 
 
 def prefix_values(answers: list[Answer], rewards: list[float],

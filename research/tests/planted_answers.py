@@ -4,54 +4,39 @@ from dataclasses import replace
 
 import torch
 
-from engine.forward import Forward
+from engine.forward import response_log_probs
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts
-from engine.sampler import Distribution, Generation
-from engine.tokens import OTHER, THINK, WORD
+from engine.sampler import Distribution
 from grpo import grpo
 from research.probes.planted import PROMPT, SYMBOLS, PlantedPolicy
 
 
 @torch.no_grad()
-def draw_answers(policy: PlantedPolicy, count: int, seed: int) -> Generation:
-    """The same distribution as generate(), one pass for each stretch up to a key."""
-    generator = torch.Generator().manual_seed(seed)
+def draw_answers(policy: PlantedPolicy, count: int, step: int) -> torch.Tensor:
+    """(B, T), token by token."""
+    generator = torch.Generator().manual_seed(derived_seed("planted", policy.seed, step))
     uniform = torch.rand(count, policy.length, generator=generator)
-    tokens = torch.zeros(count, policy.length, dtype=torch.long)
-    facts = torch.zeros(3, count, policy.length)
-    prompt = torch.tensor(PROMPT).expand(count, 1)
-    ends = [*(t + 1 for t in policy.keys), policy.length]
-    for start, end in zip([0, *ends], ends):
-        ids = torch.cat([prompt, tokens[:, :-1]], 1)
-        logits = policy.model(ids[:, :end])  # (B, end, V)
-        for t in range(start, end):
-            distribution = Distribution(logits[:, t])
-            tokens[:, t] = distribution.pick(uniform[:, t])
-            facts[:, :, t] = torch.stack(distribution.facts(tokens[:, t]))
-    limits = torch.full((count,), policy.length)
-    return Generation.of_tokens(tokens, facts, limits, stop=torch.empty(0, dtype=torch.long))
+    ids = torch.tensor(PROMPT).expand(count, 1)
+    for t in range(policy.length):
+        drawn = Distribution(policy.model(ids)[:, -1]).pick(uniform[:, t])
+        ids = torch.cat([ids, drawn[:, None]], 1)
+    return ids[:, 1:]
 
 
 def sample_planted(policy: PlantedPolicy, step: int, Q: int, G: int) -> Rollouts:
     """G answers to each of Q problems, which are all the same, with plain GRPO's advantages and the
     true credit."""
-    s = policy.settings
-    drawn = draw_answers(policy, Q * G, derived_seed("planted", s.seed, step))
-    rows = drawn.tokens.tolist()
-    texts = [[SYMBOLS[i] for i in row] for row in rows]
-    section = torch.full(drawn.mask.shape, OTHER, dtype=torch.uint8)
-    section[:, policy.keys] = THINK
-    reward = torch.tensor([policy.reward_of(None, row) for row in rows])
+    ids = draw_answers(policy, Q * G, step)
+    reward = (ids[:, policy.keys] == torch.tensor(policy.right)).float().mean(1)
+    mask, nothing = torch.ones_like(ids, dtype=torch.bool), torch.zeros(ids.shape)
     rollouts = Rollouts(
         problems=[None] * Q, prompt_ids=[PROMPT] * Q, group=torch.arange(Q * G) // G, step=step,
-        ids=drawn.tokens, mask=drawn.mask, finished=torch.ones(Q * G, dtype=torch.bool),
-        log_prob=drawn.log_prob, entropy=drawn.entropy, collision=drawn.collision,
-        texts=texts, answers=["".join(row) for row in texts], section=section,
-        kind=torch.full(drawn.mask.shape, WORD, dtype=torch.uint8),
-        scores=dict.fromkeys(("reward", "format", "answer", "reasoning"), reward),
-        generator=torch.Generator().manual_seed(derived_seed("planted credit", s.seed, step)),
-        forward=Forward(policy.model, s.micro_batch))
+        ids=ids, mask=mask, finished=mask[:, 0], log_prob=nothing, entropy=nothing,
+        collision=nothing, scores={"reward": reward})
+    with torch.no_grad():
+        log_prob = response_log_probs(policy.model, rollouts, torch.arange(Q * G))
+    rollouts = replace(rollouts, log_prob=log_prob)
     return replace(rollouts, advantage=grpo(rollouts), true_credit=exact_credit(policy, rollouts))
 
 

@@ -1,5 +1,6 @@
 """Pointers, on tables of what tokens are worth; their regression by hand."""
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,10 +75,11 @@ def test_the_regression_is_ridge_regression_that_forgets(monkeypatch):
     monkeypatch.setattr(pointers, "RIDGE", 2.0)
     generator = torch.Generator().manual_seed(0)
     hidden, target = torch.randn(30, 4, generator=generator), torch.rand(30, generator=generator)
-    regression = Regression(4, "cpu")
+    model = SimpleNamespace(config=SimpleNamespace(hidden_size=4), device="cpu")
+    regression = Regression(SimpleNamespace(model=model))
     regression.learn(hidden[:20], target[:20])
     regression.learn(hidden[20:], target[20:])
-    again = Regression(4, "cpu")
+    again = Regression(SimpleNamespace(model=model))
     again.load_state_dict(regression.state_dict())
 
     x = hidden.numpy() * 2 / np.linalg.norm(hidden, axis=1, keepdims=True)  # of length sqrt(4)

@@ -184,11 +184,6 @@ def board_of(folder, successes):
     return study_of(replace(LEADERBOARD, arms=dict.fromkeys(successes)), folder, runs)
 
 
-def make_entries(study):
-    return leaderboard.make_entries({arm: {seed: values_of(run) for seed, run in runs.items()}
-                                     for arm, runs in study.runs.items()})
-
-
 def test_the_board_is_sorted_and_compares_pairs_of_seeds(tmp_path, monkeypatch):
     """Plain GRPO solves 2, 2, 2 and, alone, 3 of 4; entropy 1, 2, 4 on the same seeds: minus 1/4, 0
     and 1/2, in the mean 1/12 with variance 7/48 and error^2 7/144. Holm counts the candidates:
@@ -250,7 +245,7 @@ def test_without_its_controls_a_board_is_not_to_be_trusted(tmp_path):
         == "too few seeds"
     study.runs.pop("none")
     with pytest.raises(UserError, match="no run of none is finished yet"):
-        make_entries(study)
+        report_on(study, tmp_path)
 
 
 # what is finished, and what is not

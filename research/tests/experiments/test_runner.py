@@ -102,14 +102,14 @@ def test_one_run_by_its_number(experiment, monkeypatch, tmp_path):
 
 
 def test_time_left_follows_from_the_steps_of_the_same_arm(experiment):
-    """Of 10 steps each: none-s0 has 10 at 2 s, none-s1 none; rloo-s0 4 at 5 s; gae-s0 has none,
-    and as many answers a step as the others: their mean of 40 s / 14 steps a step."""
+    """Of 10 steps each: none-s0 has 10 at 2 s, none-s1 none; rloo-s0 4 at 5 s; gae-s0 has none, of
+    4 answers each."""
     made = experiment({"none": "", "rloo": "--advantage rloo", "gae": "--advantage gae"}, steps=10,
                       more="--eval_every 0")
     runs = plan_runs(made, "runs", 1) + plan_runs(made, "runs", 2)[3:4]
     states = {"none-s0": State(10, 20.0), "none-s1": State(0, 0.0), "rloo-s0": State(4, 20.0),
                "gae-s0": State(0, 0.0)}
-    left = [10 * 2, 6 * 5, 10 * 40 / 14]
+    left = [10 * 2, 6 * 5, 10 * 4 * METHODS["gae"][1]]
     assert seconds_left(runs, states, 1) == pytest.approx(sum(left))
     assert seconds_left(runs, states, 8) == pytest.approx(30)  # the longest run of all
     assert in_words(4800) == "about 1 h 20 min" and in_words(100) == "about 2 min"
@@ -130,8 +130,8 @@ def test_before_the_first_step_time_follows_from_what_was_measured(experiment):
     made = experiment({"none": "", "measured": "--advantage measured --measured_k 1",
                        "gae": "--advantage gae --critic trunk"}, steps=5, more=evaluated)
     plain, measured, gae = plan_runs(made, "runs", 1)
-    assert [run.seconds_an_answer for run in (plain, measured, gae)] == [
-        METHODS[name][1] for name in ("none", "measured1", "gae")]
+    assert [run.seconds_a_step for run in (plain, measured, gae)] == [
+        4 * METHODS[name][1] for name in ("none", "measured1", "gae")]
     assert plain.evaluated_after(0) == 2 * 8 * 4 and plain.evaluated_after(5) == 0
     seconds = seconds_left([plain], {"none-s0": State()}, 1)
     assert seconds == pytest.approx(20 * METHODS["none"][1] + 64 * EVALUATED_SECONDS)

@@ -1,5 +1,4 @@
 """Measured credit against worlds where the truth can be listed; directions against plain loops."""
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,17 +10,11 @@ from conftest import hand_made
 from credit.measured import chance_of_others
 from credit.measured import measured as measured_advantage
 from engine.errors import UserError
-from engine.forward import response_log_probs
 from engine.policy import Policy
-from engine.sampler import generate
 from harness.settings import Settings
 from research.probes.credit import chain, true_credit
-from research.probes.direction import Directions
-from research.probes.planted import PROMPT, planted_policy
-from research.tests.planted_answers import draw_answers, sample_planted, worths
+from research.probes.direction import TRUE, Directions
 from research.probes.world import TEXTS, make_world
-
-ROUNDING = dict(rtol=1e-4, atol=1e-5)  # two orders of computing the same numbers
 
 
 class WorldPolicy(Policy):
@@ -102,98 +95,39 @@ def test_the_chain_by_hand():
     torch.testing.assert_close(spread, expected)
 
 
-@pytest.fixture(scope="module")
-def planted():
-    """Far from uniform, so that what follows depends on what was written."""
-    policy, generator = planted_policy(seed=2, length=6, keys=2), torch.Generator()
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator.manual_seed(0))
-            parameter.add_(noise * 0.3)
-    return policy
-
-
-def test_planted_values_are_those_of_all_answers(planted):
-    """All 4,096 answers, each with its probability by the training forward pass."""
-    assert planted.keys == [1, 4]
-    rollouts = sample_planted(planted, 1, 1, 2)
-    every = torch.tensor(list(itertools.product(range(4), repeat=6)))
-    whole = replace(rollouts, ids=every, mask=torch.ones_like(every, dtype=torch.bool),
-                    group=torch.zeros(len(every), dtype=torch.long))
-    with torch.no_grad():
-        log_prob = response_log_probs(planted.model, whole, torch.arange(len(every)))
-    chance = log_prob.double().sum(1).exp()
-    reward = torch.tensor([planted.reward_of(None, row) for row in every.tolist()]).double()
-    assert chance.sum().item() == pytest.approx(1, abs=1e-5)
-
-    def V(prefix):
-        alike = (every[:, :len(prefix)] == torch.tensor(prefix, dtype=torch.long)).all(1)
-        return (chance[alike] @ reward[alike] / chance[alike].sum()).item()
-
-    for row, credit in zip(rollouts.ids.tolist(), rollouts.true_credit.tolist()):
-        expected = [V(row[:t + 1]) - V(row[:t]) for t in range(6)]
-        assert credit == pytest.approx(expected, abs=1e-5)
-    assert worths(planted)[()] == pytest.approx(V([]), abs=1e-6)
-
-
-def test_planted_answers_are_drawn_as_generate_draws_them(planted):
-    """The log-probs on record are the training forward's, and generate's with its cache."""
-    rollouts, rows = sample_planted(planted, 3, 2, 3), torch.arange(6)
-    generated = generate(planted.model, [PROMPT], answers=6, max_new_tokens=6, seed=9)
-    again = replace(rollouts, ids=generated.tokens, mask=generated.mask)
-    with torch.no_grad():
-        trained = response_log_probs(planted.model, rollouts, rows)
-        trained_again = response_log_probs(planted.model, again, rows)
-    torch.testing.assert_close(trained, rollouts.log_prob, **ROUNDING)
-    torch.testing.assert_close(trained_again, generated.log_prob, **ROUNDING)
-    many = draw_answers(planted, 4000, seed=1).tokens
-    share = (many[:, planted.keys[0]] == planted.right[0]).float().mean().item()
-    assert share == pytest.approx(chance_of_first_right(planted), abs=0.04)
-
-
-def chance_of_first_right(policy):
-    with torch.no_grad():
-        ids = torch.tensor([PROMPT + [0] * 6])
-        return policy.model(ids)[0, policy.keys[0]].softmax(-1)[policy.right[0]].item()
-
-
-def test_measured_credit_finds_what_is_planted(planted):
-    """The largest credits of an answer are those of the keys, and their sizes are right."""
-    batch, keys = sample_planted(planted, 1, 4, 4), planted.keys
-    credit, exact = true_credit(planted, batch, 200), batch.true_credit
-    at_keys = torch.stack([of[:, keys].flatten().double() for of in (credit.value, exact)])
-    assert torch.corrcoef(at_keys)[0, 1] > 0.95
-    between = [t for t in range(6) if t not in keys]
-    assert credit.value[:, between].abs().max() < at_keys[1].abs().max() / 2
-
-
 def test_directions_are_those_of_all_pairs():
-    """Cosine, noise and one batch's cosine from sums, against a loop over pairs of batches."""
+    """Cosine and noise from sums, against a loop over pairs of batches."""
     rng = np.random.default_rng(0)
 
     def normal():
         return torch.tensor(rng.normal(size=12)).float()
 
     true = normal()
-    arms = {"ref": [true + normal() for _ in range(6)]}
-    arms["other"] = [gradient.roll(1) * 0.5 + 2 * true for gradient in arms["ref"]]
-    directions = Directions("ref", 3)
+    arms = {TRUE: [true + normal() for _ in range(6)]}
+    arms["other"] = [gradient.roll(1) * 0.5 + 2 * true for gradient in arms[TRUE]]
+    directions = Directions(6)
     for n in range(6):
-        directions.add(n // 2, {name: gradients[n] for name, gradients in arms.items()})
+        directions.add({name: gradients[n] for name, gradients in arms.items()})
+    assert directions.count.tolist() == [2, 2, 2]
     pairs = [(i, j) for i in range(6) for j in range(6) if i != j]
 
     def mean(name, other):
         return np.mean([(arms[name][i] @ arms[other][j]).item() for i, j in pairs])
 
     square = np.mean([(g @ g).item() for g in arms["other"]])
-    length, product = np.sqrt(mean("ref", "ref")), mean("other", "ref")
-    numbers = directions.estimates("other")
+    length, product = np.sqrt(mean(TRUE, TRUE)), mean("other", TRUE)
     cosine = product / length / np.sqrt(mean("other", "other"))
-    assert numbers["cosine"].value == pytest.approx(cosine, rel=1e-5)
+    assert directions.cosine("other").value == pytest.approx(cosine, rel=1e-5)
     noise = (square - mean("other", "other")) / (product / length) ** 2
-    assert numbers["noise"].value == pytest.approx(noise, rel=1e-4)
-    one_batch = product / length / np.sqrt(square)
-    assert numbers["one batch"].value == pytest.approx(one_batch, rel=1e-5)
+    assert directions.with_and_without("other")[0][1] == pytest.approx(noise, rel=1e-4)
+
+
+def test_a_length_that_drowns_in_noise_is_not_known():
+    """Products of different batches are 0 or -1, so a squared length would be below 0."""
+    directions = Directions(4)
+    for gradient in ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0)):
+        directions.add({TRUE: torch.ones(2), "x": torch.tensor(gradient)})
+    assert np.isnan(directions.cosine("x").value)
 
 
 def test_quarters_are_independent_estimates(measured):
@@ -213,27 +147,7 @@ def test_quarters_are_independent_estimates(measured):
 
 def test_of_a_large_gradient_some_entries_are_kept(monkeypatch):
     monkeypatch.setattr("research.probes.direction.MOST", 100)
-    directions, gradient = Directions("a", 2), torch.arange(1000.0)
+    directions, gradient = Directions(4), torch.arange(1000.0)
     kept = directions.kept(gradient)
     assert 50 < len(kept) <= 100 and kept.max() > 900
     assert torch.equal(kept, directions.kept(gradient))
-
-
-def directions_of(true, method, blocks):
-    """Batch n goes into block n * blocks // batches."""
-    directions = Directions("rloo", blocks)
-    for n, (one, other) in enumerate(zip(true, method)):
-        directions.add(n * blocks // len(true), {"rloo": torch.tensor(one, dtype=torch.float32),
-                                                 "x": torch.tensor(other, dtype=torch.float32)})
-    return directions
-
-
-def test_one_batch_by_hand():
-    """True gradients (1, 1), (1, -1): their product is 0, so the length of the mean is not seen.
-    With (3, 1) and (1, 1) it is 4. The method's (1, 0), (-1, 2) have the product -1, so its cosine
-    is unknown; with those of the other batch -3 + 2 and 1 + 0; their mean square is 3."""
-    unseen = directions_of([[1, 1], [1, -1]], [[1, 0], [1, 0]], 2).estimates("x")
-    assert np.isnan(unseen["one batch"].value)
-    found = directions_of([[3, 1], [1, 1]], [[1, 0], [-1, 2]], 2).estimates("x")
-    assert np.isnan(found["cosine"].value) and np.isnan(found["noise"].value)
-    assert found["one batch"].value == pytest.approx((1 + -3 + 2) / 2 / np.sqrt(4 * 3))

@@ -9,6 +9,7 @@ import torch
 
 from engine.errors import UserError
 from grpo import update
+from harness.settings import Settings
 from research.probes import pointer
 from research.probes.batches import Batches
 from research.probes.common import Probe
@@ -25,7 +26,7 @@ from research.probes.world import END, ONE, make_world
 @pytest.fixture
 def policy():
     """Its matrices are large, so attention looks at some inputs far more than at others."""
-    policy = planted_policy(3, 13, questions=8, answers=8)
+    policy = planted_policy(3, 13, 1e-2)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(20 if parameter.dim() == 2 else 1)
@@ -48,14 +49,14 @@ def test_contexts_are_those_of_the_model(policy):
 @pytest.mark.parametrize("arm", [PLAIN, TRUE])
 def test_training_is_that_of_the_loop(arm):
     """With the functions of train.py, on all tokens by the whole model."""
-    mine, policy = pointer.train(arm, 8, 1e-2, 5, 4), planted_policy(5, 8, learning_rate=1e-2)
+    mine, policy = pointer.train(arm, 8, 1e-2, 5, 4), planted_policy(5, 8, 1e-2)
     curve = [worths(policy)[()]]
     for step in range(1, 5):
         rollouts = sample_planted(policy, step, 8, 8)
         if arm == TRUE:
             rollouts = replace(rollouts, advantage=rollouts.true_credit)
         update(policy.model, policy.optimizer, rollouts, torch.ones_like(rollouts.log_prob),
-               policy.settings)
+               Settings(model="planted", micro_batch=64, max_grad_norm=0.0))
         curve.append(worths(policy)[()])
     assert mine["end"] == pytest.approx(curve[-1], rel=1e-4)
     assert mine["mean"] == pytest.approx(np.trapezoid(curve) / 4, rel=1e-4)
@@ -93,7 +94,7 @@ def test_the_true_credit_and_its_size(policy):
 
 
 def test_what_pointers_point_at():
-    policy = planted_policy(0, 13)  # keys at 2, 6, 10
+    policy = planted_policy(0, 13, 1e-2)  # keys at 2, 6, 10
     ids = torch.arange(26).view(2, 13) % 4
     chance = torch.full((2, 13, 4), 0.25)
     size = torch.tensor([[0.5, 1.0, 2.0], [2.0, 1.0, 0.5]])
@@ -161,8 +162,9 @@ def test_tables_by_hand():
     assert table.finding.startswith("8 tokens: the pointer is +10.2 points from plain GRPO, ahead; "
                                     "the true credit +30.2, ahead.")
     lead, none = np.array([0.10, 0.12, 0.14]), np.array([-0.1, 0.0, 0.1])  # p = 0.0092, 1
-    assert judged(["a"], [lead])["a"][1] == "ahead"
-    assert judged(range(6), [lead, *5 * [none]])[0][1] == "none seen"
+    means = {("a", 8): lead, **{(arm, 8): none for arm in "bcdef"}, ("0", 8): 0 * none}
+    assert judged(means, 8, [("a", "0")])["a", "0"][1] == "ahead"
+    assert judged(means, 8, [(arm, "0") for arm in "abcdef"])["a", "0"][1] == "none seen"
     pairs = pairs_table(values).rows
     assert [row[:3] for row in pairs[:2]] == [("8", "3 of 3 (0.1)", TRUE),
                                               ("8", "3 of 3 (0.1)", "3 at random (0.1)")]

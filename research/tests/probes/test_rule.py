@@ -13,8 +13,8 @@ from research.experiments.experiments import LEADERBOARD
 from research.pointers import NAMES as POINTERS
 from research.probes import rule
 from research.probes.common import run_probe
-from research.probes.direction import Directions
-from research.probes.methods import make_methods
+from research.probes.direction import TRUE, Directions
+from research.probes.methods import Method, make_methods
 from research.probes.rule import COSTLY, Costs, chosen, coefficients, held_by_top, verdict
 
 
@@ -36,8 +36,7 @@ def test_the_probe_measures_every_arm_of_the_board(tmp_path, learner):
 def test_a_method_has_the_numbers_alone_that_it_has_beside_others(policy, rollouts):
     """`random` draws the same weights from a generator that others have drawn from."""
     methods = chosen("random,entropy_weighted", make_methods(policy))
-    assert {*methods.weightings, *methods.advantages} == {"none", "random", "entropy_weighted",
-                                                          "rloo"}
+    assert set(methods) == {"none", "random", "entropy_weighted", "rloo"}
     beside = coefficients(policy, methods, rollouts, Costs())
     alone = coefficients(policy, chosen("random", methods), rollouts, Costs())
     assert torch.equal(alone["random"], beside["random"])
@@ -54,9 +53,7 @@ def test_a_method_costs_what_it_takes_beside_a_plain_step(policy, rollouts):
 
     costs = Costs()
     costs.tokens["none"] = 60
-    methods = SimpleNamespace(weightings={"none": samples_more(), "own": samples_more()},
-                              advantages={})
-    coefficients(policy, methods, rollouts, costs)
+    coefficients(policy, {"own": Method("own", samples_more(), True)}, rollouts, costs)
     assert costs.ratio("own", costs.tokens) == 1.5 and costs.ratio("none", costs.tokens) == 1.0
 
 
@@ -70,11 +67,11 @@ def test_it_pays_only_above_both_costs():
 
 def test_the_noise_ratio_by_hand():
     """The second gradient scatters twice as far: four times the variance."""
-    directions, generator = Directions("true", 5), torch.Generator().manual_seed(0)
-    for n in range(400):
+    directions, generator = Directions(400), torch.Generator().manual_seed(0)
+    for _ in range(400):
         mean, noise = torch.eye(4)[0], torch.randn(4, generator=generator)
-        directions.add(n % 5, {"true": mean + noise, "loud": mean + 2 * noise})
-    found = directions.noise_ratio("loud", "true")
+        directions.add({TRUE: mean + noise, "loud": mean + 2 * noise})
+    found = directions.noise_ratio("loud", TRUE)
     assert found.value == pytest.approx(4, rel=0.2) and found.low < 4 < found.high
 
 
@@ -85,4 +82,4 @@ def test_what_the_top_quarter_holds():
 
 def test_measured_credit_is_that_of_the_board(policy):
     assert LEADERBOARD.arms["measured"] == \
-        f"--advantage measured --measured_k {make_methods(policy).advantages['measured'].k}"
+        f"--advantage measured --measured_k {make_methods(policy)['measured'].function.k}"
