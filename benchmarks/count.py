@@ -20,7 +20,7 @@ as a layer norm, which moves as much; a gradient is clipped tensor by tensor, wh
 """
 from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 import torch
@@ -133,9 +133,9 @@ class Count(TorchDispatchMode):
 
 @cache
 def is_composite(operation) -> bool:
-    """Whether it only calls others."""
-    key = "CompositeImplicitAutograd"
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), key)
+    """Whether it only calls others, where there is no kernel for it: a GPU has what a CPU has."""
+    has = partial(torch._C._dispatch_has_kernel_for_dispatch_key, operation.name())
+    return has("CompositeImplicitAutograd") and not has("CPU")
 
 
 def carry_out(operation, args, kwargs):

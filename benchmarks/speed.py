@@ -47,14 +47,30 @@ from qwen2_model import Qwen2
 NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the same weights
 
 
-def rollout(case: Case) -> Callable:
+def work_of(case: Case) -> Callable:
+    """A rollout, an update of random answers, or both and a credit file, as a training step has
+    them, without a task: rewards are random, texts are not read."""
     model, prompts, stop_ids = make_model(case), make_prompts(case), stop_tokens(case)
+    batch = make_batch(case) if case.what == "update" else None
+    optimizer = None if "rollout" in case.what else optimizer_of(model, case)
 
     def work():
-        mask = generate(model, prompts, answers=case.answers, max_new_tokens=case.new_tokens,
-                        seed=1, stop_ids=stop_ids).mask
-        lengths = mask.sum(1).tolist()
-        return {"tokens": sum(lengths), "needs": rollout_needs(model, prompts, lengths)}
+        rollouts, needs = batch, []
+        if batch is None:
+            sampled = generate(model, prompts, answers=case.answers, stop_ids=stop_ids,
+                               max_new_tokens=case.new_tokens, seed=1)
+            rollouts = as_rollouts(case, sampled.tokens, sampled.mask, sampled.log_prob,
+                                   sampled.entropy, sampled.collision)
+        lengths = rollouts.length.tolist()
+        if batch is None:
+            needs += rollout_needs(model, prompts, lengths)
+        if optimizer:
+            train_on(model, optimizer, rollouts, case)
+            needs += update_needs(model, prompts, lengths)
+        if case.what == "step":
+            with tempfile.TemporaryDirectory() as folder:
+                write_credit(Path(folder, "step.npz"), rollouts, rollouts.mask.float())
+        return {"tokens": sum(lengths), "needs": needs}
     return work
 
 
@@ -62,36 +78,6 @@ def optimizer_of(model: Qwen2, case: Case) -> AdamW:
     if case.offload_optimizer:
         return OffloadedAdamW(model, case.device, NO_LEARNING, 0.0)
     return AdamW(model.parameters(), NO_LEARNING)
-
-
-def updating(case: Case) -> Callable:
-    model, batch = make_model(case), make_batch(case)
-    optimizer = optimizer_of(model, case)
-    lengths = batch.length.tolist()
-
-    def work():
-        train_on(model, optimizer, batch, case)
-        return {"tokens": sum(lengths), "needs": update_needs(model, batch.prompt_ids, lengths)}
-    return work
-
-
-def whole_step(case: Case) -> Callable:
-    """What a training step does, without a task: rewards are random, texts are not read."""
-    model, prompts = make_model(case), make_prompts(case)
-    optimizer = optimizer_of(model, case)
-
-    def work():
-        sampled = generate(model, prompts, answers=case.answers, max_new_tokens=case.new_tokens,
-                           seed=1, stop_ids=())
-        batch = as_rollouts(case, sampled.tokens, sampled.mask, sampled.log_prob,
-                            sampled.entropy, sampled.collision)
-        train_on(model, optimizer, batch, case)
-        with tempfile.TemporaryDirectory() as folder:
-            write_credit(Path(folder, "step.npz"), batch, batch.mask.float())
-        lengths = batch.length.tolist()
-        needs = [*rollout_needs(model, prompts, lengths), *update_needs(model, prompts, lengths)]
-        return {"tokens": sum(lengths), "needs": needs}
-    return work
 
 
 def train_on(model: Qwen2, optimizer, batch, case: Case) -> None:
@@ -142,7 +128,7 @@ def limits(case: Case) -> Callable:
     return work
 
 
-OURS = {"rollout": rollout, "ragged rollout": rollout, "update": updating, "step": whole_step}
+OURS = dict.fromkeys(("rollout", "ragged rollout", "update", "step"), work_of)
 THEIRS = "{}, transformers"
 WORK = {**OURS, "limits": limits, THEIRS.format("rollout"): transformers_rollout,
         THEIRS.format("ragged rollout"): transformers_rollout}

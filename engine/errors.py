@@ -23,6 +23,10 @@ class NotFinite(UserError):
     the gradient, to every parameter, to every answer: so the run stops at the first."""
 
 
+class BadCredit(NotFinite):
+    """It is a weight or an advantage."""
+
+
 def mode_of(path: str | Path) -> int:
     """What there is at a path, as os.stat says it; 0 for nothing. What may not be looked at is not
     taken for nothing: that is an error."""

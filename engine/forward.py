@@ -9,14 +9,13 @@
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from engine import processes
 from engine.packing import SharedPrompts, send
 from engine.processes import refuse_undefined, reshard_layers
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution
-from qwen2_model import Qwen2
+from qwen2_model import Qwen2, linear
 
 LOGITS_AT_ONCE = 2 ** 26  # at most so many float32 logits exist at the same time, or twice bfloat16
 
@@ -130,7 +129,7 @@ class TokenLogProbs(torch.autograd.Function):
             return log_prob
         ctx.save_for_backward(hidden, matrix, targets, None)
         return torch.cat([
-            F.linear(h, cast).log_softmax(-1, dtype=torch.float32).gather(1, y[:, None])
+            linear(h, cast).log_softmax(-1, dtype=torch.float32).gather(1, y[:, None])
             for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk))]).squeeze(1)
 
     @staticmethod
@@ -140,20 +139,20 @@ class TokenLogProbs(torch.autograd.Function):
         at_hidden, at_matrix = [], None
         parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
         for h, y, g in parts:
-            p = F.linear(h, cast).softmax(-1, dtype=torch.float32) if kept is None else kept
+            p = linear(h, cast).softmax(-1, dtype=torch.float32) if kept is None else kept
             # float32, but for what is written; p stays: another backward pass may ask for it
             at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=h.dtype))
             at_target = p.gather(1, y[:, None]) * -g[:, None] + g[:, None]
             at_logits.scatter_(1, y[:, None], at_target.to(h.dtype))
-            at_hidden.append(at_logits @ cast)
-            product = at_logits.T @ h
+            at_hidden.append(linear(at_logits, cast.T))
+            product = linear(at_logits.T, h.T)
             at_matrix = product.to(matrix.dtype) if at_matrix is None else at_matrix.add_(product)
         return torch.cat(at_hidden), at_matrix, None
 
 
 def token_distribution(hidden, matrix, targets) -> tuple[torch.Tensor, torch.Tensor]:
     """log p of the targets (n,), and p (n, V) of the whole vocabulary."""
-    logits = F.linear(hidden, matrix).float()
+    logits = linear(hidden, matrix).float()
     normaliser = logits.logsumexp(-1, keepdim=True)
     log_prob = (logits.gather(1, targets[:, None]) - normaliser).squeeze(1)
     return log_prob, logits.sub_(normaliser).exp_()

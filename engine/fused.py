@@ -10,8 +10,8 @@ that of the MLP, H query and K key heads):
     gate_proj, up_proj        gate_up (D, 2 I)
     down_proj, + x            down (I, D); the same call adds x
 
-A matrix stands as (inputs, outputs), as a product with few rows reads it fastest, in the compute
-type. Where it multiplies a norm's output, the norm's weight is multiplied into it: the weight of
+A matrix stands as (inputs, outputs), as a product with few rows reads it fastest, in the type of
+its products. Where it multiplies a norm's output, the norm's weight is multiplied into it: that of
 input i scales line i. The results are those of the model but for rounding.
 """
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.processes import full_tensor, is_sharded, reshard_layers
-from qwen2_model import Block, Linear, Qwen2, RMSNorm, at_least_float32, rotary, rotate
+from qwen2_model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, product_type, rotary,
+                         rotate)
 
 
 @dataclass
@@ -44,7 +45,9 @@ class FusedQwen2:
         self.dtype = model.compute_dtype
         self.wide = at_least_float32(self.dtype)  # the type of what goes from layer to layer
         self.is_mixed = self.dtype != self.wide
-        self.output = full_tensor(model.output_matrix.detach().to(self.dtype))  # (V, D)
+        self.product_type = product_type(self.dtype, model.output_matrix.device)
+        output = full_tensor(model.output_matrix.detach().to(self.dtype))
+        self.output = output.to(self.product_type)  # (V, D)
         self.embed = model.model.embed
         if is_sharded(model.model.embed_tokens.weight):
             rows = full_tensor(model.model.embed_tokens.weight.detach().to(self.dtype))
@@ -81,7 +84,7 @@ class FusedQwen2:
         matrix = torch.cat([full_tensor(part.weight.detach()) for part in parts])
         if norm is not None:
             matrix = matrix * self.weight_of(norm)  # (outputs, inputs)
-        return matrix.to(self.dtype).t().contiguous()
+        return matrix.to(self.dtype).to(self.product_type).t().contiguous()
 
     def weight_of(self, norm: RMSNorm) -> torch.Tensor:
         """The weight, and the sqrt(n) that `normed` leaves out."""
@@ -103,33 +106,39 @@ class FusedQwen2:
         x = self.embed(ids, positions).to(self.wide)
         cos, sin = self.cos_sin[positions].unbind(1)
         for number, layer in enumerate(self.layers):
-            q, kv = self.heads(layer, self.normed(x).to(self.dtype), cos, sin)
+            q, kv = self.heads(layer, self.normed(x), cos, sin)
             attended = attend(number, q, kv)
             if self.is_mixed:  # nothing is copied then; float32 keeps the order of the model's sums
                 attended = attended.transpose(1, 2)
             x = add_product(x, attended.flatten(1), layer.o)
-            gate, up = (self.normed(x).to(self.dtype) @ layer.gate_up).chunk(2, -1)
+            gate, up = self.product(self.normed(x), layer.gate_up).chunk(2, -1)
             x = add_product(x, F.silu(gate).mul_(up), layer.down)
         return (self.normed(x) * self.norm).to(self.dtype)
 
     def heads(self, layer: FusedLayer, x, cos, sin):
         """Queries (N, H, head_dim), and keys and values side by side (N, 2 K, head_dim)."""
         H, K = self.config.num_attention_heads, self.config.num_key_value_heads
-        qkv = x @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, x, layer.qkv)
-        qkv = qkv.view(len(x), -1, self.config.head_dim)
+        qkv = self.product(x, layer.qkv, layer.qkv_bias).view(len(x), -1, self.config.head_dim)
         turned = qk = qkv[:, :H + K]
         if layer.qk_norm is not None:
             turned = self.normed(qk.to(self.wide)) * layer.qk_norm
         rotate(turned, cos, sin, out=qk)
         return qkv.split([H, 2 * K], 1)
 
+    def product(self, x: torch.Tensor, matrix: torch.Tensor, bias=None) -> torch.Tensor:
+        """x @ matrix + bias: both factors and the result have the digits of the compute type."""
+        x = x.to(self.dtype).to(matrix.dtype)
+        product = x @ matrix if bias is None else torch.addmm(bias.to(x.dtype), x, matrix)
+        return product.to(self.dtype)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(N, D) -> (N, V)"""
-        return F.linear(hidden, self.output)
+        return self.product(hidden, self.output.t())
 
 
 def add_product(x: torch.Tensor, y: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """x += y @ matrix, in one call where there is one. A GPU that may not write to x copies it."""
+    y = y.to(matrix.dtype)
     if x.dtype == y.dtype:
         return x.addmm_(y, matrix)
     if adds_to_float32(x.device):

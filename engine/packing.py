@@ -38,8 +38,8 @@ its prompt and its own. Here one block holds all four answers, b and c first as 
                                 a0 a1  _                  p0 p1 p2  _  _ a0 a1  _
                                 d0 d1 d2                  r0 r1 r2 r3 r4 d0 d1 d2
 
-Of answers that are longer than LONG a block has only some tokens as queries, and no keys that come
-after all of them. The results go back into the flat order, without the padding. The gradient is
+Where answers are longer than LONG, only some tokens ask at once, and keys that come after all of
+them are left out. The results go back into the flat order, without the padding. The gradient is
 exact: a prompt's keys and values collect it from all their answers.
 """
 from typing import NamedTuple
@@ -53,10 +53,15 @@ LONG, QUERIES = 512, 256  # answers of more than LONG tokens ask in blocks of QU
 
 
 class Block(NamedTuple):
-    """r answers of like length, padded on the right to the longest of them: tokens start to end."""
+    """r answers of like length, padded on the right to the longest of them, S tokens."""
     answers: torch.Tensor  # (r,) which answers
-    places: torch.Tensor   # (r, end) indices of their tokens in the flat sequence
-    start: int             # the first token that is a query
+    places: torch.Tensor   # (r, S) indices of their tokens in the flat sequence
+    keys: torch.Tensor     # (r, P + S) of the prompt's tokens before them, too
+    ask: int               # so many tokens are queries at once
+
+    def windows(self) -> list[slice]:
+        S = self.places.shape[1]
+        return [slice(start, min(start + self.ask, S)) for start in range(0, S, self.ask)]
 
 
 class SharedPrompts:
@@ -74,35 +79,36 @@ class SharedPrompts:
         start = sum(prompt_lengths)
         self.answers, self.answer_mask = places_of(answer_lengths, start)  # (R, S)
         self.positions = positions_of(prompt_lengths, answer_lengths, prompt_of)  # (N,)
-        self.blocks = [block for answers in cut_by_length(answer_lengths, self.ROWS)
-                       for block in self.blocks_of(answers, answer_lengths[answers[-1]])]
+        self.blocks = [self.block_of(answers, answer_lengths[answers[-1]])
+                       for answers in cut_by_length(answer_lengths, self.ROWS)]
         self.padded_index = self.find_padded_index()  # (N,)
         self.masks = []  # of the blocks, once the first layer asks
 
-    def blocks_of(self, numbers: list[int], longest: int) -> list[Block]:
-        size = longest if longest <= LONG else QUERIES
+    def block_of(self, numbers: list[int], longest: int) -> Block:
         answers = torch.tensor(numbers)
-        return [Block(answers, self.answers[answers, :min(start + size, longest)], start)
-                for start in range(0, longest, size)]
+        places = self.answers[answers, :longest]
+        keys = torch.cat([self.prompts[self.prompt_of[answers]], places], 1)
+        return Block(answers, places, keys, longest if longest <= LONG else QUERIES)
 
     def to(self, device) -> "SharedPrompts":
         for name, value in vars(self).items():
             if isinstance(value, torch.Tensor):
                 setattr(self, name, send(value, device))
-        self.blocks = [Block(send(block.answers, device), send(block.places, device), block.start)
+        self.blocks = [Block(*(send(places, device) for places in block[:3]), block.ask)
                        for block in self.blocks]
         return self
 
-    def mask_of(self, block: Block, dtype: torch.dtype, heads: int = 1) -> torch.Tensor:
+    def mask_of(self, block: Block, window: slice, dtype: torch.dtype,
+                heads: int = 1) -> torch.Tensor:
         """(r, 1, heads * queries, P + end), to be added to the scores: 0 where a query sees a key,
         -inf elsewhere. Lines begin at multiples of 16 numbers, as a GPU's kernel wants it."""
-        r, end = block.places.shape
+        r, start, end = len(block.answers), window.start, window.stop
         sees_prompt = self.prompt_mask[self.prompt_of[block.answers]]  # (r, P)
         P = sees_prompt.shape[1]
-        mask = torch.full((r, 1, end - block.start, -(-(P + end) // 16) * 16), float("-inf"),
+        mask = torch.full((r, 1, end - start, -(-(P + end) // 16) * 16), float("-inf"),
                           dtype=dtype, device=block.places.device)
         mask[..., :P].masked_fill_(sees_prompt[:, None, None], 0)
-        mask[..., P:P + end].triu_(block.start + 1)  # causal
+        mask[..., P:P + end].triu_(start + 1)  # causal
         return mask.repeat(1, 1, heads, 1)[..., :P + end]
 
     def find_padded_index(self) -> torch.Tensor:
@@ -111,9 +117,8 @@ class SharedPrompts:
         places = [self.prompts.flatten()]
         is_token = [self.prompt_mask.flatten()]
         for block in self.blocks:
-            queries = slice(block.start, block.places.shape[1])
-            places.append(block.places[:, queries].flatten())
-            is_token.append(self.answer_mask[block.answers, queries].flatten())
+            places.append(block.places.flatten())
+            is_token.append(self.answer_mask[block.answers, :block.places.shape[1]].flatten())
         in_rows = torch.cat(is_token).nonzero().squeeze(1)
         in_flat = torch.cat(places)[in_rows]
         return torch.empty_like(in_rows).index_copy_(0, in_flat, in_rows)
@@ -122,22 +127,18 @@ class SharedPrompts:
         """(N, H, head_dim): attention over flat queries, keys and values (N, heads, head_dim)."""
         if not self.masks:
             heads = q.shape[1] // k.shape[1]
-            self.masks = [self.mask_of(block, q.dtype, heads) for block in self.blocks]
-        prompt_queries, prompt_keys, prompt_values = (to_rows(x, self.prompts) for x in (q, k, v))
-        attended = [attention(prompt_queries, prompt_keys, prompt_values)]
-        for block, mask in zip(self.blocks, self.masks):
-            queries = to_rows(q, block.places[:, block.start:])
-            keys = self.with_prompts(block, prompt_keys, k)
-            values = self.with_prompts(block, prompt_values, v)
-            attended.append(attention(queries, keys, values, mask))
+            self.masks = [[self.mask_of(block, window, q.dtype, heads)
+                           for window in block.windows()] for block in self.blocks]
+        attended = [attention(*(to_rows(x, self.prompts) for x in (q, k, v)))]
+        for block, masks in zip(self.blocks, self.masks):
+            queries, keys, values = (to_rows(x, places) for x, places in zip(
+                (q, k, v), (block.places, block.keys, block.keys)))
+            parts = [attention(queries[:, :, window], keys[:, :, :mask.shape[-1]],
+                               values[:, :, :mask.shape[-1]], mask)
+                     for window, mask in zip(block.windows(), masks)]
+            attended.append(torch.cat(parts, 2) if parts[1:] else parts[0])
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in attended])
         return end_to_end.index_select(0, self.padded_index)
-
-    def with_prompts(self, block: Block, prompt_rows, x) -> torch.Tensor:
-        """(r, K, P + end, head_dim): keys or values of each answer's prompt, then of the answer."""
-        at_prompt = prompt_rows[self.prompt_of[block.answers]]
-        at_answer = to_rows(x, block.places)
-        return torch.cat([at_prompt, at_answer], 2)
 
     def received(self, q, k) -> torch.Tensor:
         """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j, the
@@ -147,14 +148,14 @@ class SharedPrompts:
         _, H, head_dim = q.shape
         K = k.shape[1]
         attention = torch.zeros(R, longest, longest, device=q.device)
-        prompt_keys = to_rows(k, self.prompts)
         for block in self.blocks:
-            start, end = block.start, block.places.shape[1]
-            keys = self.with_prompts(block, prompt_keys, k).repeat_interleave(H // K, 1)
-            queries = to_rows(q, block.places[:, start:])
-            score = (queries @ keys.transpose(-1, -2)).float() * head_dim ** -0.5
-            weight = (score + self.mask_of(block, score.dtype)).softmax(-1)
-            attention[block.answers, start:end, :end] = weight.mean(1)[..., -end:]
+            keys = to_rows(k, block.keys).repeat_interleave(H // K, 1)
+            queries = to_rows(q, block.places)
+            for window in block.windows():
+                mask = self.mask_of(block, window, torch.float32)
+                score = queries[:, :, window] @ keys[:, :, :mask.shape[-1]].transpose(-1, -2)
+                weight = (score.float() * head_dim ** -0.5 + mask).softmax(-1).mean(1)
+                attention[block.answers, window, :window.stop] = weight[..., -window.stop:]
         return attention
 
 

@@ -97,7 +97,7 @@ def byte_alphabet() -> dict[str, int]:
 @cache
 def naive_class(text: str) -> str:
     """filler, reasoning or structure: the class that an earlier experiment's regular expressions
-    give a token, by its text alone (research/earlier.py).
+    gave a token, by its text alone.
 
     Tokenizers cut tags into pieces. A piece is no whole tag, so it counts as filler.
     """

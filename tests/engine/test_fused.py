@@ -46,13 +46,16 @@ def test_it_computes_what_the_model_does(changes):
     assert is_shared == model.config.tie_word_embeddings  # a tied matrix is not copied
 
 
-def test_what_it_keeps_is_in_the_compute_type():
-    """The trainer keeps matrices in float32 and multiplies in bfloat16."""
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32])
+def test_what_it_keeps_is_in_the_type_of_its_products(monkeypatch, kept):
+    """The trainer keeps matrices in float32 and multiplies in bfloat16; the digits are its."""
+    monkeypatch.setattr("engine.fused.product_type", lambda dtype, device: kept)
     model = make_model().compute_in(torch.bfloat16)
     fused = FusedQwen2(model, longest=5)
     layer = fused.layers[0]
-    for matrix in (layer.qkv, layer.qkv_bias, layer.o, layer.gate_up, layer.down, fused.output):
-        assert matrix.dtype == torch.bfloat16 and not matrix.requires_grad
+    for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down, fused.output):
+        assert matrix.dtype == kept and not matrix.requires_grad
+        assert torch.equal(matrix, matrix.bfloat16().to(kept))
     exact, logits = logits_of(copied(model).compute_in(torch.float32), fused)
     rounding = (logits_of(model, fused)[0] - exact).float().std()
     assert (logits - exact).std() < 1.5 * rounding  # it loses no more digits than the model

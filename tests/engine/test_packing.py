@@ -25,7 +25,7 @@ def test_the_mask_of_a_block_is_that_of_the_docstring_in_lines_of_16():
     shared = docstring_example()
     (block,) = shared.blocks
     assert block.answers.tolist() == [1, 2, 0, 3]
-    mask = shared.mask_of(block, torch.bfloat16, heads=2)
+    mask = shared.mask_of(block, *block.windows(), torch.bfloat16, heads=2)
     assert mask.shape == (4, 1, 2 * 3, 5 + 3) and mask.stride(2) == 16
 
 

@@ -19,7 +19,7 @@ from qwen2_model import ModelConfig, Qwen2, write_tensors
 from runs import lines
 from train import main
 
-ARMS = {name: ARMS[name] for name in ("plain", "kl", "dpo", "belief", "attribution")}
+ARMS = {name: ARMS[name] for name in ("plain", "kl", "dpo")}
 ARMS |= {"trunk": {"advantage": "gae", "critic": "trunk"},
          "measured": {"advantage": "measured", "measured_above": 0.5, "measured_k": 1},
          "hindsight": {"advantage": "hindsight"},

@@ -1,0 +1,60 @@
+"""Products in bfloat16 as a CPU with instructions for them makes them, and as one without."""
+
+import pytest
+import torch
+
+from conftest import copied
+from engine.forward import response_log_probs
+from engine.sampler import generate
+from qwen2_model import linear, product_type as product_type_of
+
+pytestmark = pytest.mark.numerics
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["native", "widened"])
+def product_type(request, monkeypatch):
+    set_product_type(monkeypatch, request.param)
+
+
+def set_product_type(monkeypatch, wide):
+    for module in ("qwen2_model", "engine.fused"):
+        monkeypatch.setattr(f"{module}.product_type",
+                            lambda dtype, device: wide if dtype == torch.bfloat16 else dtype)
+
+
+def test_a_sum_is_rounded_once_and_not_term_by_term(product_type):
+    """256 + 1 + 1: above 256 bfloat16 has even numbers only, so 256 + 1 would be 256 again. The
+    third weight is rounded before, from 1.001 to 1."""
+    x = torch.tensor([[256.0, 1.0, 1.0]]).bfloat16()
+    found = linear(x, torch.tensor([[1.0, 1.0, 1.001]]))
+    assert found.dtype == torch.bfloat16 and found.tolist() == [[258.0]]
+
+
+def test_it_follows_what_was_measured_and_asks_nowhere_else(monkeypatch):
+    """Seconds of products in bfloat16, then in float32: 5 times as many, or 3 times."""
+    cpu, meta = torch.device("cpu"), torch.device("meta")
+    choose = product_type_of.__wrapped__
+    for slow, expected in ((5.0, torch.float32), (3.0, torch.bfloat16)):
+        seconds = iter([[9.0, slow], [1.0, 2.0]])
+        monkeypatch.setattr("timeit.repeat", lambda *_, **__: next(seconds))
+        assert choose(torch.bfloat16, cpu) == expected
+    monkeypatch.setattr("timeit.repeat", None)
+    assert choose(torch.bfloat16, meta) == torch.bfloat16
+    assert choose(torch.float64, cpu) == torch.float64
+
+
+def test_both_ways_sample_and_train_alike(small_model, rollouts, monkeypatch):
+    """The same greedy answer, and gradients that differ by less than bfloat16 rounds (2^-8)."""
+    found = []
+    for wide in (torch.bfloat16, torch.float32):
+        set_product_type(monkeypatch, wide)
+        model = copied(small_model).compute_in(torch.bfloat16)
+        sampled = generate(model, [[5, 6, 7]], max_new_tokens=3, greedy=True, stop_ids=())
+        log_prob = response_log_probs(model, rollouts, torch.arange(len(rollouts.ids)))
+        log_prob.sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        found.append((sampled, log_prob.detach(), gradient))
+    (one, log_prob, gradient), (other, widened, of_widened) = found
+    torch.testing.assert_close(one.log_prob, other.log_prob, atol=0.02, rtol=0)
+    torch.testing.assert_close(log_prob, widened, atol=0.05, rtol=0)
+    assert (gradient - of_widened).norm() < 2 ** -6 * gradient.norm()
