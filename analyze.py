@@ -1,7 +1,6 @@
 """What the credit files of a run say. Reads run folders, never a model.
 
     python analyze.py runs/none-grpo-s0         # findings, pictures, report.html in its analysis/
-    python analyze.py                           # those of the run in runs/ that wrote last
     python analyze.py runs/*                    # the arms compared, paired by seed
 
 1. Read the run: settings, metrics, evaluations (analysis/runs.py).
@@ -10,11 +9,9 @@
 4. Write the page (analysis/report.py).
 
 A is the advantage of a token, w its weight, p its probability, s = norm(onehot - p) the size of the
-gradient of its log-prob at the logits. The size of a token's gradient is abs(A) w s. An earlier
-experiment took A log p for it; its tables (research/earlier.py) come with --all. Several runs are
-compared in analysis/compare.py.
+gradient of its log-prob at the logits. The size of a token's gradient is abs(A) w s. Several runs
+are compared in analysis/compare.py.
 """
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,10 +23,11 @@ from analysis.page import Picture, write_page
 from analysis.plots import (BLUE, COLOURS, GREEN, GREY, ORANGE, legend_below, panels, save,
                             whole_steps)
 from analysis.runs import evaluations, read_runs
-from analysis.statistics import paired_difference
+from analysis.statistics import mean_over, paired_difference
 from analysis.tables import NOTHING, Table, by_row, shown
 from analysis.tally import OVER_REST, PARTITIONS, RARE, Tally, early_over_late, rest_columns
-from harness.files import is_taken_away, make_folder, writing
+from harness.credit_file import PART
+from harness.files import make_folder, writing
 from engine.tokens import KINDS
 from harness.program import run_as_program
 from harness.progress import show_status
@@ -38,6 +36,8 @@ FINDINGS = ("gradient by kind", "gradient by section", "gradient by position")  
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
 A_OR_S = ("a large mean abs(A): such tokens stand in answers with large advantages; a large mean "
           "s: the model was unsure of them")
+OF_NOISE = ("noise: share of the sum of (A w s)^2. To take it all from some tokens is worth at "
+            "most a batch larger by 1 / (1 - their share)")
 REST_WORDS = {  # full headings of columns
     "abs(A) w s": "mean size abs(A) w s",
     "abs(A)": "mean abs(A)", "s": "mean s",
@@ -46,7 +46,7 @@ MODES = (("greedy", ORANGE), ("sampled", BLUE))  # of evaluations, with their co
 
 
 def main(argv: list[str]) -> None:
-    import mitigations  # noqa: F401  fills the lists of choices, so that a run's flags are known
+    import mitigations  # noqa: F401  fills the lists of choices
     flags = report.read_flags(argv, __doc__)
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
@@ -58,35 +58,24 @@ def main(argv: list[str]) -> None:
 
 def analyze_run(run: dict, folder: Path, flags: SimpleNamespace) -> None:
     """Tables, pictures and the page of one run into the folder; what matters on the screen."""
-    steps, answers = steps_to_show(run, flags.steps), []
     make_folder(folder)
-    tally = Tally(run["folder"]) if run["steps"] else None
-    if tally:
+    tally, answers = None, []
+    if run["steps"]:
+        tally = Tally(run["folder"])
         tally.read(show_status)
+        answers = answers_of(run["folder"], tally.tokenizer, steps_to_show(run["steps"]))
     chapters = run_chapters(run, tally)
-    earlier = tables_of_the_earlier(run) if tally and (flags.all or flags.json) else {}
-    if flags.json:
-        report.write_numbers(folder, chapters | earlier)
-    if flags.csv:
-        from analysis.token_rows import write_token_rows
-        write_token_rows(run, folder / "tokens.csv", show_status)
-    if flags.all:
-        chapters |= earlier
     show_status("pictures and page")
     with writing(folder):
         pictures = draw_run(run, tally, folder)
-    if tally:
-        answers = answers_of(run["folder"], tally.tokenizer, steps)
     tables = {table.name: table for table in sum(chapters.values(), [])}
     sentences = [report.about(run), report.describe(run, tally), *report.opening(run)]
     findings = [tables[name].finding for name in FINDINGS
                 if name in tables and tables[name].finding != NOTHING]
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", run["folder"].name, page, answers, told(run))
-    show_status("")
     first = [tables[name] for name in IN_SHORT if name in tables]
-    report.print_report([*sentences, *findings], first, chapters, flags)
-    report.print_written(folder, flags)
+    report.tell([*sentences, *findings], first, chapters, folder, flags)
 
 
 def told(run: dict) -> list[dict]:
@@ -103,24 +92,10 @@ def run_chapters(run: dict, tally: Tally | None) -> dict[str, list[Table]]:
         change.append(gains(run))
     if tally is None:
         return {change_title: change}
-    from analysis.why import forks, ratio_and_size
-    why = [forks(tally)]
-    if tally.total("trained", "ratio").any():  # where a batch had several updates
-        why.append(ratio_and_size(tally))
     return {
-        change_title: [*change, growth(run, tally)],
+        change_title: [*change, growth(run, tally), rewards(tally)],
         report.GRADIENT: [class_gradients(tally, "kind"), class_gradients(tally, "section"),
-                          position_gradients(tally), *why]}
-
-
-def tables_of_the_earlier(run: dict) -> dict[str, list[Table]]:
-    """Those of an earlier experiment, which stand in a room that can be taken away."""
-    if is_taken_away("research"):
-        print("note: the tables of an earlier experiment are left out: they need research/, a "
-              "folder of this project that is not here", file=sys.stderr)
-        return {}
-    from research.earlier import earlier_tables
-    return earlier_tables(run["folder"], show_status)
+                          position_gradients(tally), forks(tally)]}
 
 
 def draw_run(run: dict, tally: Tally | None, folder: Path) -> list[Picture]:
@@ -192,6 +167,13 @@ def held_out_curve(axis, lines: list[dict], colour: str, label: str) -> None:
                   color=colour, marker="o", ms=3, lw=1.4, capsize=2, label=label)
 
 
+def rewards(tally: Tally) -> Table:
+    """Of all answers, by the names that a task or another trainer gave the parts."""
+    rows = [(name.removeprefix(PART), total / tally.answers.sum())
+            for name, total in tally.rewards.items()]
+    return Table("rewards", "Mean rewards", by_row({"part": "", "mean": ".3f"}, rows))
+
+
 def growth(run: dict, tally: Tally) -> Table:
     """In at most ten parts of training."""
     by_step = {line["step"]: line for line in run["metrics"]}
@@ -199,7 +181,7 @@ def growth(run: dict, tally: Tally) -> Table:
     for blocks in np.array_split(np.arange(len(tally.blocks)), min(10, len(tally.blocks))):
         steps = np.concatenate([tally.blocks[block] for block in blocks])
         lines = [by_step[step] for step in steps if step in by_step]
-        success, finished, norm = (mean_of(lines, key)
+        success, finished, norm = (mean_over([line.get(key) for line in lines]).value
                                    for key in ("success", "finished", "gradient_norm"))
         answers = tally.answers[blocks].sum()
         early, _, late = tally.mean("ends", "abs gradient", blocks)
@@ -219,9 +201,28 @@ def growth(run: dict, tally: Tally) -> Table:
                   "e/l": "first fifth of an answer over last fifth"})
 
 
-def mean_of(lines: list[dict], key: str) -> float | None:
-    known = [line[key] for line in lines if line.get(key) is not None]
-    return np.mean(known) if known else None
+def forks(tally: Tally) -> Table:
+    """Single tokens: where the model was least sure what to write, and where it was surest."""
+    words = tally.vocabulary
+    common = np.flatnonzero(words.count >= max(10, 0.0005 * tally.tokens))
+    means = {name: total[common] / words.count[common] for name, total in words.sums.items()}
+    order = np.argsort(-means["entropy"])
+    chosen = np.concatenate([order[:10], order[::-1][:10]])
+    ids, half = common[chosen], len(chosen) // 2
+    texts = [tally.tokenizer.decode([i], skip_special_tokens=False) for i in ids.tolist()]
+    columns = {"": ("", ["forking"] * half + ["following"] * half),
+               "token": ("", list(map(repr, texts))),
+               "kind": ("", [KINDS[k] for k in words.kinds[ids].argmax(1)]),
+               "count": (",.0f", words.count[ids]),
+               "entropy": (".3f", means["entropy"][chosen]),
+               "log p": (".3f", means["log_prob"][chosen]),
+               "abs(A) w s": (".4f", means["abs gradient"][chosen])}
+    return Table("forks", "Forking tokens (highest mean entropy) and following tokens (lowest)",
+                 columns, "",
+                 ["of tokens that make up at least 0.05% of the run and occur ten times; entropy "
+                  "of the distribution they were drawn from"],
+                 {"entropy": "mean entropy", "log p": "mean log p",
+                  "abs(A) w s": "mean size abs(A) w s"})
 
 
 def over_training(tally: Tally, folder: Path) -> Picture:
@@ -251,9 +252,9 @@ def class_gradients(tally: Tally, partition: str) -> Table:
     columns = {partition: ("", names),
                "tokens": (".1%", tokens[used] / tally.tokens),
                "gradient": (".1%", share[used]),
+               "noise": (".1%", tally.shares(partition, "squared gradient")[used]),
                "abs(A)": (".3f", tally.mean(partition, "abs advantage")[used]),
                "s": (".3f", tally.mean(partition, "s")[used]),
-               "abs(A) w s": (".4f", tally.mean(partition, "abs gradient")[used]),
                **rest_columns(tally, partition, used)}
     most, finding = int(share.argmax()), NOTHING
     if share[most]:
@@ -263,7 +264,7 @@ def class_gradients(tally: Tally, partition: str) -> Table:
                    f"for {tokens[most] / tally.tokens:.1%} of the tokens.")
     title = "kind of token" if partition == "kind" else partition
     return Table(f"gradient by {partition}", f"Where the gradient went, by {title}", columns,
-                 finding, [OVER_REST, A_OR_S],
+                 finding, [OVER_REST, A_OR_S, OF_NOISE],
                  {**REST_WORDS, "tokens": "share of the tokens", "gradient": "of the gradient"})
 
 
@@ -293,7 +294,7 @@ def credit_by_kind(tally: Tally, folder: Path) -> Picture:
 
 def position_gradients(tally: Tally) -> Table:
     """And how much more gradient the beginning of an answer gets than its end."""
-    early = early_over_late(tally, "gradient")
+    early = early_over_late(tally)
     parts = [f"{10 * i}-{10 * i + 10}%" for i in range(10)]
     columns = {"bin": ("", parts),
                "entropy": (".3f", tally.mean("position", "entropy")),
@@ -309,7 +310,7 @@ def position_gradients(tally: Tally) -> Table:
 
 def position_bars(tally: Tally, folder: Path) -> Picture:
     figure, axis = panels(1)
-    mean, drawn = tally.ratios("position", "gradient", np.divide)
+    mean, drawn = tally.ratios("position", lambda tokens, sizes: sizes / tokens)
     axis.bar(range(1, 11), mean, 0.85, yerr=1.96 * drawn.std(0), color=BLUE,
              error_kw={"lw": 0.8, "capsize": 2})
     axis.set(xlabel="tenth of the answer", ylabel="mean abs(A) w s", xticks=range(1, 11),
@@ -328,14 +329,10 @@ def compare_runs(runs: list[dict], folder: Path, flags: SimpleNamespace) -> None
     chapters = chapters_of(comparison, show_status)
     with writing(folder):
         pictures = [learning_curves(comparison, folder)]
-    if flags.json:
-        report.write_numbers(folder, chapters)
     intro = [report.compared(sum(comparison.arms.values(), [])), *comparison.twins, *left_out]
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
-    show_status("")
-    report.print_report(intro, next(iter(chapters.values())), chapters, flags)
-    report.print_written(folder, flags)
+    report.tell(intro, next(iter(chapters.values())), chapters, folder, flags)
 
 
 if __name__ == "__main__":

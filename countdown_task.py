@@ -27,15 +27,13 @@ from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
                            THINK, WORD)
 from harness.flags import option
-from tools.countdown_data import (MAX_NUMBER, reachable, read_numbers, read_problems,
-                                  right_expressions)
+from tools.countdown_data import MAX_NUMBER, reachable, read_numbers, read_problems
 
 TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
 ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
-MOST_LISTED = 32    # right answers to a problem
 MAX_THINK = 20_000  # characters of a think section in which steps are looked for
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
@@ -201,18 +199,6 @@ class Task:
                   "signed": 2 * right - 1}[self.reward_form]
         return {"reward": reward + self.reasoning_weight * reasoning, "format": well_formed,
                 "answer": right, "reasoning": reasoning}
-
-    def right_answers(self, problem: Problem) -> tuple[str, list[str]]:
-        """Text that ends the thinking, and the right ways to go on from there, at most 32.
-
-        Spaces are as in the prompt's example, or, with the short prompt, as the tiny model writes
-        them. `right_expressions` says which spellings there are, and in what order.
-        """
-        right = right_expressions(problem.numbers, problem.target, self.max_result)[:MOST_LISTED]
-        if self.prompt == "short":
-            return ANSWER_BEGINS, [f" {expression}</answer>" for expression in right]
-        tight = [expression.replace("( ", "(").replace(" )", ")") for expression in right]
-        return ANSWER_BEGINS, [f" {expression} </answer>" for expression in tight]
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
         """Section and kind of each token of an answer."""

@@ -4,11 +4,11 @@ token.
     A_i  = (R_i - mean of the group) / (std of the group + 1e-4)
     loss = - sum_it  c w_it m_i A_it log pi(y_it | prompt, y_i<t)  / N
 
-    A_it  advantage: here and in credit/, chosen by --advantage; the same for all t in GRPO
+    A_it  advantage: chosen by --advantage; here those that are the same for all t, as in GRPO
     w_it  weight of a token: mitigations.py, chosen by --mitigation; 1 in GRPO
     c     one number for the batch, after which weights have mean 1 (`rescaling`)
     m_i   length_scale: 1, or what --loss_norm makes of an answer's length (`length_scaling`)
-    N     the generated tokens of the whole batch
+    N     the batch's generated tokens, but those of answers that --drop_unfinished leaves out
 
 Start at `policy_loss`: it is the formula, and it never changes. What goes in changes. Advantages
 and weights are made for the whole batch before it is cut into micro-batches, so the size of a
@@ -24,7 +24,6 @@ import torch
 
 from engine import processes
 from engine.choices import advantage
-from engine.tokens import ANSWER, TAG, THINK
 from engine.rollouts import Rollouts
 
 
@@ -132,22 +131,6 @@ def batch_mean(rollouts: Rollouts) -> torch.Tensor:
     return to_every_token(centred(rollouts.reward, one_group), rollouts)
 
 
-@advantage
-def span(rollouts: Rollouts) -> torch.Tensor:
-    """Each part of the score minus its group's mean, given to its own span: format to tags,
-    reasoning (a process reward) to think tokens, the answer to answer tokens.
-
-    Biased: think tokens get nothing for the answer that they lead to. Other tokens get 0.
-    """
-    spans = {"format": rollouts.kind == TAG, "reasoning": rollouts.section == THINK,
-             "answer": rollouts.section == ANSWER}
-    result = torch.zeros_like(rollouts.log_prob)
-    for part, where in spans.items():
-        value = centred(rollouts.scores[part], rollouts.group)
-        result += to_every_token(value, rollouts) * where
-    return result
-
-
 def gradient_size(log_prob: torch.Tensor, collision: torch.Tensor) -> torch.Tensor:
     """norm(onehot - p) = sqrt(1 - 2 p + sum p^2): the size of a log-prob's gradient at the logits.
 
@@ -184,16 +167,16 @@ def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
     from engine.forward import frozen_log_probs, micro_batches, response_log_probs
     from engine.optimizer import clip_and_step
     mask, advantage = rollouts.mask, rollouts.advantage
+    N = int(mask.sum())
     length_scale = length_scaling(rollouts, s.loss_norm, s.max_new_tokens)       # (B, 1)
     coefficient = weight * length_scale                                          # (B, T)
     has_gradient = (mask & ((coefficient * advantage != 0) | (s.kl > 0))).any(1)  # (B,)
     old, ratio = torch.zeros_like(weight), torch.ones_like(weight)
     columns = {"ratio": ratio} if s.epochs > 1 else {}
     if not has_gradient.any():
-        return skipped(rollouts, weight), columns
+        return {"N": N, **skipped(rollouts, weight)}, columns
     rows = rollouts.rows_of_rank()
     rows = rows[has_gradient[rows]]
-    N = int(mask.sum())
     anchor = frozen_log_probs(reference, rollouts, rows, s.micro_batch) if s.kl else None
     clip = (s.clip_low, s.clip_high)
     passes = []
@@ -217,7 +200,7 @@ def update(model, optimizer, rollouts: Rollouts, weight: torch.Tensor, s,
                 sums.update(kl=(divergence(log_prob, anchor[part], "k3") * mask[part]).sum())
         norm = clip_and_step(optimizer, s.max_grad_norm)
         passes.append(processes.all_reduce_numbers(sums) | {"norm": norm})
-    return summary(passes, s.epochs > 1, s.kl > 0), columns
+    return {"N": N, **summary(passes, s.epochs > 1, s.kl > 0)}, columns
 
 
 def diagnostics(rollouts: Rollouts, rows, loss, log_prob, ratio, clip) -> dict[str, torch.Tensor]:

@@ -12,9 +12,9 @@ their types the ranges that are allowed, its docstring the help:
 
 `rollouts` is the whole batch (engine/rollouts.py): ids, texts, mask, length, group, step, log_prob,
 entropy, collision (sum of p^2), advantage, reward, section, kind, generator, and hidden and
-attention for one extra forward pass. Padding is ignored. Weights are not negative: signed credit
-is an advantage, and is written the same way with @advantage (docs/weightings.md). What becomes of
-them is `rescaled_weight` below: the weights of the loss have a mean of 1, or what --rescale says.
+attention for one extra forward pass. Padding is ignored. What becomes of weights is
+`rescaled_weight` below: those of the loss have a mean of 1, or what --rescale says. They are not
+negative: signed credit is an advantage, and is written here, too, with @advantage, as `span` is.
 
 An answer is all that was generated; what stands between <answer> and </answer> is its answer
 section. Weightings that keep a state or sample more are classes in credit/, in the same list. To
@@ -28,13 +28,13 @@ import typing
 import numpy as np
 import torch
 
-from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, mitigation
+from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, advantage, mitigation
 from engine.errors import UserError
 from engine.rollouts import Rollouts
-from engine.tokens import ANSWER, NUMBER, OPERATOR, THINK, WORD, naive_class
-from grpo import gradient_size, rescaling
+from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD, naive_class
+from grpo import centred, gradient_size, rescaling, to_every_token
 from harness.flags import Count, Flag, NotNegative, Percent, Positive, Range, Share
-from harness.own_code import checked_credit, joined, metrics_of, refuse_tokens
+from harness.own_code import checked_credit, joined, metrics_of
 
 
 @mitigation
@@ -253,6 +253,22 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
     return weight.view_as(rollouts.log_prob)
 
 
+@advantage
+def span(rollouts: Rollouts) -> torch.Tensor:
+    """Each part of the score minus its group's mean, given to its own span: format to tags,
+    reasoning (a process reward) to think tokens, the answer to answer tokens.
+
+    Biased: think tokens get nothing for the answer that they lead to. Other tokens get 0.
+    """
+    spans = {"format": rollouts.kind == TAG, "reasoning": rollouts.section == THINK,
+             "answer": rollouts.section == ANSWER}
+    result = torch.zeros_like(rollouts.log_prob)
+    for part, where in spans.items():
+        value = centred(rollouts.scores[part], rollouts.group)
+        result += to_every_token(value, rollouts) * where
+    return result
+
+
 @torch.no_grad()
 def rescaled_weight(chosen, name: str, rollouts: Rollouts, policy=None, rescale_to: str = "mean",
                     placebo: str = "none") -> tuple[torch.Tensor, dict]:
@@ -262,10 +278,8 @@ def rescaled_weight(chosen, name: str, rollouts: Rollouts, policy=None, rescale_
     if not rollouts.mask.any():  # every answer was dropped
         nothing = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
         return torch.zeros_like(rollouts.log_prob), nothing
-    whose, note = f"the weighting {name}", None
-    weight = checked_credit(chosen, whose, rollouts, policy)
-    refuse_tokens(weight < 0, rollouts.mask, f"{whose} is negative",
-                  hint=" (credit with a sign is an advantage: see docs/weightings.md)")
+    note = None
+    weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy, is_weight=True)
     if not weight.any():
         weight, note = rollouts.mask.float(), "all weights were 0: every token gets 1"
     if placebo == "weights":
@@ -299,14 +313,13 @@ def shuffled(value: torch.Tensor, mask: torch.Tensor, group: torch.Tensor,
 # Methods that keep a state or sample more are classes in credit/. Here stands the module of each,
 # which is imported when the method is chosen, or asked about.
 MITIGATIONS.update({
-    "lambda_grpo": "credit.lambda_grpo", "learned_importance": "credit.learned_importance",
-    "causal_ablation": "credit.causal_ablation", "outcome_gradient": "credit.outcome_gradient",
-    "oracle": "credit.measured", "shared_prefix": "credit.prefix_tree"})
+    "learned_importance": "credit.learned_importance",
+    "causal_ablation": "credit.causal_ablation", "oracle": "credit.measured",
+    "shared_prefix": "credit.prefix_tree"})
 ADVANTAGES.update({
     "vine": "credit.monte_carlo", "deletion": "credit.causal_ablation",
     "measured": "credit.measured", "gae": "credit.critic", "hindsight": "credit.hindsight",
-    "belief": "credit.belief", "prefix_tree": "credit.prefix_tree", "ktae": "credit.ktae",
-    "gtpo": "credit.gtpo"})
+    "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo"})
 LOSSES["dpo"] = "credit.preferences"
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from analysis.settings import task_of
-from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling,
                   policy_loss, rescaling)
+from harness.credit_file import PART
 from harness.flags import parameters_as_flags, shortened
 from harness.settings import OPTIONS
 
@@ -32,7 +33,6 @@ LENGTHS = {  # --loss_norm: the factor of an answer's length
     "token": "m = [[m]]",
     "sequence": "m = N / (answers x tokens) = [[N]] / ([[trained]] x [[tokens]]) = [[m]]",
     "constant": "m = N / (answers x most tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
-PARTS = ("reward", "reward_answer", "reward_format", "reward_reasoning")
 NAMES = re.compile(r"\[\[(.+?)\]\]")
 
 
@@ -50,6 +50,7 @@ def stages(config: dict) -> list[tuple[str, str, str]]:
         advantage, by_advantage = "shuffled in its group" if shuffled else "as on record", ""
     if s.placebo == "weights":
         weight += ", shuffled over the batch's tokens"
+    of_kept = " of kept answers" if s.drop_unfinished else ""
     besides = "" if is_own else ", in the loss of this lab"
     besides += f", in the first of {s.epochs} updates" if s.epochs > 1 else ""
     besides += f", without the KL term (--kl {s.kl:g})" if s.kl else ""
@@ -57,15 +58,15 @@ def stages(config: dict) -> list[tuple[str, str, str]]:
         ("rewards", "of the [[answers]] answers to this problem: [[rewards]]", score),
         ("chance", "p = exp([[log-prob]]) = [[p]]", FACTS),
         ("entropy", "-sum p log p = [[entropy]], over all that could stand here", FACTS),
-        ("reward", f"{getattr(s, 'reward', 'reward')} = [[reward]], with answer [[reward_answer]], "
-                   "format [[reward_format]], reasoning [[reward_reasoning]]", score),
+        ("reward", f"{getattr(s, 'reward', 'reward')} = [[reward]], with [[parts]]", score),
         ("group", "mean [[mean]], standard deviation [[std]]", place(group_z_score)),
         ("advantage", f"A = {formula} = [[computed]]", place(computes) if computes else ""),
         ("advantage", f"A = [[advantage]][[recorded]], {advantage}", by_advantage),
         ("weight", f"[[weight / c]], {weight}", by_weight),
         ("rescaling", f"c w = [[weight / c]] x [[c]] = [[weight]] (--rescale {s.rescale})",
          place(rescaling)),
-        ("loss norm", f"{LENGTHS[s.loss_norm]}; N = [[N]] tokens (--loss_norm {s.loss_norm})",
+        ("loss norm", f"{LENGTHS[s.loss_norm]}; N = [[N]] tokens{of_kept}[[N from]] "
+                      f"(--loss_norm {s.loss_norm})",
          place(length_scaling)),
         ("term", "-A c w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / "
                  f"[[N]] = [[-1 * advantage * weight * m * log-prob / N]]{besides}",
@@ -87,7 +88,7 @@ def place(function) -> str:
     return f"{function.__module__.replace('.', '/')}.py: {function.__qualname__}"
 
 
-def chosen(axis: str, choices: dict, s) -> tuple[str, str]:
+def chosen(axis: str, choices: Choices, s) -> tuple[str, str]:
     """A method with its flags and the beginning of its help, and its place."""
     name = getattr(s, axis)
     if name not in choices:  # deleted since, or that of another trainer
@@ -99,9 +100,9 @@ def chosen(axis: str, choices: dict, s) -> tuple[str, str]:
     return f"--{axis} {name}{flags}: {help_text}", place(choices[name])
 
 
-def numbers_of(tokens: dict, config: dict, c: float | None, b: int) -> dict:
+def numbers_of(tokens: dict, config: dict, line: dict, b: int) -> dict:
     """What the lines name, of answer b: one number, or a list of one for each token. `tokens` is a
-    step (tally.read_tokens), c the number that rescaled its weights."""
+    step (tally.read_tokens), `line` that of metrics.jsonl."""
     s, start, length = settings_of(config), tokens["episode_start"][b], tokens["length"][b]
     of = {name: tokens[name][start:start + length]
           for name in ("log_prob", "advantage", "gradient", "s", "collision")}
@@ -114,13 +115,17 @@ def numbers_of(tokens: dict, config: dict, c: float | None, b: int) -> dict:
     computed = computed_advantage(s.advantage, reward, group)[b]
     is_computed = np.allclose(of["advantage"], computed, atol=1e-5)
     in_group = tokens["group"] == tokens["group"][b]
+    parts = [f"{name.removeprefix(PART)} {rounded(values[b])}" for name, values
+             in sorted(tokens.items()) if name.startswith(PART) and np.isfinite(values[b])]
     rewards = Counter(map(rounded, tokens["reward"][in_group]))
-    return {"answers": rewards.total(), "N": int(trained.sum()), "tokens": int(length),
+    return {"answers": rewards.total(), "tokens": int(length),
+            "N": line.get("N") or int(trained.sum()), "c": rounded(line.get("weight_factor")),
+            "N from": ", as in metrics.jsonl" if line.get("N") else "",
             "batch": len(trained), "trained": int((trained > 0).sum()), "most": s.max_new_tokens,
             "rewards": ", ".join(f"{count} x {value}" for value, count in rewards.most_common()),
-            "mean": rounded(mean[b]), "std": rounded(std[b]), "c": rounded(c),
+            "mean": rounded(mean[b]), "std": rounded(std[b]),
             "m": rounded(length_scaling(batch, s.loss_norm, s.max_new_tokens)[b, 0]),
-            **{name: rounded(tokens[name][b]) for name in PARTS},
+            "reward": rounded(tokens["reward"][b]), "parts": ", ".join(parts) or None,
             "computed": rounded(computed) if is_computed else None,
             "recorded": None if is_computed else "", "rank": ranks(abs(of["gradient"])),
             "p": list(map(rounded, np.exp(of["log_prob"]))),

@@ -5,7 +5,6 @@ import numpy as np
 
 from analysis.account import numbers_of, rounded, stages
 from analysis.tally import read_tokens
-from engine.errors import UserError
 from engine.tokens import token_bytes
 from harness.identity import run_config
 from harness.log_reading import lines_of_run
@@ -26,17 +25,8 @@ MEANING = {  # of what a token can be shaded by, the first at first: the stronge
     "true credit se": "the less sure its true credit is: the standard error"}
 
 
-def steps_to_show(run: dict, wanted: list[int]) -> list[int]:
-    """The steps whose answers the page shows."""
-    steps = run["steps"]
-    for step in wanted:
-        if step not in steps:
-            there = "no credit files"
-            if steps:
-                there = f"credit files of {len(steps)} steps, {steps[0]} to {steps[-1]}"
-            raise UserError(f"--steps {step}: {run['folder']} has {there}")
-    if wanted or not steps:
-        return sorted(set(wanted))
+def steps_to_show(steps: list[int]) -> list[int]:
+    """Those whose answers the page shows, evenly spaced."""
     places = {round(place) for place in np.linspace(0, len(steps) - 1, STEPS)}
     return [steps[place] for place in sorted(places)]
 
@@ -45,23 +35,21 @@ def answers_of(run: Path, tokenizer, steps: list[int], most_tokens: int = PER_PA
     """What the viewer shows of each step: as many answers as fit, and never less than two, those
     of groups with different rewards first. The first answer has the lines of every token's
     account."""
-    answers, config, factors = [], run_config(run), weight_factors(run)
+    answers, config, metrics = [], run_config(run), metrics_by_step(run)
     for step in steps:
         tokens = read_tokens(run, step)
         order = np.concatenate(groups_in_order(tokens))
         room = most_tokens // len(steps)
         fitting = int((np.cumsum(tokens["length"][order]) <= room).sum())
-        answers += [answer_of(tokens, tokenizer, config, factors.get(step), step, int(b))
+        answers += [answer_of(tokens, tokenizer, config, metrics.get(step, {}), step, int(b))
                     for b in order[:max(2, fitting)]]
     if answers:
         answers[0]["stages"] = stages(config)
     return answers
 
 
-def weight_factors(run: Path) -> dict[int, float | None]:
-    """By which factor the weights of each step were rescaled, where that is on record."""
-    lines = lines_of_run(run, "metrics.jsonl")
-    return {line["step"]: line.get("weight_factor") for line in lines}
+def metrics_by_step(run: Path) -> dict[int, dict]:
+    return {line["step"]: line for line in lines_of_run(run, "metrics.jsonl")}
 
 
 def groups_in_order(tokens: dict) -> list[np.ndarray]:
@@ -77,7 +65,7 @@ def best_and_worst_first(members: np.ndarray, reward: np.ndarray) -> np.ndarray:
     return np.stack([ranked, ranked[::-1]], axis=1).ravel()[:len(ranked)]
 
 
-def answer_of(tokens: dict, tokenizer, config: dict, factor: float | None, step: int,
+def answer_of(tokens: dict, tokenizer, config: dict, line: dict, step: int,
               b: int) -> dict:
     """One answer: its texts, labels and numbers token by token, and those of its account."""
     start = int(tokens["episode_start"][b])
@@ -86,7 +74,9 @@ def answer_of(tokens: dict, tokenizer, config: dict, factor: float | None, step:
     prompt = token_bytes(tokenizer, prompts[int(tokens["group"][b])].tolist())
     pieces = token_bytes(tokenizer, tokens["token_id"][of_answer].tolist())
     return {"step": step, "episode": b, "group": int(tokens["group"][b]),
-            "reward": rounded(tokens["reward"][b]), "answer": rounded(tokens["reward_answer"][b]),
+            "reward": rounded(tokens["reward"][b]),
+            "answer": rounded(tokens["reward_answer"][b]) if "reward_answer" in tokens else None,
+            "own step": int(tokens["trainer_step"][0]) if "trainer_step" in tokens else step,
             "finished": bool(tokens["finished"][b]),
             "prompt": b"".join(prompt).decode(errors="replace"),
             "texts": [piece.decode(errors="replace") for piece in pieces],
@@ -94,4 +84,4 @@ def answer_of(tokens: dict, tokenizer, config: dict, factor: float | None, step:
             "kind": tokens["kind"][of_answer].tolist(),
             "values": {shown: list(map(rounded, tokens[name][of_answer].tolist()))
                        for shown, name in SHADED_BY.items() if name in tokens},
-            "account": numbers_of(tokens, config, factor, b)}
+            "account": numbers_of(tokens, config, line, b)}

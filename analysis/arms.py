@@ -38,16 +38,14 @@ def arm_of(run: dict) -> dict:
 
 def alike(runs: list[dict], of) -> list[list[dict]]:
     """The runs in parts that agree in `of`, in the order in which they came."""
-    parts = []  # what a part agrees in, and its runs
+    common, parts = [], []  # what a part agrees in; its runs
     for run in runs:
         mine = of(run)
-        for common, part in parts:
-            if common == mine:
-                part.append(run)
-                break
-        else:
-            parts.append((mine, [run]))
-    return [part for _, part in parts]
+        if mine not in common:
+            common.append(mine)
+            parts.append([])
+        parts[common.index(mine)].append(run)
+    return parts
 
 
 def comparable(runs: list[dict], baseline: str | None) -> tuple[list[dict], list[str]]:
@@ -90,15 +88,13 @@ class Comparison:
     """
 
     def __init__(self, runs: list[dict], baseline: str | None):
-        parts, arms = alike(runs, arm_of), {}
+        parts, self.arms, self.twins = alike(runs, arm_of), {}, []
         settings = [arm_of(part[0]) for part in parts]
         for mine, part in zip(settings, parts):
-            arms.setdefault(name_of(mine, settings), []).extend(part)
-        self.arms = arms
+            self.arms.setdefault(name_of(mine, settings), []).extend(part)
         self.baseline = self.arm_named(baseline) if baseline else self.usual_baseline()
-        self.twins, self.arms = [], {self.baseline: [], **arms}
-        for name, arm in arms.items():
-            self.arms[name] = self.without_twins(arm)
+        for name in [self.baseline, *self.others()]:
+            self.arms[name] = self.without_twins(self.arms.pop(name))
 
     def without_twins(self, arm: list[dict]) -> list[dict]:
         """One run of each seed, a finished one if there is; `twins` says which were left out."""

@@ -1,7 +1,11 @@
 """Several runs: the tables of their arms, which differences are real, and how they learned.
 
-Differences are paired by seed, and by held-out problem.
+Two arms with the same seed are asked the same problems at every step. So the measure that decides
+is the mean success of all answers of the training, paired by seed: it counts each of them, and what
+a seed's problems bring to both arms cancels. Of a few thousand answers that is a third to a tenth
+of the noise of one evaluation at the end, which stands beside it as what was learned.
 """
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,59 +13,57 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 
 from analysis.arms import Comparison
 from analysis.plots import legend_below, panels, save, style_of, whole_steps
-from analysis.runs import evaluations
+from analysis.runs import evaluations, share_asked_before
 from analysis.statistics import Estimate, holm, mean_over, paired_difference
-from analysis.tables import Table, by_row
+from analysis.tables import Table, by_row, shown
 from analysis.tally import Tally
 from engine.tokens import KINDS, SECTIONS
 
-PRIMARY = "final success, sampled"  # what is decided; learning speed is exploratory
-SPEED = "area under the held-out curve, sampled"
+IN_TRAINING = "success in training"
+AT_THE_END = "held-out success at the end"
+MOST_REPEATED = 0.1  # share of the problems that were asked at an earlier step
 SEEN = 0.05
 WINDOW = 5  # steps whose mean is a point of a curve, but in a short run
-NOTES = [
-    "the verdict goes by Holm's p, over all arms of the table",
-    "paired bootstrap over seeds and held-out problems, Student's t for few seeds; with one seed "
-    "over problems alone; could see: the size that 80 of 100 such experiments would see, itself "
-    "an estimate from few seeds"]
+NOTES = {
+    IN_TRAINING: "the mean over all answers that training sampled, by seed; interval: Student's t "
+                 "over the seeds",
+    AT_THE_END: "sampled; interval: paired bootstrap over seeds and held-out problems, Student's t "
+                "for few seeds; with one seed over problems alone. All runs answer the held-out "
+                "problems with the same random numbers, whatever their seed"}
+HOLM = ("the verdict goes by Holm's p, over all arms of the table; could see: the difference that "
+        "80 of 100 such experiments would see, itself an estimate from few seeds")
 PLACEBO_NOTE = "a row with a minus: an arm against its own placebo; Holm's correction apart"
 
 
 def chapters_of(comparison: Comparison, status=lambda text: None) -> dict[str, list[Table]]:
     """The tables by what they are about; the first chapter decides, the others explore."""
-    measured = []
+    tables = [arms_table(comparison)]
     if len(comparison.arms) > 1:
-        measured = [differences(comparison, measure) for measure in MEASURES]
-    return {"Which arm is better": [arms_table(comparison), *measured[:1]],
-            "Learning speed": measured[1:],
+        deciding, doubt = deciding_measure(comparison)
+        tables += [differences(comparison, measure, measure == deciding, doubt)
+                   for measure in sorted(MEASURES, key=lambda name: name != deciding)]
+    return {"Which arm is better": tables,
             "Stability and cost": [stability(comparison)],
             "Where the gradient went": [shares_table(comparison, status)]}
 
 
 def arms_table(comparison: Comparison) -> Table:
-    rows = [arm_row(comparison, name) for name in comparison.arms]
-    note = ("seeds: how many of them are finished, of which the row is made; 95% over seeds: "
-            "Student's t")
-    formats = {"arm": "", "seeds": "", "sampled": ".1%", "95% over seeds": ".1%", "greedy": ".1%",
+    rows = []
+    for name, arm in comparison.arms.items():
+        done = list(comparison.seeds(name).values())
+        going = len(arm) - len(done)
+        sampled, greedy = final_lines(done, "sampled"), final_lines(done, "greedy")
+        ends = ((sampled, "success"), (greedy, "success"), (sampled, "format_mean"),
+                (sampled, "finished_mean"), (sampled, "length_mean"))
+        rows.append([name, f"{len(done)}" + f" ({going} still going)" * bool(going),
+                     mean_over([mean_success(run) for run in done]).value,
+                     *(mean_over([line[key] for line in lines]).value for lines, key in ends)])
+    formats = {"arm": "", "seeds": "", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
-    return Table("arms", "The arms", by_row(formats, rows), "", [note],
-                 {"sampled": "held-out success, sampled",
-                  "95% over seeds": "95% interval over seeds", "greedy": "success, greedy",
+    return Table("arms", "The arms", by_row(formats, rows), "",
+                 ["seeds: how many of them are finished, of which the row is the mean"],
+                 {"training": "success in training", "sampled": "held-out at the end, sampled",
                   "length": "tokens an answer"})
-
-
-def arm_row(comparison: Comparison, name: str) -> list:
-    arm, done = comparison.arms[name], comparison.seeds(name)
-    seeds = f"{len(done)}"
-    if len(arm) > len(done):
-        seeds += f" ({len(arm) - len(done)} still going)"
-    final, greedy = final_lines(done.values(), "sampled"), final_lines(done.values(), "greedy")
-    success, interval = over_seeds([line["success"] for line in final])
-    interval = interval and tuple(np.clip(interval, 0, 1).tolist())  # of a share
-    means = [mean_over([line[key] for line in lines]).value for lines, key in (
-        (greedy, "success"), (final, "format_mean"), (final, "finished_mean"),
-        (final, "length_mean"))]
-    return [name, seeds, success, interval, *means]
 
 
 def final_lines(runs, mode: str) -> list[dict]:
@@ -70,63 +72,82 @@ def final_lines(runs, mode: str) -> list[dict]:
             if line["step"] == run["config"]["steps"]]
 
 
-def over_seeds(values) -> tuple[float, tuple[float, float] | None]:
-    """Mean, and its interval by Student's t; none where there is no spread to make it from."""
-    found = mean_over(values)
-    return found.value, found.interval if found.high > found.low else None
+def success_by_step(run: dict) -> np.ndarray:
+    """(steps,) the share of a batch's answers that are right."""
+    return np.array([line["success"] for line in run["metrics"]], float)
 
 
-def evaluated(run: dict) -> list[int]:
-    """At which steps, sampled; none if not at the end."""
-    steps = [line["step"] for line in evaluations(run, "sampled")]
-    return steps if steps and steps[-1] == run["config"]["steps"] else []
+def mean_success(run: dict) -> float:
+    """Of all answers of the training; every step has as many."""
+    return float(success_by_step(run).mean()) if run["metrics"] else np.nan
 
 
-def curve_of(run: dict, at: list[int]) -> np.ndarray:
-    """(steps, problems) whether each held-out problem was solved."""
-    answers = [line["answer"] for line in evaluations(run, "sampled") if line["step"] in at]
-    return np.array(answers, float)
+def in_training(mine: dict, theirs: dict) -> float | None:
+    """How far one run is ahead of another with the same problems."""
+    same = len(mine["metrics"]) == len(theirs["metrics"]) > 0
+    return mean_success(mine) - mean_success(theirs) if same else None
 
 
-def at_the_end(curve: np.ndarray, at: list[int]) -> np.ndarray:
-    """(problems,) whether each is solved."""
-    return curve[-1]
+def at_the_end(mine: dict, theirs: dict) -> np.ndarray | None:
+    """(problems,) the same after the last step, of each held-out problem."""
+    ends = [final_lines([run], "sampled") for run in (mine, theirs)]
+    return np.subtract(*(line["answer"] for line, in ends), dtype=float) if all(ends) else None
 
 
-def area(curve: np.ndarray, at: list[int]) -> np.ndarray:
-    """(problems,) the mean of each one's curve over training, straight between evaluations."""
-    return np.trapezoid(curve, at, axis=0) / (at[-1] - at[0])
+MEASURES: dict[str, tuple[Callable, Callable]] = {
+    # the difference of a pair of runs, and an estimate from those of all seeds
+    IN_TRAINING: (in_training, mean_over), AT_THE_END: (at_the_end, paired_difference)}
 
 
-MEASURES = {PRIMARY: (at_the_end, 1), SPEED: (area, 2)}  # and at how many steps at least
-
-
-def difference(comparison: Comparison, one: str, other: str, measure: str,
+def difference(mine: dict[int, dict], theirs: dict[int, dict], measure: str,
                tests: int = 1) -> tuple[list[int], Estimate | None]:
-    """The seeds that both arms have, and how far arm `one` is ahead, on evaluations both have."""
-    value_of, least = MEASURES[measure]
-    mine, theirs = comparison.seeds(one), comparison.seeds(other)
-    rows = {}
-    for seed in sorted(set(mine) & set(theirs)):
-        at = sorted(set(evaluated(mine[seed])) & set(evaluated(theirs[seed])))
-        if len(at) >= least:
-            one_curve, other_curve = curve_of(mine[seed], at), curve_of(theirs[seed], at)
-            rows[seed] = value_of(one_curve, at) - value_of(other_curve, at)
-    return list(rows), paired_difference(np.stack(list(rows.values())), tests) if rows else None
+    """The seeds that both arms have, and how far the first is ahead. `tests`: of how many arms this
+    is one."""
+    difference_of, estimate_of = MEASURES[measure]
+    found = {seed: difference_of(mine[seed], theirs[seed])
+             for seed in sorted(set(mine) & set(theirs))}
+    known = {seed: value for seed, value in found.items() if value is not None}
+    return list(known), estimate_of(list(known.values()), tests) if known else None
+
+
+def deciding_measure(comparison: Comparison) -> tuple[str, str]:
+    """Success in training, or where that says little the evaluation, and then why."""
+    runs = [run for name in comparison.arms for run in comparison.shown(name)]
+    doubt = doubt_about_training(runs)
+    return (AT_THE_END if doubt else IN_TRAINING), doubt
+
+
+def doubt_about_training(runs: list[dict]) -> str:
+    """Why the answers of training do not tell these runs apart; empty where they do."""
+    if any({"imported", "trainer"} & run["config"].keys() for run in runs):
+        return "the answers on record were chosen by another program"
+    if any(run["config"].get("pairs") for run in runs):
+        return "the answers of training were not sampled from the policy"
+    repeated = max(map(share_asked_before, runs[:1]), default=0.0)
+    if repeated > MOST_REPEATED:
+        return (f"{repeated:.0%} of the problems of training were asked at an earlier step, so an "
+                "answer may be remembered")
+    return ""
 
 
 def verdict(estimate: Estimate | None, p: float | None) -> str:
-    """p is Holm's, of several seeds."""
+    """p is Holm's, of several seeds. Where nothing is seen, the end of the interval that lies
+    further away says how much may be there."""
     if estimate is None:
         return "nothing in common"
     if p is None:
         return "one seed: no verdict"
     if not p < SEEN:
-        return "no difference seen"
+        return f"no difference seen, within {shown(farther_end(estimate), 'size')} points"
     return "better" if estimate.value > 0 else "worse"
 
 
-def differences(comparison: Comparison, measure: str) -> Table:
+def farther_end(estimate: Estimate) -> float:
+    return max(map(abs, estimate.interval))
+
+
+def differences(comparison: Comparison, measure: str, decides: bool = True,
+                doubt: str = "") -> Table:
     """Each arm minus the baseline, and each arm minus its own placebo: two questions, each with its
     own correction."""
     against = rows_of_family(comparison, measure, {
@@ -134,20 +155,20 @@ def differences(comparison: Comparison, measure: str) -> Table:
     placebos = rows_of_family(comparison, measure, {
         f"{name} - {placebo}": (name, placebo) for name in comparison.arms
         for placebo in comparison.placebos_of(name)})
-    exploratory = "exploratory: Holm's correction does not reach over the measures"
-    notes = NOTES + [PLACEBO_NOTE] * bool(placebos) + [exploratory] * (measure != PRIMARY)
-    formats = {"arm": "", "seeds": "d", "difference": "+.1%", "95%": "+.1%", "Holm p": "p",
-               "could see": ".1%", "verdict": ""}
-    return Table(measure, f"{measure.capitalize()}: each arm minus {comparison.baseline}",
-                 by_row(formats, against + placebos), "", notes,
+    aside = f"this does not decide: {doubt}" if doubt else "beside what decides, not corrected for"
+    notes = [NOTES[measure], HOLM, *[PLACEBO_NOTE] * bool(placebos), *[aside] * (not decides)]
+    formats = {"arm": "", "seeds": "d", "difference": "points", "95%": "points", "Holm p": "p",
+               "could see": "size", "verdict": ""}
+    return Table(measure, f"{measure.capitalize()}, in points: each arm minus "
+                 f"{comparison.baseline}", by_row(formats, against + placebos), "", notes,
                  {"seeds": "seeds of both arms", "95%": "95% interval",
                   "Holm p": "p, Holm's correction"})
 
 
 def rows_of_family(comparison: Comparison, measure: str, pairs: dict[str, tuple]) -> list[list]:
     """A row for each pair of arms, by its label; Holm's correction is over all of them."""
-    found = {label: difference(comparison, *pair, measure, len(pairs))
-             for label, pair in pairs.items()}
+    found = {label: difference(comparison.seeds(one), comparison.seeds(other), measure, len(pairs))
+             for label, (one, other) in pairs.items()}
     tested = [label for label, (seeds, _) in found.items() if len(seeds) > 1]
     holm_p = dict(zip(tested, holm([found[label][1].p for label in tested])))
     rows = []

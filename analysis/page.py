@@ -17,7 +17,7 @@ from engine.tokens import KINDS, SECTIONS, TAG
 from harness.files import replace_text
 
 HERE = Path(__file__).resolve().parent
-Picture = tuple[Path, str]  # path and caption; of the success curve also where its mark moves
+Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its step_scale
 
 
 def write_page(path: Path, title: str, body: list[str], answers: list[dict] = (),
@@ -55,11 +55,6 @@ def bullets(texts: list[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
 
 
-def side_by_side(*parts: str) -> str:
-    """On a narrow screen one below the other."""
-    return f"<div class=beside>{''.join(f'<div>{text}</div>' for text in parts)}</div>"
-
-
 def folded(title: str, body: list[str], level: int = 2) -> str:
     """A section that opens on a click or a key."""
     heading = f"<h{level}>{escape(title)}</h{level}>"
@@ -73,9 +68,10 @@ def anchor(name: str) -> str:
 def section_of(table: Table, figures: str = "") -> str:
     """A table with its heading, finding, notes, and the figures that go with it."""
     name, title = anchor(table.name), escape(table.title)
-    rows = "".join(table_row(table, cells) for cells in table.cells())
+    sides = ["" if is_text else " class=n" for is_text in table.texts()]  # numbers on the right
+    rows = "".join(table_row(cells, sides) for cells in table.cells())
     head = "".join(f"<th scope=col{side}>{escape(text)}</th>"
-                   for text, side in zip(table.heads(), sides(table)))
+                   for text, side in zip(table.heads(), sides))
     finding = paragraphs(table.finding.splitlines(), "finding")
     return (f'<section id={name} aria-labelledby="{name}-title"><h3 id={name}-title>{title}</h3>'
             f'{finding}<div class=wide role=region tabindex=0 aria-label="{title}"><table>'
@@ -83,18 +79,10 @@ def section_of(table: Table, figures: str = "") -> str:
             f"{paragraphs(table.notes, 'note')}{figures}</section>")
 
 
-def sides(table: Table) -> list[str]:
-    """Numbers stand on the right."""
-    return ["" if is_text else " class=n" for is_text in table.texts()]
-
-
-def table_row(table: Table, cells: list[str]) -> str:
+def table_row(cells: list[str], sides: list[str]) -> str:
     """The first cell says what the row is about."""
-    row = []
-    for place, (cell, side) in enumerate(zip(cells, sides(table))):
-        tag, scope = ("td", "") if place else ("th", " scope=row")
-        row.append(f"<{tag}{scope}{side}>{escape(cell)}</{tag}>")
-    return f"<tr>{''.join(row)}</tr>"
+    first, *others = [f"{side}>{escape(cell)}" for cell, side in zip(cells, sides)]
+    return f"<tr><th scope=row{first}</th>{''.join(f'<td{cell}</td>' for cell in others)}</tr>"
 
 
 def figure_of(path: Path, caption: str, scale: str = "") -> str:

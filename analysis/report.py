@@ -1,23 +1,17 @@
 """Around the tables of analyze.py: its flags, sentences, the page, what is printed."""
-import inspect
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-
-from analysis.answers import STEPS
-from analysis.page import (Picture, bullets, figure_of, folded, paragraphs, section_of,
-                           side_by_side, viewer)
-from analysis.runs import evaluations, is_done, newest_run, steps_done
+from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
+from analysis.runs import evaluations, is_done, steps_done
 from analysis.settings import PLAIN, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
-from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.files import replace_text
 from harness.flags import Flag, Parser, add_flags, with_defaults
+from harness.progress import show_status
 from harness.settings import OPTIONS
 
 GRADIENT = "Where the gradient went"  # chapter of the page
@@ -28,39 +22,26 @@ LEGENDS = {GRADIENT: [
     "clipping and later epochs do to the loss is not in it.",
     "Intervals: bootstrap over this run's groups. They do not cover seed-to-seed variation."]}
 PLACES = {  # the table of the page that a picture stands below; two others have their own place
-    "growth": ("over_training",), "gradient by position": ("position",),
-    "arms": ("learning_curves",)}
+    "growth": "over_training", "gradient by position": "position", "arms": "learning_curves"}
 FLAGS = {
     "output_dir": Flag(None, "folder for pictures and report.html; by default analysis/ in the "
                        "run, or comparison/ beside the runs"),
     "baseline": Flag(None, "what the others are compared with: the name of an arm, or one of its "
                      "runs (default: plain GRPO)")}
 SWITCHES = {  # take no value: a RUN may come after one
-    "all": "print every table, not only findings; those of an earlier experiment are among them, "
-           "and on the page, too",
-    "json": "write every number of every table to analysis.json there, too",
-    "csv": "write a row for every token to tokens.csv there, too"}
-# flags that are refused with several runs, and what the error says they do
-OF_ONE_RUN = {"steps": "chooses answers", "csv": "writes the tokens"}
+    "all": "print every table, not only findings",
+    "json": "write every number of every table to analysis.json there, too"}
 
 
 def read_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser = add_flags(Parser("python analyze.py [RUN ...] [flags]", description), FLAGS)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folders; several are compared "
-                        "(default: the one in runs/ that wrote last)")
+    parser.add_argument("runs", nargs="+", metavar="RUN",
+                        help="run folders; several are compared")
     for name, help_text in SWITCHES.items():
         parser.add_argument(f"--{name}", action="store_true", help=help_text)
-    parser.add_argument("--steps", type=int, nargs="+", metavar="N",
-                        help="steps whose answers the page shows "
-                             f"(default: {STEPS}, evenly spaced)")
-    empty = {"runs": [], "steps": [], **dict.fromkeys(SWITCHES, False)}
-    flags = with_defaults(empty | parser.read(argv), FLAGS)
-    flags.runs = flags.runs or [newest_run()]
+    flags = with_defaults(dict.fromkeys(SWITCHES, False) | parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")
-    for name, what in OF_ONE_RUN.items():
-        if len(flags.runs) > 1 and getattr(flags, name):
-            raise UserError(f"--{name} {what} of one run: give one run only")
     return flags
 
 
@@ -69,8 +50,8 @@ def about(run: dict) -> str:
     config = run["config"]
     if {"imported", "trainer"} & config.keys():
         return "A run of another program."
-    changed = [in_words(axis, config[axis]) for axis, usual in PLAIN.items()
-               if config.get(axis, usual) != usual]
+    changed = [f"the {'weighting' if axis == 'mitigation' else axis} {config[axis]}"
+               for axis, usual in PLAIN.items() if config.get(axis, usual) != usual]
     method = f"plain GRPO but for {' and '.join(changed)}" if changed else "plain GRPO"
     return f"{task_in_words(config)}; the method is {method}."
 
@@ -78,10 +59,9 @@ def about(run: dict) -> str:
 def compared(runs: list[dict]) -> str:
     """What runs that are compared have in common."""
     config, lines = runs[0]["config"], runs[0]["evaluations"]
-    success = "They were not evaluated on held-out problems."
-    if lines:
-        success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, "
-                   "which none of the runs trained on.")
+    success = (f"Held-out success is that on the same {len(lines[0]['answer']):,} problems, which "
+               "none of the runs trained on." if lines
+               else "They were not evaluated on held-out problems.")
     return (f"{len(runs)} runs of {config['model']}, {config['steps']} steps. "
             f"{task_in_words(config)}. {success}")
 
@@ -92,15 +72,6 @@ def task_in_words(config: dict) -> str:
     return f"Task {config.get('task', OPTIONS['task'].default)}: a problem is solved if {means}"
 
 
-def in_words(axis: str, name: str) -> str:
-    """A choice, with the first sentence of its docstring if it is a function that is there."""
-    function = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}.get(axis, {}).get(name)
-    words = " ".join((inspect.getdoc(function) or "").split()) if function else ""
-    first = re.split(r"\.( |$)", words)[0]
-    axis = "weighting" if axis == "mitigation" else axis
-    return f"the {axis} {name}" + f" ({first})" * bool(first)
-
-
 def opening(run: dict) -> list[str]:
     if "imported" in run["config"]:
         return run["config"]["imported"]
@@ -108,23 +79,22 @@ def opening(run: dict) -> list[str]:
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")
-    lines = headline(run)
-    sentences += held_out_success(lines) + cut_off(run, lines)
+    sentences.append(held_out_success(headline(run)))
     if not run["steps"]:
         sentences.append("There are no credit files, so nothing is known of single tokens.")
     return sentences
 
 
-def held_out_success(lines: list[dict]) -> list[str]:
+def held_out_success(lines: list[dict]) -> str:
     """In the first evaluation and the last."""
     if not lines:
-        return ["It was not evaluated on held-out problems."]
+        return "It was not evaluated on held-out problems."
     start, end = lines[0], lines[-1]
     found = [f"{start['success']:.1%} of {len(end['answer']):,} held-out problems {time_of(start)}"]
     if len(lines) > 1:
         found.append(f"{end['success']:.1%} {time_of(end)}")
-    return [f"With {end['mode']} answers it solved {', and '.join(found)} (95% interval "
-            f"{end['success_low']:.1%} to {end['success_high']:.1%})."]
+    return (f"With {end['mode']} answers it solved {', and '.join(found)} (95% interval "
+            f"{end['success_low']:.1%} to {end['success_high']:.1%}).")
 
 
 def headline(run: dict) -> list[dict]:
@@ -137,17 +107,6 @@ def time_of(line: dict) -> str:
     return f"after {step} step{'s' * (step != 1)}" if step else "before training"
 
 
-def cut_off(run: dict, lines: list[dict]) -> list[str]:
-    """An answer that was not finished ran into the limit."""
-    shares = [f"{1 - line['finished_mean']:.1%} of the held-out answers {time_of(line)}"
-              for line in lines[-1:]]
-    finished = [line["finished"] for line in run["metrics"] if line.get("finished") is not None]
-    if finished:
-        shares.append(f"{1 - np.mean(finished):.1%} of all training answers")
-    limit = run["config"].get("max_new_tokens", "new")
-    return [f"{' and '.join(shares)} were cut off by the limit of {limit} tokens."] * bool(shares)
-
-
 def describe(run: dict, tally: Tally | None) -> str:
     """The run in a line: its settings, how many tokens are on record."""
     config = run["config"]
@@ -158,9 +117,10 @@ def describe(run: dict, tally: Tally | None) -> str:
     if tally:
         text += (f"; {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
                  f"{tally.groups:,} problems, steps {tally.steps[0]} to {tally.steps[-1]}")
-    if config.get("temperature", 1) != 1:
-        text += (f"; sampled at temperature {config['temperature']}, while log p, entropy and s "
-                 "are those of temperature 1")
+    sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
+    if not sampled == on_record == 1:
+        text += (f"; sampled at temperature {sampled}; log p, entropy and s are those of "
+                 f"temperature {on_record}")
     return text
 
 
@@ -174,8 +134,8 @@ def run_page(sentences: list[str], findings: list[str], chapters: dict[str, list
     if "credit_by_kind" in figures:
         tables = chapter_body(GRADIENT, others.pop(GRADIENT), figures)
         body += [f"<h2>{GRADIENT}</h2>",
-                 side_by_side(figures["credit_by_kind"], bullets(findings)),
-                 folded("Its tables", tables, 3)]
+                 f"<div class=beside><div>{figures['credit_by_kind']}</div>"
+                 f"<div>{bullets(findings)}</div></div>", folded("Its tables", tables, 3)]
     return [*body, *folded_chapters(others, figures)]
 
 
@@ -183,7 +143,7 @@ def comparison_page(intro: list[str], chapters: dict[str, list[Table]],
                     pictures: list[Picture]) -> list[str]:
     """Which arm is better, with the curves; then the other tables, folded."""
     figures, ((_, first), *others) = figures_of(pictures), chapters.items()
-    return [paragraphs(intro), *illustrated(first, figures),
+    return [paragraphs(intro), *chapter_body("", first, figures),
             *folded_chapters(dict(others), figures)]
 
 
@@ -197,36 +157,27 @@ def folded_chapters(chapters: dict[str, list[Table]], figures: dict[str, str]) -
 
 
 def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> list[str]:
-    return [paragraphs(LEGENDS.get(title, []), "note"), *illustrated(tables, figures)]
-
-
-def illustrated(tables: list[Table], figures: dict[str, str]) -> list[str]:
     """Tables, the figures of PLACES below them."""
-    return [section_of(table, "".join(figures.get(name, "") for name in PLACES.get(table.name, ())))
-            for table in tables]
+    return [paragraphs(LEGENDS.get(title, []), "note"),
+            *(section_of(table, figures.get(PLACES.get(table.name), "")) for table in tables)]
 
 
-def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[Table]],
-                 flags: SimpleNamespace) -> None:
-    """What is said, and the tables that come first; with --all every table."""
-    if not flags.all:
-        return show_in_short(texts, first)
-    show(texts, [])
-    for title, tables in chapters.items():
-        show(LEGENDS.get(title, []), tables)
-
-
-def write_numbers(folder: Path, chapters: dict[str, list[Table]]) -> None:
-    tables = [table.to_json() for tables in chapters.values() for table in tables]
-    replace_text(folder / "analysis.json", json.dumps(tables, indent=1, allow_nan=False) + "\n")
-
-
-def print_written(folder: Path, flags: SimpleNamespace) -> None:
-    """What was written, and which flags say more."""
+def tell(texts: list[str], first: list[Table], chapters: dict[str, list[Table]], folder: Path,
+         flags: SimpleNamespace) -> None:
+    """Print what is said and the tables that come first, with --all every table; and what lies in
+    the folder. With --json the numbers lie there, too."""
+    show_status("")
+    if flags.all:
+        show(texts, [])
+        for title, tables in chapters.items():
+            show(LEGENDS.get(title, []), tables)
+    else:
+        show_in_short(texts, first)
     print(f"\npage: {folder / 'report.html'}, with its pictures beside it")
     if flags.json:
+        numbers = [table.to_json() for table in sum(chapters.values(), [])]
+        text = json.dumps(numbers, indent=1, allow_nan=False) + "\n"
+        replace_text(folder / "analysis.json", text)
         print(f"numbers: {folder / 'analysis.json'}")
-    if flags.csv:
-        print(f"a row for every token: {folder / 'tokens.csv'}")
     if not flags.all:
         print("--all prints every table, --json writes every number")

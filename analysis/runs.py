@@ -3,10 +3,12 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from engine.errors import UserError
 from harness.credit_file import checkpoint_folders
-from harness.credit_reading import credit_steps
-from harness.files import is_file, is_there, paths_in
+from harness.credit_reading import credit_steps, read_columns
+from harness.files import is_there, paths_in
 from harness.identity import run_config
 from harness.log_reading import lines_of_run, missing_evaluations, refuse_gaps
 
@@ -34,24 +36,13 @@ def read_runs(folders: list[str]) -> list[dict]:
     return runs
 
 
-def newest_run() -> str:
-    """The run in runs/ that wrote last, for whoever names none."""
-    written = {folder: max(os.stat(path).st_mtime for path in paths_in(folder) if is_file(path))
-               for folder in paths_in("runs") if is_there(folder / "config.json")}
-    if not written:
-        raise UserError("there is no run in runs/ yet: python train.py --mitigation none makes one")
-    newest = max(written, key=written.get)
-    print(f"no run is named, so this is the one that wrote last: {newest}", file=sys.stderr)
-    return str(newest)
-
-
 def read_run(folder: str | Path) -> dict:
     folder = Path(folder)
     config = run_config(folder)
     for key in NEEDED:
         if key not in config:
             raise UserError(f"{folder / 'config.json'} says nothing of {key}")
-    run = {"folder": folder, "config": config, "steps": credit_steps(folder)}
+    run: dict = {"folder": folder, "config": config, "steps": credit_steps(folder)}
     for name in ("metrics", "evaluations"):
         run[name] = lines_of_run(folder, f"{name}.jsonl")
     check_evaluations(folder / "evaluations.jsonl", run["evaluations"])
@@ -88,6 +79,21 @@ def evaluations(run: dict, mode: str) -> list[dict]:
     """Those that were `sampled` or `greedy`, in the order of their steps."""
     lines = [line for line in run["evaluations"] if line["mode"] == mode]
     return sorted(lines, key=lambda line: line["step"])
+
+
+def share_asked_before(run: dict) -> float:
+    """The share of the problems of training that were asked at an earlier step, by their prompts in
+    the credit files. A few may be by chance, many where a list of problems is gone through again.
+    """
+    asked, again, count = set(), 0, 0
+    for step in run["steps"]:
+        columns = read_columns(run["folder"], step)
+        ends = columns["prompt_start"][1:]
+        prompts = [ids.tobytes() for ids in np.split(columns["prompt_ids"], ends)]
+        again += sum(prompt in asked for prompt in prompts)
+        count += len(prompts)
+        asked |= set(prompts)
+    return again / count if count else 0.0
 
 
 def steps_done(run: dict) -> int:

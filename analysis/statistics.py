@@ -96,17 +96,18 @@ def mean_over(values, tests: int = 1) -> Estimate:
 def holm(p: list[float]) -> list[float]:
     """Holm's adjusted p-values: with true nulls only, any of them is below 0.05 in at most 5% of
     experiments. What is undefined stays so, and is no test."""
-    p = np.asarray(p, float)
-    order, count = np.argsort(p), int(np.isfinite(p).sum())  # undefined ones come last
+    values = np.asarray(p, float)
+    order, count = np.argsort(values), int(np.isfinite(values).sum())  # undefined ones come last
     adjusted, known = np.full(len(p), np.nan), order[:count]
-    scaled = (count - np.arange(count)) * p[known]
+    scaled = (count - np.arange(count)) * values[known]
     adjusted[known] = np.maximum.accumulate(scaled).clip(max=1)
     return adjusted.tolist()
 
 
-def paired_difference(differences: np.ndarray, tests: int = 1, draws: int = 4000) -> Estimate:
-    """(seeds, items): the same seed and the same held-out item in two arms. The mean, and how far
-    it would be off with other seeds and other items; with one seed, other items alone.
+def paired_difference(differences, tests: int = 1, draws: int = 4000) -> Estimate:
+    """(seeds, items), as an array or a list: the same seed and the same held-out item in two arms.
+    The mean, and how far it would be off with other seeds and other items; with one seed, other
+    items alone.
 
     Bootstrap over seeds, and over items. The chance in single answers is in both, and taken out of
     the second. For few seeds the bootstrap is too narrow by sqrt((S - 1) / S) and by Student's t;
@@ -114,6 +115,7 @@ def paired_difference(differences: np.ndarray, tests: int = 1, draws: int = 4000
     one from the chance in single answers, and where all agree, than one answer. `tests`: of how
     many arms this is one (for what can be seen).
     """
+    differences = np.asarray(differences, float)
     seeds, items = differences.shape
     value, rng = float(differences.mean()), np.random.default_rng(0)
     if items == 1:

@@ -115,8 +115,8 @@ def by_row(formats: dict[str, str], rows: list) -> dict[str, tuple]:
 
 
 def shown(value, spec: str) -> str:
-    """A cell as text. The format `p` is for probabilities, which are never 0, `points` for
-    differences of shares."""
+    """A cell as text. The format `p` is for probabilities, which are never 0; `points` for
+    differences of shares, `size` for how large one is."""
     if isinstance(value, str):
         return value
     if isinstance(value, tuple):
@@ -126,6 +126,8 @@ def shown(value, spec: str) -> str:
         return "-"
     if spec == "points":
         return f"{100 * value:+.1f}"
+    if spec == "size":
+        return f"{100 * value:.1f}"
     if spec != "p":
         return format(value, spec)
     return "<0.001" if value < 0.001 else f"{value:.3f}"
@@ -140,18 +142,13 @@ def plain(value):
 
 
 def show(texts: list[str], tables: list[Table]) -> None:
-    """Print what is to be said first, and every table."""
+    """Print what is to be said first, and every table below its title and finding."""
     for text in texts:
         print(textwrap.fill(text, WIDTH) + "\n")
     for table in tables:
-        print(table_with_words(table) + "\n")
-
-
-def table_with_words(table: Table) -> str:
-    """A table below its title and finding, above its notes."""
-    notes = "\n".join(textwrap.fill(note, WIDTH) for note in table.notes)
-    parts = [f"## {table.title}", textwrap.fill(table.finding, WIDTH), table.to_text(), notes]
-    return "\n\n".join(filter(None, parts))
+        notes = "\n".join(textwrap.fill(note, WIDTH) for note in table.notes)
+        parts = [f"## {table.title}", textwrap.fill(table.finding, WIDTH), table.to_text(), notes]
+        print("\n\n".join(filter(None, parts)) + "\n")
 
 
 def show_in_short(texts: list[str], tables: list[Table]) -> None:
@@ -161,7 +158,12 @@ def show_in_short(texts: list[str], tables: list[Table]) -> None:
         if text != NOTHING:
             lines += item_of(text, MOST_LINES)
     for table in tables:
-        lines += cut_short(["", table.title, *table.to_text().split("\n")], LINES - len(lines))
+        of_table, room = ["", table.title, *table.to_text().split("\n")], LINES - len(lines)
+        left_out = len(of_table) - room + 1
+        if left_out <= 1:
+            lines += of_table
+        elif room >= FEWEST_LINES:
+            lines += [*of_table[:room - 1], f"... {left_out} more lines with --all"]
     print("\n".join(lines[:LINES]))
 
 
@@ -169,12 +171,3 @@ def item_of(text: str, most: int | None = None) -> list[str]:
     """One entry of a list, cut after so many lines."""
     lines = textwrap.wrap(text, WIDTH - 2, max_lines=most, placeholder=" ...")
     return [f"{'  ' if number else '- '}{line}" for number, line in enumerate(lines)]
-
-
-def cut_short(lines: list[str], room: int) -> list[str]:
-    if len(lines) <= room:
-        return lines
-    if room < FEWEST_LINES:
-        return []
-    left_out = len(lines) - room + 1
-    return [*lines[:room - 1], f"... {left_out} more lines with --all"]

@@ -11,6 +11,7 @@ A is the advantage of a token, w its weight, p its probability. The gradient at 
 Every sum is made twice: as it is, by blocks of training, and with the groups drawn again
 (bootstrap), which is where the intervals come from.
 """
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,10 @@ PARTITIONS = {  # name: what its cells are called
     "all": ("all",),
     "kind": KINDS,
     "section": SECTIONS,
-    "trained": (*KINDS, "without a ratio or a gradient"),
     "position": tuple(range(10)),
     "ends": ("first fifth", "middle", "last fifth")}
 DRAWN = ("tokens", "abs gradient")  # what is also summed with the groups drawn again
-MEASURES = (*DRAWN, "abs advantage", "entropy", "s", "squared s", "ratio", "squared ratio")
+MEASURES = (*DRAWN, "squared gradient", "abs advantage", "entropy", "s")
 OF_AN_ID = ("entropy", "log_prob", "abs gradient")  # summed for each token id
 BLOCKS = 50      # parts of training that the curves are drawn from
 DRAWS = 1000     # of the bootstrap over groups
@@ -58,16 +58,14 @@ def lay_flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     tokens = {**columns, **floats, **codes, "s": s.numpy(), "length": length, "answer": answer,
               "position": position, "relative": position / length[answer]}
     tokens["gradient"] = tokens["advantage"] * (tokens["weight"] * tokens["s"])
-    return tokens | {f"abs {name}": np.abs(tokens[name]) for name in ("advantage", "gradient")}
+    return tokens | {"abs advantage": np.abs(tokens["advantage"]),
+                     "abs gradient": np.abs(tokens["gradient"]),
+                     "squared gradient": tokens["gradient"] ** 2}
 
 
 def lengths(columns: dict[str, np.ndarray]) -> np.ndarray:
     """(answers,) tokens of each."""
     return np.diff(np.append(columns["episode_start"], len(columns["token_id"])))
-
-
-def text_of(tokenizer: Tokenizer, token_id: int) -> str:
-    return tokenizer.decode([int(token_id)], skip_special_tokens=False)
 
 
 class Vocabulary:
@@ -94,7 +92,6 @@ class Vocabulary:
 class Tally:
     """What is known of a run: of[partition][block, cell, measure], and
     resampled[partition][draw, cell, measure] with the groups drawn again."""
-    partitions, measures, drawn = PARTITIONS, MEASURES, DRAWN  # research/earlier.py has others
 
     def __init__(self, run: Path):
         self.run, self.steps = Path(run), credit_steps(run)
@@ -105,11 +102,12 @@ class Tally:
         self.tokens, self.groups = 0, 0
         self.answers = np.zeros(len(self.blocks), np.int64)
         self.flat_answers = np.zeros(len(self.blocks))  # in groups of equal rewards; nan: unknown
+        self.rewards = Counter()  # of each part: its sum over answers
         self.vocabulary, self.rng = Vocabulary(self.tokenizer), np.random.default_rng(0)
         self.of, self.resampled, self.live = {}, {}, {}  # live: groups with advantages in a cell
-        for name, cells in self.partitions.items():
-            self.of[name] = np.zeros((len(self.blocks), len(cells), len(self.measures)))
-            self.resampled[name] = np.zeros((DRAWS, len(cells), len(self.drawn)))
+        for name, cells in PARTITIONS.items():
+            self.of[name] = np.zeros((len(self.blocks), len(cells), len(MEASURES)))
+            self.resampled[name] = np.zeros((DRAWS, len(cells), len(DRAWN)))
             self.live[name] = np.zeros(len(cells), np.int64)
 
     def read(self, status=lambda text: None) -> None:
@@ -130,38 +128,34 @@ class Tally:
         self.answers[block] += len(tokens["group"])
         flat = sum(len(r) for r in groups if np.ptp(r) == 0)
         self.flat_answers[block] += np.nan if np.isnan(tokens["reward"]).any() else flat
+        parts = [name for name in tokens if name.startswith("reward")]
+        self.rewards.update({name: float(tokens[name].sum()) for name in parts})
         self.add_sums(tokens, block)
         self.vocabulary.add(tokens)
 
     def add_sums(self, tokens: dict[str, np.ndarray], block: int) -> None:
         groups, group = np.unique(tokens["group"][tokens["answer"]], return_inverse=True)
-        measured = [measure_of(tokens, name) for name in self.measures]
+        measured = [tokens[name] if name != "tokens" else None for name in MEASURES]
         # How often each group is drawn: with independent Poisson(1) counts the bootstrap needs no
         # list of all groups, so its memory does not grow with them (Chamandy et al. 2012,
         # "Estimating uncertainty for massive data streams").
         times = self.rng.poisson(1.0, (DRAWS, len(groups))).astype(np.float64)
         for name, cell in self.cells(tokens).items():
-            size = len(groups), len(self.partitions[name])
+            size = len(groups), len(PARTITIONS[name])
             by_group = sums_by_group(group, cell, size, measured)
             self.of[name][block] += by_group.sum(0)
-            self.live[name] += (by_group[..., self.measures.index("abs advantage")] > 0).sum(0)
-            self.resampled[name] += np.tensordot(times, by_group[..., :len(self.drawn)], axes=1)
+            self.live[name] += (by_group[..., MEASURES.index("abs advantage")] > 0).sum(0)
+            self.resampled[name] += np.tensordot(times, by_group[..., :len(DRAWN)], axes=1)
 
     def cells(self, tokens: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Which cell of each partition a token falls into."""
         kind = tokens["kind"]
         middle = (tokens["position"] + 0.5) / tokens["length"][tokens["answer"]]
-        trained = ("ratio" in tokens) & (tokens["weight"] * tokens["advantage"] != 0)
         return {"all": np.zeros_like(kind),
                 "kind": kind,
                 "section": tokens["section"],
-                "trained": np.where(trained, kind, len(KINDS)),
-                "position": self.bin_of(tokens, 10),
+                "position": np.searchsorted(cut_edges(self.longest), tokens["relative"]) - 1,
                 "ends": np.digitize(middle, (0.2, 0.8))}
-
-    def bin_of(self, tokens: dict[str, np.ndarray], bins: int) -> np.ndarray:
-        """(tokens,) which of so many bins of relative position."""
-        return np.searchsorted(cut_edges(self.longest, bins), tokens["relative"]) - 1
 
     def total(self, partition: str, measure: str, blocks=slice(None)) -> np.ndarray:
         """(cells,) over all of training, or some blocks of it."""
@@ -169,7 +163,7 @@ class Tally:
 
     def by_block(self, partition: str, measure: str) -> np.ndarray:
         """(blocks, cells)"""
-        return self.of[partition][..., self.measures.index(measure)]
+        return self.of[partition][..., MEASURES.index(measure)]
 
     def count(self, partition: str) -> np.ndarray:
         return self.total(partition, "tokens").astype(np.int64)
@@ -179,40 +173,31 @@ class Tally:
         with np.errstate(invalid="ignore", divide="ignore"):
             return total / tokens
 
-    def shares(self, partition: str) -> np.ndarray:
-        """(cells,) of the gradient."""
-        sizes = self.total(partition, "abs gradient")
+    def shares(self, partition: str, measure: str = "abs gradient") -> np.ndarray:
+        """(cells,) of the gradient, or of another sum."""
+        sizes = self.total(partition, measure)
         return sizes / max(sizes.sum(), 1e-300)
 
     def is_common(self, partition: str) -> np.ndarray:
         """(cells,) whether there are enough tokens to say something of them."""
         return self.count(partition) >= max(1, RARE * self.tokens)
 
-    def ratios(self, partition: str, unit: str, ratio_of) -> tuple[np.ndarray, np.ndarray]:
-        """A ratio of mean sizes, `ratio_of(sizes, tokens)`: as it is, and of every draw."""
-        sizes, tokens = (self.total(partition, name) for name in (f"abs {unit}", "tokens"))
+    def ratios(self, partition: str, ratio_of) -> tuple[np.ndarray, np.ndarray]:
+        """`ratio_of(tokens, sizes of the gradient)`: as it is, and of every draw."""
         drawn = self.resampled[partition]  # (draws, cells, measures)
-        drawn_sizes, drawn_tokens = drawn[..., self.drawn.index(f"abs {unit}")], drawn[..., 0]
         with np.errstate(invalid="ignore", divide="ignore"):
-            return ratio_of(sizes, tokens), ratio_of(drawn_sizes, drawn_tokens)
-
-
-def measure_of(tokens: dict[str, np.ndarray], name: str) -> np.ndarray | None:
-    """(tokens,) what is summed; tokens themselves are counted."""
-    if name == "tokens":
-        return None
-    values = tokens.get(name.removeprefix("squared "), np.zeros_like(tokens["s"]))  # no ratio
-    return values ** 2 if name.startswith("squared ") else values
+            return (ratio_of(*(self.total(partition, name) for name in DRAWN)),
+                    ratio_of(*np.moveaxis(drawn, -1, 0)))
 
 
 def sums_by_group(group, cell, size: tuple[int, int], measured: list) -> np.ndarray:
-    """(groups, cells, measures)"""
+    """(groups, cells, measures): where there is nothing to sum up, tokens are counted."""
     index = np.ravel_multi_index((group, cell), size)
     sums = [np.bincount(index, values, np.prod(size)).reshape(size) for values in measured]
     return np.stack(sums, axis=-1)
 
 
-def cut_edges(longest: int, bins: int) -> np.ndarray:
+def cut_edges(longest: int, bins: int = 10) -> np.ndarray:
     """Bins of equal width between the smallest and the largest relative position, open on the left;
     the lowest edge lies 0.1% of the range lower, so that 0 is inside (what pandas.cut does)."""
     if longest == 1:  # every answer is one token: all positions are 0
@@ -224,11 +209,11 @@ def cut_edges(longest: int, bins: int) -> np.ndarray:
 
 def over_the_rest(tally: Tally, partition: str) -> list[Estimate]:
     """Mean gradient in a cell over that in all other tokens, for each cell."""
-    def ratio_of(sizes, tokens):
-        other_sizes, other_tokens = (x.sum(-1, keepdims=True) - x for x in (sizes, tokens))
+    def ratio_of(tokens, sizes):
+        other_tokens, other_sizes = (x.sum(-1, keepdims=True) - x for x in (tokens, sizes))
         return sizes / tokens / (other_sizes / other_tokens)
 
-    values, draws = tally.ratios(partition, "gradient", ratio_of)
+    values, draws = tally.ratios(partition, ratio_of)
     values = np.where(tally.is_common(partition), values, np.nan)
     live = tally.live[partition]
     return [ratio(float(values[i]), draws[:, i], int(live[i])) for i in range(len(live))]
@@ -243,13 +228,8 @@ def rest_columns(tally: Tally, partition: str, cells) -> dict[str, tuple]:
             "difference": ("", verdicts(found))}
 
 
-def cell_over_cell(tally: Tally, partition: str, unit: str, one: int, other: int) -> Estimate:
-    """Mean size in one cell over that in another."""
-    value, draws = tally.ratios(partition, unit, lambda sizes, tokens: (
-        sizes[..., one] / tokens[..., one] / (sizes[..., other] / tokens[..., other])))
-    return ratio(float(value), draws, int(tally.live[partition][[one, other]].min()))
-
-
-def early_over_late(tally: Tally, unit: str) -> Estimate:
-    """The first fifth of the answers over the last."""
-    return cell_over_cell(tally, "ends", unit, 0, 2)
+def early_over_late(tally: Tally) -> Estimate:
+    """Mean gradient in the first fifth of the answers over that in the last."""
+    value, draws = tally.ratios("ends", lambda tokens, sizes: (
+        sizes[..., 0] / tokens[..., 0] / (sizes[..., 2] / tokens[..., 2])))
+    return ratio(float(value), draws, int(tally.live["ends"][[0, 2]].min()))

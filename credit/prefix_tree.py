@@ -33,8 +33,8 @@ def prefix_tree(rollouts: Rollouts, *, tree_scale: NotNegative = 1.0) -> torch.T
 def shared_prefix(rollouts: Rollouts) -> torch.Tensor:
     """1 / the number of the group's answers that share the prefix up to and including this token.
 
-    The lambda-GRPO of Sullivan (2509.21154; its scale is --rescale none), which is not the
-    lambda_grpo of this list: that one is 2510.06870, about lengths. """
+    The lambda-GRPO of Sullivan (2509.21154; its scale is --rescale none), not that of 2510.06870,
+    which is about lengths. """
     return torch.stack([1 / torch.bincount(node)[node] for node in paths(rollouts).T], 1)
 
 

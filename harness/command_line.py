@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from engine.choices import ADVANTAGES, MITIGATIONS
-from engine.errors import NotFinite, UserError
+from engine.errors import BadCredit, NotFinite, UserError
 from harness.files import is_file, is_there, read_json
-from harness.flags import (Parser, add_flag, check_value, fields_as_flags, parameters_as_flags,
-                           some_text)
+from harness.flags import Parser, add_flag, check_value, fields_as_flags, some_text
 from harness.run import Run
-from harness.settings import (METHODS, OPTIONS, PROBLEMS, make_settings, read_files,
+from harness.settings import (METHODS, OPTIONS, PROBLEMS, flags_beside, make_settings, read_files,
                               whose_flag)
 from harness.tasks import load_task
 
@@ -33,8 +32,11 @@ def open_run(argv: list[str]) -> Iterator[Run]:
                 error = UserError(where_to_look(error, run))
             if is_new and run.folder:
                 run.folder.remove_unless_begun()
-            if isinstance(error, (SystemExit, BrokenPipeError)) and error.args != (130,):
-                raise RuntimeError("the run was left before its last step") from error
+            notes = getattr(error, "__notes__", [])  # of somebody's code
+            is_left = isinstance(error, (SystemExit, BrokenPipeError))
+            if is_left and (notes or error.args != (130,)):
+                left = f"the run was left before its last step: {error!r}"
+                raise UserError("; ".join([*notes, left])) from error
             raise error  # 130 is Ctrl-C, after which all is well
 
 
@@ -54,15 +56,17 @@ def where_to_look(error: NotFinite, run: Run) -> str:
     """The error, how far the run came, which flags to look at, and what is left."""
     from harness.log_reading import last_step
     s = run.settings
-    values = {"learning_rate": s.learning_rate, **s.flags_for(ADVANTAGES[s.advantage]),
-              **s.flags_for(MITIGATIONS[s.mitigation])}
+    of_model = {} if isinstance(error, BadCredit) else {"learning_rate": s.learning_rate}
+    chosen = (ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation])
+    values = of_model | s.flags_for(chosen[0]) | s.flags_for(chosen[1])
     flags = [f"--{name} {value:g}" for name, value in values.items() if isinstance(value, float)]
     checkpoints = run.folder.checkpoints()
     way_on = (f"the last good checkpoint is {checkpoints[-1]}, --model can begin a new run there"
-              if checkpoints else "there is no checkpoint from before: is the model sound?")
-    steps = last_step(run.folder.path)
-    return (f"{error}, in step {run.step}. The last step on record is {steps}. Look at "
-            f"{', '.join(flags)}; {way_on}")
+              if checkpoints else "there is no checkpoint from before")
+    way_on += ": is the model sound?" if of_model and not checkpoints else ""
+    look_at = f"look at {', '.join(flags)}; " if flags else ""
+    return (f"{error}, in step {run.step}. The last step on record is "
+            f"{last_step(run.folder.path)}: {look_at}{way_on}")
 
 
 def read_flags(argv: list[str]) -> dict:
@@ -103,17 +107,18 @@ def defaults_of(argv: list[str]) -> dict:
 def make_parser(defaults: dict, text_of=lambda *_: SUPPRESS, epilog: str = "") -> Parser:
     """It reads every setting and the flags of the chosen task and methods; `text_of` makes what its
     help says of a setting."""
+    for axis in METHODS:
+        check_value(axis, defaults[axis], OPTIONS[axis])
     of_task = fields_as_flags(load_task(defaults["task"]))
+    flags = flags_beside(defaults)
     parser = Parser("python train.py [flags]", "Train with GRPO and write down what every token "
                     "was given.", epilog=epilog, add_help=False)
     topics = {flag.topic: parser.add_argument_group(flag.topic) for flag in OPTIONS.values()}
     for name, flag in (*OPTIONS.items(), *of_task.items()):
         flag = replace(flag, default=defaults.get(name, flag.default))
         add_flag(topics[flag.topic or PROBLEMS], name, flag, text_of(name, flag))
-    for axis, choices in METHODS.items():
-        check_value(axis, defaults[axis], OPTIONS[axis])
-        for name, flag in parameters_as_flags(choices[defaults[axis]]).items():
-            add_flag(parser, name, flag, SUPPRESS)  # listed below, beside its choice
+    for name in flags.keys() - OPTIONS.keys() - of_task.keys():
+        add_flag(parser, name, flags[name], SUPPRESS)  # listed below, beside its choice
     add_resuming(parser.add_argument_group("going on"))
     return parser
 

@@ -1,4 +1,4 @@
-"""One file a step: what every token was given. docs/credit_files.md lists the columns.
+"""One file a step: what every token was given. docs/what_a_run_leaves.md lists the columns.
 
 `write_credit` writes a file, harness/credit_reading.py reads and checks it. Each process of a run
 writes a file of its own problems; they are read as one.
@@ -42,9 +42,6 @@ COLUMNS = {
     "group": Column("answer", np.int32, 0, MOST),
     "finished": Column("answer", np.bool_, 0, 1),
     "reward": Column("answer", np.float32, may_be_unknown=True),
-    "reward_format": Column("answer", np.float32, may_be_unknown=True),
-    "reward_answer": Column("answer", np.float32, may_be_unknown=True),
-    "reward_reasoning": Column("answer", np.float32, may_be_unknown=True),
     "prompt_ids": Column("prompt token", np.int32, 0, 2 ** 24),
     "prompt_start": Column("problem", np.int32, 0, MOST)}
 OTHERS = {  # columns that not every file has
@@ -53,9 +50,9 @@ OTHERS = {  # columns that not every file has
     "true_credit_se": Column("token", np.float32, low=0),
     "run_id": Column("byte of run_id", np.uint8, 0, 255),  # these three: where a file belongs
     "step": Column("file", np.int32, 0, MOST),
-    "process": Column("rank and count", np.int32, 0, MOST)}
-SCORES = {"reward": "reward", "reward_format": "format", "reward_answer": "answer",
-          "reward_reasoning": "reasoning"}  # column: part of the score
+    "process": Column("rank and count", np.int32, 0, MOST),
+    "trainer_step": Column("file", np.int32, 0, MOST)}     # another trainer's own number of it
+PART = "reward_"  # begins the column of a part of the reward: reward_answer, reward_format, ...
 
 
 def credit_path(run: Path, step: int, rank: int = 0) -> Path:
@@ -86,9 +83,8 @@ def step_of(path: Path) -> int | None:
 
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, origin: dict = {},
                  **more: torch.Tensor) -> None:
-    """Write a batch's record. `origin` has the run_id and the step, if it is of a run, and the
-    process where one writes for all; `more` are further (B, T) by name, the true credit of a probe
-    say."""
+    """Write a batch's record. `origin` says of which run, step and process, or less; `more` are
+    further (B, T) by name, the true credit of a probe say."""
     tokens = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
               "collision": rollouts.collision, "weight": weight, "advantage": rollouts.advantage,
               **more, "section": rollouts.section, "kind": rollouts.kind}
@@ -96,12 +92,12 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor, origin: d
     columns["episode_start"] = starts(rollouts.length.tolist())
     columns["group"] = rollouts.group.cpu().numpy()
     columns["finished"] = rollouts.finished.cpu().numpy()
-    columns |= {name: rollouts.scores[part].cpu().numpy() for name, part in SCORES.items()}
+    columns |= {column_of_part(part): s.cpu().numpy() for part, s in rollouts.scores.items()}
     columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids)
     columns["prompt_start"] = starts([len(prompt) for prompt in rollouts.prompt_ids])
     columns["process"] = origin.get("process", [processes.rank(), processes.count()])
+    columns |= {name: [origin[name]] for name in ("step", "trainer_step") if name in origin}
     if "run_id" in origin:
-        columns["step"] = [origin["step"]]
         columns["run_id"] = list(bytes.fromhex(origin["run_id"]))
     columns = {name: np.asarray(values, column_of(name).dtype) for name, values in columns.items()}
     path.parent.mkdir(exist_ok=True)
@@ -114,5 +110,10 @@ def starts(sizes: list[int]) -> np.ndarray:
     return np.cumsum([0, *sizes[:-1]])
 
 
+def column_of_part(part: str) -> str:
+    return part if part == "reward" else PART + part
+
+
 def column_of(name: str) -> Column:
-    return {**COLUMNS, **OTHERS}.get(name, Column("token", np.float32))
+    other = COLUMNS["reward"] if name.startswith(PART) else Column("token", np.float32)
+    return {**COLUMNS, **OTHERS}.get(name, other)

@@ -9,8 +9,7 @@ import torch
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from engine.tokens import token_bytes
-from harness.credit_file import (COLUMNS, MOST, SCORES, Column, column_of, credit_files,
-                                 credit_path)
+from harness.credit_file import COLUMNS, MOST, PART, Column, column_of, credit_files, credit_path
 from harness.files import reading
 from harness.identity import check_origin, run_id_on_record
 
@@ -39,8 +38,7 @@ def credit_steps(run: Path) -> list[int]:
 
 
 def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollouts:
-    """The batch of a step as Rollouts, with the fields that its file holds. `known` are further
-    fields."""
+    """The batch of a step, with the fields that its file holds; `known` are further ones."""
     columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
     answer_starts = columns["episode_start"]
     tokens = answer_starts.new_tensor([len(columns["token_id"])])
@@ -62,7 +60,8 @@ def read_credit(run: Path, step: int, tokenizer, problems=(), **known) -> Rollou
         finished=columns["finished"], step=step,
         answers=[b"".join(row).decode(errors="replace") for row in pieces],
         texts=[[piece.decode(errors="replace") for piece in row] for row in pieces],
-        scores={part: columns[name] for name, part in SCORES.items()}, **frames, **known)
+        scores={name.removeprefix(PART): values for name, values in columns.items()
+                if name.startswith("reward")}, **frames, **known)
 
 
 def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:

@@ -21,6 +21,7 @@ from functools import cache, partial
 from types import SimpleNamespace
 
 from engine.errors import UserError
+from harness.own_code import place_of, told_as
 
 KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}  # of a flag
 MOST_SEED = 2 ** 32 - 1
@@ -72,7 +73,7 @@ def fields_as_flags(cls) -> dict[str, Flag]:
     """The flags of a dataclass: its fields that are options."""
     hints = typing.get_type_hints(cls)
     return {field.name: as_flag(field.metadata["flag"], field.default, hints[field.name],
-                                f"the field {field.name} of {cls.__name__}")
+                                field.name, cls)
             for field in dataclasses.fields(cls) if "flag" in field.metadata}
 
 
@@ -81,26 +82,23 @@ def parameters_as_flags(function) -> dict[str, Flag]:
     """The flags of a weighting or an advantage: the keyword-only parameters of the function, or of
     the __init__ of a class."""
     called = function.__init__ if inspect.isclass(function) else function
-    hints = typing.get_type_hints(called, include_extras=True)
-    flags = {}
-    for name, parameter in inspect.signature(called).parameters.items():
-        whose = f"the parameter {name} of {function.__name__}"
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
-            raise UserError(f"{whose} needs a default: it becomes a flag")
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            hint = hints.get(name, type(parameter.default))
-            flags[name] = as_flag(Range(), parameter.default, hint, whose)
-    return flags
+    with told_as(function.__name__, function):
+        hints = typing.get_type_hints(called, include_extras=True)
+    return {name: as_flag(Range(), parameter.default, hints.get(name, type(parameter.default)),
+                          name, function)
+            for name, parameter in inspect.signature(called).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY}
 
 
-def as_flag(declared: Flag, default, hint, whose: str) -> Flag:
+def as_flag(declared: Flag, default, hint, name: str, owner) -> Flag:
     """With the default and the type of the place where it stands. The hint is float, or
     float | None, or Annotated[float, Flag(...)], whose flag counts."""
     several = typing.get_origin(hint) in (typing.Annotated, typing.Union, types.UnionType)
     parts = typing.get_args(hint) if several else (hint,)
     kinds = [part for part in parts if isinstance(part, type) and part in KINDS]
-    if not kinds:
-        raise UserError(f"{whose} needs a type that is int, float, bool or str: it becomes a flag")
+    if not kinds or default is inspect.Parameter.empty:
+        raise UserError(f"{name} of {owner.__name__} ({place_of(owner)}) becomes a flag: it needs "
+                        "a default and a type that is int, float, bool or str")
     for part in parts:
         declared = part if isinstance(part, Flag) else declared
     return dataclasses.replace(declared, default=default, kind=kinds[0])

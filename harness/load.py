@@ -20,7 +20,7 @@ from engine.policy import Policy, encode_prompts
 from engine.processes import refuse_undefined
 from engine.tokens import load_tokenizer
 from harness.files import find_folder
-from harness.own_code import expect
+from harness.own_code import expect, place_of, told_as
 from harness.settings import OWN_SAMPLER, Settings
 from harness.tasks import make_task
 from qwen2_model import NAME_OF_TYPE, Qwen2
@@ -73,9 +73,10 @@ def make(function, values: dict, policy):
     if not inspect.isclass(function):
         return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
     if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
-        raise UserError(f"{function.__name__} needs both state_dict and load_state_dict, or a "
-                        "resumed run would forget its state")
-    return function(policy, **values)
+        raise UserError(f"{function.__name__} ({place_of(function)}) needs both state_dict and "
+                        "load_state_dict, or a resumed run would forget its state")
+    with told_as(function.__name__, function):
+        return function(policy, **values)
 
 
 def make_advantage(s, policy):
@@ -94,7 +95,7 @@ def answers_from(run, policy: Policy, optimizer: AdamW):
     server, or pairs of a file."""
     s = policy.settings
     if s.pairs:
-        from bridges.given_pairs import GivenPairs
+        from bridges.pairs import GivenPairs
         return GivenPairs(s.pairs, policy, run)
     if s.rollouts != OWN_SAMPLER:
         from bridges.remote_rollouts import connect
@@ -161,7 +162,8 @@ class TrainerState:
         """The state of advantage and weighting, if a file can hold it."""
         tensors = {}
         for part, method in self.methods.items():
-            state = getattr(method, "state_dict", dict)()
+            with told_as(f"the {part}'s state_dict", method):
+                state = getattr(method, "state_dict", dict)()
             expect(lambda: all(isinstance(name, str) and value.dtype in NAME_OF_TYPE
                                for name, value in state.items()),
                    f"the {part}'s state_dict", "plain tensors by name", state)
@@ -175,5 +177,6 @@ class TrainerState:
             names = [name for name in tensors if name.startswith(f"{part}.")]
             state = {name.partition(".")[2]: tensors.pop(name) for name in names}
             if hasattr(method, "load_state_dict"):
-                method.load_state_dict(state)
+                with told_as(f"the {part}'s load_state_dict", method):
+                    method.load_state_dict(state)
         load_optimizer_tensors(self.optimizer, self.parameters, tensors)

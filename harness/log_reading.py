@@ -6,6 +6,7 @@ is known but that each is a number, a text, yes, no or null. What may be null ma
 as in a run of an older version.
 """
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from engine.errors import UserError
@@ -14,17 +15,12 @@ from harness.flags import shortened
 from harness.identity import MODES, check_origin, run_id_on_record
 
 
-def is_number(value) -> bool:
+def is_number(value, low: float = -LARGEST, high: float = LARGEST) -> bool:
     """True and False are none, and neither is what no float can hold."""
-    return type(value) in (int, float) and abs(value) <= LARGEST  # not so for NaN
+    return type(value) in (int, float) and low <= value <= high  # not so for NaN
 
 
-def is_share(value) -> bool:
-    return is_number(value) and 0 <= value <= 1
-
-
-def is_amount(value) -> bool:
-    return is_number(value) and value >= 0
+is_share, is_amount = partial(is_number, low=0, high=1), partial(is_number, low=0)
 
 
 def is_text(value) -> bool:
@@ -63,9 +59,8 @@ COLUMNS = {  # by log
     "metrics.jsonl": {
         "step": is_step,
         **each(or_null(is_share), "success", "finished", "groups_without_spread"),
-        **each(or_null(is_number), "reward", "reward_format", "reward_answer", "reward_reasoning",
-               "entropy", "loss"),
-        **each(or_null(is_amount), "tokens", "trained_tokens", "extra_tokens", "extra_answers",
+        **each(or_null(is_number), "reward", "reward_format", "entropy", "loss"),
+        **each(or_null(is_amount), "tokens", "N", "trained_tokens", "extra_tokens", "extra_answers",
                "length", "collision", "gradient_norm", "sampler_gap", "weight_factor", "weight_max",
                "seconds", "rollout_seconds", "credit_seconds", "update_seconds", "record_seconds",
                "processor_seconds", "rollout_tokens_per_second", "update_tokens_per_second",

@@ -14,6 +14,7 @@ except ImportError:  # Windows keeps no record of peak memory
 import torch
 
 from engine.rollouts import Rollouts
+from harness.credit_file import column_of_part
 from harness.own_code import joined, metrics_of
 from harness.progress import show_status
 
@@ -61,13 +62,12 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: dict, advantage, weig
 
 def batch_metrics(rollouts: Rollouts) -> dict:
     """Means over answers, and of entropy and collision over tokens."""
-    means = {name: value.mean().item() for name, value in rollouts.scores.items()}
+    means = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
     reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
     without_spread = (reward == reward[:, :1]).all(1)
     tokens = rollouts.mask.sum().item()
-    return {"reward": means["reward"], "reward_format": means["format"],
-            "reward_answer": means["answer"], "reward_reasoning": means["reasoning"],
-            "success": means["answer"], "tokens": tokens, "length": tokens / len(rollouts.texts),
+    return {**means, "success": means.get("reward_answer", math.nan), "tokens": tokens,
+            "length": tokens / len(rollouts.texts),
             "finished": rollouts.finished.float().mean().item(),
             "groups_without_spread": without_spread.float().mean().item(),
             "entropy": rollouts.entropy.sum().item() / tokens,

@@ -1,13 +1,56 @@
 """Code that people write: a weighting, an advantage, a task. What it returns is checked before it
-is used."""
+is used, and what goes wrong in it is told with its file and line."""
+import inspect
+import sys
+import traceback
 from collections.abc import Callable
+from contextlib import chdir, contextmanager, suppress
 from copy import deepcopy
 from reprlib import repr as brief
 
 import torch
 
-from engine.errors import NotFinite, UserError
+from engine.errors import BadCredit, UserError
 from engine.rollouts import Rollouts
+from harness.files import PROJECT
+
+LARGEST_CREDIT = 1e12  # the squares of its gradient, in float32, are still finite
+
+
+def place_of(chosen) -> str:
+    """mitigations.py:57, where a function, a class, or the call of an instance begins."""
+    made = inspect.unwrap(chosen)
+    if not (inspect.isroutine(made) or inspect.isclass(made)):
+        made = getattr(made, "__call__", type(made))
+    with suppress(OSError, TypeError):  # it is made of another, or typed into a shell
+        return f"{own_path(inspect.getsourcefile(made))}:{inspect.getsourcelines(made)[1]}"
+    return own_path(getattr(sys.modules[made.__module__], "__file__", made.__module__))
+
+
+def own_path(file: str) -> str:
+    return str(file).removeprefix(f"{PROJECT}/")
+
+
+@contextmanager
+def told_as(whose: str, chosen):
+    """Inside runs somebody's code. An error gets a note: whose it is, and its last line in the file
+    where that begins. Working directory, gradient mode and default dtype stay what they are."""
+    dtype = torch.get_default_dtype()
+    try:
+        with chdir("."), torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = place_of(chosen)
+        file = place.partition(":")[0]
+        for step in traceback.extract_tb(error.__traceback__):
+            if own_path(step.filename) == file:
+                place = f"{file}:{step.lineno}: {step.line}"
+        error.add_note(f"{whose}, {place}")
+        raise
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def expect(holds: Callable[[], bool], what: str, expected: str, value) -> None:
@@ -23,21 +66,29 @@ def expect(holds: Callable[[], bool], what: str, expected: str, value) -> None:
 
 def described(value) -> str:
     if torch.is_tensor(value):
-        return f"a tensor {tuple(value.shape)} of {value.dtype} on {value.device}"
+        shape = "nested" if value.is_nested else tuple(value.shape)
+        layout = f"{value.layout} " * (value.layout is not torch.strided)
+        return f"a {layout}tensor {shape} of {value.dtype} on {value.device}"
     size = f" ({len(value)} entries)" if isinstance(value, (list, tuple)) else ""
     return " ".join(brief(value).split()) + size
 
 
-def checked_credit(chosen, whose: str, rollouts: Rollouts, policy=None) -> torch.Tensor:
+def checked_credit(chosen, whose: str, rollouts: Rollouts, policy=None,
+                   is_weight: bool = False) -> torch.Tensor:
     """(B, T) float32 without gradient, finite, 0 beyond the mask. `whose` is "the weighting
     my_idea", say. It gets a copy of the batch: what it changes in place, nobody else reads."""
-    shared = (rollouts.generator, rollouts.forward)
-    values = chosen(deepcopy(rollouts, {id(part): part for part in shared}), policy)
-    mask = rollouts.mask
-    expect(lambda: fits_frame(values, mask), whose,
-           f"a tensor (B, T) = {tuple(mask.shape)} of real numbers on {mask.device}", values)
-    frame = torch.broadcast_to(values.detach().float(), mask.shape).masked_fill(~mask, 0.0)
-    refuse_tokens(~frame.isfinite(), mask, f"{whose} is not finite", NotFinite)
+    shared, mask = (rollouts.generator, rollouts.forward), rollouts.mask
+    with told_as(whose, chosen):
+        values = chosen(deepcopy(rollouts, {id(part): part for part in shared}), policy)
+        place = f" ({place_of(chosen)})"
+        expect(lambda: fits_frame(values, mask), whose + place,
+               f"a tensor (B, T) = {tuple(mask.shape)} of real numbers on {mask.device}", values)
+        frame = torch.broadcast_to(values.detach().float(), mask.shape).masked_fill(~mask, 0.0)
+    too_large = f"{whose} is not finite, or beyond {LARGEST_CREDIT:g},"
+    refuse_tokens(~(frame.abs() <= LARGEST_CREDIT), mask, too_large, BadCredit, place)
+    if is_weight:
+        place += ". Credit with a sign is an advantage: see docs/weightings.md"
+        refuse_tokens(frame < 0, mask, f"{whose} is negative", hint=place)
     return frame
 
 
@@ -46,7 +97,8 @@ def fits_frame(values: torch.Tensor, mask: torch.Tensor) -> bool:
     answer is (B, 1), because (B,) would be spread over T."""
     (B, T), (rows, columns) = mask.shape, values.shape
     is_real = values.device == mask.device and not values.is_complex()
-    return is_real and rows in (1, B) and columns in (1, T)
+    is_dense = values.layout is torch.strided and not values.is_nested | values.is_quantized
+    return is_real and is_dense and rows in (1, B) and columns in (1, T)
 
 
 def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserError,
@@ -61,8 +113,13 @@ def refuse_tokens(wrong: torch.Tensor, mask: torch.Tensor, what: str, kind=UserE
 
 def metrics_of(chosen) -> dict:
     """The metrics of a choice, as plain numbers for metrics.jsonl."""
-    return {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
-            for name, value in getattr(chosen, "metrics", {}).items()}
+    with told_as("metrics", chosen):
+        found = {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
+                 for name, value in getattr(chosen, "metrics", {}).items()}
+        for name, value in found.items():
+            expect(lambda: isinstance(value, (int, float, type(None))) and name.isidentifier(),
+                   f"metrics ({place_of(chosen)})", "numbers by name", found)
+    return found
 
 
 def joined(*parts: dict) -> dict:

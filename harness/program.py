@@ -15,6 +15,7 @@ import torch
 from engine import processes
 from engine.errors import LostProcess, UserError
 from harness.files import is_taken_away
+from harness.flags import shortened
 from harness.progress import Visible, go_on_for_nobody, though_nobody_reads, visible
 
 SMALLER = ("a smaller --micro_batch, --questions, --answers or --max_new_tokens needs less, and so "
@@ -31,21 +32,20 @@ def run_as_program(name: str, main, interrupted: str = "") -> None:
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
-    except UserError as error:
-        if not (isinstance(error, LostProcess) or processes.is_main_process()):
-            from engine.several import wait_for_rank0_error
-            if wait_for_rank0_error():
-                sys.exit(1)
-        end_with(f"{name}: {visible(str(error))}")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends at once, without a traceback
         sys.exit(f"{name}: {interrupted}" if interrupted else 130)
     except BrokenPipeError:  # whoever read the output went away, which is no error
         go_on_for_nobody(sys.stdout)
-    except (OSError, MemoryError, RuntimeError, ModuleNotFoundError) as error:
-        sentence = of_the_system(error)
+    except Exception as error:
+        sentence = sentence_about(error)
         if sentence is None:
             raise
+        is_lost = isinstance(error, LostProcess) or processes.is_loss(error)
+        if not (is_lost or processes.is_main_process()):
+            from engine.several import wait_for_rank0_error
+            if wait_for_rank0_error():
+                sys.exit(1)
         end_with(f"{name}: {visible(sentence)}")
     finally:
         with though_nobody_reads(sys.stdout):
@@ -72,12 +72,22 @@ def end_with(sentence: str) -> NoReturn:
     hard_exit(sentence)
 
 
+def sentence_about(error: Exception) -> str | None:
+    """One line, with the notes of somebody's code that it came from (harness/own_code.py); None for
+    a mistake in this code."""
+    notes = getattr(error, "__notes__", [])
+    said = str(error) if isinstance(error, UserError) else of_the_system(error)
+    if said is None and notes:
+        said = f"{type(error).__name__}: {shortened(str(error), 300)}"
+    return None if said is None else " ".join("; ".join([*notes, said]).split())
+
+
 def of_the_system(error: Exception) -> str | None:
     """A sentence about an error of the machine, the operating system or another process, or a room
     that was taken away; None for a mistake in this code."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}"
+        return f"{where}{error.strerror or str(error) or type(error).__name__}"
     if processes.is_loss(error):  # within a layer that is shared out: engine/sharded.py
         return processes.about_loss(error)
     if isinstance(error, ModuleNotFoundError):

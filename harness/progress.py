@@ -48,7 +48,7 @@ def go_on_for_nobody(stream) -> None:
     os.close(nowhere)
 
 
-# No loss among these: its value says nothing about progress (docs/questions.md).
+# No loss among these: its value says nothing about progress (docs/reading_a_run.md).
 HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
           "      left")
 

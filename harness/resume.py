@@ -10,7 +10,7 @@ import torch
 
 from engine import processes
 from engine.errors import UserError
-from harness.credit_file import step_of
+from harness.credit_file import checkpoint_folders, step_of
 from harness.files import (is_file, is_folder, is_there, lines_in, paths_in, read_json, sha256_of,
                            writing)
 from harness.identity import (CHANGEABLE, CHANGES_ROUNDING, LOGS, check_origin, code_in_use,
@@ -45,6 +45,11 @@ def truncate(run: RunFolder, step: int) -> None:
             without_rank = path.with_stem(path.stem.partition("_rank")[0])
             if path.suffix == ".npz" and (step_of(without_rank) or 0) > step:
                 path.unlink()
+        for known, path in checkpoint_folders(run.path).items():
+            if known > step:
+                say(f"{path} has no trainer/state.json to go on from: it is made again, and so are "
+                    f"all steps after {max(step, 0)}")
+                shutil.rmtree(path)
         for folder in ("", "credit", "checkpoints"):
             for path in paths_in(run.path / folder):
                 if path.name.startswith((".", "step_")) and path.suffix == ".tmp":
@@ -95,7 +100,7 @@ def checked_run(folder: RunFolder, config: dict, settings: Settings) -> Run:
         refuse_to_erase(folder, config)
     check_what_is_there(folder, settings, config, run.checkpoint)
     say(f"going on after step {run.done}" if run.done else
-        "no checkpoint yet: starting again at step 1")
+        "no checkpoint to go on from: starting again at step 1")
     return run
 
 

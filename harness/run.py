@@ -125,7 +125,7 @@ class Run:
 def create_folder(s: Settings, policy: Policy) -> RunFolder:
     """Make the run's folder with its config.json, and open it, in every process."""
     config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
-              **provenance(), "reward": policy.task.reward,
+              **provenance(), "reward": policy.task.reward, "columns_temperature": 1,
               "model_config": policy.model.config.to_json(), "code": {"1": code_in_use()}}
     if processes.rank() == 0:
         config["made_of"] = {name: fingerprint(path) for name, path in given_paths(s).items()}

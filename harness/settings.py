@@ -16,13 +16,17 @@ from engine.errors import UserError
 from harness.files import find_folder, is_file, read_json
 from harness.flags import (MOST_SEED, MOST_THREADS, Flag, check_values, fields_as_flags, option,
                            parameters_as_flags)
+from harness.own_code import place_of
 from harness.run_name import run_name
 from harness.tasks import load_task
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "made_of", "run_id", "code",
-    "imported", "trainer")
+    "imported", "trainer", "columns_temperature")
+NOT_KEYWORDS = (  # nor are words of command lines, here and of the tools
+    *NOT_SETTINGS, "help", "resume", "continue", "config", "step", "show", "seeds", "processes",
+    "runs")
 MOST_STEPS = 10 ** 9
 
 OWN_SAMPLER = "own"  # --rollouts
@@ -129,7 +133,7 @@ class Settings:
         "this is", least=0.01, most=100, topic=TRAINING)
     rollouts: str = option(
         OWN_SAMPLER, "who answers the problems of a step: this program, or with http://HOST:PORT a "
-        "server by vLLM or SGLang (bridges/rollouts_by_a_server.md); evaluations, and "
+        "server by vLLM (bridges/rollouts_by_a_server.md); evaluations, and "
         "continuations as of vine and oracle, are always sampled here", requires=SAMPLED,
         topic=TRAINING)
     rollouts_every: int = option(
@@ -228,10 +232,7 @@ def read_files(given: dict) -> tuple[dict, dict]:
 
 def read_values(path: Path, left_out: tuple = ()) -> dict:
     """The settings in a file, which may hold the entries in `left_out` as well."""
-    read = read_json
-    if path.suffix in (".yaml", ".yml"):
-        from bridges.other_names import read_earlier_settings as read
-    values = {name: value for name, value in read(path).items() if name not in left_out}
+    values = {name: value for name, value in read_json(path).items() if name not in left_out}
     known = OPTIONS | fields_as_flags(load_task(values.get("task", Settings.task)))
     for name in values:
         if name not in known and name not in choice_flags():
@@ -248,17 +249,25 @@ def without_other_choices(values: dict, chosen: dict) -> dict:
         left_out |= {"task", *fields_as_flags(load_task(task))}
     for axis, choices in METHODS.items():
         if axis in values and values[axis] != chosen[axis]:
-            left_out |= set(choice_flags(choices))
+            left_out |= choice_flags(choices).keys() - OPTIONS.keys()
             if axis == "mitigation" and values[axis] in tuple(NEVER_RESCALED):
                 left_out.add("rescale")
     return {name: value for name, value in values.items() if name not in left_out}
 
 
 def flags_beside(values: dict) -> dict[str, Flag]:
-    """All settings, and the flags that the chosen task, weighting and advantage bring."""
-    return {**OPTIONS, **fields_as_flags(load_task(values["task"])),
-            **parameters_as_flags(MITIGATIONS[values["mitigation"]]),
-            **parameters_as_flags(ADVANTAGES[values["advantage"]])}
+    """All settings, and the flags that the chosen task, weighting and advantage bring. A name has
+    one meaning, on a command line and in config.json."""
+    flags = dict(OPTIONS)
+    for owner, flags_of in ((load_task(values["task"]), fields_as_flags),
+                            (MITIGATIONS[values["mitigation"]], parameters_as_flags),
+                            (ADVANTAGES[values["advantage"]], parameters_as_flags)):
+        for name in flags_of(owner).keys() & {*flags, *NOT_KEYWORDS}:
+            raise UserError(f"the keyword {name} of {owner.__name__} ({place_of(owner)}) means "
+                            "something else to this program: give it another name, "
+                            f"{owner.__name__}_{name} say")
+        flags |= flags_of(owner)
+    return flags
 
 
 def refuse_flags_of_others(given: dict, values: dict) -> None:

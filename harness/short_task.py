@@ -18,7 +18,7 @@ from engine.errors import UserError
 from engine.tokens import END_OF_TURN
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
-           "read", "score", "label", "right_steps", "right_answers")
+           "read", "score", "label", "right_steps")
 MOST_EXTREME = 1000  # prompts that are tried before a run begins
 ASKED = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
 
@@ -26,7 +26,7 @@ ASKED = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
 @cache
 def short_task(module) -> type:
     """Its class Task, which has no flags."""
-    return type("Task", (ShortTask,), {"module": module})
+    return type("Task", (ShortTask,), {"module": module, "__module__": module.__name__})
 
 
 @dataclass

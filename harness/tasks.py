@@ -15,7 +15,7 @@ from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS
 from harness.files import PROJECT, is_file
 from harness.flags import fields_as_flags, shortened
-from harness.own_code import described, expect
+from harness.own_code import described, expect, told_as
 
 PARTS = ("reward", "format", "answer", "reasoning")  # that every score has
 
@@ -66,7 +66,8 @@ class CheckedTask:
 
     def ask(self, name: str, *arguments):
         """What a method of the task returns, if it is what it should be."""
-        value = getattr(self.task, name)(*arguments)
+        with told_as(f"the task's {name}", self.task):
+            value = getattr(self.task, name)(*arguments)
         if name in EXPECTED:
             expected, test = EXPECTED[name]
             expect(lambda: test(value, *arguments),
@@ -113,6 +114,4 @@ EXPECTED = {  # of a method: in words, and a test of what it returned, with what
               f"kinds, 0 to {len(KINDS) - 1} (docs/your_own_task.md)", are_labels),
     "right_steps": ("a list of tokens, counted from 0", lambda places, problem, pieces:
                     all(place in range(len(pieces)) for place in places)),
-    "right_answers": ("a text that ends the thinking and a list of right answers to follow it",
-                      lambda given, problem: len(given) == 2 and isinstance(given[1], list)),
 }

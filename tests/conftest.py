@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ import torch
 from tokenizers import AddedToken
 
 from countdown_task import TAGS, Problem
-from engine.choices import MITIGATIONS
+from engine.choices import ADVANTAGES, MITIGATIONS
 import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from harness.load import load_policy, make
@@ -47,6 +48,13 @@ from engine.sampler import generate
 from harness.settings import make_settings
 from engine.tokens import ANSWER, NUMBER, encode_prompt
 from tools.demonstrations import make_tokenizer
+
+# The tests are of the project's own methods. What a user has added to them is tested for what it
+# returns (test_every_method.py), and is in no other test's way.
+LISTED = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/weightings.md").read_text("utf-8"), re.M))
+OWN = [(choices, name, choices.data.pop(name)) for choices in (MITIGATIONS, ADVANTAGES)
+       for name in choices.keys() - LISTED
+       if getattr(choices.data[name], "__module__", "credit") in ("mitigations", "grpo", "credit")]
 
 if torch.backends.cpu.get_cpu_capability() != "AVX512":
     # Attention in bfloat16 takes oneDNN's matrix products where the CPU has AMX, and fails unless

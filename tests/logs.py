@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 import analyze
 from analysis.arms import Comparison
-from analysis.compare import PRIMARY, differences
+from analysis.compare import IN_TRAINING, differences
 from analysis.runs import read_run
 from analysis.tally import Tally
 from engine.tokens import load_tokenizer
@@ -120,5 +120,5 @@ def comparison_of(folders, baseline=None):
     return Comparison([read_run(folder) for folder in folders], baseline)
 
 
-def rows_of(comparison, measure=PRIMARY):
+def rows_of(comparison, measure=IN_TRAINING):
     return {row["arm"]: row for row in rows_in(differences(comparison, measure))}

@@ -14,16 +14,13 @@ from runs import SHORT, assert_same_run, lines
 # has the other weightings, which are functions of the batch alone.
 ARMS = {
     "random": "--mitigation random", "covariance": "--mitigation covariance",
-    "lambda": "--mitigation lambda_grpo",
     "learned": "--mitigation learned_importance --importance_warmup 1",
     "ablation": "--mitigation causal_ablation --ablate_every 16",
-    "attribution": "--mitigation outcome_gradient",
     "oracle": "--mitigation oracle --oracle_k 1 --answers 2 --max_new_tokens 28",
     "critic": "--advantage gae --gae_lambda 0.9 --process_reward 0.5",
     "trunk": "--advantage gae --critic trunk --critic_layers 1",
     "vine": "--advantage vine --values_every uncertain --values_k 1",
     "measured": "--advantage measured --measured_k 1 --measured_above 0.5",
-    "belief": "--advantage belief --belief_every 16",
     "hindsight": "--advantage hindsight --hindsight_steps 2",
     "tree": "--advantage prefix_tree --loss_norm constant",
     "epochs": "--epochs 2 --clip_low 0.1 --clip_high 0.1 --kl 0.1 --kl_kind k2",
@@ -33,7 +30,7 @@ ARMS = {
     "both axes": "--mitigation learned_importance --importance_warmup 0 --advantage gae "
                  "--rescale gradient --epochs 2"}
 REPORTED = {"critic": "explained_variance", "epochs": "clipped_share",
-            "dpo": "pairs_in_order", "lambda": "lambda", "learned": "importance_loss"}
+            "dpo": "pairs_in_order", "learned": "importance_loss"}
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from conftest import (ASKED, ROOT, SPOKEN, copied, fill_beyond_the_mask, make_weighting,
+from conftest import (ASKED, OWN, ROOT, SPOKEN, copied, fill_beyond_the_mask, make_weighting,
                       spoken)
 from engine import packing
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
@@ -13,7 +13,8 @@ from harness.own_code import checked_credit
 from harness.load import make
 from mitigations import rescaled_weight
 
-WEIGHTINGS = sorted(MITIGATIONS)
+WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is choices)})
+                       for choices in (MITIGATIONS, ADVANTAGES))
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},
          "measured": {"measured_k": 1, "measured_above": 0.5}, "vine": {"values_k": 1}}
 
@@ -27,13 +28,23 @@ def credit(policy, name, rollouts):
     return checked_credit(advantage, name, rollouts, policy)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own():
+    """The methods that a user has added, while these tests run."""
+    for choices, name, function in OWN:
+        choices.data[name] = function
+    yield
+    for choices, name, _ in OWN:
+        del choices.data[name]
+
+
 @pytest.fixture(scope="module")
 def plain(policy):
     """The credit of a method on the usual batch, worked out once: some sample for it."""
     return cache(lambda name: credit(policy, name, spoken(policy)))
 
 
-@pytest.mark.parametrize("name", [*WEIGHTINGS, *sorted(ADVANTAGES)])
+@pytest.mark.parametrize("name", [*WEIGHTINGS, *CREDITS])
 def test_what_holds_for_every_method(policy, plain, name):
     """The same from the same generator, without gradient, and the policy stays as it was. Neither
     padding nor the micro-batch changes it."""

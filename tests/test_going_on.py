@@ -126,11 +126,13 @@ def spoil(path):
     (lambda run: cut(run / "evaluations.jsonl", 5),
      "lost the greedy evaluation at step 6.* checkpoints from step 6 on")])
 def test_a_finished_run_that_was_damaged_is_told_how_to_get_it_back(whole, finished, damage, said):
-    """Moved away are checkpoints; the run goes on from the one before."""
+    """Moved away are checkpoints; the run goes on from the one before. One that has lost its state
+    is made again."""
     damage(finished)
     assert re.search(said, run("--resume", finished, "--steps", 7, expect=1).stderr)
-    shutil.rmtree(finished / "checkpoints/step_000006")
-    run("--resume", finished)
+    shutil.rmtree(finished / "checkpoints/step_000006/trainer")
+    printed = run("--resume", finished).stdout
+    assert "step_000006 has no trainer/state.json" in printed and "all steps after 4" in printed
     assert_same_run(whole, finished)
 
 

@@ -5,13 +5,14 @@ the files that a program loads.
 """
 import ast
 import json
+import re
 import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
-from conftest import REMOVABLE, ROOT, project_files
+from conftest import LISTED, REMOVABLE, ROOT, project_files
 
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
 ROOMS = ("engine", "harness", "credit", "analysis", "tools",
@@ -28,9 +29,8 @@ ROOT_ROOMS = ["engine", "harness", "credit", "analysis"]
 MAY_IMPORT = {
     "engine": ["qwen2_model", "engine"],
     "harness": ["qwen2_model", "engine", "harness",
-                # doors, for who asks for them: --rollouts, --pairs, --config FILE.yaml
-                "bridges.remote_rollouts.connect", "bridges.given_pairs.GivenPairs",
-                "bridges.other_names.read_earlier_settings"],
+                # doors, for who asks for them: --rollouts, --pairs
+                "bridges.remote_rollouts.connect", "bridges.pairs.GivenPairs"],
     "credit": ["engine", "harness", "qwen2_model", "grpo", "credit"],
     "analysis": ["engine", "harness", "grpo", "analysis"],
     "countdown_task": ["engine.errors", "engine.tokens", "harness.flags", "tools.countdown_data"],
@@ -38,9 +38,8 @@ MAY_IMPORT = {
     "grpo": ["engine", "qwen2_model"],
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *ROOT_ROOMS],
-    "analyze": ["analysis", "engine", "harness", "grpo", "mitigations",
-                "research.earlier.earlier_tables"],  # a door: --all
-    "research": [*SIX, *ROOT_ROOMS, "research"],
+    "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
+    "research": [*SIX, *ROOT_ROOMS, "research", "tools.runs"],
     "tools": [*SIX, *ROOT_ROOMS, "tools"],
     "bridges": [*SIX, *ROOT_ROOMS, "tools", "bridges"],
     "benchmarks": [*SIX, *ROOT_ROOMS, "benchmarks"],
@@ -54,7 +53,7 @@ MAY_NOT_IMPORT = {
 
 def sources():
     """Every .py of the program, the tests aside."""
-    paths = project_files("*.py")
+    paths = [ROOT / f"{name}.py" for name in SIX]
     for room in ROOMS:
         paths += [path for path in project_files(f"{room}/**/*.py")
                   if (ROOT / room / "tests") not in path.parents]
@@ -70,9 +69,26 @@ MODULES = {module_name(path): path for path in sources()}
 NAMES = sorted(MODULES)
 
 
+ADDED = "# a user's"  # in the place of each line of a method that a user has added
+
+
+@cache
+def lines_in(name):
+    """The lines of a file, the project's own: what a user adds below @mitigation or @advantage
+    breaks no rule of the house."""
+    text = MODULES[name].read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for node in ast.parse(text).body if name in SIX else ():
+        marks = [mark.lineno for mark in getattr(node, "decorator_list", ())
+                 if ast.unparse(mark).partition("(")[0] in ("mitigation", "advantage")]
+        if marks and node.name not in LISTED:
+            lines[min(marks) - 1:node.end_lineno] = [ADDED] * (node.end_lineno - min(marks) + 1)
+    return lines
+
+
 @cache
 def tree_of(name):
-    return ast.parse(MODULES[name].read_text(encoding="utf-8"), str(MODULES[name]))
+    return ast.parse("\n".join(lines_in(name)), str(MODULES[name]))
 
 
 def is_own(name):
@@ -119,13 +135,15 @@ def where(name, line):
 
 
 # What a reader loads, and the lab: at most so many files and lines. Whoever needs more takes away.
-CEILINGS = {"train": (33, 5206), "grpo": (7, 806), "analyze": (32, 4373)}
-LAB, MOST_LINES = [*SIX, "engine", "harness", "credit", "analysis", "tools"], 11_407
+# The slack is for what users add around their methods.
+SLACK = 1.02
+CEILINGS = {"train": (33, 5206), "grpo": (7, 806), "analyze": (32, 4330)}
+LAB, MOST_LINES = [*SIX, "engine", "harness", "credit", "analysis", "tools"], 11_321
 LOADED = "import json, sys, {}; print(json.dumps(list(sys.modules)))"
 
 
 def lines_of(names):
-    return sum(len(MODULES[name].read_text(encoding="utf-8").splitlines()) for name in names)
+    return sum(line != ADDED for name in names for line in lines_in(name))
 
 
 @cache
@@ -141,7 +159,7 @@ def loaded_by(program):
 def test_what_a_program_loads_does_not_grow(program):
     loaded = loaded_by(program)
     files, lines = CEILINGS[program]
-    assert len(loaded) <= files and lines_of(loaded) <= lines, (
+    assert len(loaded) <= files and lines_of(loaded) <= SLACK * lines, (
         f"import {program} loads {len(loaded)} files, {lines_of(loaded)} lines")
 
 
@@ -151,11 +169,14 @@ def test_an_analysis_loads_neither_sampler_nor_model():
 
 def test_the_lab_does_not_grow():
     lab = [name for name in NAMES if name.split(".")[0] in LAB]
-    assert lines_of(lab) <= MOST_LINES, f"{lines_of(lab)} lines"
+    assert lines_of(lab) <= SLACK * MOST_LINES, f"{lines_of(lab)} lines"
 
 
 def test_the_top_level_is_six_files():
-    assert {path.stem for path in project_files("*.py")} == SIX
+    """And tasks of a user."""
+    others = [path for path in project_files("*.py") if path.stem not in SIX]
+    assert all(re.search(r"^(def reward\(|class Task\b)", path.read_text(encoding="utf-8"), re.M)
+               for path in others), others
 
 
 def test_every_package_is_a_known_room():
@@ -250,7 +271,7 @@ def test_what_may_not_be_looked_at_is_nowhere_taken_for_absent():
 def test_lines_are_at_most_100_columns():
     wrong = []
     for name in NAMES:
-        lines = MODULES[name].read_text(encoding="utf-8").splitlines()
+        lines = lines_in(name)
         wrong += [f"{where(name, number)} has {len(line)} columns"
                   for number, line in enumerate(lines, 1) if len(line) > 100]
     assert not wrong, "\n".join(wrong)

@@ -1,5 +1,6 @@
 """Ideas and tasks that are wrong: Python's own words, or a sentence on what they returned; and no
 run that is in the way of the next attempt."""
+import os
 import re
 import sys
 
@@ -9,7 +10,9 @@ import torch
 
 import train
 from conftest import ROOT, StateIdea, put_in, refusal
+from engine.errors import UserError
 from harness.own_code import checked_credit
+from harness.program import sentence_about
 from runs import SHORT, lines, run
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
@@ -51,22 +54,50 @@ def test_an_idea_that_raises_is_told_by_python_and_leaves_no_folder(monkeypatch,
 
 
 @pytest.mark.parametrize("made_of", [
-    lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j, lambda x: x.to("meta")])
-def test_what_an_idea_returns_is_checked(said_of, made_of):
-    said = said_of(lambda rollouts: made_of(rollouts.entropy))
-    words = "train.py: the weighting mine should return a tensor (B, T) = (8, 48) of real numbers"
-    assert said.startswith(words) and "\n" not in said
+    lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j, lambda x: x.to("meta"),
+    lambda x: x.to_sparse(), lambda x: torch.nested.nested_tensor([x[0], x[1]]),
+    lambda x: torch.quantize_per_tensor(x, 1.0, 0, torch.quint8)])
+def test_what_an_idea_returns_is_checked(rollouts, made_of):
+    """And told with the place of the function; tensors that are no plain memory, too."""
+    def idea(rollouts, policy):
+        return made_of(rollouts.entropy)
+
+    said = refusal(checked_credit, idea, "the weighting mine", rollouts)
+    line, shape = idea.__code__.co_firstlineno, tuple(rollouts.mask.shape)
+    assert said.startswith(f"the weighting mine (tests/test_own_code.py:{line}) should return a "
+                           f"tensor (B, T) = {shape} of real numbers on cpu, got ")
 
 
-@pytest.mark.parametrize("error", [SystemExit, SystemExit(0), BrokenPipeError])
-def test_a_run_that_is_left_before_its_last_step_has_failed(monkeypatch, tmp_path, error):
-    """Of a program that leaves, or whose reader goes away, the exit status would be 0."""
+@pytest.mark.parametrize("error", [SystemExit, SystemExit(130), BrokenPipeError])
+def test_a_run_that_is_left_before_its_last_step_has_failed(said_of, error):
+    """Of a program that leaves, or whose reader goes away, the exit status would be 0; 130 is that
+    of Ctrl-C."""
     def leaves(rollouts):
         raise error
 
-    put_in(monkeypatch, leaves, "mine")
-    with pytest.raises(RuntimeError, match="left before its last step"):
-        run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "mine")
+    said = said_of(leaves)
+    assert "left before its last step" in said and "test_own_code.py" in said
+
+
+@pytest.mark.parametrize("error, words", [
+    (TimeoutError(), "TimeoutError"), (OSError(28, "No space"), "No space"),
+    (MemoryError(), "there is not enough memory"), (KeyError("x\ny"), "KeyError: 'x")])
+def test_what_an_idea_raises_is_one_line_with_its_own(rollouts, error, words):
+    """Whatever it is; who raises an error of this program says enough. The working directory and
+    the gradient mode are as before."""
+    def idea(rollouts, policy):
+        os.chdir("/")
+        torch.set_grad_enabled(False)
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        checked_credit(idea, "the weighting mine", rollouts)
+    said = sentence_about(raised.value)
+    assert re.match(r"the weighting mine, tests/test_own_code\.py:\d+: raise error; ", said)
+    assert words in said and "\n" not in said
+    assert os.getcwd() != "/" and torch.is_grad_enabled()
+    error = UserError("enough")
+    assert sentence_about(error) == "enough"
 
 
 def test_what_an_idea_changes_in_its_batch_nobody_else_reads(rollouts):

@@ -26,7 +26,7 @@ def test_a_step_is_trained_and_analysed(lab):
     program(lab, "train.py", "--threads", "1", "--questions", "2", "--answers", "4", "--steps", "1",
             "--max_new_tokens", "48", "--eval_every", "0", "--out", "runs/one")
     said = program(lab, "analyze.py", "runs/one", "--all")
-    assert "left out: they need research/" in said and "## Over training" in said
+    assert "## Over training" in said
     assert (lab / "runs/one/analysis/report.html").is_file()
 
 
@@ -44,8 +44,7 @@ def test_the_house_and_the_pages_hold(lab):
 
 
 @pytest.mark.parametrize("flags", [
-    ["--rollouts", "http://127.0.0.1:1"], ["--loss", "dpo", "--pairs", "some.jsonl"],
-    ["--config", "its.yaml"]])
+    ["--rollouts", "http://127.0.0.1:1"], ["--loss", "dpo", "--pairs", "some.jsonl"]])
 def test_what_needs_one_of_them_says_so(lab, flags):
     said = program(lab, "train.py", *flags, expect=1)
     assert said == "train.py: this needs bridges/, a folder of this project that is not here\n"

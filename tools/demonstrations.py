@@ -22,16 +22,18 @@ A talking teacher also says sentences that mean nothing, such as " okay then see
 step and before the answer. Each word is drawn from four, whatever the problem, so to whoever gives
 credit to tokens they are noise.
 """
+import itertools
 import random
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from countdown_task import Problem, Task, held_out
-from tools.countdown_data import Candidate, expressions, smaller_first
+from tools.countdown_data import Step, legal_steps
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
@@ -62,12 +64,50 @@ LAPSES = ["</think><answer> {expression}</answer><|im_end|>",   # no new line
 Pieces = list[tuple[str, float]]  # texts of a demonstration, each with the weight of its loss
 
 
+class Candidate(NamedTuple):
+    """A way to make one number of all, and the steps that compute it."""
+    value: int
+    expression: str
+    steps: tuple[Step, ...]
+
+
 @lru_cache(maxsize=None)
 def candidates(numbers: tuple[int, ...]) -> tuple[Candidate, ...]:
     """Every legal expression of the (sorted) numbers. Sums and products name the larger first."""
     return tuple({candidate.expression: candidate
                   for candidate in expressions(numbers, TASK.max_result)
                   if not any(map(smaller_first, candidate.steps))}.values())
+
+
+def smaller_first(step: Step) -> bool:
+    """Whether a sum or a product names the smaller number first."""
+    x, operator, y, _ = step
+    return operator in "+*" and x < y
+
+
+def expressions(numbers: tuple[int, ...], max_result: int) -> Iterator[Candidate]:
+    """Every way to make one number of all."""
+    yield from joined([(number, str(number)) for number in numbers], (), max_result)
+
+
+def joined(items: list[tuple[int, str]], steps: tuple[Step, ...],
+           max_result: int) -> Iterator[Candidate]:
+    """Join two of the items, which are (value, expression), in every way, until one is left."""
+    if len(items) == 1:
+        yield Candidate(*items[0], steps)
+        return
+    for i, j in itertools.permutations(range(len(items)), 2):
+        (x, left), (y, right) = items[i], items[j]
+        others = [item for k, item in enumerate(items) if k not in (i, j)]
+        for step in legal_steps(x, y, max_result):
+            _, operator, _, result = step
+            expression = f"{in_parentheses(left)} {operator} {in_parentheses(right)}"
+            yield from joined([*others, (result, expression)], (*steps, step), max_result)
+
+
+def in_parentheses(expression: str) -> str:
+    """With parentheses around it, unless it is a number alone."""
+    return f"( {expression} )" if " " in expression else expression
 
 
 def draw(problem: Problem, tried: list[Candidate], rng: random.Random) -> Candidate:

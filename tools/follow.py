@@ -18,7 +18,7 @@ import torch
 
 import mitigations  # noqa: F401  fills the lists of choices
 from analysis.account import place, stages, told
-from analysis.answers import answer_of, groups_in_order, weight_factors
+from analysis.answers import answer_of, groups_in_order, metrics_by_step
 from analysis.runs import read_run
 from analysis.tables import Table, by_row
 from analysis.tally import read_tokens
@@ -63,8 +63,8 @@ def main(argv: list[str]) -> None:
         print(title)
         return show_problems(tokens, tokenizer, step, flags.show)
     check_place("answer", flags.answer, range(len(tokens["group"])), f"step {step}")
-    answer = answer_of(tokens, tokenizer, run["config"], weight_factors(folder).get(step), step,
-                       flags.answer)
+    line = metrics_by_step(folder).get(step, {})
+    answer = answer_of(tokens, tokenizer, run["config"], line, step, flags.answer)
     if flags.token is not None:
         check_place("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")
     print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'])}")
@@ -87,7 +87,7 @@ def show_problems(tokens: dict, tokenizer, step: int, most: int) -> None:
     """Of each problem the answers, with what the comparison made of their rewards."""
     groups = groups_in_order(tokens)
     for members in groups[:most]:
-        answers = [answer_of(tokens, tokenizer, {}, None, step, b) for b in members.tolist()]
+        answers = [answer_of(tokens, tokenizer, {}, {}, step, b) for b in members.tolist()]
         print(f"\n{one_line(answers[0]['prompt'])}\nanswer  reward  advantage  tokens")
         for answer in answers:
             advantage = answer["values"]["advantage"]
@@ -102,7 +102,7 @@ def show_problems(tokens: dict, tokenizer, step: int, most: int) -> None:
 
 def show_answer(answer: dict) -> None:
     """The answer shaded, and a line for each of the tokens that got most."""
-    known, texts = answer["values"] | answer["account"], list(map(visible, answer["texts"]))
+    known, texts = answer["values"] | answer["account"], answer["texts"]
     sizes = [size or 0 for size in known["gradient size"]]
     largest = max(sizes) or 1
     put(f"\ngradient, of this answer's largest: {legend(SHADES) or 'behind a token, from 5%'}\n")

@@ -28,12 +28,13 @@ from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
 from harness.credit_file import checkpoint_folders
 from harness.credit_reading import credit_steps, read_credit
 from harness.files import find_folder
-from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
+from harness.command_line import defaults_of
+from harness.flags import Flag, Parser, add_flags, check_value, some_text, with_defaults
 from harness.identity import run_config
 from harness.load import load_policy, make_weighting
 from harness.program import run_as_program
-from harness.progress import put, visible
-from harness.settings import Settings, choice_flags, make_settings
+from harness.progress import put
+from harness.settings import OPTIONS, Settings, choice_flags, make_settings
 from mitigations import rescaled_weight
 from tools.terminal import check_place, legend, one_line, shaded
 
@@ -50,7 +51,9 @@ SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;3
 def main(argv: list[str]) -> None:
     parser = Parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__)
     parser.add_argument("RUN", type=some_text, help="a run folder")
-    given = add_flags(add_flags(parser, FLAGS), choice_flags(MITIGATIONS)).read(argv)
+    check_value("mitigation", defaults_of(argv)["mitigation"], OPTIONS["mitigation"])
+    own = {name: flag for name, flag in choice_flags(MITIGATIONS).items() if name not in FLAGS}
+    given = add_flags(add_flags(parser, FLAGS), own).read(argv)
     flags = with_defaults(given, FLAGS)
     folder = Path(flags.RUN)
     settings = settings_with(folder, {name: value for name, value in given.items()
@@ -141,7 +144,7 @@ def headline(folder: Path, rollouts: Rollouts, s: Settings, metrics: dict) -> st
 
 
 def print_summary(rollouts: Rollouts, weight: torch.Tensor) -> None:
-    """Where the weight goes, by section, by kind, and the tokens that get most and least of it."""
+    """Where the weight goes, by section and by kind."""
     rows, given = [], weight[rollouts.mask].numpy()
     for names, codes in ((SECTIONS, rollouts.section), (KINDS, rollouts.kind)):
         for code, name in enumerate(names):
@@ -152,18 +155,6 @@ def print_summary(rollouts: Rollouts, weight: torch.Tensor) -> None:
     formats = {"section or kind": "", "tokens": "d", "of all": ".1%", "of weight": ".1%",
                "mean weight": ".3f"}
     print(Table("weight", "", by_row(formats, rows)).to_text())
-    heaviest_first = mean_weights([text for row in rollouts.texts for text in row], given)
-    for words, found in (("heaviest", heaviest_first), ("lightest", heaviest_first[::-1])):
-        listed = "  ".join(f"{text!r} {mean:.2f}" for mean, text in found[:10])
-        print(f"  {words} tokens:  {listed}")
-
-
-def mean_weights(texts: list[str], weight: np.ndarray) -> list[tuple[float, str]]:
-    """The mean weight of each text that is not rare, the heaviest first."""
-    names, place, count = np.unique(texts, return_inverse=True, return_counts=True)
-    means = np.bincount(place, weight) / count
-    often = count >= max(2, len(texts) // 1000)
-    return sorted(zip(means[often].tolist(), names[often].tolist()), reverse=True)
 
 
 def choose_answers(rollouts: Rollouts, most: int) -> list[int]:
@@ -184,7 +175,7 @@ def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: l
         span = f"{low:+.2f}" if low == high else f"{low:+.2f} to {high:+.2f}"
         print(f"\nanswer {b}: reward {rollouts.reward[b]:.2f}, advantage {span}; "
               f"{one_line(prompt.decode(errors='replace'))}")
-        put(shaded(list(map(visible, rollouts.texts[b])), weight[b, :length].tolist(), SHADES,
+        put(shaded(rollouts.texts[b], weight[b, :length].tolist(), SHADES,
                    lambda number: f"\u00b7{number:.2f}"))
 
 

@@ -1,7 +1,6 @@
 """Ask a trained model: one problem, answered before training and after it.
 
     python -m tools.sample runs/none-grpo-s0 3 5 7 22
-    python -m tools.sample runs/none-grpo-s0          problems are typed here, or come from stdin
     python -m tools.sample models/tiny 3 5 7 22       a model folder answers once
 
 The answers show which tokens the model was unsure of: shaded at a terminal, elsewhere with their
@@ -10,15 +9,12 @@ written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.sample")
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from engine.tokens import token_bytes
 from harness.credit_file import checkpoint_folders
 from harness.files import find_folder, is_file, read_json
 from harness.flags import Flag, Parser, add_flags, with_defaults
@@ -27,7 +23,7 @@ from harness.program import run_as_program
 from harness.progress import BOLD, put, right_or_wrong, styled, visible
 from harness.settings import make_settings
 from harness.tasks import make_task
-from tools.terminal import legend, shaded, token_texts
+from tools.terminal import legend, shaded
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
@@ -50,16 +46,15 @@ WITHOUT_TRAINING = {"mitigation": "none", "advantage": "grpo", "loss": "policy",
 
 
 def main(argv: list[str]) -> None:
-    parser = add_flags(Parser("python -m tools.sample RUN [PROBLEM] [flags]", __doc__), FLAGS)
+    parser = add_flags(Parser("python -m tools.sample RUN PROBLEM [flags]", __doc__), FLAGS)
     parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
-    parser.add_argument("problem", metavar="PROBLEM", nargs="*", default=[],
-                        help="such as 3 5 7 22; without it problems are read line by line")
+    parser.add_argument("problem", metavar="PROBLEM", nargs="+", help="such as 3 5 7 22")
     given = parser.read(argv)
     flags = with_defaults(given, FLAGS)
     for name in ("answers", "temperature", "seed"):
         if flags.greedy and name in given:
             raise UserError(f"--{name} has no effect with --greedy: its answer is always the same")
-    folder, words = find_folder(flags.run), " ".join(flags.problem).split()
+    folder = find_folder(flags.run)
     source = {"config": folder / "config.json"} if is_run(folder) else {"model": str(folder)}
     typed = {name: getattr(flags, name) for name in SETTINGS if getattr(flags, name) is not None}
     settings = make_settings({**source, **WITHOUT_TRAINING, **typed})
@@ -67,23 +62,17 @@ def main(argv: list[str]) -> None:
     if not hasattr(task, "read"):
         raise UserError(f"the task {settings.task} cannot read problems: its class Task needs the "
                         "method `read` (docs/your_own_task.md)")
-    problem = read_problem(task, words) if words else None  # before models are loaded
+    problem = task.read(" ".join(flags.problem).split())  # before models are loaded
     policies = load_policies(folder, settings, flags.step)
     how = f"sampled at temperature {settings.temperature:g}, seed {flags.seed}"
     put(visible(f"{folder}, {'the likeliest token every time' if flags.greedy else how}"))
     at = "" if settings.temperature == 1 or flags.greedy else " at temperature 1"
     put(f"probability of a token{at}: {legend(SHADES) or '13% behind it, where below 50%'}\n")
-    if words:
-        return ask(policies, task, problem, flags, 0)
-    if sys.stdin and sys.stdin.isatty():  # None where it is closed
-        example = task.show(task.held_out_problems(1)[0])
-        print(f"Type a problem, such as {example}. Ctrl-D ends.")
-    for number, line in enumerate(filter(str.strip, sys.stdin or ())):
-        try:
-            ask(policies, task, read_problem(task, line.split()), flags, number)
-        except UserError as error:
-            print(error)
-        print()
+    put(styled(visible(task.show(problem)), BOLD))
+    seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
+    for title, policy in policies.items():
+        rollouts = policy.ask([problem], flags.answers, seed, flags.greedy)
+        print_answers(f"{title:{widest}}", rollouts)
 
 
 def is_run(folder: Path) -> bool:
@@ -93,16 +82,6 @@ def is_run(folder: Path) -> bool:
         raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
                         "config.json that names a mitigation or a model_type")
     return "mitigation" in config
-
-
-def read_problem(task, words: list[str]):
-    """The problem that was typed, as the task reads it."""
-    try:
-        return task.read(words)
-    except UserError:
-        raise
-    except (ValueError, LookupError) as error:  # of a task whose `read` expects the right words
-        raise UserError(f"the task cannot read {' '.join(words)[:60]!r}: {error}") from None
 
 
 def load_policies(folder: Path, settings, step: int | None) -> dict[str, Policy]:
@@ -123,27 +102,15 @@ def load_policies(folder: Path, settings, step: int | None) -> dict[str, Policy]
     return policies
 
 
-def ask(policies: dict[str, Policy], task, problem, flags: SimpleNamespace, number: int) -> None:
-    """Print what each model answers to a problem, the `number`-th that is asked."""
-    put(styled(visible(task.show(problem)), BOLD))
-    seed = derived_seed("sample", flags.seed, number)
-    widest = max(map(len, policies))
-    for title, policy in policies.items():
-        rollouts = policy.ask([problem], flags.answers, seed, flags.greedy)
-        print_answers(f"{title:{widest}}", policy, rollouts)
-
-
-def print_answers(title: str, policy: Policy, rollouts: Rollouts) -> None:
+def print_answers(title: str, rollouts: Rollouts) -> None:
     """What one model answered: a single answer beside the title, several below a summary."""
     count = len(rollouts.answers)
     first = verdict(rollouts, 0) if count == 1 else summary(rollouts)
     put(f"\n{styled(visible(title), BOLD)}   {first}")
-    for b in range(count):
+    for b, texts in enumerate(rollouts.texts):
         if count > 1:
             put(f"\n  {verdict(rollouts, b)}")
-        length = int(rollouts.length[b])
-        texts = token_texts(token_bytes(policy.tokenizer, rollouts.ids[b, :length].tolist()))
-        probability = rollouts.log_prob[b, :length].exp().tolist()
+        probability = rollouts.log_prob[b, :len(texts)].exp().tolist()
         put("  " + shaded(texts, probability, SHADES, percent).replace("\n", "\n  "))
 
 
@@ -171,6 +138,4 @@ def summary(rollouts: Rollouts) -> str:
 
 
 if __name__ == "__main__":
-    if sys.stdin:
-        sys.stdin.reconfigure(errors="replace")
     run_as_program("sample", main)

@@ -3,7 +3,6 @@
     first 7 * 3 = 21 wrong       tokens with their probabilities, here without colour:
     -> first·47% 7 * 3·46% = 21 wrong·37%
 """
-import codecs
 import textwrap
 
 from engine.errors import UserError
@@ -14,19 +13,11 @@ from harness.progress import has_colour, styled, visible
 Shades = tuple[tuple[float, str], ...]
 
 
-def token_texts(pieces: list[bytes]) -> list[str]:
-    """The text of each token. A character spread over several tokens stands at its last one."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    texts = [decoder.decode(piece) for piece in pieces]
-    texts[-1] += decoder.decode(b"", final=True)
-    return [visible(text).replace("\t", "\\t") for text in texts]
-
-
 def shaded(texts: list[str], numbers: list[float], shades: Shades, mark) -> str:
     """The tokens, each in the colour of its number; or where there is no colour with `mark(number)`
-    behind it, before its line break if it has one."""
+    behind it, before its line break if it has one. Control characters are written out."""
     result = ""
-    for text, number in zip(texts, numbers):
+    for text, number in zip(map(visible, texts), numbers):
         body = text.rstrip("\n")
         style = next(style for limit, style in shades if number < limit)
         shown = styled(body, style) if has_colour() else f"{body}{mark(number)}"

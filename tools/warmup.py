@@ -27,7 +27,7 @@ from harness.files import find_folder, sha256_of, whole_folder, writing
 from harness.flags import MOST_SEED, MOST_THREADS, Flag, Parser, add_flags, with_defaults
 from harness.program import run_as_program
 from engine.policy import sample_answers
-from engine.rollouts import Rollouts, score_answers
+from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
 from tools.demonstrations import COUNTS, TALK, TASK, batches, make_tokenizer
 
@@ -46,7 +46,7 @@ FLAGS = {
 MUON_RATE, ADAM_RATE = 0.02, 3e-3  # learning rates of the matrices, and of all else
 TEST_EVERY = 1000                  # updates between tests on held-out problems
 
-RECIPE = {  # the settings of a run that suit this model; flags override them
+RECIPE: dict = {  # the settings of a run that suit this model; flags override them
     "prompt": TASK.prompt, "numbers": TASK.numbers,
     "min_number": TASK.min_number, "max_number": TASK.max_number,
     "max_target": TASK.max_target, "max_result": TASK.max_result,
@@ -195,24 +195,16 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 def evaluate(model: Qwen2, tokenizer: Tokenizer, count: int, talk: int) -> str:
     """Answer held-out problems once each; print and return the results, print three answers."""
-    problems = TASK.held_out_problems(count)
-    rollouts = sample_answers(model, tokenizer, TASK, problems, 1,
+    rollouts = sample_answers(model, tokenizer, TASK, TASK.held_out_problems(count), 1,
                               max_new_tokens=recipe_for(talk)["max_new_tokens"])
     rollouts = score_answers(rollouts, tokenizer, TASK)
-    results = sentence(rollouts)
-    print(f"  {results}")
-    for answer in rollouts.answers[:3]:
-        print(f"    {answer}", flush=True)
-    return results
-
-
-def sentence(rollouts: Rollouts) -> str:
-    """Such as: success 10.0%, format 1.00, right steps 95.0%, ..."""
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
-    return (f"success {mean['answer']:.1%}, format {mean['format']:.2f}, "
-            f"right steps {mean['reasoning']:.1%}, "
-            f"{rollouts.length.float().mean().item():.0f} tokens, "
-            f"finished {rollouts.finished.float().mean().item():.1%}")
+    results = (f"success {mean['answer']:.1%}, format {mean['format']:.2f}, "
+               f"right steps {mean['reasoning']:.1%}, "
+               f"{rollouts.length.float().mean().item():.0f} tokens, "
+               f"finished {rollouts.finished.float().mean().item():.1%}")
+    print("\n    ".join([f"  {results}", *rollouts.answers[:3]]), flush=True)
+    return results
 
 
 def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:

@@ -4,14 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from conftest import credit_columns, cut, evaluation, write_lines
+from conftest import credit_columns, cut, write_lines, write_log
 from logs import comparison_of, ids_of, make, rows_in, rows_of, write_run
 
 import analyze
 from analysis import compare
-from analysis.compare import MEASURES, PRIMARY, SPEED, area, curve_of, difference, differences
+from analysis.compare import (AT_THE_END, IN_TRAINING, MEASURES, deciding_measure, difference,
+                              differences)
+from analysis.runs import read_run, share_asked_before
 from analysis.statistics import Estimate, paired_difference
-from engine.errors import UserError
 
 
 def test_a_run_still_going_is_shown_and_not_compared(tmp_path):
@@ -26,16 +27,11 @@ def test_a_run_still_going_is_shown_and_not_compared(tmp_path):
 
 
 def test_an_arm_is_what_its_runs_solved_at_the_end(tmp_path):
-    """And not what they solved at the start; the interval is Student's t over seeds."""
+    """And not what they solved at the start."""
     comparison = comparison_of([write_run(tmp_path / f"a{seed}", 0.5, seed) for seed in range(2)])
     ends = [run["evaluations"][-1]["success"] for run in comparison.shown("none")]
     [row] = rows_in(compare.arms_table(comparison))
     assert row["sampled"] == row["greedy"] == pytest.approx(sum(ends) / 2)
-    low, high = row["95% over seeds"]
-    reach = 12.706 * abs(ends[0] - ends[1]) / 2
-    assert (low, high) == pytest.approx((sum(ends) / 2 - reach, sum(ends) / 2 + reach), rel=1e-3)
-    assert compare.over_seeds([0.0, 0.0, 0.0]) == (0.0, None)
-    assert compare.over_seeds([0.4]) == (0.4, None) and compare.over_seeds([])[1] is None
 
 
 def test_stability_by_hand(tmp_path):
@@ -71,41 +67,89 @@ def test_many_runs_on_one_page(tmp_path, capsys):
     out = capsys.readouterr()
     assert "passed over: " in out.err and "notes is not a run folder" in out.err
     assert max(len(line) for line in out.out.splitlines() if str(tmp_path) not in line) <= 100
-    assert len(out.out.splitlines()) <= 40 and "of an earlier experiment" not in out.out
+    assert len(out.out.splitlines()) <= 40
     folder = tmp_path / "comparison"
     assert sorted(path.name for path in folder.iterdir()) == [
         "analysis.json", "learning_curves.png", "report.html"]
     tables = [table["name"] for table in json.loads((folder / "analysis.json").read_text())]
     assert tables == ["arms", *MEASURES, "stability", "credit by class"]
     page = (folder / "report.html").read_text()
-    places = [page.index(text) for text in ("The arms", "each arm minus none", "<details",
-                                            "Learning speed", "Stability and cost", "Share of")]
+    places = [page.index(text) for text in ("The arms", "Success in training, in points",
+                                            "Held-out success at the end", "<details",
+                                            "Stability and cost", "Share of")]
     assert places == sorted(places) and page.count("<figure") == 1
-    for flags in (["--steps", "1"], ["--csv"]):
-        with pytest.raises(UserError, match=f"{flags[0]} .* one run: give one run only"):
-            analyze.main([*runs, *flags])
 
 
 def test_better_worse_and_no_difference_seen(tmp_path):
     arms = {"base": (0.5, {}), "good": (0.8, {"mitigation": "entropy_ratio"}),
             "bad": (0.2, {"mitigation": "random"}), "same": (0.5, {"mitigation": "equal_gradient"})}
     comparison = comparison_of(make(tmp_path, arms))
-    found = rows_of(comparison)
-    assert {name: row["verdict"] for name, row in found.items()} == {
-        "entropy_ratio": "better", "random": "worse", "equal_gradient": "no difference seen"}
-    for row in found.values():
-        low, high = row["95%"]
-        assert row["seeds"] == 5 and low < row["difference"] < high
-        assert (row["verdict"] == "no difference seen") == (low < 0 < high)
-    assert 0 < found["equal_gradient"]["could see"] < 0.2
-    assert "exploratory" in differences(comparison, SPEED).notes[-1]
+    for measure in MEASURES:
+        found = rows_of(comparison, measure)
+        assert {name: row["verdict"].partition(",")[0] for name, row in found.items()} == {
+            "entropy_ratio": "better", "random": "worse", "equal_gradient": "no difference seen"}
+        for row in found.values():
+            low, high = row["95%"]
+            assert row["seeds"] == 5 and low < row["difference"] < high
+            assert row["verdict"].startswith("no difference") == (low < 0 < high)
+        assert 0 < found["equal_gradient"]["could see"] < 0.2
+
+
+def two_arms(tmp_path, of_none, of_random, answers=None, **config):
+    """Of each a run a seed, with this success at its two steps; all end with the same answers."""
+    folders = []
+    for name, arm in (("none", of_none), ("random", of_random)):
+        for seed, curve in enumerate(arm):
+            run = write_run(tmp_path / f"{name}{seed}", 0.5, seed, steps=2, mitigation=name,
+                            **config)
+            write_lines(run / "metrics.jsonl", [
+                {"step": step, "success": share} for step, share in enumerate(curve, 1)])
+            folders.append(run)
+    return folders
+
+
+def test_success_in_training_by_hand(tmp_path):
+    """Means of both steps 0.3, 0.5 and 0.4, 0.5: differences +0.1 and 0, so their mean is 0.05 and
+    its standard error 0.05; t with one degree of freedom is 12.706, and p = 1/2."""
+    folders = two_arms(tmp_path, [[0.2, 0.4], [0.5, 0.5]], [[0.3, 0.5], [0.6, 0.4]])
+    comparison = comparison_of(folders)
+    [row] = rows_of(comparison).values()
+    assert row["difference"] == pytest.approx(0.05)
+    assert row["Holm p"] == pytest.approx(0.5, abs=1e-3)
+    assert row["95%"] == pytest.approx((0.05 - 0.6353, 0.05 + 0.6353), abs=1e-4)
+    assert row["verdict"] == "no difference seen, within 68.5 points"
+    training = {row["arm"]: row["training"] for row in rows_in(compare.arms_table(comparison))}
+    assert training == pytest.approx({"none": 0.4, "random": 0.45})
+
+
+@pytest.mark.parametrize("config, why", [
+    ({}, ""), ({"pairs": "x.jsonl"}, "not sampled from the policy"),
+    ({"trainer": "TRL"}, "chosen by another program")])
+def test_where_training_says_little_the_evaluation_decides(tmp_path, config, why):
+    folders = two_arms(tmp_path, [[0.2, 0.4]] * 2, [[0.3, 0.5]] * 2, **config)
+    comparison = comparison_of(folders)
+    decides, doubt = deciding_measure(comparison)
+    assert decides == (AT_THE_END if why else IN_TRAINING) and why in doubt
+    (_, *tables), *_ = compare.chapters_of(comparison).values()
+    assert [table.name for table in tables][0] == decides
+    assert not why or why in tables[1].notes[-1]
+
+
+def test_problems_that_are_asked_again_are_counted(tmp_path):
+    """Prompts of steps 1 to 3: 5 and 6; 6 and 7; 5 and 5, so one, then two of six came before."""
+    steps = {step: credit_columns([2, 2], [0, 1], prompt_ids=[first, 9, second, 9])
+             for step, (first, second) in enumerate([(5, 6), (6, 7), (5, 5)], 1)}
+    run = read_run(write_log(tmp_path / "run", steps))
+    assert share_asked_before(run) == pytest.approx(3 / 6)
+    decides, doubt = deciding_measure(comparison_of([tmp_path / "run"]))
+    assert decides == AT_THE_END and doubt.startswith("50% of the problems")
 
 
 def test_pairs_are_of_the_same_seed_and_the_same_problem(tmp_path):
     """A seed that is good for both arms makes no difference; only seeds of both arms count."""
     folders = make(tmp_path, {"base": (0.5, {}), "other": (0.5, {"mitigation": "random"})}, seeds=3)
     comparison = comparison_of(folders[:3] + folders[4:])  # the other arm has no seed 0
-    found = difference(comparison, "random", "none", PRIMARY)
+    found = difference(comparison.seeds("random"), comparison.seeds("none"), AT_THE_END)
     answers = {(name, run["config"]["seed"]): np.array(run["evaluations"][2]["answer"], float)
                for name, arm in comparison.arms.items() for run in arm}
     expected = np.stack([answers["random", seed] - answers["none", seed] for seed in (1, 2)])
@@ -120,35 +164,12 @@ def test_holm_over_the_arms_and_apart_over_their_placebos(tmp_path, monkeypatch)
         "placebo": (0.5, {"mitigation": mine, "placebo": "weights"})}, seeds=2))
     p = {(mine, "none"): 0.03, ("none loss dpo", "none"): 0.001, (placebo, "none"): 0.9,
          (mine, placebo): 0.03}
+    monkeypatch.setattr(comparison, "seeds", lambda name: name)
     monkeypatch.setattr(
         compare, "difference",
-        lambda c, one, other, *_: ([0, 1], Estimate(0.1, 0.01, 0.19, p[one, other], 0.1)))
+        lambda one, other, *_: ([0, 1], Estimate(0.1, 0.01, 0.19, p[one, other], 0.1)))
     found = rows_of(comparison)
     assert {name: row["Holm p"] for name, row in found.items()} == pytest.approx(
         {mine: 0.06, "none loss dpo": 0.003, placebo: 0.9, f"{mine} - {placebo}": 0.03})
     assert [name for name, row in found.items() if row["verdict"] == "better"] == [
         "none loss dpo", f"{mine} - {placebo}"]
-
-
-def test_the_area_is_that_of_straight_lines():
-    """Steps 0, 10, 40: (0 + 1) / 2 * 10 + (1 + 1) / 2 * 30 = 35, over 40 steps 0.875; then wrong
-    again: 20 / 40."""
-    lines = [evaluation(40, [1, 0]), evaluation(0, [0, 0]), evaluation(10, [1, 1])]
-    run = {"config": {"steps": 40}, "evaluations": lines}
-    for at, expected in (([0, 10, 40], [0.875, 0.5]), ([0, 40], [0.5, 0.0])):
-        assert area(curve_of(run, at), at).tolist() == expected
-
-
-@pytest.mark.parametrize("baseline", ("none", "random"))
-def test_areas_are_over_the_steps_at_which_both_were_evaluated(tmp_path, baseline):
-    """The same curve, evaluated once more in one arm: no difference."""
-    runs = []
-    for name, steps in (("none", (0, 10)), ("random", (0, 5, 10))):
-        for seed in range(2):
-            run = write_run(tmp_path / f"{name}{seed}", 0.5, seed, mitigation=name)
-            answers = {0: [0, 0], 5: [1, 1], 10: [1, seed]}
-            write_lines(run / "evaluations.jsonl",
-                        [evaluation(step, answers[step]) for step in steps])
-            runs.append(run)
-    [row] = rows_of(comparison_of(runs, baseline), SPEED).values()
-    assert row["difference"] == 0.0

@@ -59,20 +59,15 @@ def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
         [10] * 120, np.repeat(np.arange(60), 2), advantage=advantage, log_prob=np.log(p),
         collision=p**2 + (1 - p) ** 2, kind=rng.integers(0, 3, 1200))})
     tables = tables_of(folder)
-    assert np.isnan(analyze.early_over_late(tallied(folder), "gradient").low)
+    assert np.isnan(analyze.early_over_late(tallied(folder)).low)
     for name in ("gradient by kind", "gradient by position"):
         assert {row["difference"] for row in tables[name]} == {"too few"}, name
 
 
-def test_the_spread_of_the_ratio_beside_that_of_s_by_hand(tmp_path):
-    """Two words, two numbers, and a number that was not trained on. r of the numbers is 0.5 and
-    1.5: a mean of 1, a spread of 50%. With p a half of two, s is sqrt(1/2)."""
-    columns = credit_columns([5], [0], kind=[0, 0, 2, 2, 2], ratio=[1, 1, 0.5, 1.5, 9],
-                             advantage=[1, 1, 1, 1, 0])
-    _, number, everything = tables_of(write_log(tmp_path / "x", {1: columns}))["ratio and size"]
-    assert number.pop("mean s") == pytest.approx(0.5 ** 0.5)
-    assert number == {"kind": "number", "tokens": 2, "mean r": 1, "spread of r": 0.5,
-                      "spread of s": pytest.approx(0, abs=1e-6)}
-    assert [everything[key] for key in ("tokens", "mean r", "spread of r")] == [
-        4, 1, pytest.approx(0.125 ** 0.5)]
-    assert "ratio and size" not in tables_of(write_log(tmp_path, {1: credit_columns([5], [0])}))
+def test_the_share_of_the_noise_by_hand(tmp_path):
+    """Two words of weight 1 and a number of weight 2, s alike: sizes 1 + 1 and 2, squares 1 + 1
+    and 4."""
+    columns = credit_columns([3], [0], kind=[0, 0, 2], weight=[1, 1, 2])
+    word, number = tables_of(write_log(tmp_path / "x", {1: columns}))["gradient by kind"]
+    assert (word["gradient"], number["gradient"]) == pytest.approx((1 / 2, 1 / 2))
+    assert (word["noise"], number["noise"]) == pytest.approx((1 / 3, 2 / 3))

@@ -14,7 +14,6 @@ from analysis import page as page_file
 from analysis.answers import answers_of
 from analysis.report import about, compared
 from analysis.tables import NOTHING, Table, by_row, show_in_short
-from engine.choices import MITIGATIONS
 from engine.tokens import load_tokenizer
 
 
@@ -128,12 +127,7 @@ def test_in_short_is_a_screen(capsys):
     assert lines.count("- once") == 1 and lines[4].endswith(" ...") and max(map(len, lines)) <= 100
 
 
-def test_one_sentence_says_the_task_what_solved_means_and_the_method(monkeypatch):
-    def idea(rollouts):
-        """Weight 1.5 for
-        some. What follows is not said."""
-
-    monkeypatch.setitem(MITIGATIONS, "idea", idea)
+def test_one_sentence_says_the_task_what_solved_means_and_the_method():
     text = about({"config": {"mitigation": "none", "task": "countdown_task"}})
     assert text.startswith("Task countdown_task: a problem is solved if the expression in <answer>")
     assert text.endswith("; the method is plain GRPO.")
@@ -141,8 +135,7 @@ def test_one_sentence_says_the_task_what_solved_means_and_the_method(monkeypatch
                "task": "not.there.any.more"}
     assert about({"config": changed}) == (
         "Task not.there.any.more: a problem is solved if the score that its task calls answer is "
-        "1; the method is plain GRPO but for the weighting idea (Weight 1.5 for some) and the "
-        "advantage of_yesterday.")
+        "1; the method is plain GRPO but for the weighting idea and the advantage of_yesterday.")
 
 
 def test_a_comparison_names_its_task_and_its_problems():

@@ -1,6 +1,4 @@
 """Which runs are comparable, which are one arm, and which arm is the baseline."""
-import os
-
 import pytest
 from conftest import cut
 from logs import comparison_of, write_run
@@ -8,7 +6,7 @@ from logs import comparison_of, write_run
 import analyze
 from analysis.arms import SETTING, alike, arm_of, comparable, setting_of
 from analysis.runs import read_run
-from analysis.report import describe, read_flags
+from analysis.report import describe
 from engine.errors import UserError
 
 
@@ -63,20 +61,6 @@ def test_the_same_arm_and_seed_twice_is_passed_over_and_the_rest_compared(tmp_pa
     assert "left out: e0, e1, e2, e3 (" in printed
     comparison = comparison_of(runs)
     assert [run["folder"].name for run in comparison.arms["none"]] == ["b", "c"]
-
-
-def test_without_a_name_it_is_the_run_that_wrote_last(tmp_path, monkeypatch, capsys):
-    """Not the folder that was looked at last: analysis/ lies in it."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="there is no run in runs/ yet"):
-        read_flags([], "")
-    for age, name in enumerate(("new", "old")):
-        for path in write_run(tmp_path / "runs" / name, 0.5).iterdir():
-            os.utime(path, (1e9 - age, 1e9 - age))
-    (tmp_path / "runs/old/analysis").mkdir()
-    (tmp_path / "runs/notes").mkdir()
-    assert read_flags([], "").runs == ["runs/new"]
-    assert "runs/new" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [*SETTING, "data"])

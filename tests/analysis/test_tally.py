@@ -6,7 +6,6 @@ from logs import bin_of, by_name, ids_of, mean_of, plain_rows, random_log, talli
 
 import analyze
 from analysis.tally import cut_edges
-from analysis.why import forks
 from engine.tokens import KINDS, SECTIONS
 
 
@@ -52,9 +51,8 @@ def test_shares_of_the_gradient(log):
         for found in tables[f"gradient by {key}"]:
             part = [r for r in rows if names[r[key]] == found[key]]
             size = mean_of(part, "abs gradient")
-            expected = {"gradient": size * len(part) / total, "abs(A) w s": size,
-                        "tokens": len(part) / len(rows), "s": mean_of(part, "s"),
-                        "abs(A)": mean_of(part, "abs advantage")}
+            expected = {"gradient": size * len(part) / total, "tokens": len(part) / len(rows),
+                        "s": mean_of(part, "s"), "abs(A)": mean_of(part, "abs advantage")}
             assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
@@ -66,7 +64,7 @@ def test_forking_and_following_tokens(tmp_path):
     ids = [ids_of(text)[0] for text in (" and", " 7", "\n", " +")]
     columns = credit_columns([39], [0], token_id=each(ids), entropy=each([0.5, 2.0, 0.1, 9.0]),
                              weight=np.full(39, 3.0), kind=each([0, 2, 1, 3]))
-    rows = forks(tallied(write_log(tmp_path / "run", {1: columns}))).to_json()["rows"]
+    rows = analyze.forks(tallied(write_log(tmp_path / "run", {1: columns}))).to_json()["rows"]
     assert [(row[""], row["token"]) for row in rows] == [
         *(("forking", text) for text in ("' 7'", "' and'", "'\\n'")),
         *(("following", text) for text in ("'\\n'", "' and'", "' 7'"))]

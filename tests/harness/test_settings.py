@@ -1,5 +1,5 @@
 """Settings: where a value comes from, and what a task or a choice of one's own brings along."""
-import argparse
+import inspect
 import json
 import re
 
@@ -107,11 +107,27 @@ def seed(rollouts, *, seed: int = 1):
     """Weights."""
 
 
-def test_a_flag_has_one_meaning(own_choices):
-    MITIGATIONS["mine"], ADVANTAGES["mine"] = seed, MITIGATIONS["equal_gradient"]
-    for chosen in "--mitigation mine", "--advantage mine --mitigation inverse_logprob":
-        with pytest.raises(argparse.ArgumentError, match="conflicting option string"):
-            read_flags(chosen.split())
+def method_with(keyword):
+    """A weighting with this keyword."""
+    def mine(rollouts, **_):
+        """Weights."""
+    parameter = inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=1)
+    mine.__signature__ = inspect.Signature([parameter])
+    return mine
+
+
+def test_a_flag_has_one_meaning(own_choices, tmp_path):
+    """Settings, entries of config.json, other words of command lines, flags of the other method:
+    a keyword may be none of them. To be there without being chosen does no harm."""
+    for name in ("seed", "max_number", "reward", "help", "step", "gamma"):
+        choices = {"mine": method_with(name)}
+        MITIGATIONS.data |= choices
+        said = refusal(settings_of, ["--mitigation", "mine", "--advantage", "gae"])
+        where, owner = ("credit/critic.py", "gae") if name == "gamma" else ("", "mine")
+        assert said.startswith(f"the keyword {name} of {owner} ({where}") and ".py:" in said
+        assert f"another name, {owner}_{name} say" in said
+        config = write(tmp_path / "c.json", {"mitigation": "none", "seed": 3})
+        assert settings_of(["--config", config, "--mitigation", "equal_gradient"]).seed == 3
 
 
 @pytest.mark.parametrize("choices, name, module", [

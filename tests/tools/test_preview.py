@@ -1,5 +1,4 @@
 """Weights seen on recorded tokens: the same as training would have made, and nothing written."""
-import argparse
 import dataclasses
 
 import numpy as np
@@ -51,10 +50,13 @@ def test_a_run_of_another_program_shows_what_its_credit_files_tell(tmp_path, con
     assert "x is a run of another program" in said
 
 
-def test_a_weightings_flag_may_not_be_called_like_the_previews_own(monkeypatch):
+def test_a_weightings_flag_may_not_be_called_like_the_previews_own(recorded, monkeypatch):
+    """And a weighting that is not there is named before its flags."""
     put_in(monkeypatch, lambda rollouts, *, step=1: rollouts.entropy, "idea")
-    with pytest.raises(argparse.ArgumentError, match="conflicting option string: --step"):
-        preview.main(["runs/x", "--mitigation", "idea", "--step", "2"])
+    argv = [str(recorded), "--mitigation", "idea", "--step", "2"]
+    assert "the keyword step of idea (tests/" in refusal(preview.main, argv)
+    said = refusal(preview.main, [str(recorded), "--mitigation", "my_idea", "--strength", "2"])
+    assert said.startswith("--mitigation my_idea is not one of: ")
 
 
 def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):
@@ -73,8 +75,3 @@ def test_the_choice_of_answers_begins_where_they_differ(policy):
     reward = torch.tensor([0.1, 0.1, 0.1, 0.0, 0.0, 1.1])
     alike = dataclasses.replace(rollouts, scores={"reward": reward})
     assert preview.choose_answers(alike, 9) == [5, 4, 0]
-
-
-def test_the_mean_weight_of_each_text_that_is_not_rare():
-    weight = np.array([1, 3, 2, 9, 1])
-    assert preview.mean_weights(["a", "a", "b", "c", "b"], weight) == [(2, "a"), (1.5, "b")]

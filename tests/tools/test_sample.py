@@ -1,5 +1,4 @@
 """Asking a model: what is printed is what it answered, and nothing it wrote commands a terminal."""
-import io
 import re
 
 import pytest
@@ -64,31 +63,14 @@ def test_an_answer_that_was_cut_off_is_told(ask):
     assert "5 tokens on average, 2 cut off" in printed
 
 
-def test_problems_come_from_stdin(ask, monkeypatch):
-    """What is wrong with a line is said; the same problem once more is answered anew."""
-    lines_typed = "3 5 7 22\n\n3 five\n3 5 999999 22\n3 5 7 22\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO(lines_typed))
-    printed = ask(TINY)
-    assert "'five' is not a whole positive number" in printed
-    assert "the tokenizer cannot spell the prompt of the problem 3 5 999999 make 22" in printed
-    told = printed.split("3 5 7 make 22\n")[1:]
-    assert len(told) == 2 == len(set(told))
-
-
 def test_no_answer_commands_a_terminal(ask, monkeypatch):
     """Nor does a problem, as a task shows it."""
-    monkeypatch.setattr(sample, "token_bytes", lambda tokenizer, ids: [b"\x1b]0;x\x07"] * len(ids))
+    monkeypatch.setattr("engine.rollouts.token_bytes",
+                        lambda tokenizer, ids: [b"\x1b]0;x\x07"] * len(ids))
     monkeypatch.setattr(Task, "show", lambda task, problem: "\x1b[2J")
     printed = ask(TINY, 3, 5, 7, 22)
     assert r"\x1b]0;x\x07" in printed and r"\x1b[2J" in printed
     assert "\x1b" not in printed and "\x07" not in printed
-
-
-def test_a_character_of_several_tokens_stands_at_the_last():
-    first, second = "é".encode()[:1], "é".encode()[1:]
-    assert terminal.token_texts([b"a", first, second, b"b"]) == ["a", "", "é", "b"]
-    assert terminal.token_texts([b"a", first]) == ["a", "\N{REPLACEMENT CHARACTER}"]
-    assert terminal.token_texts([first, b"b"]) == ["", "\N{REPLACEMENT CHARACTER}b"]
 
 
 @pytest.mark.parametrize("text, probability, marked", [

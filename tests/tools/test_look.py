@@ -1,0 +1,50 @@
+"""What an idea does to the gradient, by hand."""
+import numpy as np
+import pytest
+
+from conftest import ROOT
+from engine.tokens import NUMBER, WORD
+from harness.settings import make_settings
+from tools.look import about_gradient, as_a_batch, look
+
+KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
+
+
+def test_a_weighting_of_ten_tokens():
+    """Eight words of weight 0.5 and two numbers of weight 3, sizes alike: shares 4/10 and 6/10 of
+    8/10 and 2/10. The heaviest token has 3 of 10. If it decides, 9 x 10 of 8/4 + 2 x 9 = 20; with
+    the mean weight 1 in its place 10 of 20."""
+    weight = np.where(KIND == NUMBER, 3.0, 0.5)
+    lines = about_gradient(True, KIND, ONES, ONES, ONES, weight)
+    assert lines[0].endswith("plain GRPO's: number 3.00, word 0.50")
+    assert "the heaviest tenth of the tokens has 30% of all weight" == lines[1]
+    assert "of a batch 4.5 times as large" in lines[2] and lines[3].startswith("0.5 times")
+
+
+def test_equal_weights_are_plain_grpo():
+    size = np.linspace(0.1, 1, 10)
+    for weight in (ONES, 7 * ONES):
+        assert as_a_batch(weight, size, weight.mean()) == pytest.approx(1)
+    assert np.isnan(as_a_batch(ONES, 0 * size, 1.0))
+
+
+def test_an_advantage_has_signs():
+    """Of nine tokens where both have one, three turned."""
+    mine = np.array([1, 1, 1, 1, 1, 1, -2, -2, -2, 0.0])
+    lines = about_gradient(False, KIND, ONES, ONES, mine, ONES)
+    assert lines[1].endswith("has 17% of all abs(A)")
+    assert lines[2].startswith("its sign is not plain GRPO's at 33% ")
+
+
+def test_it_is_what_training_gives_the_tokens(capsys):
+    """The untrained model's answers; weights of plain GRPO change nothing."""
+    plain = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
+             "max_new_tokens": 48}
+    settings = [make_settings(plain | more) for more in ({}, {"mitigation": "by_kind"})]
+    look("itself", settings[0], settings[0], True)
+    head, gradient, *_, last = capsys.readouterr().out.splitlines()
+    assert head.startswith("32 answers") and "1.0 times if all tokens decide alike" in last
+    assert {part.split()[-1] for part in gradient.split(": ")[1].split(", ")} == {"1.00"}
+    look("by_kind", *settings, True)
+    said = capsys.readouterr().out
+    assert "word 0." in said and "operator 1." in said

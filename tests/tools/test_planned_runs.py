@@ -1,0 +1,123 @@
+"""Runs side by side: made, stopped and gone on with, waited for, failed."""
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from conftest import refusal
+from runs import lines
+
+import train
+from harness.credit_file import step_of
+from harness.run_folder import open_folder
+from tools.runs import PlannedRun, Runs, in_words, is_written, make_runs
+
+
+@pytest.fixture
+def planned(learner, tmp_path):
+    def plan(arm="none", seed=0, steps=2, more="--eval_every 0"):
+        flags = f"--model {learner} --questions 2 --answers 2 {more}"
+        return PlannedRun(arm, seed, tmp_path / arm / f"s{seed}", flags.split(), steps)
+    return plan
+
+
+def stop_when(condition):
+    """Sends this process Ctrl-C once the condition holds."""
+    def wait():
+        while not condition():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_stopped_and_started_again(planned, capfd):
+    """Ctrl-C: the run that is being made keeps a checkpoint, no other is begun. Started again it
+    goes on from there, and what is finished is passed over."""
+    first, second = planned(steps=120), planned(seed=1, steps=120)
+    stop_when(lambda: first.steps_made() > 0)
+    with pytest.raises(SystemExit) as ended:
+        make_runs([first, second], 1, "the same command")
+    assert ended.value.code == 130
+    said = capfd.readouterr().out
+    assert "stopped, 0 of 2 runs are finished. Go on with: the same command" in said
+    done = step_of(max((first.folder / "checkpoints").iterdir()))
+    assert 0 < done < 120 and not first.is_finished() and not second.folder.exists()
+    assert make_runs([first], 2, "") == {} and first.is_finished()
+    assert f"going on after step {done}" in first.log.read_text()
+    assert not Runs([first], 2).waiting
+
+
+def test_a_failed_arm_is_left_and_the_others_are_made(planned, capfd):
+    bad = [planned("bad", seed, more="--model nowhere") for seed in range(2)]
+    failed = make_runs([*bad, planned()], 1, "")
+    assert list(failed) == ["bad"] and failed["bad"].startswith("bad-s0: train.py: ")
+    assert "nowhere" in failed["bad"] and not bad[1].log.exists() and planned().is_finished()
+    assert "finished: none-s0" in capfd.readouterr().out
+
+
+def test_a_damaged_run_is_named_with_the_way_out(planned):
+    run = planned()
+    train.main(run.command[1:])
+    (run.folder / "metrics.jsonl").write_text("no JSON\n")
+    said = refusal(Runs, [run], 1)
+    assert "metrics.jsonl, line 1" in said and said.endswith(f"Remove {run.folder}, and it is made "
+                                                             "again")
+
+
+def test_a_run_that_another_process_writes_is_waited_for(planned):
+    """If that process ends before the last step, the run is made here."""
+    run = planned()
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text('{"mitigation": "none", "model": "x", "seed": 0, '
+                                            '"steps": 2}')
+    runs = Runs([run], 1)
+    with open_folder(run.folder):
+        runs.start_some()
+        assert runs.waiting == [run] and not runs.running
+        runs.waiting, runs.running = [], [(run, SimpleNamespace(poll=lambda: 1))]  # refused by it
+        runs.collect()
+        assert runs.waiting == [run] and not runs.failed
+    shutil.rmtree(run.folder)
+    assert runs.make() and runs.finished == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of a parent's end")
+def test_a_killed_program_leaves_no_training_behind(planned):
+    """Its run keeps a checkpoint, as after Ctrl-C."""
+    run = planned(steps=10_000)
+    parent = multiprocessing.get_context("fork").Process(target=Runs([run], 1).make)
+    parent.start()
+    while not lines(run.folder / "metrics.jsonl"):
+        time.sleep(0.01)
+    parent.kill()
+    parent.join()
+    while is_written(run):
+        time.sleep(0.01)
+    assert "Go on with: python train.py --resume" in run.log.read_text()
+
+
+def test_time_left_by_hand(planned, monkeypatch):
+    """A run that is gone on with has made 4 of 20 steps. Nothing is said before the first new one
+    and ten more: 8 + 4 new steps in 24 s, so 2 s for each of the 8 + 16 that are left."""
+    seconds, made = [0.0], {"a": 4, "b": 0}
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(PlannedRun, "steps_made", lambda run: made[run.arm])
+    told = []
+    monkeypatch.setattr("tools.runs.in_words", lambda left: told.append(left) or "soon")
+    runs = Runs([planned("a", steps=20), planned("b", steps=20)], 2)
+    for seconds[0], made["a"], made["b"] in ((100.0, 4, 0), (110.0, 10, 3), (124.0, 12, 4)):
+        said = runs.time_left()
+        assert said == (", soon left" if made["b"] == 4 else "")
+    assert told == [48.0]
+    runs.waiting = []
+    assert runs.time_left() == ""
+
+
+def test_seconds_in_words():
+    assert in_words(4800) == "about 1 h 20 min" and in_words(100) == "about 2 min"

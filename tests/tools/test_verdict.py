@@ -1,0 +1,65 @@
+"""What is said of paired runs, by hand."""
+from tools.verdict import Verdict
+
+
+def runs_with(leads, start=0, base=0.3, ends=None):
+    """A look: plain GRPO at `base`, the placebo 0.01 above, the idea so far ahead of plain GRPO.
+    `ends` says which of the held-out problems each arm solves."""
+    def run(arm, success):
+        end = {"step": 2, "mode": "sampled", "success": 0, "answer": ends and ends[arm]}
+        return {"metrics": [{"success": success}] * 2, "evaluations": [end] if ends else [],
+                "steps": [], "config": {"steps": 2}}
+    arms = {"plain": [base] * len(leads), "placebo": [base + 0.01] * len(leads),
+            "idea": [base + lead for lead in leads]}
+    return {arm: {start + number: run(arm, success) for number, success in enumerate(values)}
+            for arm, values in arms.items()}
+
+
+def verdict_of(*looks):
+    verdict = Verdict("my_idea", runs_with(looks[0]))
+    verdict.looks += [runs_with(leads, 10) for leads in looks[1:]]
+    return " ".join(verdict.sentences())
+
+
+def test_the_sentences_by_hand():
+    """0.03 and 0.05: mean 0.04, standard error 0.01, t with one degree of freedom 12.706."""
+    nothing = verdict_of([0.03, 0.05])
+    assert nothing.startswith("No difference seen: +4.0 (-8.7 to +16.7) points, 2 pairs.")
+    assert "better by at most 16.7 points and worse by at most 8.7." in nothing
+    assert "no difference that is seen, within 15.7 points: its placebo" in nothing
+    behind = verdict_of([-0.05, -0.051, -0.049])
+    assert behind.startswith("my_idea is behind plain GRPO: -5.0 (-5.2 to -4.8) points, 3 pairs.")
+    assert "worse than chance, by -6.0 (-6.2 to -5.8) points" in behind
+
+
+def test_ahead_is_said_after_a_second_look_alone():
+    some, none = [0.05, 0.051, 0.049], [0.02, -0.03, 0.04]
+    assert Verdict("my_idea", runs_with(some)).is_ahead()
+    assert not Verdict("my_idea", runs_with(none)).is_ahead()
+    twice = verdict_of(some, [0.03, 0.031, 0.029])
+    assert twice.startswith("my_idea is ahead of plain GRPO: by +3.0 (+2.8 to +3.2) points on 3 "
+                            "new seeds, after +5.0 (+4.8 to +5.2) on the first 3.")
+    assert "better than chance, by +2.0" in twice
+    once = verdict_of(some, none)
+    assert once.startswith("No difference seen: my_idea was ahead on the first 3 seeds, by +5.0 ")
+    assert "is not on 3 new ones, +1.0 (" in once
+
+
+def test_what_the_evaluation_sees_stands_beside():
+    """Plain GRPO solves all of 200 problems, the idea half of them, with every seed."""
+    ends = {"plain": [1] * 200, "idea": [1, 0] * 100, "placebo": [1] * 200}
+    said = " ".join(Verdict("my_idea", runs_with([0.03, 0.05], ends=ends)).sentences())
+    assert said.startswith("No difference seen")
+    assert "held-out problems, it is behind: by -50" in said
+    assert "held-out" not in verdict_of([0.03, 0.05])
+
+
+def test_the_table_and_the_picture(tmp_path):
+    verdict = Verdict("my_idea", runs_with([0.05, 0.051, 0.049]))
+    verdict.looks.append(runs_with([0.03, 0.031, 0.029], 10))
+    rows = verdict.table().to_json()["rows"]
+    assert [(row["minus"], row["pairs"], round(row["training"], 4)) for row in rows] == [
+        ("plain GRPO", 3, 0.05), ("its placebo", 3, 0.04),
+        ("plain GRPO, new seeds", 3, 0.03), ("its placebo, new seeds", 3, 0.02)]
+    assert all(row["end"] is None for row in rows)  # none was evaluated
+    assert verdict.draw(tmp_path).stat().st_size > 10_000

@@ -1,0 +1,154 @@
+"""Was my idea better? Trains it beside plain GRPO and its own placebo, and says what is seen.
+
+    python -m tools.idea my_idea --strength 2
+
+NAME is a weighting or an advantage. Its own flags and --rescale are the idea's; all other flags of
+train.py hold for every arm. Eight seeds, 8 problems x 8 answers, 60 steps, unless flags say so.
+
+1. A look at a few batches of the untrained model: what the idea does to the gradient.
+2. Training, a process for each core: plain GRPO, the idea, and its placebo, which has the same
+   weights at other tokens. Runs that are there are used again, also by the next idea.
+3. The verdict, by the mean success of all answers of the training, paired by seed. An idea that is
+   ahead is looked at again on as many new seeds before that is said of it.
+
+Ctrl-C stops it, and the same command goes on.
+"""
+if not __package__:
+    raise SystemExit("start it with: python -m tools.idea")
+import ast
+import hashlib
+import inspect
+import json
+import sys
+import textwrap
+from importlib import import_module
+from pathlib import Path
+
+from analysis.runs import read_run
+from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.errors import UserError
+from harness.command_line import read_flags
+from harness.files import PROJECT, is_taken_away, paths_in, sha256_of, writing
+from harness.flags import MOST_THREADS, Flag, Parser, add_flags, parameters_as_flags, with_defaults
+from harness.identity import fingerprint, given_paths
+from harness.program import run_as_program
+from harness.progress import python_command, say
+from harness.settings import Settings, make_settings
+from mitigations import rescaled_weight
+from tools.look import look
+from tools.runs import PlannedRun, make_runs, usable_cores
+from tools.verdict import Verdict
+
+FLAGS = {
+    "seeds": Flag(8, "seeds of each arm; a second look has as many new ones", least=2, most=1000),
+    "processes": Flag(0, "runs at a time; 0 is one for each core that this program may use, and "
+                      "one on a GPU", least=0, most=MOST_THREADS),
+    "runs": Flag("runs/ideas", "folder of the runs")}
+AXES = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
+PLACEBOS = {"mitigation": "weights", "advantage": "advantages"}
+PLAIN = ("none", "grpo")
+USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
+NOT_TAKEN = ("seed", "out", "resume", "continue", "config", "placebo", "loss", "pairs")
+
+
+def main(argv: list[str]) -> None:
+    parser = add_flags(Parser("python -m tools.idea NAME [its flags, flags of train.py, flags]",
+                              __doc__), FLAGS)
+    parser.add_argument("name", metavar="NAME", help="a weighting or an advantage; it comes first")
+    given, typed = parser.parse_known_args(argv)
+    own, name = with_defaults(vars(given), FLAGS), given.name
+    axis, arms = arms_of(name, typed)
+    settings = {arm: make_settings(flags) for arm, flags in arms.items()}
+    look(name, settings["plain"], settings["idea"], is_weighting=axis == "mitigation")
+    labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
+    folders = {arm: Path(own.runs) / f"{labels[arm]}-{digest(settings[arm])}" for arm in arms}
+    processes = own.processes or (usable_cores() if settings["plain"].device == "cpu" else 1)
+
+    def runs_of(seeds: range) -> dict[str, dict[int, dict]]:
+        """Trained where they are missing: look[arm][seed], all arms of a seed before the next."""
+        planned = [PlannedRun(labels[arm], seed, folders[arm] / f"s{seed}", as_typed(arms[arm]),
+                              settings[arm].steps) for seed in seeds for arm in arms]
+        failed = make_runs(planned, processes, python_command("-m", "tools.idea", *argv))
+        for reason in failed.values():
+            raise UserError(reason)
+        return {arm: {seed: read_run(folders[arm] / f"s{seed}") for seed in seeds} for arm in arms}
+
+    verdict = Verdict(name, runs_of(range(own.seeds)))
+    if verdict.is_ahead():
+        say(f"{name} is ahead on these seeds: looking again on {own.seeds} new ones")
+        verdict.looks.append(runs_of(range(own.seeds, 2 * own.seeds)))
+    verdict.tell()
+    with writing(folders["idea"]):
+        say(f"\npicture: {verdict.draw(folders['idea'])}")
+    runs = " ".join(f"{folder}/s*/" for folder in folders.values())
+    say(f"tables and a page: python analyze.py {runs}")
+    if not is_taken_away("research"):
+        dial = import_module("research.probes.dial")
+        of_method = parameters_as_flags(AXES[axis][name])
+        say(dial.one_line(name, {flag: value for flag, value in arms["idea"].items()
+                                 if flag in of_method}))
+        say("more worlds: " + python_command("-m", "research", "dial", "--only", name))
+
+
+def arms_of(name: str, typed: list[str]) -> tuple[str, dict[str, dict]]:
+    """The axis of the idea, and the flags of train.py of each arm."""
+    axis = next((axis for axis, choices in AXES.items() if name in choices), None)
+    if name in PLAIN:
+        raise UserError(f"{name} is what an idea is compared with: give another name")
+    if axis is None:
+        raise UserError(f"there is no weighting and no advantage {name}, which comes first: is its "
+                        "function in mitigations.py, below @mitigation or @advantage?")
+    given = read_flags([f"--{axis}", name, *typed])
+    for flag in NOT_TAKEN:
+        if flag in given:
+            raise UserError(f"--{flag} is not for this program: it trains plain GRPO, {name} and "
+                            "its placebo with several seeds, in folders of their own")
+    own = (axis, "rescale", *parameters_as_flags(AXES[axis][name]))
+    of_idea = {flag: given.pop(flag) for flag in own if flag in given}
+    common = USUAL | given
+    common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common
+    if common["eval_every"]:
+        common.setdefault("eval_modes", "sampled")
+    return axis, {"plain": common, "idea": common | of_idea,
+                  "placebo": common | of_idea | {"placebo": PLACEBOS[axis]}}
+
+
+def as_typed(flags: dict) -> list[str]:
+    """Of an arm, without what a planned run adds."""
+    words = {name: "yes" if value is True else "no" if value is False else str(value)
+             for name, value in flags.items() if name != "steps"}
+    return [part for name, word in words.items() for part in (f"--{name}", word)]
+
+
+def digest(s: Settings) -> str:
+    """Of all that a run of these settings follows from, but its seed. A function that was changed
+    has runs of its own, and those of plain GRPO are used again: of methods the source of the
+    chosen ones counts, of what computes a step every file."""
+    values = {name: value for name, value in s.to_json().items() if name not in ("seed", "out")}
+    files = [PROJECT / name for name in ("train.py", "grpo.py", "qwen2_model.py")]
+    files += [path for path in paths_in(PROJECT / "engine") if path.suffix == ".py"]
+    files.append(PROJECT.joinpath(*s.task.split(".")).with_suffix(".py"))
+    known = {"values": values, "files": {path.name: sha256_of(path) for path in files},
+             "made of": {name: fingerprint(path) for name, path in given_paths(s).items()}}
+    for chosen in (MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage], rescaled_weight):
+        known |= sources_of(chosen, {})
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def sources_of(chosen, known: dict[str, str]) -> dict[str, str]:
+    """The source of a function or a class, and what it uses of its own file: functions and classes
+    by their source, plain values as they are."""
+    known[chosen.__name__] = inspect.getsource(chosen)
+    module = sys.modules[chosen.__module__]
+    for node in ast.walk(ast.parse(textwrap.dedent(known[chosen.__name__]))):
+        used = getattr(module, node.id, None) if isinstance(node, ast.Name) else None
+        if isinstance(used, (int, float, str, tuple, list, dict)):
+            known[node.id] = repr(used)
+        is_code = inspect.isfunction(used) or inspect.isclass(used)
+        if is_code and used.__module__ == chosen.__module__ and used.__name__ not in known:
+            sources_of(used, known)
+    return known
+
+
+if __name__ == "__main__":
+    run_as_program("idea", main, interrupted="stopped at once; the same command goes on")

@@ -1,0 +1,84 @@
+"""A look at an idea before it is trained: what it does to the gradient of a few batches.
+
+The size of a token's gradient at the logits is abs(A) w s (grpo.gradient_size), and the noise of a
+batch is the sum of the squares. A weighting that takes noise off tokens that decide nothing is as
+good as a larger batch of plain GRPO: how large at the most is known before any training.
+"""
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from engine.policy import Policy, derived_seed
+from engine.rollouts import Rollouts
+from engine.tokens import KINDS
+from grpo import gradient_size
+from harness.load import load_policy, make_advantage, make_weighting
+from harness.progress import say, show_status
+from harness.settings import Settings
+from mitigations import rescaled_weight
+from train import with_advantage
+
+BATCHES, TENTH = 4, 0.1
+RARE = 0.005  # share of the gradient: of a kind that has less nothing is said
+
+
+def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
+    """Print what the idea does to the tokens of a few batches of the untrained model."""
+    policy, found = load_policy(plain), []
+    of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
+                         for s in (plain, idea))
+    for step in range(1, BATCHES + 1):
+        show_status(f"a look at the untrained model, batch {step} of {BATCHES}")
+        problems = policy.task.training_problems(plain.seed, step, plain.questions)
+        batch = policy.ask(problems, plain.answers, derived_seed("train", plain.seed, step))
+        usual, _ = credited(batch, of_plain, policy, step)
+        advantage, weight = credited(batch, of_idea, replace(policy, settings=idea), step)
+        s = gradient_size(batch.log_prob, batch.collision)
+        found.append([frame[batch.mask].double() for frame in (
+            batch.kind, s, usual, advantage, weight)])
+    kind, *columns = (torch.cat(parts).numpy() for parts in zip(*found))
+    say(f"{BATCHES * len(batch.mask)} answers of the untrained model, {len(kind)} tokens; {name} "
+        "against plain GRPO:")
+    for line in about_gradient(is_weighting, kind.astype(int), *columns):
+        say(f"  {line}")
+
+
+def credited(batch: Rollouts, methods: tuple, policy: Policy, step: int) -> tuple:
+    """Advantage and weight (B, T), as a step of training makes them."""
+    s, (advantage, weighting) = policy.settings, methods
+    rollouts = with_advantage(batch, advantage, policy, step)
+    weight, _ = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
+    return rollouts.advantage, weight
+
+
+def about_gradient(is_weighting: bool, kind, s, usual, advantage, weight) -> list[str]:
+    """Lines about some tokens: their kind, s, plain GRPO's advantage, and what the idea gives."""
+    size, was = np.abs(advantage * weight * s), np.abs(usual * s)
+    mine, plain = (np.bincount(kind, one, len(KINDS)) / max(one.sum(), 1e-30)
+                   for one in (size, was))
+    gains = {KINDS[k]: mine[k] / plain[k] for k in np.flatnonzero(plain > RARE)}
+    ordered = sorted(gains.items(), key=lambda item: -item[1])
+    amount = weight if is_weighting else np.abs(advantage)
+    heaviest = np.sort(amount)[::-1][:max(1, round(TENTH * len(amount)))]
+    lines = ["share of the gradient, times plain GRPO's: "
+             + ", ".join(f"{name} {gain:.2f}" for name, gain in ordered),
+             f"the heaviest tenth of the tokens has {heaviest.sum() / amount.sum():.0%} of all "
+             + ("weight" if is_weighting else "abs(A)")]
+    if not is_weighting:
+        both = (advantage != 0) & (usual != 0)
+        turned = np.mean((advantage * usual)[both] < 0) if both.any() else 0.0
+        return [*lines, f"its sign is not plain GRPO's at {turned:.0%} of the tokens where both "
+                        "have one"]
+    at_most, even = (as_a_batch(weight, was, level) for level in (heaviest.mean(), weight.mean()))
+    return [*lines,
+            f"noise, sum (A w s)^2: as of a batch {at_most:.1f} times as large if that tenth "
+            "decides everything,",
+            f"{even:.1f} times if all tokens decide alike: a ceiling, not a promise"]
+
+
+def as_a_batch(weight: np.ndarray, size: np.ndarray, level: float) -> float:
+    """The batch of plain GRPO with the same noise for its signal. The noise at the logits is the
+    sum of squared sizes; the signal of what decides is multiplied by its weight, `level`."""
+    noise = (weight ** 2 * size ** 2).sum()
+    return float(level ** 2 * (size ** 2).sum() / noise) if noise > 0 else float("nan")

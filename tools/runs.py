@@ -1,0 +1,193 @@
+"""Training runs side by side: what is missing is made, a process for each core.
+
+A planned run is a command of train.py with --continue, so it is made, gone on with, or passed over.
+Everything can be stopped at any moment, and the same command goes on. Two programs share their
+runs: one that another process is writing is waited for.
+"""
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis.runs import is_done, read_run
+from engine.errors import UserError
+from harness.files import PROJECT, is_folder, is_there, locked, make_folder, writing
+from harness.program import StopRequest
+from harness.progress import say, show_status
+
+PAUSE = 0.5           # seconds between two looks at the processes
+FEWEST_STEPS = 10     # that say how long the others will take
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+@dataclass
+class PlannedRun:
+    arm: str
+    seed: int
+    folder: Path
+    flags: list[str]  # of train.py, --out, --seed and --steps aside
+    steps: int
+    program: tuple[str, ...] = (str(PROJECT / "train.py"),)
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-s{self.seed}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def command(self) -> list[str]:
+        return [*self.program, "--continue", "--out", str(self.folder), *self.flags,
+                "--steps", str(self.steps), "--seed", str(self.seed)]
+
+    def is_finished(self) -> bool:
+        try:
+            return is_there(self.folder / "config.json") and is_done(read_run(self.folder))
+        except UserError as error:
+            raise UserError(f"{error}. Remove {self.folder}, and it is made again") from None
+
+    def steps_made(self) -> int:
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if is_there(path) else 0
+
+
+class Runs:
+    """`make` makes what is not finished. `failed` has what went wrong, by arm: the others of that
+    arm are not begun."""
+
+    def __init__(self, planned: list[PlannedRun], processes: int):
+        self.planned, self.processes = planned, processes
+        self.waiting = [run for run in planned if not run.is_finished()]
+        self.running: list[tuple[PlannedRun, subprocess.Popen]] = []
+        self.failed: dict[str, str] = {}
+        self.begun, self.steps_before = time.monotonic(), self.steps_made()
+
+    @property
+    def finished(self) -> int:
+        return len(self.planned) - len(self.waiting) - len(self.running)
+
+    def make(self) -> bool:
+        """Returns whether it came to its end; not if somebody stopped it."""
+        with StopRequest() as stop:
+            try:
+                while not stop.asked and (self.waiting or self.running):
+                    self.start_some()
+                    time.sleep(PAUSE)
+                    self.collect()
+                    self.show()
+            finally:  # none are running unless it was stopped, or something went wrong
+                for _, process in self.running:
+                    process.terminate()  # told once, a run finishes its step and keeps a checkpoint
+                for _, process in self.running:
+                    process.wait()
+                show_status("")
+        return not stop.asked
+
+    def start_some(self) -> None:
+        """As many as there are processes for; a run that is being written elsewhere waits."""
+        for run in list(self.waiting):
+            if len(self.running) < self.processes and not is_written(run):
+                self.waiting.remove(run)
+                if not run.is_finished():  # elsewhere, meanwhile
+                    self.start(run)
+
+    def start(self, run: PlannedRun) -> None:
+        """In a session of its own: Ctrl-C at the terminal reaches this program alone, which tells
+        its runs, so that they are told once."""
+        make_folder(run.log.parent)
+        with writing(run.log), open(run.log, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True, preexec_fn=stop_with_parent)
+        self.running.append((run, process))
+
+    def collect(self) -> None:
+        """Take note of the processes that have ended."""
+        for run, process in list(self.running):
+            if process.poll() is None:
+                continue
+            self.running.remove((run, process))
+            if run.is_finished():
+                say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
+                    f"{self.time_left()}")
+            elif is_written(run):  # another process was there first
+                self.waiting.append(run)
+            else:
+                reason = f"{run.name}: {last_line(run.log)} (log: {run.log})"
+                say(f"failed: {reason}")
+                self.failed.setdefault(run.arm, reason)
+                self.waiting = [other for other in self.waiting if other.arm != run.arm]
+
+    def show(self) -> None:
+        parts = [f"{self.finished} of {len(self.planned)} finished{self.time_left()}"]
+        parts += [f"{run.name} {run.steps_made()}/{run.steps}" for run, _ in self.running]
+        show_status(", ".join(parts))
+
+    def time_left(self) -> str:
+        """", about 9 min left": at the speed of all steps since the first, but not of a few."""
+        now, made = time.monotonic(), self.steps_made() - self.steps_before
+        if not made:
+            self.begun = now
+        unfinished = [*self.waiting, *(run for run, _ in self.running)]
+        left = sum(run.steps - run.steps_made() for run in unfinished)
+        if made < FEWEST_STEPS or not left:
+            return ""
+        return f", {in_words(left * (now - self.begun) / made)} left"
+
+    def steps_made(self) -> int:
+        return sum(run.steps_made() for run in self.planned)
+
+
+def stop_with_parent() -> None:
+    """In the new process: where the system can do so, it is told to stop when its parent is gone,
+    also after kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def is_written(run: PlannedRun) -> bool:
+    """Whether a process holds its lock."""
+    if is_folder(run.folder):
+        try:
+            with locked(run.folder):
+                pass
+        except BlockingIOError:
+            return True
+    return False
+
+
+def last_line(log: Path) -> str:
+    """The sentence that a run ended with."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    written = [line.strip() for line in lines if line.strip()]
+    return written[-1] if written else "it printed nothing"
+
+
+def make_runs(planned: list[PlannedRun], processes: int, go_on: str) -> dict[str, str]:
+    """Returns those that failed, with the reason. `go_on` is the command that was typed."""
+    runs = Runs(planned, processes)
+    say(f"{len(runs.waiting)} of {len(planned)} runs are to be made, {processes} at a time")
+    if not runs.make():
+        finished = sum(run.is_finished() for run in planned)
+        say(f"stopped, {finished} of {len(planned)} runs are finished. Go on with: {go_on}")
+        raise SystemExit(130)
+    return runs.failed
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux knows which this process may use
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def in_words(seconds: float) -> str:
+    """1 h 20 min of 4,800; half a minute counts as one."""
+    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
+    return f"about {hours} h {minutes:02d} min" if hours else f"about {minutes} min"
