@@ -1,17 +1,20 @@
-"""How other trainers write the answers of a run: each line or row becomes a line of ours.
+"""How other trainers write the answers of a run: a table of columns for each, from theirs to ours.
 
     TRL        completions/*.parquet               texts, a column for each reward, advantages
     verl       rollout_data_dir/*.jsonl            texts, score
     prime-rl   token_exports/step_N/rank_R.jsonl   tokens of prompt and answer, numbers of each
     NeMo-RL    train_data_stepN.jsonl              tokens of prompt and answer, numbers of each
     AReaL      rollout/VERSION/TASK.jsonl          texts, reward
+    ART        trajectories/train/N.parquet        messages, reward
 
-bridges/your_own_run.md says what becomes of their fields. A file is read line by line.
+bridges/your_own_run.md says what becomes of their fields. A file is read line by line. A line that
+its table does not fit, whatever the reason, ends the import in one sentence.
 """
-import math
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.errors import UserError, is_file
 from engine.tokens import CHATML, SECTIONS
@@ -56,6 +59,8 @@ FIELDS = {  # of a line: what it has to be, in words, and a test; null is as if 
     "group": ("a whole number or a text", lambda value: type(value) in (int, str)),
     "prompt": TEXT, "completion": TEXT, "prompt_ids": IDS, "token_ids": IDS,
     "reward": ("a number", is_number),
+    "parts": ("numbers by name", lambda value: isinstance(value, dict)
+              and all(map(is_number, value.values()))),
     "finished": YES_OR_NO, "solved": YES_OR_NO,
     "sections": (f"a list of {', '.join(SECTIONS)}", lambda value: isinstance(value, list)
                  and all(name in SECTIONS for name in value)),
@@ -63,96 +68,152 @@ FIELDS = {  # of a line: what it has to be, in words, and a test; null is as if 
        for name in PER_TOKEN}}
 
 
-def from_trl(line: dict, where: str) -> dict:
-    """Four columns are its own. Each other one of numbers is a reward function's, also if that is
-    called reward, weight or group; None and nan are 0, as they are there."""
-    own = {name: line.get(name) for name in ("step", "prompt", "completion", "advantage")}
-    others = [value for name, value in line.items() if name not in own]
-    return {**own, "reward": sum(filter(is_number, others)) if others else None}
+def first(*values):
+    """The first that is known; of a list, its first."""
+    value = next((value for value in values if value is not None), None)
+    return value[0] if isinstance(value, list) else value
 
 
-def from_verl(line: dict, where: str) -> dict:
-    """It leaves special tokens out. Those of ChatML are put back where a line names a role. Its uid
-    says which problem, then which of its answers: ID_2_0. Its acc may be a score."""
-    prompt, acc = line["input"], line.get("acc")
-    if isinstance(prompt, str) and re.match("(system|user)\n(?!\n)", prompt):
-        begin, end = CHATML
-        prompt = re.sub("(^|\n)(system|user|assistant)\n", lambda role: (
-            f"{role[1] and end}{role[1]}{begin}{role[2]}\n"), prompt)
-    uid = line.get("uid")
-    return {"step": line.get("step"), "prompt": prompt, "completion": line["output"],
-            "reward": line["score"], "solved": bool(acc) if acc in (0, 1) else None,
-            "group": re.sub("(_[0-9]+){2}$", "", uid) if isinstance(uid, str) else uid}
+def whole(values):
+    """prime-rl writes null for a number that is not finite: then the column is not known."""
+    return None if isinstance(values, list) and None in values else values
 
 
-def trained_part(line: dict, mask, where: str):
+def number_in(name: str) -> int | None:
+    """The step that stands in a file's name alone."""
+    found = re.search("([0-9]+)[.](jsonl|parquet)", name)
+    return int(found[1]) if found else None
+
+
+def with_chatml(prompt):
+    """verl leaves special tokens out. Those of ChatML are put back where a line names a role."""
+    if not isinstance(prompt, str) or not re.match("(system|user)\n(?!\n)", prompt):
+        return prompt
+    begin, end = CHATML
+    return re.sub("(^|\n)(system|user|assistant)\n", lambda role: (
+        f"{role[1] and end}{role[1]}{begin}{role[2]}\n"), prompt)
+
+
+def problem_of(uid):
+    """verl's uid says which problem, then which of its answers: ID_2_0."""
+    return re.sub("(_[0-9]+){2}$", "", uid) if isinstance(uid, str) else uid
+
+
+def kept_weight(mask: list, weight, is_dropped=None) -> list:
+    """Of each token; 0 where it was not trained on, what a tool said between an answer's turns."""
+    every = weight if isinstance(weight, list) else [1 if weight is None else weight] * len(mask)
+    return [w if kept and not dropped else 0
+            for w, kept, dropped in zip(every, mask, is_dropped or [False] * len(mask))]
+
+
+def asked(messages: list) -> list:
+    """What stands before the first message that ART's model was trained on."""
+    return [with_calls(m) for m in messages[:trained_from(messages)]]
+
+
+def answered(messages: list) -> list:
+    return [with_calls(m) for m in messages[trained_from(messages):]]
+
+
+def trained_from(messages: list) -> int:
+    return [bool(message["trainable"]) for message in messages].index(True)
+
+
+def with_calls(message: dict) -> dict:
+    """ART writes the calls of tools as JSON."""
+    calls = message.get("tool_calls")
+    return {"role": message["role"], "content": message["content"],
+            **({"tool_calls": json.loads(calls)} if calls else {})}
+
+
+class Format(NamedTuple):
+    name: str
+    told_by: set            # the fields that tell it
+    columns: dict           # ours -> theirs, or a function and those of theirs that it takes
+    mask: str | None = None  # where prompt and answer are one sequence: which tokens were trained
+    has_parts: bool = False  # its other columns of numbers are parts of the reward
+
+
+FORMATS = (
+    Format("prime-rl", {"token_ids", "loss_mask"}, {
+        "step": (first, "export_step", "step"), "prompt_ids": "prompt_ids",
+        "token_ids": "token_ids", "reward": (first, "rewards"),
+        "advantage": (whole, "advantages"), "log_prob": (whole, "inference_logprobs"),
+        "entropy": (whole, "entropy"), "ratio": (whole, "importance_ratio"),
+        "weight": (kept_weight, "loss_mask", "rl_weights", "is_masked")}, "loss_mask"),
+    Format("NeMo-RL", {"token_ids", "token_loss_mask"}, {
+        "step": (number_in, "file"), "prompt_ids": "prompt_ids", "token_ids": "token_ids",
+        "reward": (first, "filtered_rewards", "rewards"), "advantage": "advantages",
+        "log_prob": "generation_logprobs",
+        "weight": (kept_weight, "token_loss_mask", "sample_loss_mask")}, "token_loss_mask"),
+    Format("verl", {"input", "output", "score"}, {
+        "step": "step", "prompt": (with_chatml, "input"), "completion": "output",
+        "reward": "score", "group": (problem_of, "uid"),
+        "solved": (lambda acc: bool(acc) if acc in (0, 1) else None, "acc")}),  # or a score
+    Format("AReaL", {"task_id", "tail_version", "prompt", "completion", "reward"}, {
+        "step": "tail_version", "group": "task_id", "prompt": "prompt", "completion": "completion",
+        "reward": "reward"}),
+    Format("ART", {"group_index", "messages", "reward"}, {
+        "step": (number_in, "file"), "group": "group_index", "reward": "reward",
+        "prompt": (asked, "messages"), "completion": (answered, "messages")}),
+    Format("TRL", {"prompt", "completion", "advantage"}, {
+        "step": "step", "prompt": "prompt", "completion": "completion", "advantage": "advantage"},
+        has_parts=True))
+OURS = "JSON lines"
+
+
+def in_our_fields(row: dict, where: str, path: Path) -> tuple[str, dict]:
+    """Who wrote a line, and what it says, without the fields that are null."""
+    fitting = [form for form in FORMATS if form.told_by <= row.keys()]
+    is_table = ".parquet" in path.suffixes  # only of a table is it known that TRL wrote it
+    if fitting and not (fitting[0].has_parts and "reward" in row and not is_table):
+        form = fitting[0]
+        try:
+            name, line = form.name, translated(row | {"file": path.name}, form)
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+            raise UserError(f"{where} is no line of {form.name}: "
+                            f"{shortened(f'{type(error).__name__}: {error}')}") from None
+    elif row.keys() & {"reward", "advantage"}:
+        name, line = OURS, row
+    else:
+        raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
+                        f"but {shortened(', '.join(row))}")
+    return name, checked({ours: value for ours, value in line.items() if value is not None}, where)
+
+
+def translated(row: dict, form: Format) -> dict:
+    if form.mask:
+        row = trained_part(row, form.mask)
+    line = {}
+    for ours, source in form.columns.items():
+        function, *names = source if isinstance(source, tuple) else (None, source)
+        values = [row.get(name) for name in names]
+        line[ours] = function(*values) if function else values[0]
+    if form.has_parts:  # None and nan are 0, as they are there
+        others = {name: value for name, value in row.items()
+                  if name not in (*form.columns, "file") and type(value) in (int, float)}
+        line["parts"] = {name: value if is_number(value) else 0 for name, value in others.items()}
+        line["reward"] = sum(line["parts"].values()) if others else None
+    return line
+
+
+def trained_part(row: dict, mask_name: str) -> dict:
     """Where prompt and answer are one sequence, the answer goes from the first token that was
-    trained on to the last. Returns the prompt, and what takes that part of a field."""
-    ids = line["token_ids"]
-    are_lists = (are_ids(ids) and isinstance(mask, list) and len(mask) == len(ids)
-                 and all(kept in (0, 1) for kept in mask))
-    trained = [t for t, kept in enumerate(mask) if kept] if are_lists else []
-    if not trained:
-        raise UserError(f"{where}: its token_ids should be {IDS[0]}, and its loss mask as many yes "
-                        "and no, with a token that was trained on")
-    first, end = trained[0], trained[-1] + 1
-
-    def part(name: str, default=None):
-        """prime-rl writes null for what it has not, and for a number that is not finite."""
-        values = line.get(name)
-        if values in (None, [None] * len(ids)):
-            return default
-        if not isinstance(values, list) or len(values) != len(ids):
-            raise UserError(f"{where}: its {name} should be a list of {len(ids)}, as its token_ids")
-        values = values[first:end]
-        return None if default is None and None in values else values
-
-    return ids[:first], part
-
-
-def from_prime_rl(line: dict, where: str) -> dict:
-    """What was not trained on between the answer's tokens, what a tool said, has weight 0."""
-    prompt, part = trained_part(line, line["loss_mask"], where)
-    ids, mask = part("token_ids"), part("loss_mask")
-    n = len(ids)
-    factors = zip(part("rl_weights", [1.0] * n), mask, part("is_masked", [False] * n))
-    return {"step": line.get("export_step", line.get("step")), "reward": part("rewards", [None])[0],
-            "prompt_ids": prompt, "token_ids": ids,
-            "weight": [weight if kept and not dropped else 0 for weight, kept, dropped in factors],
-            "advantage": part("advantages"), "log_prob": part("inference_logprobs"),
-            "entropy": part("entropy"), "ratio": part("importance_ratio")}
-
-
-def from_nemo_rl(line: dict, where: str) -> dict:
-    """Each field is a list of one. The step stands in the file's name alone, and sequences are
-    padded. Log-probs of the trainer that are 0 throughout were not computed."""
-    line = {name: value[0] if isinstance(value, list) and len(value) == 1 else value
-            for name, value in line.items()}
-    prompt, part = trained_part(line, line["token_loss_mask"], where)
-    sampled, trainers = (part(name) or [] for name in ("generation_logprobs", "prev_logprobs"))
-    scale = line.get("sample_loss_mask")
-    step = re.search("train_data_step([0-9]+)[.]jsonl", where)
-    has_ratio = sampled and any(trainers) and all(map(is_number, sampled + trainers))
-    return {"step": int(step[1]) if step else line.get("step"), "prompt_ids": prompt,
-            "token_ids": part("token_ids"), "log_prob": sampled or None,
-            "reward": line.get("filtered_rewards", line.get("rewards")),
-            "advantage": part("advantages"),
-            "weight": [(1 if scale is None else scale) if kept else 0
-                       for kept in part("token_loss_mask")],
-            "ratio": [math.exp(min(new - old, 80)) for new, old in zip(trainers, sampled)]
-            if has_ratio else None}
-
-
-def from_areal(line: dict, where: str) -> dict:
-    """Its step is the version of the newest weights that sampled a token of the task, from 0 on. A
-    task is a problem, and its answers are a group."""
-    return {"step": line["tail_version"], "group": line["task_id"], "prompt": line["prompt"],
-            "completion": line["completion"], "reward": line["reward"]}
+    trained on to the last. NeMo-RL has each field in a list of one."""
+    if isinstance(row["token_ids"][0], list):
+        row = {name: value[0] if isinstance(value, list) else value for name, value in row.items()}
+    ids, mask = row["token_ids"], row[mask_name]
+    trained = [t for t, kept in enumerate(mask) if kept]
+    if not trained or len(mask) != len(ids) or not set(mask) <= {0, 1}:
+        raise ValueError(f"its {mask_name} should be as many yes and no as it has token_ids, with "
+                         "a token that was trained on")
+    span = slice(trained[0], trained[-1] + 1)
+    parts = {name: value[span] if value != [None] * len(ids) else None
+             for name, value in row.items() if isinstance(value, list) and len(value) == len(ids)}
+    return {**row, **parts, "prompt_ids": ids[:trained[0]]}
 
 
 def checked(line: dict, where: str) -> dict:
-    """A line without the fields that are null."""
-    line = {name: value for name, value in line.items() if value is not None}
     for name, value in line.items():
         words, test = FIELDS.get(name, ("anything", lambda value: True))
         if not test(value):
@@ -163,45 +224,22 @@ def checked(line: dict, where: str) -> dict:
     return line
 
 
-OURS = "JSON lines", lambda line, where: line
-FORMATS = (  # name, the fields that tell it, and what makes a line of ours of one
-    ("prime-rl", {"token_ids", "loss_mask"}, from_prime_rl),
-    ("NeMo-RL", {"token_ids", "token_loss_mask"}, from_nemo_rl),
-    ("verl", {"input", "output", "score"}, from_verl),
-    ("AReaL", {"task_id", "tail_version", "prompt", "completion", "reward"}, from_areal),
-    ("TRL", {"prompt", "completion", "advantage"}, from_trl),
-    *((OURS[0], {field}, OURS[1]) for field in ("reward", "advantage")))
-
-
-def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict, float]]:
-    """Where a line stands, who wrote it, and what it says in our own fields; one at a time. And how
-    much of the files is read."""
-    sizes = [path.stat().st_size if is_file(path) else 0 for path in files]
-    read, total = 0, max(1, sum(sizes))
-    for path, size in zip(files, sizes):
-        before = read
+def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
+    """Where a line stands, who wrote it, and what it says in our own fields; one at a time."""
+    for path in files:
         if not is_file(path):
             raise UserError(f"cannot read {path}: there is no such file")
         if sum(map(path.samefile, filter(is_file, files))) > 1:
             raise UserError(f"{path} is named twice: its answers would count twice")
-        rows = enumerate(read_table(path) if path.suffix == ".parquet" else lines_in(path), 1)
-        for number, row in rows:
+        rows = read_table(path) if path.suffix == ".parquet" else lines_in(path)
+        for number, row in enumerate(rows, 1):
             where = f"{path}, line {number}"
-            if isinstance(row, str) and number == 1:
+            if isinstance(row, str):
                 row = row.removeprefix("\ufeff")  # some editors begin a file with it
-            if isinstance(row, str) and not row.strip():
-                continue
-            line = parse_object(row, where) if isinstance(row, str) else row
-            read += len(row) if isinstance(row, str) else 0
-            fitting = [entry for entry in FORMATS if entry[1] <= line.keys()]
-            if not fitting:
-                raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
-                                f"but {shortened(', '.join(line))}")
-            name, _, translate = fitting[0]
-            if name == "TRL" and "reward" in line and ".parquet" not in path.suffixes:
-                name, translate = OURS  # only of a table is it known that TRL wrote it
-            yield where, name, checked(translate(line, where), where), min(read / total, 1.0)
-        read = before + size
+                if not row.strip():
+                    continue
+                row = parse_object(row, where)
+            yield where, *in_our_fields(row, where, path)
 
 
 def read_table(path: Path) -> Iterator[dict]:

@@ -3,8 +3,8 @@
     python -m bridges.import_run FILES... --model FOLDER --out runs/mine
     python analyze.py runs/mine
 
-FILES are those of TRL, verl, prime-rl, NeMo-RL or AReaL (bridges/import_formats.py), or JSON lines
-with the fields that bridges/your_own_run.md lists. What they lack is computed: tokens by the
+FILES are those of another trainer (bridges/import_formats.py), or JSON lines with the fields that
+bridges/your_own_run.md lists. What they lack is computed: tokens by the
 tokenizer of --model, log-prob, entropy and collision by a forward pass of its weights, the
 advantage from the rewards of the group. What was computed stands in config.json and on the page.
 One step is in memory at a time, and nothing that a file holds is executed.
@@ -13,12 +13,10 @@ if not __package__:
     raise SystemExit("start it with: python -m bridges.import_run")
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from hashlib import sha256
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -28,14 +26,15 @@ import mitigations  # noqa: F401  fills the lists of choices that settings are c
 from bridges import transformers_model
 from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
 from bridges.messages import as_chatml, pieces, plain
-from bridges.sentencepiece import Splitter
+from bridges.trl_queue import Queue
 from countdown_task import annotate
 from engine.errors import UserError
 from engine.forward import with_facts
 from engine.rollouts import Rollouts
-from engine.tokens import END_OF_TURN, OTHER, SECTIONS, THINK, token_bytes
+from engine.tokens import (END_OF_TURN, OTHER, SECTIONS, THINK, encode, load_tokenizer,
+                           token_bytes)
 from grpo import group_z_score, to_every_token
-from harness.credit_file import SCORES, credit_path, write_credit
+from harness.credit_file import credit_path, write_credit
 from harness.files import find_folder, read_json, replace_text, sha256_of, whole_folder
 from harness.flags import Flag, Parser, add_flags, some_text, with_defaults
 from harness.identity import fingerprint, provenance, run_id_of
@@ -48,6 +47,7 @@ from qwen2_model import Qwen2
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers of a forward pass
+TEMPERATURE = 1              # of that pass
 FACTS = ("log_prob", "entropy", "collision")  # what that tells of a token
 FLAGS = {"task": Flag(None, "label the tokens as this task does, instead of by tags and text"),
          "device": Flag("cpu", "cpu, cuda or cuda:N, for the forward pass")}
@@ -56,7 +56,6 @@ FLAGS = {"task": Flag(None, "label the tokens as this task does, instead of by t
 @dataclass
 class Answer:
     where: str          # file and line
-    trainer: str        # who wrote it
     line: dict          # what that says, in our own fields
     prompt: list[int]
     ids: list[int]
@@ -72,8 +71,7 @@ class Reader:
     """Makes answers of lines and batches of answers, and counts what it computes for that."""
 
     def __init__(self, folder: Path, task: str | None, device: str):
-        self.folder, self.splitter = folder, Splitter(folder)
-        self.tokenizer = self.splitter.spelling
+        self.folder, self.tokenizer = folder, load_tokenizer(folder)
         self.kind = read_json(folder / "config.json").get("model_type")
         self.device, self.model = pick_device(device), None
         if self.kind in MODELS:
@@ -86,11 +84,11 @@ class Reader:
             longest = getattr(config, "max_position_embeddings", 2 ** 30)  # not all have a limit
             self.limits = config.vocab_size, longest
         self.task = make_task(make_settings({"model": str(folder), "task": task})) if task else None
-        added = self.splitter.splits.get_added_tokens_decoder()
+        added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
         self.count, self.passed_over, self.written_by = Counter(), set(), ""
-        self.share, self.began = 0.0, time.monotonic()
-        self.shapes, self.again = {}, []  # of each step; steps that equal the one before
+        self.trainer = None   # who wrote the files
+        self.queue = Queue()  # of TRL
 
     @cached_property
     def write(self):
@@ -111,37 +109,17 @@ class Reader:
                                 "the order of their steps")
             seen.append(step)
             answers_of_step, numbered = [first, *of_step], step + (seen[0] == 0)
-            if first.trainer != "TRL" or not self.is_again(numbered, answers_of_step):
+            rows = [answer.line | {"prompt": answer.prompt} for answer in answers_of_step]
+            if self.trainer != "TRL" or self.queue.is_new(numbered, rows):
                 yield numbered, answers_of_step
         if not seen:
             raise UserError(f"there is no answer in {', '.join(map(str, files))}")
 
-    def progress(self) -> str:
-        left = (time.monotonic() - self.began) * (1 / max(self.share, 1e-6) - 1)
-        return f"{self.share:.0%} of the files, {left / 60:.0f} minutes left"
-
-    def is_again(self, step: int, answers: list[Answer]) -> bool:
-        """Does it equal the step before? TRL writes a batch once more at each of its updates."""
-        lines = [{**answer.line, "step": 0} for answer in answers]
-        prompts = {tuple(answer.prompt) for answer in answers}
-        shape = digest(lines), len(answers), len(prompts), digest(sorted(prompts))
-        if self.shapes and shape[0] == next(reversed(self.shapes.values()))[0]:
-            self.again.append(step)
-            return True
-        self.shapes[step] = shape
-        return False
-
-    def unlike(self) -> list[int]:
-        """Steps with another number of answers or problems than most, or whose prompts come again
-        where those of most do not."""
-        often = Counter(prompts for *_, prompts in self.shapes.values())
-        looks = {step: (answers, problems, often[prompts] > 1)
-                 for step, (_, answers, problems, prompts) in self.shapes.items()}
-        usual = [look for look, _ in Counter(looks.values()).most_common(1)]
-        return [step for step, look in looks.items() if look not in usual]
-
-    def answer(self, where: str, trainer: str, line: dict, share: float) -> Answer:
-        self.share = share
+    def answer(self, where: str, trainer: str, line: dict) -> Answer:
+        self.trainer = self.trainer or trainer
+        if trainer != self.trainer:
+            raise UserError(f"{where} is of {trainer}, and what was read before of {self.trainer}: "
+                            "import the files of one run")
         self.passed_over |= line.keys() - FIELDS.keys()
         line = {name: value for name, value in line.items() if name in FIELDS}
         prompt, ids, own = self.tokens_of(line, where)
@@ -160,10 +138,8 @@ class Reader:
             if max(whole) >= vocabulary or len(whole) > longest:
                 raise UserError(f"{where} has {len(whole)} tokens up to number {max(whole)}; "
                                 f"{self.folder} takes {longest}, of {vocabulary}")
-        text = line["completion"] if "token_ids" not in line else ""
-        counts = {f"from {trainer}": 1, "texts": "token_ids" not in line, "tools": 0 in own,
-                  "perhaps tools": isinstance(text, str) and "<tool_response>" in text}
-        return Answer(where, trainer, line, prompt, ids, own, counts)
+        counts = {"texts": "token_ids" not in line, "tools": 0 in own}
+        return Answer(where, line, prompt, ids, own, counts)
 
     def tokens_of(self, line: dict, where: str) -> tuple[list[int], list[int], list[int]]:
         """Those of the prompt and of the answer, given or by their texts; and which of the answer
@@ -171,7 +147,7 @@ class Reader:
         prompt, answer = (plain(line.get(name, "")) for name in ("prompt", "completion"))
         messages, write = ([], as_chatml) if isinstance(prompt, str) else (prompt, self.write)
         text = write(messages, asks=True) if messages else prompt
-        asked = line.get("prompt_ids") or self.splitter.encode(text, f"the prompt of {where}")
+        asked = line.get("prompt_ids") or encode(self.tokenizer, text, f"the prompt of {where}")
         if "token_ids" in line:
             return asked, line["token_ids"], [1] * len(line["token_ids"])
         parts = [(answer, True)]
@@ -179,7 +155,7 @@ class Reader:
             parts = pieces(messages, answer, write, where)
         ids, own = [], []
         for part, is_own in parts:
-            ids += self.splitter.encode(part, f"the completion of {where}")
+            ids += encode(self.tokenizer, part, f"the completion of {where}")
             own += [int(is_own)] * (len(ids) - len(own))
         return asked, ids, own
 
@@ -203,10 +179,7 @@ class Reader:
 
         given = {name: frame([a.line.get(name) for a in answers]) for name in PER_TOKEN}
         section, kind = (frame(codes, torch.uint8) for codes in zip(*map(self.labels, answers)))
-        reward, solved = (torch.tensor([a.line.get(name, math.nan) for a in answers],
-                                       dtype=torch.float32) for name in ("reward", "solved"))
-        scores = dict.fromkeys(SCORES.values(), torch.full_like(reward, math.nan))
-        scores |= {"reward": reward, "answer": solved}
+        scores = self.scores(answers)
         batch = Rollouts(
             problems=[], prompt_ids=list(prompts.values()), step=step, mask=mask,
             group=torch.tensor([numbers[answer.group] for answer in answers]),
@@ -217,13 +190,27 @@ class Reader:
         for answer in answers:
             self.count.update(answer.counts)
         self.count.update({"steps": 1, "answers": len(answers),
-                           "tokens": int(mask.sum()), "no reward": int(reward.isnan().sum()),
-                           "not solved or wrong": int(solved.isnan().sum())})
+                           "tokens": int(mask.sum()),
+                           "no reward": int(scores["reward"].isnan().sum()),
+                           "not solved or wrong": sum("solved" not in a.line for a in answers)})
         ratio = {} if given["ratio"].isnan().any() else {"ratio": given["ratio"]}
         batch, own = self.add_advantage(self.add_facts(batch)), frame([a.own for a in answers])
         batch = replace(batch, advantage=batch.advantage * own,
                         scores={part: or_unknown(score) for part, score in scores.items()})
         return batch, given["weight"].nan_to_num(1) * own, ratio
+
+    def scores(self, answers: list[Answer]) -> dict[str, torch.Tensor]:
+        """The reward, and its parts by the names that they have there. `answer` is the lab's own
+        name for whether an answer is right."""
+        lines = [answer.line for answer in answers]
+        parts = dict.fromkeys(chain(*(line.get("parts", ()) for line in lines)))
+        columns = {as_part(part): [line.get("parts", {}).get(part) for line in lines]
+                   for part in parts}
+        columns |= {"reward": [line.get("reward") for line in lines]}
+        if any("solved" in line for line in lines):
+            columns["answer"] = [line.get("solved") for line in lines]
+        return {part: torch.tensor([math.nan if value is None else value for value in values],
+                                   dtype=torch.float32) for part, values in columns.items()}
 
     def add_facts(self, batch: Rollouts) -> Rollouts:
         """With log-prob, entropy and collision where no file says them."""
@@ -268,55 +255,36 @@ class Reader:
     def notes(self, files: int) -> list[str]:
         """What the page says of where its numbers come from."""
         count, model = self.count, self.folder
-        trainers = [name.removeprefix("from ") for name in count if name.startswith("from ")]
-        computed = ", ".join(name.replace("_", "-") for name in FACTS if count[name])
-        unknown = ", ".join(name.replace("_", "-") for name in (*FACTS, "reward")
-                            if count[f"no {name}"])
-        unlike = self.unlike()
+        computed = ", ".join(name for name in FACTS if count[name])
+        unknown = ", ".join(name for name in (*FACTS, "reward") if count[f"no {name}"])
         why = (f" ({model} is of type {self.kind}: install transformers to compute it)"
                if unknown != "reward" and not self.model else "")
         sentences = (
-            (True, f"Imported from {files} file{'s' * (files > 1)} of {', '.join(trainers)}."),
+            (True, f"Imported from {files} file{'s' * (files > 1)} of {self.trainer}."),
             (count["not solved or wrong"], "Which answers are right is not known."),
-            (self.again, "Passed over, since TRL writes a batch again at each of its updates: "
-             f"{some(self.again)}."),
-            (count["from TRL"], "TRL writes an evaluation over the training step before it, and "
-             "its files do not say so."),
-            (unlike, "Evaluations, perhaps, by the number of answers or problems or by prompts "
-             f"that come again: {some(unlike)}."),
             (count["texts"], f"{count['texts']:,} answers were texts, split by the tokenizer of "
              f"{model}: into other tokens, perhaps, than were sampled. Where a text lacks the end "
              "of its turn, so do they, and whether it was cut off is not known."),
             (self.written_by, f"Messages were written {self.written_by}."),
             (count["tools"], f"{count['tools']:,} answers hold messages that the model did not "
              "write: their tokens have weight and advantage 0."),
-            (count["perhaps tools"], f"{count['perhaps tools']:,} answers hold <tool_response>: "
-             "text of a tool, perhaps, with the credit of the model's own."),
-            (count["from verl"], "verl leaves special tokens out of prompts: those of ChatML were "
-             "put back where a line names a role."),
-            (count["from AReaL"], "AReaL says whose weights sampled an answer, not which step it "
-             "was trained on: the next, a later one, or none where it was rejected."),
             (computed, f"Computed with the weights of {model}, which need not be those that "
-             f"sampled, at temperature 1: {computed}."),
+             f"sampled, at temperature {TEMPERATURE}: {computed}."),
             (count["advantage"], f"Computed from rewards: the advantage of {count['advantage']:,} "
              "answers, a z-score in the group."),
             (self.passed_over, f"No fields of a line: {', '.join(sorted(self.passed_over))}."),
             (unknown, f"Not known, and left out: {unknown}{why}."))
-        return [sentence for holds, sentence in sentences if holds]
+        return [*(sentence for holds, sentence in sentences if holds), *self.queue.notes()]
+
+
+def as_part(name: str) -> str:
+    """`reward` is the name of the sum."""
+    return "own_reward" if name == "reward" else name
 
 
 def or_unknown(values: torch.Tensor) -> torch.Tensor:
     """As credit files have it: what is not known of one of a step is nan of all."""
     return torch.full_like(values, math.nan) if values.isnan().any() else values
-
-
-def digest(value) -> str:
-    return sha256(repr(value).encode()).hexdigest()
-
-
-def some(steps: list[int]) -> str:
-    """The first of them, and how many there are."""
-    return f"step {', '.join(map(str, steps[:8]))}" + f", ... ({len(steps)})" * (len(steps) > 8)
 
 
 def label_by_tags(prompt: bytes, pieces: list[bytes]) -> tuple[list[int], list[int]]:
@@ -334,9 +302,10 @@ def import_run(files: list[Path], source: Path, out: Path, reader: Reader, confi
     with whole_folder(out) as unfinished:
         replace_text(unfinished / "tokenizer.json", reader.tokenizer.to_str())
         for step, answers in reader.steps(files):
-            show_status(f"step {step}: {len(answers)} answers, {reader.progress()}")
+            show_status(f"step {step}: {len(answers)} answers")
             batch, weight, ratio = reader.batch(answers, step)
-            origin = {"run_id": config["run_id"], "step": step}
+            origin = {"run_id": config["run_id"], "step": step,
+                      "trainer_step": answers[0].line["step"]}
             write_credit(credit_path(unfinished, step), batch, weight, origin, **ratio)
         config["imported"] = reader.notes(len(files))
         replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
@@ -358,7 +327,7 @@ def main(argv: list[str]) -> None:
     task = {"task": flags.task} if flags.task else {}
     import_run(files, source, out, reader, {
         "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0, **task,
-        "model": model, "made_of": made_of, **provenance()})
+        "model": model, "made_of": made_of, "columns_temperature": TEMPERATURE, **provenance()})
     show_status("")
     count = reader.count
     print(f"{out}: {count['answers']:,} answers, {count['tokens']:,} tokens, {count['steps']:,} "

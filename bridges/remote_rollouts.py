@@ -1,22 +1,20 @@
-"""Answers from a server that people already run: --rollouts http://HOST:PORT, vLLM or SGLang.
+"""Answers from a server that people already run: --rollouts http://HOST:PORT, of vLLM.
 
     hand_over   writes the model folder RUN/serve/step_000012 and tells the server to load it
     fill        POST /v1/completions for each problem: token ids go out, ids and log-probs come
                 back. Whatever a server can get wrong is looked for before anything is trained on it
-    refuse_other_weights
-                a server that says it has loaded weights may have kept some, and somebody else may
-                have it load theirs: before and behind `fill` it has to score tokens as we do
-    refuse_other_log_probs
-                what it says of its answers goes into the column log_prob of the credit file, and to
-                weightings: it has to be what our model says of them, rounding aside
+    refuse_gap  what it says of its answers has to be what our model says of them, rounding aside.
+                A server that says it has loaded weights may have kept some, and somebody else may
+                have it load theirs: this is where it shows
 
-One forward pass of our own adds entropy and collision, which servers do not return. The loss
-computes log-probs of its own, as it always does, and sampler_gap in metrics.jsonl compares them
-with the server's. Evaluations, and whatever goes on from the middle of an answer (vine, oracle,
-measured ...), use our own sampler.
+One forward pass of our own gives those log-probs, and entropy and collision, which servers do not
+return. The loss computes log-probs of its own, as it always does, and sampler_gap in metrics.jsonl
+compares them with the server's. Evaluations, and whatever goes on from the middle of an answer
+(vine, oracle, measured ...), use our own sampler.
 
 Left out: keys and passwords, answers asked for while training goes on, weights that travel without
-a disk, and a correction for the gap (truncated importance sampling).
+a disk, a correction for the gap (truncated importance sampling), and a look at the weights of a
+server that were left old (--rollouts_every) between two hand-overs.
 """
 import os
 import secrets
@@ -31,13 +29,13 @@ from engine import processes
 from engine.errors import UserError
 from engine.forward import with_facts
 from engine.optimizer import parameters_by_name
-from engine.policy import encode_prompts, gather, sample_answers, stop_ids
+from engine.policy import encode_prompts, gather, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation
 from harness.files import is_there, whole_folder, writing
-from harness.progress import say
 from harness.identity import run_config
 from harness.log_reading import lines_of_run
+from harness.progress import say
 from qwen2_model import Qwen2, write_tensors
 
 FLAG = "--rollouts"
@@ -46,20 +44,10 @@ AS_SAMPLED = {  # a server would take other values from the model's generation_c
 LOWEST = -1e5    # of a log-prob; vLLM writes -9999 for -inf
 ROUNDING = 1e-4  # a log-prob may be above 0 by that much
 BYTES_A_TOKEN = 512  # of an answer as JSON, with all that vLLM writes about a token
-SCORED = 64      # tokens of each known answer
-LOADING = {  # by server: address, request, what a 404 there may mean
-    "vllm": ("/collective_rpc", lambda path: {"method": "reload_weights",
-                                              "kwargs": {"weights_path": path}},
-             "vLLM opens this address with VLLM_SERVER_DEV_MODE=1 only"),
-    "sglang": ("/update_weights_from_disk", lambda path: {"model_path": path},
-               "is it an SGLang server?")}
 # Mean differences in log-prob; bridges/rollouts_by_a_server.md has some that were measured
 LARGE_AT_FIRST = 0.1  # another model, or other weights of this one
 TIMES = 3             # the most that a difference may be of that at first, and an answer's of it
 SHORT = 16            # an answer counts as so long at least: single tokens are 100 times as far off
-OTHER_WEIGHTS = ("it does not have the weights that it was told to load, or not all of them, or it "
-                 "takes those of another training as well")
-OTHER_NUMBERS = "they are not those of the distribution that it should sample from"
 
 
 def connect(policy, optimizer, run) -> "RolloutServer":
@@ -67,16 +55,14 @@ def connect(policy, optimizer, run) -> "RolloutServer":
     there, or takes no weights, ends the run here."""
     s = policy.settings
     if s.temperature != 1:
-        raise UserError(f"{FLAG}: --temperature {s.temperature} has to be 1, because servers "
-                        "differ in which temperature their log-probs are of")
+        raise UserError(f"{FLAG}: --temperature {s.temperature} has to be 1, because vLLM's "
+                        "log-probs are those from before the temperature")
     server = RolloutServer(policy, optimizer, run)
     if processes.rank() == 0:
         server.introduce()
         server.usual = usual_before(s)
-    problems = policy.task.training_problems(s.seed, 1, s.questions)
-    server.latest = sample_answers(policy.model, policy.tokenizer, policy.task, problems, 1,
-                                   seed=s.seed, max_new_tokens=min(SCORED, server.longest))
-    server.load(policy.folder)
+        server.ask_to_load(policy.folder)
+    processes.barrier()
     return server
 
 
@@ -90,8 +76,8 @@ def usual_before(settings) -> float | None:
     if any(config.get(name) != getattr(settings, name) for name in ("rollouts", "dtype")):
         return None
     last = lines_of_run(folder, "metrics.jsonl")[-settings.rollouts_every:]
-    gaps = [line["sampler_gap"] for line in last if line.get("sampler_gap") is not None]
-    return min(gaps, default=None)
+    return min((line["sampler_gap"] for line in last if line.get("sampler_gap") is not None),
+               default=None)
 
 
 class RolloutServer:
@@ -99,14 +85,10 @@ class RolloutServer:
         s = policy.settings
         self.policy, self.optimizer, self.run = policy, optimizer, run
         self.client = Client(FLAG, read_address(s.rollouts, FLAG), s.rollouts_timeout)
-        self.longest = max(1, s.max_new_tokens - 1)  # that can be scored: see `score`
         self.model = ""         # as the server calls it
-        self.kind = ""          # in LOADING
-        self.salt = ""          # see `load`
+        self.salt = ""          # see `ask_to_load`
         self.weights_of = run.step + 1  # the step before which it got its weights
-        self.latest = None      # beginnings of the answers of the step before
-        self.known = None       # the same with log-probs by the weights that it got
-        self.usual = None       # difference from its log-probs of them, after the first load
+        self.usual = None       # difference from its log-probs, with the weights of the step
 
     def introduce(self) -> None:
         """Ask which model it serves. This is the first request: whether there is a server at all
@@ -116,7 +98,6 @@ class RolloutServer:
         if not isinstance(first, dict) or not isinstance(first.get("id"), str):
             raise self.client.error("its /v1/models names no model")
         self.model = first["id"]
-        self.kind = "vllm" if first.get("owned_by") == "vllm" else "sglang"
         say(f"answers to train on come from {one_line(self.model)} at {self.client.address}, "
             "evaluations from the sampler of this program")
 
@@ -128,84 +109,25 @@ class RolloutServer:
                       for name, value in parameters_by_name(model, self.optimizer).items()}
         folder = self.run.folder.path / "serve" / f"step_{step - 1:06d}"
         write_weights(folder, model, parameters)
-        self.load(folder)
+        if processes.rank() == 0:
+            self.ask_to_load(folder)
+        processes.barrier()
         self.weights_of = step
 
-    def load(self, folder: Path) -> None:
-        """Have the server load a model folder, wait until it has, and see that it has. Its cache of
-        prompts belongs to the weights before; requests with a new salt do not use it."""
-        self.known = with_facts(self.policy.model, self.latest, self.policy.settings.micro_batch)
-        if processes.rank() == 0:
-            self.ask_to_load(os.path.abspath(folder))
-            self.salt = secrets.token_hex(16)
-            self.refuse_other_weights()
-        processes.barrier()
-
-    def ask_to_load(self, path: str) -> None:
-        address, request, missing = LOADING[self.kind]
+    def ask_to_load(self, folder: Path) -> None:
+        """Have the server load a model folder, and wait until it has. Its cache of prompts belongs
+        to the weights before; requests with a new salt do not use it."""
+        path = os.path.abspath(folder)
         try:
-            answer = self.client.post(address, request(path))
+            self.client.post("/collective_rpc", {"method": "reload_weights",
+                                                 "kwargs": {"weights_path": path}})
         except Refused as error:
-            failed = (f"does the server see {path}, and was it started on this model? A vLLM that "
-                      "failed to load is of no more use, whatever its /health says: start it again")
-            raise UserError(f"{error} ({missing if error.status == 404 else failed})") from None
-        if answer.get("success", True) is not True:
-            raise self.client.error(f"it did not load {path}: {one_line(answer.get('message'))}")
-
-    def refuse_other_weights(self) -> None:
-        """Known tokens have to be as probable to the server as to our model. What rounding does to
-        them is seen after the first load, when nothing is trained yet."""
-        apart = self.refuse_gap(self.score(self.known), self.known, "known tokens", OTHER_WEIGHTS)
-        if self.usual is None:
-            self.usual = apart
-
-    def refuse_other_log_probs(self, sampled: Rollouts, ours: Rollouts) -> None:
-        """What it says of its answers has to be what our model says of them. Weights that are
-        newer than its own cannot tell: then it scores its answers itself, as it does known tokens.
-        """
-        if self.weights_of < self.run.step:
-            ours = beginnings(sampled, self.longest)
-            ours = replace(ours, log_prob=self.score(ours))
-        self.refuse_gap(sampled.log_prob[:, :ours.mask.shape[1]], ours, "its answers",
-                        OTHER_NUMBERS)
-
-    def refuse_gap(self, theirs: torch.Tensor, ours: Rollouts, of: str, meaning: str) -> float:
-        """Stop where log-probs (B, T) are further from ours than rounding explains, those of all
-        answers or of a single one. Returns their mean difference."""
-        gap = (theirs - ours.log_prob).abs() * ours.mask
-        mean = (gap.sum() / ours.mask.sum()).item()
-        worst = (gap.sum(1) / ours.length.clamp(min=SHORT)).max().item()
-        largest = LARGE_AT_FIRST if self.usual is None else TIMES * self.usual + ROUNDING
-        for apart, most, whose in ((mean, largest, "on average"),
-                                   (worst, TIMES * largest, "in one answer")):
-            if apart > most:
-                raise self.client.error(
-                    f"its log-probs of {of} are {apart:.2g} from ours {whose}, and rounding "
-                    f"explains {most:.2g}: {meaning} (bridges/rollouts_by_a_server.md)")
-        return mean
-
-    def score(self, known: Rollouts) -> torch.Tensor:
-        """(B, T): the server's log-probs of these tokens. It gets them as the end of a prompt:
-        with `echo`, vLLM and SGLang tell those of the prompt, and then of one token behind it."""
-        limits = Limits(1, 1, self.policy.model.config.vocab_size, ())
-        prompts = [known.prompt_ids[group] for group in known.group.tolist()]
-        answers = [ids[row].tolist() for ids, row in zip(known.ids, known.mask)]
-        requests = []
-        for prompt, answer in zip(prompts, answers):
-            content = self.request(prompt + answer, limits, 0)
-            requests.append(("POST", "/v1/completions", {**content, "echo": True, "logprobs": 1}))
-        scores = torch.zeros_like(known.log_prob)
-        tokens = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers))
-        responses = self.client.all(requests, LARGEST_ANSWER + tokens * BYTES_A_TOKEN)
-        for row, response in enumerate(responses):
-            choices = response.get("choices")
-            values = log_probs_of(choices[0] if isinstance(choices, list) and choices else None)
-            values = values[len(prompts[row]):][:len(answers[row])]
-            flaw = flaw_of_log_probs(values, len(answers[row]))
-            if flaw:
-                raise self.client.error(f"a prompt that it should score {flaw}")
-            scores[row, :len(values)] = torch.tensor(values, device=scores.device)
-        return scores
+            why = (f"does the server see {path}, and was it started on this model? A vLLM that "
+                   "failed to load is of no more use, whatever its /health says: start it again")
+            if error.status == 404:
+                why = "vLLM opens this address with VLLM_SERVER_DEV_MODE=1 only"
+            raise UserError(f"{error} ({why})") from None
+        self.salt = secrets.token_hex(16)
 
     def sample(self, problems: list, answers: int, seed: int) -> Rollouts:
         """So many answers to each problem, in the frame that our own sampler writes in."""
@@ -217,13 +139,28 @@ class RolloutServer:
         sampled = no_answers(len(prompts) * s.answers, s.max_new_tokens, policy.model.device)
         if processes.rank() == 0:  # an error of another process would not be printed
             self.fill(sampled, prompts, seed)
-            self.refuse_other_weights()
         rollouts = gather(problems, prompts, s.answers, sampled)
         ours = with_facts(policy.model, rollouts, s.micro_batch)
-        if processes.rank() == 0:
-            self.refuse_other_log_probs(rollouts, ours)
-        self.latest = beginnings(ours, min(SCORED, self.longest), s.answers)
+        if processes.rank() == 0 and self.weights_of == step:
+            self.refuse_gap(rollouts.log_prob, ours)
         return replace(ours, log_prob=rollouts.log_prob)
+
+    def refuse_gap(self, theirs: torch.Tensor, ours: Rollouts) -> None:
+        """Stop where log-probs (B, T) are further from ours than rounding explains, those of all
+        answers or of a single one. What rounding does is seen at first."""
+        gap = (theirs - ours.log_prob).abs() * ours.mask
+        mean = (gap.sum() / ours.mask.sum()).item()
+        worst = (gap.sum(1) / ours.length.clamp(min=SHORT)).max().item()
+        largest = LARGE_AT_FIRST if self.usual is None else TIMES * self.usual + ROUNDING
+        for apart, most, whose in ((mean, largest, "on average"),
+                                   (worst, TIMES * largest, "in one answer")):
+            if apart > most:
+                raise self.client.error(
+                    f"its log-probs of its answers are {apart:.2g} from ours {whose}, and rounding "
+                    f"explains {most:.2g}: it has not all of the weights that it was told to load, "
+                    "or takes those of another training as well, or does not sample from the "
+                    "distribution as it is (bridges/rollouts_by_a_server.md)")
+        self.usual = mean if self.usual is None else self.usual
 
     def fill(self, sampled: Generation, prompts: list[list[int]], seed: int) -> None:
         """Ask for the answers to all prompts at once, check them, and write them down."""
@@ -231,10 +168,9 @@ class RolloutServer:
         s = policy.settings
         limits = Limits(s.answers, s.max_new_tokens, policy.model.config.vocab_size,
                         stop_ids(policy.model, policy.tokenizer))
-        requests = []
-        for number, prompt in enumerate(prompts):  # vLLM draws answer i of a request by seed + i
-            content = self.request(prompt, limits, seed + number * s.answers)
-            requests.append(("POST", "/v1/completions", content))
+        requests = [("POST", "/v1/completions",  # vLLM draws answer i of a request by seed + i
+                     self.request(prompt, limits, seed + number * s.answers))
+                    for number, prompt in enumerate(prompts)]
         tokens = max(map(len, prompts)) + s.answers * s.max_new_tokens
         responses = self.client.all(requests, LARGEST_ANSWER + tokens * BYTES_A_TOKEN)
         for number, response in enumerate(responses):
@@ -263,14 +199,6 @@ def write_weights(folder: Path, model: Qwen2, parameters: dict[str, torch.Tensor
         model.save_pretrained(unfinished, parameters)
 
 
-def beginnings(rollouts: Rollouts, length: int, every: int = 1) -> Rollouts:
-    """Every so many answers, cut off after so many tokens."""
-    def cut(values):
-        return values[::every] if values.dim() == 1 else values[::every, :length]
-
-    return replace(rollouts, **rollouts.map_tensors(cut))
-
-
 @dataclass(frozen=True)
 class Limits:
     """What the answers to a prompt have to keep to."""
@@ -287,46 +215,36 @@ def flaw_of_answers(choices, prompt: list[int], limits: Limits) -> str:
     numbers = [choice.get("index") for choice in choices]
     if not are_whole(numbers, limits.answers) or len(set(numbers)) != limits.answers:
         return f"there should be {limits.answers}, each with its own index"
-    for choice in choices:
-        flaw = (flaw_of_tokens(choice, prompt, limits)
-                or flaw_of_log_probs(log_probs_of(choice), len(choice["token_ids"])))
-        if flaw:
-            return f"number {choice['index']} {flaw}"
-    return ""
+    return next((f"number {choice['index']} {flaw}" for choice in choices
+                 if (flaw := flaw_of(choice, prompt, limits))), "")
 
 
-def flaw_of_tokens(choice: dict, prompt: list[int], limits: Limits) -> str:
-    ids = choice.get("token_ids")
+def flaw_of(choice: dict, prompt: list[int], limits: Limits) -> str:
+    ids, log_probs = choice.get("token_ids"), log_probs_of(choice)
     if not isinstance(ids, list) or not ids:
         return "has no token_ids: the server is too old for return_token_ids"
-    if not are_whole(ids, limits.vocabulary):
-        return f"has token_ids outside the model's vocabulary of {limits.vocabulary}"
-    if choice.get("prompt_token_ids") != prompt:
-        return "does not answer the prompt that was sent"
-    if len(ids) > limits.tokens:
-        return f"has {len(ids)} tokens, no more than {limits.tokens} were asked for"
-    if any(token in limits.ends for token in ids[:-1]):
-        return "goes on behind a token that ends it"
-    if ids[-1] not in limits.ends and len(ids) < limits.tokens:
-        return (f"breaks off after {len(ids)} tokens with none that ends it: does the server allow "
-                f"{limits.tokens}?")
-    return ""
+    wrong = [value for value in log_probs
+             if type(value) not in (int, float) or not LOWEST < value < ROUNDING]
+    flaws = (
+        (not are_whole(ids, limits.vocabulary),
+         f"has token_ids outside the model's vocabulary of {limits.vocabulary}"),
+        (choice.get("prompt_token_ids") != prompt, "does not answer the prompt that was sent"),
+        (len(ids) > limits.tokens,
+         f"has {len(ids)} tokens, no more than {limits.tokens} were asked for"),
+        (any(token in limits.ends for token in ids[:-1]), "goes on behind a token that ends it"),
+        (ids[-1] not in limits.ends and len(ids) < limits.tokens,
+         f"breaks off after {len(ids)} tokens with none that ends it: does the server allow "
+         f"{limits.tokens}?"),
+        (len(log_probs) != len(ids), "does not have a log-prob for each token"),
+        (wrong, f"has a log-prob of {one_line(*wrong[:1] or [''])}"))
+    return next((words for is_so, words in flaws if is_so), "")
 
 
-def log_probs_of(choice) -> list:
+def log_probs_of(choice: dict) -> list:
     """What an answer has of them, which is nothing if it is not as it should be."""
-    holder = choice.get("logprobs") if isinstance(choice, dict) else None
+    holder = choice.get("logprobs")
     values = holder.get("token_logprobs") if isinstance(holder, dict) else None
     return values if isinstance(values, list) else []
-
-
-def flaw_of_log_probs(values: list, count: int) -> str:
-    if len(values) != count:
-        return "does not have a log-prob for each token"
-    for value in values:
-        if type(value) not in (int, float) or not LOWEST < value < ROUNDING:
-            return f"has a log-prob of {one_line(value)}"
-    return ""
 
 
 def are_whole(values: list, below: int) -> bool:

@@ -3,8 +3,8 @@
     python -m bridges.serve models/tiny
     python train.py --rollouts http://127.0.0.1:8000
 
-It knows three requests, in the words of SGLang: GET /v1/models, POST /v1/completions with token
-ids (not with a text, of which MODEL/tokenizer.json makes them), POST /update_weights_from_disk. It
+It knows three requests, in vLLM's words: GET /v1/models, POST /v1/completions with token ids (not
+with a text, of which MODEL/tokenizer.json makes them), POST /collective_rpc for the weights. It
 answers programs on this machine, one request after another; a page in a browser, which can send
 requests to this machine too, is refused.
 """
@@ -16,10 +16,8 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import torch
-
 from bridges.remote_rollouts import are_whole
-from engine.sampler import Distribution, generate
+from engine.sampler import generate
 from harness.files import parse_json
 from harness.flags import Flag, Parser, add_flags, shortened, some_text, with_defaults
 from harness.load import set_threads
@@ -45,27 +43,26 @@ class Sampler:
         set_threads(0, self.model)
 
     def models(self, request: dict) -> dict:
-        return {"data": [{"id": self.name, "owned_by": "grpo-credit-lab"}]}
+        return {"data": [{"id": self.name}]}
 
     def load(self, request: dict) -> dict:
-        self.model = Qwen2.from_pretrained(Path(request["model_path"]))
-        return {"success": True}
+        if request["method"] != "reload_weights":
+            raise ValueError("the method should be reload_weights")
+        self.model = Qwen2.from_pretrained(Path(request["kwargs"]["weights_path"]))
+        return {"results": [None]}
 
     def complete(self, request: dict) -> dict:
-        """Answers to a prompt. With `echo`, log-probs begin with those of the prompt's tokens."""
+        """Answers to a prompt."""
         self.check(request)
         prompt = request["prompt"]
         sampled = generate(
             self.model, [prompt], answers=request["n"], seed=request["seed"],
             max_new_tokens=request["max_tokens"], temperature=request["temperature"],
             stop_ids=tuple(request["stop_token_ids"]))
-        echoed = self.score(prompt) if request.get("echo") else []
-        choices = []
-        for row, length in enumerate(sampled.mask.sum(1).tolist()):
-            log_probs = sampled.log_prob[row, :length].tolist()
-            choices.append({"index": row, "prompt_token_ids": prompt,
-                            "token_ids": sampled.tokens[row, :length].tolist(),
-                            "logprobs": {"token_logprobs": echoed + log_probs}})
+        choices = [{"index": row, "prompt_token_ids": prompt,
+                    "token_ids": sampled.tokens[row, :length].tolist(),
+                    "logprobs": {"token_logprobs": sampled.log_prob[row, :length].tolist()}}
+                   for row, length in enumerate(sampled.mask.sum(1).tolist())]
         return {"model": self.name, "choices": choices}
 
     def check(self, request: dict) -> None:
@@ -81,13 +78,6 @@ class Sampler:
                 raise ValueError(f"{name} should be a number ({kind.__name__}) from {least} to "
                                  f"{most}, got {shortened(json.dumps(value))}")
 
-    @torch.no_grad()
-    def score(self, ids: list[int]) -> list:
-        """The log-prob of each token after those before it; the first has none before it."""
-        hidden = self.model.model(torch.tensor([ids]))[0]
-        predicted = Distribution(self.model.logits(hidden[:-1]))
-        return [None, *predicted.facts(torch.tensor(ids[1:]))[0].tolist()]
-
 
 class Handler(BaseHTTPRequestHandler):
     sampler: Sampler  # of all requests
@@ -98,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.answer({"/v1/completions": self.sampler.complete,
-                     "/update_weights_from_disk": self.sampler.load})
+                     "/collective_rpc": self.sampler.load})
 
     def answer(self, functions: dict) -> None:
         try:

@@ -32,14 +32,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.choices import MITIGATIONS, NEVER_RESCALED
-from bridges.import_run import label_by_tags
+from bridges.import_run import as_part, label_by_tags
 from engine.errors import UserError, is_file, is_there
 from engine.processes import refuse_undefined
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts, score_answers
 from engine.tokens import load_tokenizer, token_bytes
 from grpo import to_every_token
-from harness.credit_file import SCORES, credit_path, write_credit
+from harness.credit_file import credit_path, write_credit
 from harness.files import PROJECT
 from harness.flags import Flag, check_value, check_values, parameters_as_flags
 from harness.identity import provenance, run_config, run_id_of
@@ -100,7 +100,7 @@ class CreditGRPOTrainer(GRPOTrainer):
         if self.is_weighted and self.importance_sampling_level != "token":
             raise UserError(f"importance_sampling_level {self.importance_sampling_level!r} gives "
                             "the tokens of an answer one ratio, so only the mean of their weights "
-                            "would count: weights need 'token'")
+                            "would count: weights need 'token', with luspo too")
         if self.is_watched:
             rescale = "none" if function.__name__ in NEVER_RESCALED else rescale
             self.credit = Credit(self, function, values, rescale, credit, task)
@@ -301,12 +301,10 @@ class Record:
     def write(self, batch: int, rollouts: Rollouts, weight: torch.Tensor, numbers: dict) -> None:
         if self.run is None:
             self.run = self.begin(batch)
-        unknown = torch.full_like(rollouts.reward, torch.nan)
-        parts = dict.fromkeys(SCORES.values(), unknown) | rollouts.scores
-        rollouts = replace(rollouts, scores=parts)
-        origin = {**self.run.origin, "step": batch, "process": (0, 1)}  # one file for all processes
+        steps = {"step": batch, "trainer_step": self.trainer.state.global_step + 1}  # its update
+        origin = {**self.run.origin, **steps, "process": (0, 1)}  # one file for all processes
         write_credit(credit_path(self.run.path, batch), rollouts, weight, origin)
-        self.run.append("metrics.jsonl", joined({"step": batch}, batch_metrics(rollouts), numbers))
+        self.run.append("metrics.jsonl", joined(steps, batch_metrics(rollouts), numbers))
         self.written = batch
         if batch & (batch - 1) == 0:  # 1, 2, 4, 8, ...
             self.tell()
@@ -343,6 +341,7 @@ class Record:
             "questions": args.generation_batch_size // trainer.num_generations,
             "answers": trainer.num_generations, "max_new_tokens": trainer.max_completion_length,
             "temperature": float(trainer.temperature), "learning_rate": args.learning_rate,
+            "columns_temperature": float(trainer.temperature),
             "eval_every": 0, "reward": " + ".join(trainer.reward_func_names), **made}
         return {**config, "run_id": run_id_of(config)}
 
@@ -365,7 +364,7 @@ def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:
     score is nan in TRL, has no advantage, and gets 0 here."""
     parts = rewards.float().nan_to_num(nan=0.0)
     summed = (parts * trainer.reward_weights.to(parts.device)).sum(1)
-    return dict(zip(trainer.reward_func_names, parts.T), reward=summed)
+    return dict(zip(map(as_part, trainer.reward_func_names), parts.T), reward=summed)
 
 
 def gathered(trainer, tensor: torch.Tensor) -> torch.Tensor:

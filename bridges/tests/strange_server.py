@@ -15,6 +15,9 @@ from qwen2_model import Linear
 LIES = {  # what becomes of the log-probs of one answer
     "null": lambda values: [None, *values[1:]], "far off": lambda values: [*values[:-1], -9999.0],
     "zeros": lambda values: [0.0] * len(values), "halves": lambda values: [x / 2 for x in values]}
+RPC = {  # what it replies to the request for other weights, and loads none
+    "deaf": (200, {"results": [None]}), "failed": (500, {"error": "EngineDeadError"}),
+    "without": (404, {"error": "Not Found"})}
 
 
 class Strange(Handler):
@@ -26,15 +29,11 @@ class Strange(Handler):
         if self.path == "/behave":
             Strange.behaviour = self.request["as"]
             self.send(200, {})
-        elif self.path == "/collective_rpc" and self.behaviour in ("vllm", "vllm in part"):
-            self.answer({self.path: self.reload_weights})
-        elif self.path == "/collective_rpc" and self.behaviour == "vllm that failed":
-            self.send(500, {"error": "EngineDeadError"})
-        elif self.path == "/update_weights_from_disk" and self.behaviour == "deaf":
-            self.send(200, {"success": True})
-        elif self.path == "/update_weights_from_disk" and self.behaviour == "unable":
-            self.send(200, {"success": False, "message": "not a model"})
-        elif self.samples() and hasattr(self, f"be_{self.behaviour}"):
+        elif self.path == "/collective_rpc" and self.behaviour in RPC:
+            self.send(*RPC[self.behaviour])
+        elif self.path == "/collective_rpc" and self.behaviour == "in part":
+            self.answer({self.path: self.load_in_part})
+        elif self.path == "/v1/completions" and hasattr(self, f"be_{self.behaviour}"):
             getattr(self, f"be_{self.behaviour}")()
         else:
             super().do_POST()
@@ -42,31 +41,20 @@ class Strange(Handler):
     def read_request(self):
         return self.request
 
-    def samples(self):
-        """Whether answers are asked for, and not the log-probs of a prompt."""
-        return self.path == "/v1/completions" and not self.request.get("echo")
-
-    def reload_weights(self, call):
-        """As vLLM is told to. In part: where the output matrix is the embeddings, it stays."""
-        assert call["method"] == "reload_weights"
+    def load_in_part(self, call):
+        """Where the output matrix is the embeddings, it stays."""
         before = self.sampler.model.output_matrix
-        self.sampler.load({"model_path": call["kwargs"]["weights_path"]})
-        if self.behaviour == "vllm in part":
-            self.sampler.model.lm_head = Linear(*reversed(before.shape), bias=False)
-            self.sampler.model.lm_head.weight = before
+        self.sampler.load(call)
+        self.sampler.model.lm_head = Linear(*reversed(before.shape), bias=False)
+        self.sampler.model.lm_head.weight = before
         return {"results": [None]}
 
     def send(self, status, content):
-        if self.path == "/v1/models" and self.behaviour.startswith("vllm"):
-            content["data"][0]["owned_by"] = "vllm"
         if self.path == "/v1/models" and self.behaviour == "wordy":
             content["data"][0]["id"] = "a" * 900_000
-        if self.path == "/v1/completions":
+        if self.path == "/v1/completions" and self.behaviour in LIES:
             holder = content["choices"][0]["logprobs"]
-            if self.behaviour in LIES and self.samples():
-                holder["token_logprobs"] = LIES[self.behaviour](holder["token_logprobs"])
-            if self.behaviour == "unscored" and not self.samples():
-                del holder["token_logprobs"][:-1]
+            holder["token_logprobs"] = LIES[self.behaviour](holder["token_logprobs"])
         super().send(status, content)
 
     def raw(self, status, body, **headers):

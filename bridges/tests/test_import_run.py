@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from tokenizers import Tokenizer, decoders, models, normalizers
 
 import analyze
 from analysis.runs import read_run
@@ -16,7 +15,7 @@ from bridges.import_formats import is_text
 from bridges.import_run import main
 from bridges.messages import as_chatml, pieces, plain
 from engine.errors import UserError
-from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer, token_bytes
+from engine.tokens import OTHER, SECTIONS, THINK, load_tokenizer
 from harness.credit_reading import credit_steps, read_columns
 from qwen2_model import Qwen2
 from runs import SHORT, run
@@ -79,7 +78,7 @@ def test_verl_has_texts_and_scores_and_the_rest_is_computed(tmp_path):
     assert (columns["weight"] == 1).all() and columns["reward_answer"].tolist() == [1, 0, 0]
     later = read_columns(folder, 7)
     assert later["token_id"].tolist() == encoded("<|im_end|>")
-    assert np.isnan(later["reward_answer"]).all()
+    assert "reward_answer" not in later
 
 
 def test_the_uid_of_verl_is_problem_answer_and_output(tmp_path):
@@ -92,6 +91,9 @@ def test_the_uid_of_verl_is_problem_answer_and_output(tmp_path):
     assert columns["group"].tolist() == [0, 0, 1, 1]
     first = columns["advantage"][columns["episode_start"]]
     assert np.allclose(first, [1, -1, -1, 1], atol=1e-3)
+
+
+VERL = {"input": PROMPT, "output": WRONG, "score": 1.0, "step": 1}
 
 
 def prime_rl(**more):
@@ -155,8 +157,6 @@ def test_nemo_rl_says_tokens_and_log_probs_of_both(tmp_path):
     assert columns["log_prob"].tolist() == [-1, -2, 0, -0.5] * 2
     assert columns["weight"].tolist() == [1, 1, 0, 1, 0, 0, 0, 0]
     assert columns["reward"].tolist() == [0.5, 0.5]
-    assert np.allclose(columns["ratio"][:4], np.exp([0, -0.5, -3, 0]))
-    assert "ratio" not in read_columns(folder, 12)
 
 
 def areal(task, version, completion, reward, **more):
@@ -164,6 +164,23 @@ def areal(task, version, completion, reward, **more):
     return {"task_id": task, "sample_idx": 0, "seqlen": 40, "prompt_len": 20, "head_version": -1,
             "tail_version": version, "reward": reward, "prompt": PROMPT, "completion": completion,
             **more}
+
+
+def test_art_says_messages_and_which_were_trained_on(tmp_path):
+    """As ART writes it (utils/trajectory_logging.py): the model's own turns are trainable."""
+    def message(role, content, trainable=False):
+        return {"role": role, "content": content, "tool_calls": None, "tool_call_id": None,
+                "trainable": trainable}
+
+    asked = [message("user", " 3 5 7"), message("assistant", " hmm."), message("user", " 22")]
+    lines = [{"group_index": 3, "group_metadata": None, "reward": reward, "metrics": None,
+              "messages": [*asked, message("assistant", text, True)]}
+             for reward, text in ((1.0, RIGHT), (0.0, WRONG))]
+    columns = read_columns(imported(tmp_path, write(tmp_path / "0004.jsonl", *lines)), 4)
+    assert columns["token_id"].tolist() == encoded(RIGHT) + encoded(WRONG)
+    assert columns["reward"].tolist() == [1, 0] and columns["group"].tolist() == [0, 0]
+    turns = as_chatml([{k: m[k] for k in ("role", "content")} for m in asked], asks=True)
+    assert columns["prompt_ids"].tolist() == encoded(turns)
 
 
 def test_areal_says_which_weights_sampled_and_which_task(tmp_path, capsys):
@@ -180,8 +197,7 @@ def test_areal_says_which_weights_sampled_and_which_task(tmp_path, capsys):
     assert columns["token_id"].tolist() == encoded(RIGHT + end + end + WRONG + end)
     first = columns["advantage"][columns["episode_start"]]
     assert np.allclose(first, [1, -1, 0], atol=1e-3)
-    said = capsys.readouterr().out
-    assert "AReaL says whose weights sampled" in said and "No fields" not in said
+    assert "No fields" not in capsys.readouterr().out
     with pytest.raises(UserError, match="5.jsonl, line 2: its prompt is not that of its group"):
         imported(tmp_path / "turns", write(tmp_path / "4/5.jsonl", areal(5, 4, WRONG, 1.0),
                                            areal(5, 4, WRONG, 1.0, prompt=PROMPT + WRONG)))
@@ -202,6 +218,9 @@ def test_a_reward_of_trl_may_be_called_as_a_field(tmp_path):
     columns = read_columns(imported(tmp_path, *trl_files(tmp_path, [line])), 1)
     assert columns["reward"].tolist() == [np.float32(0.5 + 0.9 + 0.25 + 0.5)]
     assert (columns["weight"] == 1).all() and "ratio" not in columns
+    parts = {name: values.item() for name, values in columns.items() if name.startswith("reward_")}
+    assert parts == {"reward_right": 0.5, "reward_own_reward": np.float32(0.9),
+                     "reward_weight": 0.25, "reward_group": 0.5}
 
 
 def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
@@ -212,6 +231,28 @@ def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
     assert credit_steps(folder) == [1, 3]
     said = capsys.readouterr().out
     assert "each of its updates: step 2, 4, 5." in said and "4 answers were texts" in said
+    assert read_columns(folder, 3)["trainer_step"] == [3] and "Perhaps" not in said
+
+
+def test_new_answers_behind_old_ones_are_an_evaluation(tmp_path, capsys):
+    """steps_per_generation 4, num_iterations 2, two accumulated, an evaluation of 3 every second
+    step: the queue holds 6, a batch lasts 4 steps. Of 8 files the first and the fifth are batches;
+    the second, fourth, sixth and eighth end in evaluations."""
+    def answers(of, count, prompt):
+        return [{**TRL, "completion": f" {of} + {n}", "prompt": PROMPT.replace("22", prompt)}
+                for n in range(count)]
+
+    queue, files = [], []
+    for step in range(1, 9):
+        queue += answers(step, 6, f"1{step}") if step in (1, 5) else []
+        queue += answers(step, 3, "24") if step % 2 == 0 else []
+        queue = queue[-6:]
+        files.append(list(queue))
+    folder = imported(tmp_path, *trl_files(tmp_path, *files))
+    said = capsys.readouterr().out
+    assert credit_steps(folder) == [1, 5] and "Perhaps" not in said
+    assert "Left out as evaluations: 12 answers, step 2, 4, 6, 8." in said
+    assert "each of its updates: step 3, 7." in said
 
 
 @pytest.mark.parametrize("evaluation, named", [
@@ -226,7 +267,7 @@ def test_a_step_of_trl_that_may_be_an_evaluation_is_named(tmp_path, capsys, eval
         steps[5] = [{**line, "completion": RIGHT} for line in evaluation]
     imported(tmp_path, *trl_files(tmp_path, *steps))
     said = capsys.readouterr().out
-    assert f"that come again: step {named}." in said and "over the training step" in said
+    assert f"answers, step {named}." in said and "over answers of the training step" in said
 
 
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
@@ -267,16 +308,9 @@ def test_a_template_that_begins_answers_is_the_models_own(tmp_path):
     assert columns["prompt_ids"].tolist() == encoded(PROMPT)
 
 
-def test_what_may_be_of_a_tool_and_what_is_no_field_is_named(tmp_path, capsys):
-    model = shutil.copytree(TINY, tmp_path / "model")
-    tokenizer = (model / "tokenizer.json").read_text().replace("<|im_start|>", "<tool_response>")
-    (model / "tokenizer.json").write_text(tokenizer)
-    line = {**OURS, "prompt": " 3", "difficulty": 2}
-    lines = [{**line, "completion": " 3<tool_response> 8"}, {**line, "completion": " 8"}]
-    imported(tmp_path, write(tmp_path / "t.jsonl", *lines), model=model)
-    said = capsys.readouterr().out
-    assert "1 answers hold <tool_response>" in said
-    assert "No fields of a line: difficulty." in said
+def test_what_is_no_field_is_named(tmp_path, capsys):
+    imported(tmp_path, write(tmp_path / "t.jsonl", {**OURS, "difficulty": 2}))
+    assert "No fields of a line: difficulty." in capsys.readouterr().out
 
 
 def test_thoughts_and_calls_of_tools_need_no_content():
@@ -375,14 +409,16 @@ def analyzed(folder, capsys):
 
 
 def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
-    lines = [{**OURS, "completion": text, "reward": reward, "prompt": prompt}
-             for prompt in (PROMPT, PROMPT.replace("22", "15"))
+    lines = [{**OURS, "completion": text, "reward": reward, "prompt": prompt,
+              "parts": {"form": reward / 4}} for prompt in (PROMPT, PROMPT.replace("22", "15"))
              for text, reward in ((RIGHT, 1), (WRONG, 0))]
     folder = imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
     said = analyzed(folder, capsys)
     page = (folder / "analysis/report.html").read_text()
+    assert '"parts":"form 0.25"' in page
+    assert "<th scope=row>form</th><td class=n>0.125</td>" in page
     for words in ("Imported from 1 file of JSON lines", "4 answers were texts", "which need not be "
-                  "those that sampled", "at temperature 1: log-prob", "advantage of 4 answers"):
+                  "those that sampled", "at temperature 1: log_prob", "advantage of 4 answers"):
         assert words in " ".join(said.split()) and words in page, words
     assert "not finished" not in said and '"answer":null' in page
     config = json.loads((folder / "config.json").read_text())
@@ -403,7 +439,6 @@ def test_without_rewards_nothing_is_said_of_them(tmp_path, capsys, undrawn):
     """A group whose rewards are not known is none of equal rewards, and has no z-score."""
     folder = imported(tmp_path, write(tmp_path / "t.jsonl", prime_rl(rewards=None)))
     said = analyzed(folder, capsys)
-    assert "In the old unit" in said and "By the sign of the advantage" not in said
     assert "0%" not in said[said.index("## Over training"):said.index("## Where the gradient went")]
 
 
@@ -434,39 +469,8 @@ def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn, m
     columns = read_columns(folder, 1)
     assert np.isnan(columns["log_prob"]).all() and np.isnan(columns["collision"]).all()
     said = " ".join(analyzed(folder, capsys).split())
-    assert "left out: log-prob, entropy, collision, reward" in said and "type llama" in said
+    assert "left out: log_prob, entropy, collision, reward" in said and "type llama" in said
     assert "its size is not known" in said
-
-
-@pytest.mark.parametrize("prepend", [True, False], ids=["Llama 2", "Gemma"])
-def test_texts_and_bytes_of_sentencepiece_are_shown(tmp_path, monkeypatch, prepend):
-    """▁ is a space, <0x0A> a byte; a byte that is a text too is no other text."""
-    monkeypatch.setattr(transformers_model, "is_installed", lambda: False)
-    words = ["<unk>", "<s>", "</s>", "<0x00>", "<0x0A>", "<0x41>", "<0xC3>", "<0xA9>", "▁", "a",
-             "b", "A", "é", "▁a", "▁ab"]
-    bpe = models.BPE({word: i for i, word in enumerate(words)}, [("▁", "a"), ("▁a", "b")],
-                     unk_token="<unk>", byte_fallback=True)
-    tokenizer = Tokenizer(bpe)
-    begin = [normalizers.Prepend("▁")] * prepend
-    tokenizer.normalizer = normalizers.Sequence([*begin, normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
-                                           decoders.Fuse()])
-    tokenizer.add_special_tokens(words[:3])
-    (tmp_path / "model").mkdir()
-    tokenizer.save(str(tmp_path / "model/tokenizer.json"))
-    (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
-    line = {"step": 1, "prompt": "<s> ab", "completion": " abéA\n\nb</s>", "reward": 1}
-    folder = imported(tmp_path, write(tmp_path / "t.jsonl", line, {**line, "step": 2,
-                      "completion": "bé"}), model=tmp_path / "model")
-    ids = read_columns(folder, 1)["token_id"].tolist()
-    assert ids == [*[8] * prepend, 14, 12, 11, 4, 4, 10, 2]
-    known = load_tokenizer(folder)
-    assert b"".join(token_bytes(known, ids)).decode() == " " * prepend + " abéA\n\nb</s>"
-    assert token_bytes(known, [5, 6, 11]) == ["\ufffd".encode(), b"\xc3", b"A"]
-    assert read_columns(folder, 1)["finished"].all()
-    with pytest.raises(UserError, match="cannot spell the completion"):
-        imported(tmp_path / "x", write(tmp_path / "u.jsonl", {**line, "completion": "q"}),
-                 model=tmp_path / "model")
 
 
 ID = {"step": 1, "prompt_ids": [5, 6], "token_ids": [7, 8], "reward": 1.0}
@@ -503,17 +507,21 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([ID, {**ID, "step": 0}], "line 2: step 0 comes after"),
     ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt is not that"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
-    ([prime_rl(entropy=[1.0])], "line 1: its entropy should be a list of 7"),
-    ([prime_rl(rl_weights=0.5)], "line 1: its rl_weights should be a list of 7"),
+    ([prime_rl(entropy=[1.0])], "line 1: its entropy has 1 values, the answer 4 tokens"),
     ([prime_rl(rl_weights=[None, None, 1, 1, None, None, 1])], "line 1: its weight should be"),
-    ([prime_rl(loss_mask=[None] * 2 + [True] * 5)], "line 1: its token_ids should be"),
-    ([nemo_rl(sample_loss_mask="no", step=1)], "line 1: its weight should be"),
-    ([prime_rl(loss_mask=[False, True] * 4)], "line 1: its token_ids should be"),
-    ([prime_rl(loss_mask=[False] * 7)], "line 1: its token_ids should be"),
+    ([prime_rl(loss_mask=[None] * 2 + [True] * 5)], "prime-rl: ValueError: its loss_mask"),
+    ([nemo_rl(sample_loss_mask="no")], "line 1: its weight should be"),
+    ([{**prime_rl(), "token_ids": 5}], "line 1 is no line of prime-rl: TypeError"),
+    ([{**VERL, "uid": [1]}], "line 1: its group should be a whole number or a text"),
+    ([{"group_index": 0, "reward": 1.0, "messages": [{"role": "user"}]}],
+     "line 1 is no line of ART: KeyError: 'trainable'"),
+    ([prime_rl(loss_mask=[False, True] * 4)], "prime-rl: ValueError: its loss_mask"),
+    ([VERL, TRL], "line 2 is of TRL, and what was read before of verl"),
+    ([prime_rl(loss_mask=[False] * 7)], "prime-rl: ValueError: its loss_mask"),
     ([prime_rl(loss_mask=[True] * 7)], "line 1 has no prompt")])
 def test_lines_that_do_not_go_together(tmp_path, lines, said):
     with pytest.raises(UserError, match=said):
-        imported(tmp_path, write(tmp_path / "t.jsonl", *lines))
+        imported(tmp_path, write(tmp_path / "step1.jsonl", *lines))
 
 
 def test_a_file_that_is_named_twice_counts_for_nothing(tmp_path):

@@ -5,12 +5,9 @@ import socket
 import threading
 
 import pytest
-import torch
 
 from bridges import serve
 from conftest import ROOT
-from engine.forward import response_log_probs
-from engine.rollouts import Rollouts
 
 
 class Handler(serve.Handler):
@@ -72,9 +69,9 @@ def changed(**fields) -> str:
     (dict(body=changed(temperature="x").replace('"x"', "1e400")), 400, "not a finite number"),
     (dict(body=changed(n=True)), 400, "n should be a number (int) from 1 to 1000"),
     (dict(body=changed(max_tokens=900_000)), 400, "the model takes 1024"),
-    (dict(body="{}", path="/update_weights_from_disk"), 400, "model_path"),
-    (dict(body='{"model_path": "nowhere"}', path="/update_weights_from_disk"), 400,
-     "there is no model folder nowhere")])
+    (dict(body="{}", path="/collective_rpc"), 400, "method"),
+    (dict(body=json.dumps({"method": "reload_weights", "kwargs": {"weights_path": "nowhere"}}),
+          path="/collective_rpc"), 400, "there is no model folder nowhere")])
 def test_a_bad_request_gets_a_reason_and_the_next_one_an_answer(server, request_of, status, words):
     got, content = ask(server, **request_of)
     assert got == status and words in content["error"]
@@ -97,18 +94,3 @@ def test_a_silent_client_is_given_up(server, monkeypatch, sent, answer):
     with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
         connection.sendall(sent)
         assert connection.makefile("rb").read()[:13] == answer
-
-
-def test_log_probs_of_a_prompt_are_those_of_training(server):
-    ids = [5, 6, 7, 8, 9, 10]
-    status, content = ask(server, json.dumps(GOOD | {"prompt": ids, "echo": True, "n": 1}))
-    [choice] = content["choices"]
-    told = choice["logprobs"]["token_logprobs"]
-    assert told[0] is None and len(told) == len(ids) + len(choice["token_ids"])
-    answer = torch.tensor([ids[1:] + choice["token_ids"]])
-    unknown = torch.zeros(answer.shape)
-    batch = Rollouts([None], [ids[:1]], torch.tensor([0]), answer, torch.ones_like(answer) == 1,
-                     torch.tensor([True]), unknown, unknown, unknown)
-    ours = response_log_probs(Handler.sampler.model, batch, torch.tensor([0]))
-    # after a prompt without sense, float32 is up to 7e-5 from float64, in sampling and in training
-    torch.testing.assert_close(torch.tensor([told[1:]]), ours, atol=2e-4, rtol=0)

@@ -144,8 +144,7 @@ def weights_on_file(folder, step=1):
     ("outcome_conditional", {}, {}, "token"), ("by_kind", {}, {}, "token"),
     ("covariance", {"covariance_low": 0.1}, {}, "token"),
     ("attention_credit", {}, {}, "token"), ("inverse_logprob_as_published", {}, {}, "token"),
-    ("learned_importance", {"importance_warmup": 0}, {}, "token"),
-    ("lambda_grpo", {"lambda_init": 5.0}, {}, "token")])
+    ("learned_importance", {"importance_warmup": 0}, {}, "token")])
 def test_the_gradient_is_ours_on_the_same_batch(policy, tmp_path, name, flags, more, norm):
     """Weights from TRL's numbers and from ours are the same, and so is the gradient of TRL's loss,
     its answers shuffled and cut into micro-batches."""
@@ -202,6 +201,9 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
     assert spelled == prompts
     hits = [0.5 * ("hit" in text) for text in texts]
     assert batch.reward.tolist() == pytest.approx(np.add(length_reward(texts), hits).tolist())
+    assert batch.scores["has_hit"].tolist() == [2 * hit for hit in hits]
+    assert set(batch.scores) == {"reward", "noted", "has_hit"}
+    assert [line["trainer_step"] for line in lines(folder / "metrics.jsonl")] == [1, 2]
     assert batch.finished.tolist() == [text.endswith("<|im_end|>") for text in batch.answers]
     own = batch.reward.view(3, 4)
     wanted = (own - own.mean(1, keepdim=True)) / (own.std(1, keepdim=True) + 1e-4)

@@ -8,7 +8,7 @@ import pytest
 
 import train
 from bridges import pairs as tool
-from bridges.given_pairs import GivenPairs
+from bridges.pairs import GivenPairs
 from conftest import SPOKEN, refusal
 from countdown_task import Problem
 from engine.tokens import load_tokenizer
