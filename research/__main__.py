@@ -1,51 +1,46 @@
 """What was found with the lab, and how to find it again.
 
+    python -m research board         which way of spreading credit is ahead of plain GRPO?
+    python -m research predict       what should each lead by, if its noise were all?
+
+The board is made of many training runs, which can be stopped and gone on with at any moment.
+
     python -m research scoreboard    which tokens earned the reward, and which weighting finds them
     python -m research exact         every weighting and advantage in a world that can be listed
-    python -m research pointer       what is it worth to know where an answer is decided?
-    python -m research rule          which method will pay, on this model and this task?
+    python -m research dial          where does credit by token pay? a world with dials
+    python -m research law           what should it be worth there? predicted from the noise
+    python -m research noise         how noisy is the gradient of each arm of the board?
 
 These are probes: each asks one question of one model, prints its findings and writes a folder with
-a page, its picture and numbers.json. On a CPU with the tiny model a probe takes minutes; --quick
+numbers.json and its picture. On a CPU with the tiny model a probe takes minutes; --quick
 takes seconds and only shows that it works. NAME --help lists the flags of one.
 
-    python -m research probes            the probes with several seeds
     python -m research publish FOLDER    keep what was measured, beside the pages
-    python -m research tables            make the tables of experiments again from what is kept
     python -m research pages             write its numbers into them
     python -m research pictures          draw its pictures
-
-An experiment is many training runs; NAME makes them, NAME --dry_run lists them:
 """
 from importlib import import_module
 
 from engine.errors import UserError
 from harness.program import run_as_program
-from research.experiments import commands
-from research.experiments.experiments import EXPERIMENTS
 from research.probes.common import run_probe
 
-PROBES = ("scoreboard", "exact", "pointer", "rule")
-OTHERS = {"probes": "probes", "publish": "published", "pages": "pages", "pictures": "pictures"}
+PROBES = ("scoreboard", "exact", "dial", "law", "noise")
+OTHERS = {"board": "board", "predict": "predict", "publish": "published", "pages": "pages",
+          "pictures": "pictures"}
 
 
 def main(argv: list[str]) -> None:
     name, *flags = argv or ["--help"]
     if name in ("-h", "--help"):
-        print(__doc__.strip() + "\n")
-        commands.list_experiments()
+        print(__doc__.strip())
     elif name in PROBES:
         probe = import_module(f"research.probes.{name}")
         run_probe(name, probe.__doc__, probe.FLAGS, probe.measure, flags)
-    elif name == "tables":
-        commands.make_tables(flags)
     elif name in OTHERS:
         import_module(f"research.experiments.{OTHERS[name]}").main(flags)
-    elif name in EXPERIMENTS:
-        commands.run_experiment(name, flags)
     else:
-        raise UserError(f"there is no probe or experiment {name}, only "
-                        f"{', '.join([*PROBES, *EXPERIMENTS, *OTHERS, 'tables'])}")
+        raise UserError(f"there is no {name} here, only {', '.join([*PROBES, *OTHERS])}")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@
 
 A page marks what is not written by hand, by comments that a reader of the page does not see:
 
-    <!-- table control success -->                      a table of research/results/control.json
+    <!-- table board board -->                          a table of research/results/board.json
     <!-- table control success; arm; end -->            some of its columns
-    <!-- words control differences -->                  what the table's finding says
     <!-- text subject transcript; 1 5 9 -->             its lines, or these of them, as printed
     <!-- source control -->                             command, day, version and commit
     <!-- number control success measured; end -->       one cell: of the row `measured`, column end
@@ -17,17 +16,15 @@ each up to <!-- end -->. A row is named by its texts, as many as tell it from th
 comes last.
 """
 import re
-import textwrap
 
-from analysis.tables import WIDTH, Table, by_row, escaped
+from analysis.tables import Table, by_row, escaped
 from engine.errors import UserError
 from harness.files import PROJECT, is_file, replace_text
 from harness.flags import Parser
 from harness.progress import say
-from research.experiments.experiments import EXPERIMENTS
 from research.experiments.published import RESULTS, pages, read_result
 
-MARKED = re.compile(r"<!-- (table|words|text|source|number|interval) ((?:(?!-->).)+?) -->"
+MARKED = re.compile(r"<!-- (table|text|source|number|interval) ((?:(?!-->).)+?) -->"
                     r"(.*?)<!-- end -->", re.S)
 
 
@@ -70,10 +67,6 @@ def markdown(table: Table) -> str:
     return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:]])
 
 
-def make_words(words: str) -> str:
-    return "\n" + textwrap.fill(find_table(words)[0].finding, WIDTH) + "\n"
-
-
 def make_text(words: str) -> str:
     table, numbers = find_table(words)
     lines = [row[0] for row in table.rows]
@@ -82,19 +75,17 @@ def make_text(words: str) -> str:
 
 
 def make_source(words: str) -> str:
-    """A result has the command as it was typed. Where that program is still here, the page has its
-    name of today: it was called `study` and `truth` before. The commit is that of the code that
-    made the runs, where it is on record, else that of the report."""
+    """The commit is that of the code that made the runs, where it is on record, else that of the
+    report. Programs of earlier commits may be gone."""
     result = read_result(RESULTS / f"{words}.json")
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
     commit = " and ".join(dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made))
-    command, program = result["command"], result["measured"].removeprefix("study-")
-    is_here = program in EXPERIMENTS or is_file(PROJECT / f"research/probes/{program}.py")
-    if is_here:
-        command = re.sub(r"python -m (study |truth\.)", "python -m research ", command)
+    program = result["measured"]
+    is_here = any(is_file(PROJECT / f"research/{room}/{program}.py")
+                  for room in ("probes", "experiments"))
     gone = "" if is_here else ", a command of that commit, no longer here"
     torch = result["versions"]["torch"]
-    return f"\n`{command}`, {result['day']}, torch {torch}, commit {commit}{gone}\n"
+    return f"\n`{result['command']}`, {result['day']}, torch {torch}, commit {commit}{gone}\n"
 
 
 def make_number(words: str) -> str:
@@ -111,8 +102,8 @@ def make_interval(words: str) -> str:
     return f"{make_number(f'{row}; {value}')} ({make_number(f'{row}; {interval}')})"
 
 
-MAKERS = {"table": make_table, "words": make_words, "text": make_text, "source": make_source,
-          "number": make_number, "interval": make_interval}
+MAKERS = {"table": make_table, "text": make_text, "source": make_source, "number": make_number,
+          "interval": make_interval}
 
 
 def find_table(words: str) -> tuple[Table, list[str]]:

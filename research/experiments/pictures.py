@@ -18,8 +18,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.ticker import LogLocator, PercentFormatter
 
 from analysis.answers import answers_of
-from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plain_number, plt,
-                            save, style_of)
+from analysis.plots import (BLUE, COLOURS, GREY, ORANGE, legend_below, panels, plt, save, style_of)
 from harness.log_reading import is_number
 from engine.errors import UserError
 from engine.tokens import KINDS, load_tokenizer
@@ -28,10 +27,11 @@ from harness.files import PROJECT
 from harness.flags import Flag, Parser, add_flags, with_defaults
 from harness.progress import say
 from harness.identity import run_config
+from research.experiments.arms import CONTROLS, SCALE
 from research.experiments.published import RESULTS, fingerprint, read_result, write_result
 from research.statistics import mean_reach
 
-IN_WORDS = {"seconds": "processor seconds", "tokens": "sampled tokens", "rewards": "scored answers"}
+MARKED = {"larger batches": COLOURS[2], "the control": COLOURS[3]}
 SIGNS = "os^DvP*"
 OFF = 0.95              # a cosine below this is another direction
 LETTERS = 84            # in a line of README's answer
@@ -67,56 +67,39 @@ def shown_of(source: str) -> dict:
     return parts[part]
 
 
-# experiments
-
-def draw_success(values: dict):
-    """Held-out success against each price, a line an arm, with its interval over seeds."""
-    figure, axes = panels(len(IN_WORDS), sharey=True)
-    several = any(len(runs) > 1 for runs in values.values())
-    for axis, (price, words) in zip(axes, IN_WORDS.items()):
-        for number, (arm, runs) in enumerate(values.items()):
-            if all(price in run for run in runs.values()):
-                success_of_arm(axis, list(runs.values()), price, label=arm, **style_of(number))
-        axis.set(xlabel=words)
-        axis.locator_params(axis="x", nbins=5)
-        axis.xaxis.set_major_formatter(plain_number)
-    axes[0].set(ylabel="held-out success, sampled, %")
-    legend_below(figure, axes[0], ncols=5)
-    return figure, ("Held-out success against what the training has cost" +
-                    several * ", means and 95% intervals over seeds")
-
-
-def success_of_arm(axis, runs: list[dict], price: str, **style) -> None:
-    """A share is not below 0 or above 1, and no more is its interval."""
-    cost, success = (np.array([run[key] for run in runs]) for key in (price, "success"))
-    mean, reach = success.mean(0), None
-    if len(runs) > 1:
-        reach = 100 * np.minimum(mean_reach(success), [mean, 1 - mean])
-    axis.errorbar(cost.mean(0), 100 * mean, reach, marker="o", ms=3, elinewidth=0.7, **style)
-
-
-def draw_board(table: dict):
-    compared = [row for row in table["rows"] if row["ahead"] is not None][::-1]
-    figure, axis = panels(1, figsize=(8.0, 1.5 + 0.27 * len(compared)))
-    colours = {"ahead": BLUE, "behind": ORANGE, "not told apart": GREY}
-    for colour, word in zip(colours.values(), colours):
+def draw_leads(table: dict):
+    """The board: each arm's lead, the best at the top; crosses are what was predicted."""
+    rows = sorted(table["rows"], key=lambda row: row["lead"])
+    figure, axis = panels(1, figsize=(8.0, 1.5 + 0.27 * len(rows)))
+    colours = {"ahead": BLUE, "behind": ORANGE, "no difference seen": GREY, **MARKED}
+    for word, colour in colours.items():
         axis.plot([], [], "o-", color=colour, lw=2, ms=5, label=word)
-    for height, row in enumerate(compared):
-        colour = colours.get(row["verdict"], GREY)
-        if all(map(is_number, row["95%"] or [None])):
+    for height, row in enumerate(rows):
+        colour = colours[meaning_of(row)]
+        if all(map(is_number, row["95%"])):
             axis.plot(100 * np.array(row["95%"]), [height, height], color=colour, lw=2)
-        axis.plot(100 * row["ahead"], height, "o", color=colour, ms=5)
+        axis.plot(100 * row["lead"], height, "o", color=colour, ms=5)
+        if is_number(row["predicted"]):
+            axis.plot(100 * row["predicted"], height, "kx", ms=6)
     axis.axvline(0, color="black", lw=0.8)
-    axis.set(yticks=range(len(compared)), yticklabels=[row["arm"] for row in compared],
-             ylim=(-0.7, len(compared) - 0.3), title="Who is ahead of plain GRPO?",
-             xlabel="points of held-out success, minus plain GRPO")
+    axis.set(yticks=range(len(rows)), yticklabels=[row["arm"] for row in rows],
+             ylim=(-0.7, len(rows) - 0.3), title="Who is ahead of plain GRPO?",
+             xlabel="points of mean success in training, minus plain GRPO")
+    if any(is_number(row["predicted"]) for row in rows):
+        axis.plot([], [], "kx", ms=6, label="predicted")
     legend_below(figure, axis, ncols=3, title="Lines: the 95% interval of one arm alone. Colours: "
-                 "by p, of candidates corrected\nfor their number, so a line beside 0 may be grey; "
-                 "of controls and placebos not.")
-    return figure, "Late held-out success, each arm minus plain GRPO, with 95% intervals"
+                 "the verdict, by p corrected for the number\nof methods and, for ahead, a second "
+                 "look. So a line beside 0 may be grey.")
+    return figure, "Mean success in training, each arm minus plain GRPO, with 95% intervals"
 
 
-# probes
+def meaning_of(row: dict) -> str:
+    """What its colour stands for."""
+    if row["arm"] in (*SCALE, *CONTROLS):
+        return "larger batches" if row["arm"] in SCALE else "the control"
+    word = row["verdict"].partition(",")[0]
+    return word if word in ("ahead", "behind") else "no difference seen"
+
 
 def points_with_names(axis, points: dict[str, tuple[float, float]], named: Sequence[str]) -> None:
     """All points, for a legend: names beside them would lie on each other."""
@@ -129,11 +112,8 @@ def points_with_names(axis, points: dict[str, tuple[float, float]], named: Seque
         axis.plot(*zip(*others), "o", color=GREY, ms=4, zorder=1.5, label="others")
 
 
-def draw_cosine_and_noise(cosines: dict, noises: dict | None = None):
-    """Of one table; or of two with a column for each advantage, the column of rloo."""
-    pairs = zip(cosines["rows"], (noises or cosines)["rows"], strict=True)
-    points = {row["mitigation"]: (row.get("rloo", row.get("cosine")),
-                                  other.get("rloo", other.get("noise"))) for row, other in pairs}
+def draw_cosine_and_noise(table: dict):
+    points = {row["mitigation"]: (row["cosine"], row["noise"]) for row in table["rows"]}
     points = {name: place for name, place in points.items() if all(map(is_number, place))}
     figure, axis = panels(1)
     elsewhere = [name for name, (cosine, _) in points.items() if cosine < OFF]
@@ -164,97 +144,85 @@ def bars_by_kind(axis, table: dict) -> None:
     axis.grid(axis="x", visible=False)
 
 
-def means_of(cells: list[dict]) -> dict[tuple, np.ndarray]:
-    """Of the probe pointer: mean success of each arm and length, by seed."""
-    return {(cell["arm"], cell["length"]): np.array([run["mean"] for run in cell["runs"]])
-            for cell in cells}
+FAR = 5  # points
 
 
-def draw_worth(values: dict):
-    """Of the probe pointer: the lead over plain GRPO by the quality of a pointer, a line for each
-    weight elsewhere; placebos and the true credit beside."""
-    means = means_of(values["cells"])
-    kinds = ("1 of 3", "2 of 3", "3 of 3", "3 of 3, 12 wrong", "3 of 3, 40 wrong", "3 at random")
-    lengths = sorted({length for _, length in means})
-    figure, axes = panels(len(lengths), sharey=True, squeeze=False)
+def draw_dials(values: dict):
+    """Of the probe dial: the share of the true credit's lead that an arm gains, by the share of
+    tokens that decides, a line each, a panel for each length; only worlds whose other dials are as
+    they were. Grey is plain GRPO with more problems."""
+    cells = {(cell["world"], cell["arm"]): np.array(cell["mean"]) for cell in values["cells"]}
+    shares = {world: [int(number) for number in world.split("/")] for world, _ in cells
+              if world.replace("/", "").isdigit()}
+    lengths = sorted({tokens for tokens, _ in shares.values()})
+    names = [name for name in dict.fromkeys(arm for _, arm in cells)
+             if name not in ("plain GRPO", "true credit")]
+    figure, axes = panels(max(1, len(lengths)), sharey=True, squeeze=False,
+                          figsize=(5.6 * max(1, len(lengths)), 5.4))
     for axis, length in zip(axes[0], lengths):
-        plain, places = means["plain GRPO", length], np.arange(len(kinds))
-        for number, elsewhere in enumerate(("0", "0.1", "0.33")):
-            of_kinds = [means.get((f"{kind} ({elsewhere})", length), np.nan * plain)
-                        for kind in kinds]
-            leads = 100 * (np.stack(of_kinds, 1) - plain[:, None])  # (seeds, kinds)
-            axis.errorbar(places + 0.12 * (number - 1), leads.mean(0), mean_reach(leads),
-                          marker="o", ms=4, elinewidth=0.8, label=f"weight {elsewhere} elsewhere",
-                          **style_of(number))
-        true = 100 * (means["true credit", length] - plain).mean()
-        axis.axhline(true, color="black", ls="--", lw=1, label="true credit")
-        axis.axhline(0, color=GREY, lw=1, label="plain GRPO")
-        axis.set(title=f"Answers of {length} tokens", xticks=places,
-                 xticklabels=[kind.replace(", ", "\n") for kind in kinds])
-    axes[0][0].set_ylabel("points of mean success, minus plain GRPO")
+        worlds = sorted((keys, world) for world, (tokens, keys) in shares.items()
+                        if tokens == length)
+        for number, name in enumerate(names):
+            points = [(keys / length, *share_of_lead(cells, world, name)) for keys, world in worlds
+                      if (world, name) in cells]
+            is_scale = name.startswith("batch ")
+            style = dict(color=GREY, ls=":", lw=2) if is_scale else style_of(number)
+            if points:
+                place, share, reach = zip(*points)
+                axis.errorbar(place, share, reach, marker="o", ms=4, elinewidth=0.7, label=name,
+                              **style)
+                if is_scale:
+                    axis.annotate(name, (place[-1], share[-1]), (6, -3),
+                                  textcoords="offset points", color=GREY, fontsize=8)
+        axis.axhline(1, color="black", lw=1, label="true credit")
+        axis.axhline(0, color="black", lw=0.6)
+        axis.set(title=f"Answers of {length} tokens", xscale="log", xlabel="share that decides")
+    axes[0][0].set(ylabel="lead, as a share of the true credit's", ylim=(-1.5, 1.2))
     legend_below(figure, axes[0][0], ncols=5)
-    return figure, ("What a pointer is worth by its quality, each at its own learning rate: means "
-                    "over seeds with 95% intervals")
+    return figure, ("Lead over plain GRPO as a share of the true credit's, by the share of tokens "
+                    "that decides, each arm at its own rate: means over seeds with 95% intervals; "
+                    "what lies below -1.5 is cut off")
 
 
-def draw_rule(rule: dict, of_seeds: dict, versus: dict):
-    """What the rule said of each method before training, of several seeds where they were asked,
-    and what it led by at equal tokens."""
-    figure, axis = panels(1, figsize=(8.0, 4.2))
-    axis.axvline(1, color="black", lw=0.8)
-    axis.axhline(0, color=GREY, lw=0.8)
-    said = {row["arm"]: row["ratio"] for row in [*rule["rows"], *of_seeds["rows"]]}
-    for row in versus["rows"]:
-        if row["price"] == IN_WORDS["tokens"] and row["arm"] in said:
-            place, lead = said[row["arm"]], 100 * row["difference"]
-            reach = np.abs(100 * np.array(row["95%"]) - lead)[:, None]
-            axis.errorbar(place, lead, reach, fmt="o", color=BLUE, ms=5, elinewidth=0.8)
-            axis.annotate(row["arm"], (place, lead), (6, 4), textcoords="offset points")
-    axis.set(xscale="log", xlabel="noise ratio over cost ratio, measured before training",
-             ylabel="points minus plain GRPO, at equal tokens")
-    return figure, ("What the rule said of a method, and what it led by: above 1 it should be "
-                    "ahead. Means over seeds with 95% intervals")
+def share_of_lead(cells: dict, world: str, name: str) -> tuple[float, float]:
+    """And how far its interval reaches, the true credit's lead taken as it is."""
+    plain = cells[world, "plain GRPO"]
+    leads, true = cells[world, name] - plain, (cells[world, "true credit"] - plain).mean()
+    return leads.mean() / true, float(mean_reach(leads[:, None])[0] / abs(true))
 
 
-def draw_quality(values: dict, rule: dict, of_seeds: dict, board: dict):
-    """By the index of a pointer: lines are the planted task, squares the tiny model. An index is of
-    several seeds, where it was measured so."""
-    figure, axis = panels(1, figsize=(8.0, 4.4))
-    means = {cell: seeds.mean() for cell, seeds in means_of(values["cells"]).items()}
-    arms = {"3 at random": (0, 3), "1 of 3": (1, 0), "2 of 3": (2, 0), "3 of 3, 40 wrong": (3, 40),
-            "3 of 3, 12 wrong": (3, 12), "3 of 3": (3, 0)}
-    for number, length in enumerate(sorted({length for _, length in means})):
-        plain, true = means["plain GRPO", length], means["true credit", length]
-        points = sorted((planted_index(length, *found), (means[f"{arm} (0.1)", length] - plain)
-                         / (true - plain))
-                        for arm, found in arms.items() if (f"{arm} (0.1)", length) in means)
-        axis.plot(*zip(*points), marker="o", ms=4, label=f"planted, {length} tokens",
-                  **style_of(number))
-    leads = {row["arm"]: (row["ahead"], row["95%"]) for row in board["rows"]}
-    true = leads["measured4"][0]
-    index = {row["arm"]: row["index"] for row in [*rule["rows"], *of_seeds["rows"]]}
-    for arm in (leads.keys() & index.keys()) - {"none"}:
-        lead, interval = leads[arm]
-        axis.plot([index[arm]] * 2, np.array(interval) / true, color="black", lw=0.7)
-        axis.plot(index[arm], lead / true, "ks", ms=5)
-        axis.annotate(arm, (index[arm], lead / true), (6, 4), textcoords="offset points")
-    axis.axhline(0, color=GREY, lw=0.8)
-    axis.margins(x=0.1)
-    axis.set(xlabel="index of the pointer: 1 points at all that decides, 0 by chance",
-             ylabel="lead, as a share of the true credit's")
-    legend_below(figure, axis, ncols=3, title="Squares: the tiny model, as a share of measured4's "
-                 "lead, with the 95% interval of the arm")
-    return figure, "What a pointer of a given quality should be worth, and what it was"
+def draw_law(table: dict):
+    """Of the probe dial: predicted leads against measured ones, a colour for each world, those with
+    a reward of all or nothing apart. Named are points FAR from the diagonal whose interval does not
+    reach it."""
+    worlds = list(dict.fromkeys(row["world"] for row in table["rows"]))
+    parts = [[world for world in worlds if is_all == world.endswith("all")]
+             for is_all in (False, True)]
+    figure, axes = panels(2, figsize=(11.5, 5.2))
+    for axis, part in zip(axes, parts):
+        rows = [row for row in table["rows"] if row["world"] in part]
+        ends = [100 * end for row in rows for end in (row["predicted"], row["lead"])] or [0]
+        axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color="black", lw=1)
+        for world in part:
+            number = worlds.index(world)
+            own = [row for row in rows if row["world"] == world]
+            predicted, lead, low, high = 100 * np.array(
+                [[row["predicted"], row["lead"], *row["95%"]] for row in own]).T
+            axis.errorbar(predicted, lead, [lead - low, high - lead], ms=4, elinewidth=0.6,
+                          fmt=SIGNS[number % len(SIGNS)], color=COLOURS[number % len(COLOURS)],
+                          label=world)
+            for row, x, y in zip(own, predicted, lead):
+                if row["verdict"] == "off" and abs(x - y) > FAR:
+                    axis.annotate(f"{row['arm']}, {world}", (x, y), (5, -3),
+                                  textcoords="offset points", fontsize=6.5)
+        axis.set(xlabel="predicted lead, points", ylabel="measured lead, points")
+    axes[0].set_title("The reward is the share of keys that are right")
+    axes[1].set_title("The reward is 1 if all are right, else 0")
+    legend_below(figure, axes[0], ncols=4)
+    return figure, ("What a method should lead by, from the noise of its gradient and plain GRPO's "
+                    "own leads by the size of its batch, and what it led by: 95% intervals over "
+                    f"seeds; named where they miss the diagonal by more than {FAR} points")
 
-
-def planted_index(length: int, found: int, wrong: int) -> float:
-    """Of a pointer to some of the three places that decide alike. Equal weights share their rank,
-    so the pointed ones are at 1 - (n - 1) / (length - 1), the others at -n / (length - 1)."""
-    share, pointed = found / 3, found + wrong
-    return (share * (length - pointed) - (1 - share) * pointed) / (length - 1)
-
-
-# README
 
 def take_answer(run: Path) -> None:
     config, steps = run_config(run), credit_steps(run)[:1]
@@ -313,14 +281,6 @@ def write_tokens(figure, axis, texts: list[str], sizes: list[float]) -> None:
 
 PUBLISHED = {  # picture -> how it is drawn, and which tables or values of results it shows
     "docs/answer.png": (draw_answer, "answer values", "scoreboard kind"),
-    "research/results/control-success.png": (draw_success, "control values"),
-    "research/results/exact-cosine_and_noise.png": (draw_cosine_and_noise, "exact cosine",
-                                                    "exact noise"),
-    "research/results/finals-board.png": (draw_board, "finals board"),
-    "research/results/leaderboard-board.png": (draw_board, "leaderboard board"),
-    "research/results/pointer-worth.png": (draw_worth, "pointer values"),
-    "research/results/pointers-quality.png": (draw_quality, "pointer values", "rule rule",
-                                              "rule_seeds rule", "pointers board"),
-    "research/results/pointers-rule.png": (draw_rule, "rule rule", "rule_seeds rule",
-                                          "pointers versus"),
-    "research/results/price-success.png": (draw_success, "price values")}
+    "research/results/board-leads.png": (draw_leads, "board board"),
+    "research/results/dial-law.png": (draw_law, "dial law"),
+    "research/results/dial-shares.png": (draw_dials, "dial values")}

@@ -1,6 +1,6 @@
 """What was measured and stands on a page: research/results/NAME.json, made once, never by hand.
 
-    python -m research publish results/study-control   # what a report or a probe has written
+    python -m research publish results/board   # what the board or a probe has written
 
 A result holds its tables, the command that made them, the commit, the versions, the day and a seal.
 """
@@ -13,16 +13,16 @@ from engine.errors import UserError
 from harness.files import PROJECT, is_file, make_folder, paths_in, read_json, replace_text
 from harness.flags import Flag, Parser, add_flags, shortened, with_defaults
 from harness.progress import say
-from research.experiments.experiments import EXPERIMENTS
 
 RESULTS = PROJECT / "research/results"
 KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")
-FLAGS = {"name": Flag(None, "of the result, by default that of the experiment or the probe")}
+NOT_KEPT = ("made_by", "out")  # of the settings
+FLAGS = {"name": Flag(None, "of the result, by default that of the board or the probe")}
 
 
 def main(argv: list[str]) -> None:
     parser = add_flags(Parser("python -m research publish FOLDER [flags]", __doc__), FLAGS)
-    parser.add_argument("folder", help="results/study-NAME, or what a probe has written")
+    parser.add_argument("folder", help="results/board, or what a probe has written")
     typed = parser.read(argv)
     folder = Path(typed.pop("folder"))
     name = with_defaults(typed, FLAGS).name
@@ -30,12 +30,6 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--name {shortened(name)} should be letters, digits and _")
     say(f"published: {publish(folder, name)}; python -m research pages writes its numbers into the "
         "pages, python -m research pictures draws them")
-
-
-def is_remade(result: dict) -> bool:
-    """An experiment of today; not a probe, nor one from before reports kept values."""
-    name = str(result.get("measured")).removeprefix("study-")
-    return name in EXPERIMENTS and bool(result.get("values"))
 
 
 def fingerprint(*content: dict) -> str:
@@ -66,20 +60,21 @@ def publish(folder: Path, name: str | None = None) -> Path:
         raise UserError(f"{folder} is a quick look, whose numbers say nothing, or was not written "
                         "by python -m research")
     made = numbers["settings"].get("made_by", [])
-    for line in about_code(made):
-        say(line)
-    result = {**{key: numbers[key] for key in KEPT if key in numbers},
+    if len(made) > 1:  # what is finished is passed over, also when its formula has changed since
+        codes = ", ".join(f"{(code['git_commit'] or 'unknown')[:7]} ({len(code['runs'])} runs)"
+                          for code in made)
+        say(f"several codes or versions made these, do they compute the same? {codes}")
+    settings = {key: value for key, value in numbers["settings"].items() if key not in NOT_KEPT}
+    result = {**{key: numbers[key] for key in KEPT if key in numbers}, "settings": settings,
               "day": date.today().isoformat(), "made_by": made}
     make_folder(RESULTS)
-    name = name or numbers.get("name") or result["measured"].removeprefix("study-")
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / f"{name or result['measured']}.json"
     write_result(path, result)
     return path
 
 
 def made_by(made: dict[str, dict]) -> list[dict]:
-    """The codes that made these runs or probes, each with their names. `made` is what config.json
-    or numbers.json has on record, by name."""
+    """The codes that made these runs, each with their names. `made` has the runs' settings."""
     codes = []
     for name, record in made.items():
         code = {key: record.get(key) for key in ("git_commit", "versions")}
@@ -88,18 +83,6 @@ def made_by(made: dict[str, dict]) -> list[dict]:
             codes.append(same := {**code, "runs": []})
         same["runs"].append(name)
     return codes
-
-
-def about_code(made: list[dict]) -> list[str]:
-    """What is finished is passed over, also when its formula has changed since. So whoever
-    publishes what several codes have made is told which is whose."""
-    if len(made) < 2:
-        return []
-    lines = ["These were made by several codes or versions: is what they compute the same?"]
-    for part in made:
-        commit, torch = (part["git_commit"] or "unknown")[:7], (part["versions"] or {}).get("torch")
-        lines.append(f"  commit {commit}, torch {torch}: {', '.join(part['runs'])}")
-    return lines
 
 
 def pages() -> list[Path]:

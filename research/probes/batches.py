@@ -13,16 +13,15 @@ from types import SimpleNamespace
 
 import torch
 
-from credit.belief import credit_of_beliefs, thought_lengths
 from credit.critic import generalised_advantage
 from credit.monte_carlo import segment_starts
 from harness.load import make
 from engine.rollouts import Rollouts
 from research.probes.methods import Method, choices
-from research.probes.world import ONE, OPENING, PROMPT, World, is_right
+from research.probes.world import World, is_right
 
-# stand here with values that are exact: critic, one-step, vine, hindsight, belief, deletion
-VALUES_KNOWN = ("gae", "vine", "hindsight", "belief", "deletion")
+# stand here with values that are exact: critic, one-step, vine, hindsight, deletion
+VALUES_KNOWN = ("gae", "vine", "hindsight", "deletion")
 FLOOR = 0.01  # added to V in a logarithm: of a reward that is out of reach it has none
 
 
@@ -117,7 +116,7 @@ def rows_of(rollouts: Rollouts, rows: torch.Tensor) -> Rollouts:
 
 
 def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
-    """(n, T) of critics, of vine, of hindsight and of belief, with values without noise.
+    """(n, T) of critics, of vine and of hindsight, with values without noise.
 
     A critic that is right knows V, a wrong one has a random number for each index. The segments of
     vine are two tokens long. Hindsight is log V(after) - log V(before).
@@ -125,7 +124,6 @@ def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
     rollouts, right = world.rollouts, world.worth
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.rand(right.shape[1], generator=generator).expand_as(right)
-    believed = forced_beliefs(world).expand_as(right)
 
     def critic(value, trust):
         return generalised_advantage(value[:, :-1].float(), rollouts.reward, rollouts.mask, 1.0,
@@ -133,7 +131,6 @@ def credit_from_values(world: World, seed: int) -> dict[str, torch.Tensor]:
 
     return {"critic": critic(right, 1.0), "one-step": critic(right, 0.0),
             "vine": by_segments(right, rollouts, "2"),
-            "belief": credit_of_beliefs(believed, thought_lengths(rollouts), rollouts),
             "hindsight": (right + FLOOR).log().diff() * rollouts.mask,
             "deletion": credit_of_deletion(rollouts),
             "wrong critic": critic(wrong, 1.0), "wrong, one-step": critic(wrong, 0.0)}
@@ -146,14 +143,6 @@ def credit_of_deletion(rollouts: Rollouts) -> torch.Tensor:
         rest = [is_right((*ids[:t], *ids[t + 1:n])) for t in range(n)]
         credit[row, :n] = rollouts.reward[row] - torch.tensor(rest).float()
     return credit
-
-
-@torch.no_grad()
-def forced_beliefs(world: World) -> torch.Tensor:
-    """(T + 1,): the probability of "1" behind a tag that is forced after the first t tokens. What
-    comes before a tag in this world is nothing but "1"."""
-    after = [torch.tensor([PROMPT + [ONE] * t + [OPENING]]) for t in range(world.worth.shape[1])]
-    return torch.stack([world.model(ids)[0, -1].softmax(-1)[ONE] for ids in after])
 
 
 def by_segments(worth: torch.Tensor, rollouts: Rollouts, every: str) -> torch.Tensor:

@@ -13,13 +13,11 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
-from analysis.page import anchor, bullets, figure_of, paragraphs, section_of, viewer, write_page
 from analysis.tables import Table, item_of, show, show_in_short
 from engine.errors import UserError
 from harness import flags as lab
@@ -64,7 +62,6 @@ class Findings:
     tables: list[Table]
     picture: tuple[Path, str] | None                    # file and caption
     takes: str = ""                                     # time of the whole probe
-    episodes: list[dict] = field(default_factory=list)  # answers to show by token
     values: dict = field(default_factory=dict)          # that tables were made of, for whoever asks
 
 
@@ -111,7 +108,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
         print(f"{findings.title}\n")
         show_in_short([*findings.intro[:1 + args.quick], *summary_of(findings)],
                       findings.tables[:1])
-    print(f"\n{seconds:.0f} s; page: {folder / 'report.html'}; numbers: {folder / 'numbers.json'}")
+    print(f"\n{seconds:.0f} s; numbers: {folder / 'numbers.json'}")
     if not args.all:
         print("--all prints every table")
 
@@ -119,7 +116,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[[Pr
 def command_of(name: str, typed: dict) -> str:
     """The command that was typed, without what changes no number, and without --quick."""
     flags = [f" --{flag} {shlex.quote(str(value))}" for flag, value in typed.items()
-             if flag not in ("quick", "all", "out", "processes", "report_only")]
+             if flag not in ("quick", "all", "out", "runs", "processes", "report_only")]
     return f"python -m research {name}{''.join(flags)}"
 
 
@@ -135,22 +132,10 @@ def choose_folder(name: str, args: SimpleNamespace) -> Path:
 
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
-    """Write the page and numbers.json. `command` is the one that measures in earnest."""
-    summary, (first, *others) = summary_of(findings), findings.tables
-    body = [paragraphs(findings.intro)]
-    if summary:
-        body.append(f"<h2>In short</h2>{bullets(summary)}")
-    if findings.episodes:
-        body.append(viewer())
-    links = [f"<a href=#{anchor(table.name)}>{escape(table.title)}</a>"
-             for table in findings.tables]
-    body += [f'<nav aria-label="tables">{"".join(links)}</nav>',
-             section_of(first, figure_of(*findings.picture) if findings.picture else ""),
-             *map(section_of, others)]
-    write_page(folder / "report.html", findings.title, body, findings.episodes)
+    """`command` is the one that measures in earnest."""
     numbers = {"measured": name, "quick_look": args.quick, "command": command,
                "settings": vars(args), **provenance(),
-               "seconds": round(seconds, 1), "in_short": summary,
+               "seconds": round(seconds, 1), "in_short": summary_of(findings),
                "tables": [table.to_json() for table in findings.tables],
                "values": findings.values}
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")

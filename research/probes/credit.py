@@ -14,10 +14,11 @@ import torch
 from credit.measured import chain, chance_of_others, deviations, refuse_other_temperatures
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from research.earlier import classes_of
+from engine.tokens import naive_class
 from research.statistics import average_ranks
 from grpo import gradient_size
 
+CLASSES = ("filler", "reasoning", "structure")  # of an earlier experiment's regular expressions
 CERTAIN = 1e-4  # where 1 - p is less, credit counts as 0: it is at most (1 - p) * range of rewards
 
 
@@ -105,6 +106,13 @@ def measured_tokens(policy: Policy, rollouts: Rollouts, credit: Credit) -> Measu
         codes={"kind": flat_tokens(rollouts.kind, mask).astype(int),
                "section": flat_tokens(rollouts.section, mask).astype(int),
                "class": classes_of(policy.tokenizer, rollouts.ids[mask].cpu().numpy())})
+
+
+def classes_of(tokenizer, ids: np.ndarray) -> np.ndarray:
+    """(tokens,) the index in CLASSES of each."""
+    different, which = np.unique(ids, return_inverse=True)
+    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in different.tolist()]
+    return np.array([CLASSES.index(naive_class(text)) for text in texts])[which]
 
 
 def flat_tokens(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:

@@ -14,14 +14,14 @@ from analysis.statistics import Estimate
 from research.statistics import jackknife
 
 MOST = 2 ** 20  # entries of a gradient that are kept: of a large model a random choice of them
-TRUE = "rloo"   # has no bias: its mean is the true gradient
 
 
 class Directions:
-    """Blocks of batches show how sure a number is."""
+    """Blocks of batches show how sure a number is. `true` is the method whose mean counts as that.
+    """
 
-    def __init__(self, batches: int):
-        self.batches, self.blocks = batches, min(10, batches // 2)
+    def __init__(self, batches: int, true: str):
+        self.batches, self.blocks, self.true = batches, min(10, batches // 2), true
         self.count = np.zeros(self.blocks)  # batches in each
         self.entries = None                 # which entries are kept, if not all
         # of each method, for each block, the sum over its batches of g, |g|^2 and g . true g
@@ -39,7 +39,7 @@ class Directions:
     def add(self, gradients: dict[str, torch.Tensor]) -> None:
         block = int(self.count.sum()) * self.blocks // self.batches
         self.count[block] += 1
-        true = self.kept(gradients[TRUE])
+        true = self.kept(gradients[self.true])
         for name, gradient in gradients.items():
             gradient = self.kept(gradient)
             if name not in self.sums:
@@ -53,15 +53,19 @@ class Directions:
         whole, *without = [cosine for cosine, _ in self.with_and_without(name)]
         return jackknife(whole, np.array(without))
 
-    def noise_ratio(self, name: str, other: str) -> Estimate:
-        """The noise of one over that of the other, in the same batches."""
+    def noise_ratio(self, name: str, other: str, own: bool = False) -> Estimate:
+        """The noise of one over that of the other, in the same batches; `own`: over the square of
+        its whole mean, wherever that points."""
+        def noise(cosine: float, along: float) -> float:
+            return along * cosine ** 2 if own else along
         both = zip(self.with_and_without(name), self.with_and_without(other))
-        whole, *without = [one / another for (_, one), (_, another) in both]
+        whole, *without = [noise(*one) / noise(*another) for one, another in both]
         return jackknife(whole, np.array(without))
 
     def with_and_without(self, name: str) -> list[tuple[float, float]]:
         """Cosine and noise from all blocks, then from all but each of them."""
-        products = [self.products(name, TRUE), self.products(name, name), self.products(TRUE, TRUE)]
+        products = [self.products(*pair) for pair in (
+            (name, self.true), (name, name), (self.true, self.true))]
         every = np.arange(self.blocks)
         with np.errstate(invalid="ignore", divide="ignore"):  # a method may have no gradient at all
             return [self.numbers(name, products, blocks)
@@ -78,7 +82,7 @@ class Directions:
         """The same from some blocks alone, without the products of a batch with itself."""
         M = self.count[blocks].sum()
         square = self.squares[name][blocks].sum() / M
-        same_batch = (self.with_true[name], self.squares[name], self.squares[TRUE])
+        same_batch = (self.with_true[name], self.squares[name], self.squares[self.true])
         product, length, true = (
             (of_all[np.ix_(blocks, blocks)].sum() - of_same[blocks].sum()) / (M * (M - 1))
             for of_all, of_same in zip(products, same_batch))

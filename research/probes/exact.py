@@ -114,8 +114,8 @@ def weighting_table(world: World, batches: Batches, rloo: torch.Tensor, weights:
         f"Weightings that keep the true direction: {', '.join(keep)}.\n"
         f"Less noise than no weighting ({plain:.2f}): {', '.join(quieter) or 'none'}.",
         ["weights are rescaled to mean 1 over a batch, which here is one group (as published: "
-         "never); lambda_grpo at lambda = 1; oracle knows the true credit; a weighting that looks "
-         "at the advantage sees that of grpo", *why_not(weights)], {"mitigation": "weighting"})
+         "never); oracle knows the true credit; a weighting that looks at the advantage sees that "
+         "of grpo", *why_not(weights)], {"mitigation": "weighting"})
 
 
 def why_not(listed: Listed) -> list[str]:

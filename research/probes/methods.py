@@ -8,11 +8,13 @@ import torch
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from harness.own_code import checked_credit
 from engine.policy import Policy, derived_seed
-from harness.load import make
+from harness.load import make, make_advantage, make_weighting
 from engine.rollouts import Rollouts
+from harness.command_line import read_flags
+from harness.settings import make_settings
 from mitigations import rescaled_weight
 
-MEASURED_K = 2  # as in the arm `measured` of the leaderboard
+MEASURED_K = 2  # as in the arm `measured` of the board
 ALIKE = ("grpo", "dr_grpo")  # grpo is the weighting none; dr_grpo is a multiple of rloo
 
 
@@ -47,16 +49,23 @@ class Method:
                                                     policy.settings.seed, rollouts.step))
         return self.numbers(rollouts, policy)
 
-    def coefficient(self, policy: Policy, rollouts: Rollouts) -> torch.Tensor:
-        """What multiplies each token's gradient: weight * advantage, over the number of answers."""
+    def product(self, policy: Policy, rollouts: Rollouts) -> torch.Tensor:
+        """weight * advantage, which multiplies each token's gradient."""
         frame = self.frame(policy, rollouts)
-        product = frame * rollouts.advantage if self.is_weighting else frame
-        return product / len(rollouts.mask)
+        return frame * rollouts.advantage if self.is_weighting else frame
 
 
 def make_methods(policy: Policy, oracle_k: int = 1) -> dict[str, Method]:
-    """All flags as the leaderboard has them; the oracle's number of continuations is given."""
+    """All flags as the board has them; the oracle's number of continuations is given."""
     weightings, advantages = choices()
     flags = {"oracle": {"oracle_k": oracle_k}, "measured": {"measured_k": MEASURED_K}}
     return {name: Method(name, make(chosen, flags.get(name, {}), policy), of is weightings)
             for of in (weightings, advantages) for name, chosen in of.items() if name not in ALIKE}
+
+
+def make_method(flags: str, policy: Policy) -> Method:
+    """Of an arm, by its flags of train.py; without any it is plain GRPO."""
+    s = make_settings(read_flags(flags.split()))
+    if s.advantage != ALIKE[0]:
+        return Method(s.advantage, make_advantage(s, policy), False)
+    return Method(s.mitigation, make_weighting(s, policy), True)

@@ -11,13 +11,10 @@ variance of the reward: so the square says how much is decided at the token. An 
     decided    0%     96%     4%    0%       0.25 and 0.01 of 0.26
     weight     1.0    3.0    0.5    0.5      of some weighting
 
-Every method, a weighting or an advantage, gets two scores:
-
-    index       Order the tokens of each answer by weight, from -1 (least) to 1 (most). The index is
-                the mean place of what is decided: 1 if all of it is at the token with most weight,
-                0 by chance, -1 if all of it is at the token with least. Above 0.96 - 0.04 * 0.67.
-    direction   The cosine of its mean gradient over many batches with the true one (the mean of
-                leave-one-out gradients). The probe rule asks about single batches.
+Every method, a weighting or an advantage, gets an index. Order the tokens of each answer by weight,
+from -1 (least) to 1 (most). The index is the mean place of what is decided: 1 if all of it is at
+the token with most weight, 0 by chance, -1 if all of it is at the token with least. Above
+0.96 - 0.04 * 0.67. Where its gradient points, and how noisy it is, the probe noise says.
 
 Noise in the measured credit does not bias the index, which is linear in its squares, and these are
 products of independent estimates. What can be reached is shown by one half of the continuations as
@@ -31,7 +28,6 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.answers import answers_of
 from analysis.statistics import Estimate, verdicts
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, SECTIONS
@@ -40,12 +36,9 @@ from engine.policy import Policy
 from harness.identity import provenance
 from engine.rollouts import Rollouts
 from harness.run_folder import RunFolder
-from research.earlier import CLASSES
-from research.probes.common import (OF_A_MODEL, Findings, Flag, Probe, gradients,
-                                    sample_batch)
+from research.probes.common import OF_A_MODEL, Findings, Flag, Probe, sample_batch
 from research.probes.credit import (
-    Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
-from research.probes.direction import Directions
+    CLASSES, Credit, MeasuredTokens, flat_tokens, mean_product, measured_tokens, true_credit)
 from research.probes.methods import Method, make_methods
 from research.probes.progress import Progress
 from research.statistics import jackknife, ratio_of_sums, with_and_without
@@ -56,13 +49,9 @@ FLAGS = {
     "answers": Flag(8, "answers to each of them", least=2, most=1000, quick=2),
     "continuations": Flag(32, "behind the credit of a token that is a free choice; fewer where it "
                               "is nearly certain", least=2, most=10_000, quick=4),
-    "batches": Flag(50, "batches for the true gradient", least=4, most=1_000_000, quick=4),
-    "batch_questions": Flag(3, "problems in each of them", least=1, most=10_000, quick=1),
-    "batch_answers": Flag(8, "answers to each of those", least=2, most=1000, quick=2),
     "oracle_k": Flag(8, "the same for the oracle, which measures for itself", least=1,
                      most=10_000, quick=1),
 }
-SLOW = ("causal_ablation", "oracle")  # sample so much that only the measured batch is for them
 AGAIN = "the credit measured again"
 EVEN = 0.01  # a difference of shares that is too small to matter
 PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what gradient it gets"),
@@ -72,56 +61,38 @@ PARTITIONS = {"kind": (KINDS, "What is decided at each kind of token, and what g
 
 def measure(probe: Probe) -> Findings:
     args, policy = probe.args, probe.policy()
-    progress = Progress(true_gradient=50, credit=50, scores=6)
+    progress = Progress(credit=50, scores=6)
     methods = make_methods(policy, args.oracle_k)
-    directions = measure_directions(policy, methods, args, progress)
-    progress("credit")
-    rollouts = sample_batch(policy, args.batches + 1, args.questions, args.answers)
+    rollouts = sample_batch(policy, 1, args.questions, args.answers)
     credit = true_credit(policy, rollouts, args.continuations,
                          lambda share: progress("credit", share))
     progress("scores")
     tokens = measured_tokens(policy, rollouts, credit)
     by_partition = [decided_table(tokens, partition) for partition in PARTITIONS]
-    scores = scores_table(score_methods(policy, methods, tokens, rollouts), directions)
-    run = write_run(probe.folder / "run", policy, rollouts, credit)
+    scores = scores_table(score_methods(policy, methods, tokens, rollouts))
+    write_run(probe.folder / "run", policy, rollouts, credit)
     return Findings("Which tokens earned the reward, and who knows it",
                     introduction(args, policy, rollouts, credit),
                     [*by_partition, scores, ceiling_table(rollouts, credit)], None,
-                    "some minutes", answers_of(run, policy.tokenizer, [1], 12_000))
-
-
-def measure_directions(policy: Policy, methods: dict[str, Method], args: SimpleNamespace,
-                       progress: Progress) -> Directions:
-    directions = Directions(args.batches)
-    for n in range(args.batches):
-        progress("true_gradient", n / args.batches)
-        batch = sample_batch(policy, n + 1, args.batch_questions, args.batch_answers)
-        directions.add(gradients(policy, batch, {
-            name: method.coefficient(policy, batch) for name, method in methods.items()
-            if name not in SLOW}))
-    return directions
+                    "some minutes")
 
 
 def introduction(args: SimpleNamespace, policy: Policy, rollouts: Rollouts,
                  credit: Credit) -> list[str]:
     return [f"{policy.folder}: {args.questions} problems x {args.answers} answers, "
-            f"{int(rollouts.mask.sum()):,} tokens, credit from {credit.spent:,} sampled tokens; "
-            f"the true gradient from {args.batches} batches of {args.batch_questions} x "
-            f"{args.batch_answers} answers.",
+            f"{int(rollouts.mask.sum()):,} tokens, credit from {credit.spent:,} sampled tokens.",
             "Credit is V(after) - V(before). What is decided at a token is its squared credit: "
             "summed over an answer it is on average the variance of the reward. Intervals are "
-            "over problems (directions: over blocks of batches). They do not cover another "
-            "policy, or other problems."]
+            "over problems. They do not cover another policy, or other problems."]
 
 
-def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> Path:
+def write_run(path: Path, policy: Policy, rollouts: Rollouts, credit: Credit) -> None:
     config = {**policy.settings.to_json(), "steps": 1, **provenance(), "reward": policy.task.reward,
               "model_config": policy.model.config.to_json()}
     RunFolder.create(path, config, policy.folder / "tokenizer.json")
     write_credit(credit_path(path, 1), rollouts, rollouts.mask.float(), {"step": 1},
                  true_credit=credit.value, true_credit_se=credit.error,
                  decided=mean_product(credit.quarters))
-    return path
 
 
 def decided_table(tokens: MeasuredTokens, partition: str) -> Table:
@@ -189,27 +160,20 @@ def index(tokens: MeasuredTokens, size: np.ndarray, decided: np.ndarray) -> Esti
     return ratio_of_sums(by(decided * place), by(decided)) if np.abs(place).max() > 1e-9 else None
 
 
-def scores_table(scores: dict[str, Estimate | None], directions: Directions) -> Table:
+def scores_table(scores: dict[str, Estimate | None]) -> Table:
     indices = {name: of for name, of in scores.items() if of}
     words = dict(zip(indices, verdicts(list(indices.values()), ("knows", "misleads"), null=0.0)))
     rows = []
     for name, of in scores.items():
-        row = [name, *([of.value, of.interval] if of else [0.0, None]), None, None,
-               words.get(name, "constant")]
-        if name in directions.sums:
-            direction = directions.cosine(name)
-            row[3:5] = direction.value, direction.interval
-        rows.append(row)
-    formats = {"arm": "", "index": "+.2f", "95%": "+.2f", "direction": ".2f",
-               "direction 95%": ".2f", "verdict": ""}
+        rows.append([name, *([of.value, of.interval] if of else [0.0, None]),
+                     words.get(name, "constant")])
+    formats = {"arm": "", "index": "+.2f", "95%": "+.2f", "verdict": ""}
     return Table("scores", "Methods against the true credit", by_row(formats, rows),
                  scores_in_words(indices), [
         f"constant: the same for all tokens of an answer; {AGAIN}: one half of the continuations "
         "as a weight, judged by the other half; knows and misleads after Holm's correction; the "
-        "intervals of such ratios held 91 to 94% instead of 95 in simulations of 12 problems; "
-        "direction from pairs of different batches, so that it can exceed 1"], {
-        "arm": "method", "95%": "95% interval of the index",
-        "direction": "cosine of the mean gradient", "direction 95%": "95% interval of it"})
+        "intervals of such ratios held 91 to 94% instead of 95 in simulations of 12 problems"],
+        {"arm": "method", "95%": "95% interval"})
 
 
 def scores_in_words(indices: dict[str, Estimate]) -> str:

@@ -13,8 +13,11 @@ from engine.errors import UserError
 from engine.policy import Policy
 from harness.settings import Settings
 from research.probes.credit import chain, true_credit
-from research.probes.direction import TRUE, Directions
+from research.probes.direction import Directions
 from research.probes.world import TEXTS, make_world
+
+
+TRUE = "true"
 
 
 class WorldPolicy(Policy):
@@ -105,7 +108,7 @@ def test_directions_are_those_of_all_pairs():
     true = normal()
     arms = {TRUE: [true + normal() for _ in range(6)]}
     arms["other"] = [gradient.roll(1) * 0.5 + 2 * true for gradient in arms[TRUE]]
-    directions = Directions(6)
+    directions = Directions(6, TRUE)
     for n in range(6):
         directions.add({name: gradients[n] for name, gradients in arms.items()})
     assert directions.count.tolist() == [2, 2, 2]
@@ -124,7 +127,7 @@ def test_directions_are_those_of_all_pairs():
 
 def test_a_length_that_drowns_in_noise_is_not_known():
     """Products of different batches are 0 or -1, so a squared length would be below 0."""
-    directions = Directions(4)
+    directions = Directions(4, TRUE)
     for gradient in ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0)):
         directions.add({TRUE: torch.ones(2), "x": torch.tensor(gradient)})
     assert np.isnan(directions.cosine("x").value)
@@ -147,7 +150,7 @@ def test_quarters_are_independent_estimates(measured):
 
 def test_of_a_large_gradient_some_entries_are_kept(monkeypatch):
     monkeypatch.setattr("research.probes.direction.MOST", 100)
-    directions, gradient = Directions(4), torch.arange(1000.0)
+    directions, gradient = Directions(4, TRUE), torch.arange(1000.0)
     kept = directions.kept(gradient)
     assert 50 < len(kept) <= 100 and kept.max() > 900
     assert torch.equal(kept, directions.kept(gradient))

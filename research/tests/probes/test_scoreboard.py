@@ -13,7 +13,6 @@ from harness.credit_reading import read_columns
 from research.probes import scoreboard
 from research.probes.common import run_probe
 from research.probes.credit import Credit, MeasuredTokens, mean_product
-from research.probes.direction import Directions
 from research.probes.methods import choices, make_methods
 from research.probes.scoreboard import (
     AGAIN, ceiling_table, decided_table, index, scores_in_words, scores_table)
@@ -62,7 +61,7 @@ def test_the_index_of_a_method():
 def test_methods_that_are_constant_in_an_answer_say_so():
     tokens = by_hand()
     constant = index(tokens, np.ones(5), tokens.decided)
-    table = scores_table({"oracle": constant, AGAIN: constant}, Directions(4))
+    table = scores_table({"oracle": constant, AGAIN: constant})
     assert [(row[1], row[-1]) for row in table.rows] == [(0, "constant")] * 2
     assert table.finding.startswith("No weight differs within answers")
 
@@ -100,8 +99,7 @@ def test_what_is_decided_is_a_product_of_different_quarters():
 @pytest.fixture(scope="module")
 def board(tmp_path_factory, learner):
     folder = tmp_path_factory.mktemp("board")
-    flags = ("--questions 2 --answers 4 --continuations 4 --batches 4 --batch_questions 2 "
-             "--batch_answers 2 --oracle_k 1 --threads 1 --quick").split()
+    flags = ("--questions 2 --answers 4 --continuations 4 --oracle_k 1 --threads 1 --quick").split()
     run_probe("scoreboard", scoreboard.__doc__, scoreboard.FLAGS, scoreboard.measure,
               [*flags, "--model", str(learner), "--out", str(folder / "one")])
     numbers = json.loads((folder / "one/numbers.json").read_text())
@@ -124,7 +122,6 @@ def test_the_batch_is_a_run_that_analysis_opens(board, capsys, undrawn):
         assert columns[name].shape == shape
     analyze.main([str(folder / "run"), "--output_dir", str(folder.parent / "analysis")])
     assert '"true credit"' in (folder.parent / "analysis/report.html").read_text()
-    assert '"true credit se"' in (folder / "report.html").read_text()
     capsys.readouterr()
 
 
@@ -141,9 +138,9 @@ def test_any_idea_is_a_method(monkeypatch, policy, rollouts):
              {"rloo": grpo.rloo, "state_advantage": StateAdvantage,
               "answer_advantage": lambda rollouts: rollouts.reward[:, None]})
     monkeypatch.setattr("research.probes.methods.choices", lambda: ideas)
-    coefficients = {name: method.coefficient(policy, rollouts)
+    coefficients = {name: method.product(policy, rollouts)
                     for name, method in make_methods(policy).items()}
     assert set(coefficients) == {*ideas[0], *ideas[1]}
     torch.testing.assert_close(coefficients["state_advantage"], 2 * coefficients["rloo"])
-    expected = rollouts.reward[:, None] * rollouts.mask / 6
+    expected = rollouts.reward[:, None] * rollouts.mask
     torch.testing.assert_close(coefficients["answer_advantage"], expected)

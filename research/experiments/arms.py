@@ -1,0 +1,30 @@
+"""The arms of the board: every weighting and advantage that costs less than five plain steps.
+
+`oracle`, `causal_ablation` and `vine` cost more, and `dr_grpo` is a multiple of `rloo`. An arm is
+the flags of train.py that make it.
+"""
+from engine.choices import WHOLE_ANSWERS
+
+PLAIN, CONTROL = "none", "measured"
+
+WEIGHTINGS = {name: f"--mitigation {name}" for name in (
+    "entropy_weighted", "entropy_masking", "entropy_ratio", "inverse_logprob",
+    "inverse_logprob_as_published", "equal_gradient", "attention_credit",
+    "learned_importance", "random", "by_kind", "low_probability", "taco", "planning", "covariance",
+    "shared_prefix", "future_attention")}
+WEIGHTINGS["outcome_conditional"] = "--mitigation outcome_conditional --think_discount 0.5"
+ADVANTAGES = {name: f"--advantage {name}" for name in (
+    "rloo", "batch_mean", "span", "deletion", "gae", "prefix_tree", "gtpo", "hindsight")}
+ADVANTAGES["gae-trunk"] = "--advantage gae --critic trunk"
+METHODS = WEIGHTINGS | ADVANTAGES
+CONTROLS = {CONTROL: "--advantage measured --measured_k 2"}             # must be ahead
+SCALE = {"none-16x8": "--questions 16", "none-32x8": "--questions 32"}  # of plain GRPO
+ARMS = {PLAIN: "", **CONTROLS, **SCALE, **METHODS}
+
+
+def placebos(arms: list[str]) -> dict[str, str]:
+    """By name: the weights, or advantages, of an arm at shuffled tokens. One number for all tokens
+    of an answer has none."""
+    kept = [arm for arm in arms if arm not in WHOLE_ANSWERS]
+    return {f"{arm}-placebo": f"{ARMS[arm]} --placebo "
+            f"{'weights' if arm in WEIGHTINGS else 'advantages'}" for arm in kept}

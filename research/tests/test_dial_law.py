@@ -1,0 +1,60 @@
+"""From noise to a lead, by hand."""
+import json
+import math
+
+import pytest
+import torch
+
+from research.__main__ import main
+from research.dial.arms import EXACT, PLAIN, arm_of
+from research.dial.law import against, noise_of, noise_ratio_to_lead
+from research.dial.training import gradients
+from research.dial.world import Dials, World
+
+CURVE = {0.5: -4.0, 1.0: 0.0, 4.0: 6.0, 16.0: 8.0, math.inf: 10.0}
+
+
+@pytest.mark.parametrize("ratio, lead", [
+    (1, 0), (0.25, 6), (0.5, 3),          # a doubling is half of the way to four times
+    (0.125, 7), (1 / 64, 9.5), (0, 10),     # from 16 to the exact gradient by the noise
+    (2, -4), (math.sqrt(2), -2), (50, -4)])  # beyond what was measured: as there
+def test_a_lead_from_noise(ratio, lead):
+    assert noise_ratio_to_lead(ratio, CURVE) == pytest.approx(lead)
+
+
+def test_noise_and_cosine_of_four_gradients():
+    """Mean (2, 0), variance 4/3 in the second: noise 4/3 / 4. Along (1, 1) the mean is sqrt 2."""
+    found = torch.tensor([[2.0, 1], [2, -1], [2, 1], [2, -1]]).double()
+    noise, cosine = against(found, torch.tensor([3.0, 0]).double())
+    assert noise == pytest.approx(1 / 3)
+    assert cosine == 1  # 4 - 1/3 of the mean's square is sure, less than 2^2
+    assert against(found, torch.tensor([1.0, 1]).double())[0] == pytest.approx(2 / 3)
+    assert against(found, torch.tensor([1.0, 1]).double())[1] == pytest.approx(
+        math.sqrt(2) / math.sqrt(11 / 3))
+
+
+def test_noise_falls_with_the_batch_and_plain_grpo_points_the_true_way():
+    """Four times the answers: a quarter of the noise. Half of the keys are half of the truth."""
+    found = noise_of(Dials.read("16/4"), [PLAIN, "batch 4x", "half known 0"], 1e-2, 4, range(2))
+    assert found[PLAIN]["untrained"][0] == pytest.approx(1)
+    assert found["batch 4x"]["half"][0] == pytest.approx(0.25, rel=0.4)
+    assert found[PLAIN]["untrained"][1] > 0.9
+    assert found["half known 0"]["untrained"][1] < 0.85
+
+
+def test_the_mean_of_many_batches_is_the_exact_gradient():
+    world = World(Dials.read("8/2"), [0] * 8)
+    big = arm_of("batch 64x")
+    found, _ = gradients(world, big, arm_of("true credit").start(world), 1, list(range(8)))
+    true, _ = gradients(World(world.dials, [0]), arm_of(EXACT), None, 1)
+    # the loss counts tokens: of 8 tokens an answer, so an eighth
+    assert torch.allclose(8 * found.mean(0), true[0], atol=0.05 * true.norm().item())
+
+
+def test_predictions_are_made_without_training_a_method(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["law", "--quick", "--worlds", "8/2", "--only", "mask 0,gae", "--out", "law"])
+    tables = json.loads((tmp_path / "law/numbers.json").read_text())["tables"]
+    predictions = next(table for table in tables if table["name"] == "predictions")
+    assert [row["arm"] for row in predictions["rows"]] == ["true credit", "mask 0"]  # gae learns
+    assert all(row["ratio"] < 1 for row in predictions["rows"])
