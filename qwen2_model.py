@@ -17,12 +17,9 @@ Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads
 """
 import json
 import os
-import time
-import timeit
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from reprlib import repr as shortened
 
@@ -98,16 +95,16 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-@cache
 def product_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type to make products in: float32 for bfloat16 on a CPU that is 4 times slower in it.
-    Without its instructions it is 40 times; only the order of a sum differs."""
-    if dtype != torch.bfloat16 or device.type != "cpu":
-        return dtype
-    wide = torch.ones(128, 128)
-    slow, fast = (min(timeit.repeat(lambda: x @ x, timer=time.process_time, number=1, repeat=3))
-                  for x in (wide.bfloat16(), wide))
-    return wide.dtype if slow > 4 * fast else dtype
+    """The type to make products in: float32 for bfloat16 on a CPU that has no instructions for it
+    and would be 40 times slower. Only the order of a sum differs."""
+    is_slow = dtype == torch.bfloat16 and device.type == "cpu" and not has_bfloat16()
+    return torch.float32 if is_slow else dtype
+
+
+def has_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 matrices on this CPU: from AVX-512 on."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def linear(x, matrix, bias=None) -> torch.Tensor:

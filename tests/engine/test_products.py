@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import qwen2_model
 from conftest import copied
 from engine.forward import response_log_probs
 from engine.sampler import generate
@@ -30,17 +31,13 @@ def test_a_sum_is_rounded_once_and_not_term_by_term(product_type):
     assert found.dtype == torch.bfloat16 and found.tolist() == [[258.0]]
 
 
-def test_it_follows_what_was_measured_and_asks_nowhere_else(monkeypatch):
-    """Seconds of products in bfloat16, then in float32: 5 times as many, or 3 times."""
+@pytest.mark.parametrize("has, expected", [(True, torch.bfloat16), (False, torch.float32)])
+def test_bfloat16_alone_and_on_a_cpu_without_it_alone_is_widened(monkeypatch, has, expected):
+    monkeypatch.setattr(qwen2_model, "has_bfloat16", lambda: has)
     cpu, meta = torch.device("cpu"), torch.device("meta")
-    choose = product_type_of.__wrapped__
-    for slow, expected in ((5.0, torch.float32), (3.0, torch.bfloat16)):
-        seconds = iter([[9.0, slow], [1.0, 2.0]])
-        monkeypatch.setattr("timeit.repeat", lambda *_, **__: next(seconds))
-        assert choose(torch.bfloat16, cpu) == expected
-    monkeypatch.setattr("timeit.repeat", None)
-    assert choose(torch.bfloat16, meta) == torch.bfloat16
-    assert choose(torch.float64, cpu) == torch.float64
+    assert product_type_of(torch.bfloat16, cpu) == expected
+    assert product_type_of(torch.bfloat16, meta) == torch.bfloat16
+    assert product_type_of(torch.float64, cpu) == torch.float64
 
 
 def test_both_ways_sample_and_train_alike(small_model, rollouts, monkeypatch):
