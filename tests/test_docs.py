@@ -11,7 +11,6 @@ from conftest import REMOVABLE, ROOT, is_taken_away, project_files
 from runs import SHORT, block, blocks, copy_project, printed_by, program
 from tools.countdown_data import read_problems
 
-
 TRAIN = """
 import json, sys
 import train
@@ -238,15 +237,16 @@ def test_the_notebook_keeps_what_its_cells_print_and_no_picture_and_names_no_mac
 
 
 def test_editors_and_uv_are_told_the_same_packages():
-    """pyproject.toml has the lines of requirements.txt, and is no package to build."""
+    """pyproject.toml has the lines of requirements.txt, the version that is cited, no package."""
     said = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert said["project"]["dependencies"] == (ROOT / "requirements.txt").read_text().split()
-    assert said["tool"]["uv"]["package"] is False
+    cited = f'\nversion: {said["project"]["version"]}\n' in (ROOT / "CITATION.cff").read_text()
+    assert cited and said["tool"]["uv"]["package"] is False
 
 
 def all_pages():
     """Those of the lab, and of the other rooms that are there."""
-    return [ROOT / "README.md", NOTEBOOK,
+    return [*project_files("*.md"), NOTEBOOK,
             *(page for room in ("docs", *REMOVABLE) for page in project_files(f"{room}/*.md"))]
 
 
