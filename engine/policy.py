@@ -4,6 +4,7 @@ The loop, the probes and the preview sample with it. Weightings and advantages g
 batch, for whatever else they need of the model.
 """
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from engine import processes
+from engine.choices import Problem, RunSettings, Task
 from engine.forward import Forward
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts, score_answers
@@ -23,11 +25,12 @@ from qwen2_model import Qwen2
 class Policy:
     model: Qwen2
     tokenizer: Tokenizer
-    task: object      # see Task in countdown_task.py
-    settings: object  # max_new_tokens, temperature, micro_batch and the other flags of train.py
-    folder: Path      # the model was read from here
+    task: Task
+    settings: RunSettings
+    folder: Path           # the model was read from here
 
-    def sample(self, problems: list, answers: int, seed: int, greedy: bool = False) -> Rollouts:
+    def sample(self, problems: Sequence[Problem], answers: int, seed: int,
+               greedy: bool = False) -> Rollouts:
         """`answers` answers to each problem."""
         s = self.settings
         return sample_answers(self.model, self.tokenizer, self.task, problems, answers,
@@ -38,7 +41,8 @@ class Policy:
         """The batch with the reward of each answer, and the section and kind of each token."""
         return score_answers(rollouts, self.tokenizer, self.task)
 
-    def ask(self, problems: list, answers: int, seed: int, greedy: bool = False) -> Rollouts:
+    def ask(self, problems: Sequence[Problem], answers: int, seed: int,
+            greedy: bool = False) -> Rollouts:
         """Sample and score."""
         return self.score(self.sample(problems, answers, seed, greedy))
 
@@ -46,7 +50,7 @@ class Policy:
         """For `Rollouts.forward`: hidden states and attention, computed when they are read."""
         return Forward(self.model, micro_batch or self.settings.micro_batch)
 
-    def reward_of(self, problem, ids) -> float:
+    def reward_of(self, problem: Problem, ids: Iterable[int]) -> float:
         """The reward of any answer to this problem, whole or cut off."""
         text = b"".join(token_bytes(self.tokenizer, ids)).decode(errors="replace")
         return self.task.score(problem, text)["reward"]
@@ -60,21 +64,24 @@ class Policy:
         refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]))
 
 
-def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
-                   **sampling) -> Rollouts:
+def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task, problems: Sequence[Problem],
+                   answers: int, *, max_new_tokens: int, temperature: float = 1.0,
+                   greedy: bool = False, seed: int = 0) -> Rollouts:
     """Sample `answers` answers to each problem. With several processes, each samples its share."""
     prompts = encode_prompts(tokenizer, task, problems)
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
-                       share=processes.shard_of(len(prompts)), **sampling)
+                       share=processes.shard_of(len(prompts)), max_new_tokens=max_new_tokens,
+                       temperature=temperature, greedy=greedy, seed=seed)
     return gather(problems, prompts, answers, sampled)
 
 
-def encode_prompts(tokenizer, task, problems: list) -> list[list[int]]:
+def encode_prompts(tokenizer: Tokenizer, task: Task,
+                   problems: Sequence[Problem]) -> list[list[int]]:
     return [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
             for problem in problems]
 
 
-def gather(problems: list, prompts: list[list[int]], answers: int,
+def gather(problems: Sequence[Problem], prompts: list[list[int]], answers: int,
            sampled: Generation) -> Rollouts:
     """The whole batch, gathered from all processes: in each the rows of the others are 0, so it is
     their sum."""
@@ -86,7 +93,7 @@ def gather(problems: list, prompts: list[list[int]], answers: int,
                     sampled.log_prob, sampled.entropy, sampled.collision)
 
 
-def stop_ids(model: Qwen2, tokenizer) -> tuple[int, ...]:
+def stop_ids(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens that end an answer: those of the model's config, and the end of a turn, which the
     config of a base model lacks."""
     ends = [tokenizer.token_to_id(token) for token in END_OF_TURN]
@@ -94,6 +101,6 @@ def stop_ids(model: Qwen2, tokenizer) -> tuple[int, ...]:
     return tuple({*model.config.stop_ids, *known_ends})
 
 
-def derived_seed(*parts) -> int:
+def derived_seed(*parts: object) -> int:
     """A number that follows from these parts alone, for a random generator."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")

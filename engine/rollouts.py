@@ -8,13 +8,25 @@ forward pass into it, and nobody else does arithmetic with positions.
     ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False
     group [0, 0], reward [1.1, 0.1]  (2,)
 """
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
+from tokenizers import Tokenizer
 
 from engine import processes
+from engine.choices import Problem, Task
+from engine.errors import UserError
 from engine.tokens import token_bytes
+
+NOTHING = torch.zeros(0)  # what is not known yet
+
+
+class Forward(Protocol):
+    """An extra forward pass: forward.Forward, as a rule."""
+    def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,7 @@ class Rollouts:
 
     log_prob, entropy (-sum p log p) and collision (sum p^2) come from the sampler.
     """
-    problems: list                  # Q of them
+    problems: Sequence[Problem]     # Q of them
     prompt_ids: list[list[int]]     # of each problem
     group: torch.Tensor             # (B,) 0..Q-1
     ids: torch.Tensor               # (B, T) int64, 0 beyond the mask
@@ -33,19 +45,19 @@ class Rollouts:
     entropy: torch.Tensor           # (B, T)
     collision: torch.Tensor         # (B, T)
 
-    # known once the answers are scored
-    answers: list[str] | None = None             # of each answer its text
-    texts: list[list[str]] | None = None         # of each answer, token by token
-    section: torch.Tensor | None = None          # (B, T) uint8, codes in engine/tokens.py
-    kind: torch.Tensor | None = None             # (B, T) uint8
-    scores: dict[str, torch.Tensor] | None = None  # reward, format, answer, reasoning: (B,) float32
+    # empty until the answers are scored
+    answers: list[str] = field(default_factory=list)      # of each answer its text
+    texts: list[list[str]] = field(default_factory=list)  # of each answer, token by token
+    section: torch.Tensor = NOTHING                       # (B, T) uint8, codes in engine/tokens.py
+    kind: torch.Tensor = NOTHING                          # (B, T) uint8
+    scores: dict[str, torch.Tensor] = field(default_factory=dict)  # of each part of the reward (B,)
 
-    # known once credit is spread
+    # empty until credit is spread
     step: int = 0
-    advantage: torch.Tensor | None = None        # (B, T)
-    generator: torch.Generator | None = None     # on the CPU, for whoever needs random numbers
-    forward: object = None                       # a forward.Forward: makes hidden and attention
-    true_credit: torch.Tensor | None = None      # (B, T), where a probe measured it
+    advantage: torch.Tensor = NOTHING                     # (B, T)
+    generator: torch.Generator = field(default_factory=torch.Generator)  # for random numbers; CPU
+    forward: Forward | None = None                        # makes hidden and attention
+    true_credit: torch.Tensor = NOTHING                   # (B, T), where a probe measured it
 
     @property
     def length(self) -> torch.Tensor:
@@ -64,27 +76,30 @@ class Rollouts:
     @property
     def hidden(self) -> torch.Tensor:
         """(B, T, D): the state that predicted token t. Costs one extra forward pass."""
-        return self.forward.look(self)["hidden"]
+        return self.look()["hidden"]
 
     @property
     def attention(self) -> torch.Tensor:
         """(B, T, T): [b, i, j] is the attention that token j received when token i was predicted,
         0 unless j < i. Last layer, mean over heads. Costs one extra forward pass."""
-        return self.forward.look(self, attention=True)["attention"]
+        return self.look(attention=True)["attention"]
 
-    def to(self, device) -> "Rollouts":
-        return replace(self, **self.map_tensors(lambda tensor: tensor.to(device)))
+    def look(self, attention: bool = False) -> dict[str, torch.Tensor]:
+        if self.forward is None:
+            raise UserError("hidden and attention need a model, and this batch has none")
+        return self.forward.look(self, attention)
+
+    def to(self, device: torch.device) -> "Rollouts":
+        return self.with_each(lambda tensor: tensor.to(device))
 
     def of_problems(self, problems: range) -> "Rollouts":
         """The part of the batch that answers these problems, which are numbered from 0 again."""
-        rows = self.rows_of(problems)
-        part = self.map_tensors(lambda tensor: tensor[rows])
-        part["group"] = part["group"] - problems.start
-        for name in ("answers", "texts"):
-            part[name] = [getattr(self, name)[row] for row in rows.tolist()]
-        for name in ("problems", "prompt_ids"):
-            part[name] = getattr(self, name)[problems.start:problems.stop]
-        return replace(self, **part)
+        rows, asked = self.rows_of(problems), slice(problems.start, problems.stop)
+        part = self.with_each(lambda tensor: tensor[rows])
+        return replace(part, group=part.group - problems.start, problems=self.problems[asked],
+                       prompt_ids=self.prompt_ids[asked],
+                       answers=[self.answers[row] for row in rows.tolist()],
+                       texts=[self.texts[row] for row in rows.tolist()])
 
     def rows_of(self, problems: range) -> torch.Tensor:
         """The rows of the answers to these problems."""
@@ -95,16 +110,21 @@ class Rollouts:
         """The rows of this rank's shard: all, in a run of one process."""
         return self.rows_of(processes.shard_of(len(self.prompt_ids)))
 
-    def map_tensors(self, function) -> dict:
-        """What `function` makes of every tensor of the batch, by the name of the field."""
-        results = {name: function(value) for name, value in vars(self).items()
-                   if isinstance(value, torch.Tensor)}
-        if self.scores is not None:
-            results["scores"] = {part: function(score) for part, score in self.scores.items()}
-        return results
+    def with_each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Rollouts":
+        """The batch with each of its tensors changed."""
+        def known(tensor: torch.Tensor) -> torch.Tensor:
+            return change(tensor) if tensor.numel() else tensor
+
+        return replace(
+            self, group=change(self.group), ids=change(self.ids), mask=change(self.mask),
+            finished=change(self.finished), log_prob=change(self.log_prob),
+            entropy=change(self.entropy), collision=change(self.collision),
+            section=known(self.section), kind=known(self.kind), advantage=known(self.advantage),
+            true_credit=known(self.true_credit),
+            scores={part: change(score) for part, score in self.scores.items()})
 
 
-def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
+def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task) -> Rollouts:
     """Add what follows from the text: scores of each answer, section and kind of each token."""
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
     texts, answers, scores = [], [], []
@@ -122,7 +142,7 @@ def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
                    kind=kind.to(device))
 
 
-def columns_of(scores: list[dict], device) -> dict[str, torch.Tensor]:
+def columns_of(scores: list[dict[str, float]], device: torch.device) -> dict[str, torch.Tensor]:
     """(B,) of each part. A task may give more parts than the lab needs, but all of them always."""
     return {part: torch.tensor([score[part] for score in scores], dtype=torch.float32,
                                device=device) for part in scores[0]}

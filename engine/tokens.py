@@ -3,6 +3,7 @@ what a token is called: the section of the answer it stands in, the kind of text
 class by its text alone."""
 import json
 import re
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
     return ids
 
 
-def token_bytes(tokenizer: Tokenizer, ids) -> list[bytes]:
+def token_bytes(tokenizer: Tokenizer, ids: Iterable[int]) -> list[bytes]:
     """The bytes of each token. A character may be spread over several tokens, bytes never are."""
     known = spellings(tokenizer)
     # an embedding matrix is often larger than the vocabulary: a model may sample an unknown token
