@@ -9,11 +9,13 @@ run keeps much of its speed.
 """
 import os
 import sys
+from types import TracebackType
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # is read once, when torch is imported
 
 
-def say_nothing_of_ctrl_c(kind: type, error: BaseException, trace) -> None:
+def say_nothing_of_ctrl_c(kind: type[BaseException], error: BaseException,
+                          trace: TracebackType | None) -> None:
     """Print no traceback for Ctrl-C during the imports; afterwards harness/program.py handles it.
     The exit status is still that of Ctrl-C."""
     if not issubclass(kind, KeyboardInterrupt):

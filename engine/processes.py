@@ -8,10 +8,15 @@ their credit.
 """
 import os
 import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch.nn.utils import get_total_norm
+
+if TYPE_CHECKING:  # this import takes a second
+    from torch.distributed.tensor import DTensor
 
 from engine.errors import LostProcess, NotFinite
 
@@ -71,7 +76,7 @@ def all_reduce(*tensors: torch.Tensor) -> None:
             tensor.copy_(summed)
 
 
-def all_reduce_numbers(numbers: dict[str, float]) -> dict[str, float]:
+def all_reduce_numbers(numbers: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
     """The sum over all processes of each number; all of them have the same names."""
     values = torch.tensor([float(value) for value in numbers.values()], dtype=torch.float64)
     all_reduce(values)
@@ -97,7 +102,7 @@ def any_of(asked: bool) -> bool:
     return bool(all_reduce_max(int(asked)))
 
 
-def collective(operation, *arguments) -> None:
+def collective(operation: Callable[..., object], *arguments: object) -> None:
     """Do what all processes take part in. If one of them has ended, say so in one line."""
     try:
         operation(*arguments)
@@ -116,7 +121,7 @@ def is_loss(error: Exception) -> bool:
     return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
     """Whether it is sharded: a DTensor."""
     return hasattr(tensor, "to_local")
 
@@ -146,12 +151,11 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def reshard_layers(model) -> None:
+def reshard_layers(model: torch.nn.Module) -> None:
     """Reshard the layers that are still gathered after a forward pass. A backward pass does so by
     itself."""
     for module in model.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()
+        getattr(module, "reshard", lambda: None)()
 
 
 def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:

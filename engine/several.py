@@ -71,7 +71,8 @@ def wait_for_rank0_error() -> bool:
         time.sleep(PATIENCE)
         return True
     try:
-        dist.irecv(torch.zeros(1), src=0).wait(timedelta(seconds=PATIENCE))  # nothing is ever sent
+        if waiting := dist.irecv(torch.zeros(1), src=0):  # nothing is ever sent
+            waiting.wait(timedelta(seconds=PATIENCE))
     except RuntimeError as error:
         return "Timed out" not in str(error)
     return False

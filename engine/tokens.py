@@ -74,14 +74,14 @@ def token_bytes(tokenizer: Tokenizer, ids: Iterable[int]) -> list[bytes]:
     """The bytes of each token. A character may be spread over several tokens, bytes never are."""
     known = spellings(tokenizer)
     # an embedding matrix is often larger than the vocabulary: a model may sample an unknown token
-    return [known.get(i, UNKNOWN) for i in ids]
+    return [known.get(i) or UNKNOWN for i in ids]
 
 
 @lru_cache(maxsize=4)
 def spellings(tokenizer: Tokenizer) -> dict[int, bytes | None]:
     """The bytes of every token; None of a token that is not written in the byte-level alphabet."""
     alphabet = byte_alphabet()
-    bytes_of = {i: bytes(map(alphabet.get, word)) if alphabet.keys() >= set(word) else None
+    bytes_of = {i: bytes(alphabet[letter] for letter in word) if alphabet.keys() >= set(word) else None
                 for word, i in tokenizer.get_vocab(with_added_tokens=False).items()}
     added = tokenizer.get_added_tokens_decoder().items()
     return bytes_of | {i: token.content.encode() for i, token in added}
