@@ -20,6 +20,7 @@ import random
 import re
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -58,7 +59,7 @@ tags. And return the final answer in <answer> </answer> tags, for example \
 <|im_start|>assistant
 Let me solve this step by step.
 <think>"""  # word by word that of github.com/policy-gradient/GRPO-Zero, to repeat what it measured
-PROMPTS = {  # of --prompt: the wording, and how it writes the numbers
+PROMPTS: dict[str, tuple[str, Callable[[list[str]], str]]] = {  # of --prompt: the wording, and how it writes the numbers
     "short": (SHORT, lambda words: " " + " ".join(words)),
     "full": (FULL, ", ".join),
     "original": (ORIGINAL, lambda words: (  # a numpy array there: numbers of equal width
@@ -71,6 +72,9 @@ GENERATED = (lambda task: task.data is None, "made problems: not with --data")
 class Problem:
     numbers: tuple[int, ...]
     target: int
+
+
+Content = tuple[tuple[int, ...], int]  # what is asked, in whatever order the numbers are named
 
 
 @dataclass
@@ -95,14 +99,14 @@ class Task:
         0.0, "what the share of right steps counts for in the reward, beside the answer",
         least=0, most=1000)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.min_number > self.max_number:
             raise UserError(
                 f"--min_number {self.min_number} is above --max_number {self.max_number}")
         given = read_problems(self.data) if self.data else []
         problems = [Problem(*numbers_and_target) for numbers_and_target in given]
         self.to_train = [problem for problem in problems if not held_out(problem)]
-        tested = {}  # a problem counts once, in whatever order its numbers stand
+        tested: dict[Content, Problem] = {}  # a problem counts once, in whatever order its numbers stand
         for problem in filter(held_out, problems):
             tested.setdefault(content_of(problem), problem)
         self.to_test = list(tested.values())
@@ -137,7 +141,7 @@ class Task:
         rng = random.Random("held out")
         if self.to_test:
             return rng.sample(self.to_test, min(count, len(self.to_test)))
-        problems = {}
+        problems: dict[Content, Problem] = {}
         for _ in range(20 * count):
             problem = self.make_problem(rng, held_out)
             problems.setdefault(content_of(problem), problem)
@@ -145,7 +149,8 @@ class Task:
                 break
         return list(problems.values())
 
-    def make_problem(self, rng: random.Random, wanted=lambda problem: True) -> Problem:
+    def make_problem(self, rng: random.Random,
+                     wanted: Callable[[Problem], bool] = lambda problem: True) -> Problem:
         """A random problem that has a solution, and for which `wanted` is true."""
         for _ in range(10_000):
             count = rng.choice(self.counts)
@@ -214,8 +219,7 @@ class Task:
         return [bisect_left(ends, end) for end, right in steps_of(text, problem.numbers) if right]
 
 
-def content_of(problem: Problem) -> tuple[tuple[int, ...], int]:
-    """What is asked, in whatever order the numbers are named."""
+def content_of(problem: Problem) -> Content:
     return tuple(sorted(problem.numbers)), problem.target
 
 
@@ -256,7 +260,7 @@ STEP = re.compile(r"(?<![0-9])(?=([0-9]{1,9}) {0,2}([-+*/]) {0,2}([0-9]{1,9})"
                   r" {0,2}= {0,2}(-?[0-9]{1,9})(?![0-9]))")
 
 
-def steps_of(text: str, numbers) -> list[tuple[int, bool]]:
+def steps_of(text: str, numbers: Iterable[int]) -> list[tuple[int, bool]]:
     """Where in an answer each step `a op b = c` of the think section ends, and whether it is right.
 
     A step is right if c is the result, and a and b could be used: each is the result of a step
@@ -281,11 +285,12 @@ def computes(a: int, sign: str, b: int, c: int) -> bool:
 
 
 MAX_CHARACTERS, MAX_PARENTHESES = 400, 30
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-             ast.Div: operator.truediv}
+OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv}
 
 
-def evaluates_to(expression: str | None, numbers, target: int) -> bool:
+def evaluates_to(expression: str | None, numbers: Iterable[int], target: int) -> bool:
     """Whether the expression uses every number exactly once and equals the target, exactly."""
     if expression is None or not re.fullmatch(r"[0-9+*/() \t\r\n-]*", expression):
         return False
@@ -305,7 +310,7 @@ def value_of(node: ast.expr) -> Fraction:
     """Of a syntax tree, which is read and never run. "2**3" fails, its operator is not listed;
     "7//2" and "+3" likewise."""
     match node:
-        case ast.Constant(value=number):
+        case ast.Constant(value=int(number)):
             return Fraction(number)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -value_of(operand)

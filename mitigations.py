@@ -28,7 +28,8 @@ import typing
 import numpy as np
 import torch
 
-from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, advantage, mitigation
+from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage,
+                            mitigation)
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD, naive_class
@@ -119,7 +120,7 @@ def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> t
     does not rescale: --rescale none)."""
     entropy = rollouts.entropy.double()
     threshold = np.percentile(entropy[rollouts.mask].cpu().numpy(), mask_percentile)
-    return (entropy >= threshold).float()
+    return (entropy >= float(threshold)).float()
 
 
 @mitigation
@@ -270,13 +271,14 @@ def span(rollouts: Rollouts) -> torch.Tensor:
 
 
 @torch.no_grad()
-def rescaled_weight(chosen, name: str, rollouts: Rollouts, policy=None, rescale_to: str = "mean",
-                    placebo: str = "none") -> tuple[torch.Tensor, dict]:
+def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: object = None,
+                    rescale_to: str = "mean",
+                    placebo: str = "none") -> tuple[torch.Tensor, Metrics]:
     """c w (B, T), the weights of the loss and of the record, and what there is to tell about them.
     They are what the weighting returned: checked, without gradient, 0 beyond the mask, shuffled for
     a placebo, and multiplied by one number for the batch (grpo.rescaling)."""
     if not rollouts.mask.any():  # every answer was dropped
-        nothing = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
+        nothing: Metrics = {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
         return torch.zeros_like(rollouts.log_prob), nothing
     note = None
     weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy, is_weight=True)

@@ -25,6 +25,7 @@ from engine.errors import UserError
 
 Choice = Callable[..., object]        # a function or a class below a decorator
 Method = Callable[..., torch.Tensor]  # made of it for a run: (rollouts, policy) -> (B, T)
+Metrics = dict[str, float | str | None]  # of a step, for metrics.jsonl
 Problem = object                      # of whatever type a task has: the lab only hands it back
 Same = TypeVar("Same", bound=Choice)
 

@@ -74,7 +74,7 @@ MUTATIONS = [  # file, the line as it is, as it is broken, the test that fails t
     ("engine/cache.py", "in_prompt = torch.arange(P, device=seen.device) < seen",
      "in_prompt = torch.arange(P, device=seen.device) <= seen",
      "engine/test_sampler.py::test_an_answer_from_a_place_is_that_to_the_cut_prompt"),
-    ("engine/rollouts.py", "part[\"group\"] = part[\"group\"] - problems.start", "pass",
+    ("engine/rollouts.py", "group=part.group - problems.start, ", "",
      "engine/test_processes.py::test_a_run_of_two_ranks_leaves_the_folder_of_one"),
     ("engine/processes.py", "n * (rank() + 1) // count())", "n * (rank() + 1) // count() - 1)",
      "engine/test_processes.py::test_shares_are_whole_and_apart"),
