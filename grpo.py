@@ -228,7 +228,7 @@ def summary(passes: list[dict[str, float]], with_ratio: bool) -> Metrics:
     """Loss, norm and gap of the first pass over the batch; ratio, clipping and KL of the last."""
     first, last = passes[0], passes[-1]
     metrics: Metrics = {
-        "loss": first["loss"], "gradient_norm": first["norm"], "skipped": None,
+        "loss": first["loss"], "gradient_norm": first["norm"],
         "sampler_gap": first["gap"] / first["tokens"], "trained_tokens": first["tokens"]}
     if with_ratio:
         metrics |= {"ratio_mean": last["ratio"] / last["tokens"],
@@ -236,7 +236,7 @@ def summary(passes: list[dict[str, float]], with_ratio: bool) -> Metrics:
                     "gradient_norm_last": last["norm"]}
     if "kl" in last:
         metrics["kl"] = last["kl"] / last["tokens"]
-    return metrics
+    return metrics | {"skipped": None}
 
 
 def skipped(rollouts: Rollouts, weight: Tensor) -> Metrics:
