@@ -1,4 +1,4 @@
-"""The two lists of choices that people add to: --mitigation and --advantage.
+"""The choices that people add to, --mitigation, --advantage and --task.
 
 A function with a decorator becomes a choice, its keyword-only parameters become flags, and its
 docstring the help. Both lists take two forms: a function of the batch, or a class, made once a run,
@@ -16,20 +16,32 @@ for a choice that keeps a state or samples more:
 """
 import importlib
 from collections import UserDict
+from collections.abc import Callable
+from typing import Protocol, TypeVar, overload
+
+from torch import Tensor
 
 from engine.errors import UserError
 
+Choice = Callable[..., object]        # a function or a class below a decorator
+Method = Callable[..., Tensor]        # made of it for a run: (rollouts, policy) -> (B, T)
+Metrics = dict[str, float | str | None]
+Problem = object                      # of whatever type a task has: the lab only hands it back
+Same = TypeVar("Same", bound=Choice)
 
-class Choices(UserDict):
-    """Functions and classes by name. In the place of one may stand the name of its module, until it
-    is asked for: importing that runs the decorator, which puts it there."""
 
-    def __getitem__(self, name: str):
-        if isinstance(self.data[name], str):
-            importlib.import_module(self.data[name])
-        return self.data[name]
+class Choices(UserDict[str, str | Choice]):
+    """Functions and classes by name, or until one is asked for the name of its module: importing
+    that runs the decorator, which puts it there."""
 
-    def __setitem__(self, name: str, choice) -> None:
+    def __getitem__(self, name: str) -> Choice:
+        choice = self.data[name]
+        if isinstance(choice, str):
+            importlib.import_module(choice)
+            return self[name]
+        return choice
+
+    def __setitem__(self, name: str, choice: str | Choice) -> None:
         """A name belongs to one module. There it may be written anew, as in a notebook's cell."""
         known = self.data.get(name, choice)
         where = {one if isinstance(one, str) else one.__module__ for one in (known, choice)}
@@ -37,30 +49,51 @@ class Choices(UserDict):
             raise UserError(f"{name} of {' and '.join(sorted(where))}: one needs another name")
         self.data[name] = choice
 
-    def loaded(self) -> dict:
+    def loaded(self) -> dict[str, Choice]:
         return {name: choice for name, choice in self.data.items() if not isinstance(choice, str)}
 
 
 MITIGATIONS, ADVANTAGES = Choices(), Choices()
 LOSSES = Choices()       # but the policy loss: its gradient with an advantage of their own
-NEVER_RESCALED = set()   # weightings whose scale is part of what they are
-WHOLE_ANSWERS = set()    # advantages that give every token of an answer the same number
+NEVER_RESCALED: set[str] = set()  # weightings whose scale is part of what they are
+WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
 
 
-def mitigation(function=None, *, rescaled: bool = True):
+@overload
+def mitigation(function: Same) -> Same: ...
+@overload
+def mitigation(*, rescaled: bool) -> Callable[[Same], Same]: ...
+def mitigation(function: Choice | None = None, *, rescaled: bool = True) -> object:
     """Make it a choice of --mitigation: weights (B, T), not negative."""
     return add_to(MITIGATIONS, function, set() if rescaled else NEVER_RESCALED)
 
 
-def advantage(function=None, *, whole_answers: bool = False):
+@overload
+def advantage(function: Same) -> Same: ...
+@overload
+def advantage(*, whole_answers: bool) -> Callable[[Same], Same]: ...
+def advantage(function: Choice | None = None, *, whole_answers: bool = False) -> object:
     """Make it a choice of --advantage: credit (B, T), with a sign."""
     return add_to(ADVANTAGES, function, WHOLE_ANSWERS if whole_answers else set())
 
 
-def add_to(choices: Choices, function, marked: set):
+def add_to(choices: Choices, function: Choice | None, marked: set[str]) -> object:
     """Without a function, as in @mitigation(rescaled=False), a decorator."""
     if function is None:
         return lambda function: add_to(choices, function, marked)
     choices[function.__name__] = function
     marked.add(function.__name__)
     return function
+
+
+class Task(Protocol):
+    """What --task names. `read` and `right_steps` it may have, too: docs/your_own_task.md."""
+    @property
+    def reward(self) -> str: ...
+    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]: ...
+    def held_out_problems(self, count: int) -> list[Problem]: ...
+    def extreme_problems(self) -> list[Problem]: ...
+    def prompt_for(self, problem: Problem) -> str: ...
+    def show(self, problem: Problem) -> str: ...
+    def score(self, problem: Problem, text: str) -> dict[str, float]: ...
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...

@@ -1,16 +1,16 @@
-"""The policy: the model, its tokenizer, its task, and how answers are sampled.
-
-The loop, the probes and the preview sample with it. Weightings and advantages get it with each
-batch, for whatever else they need of the model.
-"""
+"""The policy: the model, its tokenizer, its task, and how answers are sampled. Weightings and
+advantages get it with each batch, for whatever else they need of the model."""
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from tokenizers import Tokenizer
 
 from engine import processes
+from engine.choices import Problem, Task
 from engine.forward import Forward
 from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts, score_answers
@@ -19,34 +19,56 @@ from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
 
 
+class RunSettings(Protocol):
+    """Those flags of harness/settings.py that `policy.settings` is asked for."""
+    task: str
+    seed: int
+    model: str
+    device: str
+    dtype: str
+    shard: bool
+    offload_optimizer: bool
+    micro_batch: int
+    max_new_tokens: int
+    temperature: float
+    epochs: int
+    max_grad_norm: float
+    loss_norm: str
+    clip_low: float
+    clip_high: float
+    kl: float
+    kl_kind: str
+    dpo_beta: float
+    pairs: str | None
+
+
 @dataclass
 class Policy:
     model: Qwen2
     tokenizer: Tokenizer
-    task: object      # see Task in countdown_task.py
-    settings: object  # max_new_tokens, temperature, micro_batch and the other flags of train.py
-    folder: Path      # the model was read from here
+    task: Task
+    settings: RunSettings
+    folder: Path           # the model was read from here
 
-    def sample(self, problems: list, answers: int, seed: int, greedy: bool = False) -> Rollouts:
-        """`answers` answers to each problem."""
-        s = self.settings
+    def sample(self, problems: Sequence[Problem], answers: int, seed: int,
+               greedy: bool = False) -> Rollouts:
         return sample_answers(self.model, self.tokenizer, self.task, problems, answers,
-                              max_new_tokens=s.max_new_tokens, temperature=s.temperature,
-                              greedy=greedy, seed=seed)
+                              max_new_tokens=self.settings.max_new_tokens, greedy=greedy,
+                              temperature=self.settings.temperature, seed=seed)
 
     def score(self, rollouts: Rollouts) -> Rollouts:
         """The batch with the reward of each answer, and the section and kind of each token."""
         return score_answers(rollouts, self.tokenizer, self.task)
 
-    def ask(self, problems: list, answers: int, seed: int, greedy: bool = False) -> Rollouts:
-        """Sample and score."""
+    def ask(self, problems: Sequence[Problem], answers: int, seed: int,
+            greedy: bool = False) -> Rollouts:
         return self.score(self.sample(problems, answers, seed, greedy))
 
     def extra_forward(self, micro_batch: int | None = None) -> Forward:
-        """For `Rollouts.forward`: hidden states and attention, computed when they are read."""
+        """For `Rollouts.forward`."""
         return Forward(self.model, micro_batch or self.settings.micro_batch)
 
-    def reward_of(self, problem, ids) -> float:
+    def reward_of(self, problem: Problem, ids: Iterable[int]) -> float:
         """The reward of any answer to this problem, whole or cut off."""
         text = b"".join(token_bytes(self.tokenizer, ids)).decode(errors="replace")
         return self.task.score(problem, text)["reward"]
@@ -60,24 +82,26 @@ class Policy:
         refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]))
 
 
-def sample_answers(model: Qwen2, tokenizer, task, problems: list, answers: int,
-                   **sampling) -> Rollouts:
-    """Sample `answers` answers to each problem. With several processes, each samples its share."""
+def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task, problems: Sequence[Problem],
+                   answers: int, *, max_new_tokens: int, temperature: float = 1.0,
+                   greedy: bool = False, seed: int = 0) -> Rollouts:
+    """`answers` answers to each problem. With several processes, each samples its share."""
     prompts = encode_prompts(tokenizer, task, problems)
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
-                       share=processes.shard_of(len(prompts)), **sampling)
+                       share=processes.shard_of(len(prompts)), max_new_tokens=max_new_tokens,
+                       temperature=temperature, greedy=greedy, seed=seed)
     return gather(problems, prompts, answers, sampled)
 
 
-def encode_prompts(tokenizer, task, problems: list) -> list[list[int]]:
+def encode_prompts(tokenizer: Tokenizer, task: Task,
+                   problems: Sequence[Problem]) -> list[list[int]]:
     return [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
             for problem in problems]
 
 
-def gather(problems: list, prompts: list[list[int]], answers: int,
+def gather(problems: Sequence[Problem], prompts: list[list[int]], answers: int,
            sampled: Generation) -> Rollouts:
-    """The whole batch, gathered from all processes: in each the rows of the others are 0, so it is
-    their sum."""
+    """The whole batch, from all processes."""
     processes.all_reduce(*vars(sampled).values())
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
                      sampled.collision)
@@ -86,14 +110,12 @@ def gather(problems: list, prompts: list[list[int]], answers: int,
                     sampled.log_prob, sampled.entropy, sampled.collision)
 
 
-def stop_ids(model: Qwen2, tokenizer) -> tuple[int, ...]:
-    """The tokens that end an answer: those of the model's config, and the end of a turn, which the
-    config of a base model lacks."""
+def stop_ids(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Those of the model's config, and the end of a turn, which that of a base model lacks."""
     ends = [tokenizer.token_to_id(token) for token in END_OF_TURN]
-    known_ends = [token_id for token_id in ends if token_id is not None]
-    return tuple({*model.config.stop_ids, *known_ends})
+    return tuple({*model.config.stop_ids, *(end for end in ends if end is not None)})
 
 
-def derived_seed(*parts) -> int:
+def derived_seed(*parts: object) -> int:
     """A number that follows from these parts alone, for a random generator."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")

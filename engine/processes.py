@@ -1,23 +1,27 @@
 """Data parallelism, a process a GPU:  torchrun --nproc_per_node 8 train.py ...
 
 Every rank holds the whole model (but with --shard, engine/sharded.py) and samples the answers to
-its shard of the problems. They are gathered: advantages, weights and statistics are computed by the
-same code as in a single process. Each rank computes the gradient of its own answers; gradients are
-all-reduced (summed), so all replicas take the same step. Rank 0 prints and writes; the others write
-their credit.
+its shard of the problems. They are gathered, so credit is computed as in a single process. Each
+rank computes the gradient of its own answers; gradients are all-reduced (summed). Rank 0 prints and
+writes; the others write their credit.
 """
 import os
 import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch.nn.utils import get_total_norm
 
+if TYPE_CHECKING:  # this import takes a second
+    from torch.distributed.tensor import DTensor
+
 from engine.errors import LostProcess, NotFinite
 
 
 def start(device: str) -> str:
-    """Join the other processes, if torchrun started this one, and return this one's device."""
+    """Join the other processes, if there are any, and return this one's device."""
     if is_alone():
         return device
     from engine.several import join  # few runs need it
@@ -38,29 +42,25 @@ def stop() -> None:
 
 
 def count() -> int:
-    """How many processes share the run."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The rank of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that prints. The environment knows it before the processes
-    have met. A RANK that another program left there does not silence a run that is alone."""
+    """Whether this process prints. The environment knows it before the processes have met. A RANK
+    that another program left there does not silence a run that is alone."""
     return is_alone() or os.environ.get("RANK", "0") == "0"
 
 
 def shard_of(n: int) -> range:
-    """This rank's shard of n things."""
     return range(n * rank() // count(), n * (rank() + 1) // count())
 
 
 def all_reduce(*tensors: torch.Tensor) -> None:
-    """Sum over all processes, in place. Each has 0 in the rows of the others, so this gathers
-    shards, too."""
+    """Sum over all processes, in place. With 0 in the rows of the others it gathers shards."""
     if count() == 1:
         return
     for tensor in tensors:
@@ -71,21 +71,18 @@ def all_reduce(*tensors: torch.Tensor) -> None:
             tensor.copy_(summed)
 
 
-def all_reduce_numbers(numbers: dict[str, float]) -> dict[str, float]:
-    """The sum over all processes of each number; all of them have the same names."""
+def all_reduce_numbers(numbers: Mapping[str, float | torch.Tensor]) -> dict[str, float]:
     values = torch.tensor([float(value) for value in numbers.values()], dtype=torch.float64)
     all_reduce(values)
     return dict(zip(numbers, values.tolist()))
 
 
 def barrier() -> None:
-    """Wait for all processes."""
     if count() > 1:
         collective(dist.barrier)
 
 
 def all_reduce_max(number: int) -> int:
-    """The largest over all processes."""
     largest = torch.tensor(number)
     if count() > 1:
         collective(dist.all_reduce, largest, dist.ReduceOp.MAX)
@@ -97,7 +94,7 @@ def any_of(asked: bool) -> bool:
     return bool(all_reduce_max(int(asked)))
 
 
-def collective(operation, *arguments) -> None:
+def collective(operation: Callable[..., object], *arguments: object) -> None:
     """Do what all processes take part in. If one of them has ended, say so in one line."""
     try:
         operation(*arguments)
@@ -111,18 +108,15 @@ def about_loss(error: Exception) -> str:
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether this error came up because another process has ended, in a message between processes
-    that PyTorch sends by itself."""
+    """Whether another process has ended, which a message that PyTorch sends by itself has met."""
     return count() > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error))
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is sharded: a DTensor."""
+def is_sharded(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
     return hasattr(tensor, "to_local")
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows that this process keeps."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
@@ -136,9 +130,7 @@ def shard_like(place: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def holds_for_all(is_true: bool, *tensors: torch.Tensor) -> bool:
     """Whether `is_true` in every process, if a tensor is sharded; otherwise in this one."""
-    if any(is_sharded(tensor) for tensor in tensors):
-        return not any_of(not is_true)
-    return is_true
+    return not any_of(not is_true) if any(map(is_sharded, tensors)) else is_true
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,12 +138,10 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
-def reshard_layers(model) -> None:
-    """Reshard the layers that are still gathered after a forward pass. A backward pass does so by
-    itself."""
+def reshard_layers(model: torch.nn.Module) -> None:
+    """Those still gathered after a forward pass. A backward pass reshards by itself."""
     for module in model.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()
+        getattr(module, "reshard", lambda: None)()
 
 
 def refuse_undefined(what: str, *tensors: torch.Tensor) -> None:

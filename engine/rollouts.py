@@ -1,54 +1,62 @@
 """A batch of rollouts (sampled answers), and all that is known about each of their tokens.
 
-Everything per token is (B, T) in answer coordinates: index t is the t-th generated token. The
-sampler writes in this frame, `lay_out` in forward.py makes the one shift that brings a training
-forward pass into it, and nobody else does arithmetic with positions.
+Everything per token is (B, T): index t is the t-th generated token. The sampler writes in this
+frame, `lay_out` in forward.py makes the one shift that brings a training forward pass into it.
 
     3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."   two answers to one problem, 30 and 8 tokens
     ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False
     group [0, 0], reward [1.1, 0.1]  (2,)
 """
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
+from torch import Tensor
+from tokenizers import Tokenizer
 
 from engine import processes
+from engine.choices import Problem, Task
+from engine.errors import UserError
 from engine.tokens import token_bytes
+
+NOTHING = torch.zeros(0)  # what is not known yet
+
+
+class Forward(Protocol):  # engine/forward.py has the one of the model
+    def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B answers to Q problems; group g holds the answers to problem g.
-
-    log_prob, entropy (-sum p log p) and collision (sum p^2) come from the sampler.
-    """
-    problems: list                  # Q of them
+    """B answers to Q problems; group g holds the answers to problem g."""
+    problems: Sequence[Problem]     # Q of them
     prompt_ids: list[list[int]]     # of each problem
-    group: torch.Tensor             # (B,) 0..Q-1
-    ids: torch.Tensor               # (B, T) int64, 0 beyond the mask
-    mask: torch.Tensor              # (B, T) bool
-    finished: torch.Tensor          # (B,) bool: the answer ended before the limit
-    log_prob: torch.Tensor          # (B, T) at temperature 1
-    entropy: torch.Tensor           # (B, T)
-    collision: torch.Tensor         # (B, T)
+    group: Tensor                   # (B,) 0..Q-1
+    ids: Tensor                     # (B, T) int64, 0 beyond the mask
+    mask: Tensor                    # (B, T) bool
+    finished: Tensor                # (B,) bool: the answer ended before the limit
+    log_prob: Tensor                # (B, T) at temperature 1
+    entropy: Tensor                 # (B, T) -sum p log p
+    collision: Tensor               # (B, T) sum p^2
 
-    # known once the answers are scored
-    answers: list[str] | None = None             # of each answer its text
-    texts: list[list[str]] | None = None         # of each answer, token by token
-    section: torch.Tensor | None = None          # (B, T) uint8, codes in engine/tokens.py
-    kind: torch.Tensor | None = None             # (B, T) uint8
-    scores: dict[str, torch.Tensor] | None = None  # reward, format, answer, reasoning: (B,) float32
+    # empty until the answers are scored
+    answers: list[str] = field(default_factory=list)      # of each answer its text
+    texts: list[list[str]] = field(default_factory=list)  # of each answer, token by token
+    section: Tensor = NOTHING                             # (B, T) uint8, codes in engine/tokens.py
+    kind: Tensor = NOTHING                                # (B, T) uint8
+    scores: dict[str, Tensor] = field(default_factory=dict)  # of each part of the reward (B,)
 
-    # known once credit is spread
+    # empty until credit is spread
     step: int = 0
-    advantage: torch.Tensor | None = None        # (B, T)
-    generator: torch.Generator | None = None     # on the CPU, for whoever needs random numbers
-    forward: object = None                       # a forward.Forward: makes hidden and attention
-    true_credit: torch.Tensor | None = None      # (B, T), where a probe measured it
+    advantage: Tensor = NOTHING                           # (B, T)
+    generator: torch.Generator = field(default_factory=torch.Generator)  # for random numbers; CPU
+    forward: Forward | None = None                        # makes hidden and attention
+    true_credit: Tensor = NOTHING                         # (B, T), where a probe measured it
 
     @property
-    def length(self) -> torch.Tensor:
+    def length(self) -> Tensor:
         return self.mask.sum(1)
 
     @cached_property
@@ -58,53 +66,58 @@ class Rollouts:
         return self.group.tolist(), [ids[:length] for ids, length in rows]
 
     @property
-    def reward(self) -> torch.Tensor:
+    def reward(self) -> Tensor:
         return self.scores["reward"]
 
     @property
-    def hidden(self) -> torch.Tensor:
+    def hidden(self) -> Tensor:
         """(B, T, D): the state that predicted token t. Costs one extra forward pass."""
-        return self.forward.look(self)["hidden"]
+        return self.look(attention=False)["hidden"]
 
     @property
-    def attention(self) -> torch.Tensor:
+    def attention(self) -> Tensor:
         """(B, T, T): [b, i, j] is the attention that token j received when token i was predicted,
         0 unless j < i. Last layer, mean over heads. Costs one extra forward pass."""
-        return self.forward.look(self, attention=True)["attention"]
+        return self.look(attention=True)["attention"]
 
-    def to(self, device) -> "Rollouts":
-        return replace(self, **self.map_tensors(lambda tensor: tensor.to(device)))
+    def look(self, attention: bool) -> dict[str, Tensor]:
+        if self.forward is None:
+            raise UserError("hidden and attention need a model, and this batch has none")
+        return self.forward.look(self, attention)
+
+    def to(self, device: torch.device) -> "Rollouts":
+        return self.with_each(lambda tensor: tensor.to(device))
 
     def of_problems(self, problems: range) -> "Rollouts":
         """The part of the batch that answers these problems, which are numbered from 0 again."""
-        rows = self.rows_of(problems)
-        part = self.map_tensors(lambda tensor: tensor[rows])
-        part["group"] = part["group"] - problems.start
-        for name in ("answers", "texts"):
-            part[name] = [getattr(self, name)[row] for row in rows.tolist()]
-        for name in ("problems", "prompt_ids"):
-            part[name] = getattr(self, name)[problems.start:problems.stop]
-        return replace(self, **part)
+        rows, asked = self.rows_of(problems), slice(problems.start, problems.stop)
+        part = self.with_each(lambda tensor: tensor[rows])
+        return replace(part, group=part.group - problems.start, problems=self.problems[asked],
+                       prompt_ids=self.prompt_ids[asked],
+                       answers=[self.answers[row] for row in rows.tolist()],
+                       texts=[self.texts[row] for row in rows.tolist()])
 
-    def rows_of(self, problems: range) -> torch.Tensor:
-        """The rows of the answers to these problems."""
+    def rows_of(self, problems: range) -> Tensor:
         inside = (self.group >= problems.start) & (self.group < problems.stop)
         return inside.nonzero().squeeze(1)
 
-    def rows_of_rank(self) -> torch.Tensor:
-        """The rows of this rank's shard: all, in a run of one process."""
+    def rows_of_rank(self) -> Tensor:
         return self.rows_of(processes.shard_of(len(self.prompt_ids)))
 
-    def map_tensors(self, function) -> dict:
-        """What `function` makes of every tensor of the batch, by the name of the field."""
-        results = {name: function(value) for name, value in vars(self).items()
-                   if isinstance(value, torch.Tensor)}
-        if self.scores is not None:
-            results["scores"] = {part: function(score) for part, score in self.scores.items()}
-        return results
+    def with_each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":
+        def known(tensor: Tensor) -> Tensor:
+            return change(tensor) if tensor.numel() else tensor
+
+        return replace(
+            self, group=change(self.group), ids=change(self.ids), mask=change(self.mask),
+            finished=change(self.finished), log_prob=change(self.log_prob),
+            entropy=change(self.entropy), collision=change(self.collision),
+            section=known(self.section), kind=known(self.kind), advantage=known(self.advantage),
+            true_credit=known(self.true_credit),
+            scores={part: change(score) for part, score in self.scores.items()})
 
 
-def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
+def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task) -> Rollouts:
     """Add what follows from the text: scores of each answer, section and kind of each token."""
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
     texts, answers, scores = [], [], []
@@ -117,12 +130,8 @@ def score_answers(rollouts: Rollouts, tokenizer, task) -> Rollouts:
         answers.append(b"".join(pieces).decode(errors="replace"))
         scores.append(task.score(rollouts.problems[group], answers[-1]))
     device = rollouts.mask.device
-    return replace(rollouts, texts=texts, answers=answers,
-                   scores=columns_of(scores, device), section=section.to(device),
-                   kind=kind.to(device))
-
-
-def columns_of(scores: list[dict], device) -> dict[str, torch.Tensor]:
-    """(B,) of each part. A task may give more parts than the lab needs, but all of them always."""
-    return {part: torch.tensor([score[part] for score in scores], dtype=torch.float32,
-                               device=device) for part in scores[0]}
+    # a task may give more parts than the lab needs, but all of them always
+    columns = {part: torch.tensor([score[part] for score in scores], dtype=torch.float32,
+                                  device=device) for part in scores[0]}
+    return replace(rollouts, texts=texts, answers=answers, scores=columns,
+                   section=section.to(device), kind=kind.to(device))

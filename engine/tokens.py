@@ -1,8 +1,8 @@
-"""Byte-level tokenizers (Qwen's): reading one, the ids of a prompt, the bytes of each token; and
-what a token is called: the section of the answer it stands in, the kind of text it is, and its
-class by its text alone."""
+"""Byte-level tokenizers (Qwen's): the ids of a prompt, the bytes of each token; and what a token is
+called: the section of the answer it stands in, the kind of text it is."""
 import json
 import re
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -14,8 +14,7 @@ END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn: every prompt is written so
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
-# Codes, as credit files hold them. A task assigns them (its method `label`); weightings and tables
-# use them.
+# Codes, as credit files hold them; a task assigns them (its method `label`).
 OTHER, THINK, ANSWER = range(3)                                # section codes
 WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)    # kind codes
 SECTIONS = ("other", "think", "answer")
@@ -23,8 +22,8 @@ KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 
 
 def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
-    """The tokenizer of a folder. A model that knows `vocabulary` tokens can take no others, and is
-    asked in ChatML; without a model it only has to spell what was sampled."""
+    """A model that knows `vocabulary` tokens can take no others, and is asked in ChatML; without a
+    model the tokenizer only has to spell what was sampled."""
     path = Path(folder) / "tokenizer.json"
     if not is_file(path):
         raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
@@ -42,7 +41,6 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
 
 
 def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, path: Path) -> None:
-    """Refuse a token that stands for no bytes, and one that the model has no embedding of."""
     if not bytes_of:
         raise UserError(f"{path} has no tokens")
     for number, spelling in bytes_of.items():
@@ -69,18 +67,18 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
     return ids
 
 
-def token_bytes(tokenizer: Tokenizer, ids) -> list[bytes]:
+def token_bytes(tokenizer: Tokenizer, ids: Iterable[int]) -> list[bytes]:
     """The bytes of each token. A character may be spread over several tokens, bytes never are."""
     known = spellings(tokenizer)
     # an embedding matrix is often larger than the vocabulary: a model may sample an unknown token
-    return [known.get(i, UNKNOWN) for i in ids]
+    return [known.get(i) or UNKNOWN for i in ids]
 
 
 @lru_cache(maxsize=4)
 def spellings(tokenizer: Tokenizer) -> dict[int, bytes | None]:
     """The bytes of every token; None of a token that is not written in the byte-level alphabet."""
     alphabet = byte_alphabet()
-    bytes_of = {i: bytes(map(alphabet.get, word)) if alphabet.keys() >= set(word) else None
+    bytes_of = {i: bytes(alphabet[c] for c in word) if alphabet.keys() >= set(word) else None
                 for word, i in tokenizer.get_vocab(with_added_tokens=False).items()}
     added = tokenizer.get_added_tokens_decoder().items()
     return bytes_of | {i: token.content.encode() for i, token in added}
@@ -97,10 +95,7 @@ def byte_alphabet() -> dict[str, int]:
 @cache
 def naive_class(text: str) -> str:
     """filler, reasoning or structure: the class that an earlier experiment's regular expressions
-    gave a token, by its text alone.
-
-    Tokenizers cut tags into pieces. A piece is no whole tag, so it counts as filler.
-    """
+    gave a token, by its text alone. A piece of a tag is no whole tag, so it counts as filler."""
     text = text.strip()
     if re.fullmatch("</?(think|answer|THINK|ANSWER)>", text):
         return "structure"
